@@ -1,0 +1,67 @@
+"""orch: a launcher for TensorFlow on several workers. The Python API; see orchestrator.api."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from orchestrator.api import Cluster, Run, down, find, runs, status
+    from orchestrator.errors import (
+        EngineError,
+        NameTaken,
+        NoSuchRun,
+        OrchError,
+        RunEnded,
+        RunLost,
+        RunStopped,
+        RunTimedOut,
+        TaskFailed,
+        UsageError,
+    )
+    from orchestrator.result import RunResult
+
+_HOMES = {
+    "orchestrator.api": ("Cluster", "Run", "down", "find", "runs", "status"),
+    "orchestrator.errors": (
+        "EngineError",
+        "NameTaken",
+        "NoSuchRun",
+        "OrchError",
+        "RunEnded",
+        "RunLost",
+        "RunStopped",
+        "RunTimedOut",
+        "TaskFailed",
+        "UsageError",
+    ),
+    "orchestrator.result": ("RunResult",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Cluster",
+    "EngineError",
+    "NameTaken",
+    "NoSuchRun",
+    "OrchError",
+    "Run",
+    "RunEnded",
+    "RunLost",
+    "RunResult",
+    "RunStopped",
+    "RunTimedOut",
+    "TaskFailed",
+    "UsageError",
+    "down",
+    "find",
+    "runs",
+    "status",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Each name is imported when it is first asked for: `orch --help` must not wait for all of them."""
+    if name in _HOME_OF:
+        return getattr(import_module(_HOME_OF[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,177 @@
+"""Speaks the agent's protocol, JSON lines over a byte stream, whichever engine opened it."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from orchestrator.events import Progress
+
+_READ_BYTES = 1 << 16
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    run_id: str
+
+
+class Hello(_Message):
+    type: Literal["hello"]
+    host: str
+    pid: int
+    cores: int
+
+
+class Held(_Message):
+    type: Literal["held"]
+    attempt: int
+    ports: tuple[int, ...]
+
+
+class HoldFailed(_Message):
+    type: Literal["hold_failed"]
+    reason: str
+
+
+class Started(_Message):
+    type: Literal["started"]
+    task: str
+    pid: int
+    start_ticks: int
+
+
+class StartFailed(_Message):
+    type: Literal["start_failed"]
+    task: str
+    exit_code: int
+    reason: str
+
+
+class Listening(_Message):
+    type: Literal["listening"]
+    task: str
+
+
+class ProgressMade(_Message):
+    """`progress` is None when what the task wrote does not have the shape of progress."""
+
+    type: Literal["progress"]
+    task: str
+    progress: dict[str, Any]
+
+    def checked(self) -> Progress | None:
+        try:
+            return Progress.model_validate(self.progress)
+        except ValidationError:
+            return None
+
+
+class Usage(BaseModel):
+    """CPU in percent of one core, memory in bytes (PSS)."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    cpu_percent: float
+    memory_bytes: int
+
+
+class Sampled(_Message):
+    type: Literal["sample"]
+    mono: float
+    tasks: dict[str, Usage]
+
+
+class Exited(_Message):
+    type: Literal["exited"]
+    task: str
+    exit_code: int | None
+    signal: int | None
+    order: int
+    mono: float
+    peers: dict[str, str]
+
+
+class Empty(_Message):
+    """Nothing of the attempt is left on that host."""
+
+    type: Literal["empty"]
+    swept: int
+
+
+class Pong(_Message):
+    type: Literal["pong"]
+
+
+AgentMessage = (
+    Hello
+    | Held
+    | HoldFailed
+    | Started
+    | StartFailed
+    | Listening
+    | ProgressMade
+    | Sampled
+    | Exited
+    | Empty
+    | Pong
+)
+_ADAPTER: TypeAdapter[AgentMessage] = TypeAdapter(Annotated[AgentMessage, Field(discriminator="type")])
+
+
+class AgentLink:
+    """The supervisor's end of one agent's stream. Reading never blocks; writing waits for the agent."""
+
+    def __init__(self, stream: socket.socket, run_id: str) -> None:
+        self._stream = stream
+        self._run_id = run_id
+        self._inbox = b""
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def close(self) -> None:
+        """End of file at the agent: it ends everything and leaves."""
+        self._stream.close()
+
+    def read(self) -> tuple[list[AgentMessage], bool]:
+        """(messages that have arrived, whether the stream still lives). Foreign runs' messages are dropped."""
+        try:
+            data = self._stream.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return [], True
+        except OSError:
+            data = b""
+        *lines, self._inbox = (self._inbox + data).split(b"\n")
+        messages = [_ADAPTER.validate_json(line) for line in lines]
+        return [message for message in messages if message.run_id == self._run_id], bool(data)
+
+    def hold(self, attempt: int, count: int, mode: str) -> bool:
+        return self._send("hold", attempt=attempt, count=count, mode=mode)
+
+    def start(
+        self,
+        task: str,
+        argv: tuple[str, ...],
+        env: dict[str, str],
+        cwd: str,
+        log: str,
+        port: int | None,
+        serves: bool,
+    ) -> bool:
+        return self._send(
+            "start", task=task, argv=argv, env=env, cwd=cwd, log=log, port=port, serves=serves
+        )
+
+    def stop(self, grace_s: float) -> bool:
+        return self._send("stop", grace_s=grace_s)
+
+    def _send(self, kind: str, **fields: object) -> bool:
+        """False when the agent is gone: its end of file, read next, is the news."""
+        line = json.dumps({"type": kind, "run_id": self._run_id, **fields}).encode() + b"\n"
+        try:
+            self._stream.sendall(line)
+        except OSError:
+            return False
+        return True

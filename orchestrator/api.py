@@ -1,0 +1,231 @@
+"""The verbs as Python functions, and `Cluster`: what the command line does, without a screen.
+
+    with orchestrator.Cluster(workers=2, command=["train.py"]) as run:
+        result = run.wait()
+
+Errors are orchestrator.errors: UsageError before anything starts; TaskFailed, RunTimedOut, RunStopped or RunLost
+from wait(), each with the run's result.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from orchestrator import preflight, settings
+from orchestrator.client_link import Request, Supervised
+from orchestrator.control import StopOrder, request
+from orchestrator.errors import RunEnded, RunLost, RunStopped, RunTimedOut, TaskFailed, UsageError
+from orchestrator.events import StopReason
+from orchestrator.request import UpRequest
+from orchestrator.result import RunResult
+from orchestrator.runs import catalog, locks
+from orchestrator.runs.leftovers import end_leftovers
+from orchestrator.runs.paths import RunPaths
+from orchestrator.runs.reader import RunView
+from orchestrator.status import RunStatus, Status, task_statuses
+
+_LOOK_S = 0.02
+# A stop takes its grace and then a moment; past that the supervisor itself is in trouble.
+_STOP_MARGIN_S = 10.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What `down` did: the tasks that were running, and how many processes it had to end besides."""
+
+    run_id: str
+    tasks: tuple[str, ...]
+    swept: int
+
+
+class Run:
+    """A run, live or ended. Attributes: `id`, `name`, `dir` (its directory), `checkpoint_dir`."""
+
+    def __init__(self, view: RunView) -> None:
+        self._view = view
+        self.id = view.record.id
+        self.name = view.record.name
+        self.dir = view.paths.root
+        self.checkpoint_dir = Path(view.record.checkpoint_dir)
+
+    @property
+    def view(self) -> RunView:
+        """The run as its directory shows it, for those who draw it."""
+        return self._view
+
+    def status(self) -> Status:
+        """How the run and each of its tasks stand now."""
+        return status_of(self._view)
+
+    def log(self, task: str) -> Path:
+        """The raw log of a task ("worker:0"): exactly the bytes it wrote."""
+        return self._view.paths.task_log(task)
+
+    def wait(self, timeout_s: float | None = None, check: bool = True) -> RunResult:
+        """Wait for the end. With `check`, anything but success raises; TimeoutError after `timeout_s` seconds."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._view.is_live:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"{self.id} still runs after {timeout_s:g} s")
+            time.sleep(_LOOK_S)
+        result = result_of(self._view)
+        if check:
+            raise_for(result)
+        return result
+
+    def wait_ready(self, timeout_s: float | None = None) -> None:
+        """Wait until every TensorFlow task's port listens; the error of a run that ends before, TimeoutError."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._view.refresh()
+        while not self._view.state.is_ready:
+            if self._view.state.phase.is_end or not self._view.is_live:
+                raise_for(result_of(self._view))
+                return
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"{self.id} is not ready after {timeout_s:g} s")
+            time.sleep(_LOOK_S)
+            self._view.refresh()
+
+    def down(self, force: bool = False) -> Ended:
+        """Stop the run and wait until nothing of it is left; idempotent."""
+        return stop_run(self._view, force)
+
+
+class Cluster:
+    """A run that lasts as long as its `with`: leaving it stops whatever still runs.
+
+    The keywords are the options of `orch up` in snake case, values typed or as text (`timeout="5m"`). `command` is
+    the words after `--`; without it the built-in program runs. orch.toml and ORCH_* count as on the command line.
+    """
+
+    def __init__(
+        self, workers: int | None = None, command: Sequence[str] = (), directory: Path | None = None, **options: object
+    ) -> None:
+        flags = {"workers": workers, "command": list(command) or None, **options}
+        self._request = settings.load(flags, os.environ, directory or Path.cwd())
+        self._supervised: Supervised | None = None
+        self._run: Run | None = None
+
+    def __enter__(self) -> Run:
+        self._supervised, self._run = start(self._request, detached=False)
+        return self._run
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._run is not None and self._supervised is not None:
+            try:
+                self._run.down()
+            finally:
+                self._supervised.wait(_STOP_MARGIN_S)
+                self._supervised.close()
+
+
+def start(up: UpRequest, detached: bool) -> tuple[Supervised, Run]:
+    """Check the request against this machine, start its supervisor; the stream to it and the run."""
+    preflight.check(up.spec)
+    tidy()
+    if up.display.replace:
+        for run in catalog.live_runs(up.spec.name):
+            stop_run(run, force=False)
+    supervised = Supervised(Request(spec=up.spec, detached=detached))
+    try:
+        root = supervised.wait_created()
+    except BaseException:
+        supervised.close()
+        raise
+    view = RunView.open(RunPaths(root))
+    if view is None:
+        supervised.close()
+        raise UsageError(f"{root}: the run's directory vanished while it was starting")
+    return supervised, Run(view)
+
+
+def tidy() -> list[tuple[str, int]]:
+    """End what lost runs left and write down their ends; (run id, processes ended) where there were any."""
+    swept = catalog.sweep_lost_runs()
+    catalog.close_lost_runs()
+    return swept
+
+
+def find(run: str | None = None, directory: Path | None = None) -> Run:
+    """The run meant by an id, the beginning of one, or a name; without one the newest of `directory`, live first."""
+    return Run(catalog.find_run(run, directory or Path.cwd()))
+
+
+def status(run: str | None = None) -> Status:
+    return find(run).status()
+
+
+def down(run: str | None = None, force: bool = False) -> Ended:
+    return find(run).down(force)
+
+
+def runs(directory: Path | None = None) -> Iterator[Run]:
+    """All runs, oldest first; only those started in `directory` if one is given."""
+    for view in catalog.all_runs():
+        if directory is None or view.record.directory == str(directory):
+            yield Run(view)
+
+
+def status_of(view: RunView) -> Status:
+    view.refresh()
+    end = view.state.ended_mono if view.state.ended_mono is not None else view.now_mono()
+    run = RunStatus(
+        id=view.record.id,
+        name=view.record.name,
+        state=view.state.phase,
+        attempt=view.state.attempt,
+        started_at=view.record.started_at,
+        uptime_s=round(max(0.0, end - view.record.started_mono), 3),
+        dir=str(view.paths.root),
+        directory=view.record.directory,
+        checkpoint_dir=view.record.checkpoint_dir,
+        exit_code=view.state.exit_code,
+    )
+    return Status(run=run, tasks=task_statuses(view.state, view.sample(), view.now_mono()))
+
+
+def result_of(view: RunView) -> RunResult:
+    """How an ended run ended; a lost one's result is made up from what is known."""
+    result = view.result()
+    if result is not None:
+        return result
+    view.refresh()
+    return catalog.lost_result(view)
+
+
+def raise_for(result: RunResult) -> None:
+    """Raise what a result other than success means."""
+    if result.succeeded:
+        return
+    first = result.first_failure
+    where = f"; see {result.cause.text}" if result.cause and first is None else ""
+    if result.outcome == "failed" and first is not None:
+        how = f"exited with code {first.exit_code}" if first.signal is None else f"died of signal {first.signal}"
+        message = f"{first.task} {how}; see {first.log}"
+        raise TaskFailed(message, result, first.task, first.exit_code, Path(first.log))
+    message = f"run {result.run_id} {result.outcome}{where}"
+    kinds: Mapping[str, type[RunEnded]] = {"timed_out": RunTimedOut, "stopped": RunStopped, "lost": RunLost}
+    raise kinds.get(result.outcome, RunEnded)(message, result)
+
+
+def stop_run(view: RunView, force: bool) -> Ended:
+    """Ask the supervisor for a stop and wait until it has let go of the run; sweep what a lost run left."""
+    view.refresh()
+    running = tuple(task.name for task in view.state.tasks.values() if not task.phase.is_end)
+    if not view.is_live:
+        swept = end_leftovers(view.record.id) if view.same_boot and view.result() is None else 0
+        catalog.close_lost_runs()
+        return Ended(view.record.id, (), swept)
+    request(view.paths.control, StopOrder(reason=StopReason.DOWN, force=force))
+    while locks.is_held(view.paths.lock):
+        time.sleep(_LOOK_S)
+    view.refresh()
+    return Ended(view.record.id, running, 0)

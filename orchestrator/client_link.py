@@ -1,0 +1,171 @@
+"""The pipe between a client and the supervisor it started: while it is open, somebody is there.
+
+client -> supervisor: the request, then stop orders; its end of file is an orderly stop (unless detached).
+supervisor -> client: created {root} or refused {exit_code, message}; its end of file: the supervisor has left.
+JSON lines over a socket pair.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from orchestrator import errors
+from orchestrator.control import StopOrder
+from orchestrator.errors import EngineError, ExitCode, OrchError
+from orchestrator.spec import JobSpec
+
+_READ_BYTES = 1 << 16
+_START_TIMEOUT_S = 60.0
+_REFUSALS: dict[int, type[OrchError]] = {
+    ExitCode.USAGE: errors.UsageError,
+    ExitCode.NAME_TAKEN: errors.NameTaken,
+}
+
+
+class Request(BaseModel):
+    """What a client asks a new supervisor for. `detached`: the run outlives the client."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    spec: JobSpec
+    detached: bool
+
+
+class Supervised:
+    """The client's end: a supervisor's process and the stream to it; close() lets go and reaps."""
+
+    def __init__(self, request: Request) -> None:
+        self._stream, its = socket.socketpair()
+        # -I: nothing in the user's directory or PYTHONPATH may stand in for orch's own modules.
+        argv = [sys.executable, "-I", "-m", "orchestrator.supervisor_process", str(its.fileno())]
+        try:
+            self._process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, pass_fds=(its.fileno(),), start_new_session=True
+            )
+        except OSError as error:
+            self._stream.close()
+            raise EngineError(f"the supervisor could not be started: {error}") from error
+        finally:
+            its.close()
+        self._send(request.model_dump_json().encode())
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def wait_created(self) -> Path:
+        """The run's directory, once it is there; the error that the supervisor refused with otherwise."""
+        self._stream.settimeout(_START_TIMEOUT_S)
+        try:
+            line = _read_line(self._stream)
+        except TimeoutError as error:
+            raise EngineError(f"the supervisor did not answer within {_START_TIMEOUT_S:g} s") from error
+        self._stream.setblocking(False)
+        if not line:
+            code = self._process.wait()
+            raise EngineError(f"the supervisor ended at once, with exit code {code}; its words are above")
+        answer = json.loads(line)
+        if "refused" in answer:
+            refused = answer["refused"]
+            kind = _REFUSALS.get(refused["exit_code"], EngineError)
+            raise kind(refused["message"])
+        return Path(answer["created"])
+
+    def stop(self, order: StopOrder) -> None:
+        """Ask for a stop; a supervisor that has just left needs none."""
+        self._send(order.model_dump_json().encode())
+
+    def has_left(self) -> bool:
+        """Whether the supervisor's end is closed. Never blocks."""
+        try:
+            return self._stream.recv(_READ_BYTES, socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def close(self) -> None:
+        """Let go: of a foreground run, that is an order to stop. Waits for the supervisor of a run that ended."""
+        left = self.has_left()
+        self._stream.close()
+        if left:
+            self._process.wait()
+        else:
+            self._process.poll()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the supervisor's process to end; False on a time-out."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def _send(self, line: bytes) -> None:
+        try:
+            self._stream.setblocking(True)
+            self._stream.sendall(line + b"\n")
+        except OSError:
+            return
+
+
+class ClientLink:
+    """The supervisor's end."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        self._stream = stream
+        self._inbox = b""
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def read_request(self) -> Request:
+        """Wait for the request; EngineError if the client left before it was whole."""
+        while b"\n" not in self._inbox:
+            data = self._stream.recv(_READ_BYTES)
+            if not data:
+                raise EngineError("the client left before it had said what to run")
+            self._inbox += data
+        line, _, self._inbox = self._inbox.partition(b"\n")
+        return Request.model_validate_json(line)
+
+    def read_orders(self) -> tuple[list[StopOrder], bool]:
+        """(stop orders that have arrived, whether the client is still there). Never blocks."""
+        try:
+            data = self._stream.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return [], True
+        except OSError:
+            data = b""
+        *lines, self._inbox = (self._inbox + data).split(b"\n")
+        return [StopOrder.model_validate_json(line) for line in lines], bool(data)
+
+    def created(self, root: Path) -> None:
+        self._answer({"created": str(root)})
+
+    def refused(self, error: OrchError) -> None:
+        self._answer({"refused": {"exit_code": int(error.exit_code), "message": str(error)}})
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _answer(self, answer: dict[str, Any]) -> None:
+        try:
+            self._stream.sendall(json.dumps(answer).encode() + b"\n")
+        except OSError:
+            return  # the client has left; read_orders says so
+
+
+def _read_line(stream: socket.socket) -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        data = stream.recv(_READ_BYTES)
+        if not data:
+            return b""
+        line += data
+    return line

@@ -1,0 +1,53 @@
+"""The local engine: one agent on this machine, a child of the supervisor, over a socket pair."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+from orchestrator.engines.base import AgentTerms
+from orchestrator.errors import EngineError
+
+_BUFFER_BYTES = 1 << 20
+
+
+class LocalEngine:
+    """Owns the agent's process from start to reaping."""
+
+    def __init__(self) -> None:
+        self._agent: subprocess.Popen[bytes] | None = None
+
+    def start_agents(self, terms: AgentTerms) -> list[socket.socket]:
+        ours, its = socket.socketpair()
+        # Many tasks' worth of messages fit, so that neither side waits for the other in a burst.
+        for end in (ours, its):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+        # -I: neither the user's directory nor PYTHONPATH may change what the agent imports.
+        argv = [sys.executable, "-I", "-m", "worker.agent", "--run-id", terms.run_id]
+        argv += ["--failure-grace", str(terms.failure_grace_s)]
+        log = os.open(terms.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            self._agent = subprocess.Popen(argv, stdin=its, stdout=its, stderr=log, start_new_session=True)
+        except OSError as error:
+            ours.close()
+            raise EngineError(f"the agent could not be started: {error}") from error
+        finally:
+            os.close(log)
+            its.close()
+        return [ours]
+
+    def agents_gone(self, timeout_s: float) -> bool:
+        if self._agent is None:
+            return True
+        try:
+            self._agent.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def cancel(self) -> None:
+        if self._agent is not None and self._agent.poll() is None:
+            self._agent.kill()
+            self._agent.wait()

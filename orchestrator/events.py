@@ -1,0 +1,221 @@
+"""What happened in a run: frozen events that carry their time, as they stand in events.jsonl.
+
+`at` is wall-clock time (Unix seconds) for people; `mono` is CLOCK_MONOTONIC (seconds since boot), which every
+duration is computed from, so that a clock set back cannot make one negative.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+
+class _Frozen(BaseModel):
+    # Unknown keys are passed over: an event written by a newer minor version stays readable.
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Progress(_Frozen):
+    """How far a task says it is; every field but `phase` may be unknown. `epoch` counts from 1."""
+
+    phase: str | None = None
+    epoch: int | None = None
+    epochs: int | None = None
+    step: int | None = None
+    steps: int | None = None
+    loss: float | None = None
+    metrics: dict[str, float | None] = Field(default_factory=dict)
+    steps_per_s: float | None = None
+    examples_per_s: float | None = None
+
+
+class StopReason(StrEnum):
+    """Why a run is brought down before its tasks are done."""
+
+    INTERRUPT = "interrupt"  # the user's Ctrl-C
+    TERMINATE = "terminate"  # SIGTERM to the client or the supervisor
+    HANGUP = "hangup"  # the terminal was closed
+    DOWN = "down"  # orch down, or the API
+    CLIENT_GONE = "client_gone"  # the foreground client was killed
+    OUTPUT_CLOSED = "output_closed"  # whoever read the client's output has left
+    TIMEOUT = "timeout"  # --timeout
+
+
+class TeardownReason(StrEnum):
+    """What made orch take the processes down."""
+
+    FINISHED = "finished"  # all tasks did their work; only leftovers are swept
+    FAILURE = "failure"
+    REQUEST = "request"  # a StopReason
+    ORCH = "orch"  # orch itself could not go on
+
+
+class SymptomKind(StrEnum):
+    """What a failing task's own last words say about whose fault it was."""
+
+    OWN = "own"  # its own exception
+    COLLATERAL = "collateral"  # it lost a peer
+    UNKNOWN = "unknown"
+
+
+class Symptom(_Frozen):
+    """A failing task's last words, classified. `exception` is its last line of traceback, `lines` its tail."""
+
+    kind: SymptomKind
+    exception: str | None = None
+    advice: str | None = None
+    lines: tuple[str, ...] = ()
+
+
+class PlannedTask(_Frozen):
+    """A task as an attempt planned it, for those who read the events (secrets already masked)."""
+
+    task: str
+    role: str
+    index: int
+    address: str | None
+    argv: tuple[str, ...]
+    cwd: str
+    env: dict[str, str]
+    log: str
+    serves: bool
+
+
+class _Event(_Frozen):
+    at: float
+    mono: float
+
+
+class AttemptPlanned(_Event):
+    type: Literal["attempt_planned"] = "attempt_planned"
+    attempt: int
+    tasks: tuple[PlannedTask, ...]
+
+
+class TaskStarted(_Event):
+    """`start_ticks` is the kernel's start time of the process (clock ticks since boot): with the pid it is unique."""
+
+    type: Literal["task_started"] = "task_started"
+    task: str
+    pid: int
+    start_ticks: int
+
+
+class TaskStartFailed(_Event):
+    """The process could not be made; `exit_code` is 127 (no such command) or 126, as shells have it."""
+
+    type: Literal["task_start_failed"] = "task_start_failed"
+    task: str
+    exit_code: int
+    reason: str
+
+
+class TaskReady(_Event):
+    """The task's port listens under one of its own processes (or it has none to listen on)."""
+
+    type: Literal["task_ready"] = "task_ready"
+    task: str
+
+
+class TaskProgressed(_Event):
+    type: Literal["task_progressed"] = "task_progressed"
+    task: str
+    progress: Progress
+
+
+class TaskExited(_Event):
+    """Exactly one of `exit_code` and `signal` is set. `order` counts exits; `peers` holds the process state letters
+    (man 5 proc) of the other tasks at that moment; `noticed_s` is how long the news took to reach the supervisor."""
+
+    type: Literal["task_exited"] = "task_exited"
+    task: str
+    exit_code: int | None
+    signal: int | None
+    order: int
+    noticed_s: float = 0.0
+    peers: dict[str, str] = Field(default_factory=dict)
+    symptom: Symptom | None = None
+
+
+class StopRequested(_Event):
+    type: Literal["stop_requested"] = "stop_requested"
+    reason: StopReason
+    force: bool = False
+
+
+class DeadlineReached(_Event):
+    """`deadline` is the name the lifecycle gave when it asked for it."""
+
+    type: Literal["deadline_reached"] = "deadline_reached"
+    deadline: str
+
+
+class AgentLost(_Event):
+    type: Literal["agent_lost"] = "agent_lost"
+    reason: str
+
+
+class TeardownBegan(_Event):
+    type: Literal["teardown_began"] = "teardown_began"
+    reason: TeardownReason
+    grace_s: float
+
+
+class TeardownEnded(_Event):
+    """Nothing of the attempt is left; `swept` counts processes that had to be ended besides the tasks."""
+
+    type: Literal["teardown_ended"] = "teardown_ended"
+    swept: int = 0
+
+
+class LogTruncated(_Event):
+    """A task cut its own log file: `lost` bytes that had been there are gone."""
+
+    type: Literal["log_truncated"] = "log_truncated"
+    task: str
+    lost: int
+
+
+class Noticed(_Event):
+    """Something orch wants to have said aloud, once."""
+
+    type: Literal["noticed"] = "noticed"
+    text: str
+
+
+class RunEndedEvent(_Event):
+    type: Literal["run_ended"] = "run_ended"
+    outcome: str
+    exit_code: int
+
+
+Event = (
+    AttemptPlanned
+    | TaskStarted
+    | TaskStartFailed
+    | TaskReady
+    | TaskProgressed
+    | TaskExited
+    | StopRequested
+    | DeadlineReached
+    | AgentLost
+    | TeardownBegan
+    | TeardownEnded
+    | LogTruncated
+    | Noticed
+    | RunEndedEvent
+)
+
+_ADAPTER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="type")])
+
+
+def parse_event(line: str | bytes) -> Event:
+    """One line of events.jsonl; ValueError (pydantic's) if it is none."""
+    return _ADAPTER.validate_json(line)
+
+
+def event_line(event: Event) -> bytes:
+    """The event as one line of events.jsonl, its end included."""
+    return event.model_dump_json(exclude_defaults=False).encode() + b"\n"

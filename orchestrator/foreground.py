@@ -1,0 +1,77 @@
+"""`orch up` in the foreground: follows its run to the end, and turns the user's signals into stop orders."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Collection
+
+from orchestrator.client_link import Supervised
+from orchestrator.control import StopOrder
+from orchestrator.events import StopReason
+from orchestrator.follow import Follower
+from orchestrator.runs.reader import RunView
+from orchestrator.signal_inbox import SignalInbox
+from orchestrator.view.choice import View
+from orchestrator.view.output import OutputClosed
+
+_REASONS = {
+    signal.SIGINT: StopReason.INTERRUPT,
+    signal.SIGTERM: StopReason.TERMINATE,
+    signal.SIGHUP: StopReason.HANGUP,
+}
+
+
+def follow_to_end(link: Supervised, run: RunView, view: View, tasks: Collection[str] | None) -> None:
+    """Show the run until its supervisor has left and all its lines are shown.
+
+    First signal: an orderly stop; a second: kill at once; one more while only lines are left to show: leave them.
+    """
+    follower = Follower(run, view, tasks)
+    orders = _Orders(link, follower)
+    try:
+        with SignalInbox(_REASONS) as inbox:
+            _follow(link, follower, view, inbox, orders)
+    finally:
+        follower.close()
+
+
+class _Orders:
+    """What has been asked of the supervisor so far."""
+
+    def __init__(self, link: Supervised, follower: Follower) -> None:
+        self.given = 0
+        self._link = link
+        self._follower = follower
+
+    def stop(self, reason: StopReason) -> None:
+        self._link.stop(StopOrder(reason=reason, force=self.given > 0))
+        self.given += 1
+        self._follower.hint = "stopping; Ctrl-C again to kill" if self.given == 1 else "killing"
+
+
+def _follow(
+    link: Supervised, follower: Follower, view: View, inbox: SignalInbox, orders: _Orders
+) -> None:
+    output_open = True
+    while not link.has_left():
+        pause = 1.0
+        if output_open:
+            try:
+                pause = follower.step()
+            except OutputClosed:
+                output_open = False
+                orders.stop(StopReason.OUTPUT_CLOSED)
+        inbox.wait(pause, link.fileno())
+        for number in inbox.take():
+            orders.stop(_REASONS[number])
+    if not output_open:
+        return
+    follower.refresh()
+    try:
+        while follower.show_rest() and not inbox.take():
+            pass
+        view.finish()
+        while not view.drain(0.1) and not inbox.take():
+            pass
+    except OutputClosed:
+        return

@@ -1,0 +1,106 @@
+"""All runs of this user, and which one a command means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from orchestrator.errors import ExitCode, NoSuchRun
+from orchestrator.result import Cause, CauseKind, RunResult, TaskEnd
+from orchestrator.runs.leftovers import end_leftovers
+from orchestrator.runs.locks import Lock
+from orchestrator.runs.paths import RunPaths, runs_dir
+from orchestrator.runs.reader import RunView
+from orchestrator.runs.store import write_atomically
+
+
+def all_runs() -> list[RunView]:
+    """Every readable run, oldest first."""
+    try:
+        entries = [entry for entry in runs_dir().iterdir() if not entry.name.startswith(".")]
+    except FileNotFoundError:
+        return []
+    views = (RunView.open(RunPaths(entry.resolve())) for entry in entries)
+    return sorted((view for view in views if view is not None), key=lambda view: view.record.started_at)
+
+
+def find_run(wanted: str | None, directory: Path) -> RunView:
+    """The run that `wanted` (an id, the unique beginning of one, or a name) means, newest live one first.
+
+    Without `wanted`: the newest live run of `directory`, else its newest. NoSuchRun where there is none.
+    """
+    runs = all_runs()
+    if wanted is None:
+        mine = [run for run in runs if run.record.directory == str(directory)]
+        if not mine:
+            raise NoSuchRun(f"no run was started in {directory}; `orch ls --all` lists those of other places")
+        return _newest(mine)
+    for match in (
+        [run for run in runs if run.record.id == wanted],
+        [run for run in runs if run.record.name == wanted],
+        [run for run in runs if run.record.id.startswith(wanted)],
+    ):
+        if match:
+            return _newest(match)
+    raise NoSuchRun(f"no run {wanted!r}; `orch ls --all` lists them")
+
+
+def _newest(runs: list[RunView]) -> RunView:
+    live = [run for run in runs if run.is_live]
+    return (live or runs)[-1]
+
+
+def live_runs(name: str) -> list[RunView]:
+    return [run for run in all_runs() if run.record.name == name and run.is_live]
+
+
+def sweep_lost_runs() -> list[tuple[str, int]]:
+    """End what lost runs left running: (run id, processes ended) for each that had any.
+
+    A run is lost when its supervisor was killed: its agent ends all tasks then; only where that was killed too
+    can a daemonised grandchild live on.
+    """
+    swept = []
+    for run in all_runs():
+        if run.paths.result.exists() or run.is_live or not run.same_boot:
+            continue
+        count = end_leftovers(run.record.id)
+        if count:
+            swept.append((run.record.id, count))
+    return swept
+
+
+def close_lost_runs() -> None:
+    """Write the result that a killed supervisor could not, under its lock."""
+    for run in all_runs():
+        if run.paths.result.exists() or run.is_live:
+            continue
+        lock = Lock.acquire(run.paths.lock)
+        if lock is None:
+            continue
+        try:
+            if not run.paths.result.exists():
+                run.refresh()
+                write_atomically(run.paths.result, lost_result(run).model_dump_json(indent=1) + "\n")
+        finally:
+            lock.release()
+
+
+def lost_result(run: RunView) -> RunResult:
+    """What can be said of a run whose end nobody saw."""
+    cause = Cause(task=None, kind=CauseKind.ORCH, text="the supervisor was killed; nobody saw the end")
+    ends = tuple(
+        TaskEnd(task=task.name, state=task.phase, exit_code=task.exit_code, signal=task.signal, end=task.phase)
+        for task in run.state.tasks.values()
+    )
+    return RunResult(
+        run_id=run.record.id,
+        outcome="lost",
+        exit_code=ExitCode.ORCH,
+        attempts=run.state.attempt,
+        cause=cause,
+        first_failure=None,
+        detection_s=None,
+        teardown_s=None,
+        tasks=ends,
+        checkpoint_dir=run.record.checkpoint_dir,
+    )

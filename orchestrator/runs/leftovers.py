@@ -1,0 +1,65 @@
+"""Processes that a run left behind, found by the run's id in their environment, and ended."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import psutil
+
+_ROUND_S = 0.02
+_PATIENCE_S = 2.0
+
+
+def end_leftovers(run_id: str, below: int | None = None) -> int:
+    """SIGKILL every process of the run, and every descendant of the pid `below`; how many there were.
+
+    For when the agent, which would know them, is gone. Never touches the caller or its ancestors.
+    """
+    ended: set[tuple[int, float]] = set()
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline:
+        left = _leftovers(run_id, below)
+        if not left:
+            break
+        for process in left:
+            try:
+                process.kill()  # psutil compares the start time: never a stranger with the same pid
+                ended.add((process.pid, process.create_time()))
+            except psutil.Error:
+                continue
+        psutil.wait_procs(left, timeout=_ROUND_S)
+        if below == os.getpid():
+            _reap_children()
+    return len(ended)
+
+
+def _leftovers(run_id: str, below: int | None) -> list[psutil.Process]:
+    spared = {os.getpid(), *(process.pid for process in psutil.Process().parents())}
+    found = {process.pid: process for process in psutil.process_iter() if _is_of(process, run_id)}
+    if below is not None:
+        found |= {child.pid: child for child in psutil.Process(below).children(recursive=True)}
+    return [process for pid, process in found.items() if pid not in spared and _lives(process)]
+
+
+def _is_of(process: psutil.Process, run_id: str) -> bool:
+    try:
+        return bool(process.environ().get("ORCH_RUN_ID") == run_id)
+    except (psutil.Error, OSError):
+        return False
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def _reap_children() -> None:
+    """Orphans that fell to this process, a subreaper, are its to reap."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return

@@ -1,0 +1,140 @@
+"""The index beside a run's raw logs: one text record a chunk, in the order of arrival.
+
+A record is `<unix time> <task> <attempt> <offset> <length>` and a newline. A length of -1 says that the task
+cut its own log (`> /dev/stdout`): the offset is then the number of bytes lost, what came before it is gone,
+and the file begins again at 0. A last line without a newline was torn by a crash and counts for nothing.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+INDEX_NAME = "index"
+_TRUNCATION = -1
+_BLOCK = 64 << 10
+_TRUNCATION_MARK = b" -1\n"
+_RECORD = re.compile(
+    rb"(\d{1,12}\.\d{1,9}) ([A-Za-z0-9_.]{1,64}(?::\d{1,6})?) (\d{1,9}) (\d{1,18}) (-1|\d{1,18})\n"
+)
+_LOG_NAME = re.compile(r"(?P<role>[A-Za-z0-9_.]+?)(?:-(?P<index>\d{1,6}))?\.log\Z")
+
+
+class IndexRecord(NamedTuple):
+    """A chunk of one task's raw log: `length` bytes at `offset`, noticed at `time` (Unix seconds)."""
+
+    time: float
+    task: str
+    attempt: int
+    offset: int
+    length: int
+
+    @property
+    def is_truncation(self) -> bool:
+        return self.length == _TRUNCATION
+
+    @property
+    def lost(self) -> int:
+        """The bytes that a truncation took away; 0 for a chunk."""
+        return self.offset if self.is_truncation else 0
+
+    @property
+    def end(self) -> int:
+        """Up to where the raw log is covered after this record."""
+        return 0 if self.is_truncation else self.offset + self.length
+
+
+def truncation(time: float, task: str, attempt: int, lost: int) -> IndexRecord:
+    """The record of a task that cut its own log and lost `lost` bytes."""
+    return IndexRecord(time, task, attempt, lost, _TRUNCATION)
+
+
+def format_record(record: IndexRecord) -> bytes:
+    """The record as it stands in the index, its newline included."""
+    text = f"{record.time:.6f} {record.task} {record.attempt} {record.offset} {record.length}\n"
+    return text.encode("ascii")
+
+
+def parse_record(line: bytes) -> IndexRecord | None:
+    """The record in `line` (with its newline); None when it is none: a reader passes over it."""
+    match = _RECORD.fullmatch(line)
+    if match is None:
+        return None
+    time, task, attempt, offset, length = match.groups()
+    return IndexRecord(float(time), task.decode("ascii"), int(attempt), int(offset), int(length))
+
+
+def parse_records(data: bytes, start: int = 0) -> Iterator[tuple[int, IndexRecord]]:
+    """Each whole record of `data` with the index position after it; `data` begins at `start` in the index."""
+    for line in data.splitlines(keepends=True):
+        start += len(line)
+        record = parse_record(line)
+        if record is not None:
+            yield start, record
+
+
+def log_name(task: str) -> str:
+    """The name of a task's raw log file: `worker-0.log` for `worker:0`."""
+    return task.replace(":", "-") + ".log"
+
+
+def task_of_log(name: str) -> str | None:
+    """The task whose raw log file has that name; None when it is no log's name."""
+    match = _LOG_NAME.match(name)
+    if match is None:
+        return None
+    return match["role"] if match["index"] is None else f"{match['role']}:{match['index']}"
+
+
+def task_order(task: str) -> tuple[str, int]:
+    """A sort key that puts worker:2 before worker:10."""
+    role, _, index = task.partition(":")
+    return role, int(index or 0)
+
+
+def tasks_with_logs(logs_dir: Path) -> list[str]:
+    """The tasks that have a raw log in `logs_dir`, in task order; none when there is no such directory."""
+    if not logs_dir.is_dir():
+        return []
+    tasks = (task_of_log(path.name) for path in logs_dir.iterdir())
+    return sorted((task for task in tasks if task is not None), key=task_order)
+
+
+def read_records(index: Path, start: int = 0, end: int | None = None) -> Iterator[tuple[int, IndexRecord]]:
+    """Whole records of the index in [start, end), each with the position after it; none without a file."""
+    try:
+        file = index.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        file.seek(start)
+        rest = b""
+        while block := file.read(_BLOCK if end is None else min(_BLOCK, end - start - len(rest))):
+            whole, newline, rest = (rest + block).rpartition(b"\n")
+            yield from parse_records(whole + newline, start)
+            start += len(whole) + len(newline)
+
+
+def last_records(index: Path, end: int) -> dict[str, IndexRecord]:
+    """For each task the last record before the index position `end`."""
+    return {record.task: record for _, record in read_records(index, 0, end)}
+
+
+def last_truncations(index: Path) -> dict[str, int]:
+    """For each task that cut its log: the index position after its last such record."""
+    found: dict[str, int] = {}
+    try:
+        with index.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
+            at = data.find(_TRUNCATION_MARK)
+            while at >= 0:
+                end = at + len(_TRUNCATION_MARK)
+                record = parse_record(data[data.rfind(b"\n", 0, at) + 1 : end])
+                if record is not None:
+                    found[record.task] = end
+                at = data.find(_TRUNCATION_MARK, end)
+    except (FileNotFoundError, ValueError):  # mmap refuses an empty file with ValueError
+        return {}
+    return found

@@ -1,0 +1,134 @@
+"""Chunks of raw logs put together to whole lines, task by task, in the order of arrival (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+# A line is held in memory until it ends; of a longer one only so many bytes are shown.
+MAX_LINE_BYTES = 16 << 20
+
+
+class Chunk(NamedTuple):
+    """Bytes of one task's raw log from `offset` on. `time` is that of arrival (Unix seconds), or None.
+
+    `lost` is not 0 when the task cut its own log: so many bytes are gone, and `data` is empty.
+    """
+
+    task: str
+    attempt: int
+    time: float | None
+    offset: int
+    data: bytes
+    lost: int = 0
+
+
+class Block(NamedTuple):
+    """Whole lines of one task; all end with a newline, but for the last of a `partial` block.
+
+    `omitted` is not 0 for a single line that was too long: so many of its bytes are not in `data`.
+    `lost` as in Chunk. `seq` is the first line's number within the task's raw log, from 1.
+    """
+
+    task: str
+    attempt: int
+    time: float | None
+    data: bytes
+    partial: bool = False
+    omitted: int = 0
+    lost: int = 0
+    seq: int = 1
+
+    @property
+    def lines(self) -> int:
+        return self.data.count(b"\n") + (self.partial and not self.lost)
+
+
+@dataclass
+class _Held:
+    """The beginning of a line whose end has not come yet."""
+
+    attempt: int
+    time: float | None
+    pieces: list[bytes] = field(default_factory=list)
+    size: int = 0
+    omitted: int = 0
+
+    def hold(self, data: bytes, limit: int) -> None:
+        room = max(0, limit - self.size)
+        if room:
+            self.pieces.append(data[:room])
+            self.size += len(self.pieces[-1])
+        self.omitted += max(0, len(data) - room)
+
+
+class LineAssembler:
+    """Turns chunks into blocks of whole lines. However the bytes were cut to chunks, the lines are the same.
+
+    A block's time is that of the chunk which ended its (last) line.
+    """
+
+    def __init__(self, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+        self._limit = max_line_bytes
+        self._held: dict[str, _Held] = {}
+        self._next_seq: dict[str, int] = {}
+
+    def begin_within(self, task: str, attempt: int, line_start: bytes, seq: int) -> None:
+        """The first chunk of `task` will go on with line number `seq`, of which `line_start` came before."""
+        self._next_seq[task] = seq
+        if line_start:
+            self._held[task] = _Held(attempt, None)
+            self._held[task].hold(line_start, self._limit)
+
+    def feed(self, chunk: Chunk) -> list[Block]:
+        """The blocks that `chunk` completes, in order."""
+        task, attempt, time, _, data, lost = chunk
+        if lost:
+            blocks = self.flush(task)
+            self._next_seq[task] = 1
+            return [*blocks, Block(task, attempt, time, b"", lost=lost)]
+        blocks = []
+        held = self._held.get(task)
+        if held is not None and held.attempt != attempt:
+            blocks = self.flush(task)
+            held = None
+        end = data.rfind(b"\n") + 1
+        if end and held is not None:
+            begin = data.find(b"\n") + 1
+            blocks.append(self._complete(task, held, time, data[:begin]))
+            data, end, held = data[begin:], end - begin, None
+        if end:
+            whole = data if end == len(data) else data[:end]
+            blocks.append(Block(task, attempt, time, whole, seq=self._count(task, whole.count(b"\n"))))
+        if end < len(data):
+            held = held or self._held.setdefault(task, _Held(attempt, time))
+            held.hold(data[end:] if end else data, self._limit)
+            held.time = time
+        return blocks
+
+    def flush(self, task: str | None = None) -> list[Block]:
+        """What is held of `task` (of all tasks), as lines that never got their newline."""
+        tasks = list(self._held) if task is None else [task] if task in self._held else []
+        blocks = []
+        for name in tasks:
+            held = self._held.pop(name)
+            data = b"".join(held.pieces)
+            seq = self._count(name, 1)
+            blocks.append(
+                Block(name, held.attempt, held.time, data, partial=True, omitted=held.omitted, seq=seq)
+            )
+        return blocks
+
+    def _complete(self, task: str, held: _Held, time: float | None, last: bytes) -> Block:
+        del self._held[task]
+        if held.omitted or held.size + len(last) - 1 > self._limit:
+            held.hold(last[:-1], self._limit)
+            last = b"\n"
+        data = b"".join((*held.pieces, last))
+        return Block(task, held.attempt, time, data, omitted=held.omitted, seq=self._count(task, 1))
+
+    def _count(self, task: str, lines: int) -> int:
+        """The number of the task's next line; `lines` lines are taken."""
+        seq = self._next_seq.get(task, 1)
+        self._next_seq[task] = seq + lines
+        return seq

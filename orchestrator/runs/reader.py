@@ -1,0 +1,114 @@
+"""A run as anybody else sees it: its record, the fold of its events, whether it lives, how it ended."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from orchestrator.events import Event, parse_event
+from orchestrator.result import RunResult
+from orchestrator.runs import locks
+from orchestrator.runs.paths import RunPaths
+from orchestrator.runs.store import RunRecord, boot_id
+from orchestrator.state import RunPhase, RunState, TaskPhase, apply
+
+
+class EventTail:
+    """Reads events.jsonl as it grows; a torn last line waits for its rest."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> list[Event]:
+        """The whole events that have come since the last call, in order."""
+        try:
+            with self._path.open("rb") as stream:
+                stream.seek(self._offset)
+                data = stream.read()
+        except FileNotFoundError:
+            return []
+        end = data.rfind(b"\n") + 1
+        self._offset += end
+        return [event for line in data[:end].splitlines() if (event := _event(line)) is not None]
+
+
+def _event(line: bytes) -> Event | None:
+    """None for a line that is no event of this version: what can be told is told from the others."""
+    try:
+        return parse_event(line)
+    except ValidationError:
+        return None
+
+
+@dataclass
+class RunView:
+    """One run under somebody's eyes. open() reads its record alone; refresh() brings `state` up to date."""
+
+    paths: RunPaths
+    record: RunRecord
+    state: RunState
+    _events: EventTail
+
+    @classmethod
+    def open(cls, paths: RunPaths) -> RunView | None:
+        """None where there is no readable run.json."""
+        try:
+            record = RunRecord.model_validate_json(paths.record.read_bytes())
+        except (OSError, ValidationError):
+            return None
+        return cls(paths, record, RunState(), EventTail(paths.events))
+
+    @property
+    def is_live(self) -> bool:
+        return locks.is_held(self.paths.lock)
+
+    @property
+    def same_boot(self) -> bool:
+        """Whether this machine has not been restarted since: only then do its pids and times mean anything."""
+        return self.record.boot_id == boot_id()
+
+    def refresh(self) -> list[Event]:
+        """Take in what has happened; the new events. A run whose supervisor died turns into `lost`."""
+        live = self.is_live  # asked first: what is written before the lock falls is then read below
+        events = self._events.read()
+        for event in events:
+            try:
+                self.state = apply(self.state, event)
+            except KeyError:
+                continue  # an event of a task that a damaged line planned
+        if not live and not self.state.phase.is_end:
+            self.state = _lost(self.state)
+        return events
+
+    def result(self) -> RunResult | None:
+        try:
+            return RunResult.model_validate_json(self.paths.result.read_bytes())
+        except (OSError, ValidationError):
+            return None
+
+    def sample(self) -> dict[str, dict[str, float]]:
+        """{task: {cpu_percent, memory_bytes}} as last measured; empty for a run that has ended."""
+        if self.state.phase.is_end:
+            return {}
+        try:
+            tasks = json.loads(self.paths.sample.read_bytes())["tasks"]
+        except (OSError, ValueError, KeyError):
+            return {}
+        return tasks if isinstance(tasks, dict) else {}
+
+    def now_mono(self) -> float:
+        """The monotonic time that uptimes count to; a run of another boot stands where its record says."""
+        return time.monotonic() if self.same_boot else self.record.started_mono
+
+
+def _lost(state: RunState) -> RunState:
+    tasks = {
+        name: task if task.phase.is_end else replace(task, phase=TaskPhase.LOST)
+        for name, task in state.tasks.items()
+    }
+    return replace(state, phase=RunPhase.LOST, tasks=tasks)

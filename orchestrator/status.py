@@ -1,0 +1,83 @@
+"""What `orch status` says: the documents of a run and its tasks, from the fold of the events."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from orchestrator.events import Progress
+from orchestrator.state import RunState, TaskState
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class RunStatus(_Document):
+    """`started_at` is Unix seconds, `uptime_s` up to now or the end."""
+
+    id: str
+    name: str
+    state: str
+    attempt: int
+    started_at: float
+    uptime_s: float
+    dir: str
+    directory: str
+    checkpoint_dir: str
+    exit_code: int | None
+
+
+class TaskStatus(_Document):
+    """CPU in percent of one core, memory in bytes (PSS), both None when they are not known."""
+
+    task: str
+    role: str
+    index: int
+    pid: int | None
+    state: str
+    address: str | None
+    uptime_s: float | None
+    cpu_percent: float | None
+    memory_bytes: int | None
+    restarts: int
+    exit_code: int | None
+    signal: int | None
+    progress: Progress | None
+    log: str
+
+
+class Status(_Document):
+    """`orch status --json`."""
+
+    schema_version: Literal[1] = 1
+    run: RunStatus
+    tasks: tuple[TaskStatus, ...]
+
+
+def task_statuses(
+    state: RunState, sample: dict[str, dict[str, float]], now_mono: float
+) -> tuple[TaskStatus, ...]:
+    return tuple(_task_status(task, sample.get(task.name, {}), now_mono) for task in state.tasks.values())
+
+
+def _task_status(task: TaskState, usage: dict[str, float], now_mono: float) -> TaskStatus:
+    end = task.ended_mono if task.ended_mono is not None else now_mono
+    memory = usage.get("memory_bytes")
+    return TaskStatus(
+        task=task.name,
+        role=task.plan.role,
+        index=task.plan.index,
+        pid=task.pid,
+        state=task.phase,
+        address=task.plan.address,
+        uptime_s=None if task.started_mono is None else round(max(0.0, end - task.started_mono), 3),
+        cpu_percent=usage.get("cpu_percent"),
+        memory_bytes=None if memory is None else int(memory),
+        restarts=task.restarts,
+        exit_code=task.exit_code,
+        signal=task.signal,
+        progress=task.progress if task.progress != Progress() else None,
+        log=task.plan.log,
+    )

@@ -1,0 +1,146 @@
+"""The supervisor's process, from the client's request to the run's result: puts the parts together, then serves.
+
+Started by client_link.Supervised as `python -I -m orchestrator.supervisor_process FD` in a session of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from orchestrator import engines
+from orchestrator.client_link import ClientLink, Request
+from orchestrator.errors import NameTaken, OrchError
+from orchestrator.lifecycle import Terms
+from orchestrator.plan import RunPlan, build_plan, hold_mode
+from orchestrator.runs.locks import Lock
+from orchestrator.runs.store import RunRecord, RunStore, boot_id, lock_name, make_private, new_run_id
+from orchestrator.spec import JobSpec
+from orchestrator.supervisor import Supervisor
+
+_PR_SET_CHILD_SUBREAPER = 36
+_HOST = "127.0.0.1"
+
+
+def main() -> int:
+    stream = socket.socket(fileno=int(sys.argv[1]))
+    stream.set_inheritable(False)
+    client = ClientLink(stream)
+    request = client.read_request()
+    started_mono = time.monotonic()
+    try:
+        store = _create_run(request.spec, started_mono)
+    except OrchError as error:
+        client.refused(error)
+        return error.exit_code
+    _become_subreaper()
+    _speak_to(store.paths.supervisor_log)
+    client.created(store.paths.root)
+    try:
+        planner = LocalPlanner(request.spec, store)
+        terms = _terms(request.spec, store)
+        result = Supervisor(planner, terms, engines.engine("local"), store, client, request.detached).run()
+    finally:
+        store.close()
+        client.close()
+    return result.exit_code
+
+
+@dataclass(frozen=True)
+class LocalPlanner:
+    """Plans attempts on this machine."""
+
+    spec: JobSpec
+    store: RunStore
+
+    @property
+    def hold_mode(self) -> str:
+        return hold_mode(self.spec, os.environ)
+
+    def ports_needed(self) -> int:
+        return len(self.spec.tasks)
+
+    def plan(self, attempt: int, ports: tuple[int, ...]) -> RunPlan:
+        addresses = [f"{_HOST}:{port}" for port in ports]
+        return build_plan(self.spec, addresses, self.store.paths, attempt, os.environ)
+
+
+def _create_run(spec: JobSpec, started_mono: float) -> RunStore:
+    name_lock = _take_name(spec)
+    run_id = new_run_id(spec.name)
+    store = RunStore.create(run_id, spec.log_dir, name_lock)
+    checkpoint_dir = spec.checkpoint_dir or store.paths.checkpoints
+    record = RunRecord(
+        id=run_id,
+        name=spec.name,
+        directory=str(spec.directory),
+        started_at=time.time(),
+        started_mono=started_mono,
+        boot_id=boot_id(),
+        supervisor_pid=os.getpid(),
+        supervisor_start_ticks=_start_ticks(),
+        checkpoint_dir=str(checkpoint_dir),
+        versions=_versions(),
+        spec=spec.masked().model_dump(mode="json"),
+    )
+    store.publish(record)
+    make_private(checkpoint_dir)
+    return store
+
+
+def _take_name(spec: JobSpec) -> Lock | None:
+    """Only a name that the user chose must be free; a directory's name may be live twice."""
+    lock = lock_name(spec.name)
+    if lock is None and spec.name_is_explicit:
+        raise NameTaken(
+            f"a live run is named {spec.name!r}: `orch status {spec.name}` shows it, --replace stops it first"
+        )
+    return lock
+
+
+def _terms(spec: JobSpec, store: RunStore) -> Terms:
+    return Terms(
+        run_id=store.paths.run_id,
+        grace_s=spec.grace_s,
+        failure_grace_s=spec.failure_grace_s,
+        timeout_s=spec.timeout_s,
+        checkpoint_dir=str(spec.checkpoint_dir or store.paths.checkpoints),
+    )
+
+
+def _speak_to(log: Path) -> None:
+    """From here on nobody's terminal hears this process; what it has to say stands in the run's directory."""
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+
+
+def _become_subreaper() -> None:
+    """Should the agent be killed, its tasks' orphans fall to this process and not to init."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def _start_ticks() -> int:
+    stat = Path("/proc/self/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def _versions() -> dict[str, str]:
+    try:
+        orch = version("tf-orch")
+    except PackageNotFoundError:
+        orch = "unknown"
+    return {"orch": orch, "python": platform.python_version(), "kernel": platform.release()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

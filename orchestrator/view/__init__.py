@@ -1,0 +1,1 @@
+"""What people see of a run: state in, lines out."""

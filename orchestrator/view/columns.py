@@ -1,0 +1,87 @@
+"""Lays rows out in columns that fit a width: the least important columns go first (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rich.cells import cell_len, set_cell_size
+
+from orchestrator.view.palette import DIM, painted
+
+_GAP = "  "
+
+
+class Cell(NamedTuple):
+    """A piece of text without control characters, and the SGR parameters it is painted in."""
+
+    text: str
+    sgr: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Column:
+    """`rank` 0 always stays; of the others the highest goes first when the width is short."""
+
+    title: str
+    rank: int = 0
+    right: bool = False
+
+
+def lay_out(
+    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int | None, *, colour: bool
+) -> list[str]:
+    """A title line and a line a row, each at most `width` cells wide (None: as wide as need be).
+
+    A column that is empty in every row is left out.
+    """
+    kept = [i for i, column in enumerate(columns) if column.rank == 0 or any(row[i].text for row in rows)]
+    widths = {i: max(cell_len(columns[i].title), *(cell_len(row[i].text) for row in rows), 0) for i in kept}
+    while width is not None and _total(widths) > width:
+        least = max(widths, key=lambda i: columns[i].rank)
+        if columns[least].rank == 0:
+            break
+        del widths[least]
+    titles = [Cell(column.title, (DIM,)) for column in columns]
+    return [_line(columns, row, widths, width, colour=colour) for row in (titles, *rows)]
+
+
+def fit(cells: Sequence[Cell], width: int | None, *, colour: bool) -> str:
+    """The cells one after another, cut to `width` cells of the terminal with an ellipsis."""
+    room = width
+    line = ""
+    for text, sgr in cells:
+        if room is not None:
+            taken = cell_len(text)
+            if taken > room:
+                text = set_cell_size(text, room - 1) + "…" if room > 0 else ""
+                taken = room
+            room -= taken
+        line += painted(text, *sgr, colour=colour)
+    return line
+
+
+def _total(widths: dict[int, int]) -> int:
+    return sum(widths.values()) + len(_GAP) * max(0, len(widths) - 1)
+
+
+def _line(
+    columns: Sequence[Column],
+    row: Sequence[Cell],
+    widths: dict[int, int],
+    width: int | None,
+    *,
+    colour: bool,
+) -> str:
+    cells = []
+    for number, i in enumerate(widths):
+        padding = " " * (widths[i] - cell_len(row[i].text))
+        if number:
+            cells.append(Cell(_GAP))
+        is_last = number == len(widths) - 1
+        if columns[i].right:
+            cells += [Cell(padding), row[i]]
+        else:
+            cells += [row[i], Cell("" if is_last else padding)]
+    return fit(cells, width, colour=colour)

@@ -1,0 +1,180 @@
+"""The live footer: a line for the run and a row a task, from the run's state at one moment (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.events import Progress
+from orchestrator.result import exit_text
+from orchestrator.runs.log_text import clean_line
+from orchestrator.state import RunPhase, RunState, TaskPhase, TaskState
+from orchestrator.view.amounts import duration, number, rate, size
+from orchestrator.view.columns import Cell, Column, fit, lay_out
+from orchestrator.view.palette import BOLD, CYAN, DIM, GREEN, RED, YELLOW, task_colour
+
+# The footer leaves at least so many lines of the screen to the logs.
+_LOG_LINES = 3
+# Below this height there is only the line for the run.
+_MIN_HEIGHT_FOR_ROWS = 6
+
+PHASE_COLOURS = {
+    "pending": (DIM,),
+    "starting": (CYAN,),
+    "running": (GREEN,),
+    "stopping": (YELLOW,),
+    "succeeded": (GREEN,),
+    "failed": (BOLD, RED),
+    "stopped": (YELLOW,),
+    "timed_out": (BOLD, RED),
+    "lost": (BOLD, RED),
+}
+TASK_COLUMNS = (
+    Column("TASK"),
+    Column("STATE"),
+    Column("PID", rank=7, right=True),
+    Column("UP", rank=3, right=True),
+    Column("PROGRESS", rank=1),
+    Column("LOSS", rank=2, right=True),
+    Column("STEPS/S", rank=4, right=True),
+    Column("CPU", rank=5, right=True),
+    Column("MEM", rank=6, right=True),
+    Column("LAST LINE", rank=8, right=True),
+)
+_TROUBLE_FIRST = (TaskPhase.FAILED, TaskPhase.LOST)
+
+
+@dataclass(frozen=True)
+class TaskLoad:
+    """What a task takes of the machine: percent of one core, bytes (PSS); None when not sampled."""
+
+    cpu_percent: float | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A run at one moment. `now` and `started` are monotonic seconds, as are the times of the last lines."""
+
+    name: str
+    state: RunState
+    now: float
+    started: float
+    loads: Mapping[str, TaskLoad] = field(default_factory=dict)
+    last_lines: Mapping[str, float] = field(default_factory=dict)
+    hint: str = ""
+
+
+def loads_of(sample: Mapping[str, object] | None) -> dict[str, TaskLoad]:
+    """The loads in a sample.json document; none of what is missing or of another shape."""
+    tasks = sample.get("tasks") if sample else None
+    if not isinstance(tasks, Mapping):
+        return {}
+    loads = {}
+    for task, entry in tasks.items():
+        if isinstance(entry, Mapping):
+            cpu, memory = entry.get("cpu_percent"), entry.get("memory_bytes")
+            loads[str(task)] = TaskLoad(
+                float(cpu) if isinstance(cpu, int | float) else None,
+                int(memory) if isinstance(memory, int | float) else None,
+            )
+    return loads
+
+
+def footer_lines(moment: Moment, width: int, height: int, *, colour: bool) -> list[str]:
+    """At most `height` - 3 lines (but at least one), each narrower than `width`, so that none can wrap."""
+    width = max(1, width - 1)
+    lines = [_run_line(moment, width, colour=colour)]
+    tasks = list(moment.state.tasks.values())
+    room = height - _LOG_LINES - 2  # the run's line and the titles
+    if not tasks or height < _MIN_HEIGHT_FOR_ROWS or room < 1:
+        return lines
+    shown = tasks if len(tasks) <= room else _most_telling(tasks, room - 1)
+    rows = [task_row(task, moment) for task in shown]
+    lines += lay_out(TASK_COLUMNS, rows, width, colour=colour)
+    if len(shown) < len(tasks):
+        lines.append(fit([Cell(_more(tasks, shown), (DIM,))], width, colour=colour))
+    return lines
+
+
+def task_row(task: TaskState, moment: Moment) -> list[Cell]:
+    """The cells of one task, in the order of TASK_COLUMNS."""
+    load = moment.loads.get(task.name, TaskLoad())
+    alive = not task.phase.is_end
+    last_line = moment.last_lines.get(task.name)
+    return [
+        Cell(task.name, (task_colour(task.name),)),
+        Cell(state_text(task), PHASE_COLOURS[task.phase]),
+        Cell(str(task.pid) if task.pid is not None and alive else ""),
+        Cell(duration(_uptime(task, moment.now))),
+        Cell(progress_text(task.progress)),
+        Cell(number(task.progress.loss)),
+        Cell(rate(task.progress.steps_per_s) if alive else ""),
+        Cell(f"{load.cpu_percent:.0f}%" if load.cpu_percent is not None and alive else ""),
+        Cell(size(load.memory_bytes) if alive else ""),
+        Cell(duration(moment.now - last_line) if last_line is not None else ""),
+    ]
+
+
+def state_text(task: TaskState) -> str:
+    """The task's state; how it ended, when it ended badly."""
+    if task.phase is TaskPhase.FAILED:
+        return f"failed ({exit_text(task.exit_code, task.signal)})"
+    return task.phase.value
+
+
+def progress_text(progress: Progress) -> str:
+    """`epoch 2/5 step 37/120`, or the phase when neither is known."""
+    parts = []
+    if progress.epoch is not None:
+        parts.append(f"epoch {progress.epoch}" + (f"/{progress.epochs}" if progress.epochs else ""))
+    if progress.step is not None:
+        parts.append(f"step {progress.step:,}" + (f"/{progress.steps:,}" if progress.steps else ""))
+    if not parts and progress.phase:
+        return clean_line(progress.phase.encode("utf-8", "replace"), colour=False)
+    return " ".join(parts)
+
+
+def _run_line(moment: Moment, width: int, *, colour: bool) -> str:
+    state = moment.state
+    end = moment.now if state.ended_mono is None else state.ended_mono
+    cells = [
+        Cell(moment.name, (BOLD,)),
+        Cell("  "),
+        Cell(_phase_text(state), PHASE_COLOURS[state.phase]),
+        Cell(f"  {duration(end - moment.started)}"),
+    ]
+    if state.attempt > 1:
+        cells.append(Cell(f"  attempt {state.attempt}"))
+    if moment.hint:
+        cells.append(Cell(f"  {moment.hint}", (DIM,)))
+    return fit(cells, width, colour=colour)
+
+
+def _phase_text(state: RunState) -> str:
+    counts = len(state.tasks)
+    ready = sum(1 for task in state.tasks.values() if task.phase is TaskPhase.RUNNING)
+    if state.phase is RunPhase.STARTING and counts:
+        return f"starting ({ready} of {counts} ready)"
+    return state.phase.value.replace("_", " ")
+
+
+def _uptime(task: TaskState, now: float) -> float | None:
+    if task.started_mono is None:
+        return None
+    return (now if task.ended_mono is None else task.ended_mono) - task.started_mono
+
+
+def _most_telling(tasks: Sequence[TaskState], room: int) -> list[TaskState]:
+    """As many tasks as there is room for, in plan order: those in trouble before the others."""
+    chosen = sorted(tasks, key=lambda task: task.phase not in _TROUBLE_FIRST)[: max(0, room)]
+    names = {task.name for task in chosen}
+    return [task for task in tasks if task.name in names]
+
+
+def _more(tasks: Sequence[TaskState], shown: Sequence[TaskState]) -> str:
+    names = {task.name for task in shown}
+    hidden = [task for task in tasks if task.name not in names]
+    phases = sorted({task.phase for task in hidden}, key=list(TaskPhase).index)
+    counts = ", ".join(f"{sum(t.phase is phase for t in hidden)} {phase}" for phase in phases)
+    return f"... {len(hidden)} more ({counts})"

@@ -1,0 +1,109 @@
+"""The merged lines as plain bytes: for pipes, files and terminals that know no cursor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from orchestrator.runs.log_lines import Block, Chunk, LineAssembler
+from orchestrator.runs.log_text import clean_lines
+from orchestrator.view.footer import Moment
+from orchestrator.view.output import Output
+from orchestrator.view.palette import painted, task_colour
+
+_NO_TIME = "-" * len("2026-01-01T00:00:00.000+00:00")
+
+
+@dataclass(frozen=True)
+class LineStyle:
+    """What stands before each line, and whether in colour."""
+
+    prefix: bool = True
+    timestamps: bool = False
+    colour: bool = False
+
+
+def local_time(at: float | None) -> str:
+    """Unix seconds as local ISO time with milliseconds and offset; dashes of that width when unknown."""
+    if at is None:
+        return _NO_TIME
+    return datetime.fromtimestamp(at).astimezone().isoformat(timespec="milliseconds")
+
+
+def line_start(task: str, time: float | None, style: LineStyle) -> str:
+    """What comes before a line of that task: `worker:0 | `, with the time after it where asked for."""
+    start = f"{painted(task, task_colour(task), colour=style.colour)} | " if style.prefix else ""
+    return f"{start}{local_time(time)} " if style.timestamps else start
+
+
+def size_note(size: int) -> str:
+    """What stands in place of the rest of a long line; `size` is the whole line's, in bytes."""
+    return f"… {size:,} bytes, orch logs --raw shows all"
+
+
+def truncation_note(task: str, lost: int) -> str:
+    """What is said when a task has cut its own log."""
+    return f"{task} truncated its own log: {lost:,} bytes are gone"
+
+
+def format_block(block: Block, style: LineStyle) -> bytes:
+    """The block's lines as they are shown, each with its start and a newline."""
+    data = clean_lines(block.data, colour=style.colour)
+    if block.omitted:
+        note = size_note(len(block.data.rstrip(b"\n")) + block.omitted)
+        data = data.rstrip(b"\n") + note.encode() + b"\n"
+    elif block.partial:
+        data += b"\n"
+    start = line_start(block.task, block.time, style).encode()
+    if not start or not data:
+        return data
+    # One pass over the whole block, which gives one start too many at its end.
+    return start + data.replace(b"\n", b"\n" + start)[: -len(start)]
+
+
+class PlainView:
+    """Shows chunks as whole lines on `out`, and says orch's own words on `err`. Nothing is ever skipped."""
+
+    def __init__(self, out: Output, err: Output, style: LineStyle) -> None:
+        self._out = out
+        self._err = err
+        self._style = style
+        self._assembler = LineAssembler()
+
+    @property
+    def backlog(self) -> int:
+        """Bytes not yet taken by the reader; bring no more chunks before `drain` returns True."""
+        return self._out.backlog
+
+    def show(self, chunks: Iterable[Chunk]) -> None:
+        """Write the lines that these chunks complete; OutputClosed when nobody reads any more."""
+        for chunk in chunks:
+            self.show_blocks(self._assembler.feed(chunk))
+
+    def say(self, text: str) -> None:
+        """A line of orch's own, on stderr."""
+        self._err.write(text.encode("utf-8", "replace") + b"\n")
+
+    def update(self, moment: Moment) -> None:
+        """Plain lines have no footer: nothing to do."""
+
+    def frame(self, now: float) -> float | None:
+        """Plain lines are written when they come: there is no next frame."""
+        return None
+
+    def drain(self, timeout: float) -> bool:
+        """Give the reader up to `timeout` seconds to take what is left; True when it has taken all."""
+        return self._err.drain(timeout) and self._out.drain(timeout)
+
+    def finish(self) -> None:
+        """No more chunks will come: show lines that never got their newline."""
+        self.show_blocks(self._assembler.flush())
+
+    def show_blocks(self, blocks: Iterable[Block]) -> None:
+        """Write lines that were put together elsewhere."""
+        for block in blocks:
+            if block.lost:
+                self.say(truncation_note(block.task, block.lost))
+            else:
+                self._out.write(format_block(block, self._style))

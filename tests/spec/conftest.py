@@ -1,0 +1,50 @@
+"""Specs and requests for the tests of the way from text to plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from spec_making import Load, MakeSpec
+
+from orchestrator.request import UpRequest
+from orchestrator.settings import load
+from orchestrator.spec import Command, CommandKind, JobSpec
+
+
+@pytest.fixture
+def make_spec() -> MakeSpec:
+    """A valid JobSpec, but for the fields that are given."""
+
+    def make(**changes: Any) -> JobSpec:
+        command = Command(
+            kind=CommandKind.SCRIPT, words=("t.py",), argv=("/usr/bin/python3", "t.py"), serves=True
+        )
+        fields: dict[str, Any] = {
+            "roles": {"worker": 2},
+            "name": "job",
+            "command": command,
+            "directory": Path("/work"),
+            "cwd": Path("/work"),
+        }
+        return JobSpec(**(fields | changes))
+
+    return make
+
+
+@pytest.fixture
+def load_here(tmp_path: Path) -> Load:
+    """load() in an empty directory: flags by keyword, and orch.toml and the environment where given.
+
+    The command is /bin/true unless something else is named, so that no test here needs TensorFlow.
+    """
+
+    def load_it(toml: str | None = None, environ: dict[str, str] | None = None, **flags: object) -> UpRequest:
+        if toml is not None:
+            (tmp_path / "orch.toml").write_text(toml)
+        if "command" not in flags and "command" not in (toml or "") and "ORCH_COMMAND" not in (environ or {}):
+            flags["command"] = ["/bin/true"]
+        return load(flags, environ or {}, tmp_path)
+
+    return load_it

@@ -1,0 +1,11 @@
+"""The kinds of this directory's fixtures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from orchestrator.request import UpRequest
+from orchestrator.spec import JobSpec
+
+MakeSpec = Callable[..., JobSpec]
+Load = Callable[..., UpRequest]

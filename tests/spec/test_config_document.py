@@ -1,0 +1,84 @@
+"""`orch config`: the contract's fields, ports that are marked as placeholders, secrets that do not show."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from spec_making import MakeSpec
+
+from orchestrator.config_document import config_document, config_lines, placeholder_plan
+from orchestrator.plan import build_plan
+from orchestrator.runs.paths import RunPaths
+from orchestrator.tf_config import TFConfig
+
+LAYOUT = RunPaths(Path("/state/job-placeholder"))
+
+
+def document(spec: Any) -> dict[str, Any]:
+    made = config_document(spec, placeholder_plan(spec, LAYOUT, {}))
+    read: dict[str, Any] = json.loads(json.dumps(made))
+    return read
+
+
+def test_fields_others_rely_on(make_spec: MakeSpec) -> None:
+    config = document(make_spec(roles={"worker": 3}))
+    assert config["schema_version"] == 1
+    assert [(task["task"], task["role"], task["index"]) for task in config["tasks"]] == [
+        ("worker:0", "worker", 0),
+        ("worker:1", "worker", 1),
+        ("worker:2", "worker", 2),
+    ]
+    for task in config["tasks"]:
+        assert task["argv"] == ["/usr/bin/python3", "t.py"]
+        assert json.loads(task["env"]["TF_CONFIG"]) == task["tf_config"]
+        assert TFConfig.from_json(json.dumps(task["tf_config"]))
+
+
+def test_ports_are_marked_as_placeholders(make_spec: MakeSpec) -> None:
+    config = document(make_spec())
+    assert config["placeholder_ports"] is True
+    assert [(task["address"], task["placeholder_port"]) for task in config["tasks"]] == [
+        ("127.0.0.1:10001", True),
+        ("127.0.0.1:10002", True),
+    ]
+
+
+def test_it_is_the_plan_of_up_but_for_the_ports(make_spec: MakeSpec) -> None:
+    spec = make_spec(env={"A": "1"})
+    shown = placeholder_plan(spec, LAYOUT, {"no_proxy": "x"})
+    real = build_plan(spec, ["127.0.0.1:10001", "127.0.0.1:10002"], LAYOUT, 1, {"no_proxy": "x"})
+    assert shown == real
+
+
+@pytest.mark.parametrize("form", ["document", "lines"])
+def test_secrets_do_not_show(make_spec: MakeSpec, form: str) -> None:
+    spec = make_spec(env={"API_KEY": "abcdef", "PLAIN": "visible"})
+    text = (
+        json.dumps(document(spec))
+        if form == "document"
+        else "\n".join(config_lines(spec, placeholder_plan(spec, LAYOUT, {})))
+    )
+    assert "abcdef" not in text and "***" in text and "visible" in text
+
+
+def test_lines_for_people(make_spec: MakeSpec) -> None:
+    spec = make_spec(timeout_s=5400.0, env={"ODD": "a b"})
+    lines = config_lines(spec, placeholder_plan(spec, LAYOUT, {}))
+    assert lines[:6] == [
+        "run          job: 2 workers",
+        "command      t.py",
+        "cwd          /work",
+        "time limit   1h30m",
+        "grace        10s, after a failure 500ms",
+        "ports        placeholders: `orch up` picks free ones and puts them in their place",
+    ]
+    assert "worker:1  127.0.0.1:10002 (placeholder port)" in lines
+    assert "  argv  /usr/bin/python3 t.py" in lines
+    assert "  env   ODD='a b'" in lines
+    tf_config = next(line for line in lines if "TF_CONFIG=" in line)
+    (word,) = shlex.split(tf_config.removeprefix("  env   "))
+    assert TFConfig.from_json(word.removeprefix("TF_CONFIG=")).task.index == 0

@@ -1,0 +1,93 @@
+"""Headroom: which limit is the tightest, read from files as the kernel shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.headroom import Headroom, headroom
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """A /proc that limits nothing, of a process in the cgroup /a/b (v2)."""
+    root = tmp_path / "proc"
+    write(root / "sys/net/ipv4/ip_local_port_range", "1\t65535\n")
+    write(root / "sys/kernel/threads-max", "100000000\n")
+    write(root / "sys/kernel/pid_max", "100000000\n")
+    write(root / "loadavg", "0.00 0.00 0.00 1/500 4242\n")
+    write(root / "self/cgroup", "0::/a/b\n")
+    return root
+
+
+@pytest.fixture
+def cgroups(tmp_path: Path) -> Path:
+    (tmp_path / "cgroup" / "a" / "b").mkdir(parents=True)
+    return tmp_path / "cgroup"
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_this_machine_has_room_and_a_limit() -> None:
+    for serves in (True, False):
+        room = headroom(serves)
+        assert 0 < room.tasks < 10_000
+        assert room.what
+
+
+def test_tensorflow_needs_more_room_than_others(proc: Path, cgroups: Path) -> None:
+    write(cgroups / "a/memory.max", str(GIB))
+    write(cgroups / "a/memory.current", "0")
+    assert headroom(True, proc, cgroups) == Headroom(2, "free memory is 1.0 GiB (about 350 MiB a task)")
+    assert headroom(False, proc, cgroups) == Headroom(51, "free memory is 1.0 GiB (about 20 MiB a task)")
+
+
+def test_memory_limit_of_any_group_around_counts(proc: Path, cgroups: Path) -> None:
+    write(cgroups / "a/b/memory.max", "max")
+    write(cgroups / "a/b/memory.current", "0")
+    write(cgroups / "memory.max", str(2 * GIB))
+    write(cgroups / "memory.current", str(GIB + GIB // 2))
+    write(cgroups / "memory.stat", f"anon 1\ninactive_file {GIB // 2}\n")
+    assert headroom(True, proc, cgroups).tasks == 2
+
+
+def test_a_full_group_has_no_room(proc: Path, cgroups: Path) -> None:
+    write(cgroups / "a/memory.max", str(GIB))
+    write(cgroups / "a/memory.current", str(2 * GIB))
+    assert headroom(True, proc, cgroups).tasks == 0
+
+
+def test_memory_limit_of_cgroups_version_one(proc: Path, cgroups: Path) -> None:
+    write(proc / "self/cgroup", "4:memory:/a\n9:name=systemd:/\n0::/\n")
+    write(cgroups / "memory/a/memory.limit_in_bytes", str(GIB))
+    write(cgroups / "memory/a/memory.usage_in_bytes", "0")
+    assert headroom(True, proc, cgroups).tasks == 2
+
+
+def test_threads_of_the_group(proc: Path, cgroups: Path) -> None:
+    write(cgroups / "a/pids.max", "500")
+    write(cgroups / "a/pids.current", "150")
+    assert headroom(True, proc, cgroups) == Headroom(3, "the limit on threads leaves 350 (about 100 a task)")
+    write(cgroups / "a/pids.current", "600")
+    assert headroom(True, proc, cgroups).tasks == 0
+
+
+@pytest.mark.parametrize("limit", ["threads-max", "pid_max"])
+def test_threads_of_the_machine(proc: Path, cgroups: Path, limit: str) -> None:
+    write(proc / "sys/kernel" / limit, "1000\n")
+    assert headroom(True, proc, cgroups).tasks == 5
+
+
+def test_ports(proc: Path, cgroups: Path) -> None:
+    write(proc / "sys/net/ipv4/ip_local_port_range", "40000\t40004\n")
+    assert headroom(False, proc, cgroups) == Headroom(5, "there are 5 ports to choose from")
+
+
+def test_a_kernel_that_shows_nothing_limits_nothing_but_memory(tmp_path: Path) -> None:
+    assert headroom(True, tmp_path / "none", tmp_path / "none").tasks > 0

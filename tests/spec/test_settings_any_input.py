@@ -1,0 +1,126 @@
+"""Whatever stands in orch.toml, a variable or a flag: a valid request or a UsageError, never another end."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.config_document import config_document, placeholder_plan
+from orchestrator.errors import UsageError
+from orchestrator.runs.paths import RunPaths
+from orchestrator.setting_table import SETTINGS
+from orchestrator.settings import load
+from orchestrator.spec import JobSpec
+
+_MANY = 50
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory)
+
+
+def expect_a_request_or_a_usage_error(
+    toml: bytes | None, environ: Mapping[str, str], flags: Mapping[str, object], place: Path
+) -> None:
+    file = place / "orch.toml"
+    if toml is None:
+        file.unlink(missing_ok=True)
+    else:
+        file.write_bytes(toml)
+    try:
+        request = load(flags, {"PATH": os.defpath, **environ}, place)
+    except UsageError as error:
+        assert str(error).strip()
+        return
+    spec = request.spec
+    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
+    if spec.workers <= _MANY:
+        plan = placeholder_plan(spec, RunPaths(place / "run"), environ)
+        json.dumps(config_document(spec, plan))
+
+
+words = st.sampled_from(
+    ["", "1", "0", "-1", "30s", "true", "A=1", "/bin/true", "--epochs 3", "auto", "ready", "'", "~x/y", "0,1"]
+)
+texts = words | st.text(max_size=12)
+scalars = (
+    st.booleans()
+    | st.integers()
+    | st.floats()
+    | texts
+    | st.sampled_from([10**200, float("inf"), float("nan"), 1e308, "x" * 5000])
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+keys = st.sampled_from([setting.key for setting in SETTINGS.values()] + list(SETTINGS)) | st.text(max_size=6)
+
+
+def toml_value(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value.encode(errors="replace").decode()).replace("\x7f", "\\u007f")
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml_value, value))}]"
+    if isinstance(value, dict):
+        return (
+            "{"
+            + ", ".join(f"{toml_value(name)} = {toml_value(entry)}" for name, entry in value.items())
+            + "}"
+        )
+    return repr(value)
+
+
+@given(table=st.dictionaries(keys, values, max_size=4))
+def test_any_valid_toml(place: Path, table: dict[str, object]) -> None:
+    lines = [f"{toml_value(key)} = {toml_value(value)}" for key, value in table.items()]
+    expect_a_request_or_a_usage_error("\n".join(lines).encode(), {}, {"command": ["/bin/true"]}, place)
+
+
+@given(st.binary(max_size=60) | st.text(max_size=60).map(lambda text: text.encode(errors="replace")))
+def test_any_bytes_as_toml(place: Path, toml: bytes) -> None:
+    expect_a_request_or_a_usage_error(toml, {}, {"command": ["/bin/true"]}, place)
+
+
+variables = st.sampled_from(
+    [setting.variable for setting in SETTINGS.values()] + ["TF_CONFIG", "no_proxy", "ORCH_RUN_ID"]
+)
+variable_values = texts | st.text(st.characters(codec=None), max_size=8) | st.just("\udcff\udc80")
+
+
+@given(environ=st.dictionaries(variables, variable_values, max_size=5))
+def test_any_environment(place: Path, environ: dict[str, str]) -> None:
+    expect_a_request_or_a_usage_error(None, environ, {}, place)
+
+
+typed = (
+    scalars
+    | st.none()
+    | st.lists(scalars, max_size=3)
+    | st.dictionaries(texts, scalars, max_size=3)
+    | st.binary(max_size=4)
+)
+
+
+@given(flags=st.dictionaries(st.sampled_from(list(SETTINGS)), typed, max_size=4))
+def test_any_flags(place: Path, flags: dict[str, object]) -> None:
+    expect_a_request_or_a_usage_error(None, {}, flags, place)
+
+
+def test_the_generator_makes_toml_that_is_read(place: Path) -> None:
+    env = {"A": "\u00fc\x7f"}
+    (place / "orch.toml").write_text(f"{toml_value('env')} = {toml_value(env)}\nworkers = {toml_value(3)}")
+    spec = load({"command": ["/bin/true"]}, {}, place).spec
+    assert (spec.workers, spec.env) == (3, env)

@@ -1,0 +1,119 @@
+"""TF_CONFIG: what TensorFlow would trip over is refused, what is made is what TensorFlow reads."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.tf_config import ClusterSpec, TaskRef, TFConfig
+
+
+def cluster(**addresses: list[str]) -> ClusterSpec:
+    return ClusterSpec(addresses={role: tuple(those) for role, those in addresses.items()})
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("worker:1", "worker:1"),
+        ("3", "worker:3"),
+        ("chief", "chief:0"),
+        ("ps:0", "ps:0"),
+        ("evaluator", "evaluator:0"),
+    ],
+)
+def test_task_is_read(text: str, name: str) -> None:
+    assert str(TaskRef.parse(text)) == name
+
+
+@pytest.mark.parametrize(
+    "text", ["", "worker", "ps", "boss:0", "worker:", "worker:-1", "worker:1:2", "Worker:0", "-1", "²"]
+)
+def test_task_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a task|names a role"):
+        TaskRef.parse(text)
+
+
+def test_json_is_what_tensorflow_documents() -> None:
+    config = TFConfig(
+        cluster=cluster(worker=["127.0.0.1:1", "127.0.0.1:2"]), task=TaskRef(type="worker", index=1)
+    )
+    assert json.loads(config.to_json()) == {
+        "cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]},
+        "task": {"type": "worker", "index": 1},
+    }
+    assert TFConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize("address", ["[::1]:80", "node-3.cluster_x:65535", "10.0.0.1:1"])
+def test_address_is_taken(address: str) -> None:
+    assert cluster(worker=[address]).addresses["worker"] == (address,)
+
+
+@pytest.mark.parametrize(
+    "address", ["", "host", ":80", "host:", "host:0", "host:65536", "ho st:80", "host:8o", "a:b:80", "-a:1"]
+)
+def test_address_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match=r"is not host:port|port must be 1 to 65535"):
+        cluster(worker=[address])
+
+
+@pytest.mark.parametrize(
+    ("addresses", "message"),
+    [
+        ({"worker": ["a:1", "a:1"]}, "a:1 is given twice: to worker:0 and worker:1"),
+        ({"worker": ["a:1"], "ps": ["a:1"]}, "a:1 is given twice: to worker:0 and ps:0"),
+        ({"worker": []}, "role worker has no address"),
+        ({"chief": ["a:1", "a:2"]}, "at most one chief, not 2"),
+        ({"evaluator": ["a:1", "a:2"]}, "at most one evaluator"),
+        ({"boss": ["a:1"]}, "'boss' is not a task type"),
+        ({}, "at least 1 item"),
+    ],
+)
+def test_cluster_is_refused(addresses: dict[str, list[str]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cluster(**addresses)
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (("worker", 2), "the cluster has only 2 of worker"),
+        (("ps", 0), "of a role that the cluster does not have"),
+    ],
+)
+def test_task_must_be_of_the_cluster(task: tuple[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TFConfig(cluster=cluster(worker=["a:1", "a:2"]), task=TaskRef(type=task[0], index=task[1]))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"cluster": 3}', '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker"}}']
+)
+def test_somebody_elses_tf_config_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        TFConfig.from_json(text)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["cluster", "task", "worker", "type", "index", "x"]), inner, max_size=3
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(json_values)
+def test_any_json_is_a_config_or_a_value_error(value: object) -> None:
+    try:
+        config = TFConfig.from_json(json.dumps(value))
+    except ValueError:
+        return
+    assert config.task.index < len(config.cluster.addresses[config.task.type])

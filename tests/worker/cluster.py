@@ -1,0 +1,131 @@
+"""Starts the training program as a cluster of real processes for the tests, and ends every one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# Generous, as the machine may be busy: a test that meets it has hung.
+LONGEST_RUN_S = 180.0
+PROGRAM = ("-P", "-m", "worker")
+
+
+@dataclass
+class Task:
+    """One started process; its log holds stdout and stderr."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    scratch: Path
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait(self) -> int:
+        """Its exit code, negative for a signal."""
+        return self.process.wait(LONGEST_RUN_S)
+
+    def wait_for_line(self, text: str) -> None:
+        """Until its log holds `text`; AssertionError when it ends without."""
+        ended = False
+        while text not in self.output:
+            assert not ended, f"{self.name} ended without {text!r}:\n{self.output}"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.05)
+                ended = True
+
+    def signal(self, number: signal.Signals) -> None:
+        os.killpg(self.process.pid, number)
+
+
+@dataclass
+class Cluster:
+    """N started workers, worker 0 first, and the checkpoint directory they share."""
+
+    tasks: list[Task] = field(default_factory=list)
+    checkpoints: Path = Path()
+
+    def wait(self) -> list[int]:
+        """All exit codes."""
+        return [task.wait() for task in self.tasks]
+
+    @property
+    def outputs(self) -> list[str]:
+        return [task.output for task in self.tasks]
+
+    def describe(self) -> str:
+        return "\n".join(f"== {task.name}: {task.process.poll()}\n{task.output}" for task in self.tasks)
+
+
+@contextlib.contextmanager
+def run_workers(
+    directory: Path,
+    workers: int,
+    arguments: Sequence[str] = (),
+    *,
+    program: Sequence[str] = PROGRAM,
+    started: Sequence[int] | None = None,
+    checkpoints: Path | None = None,
+    environment: dict[str, str] | None = None,
+) -> Iterator[Cluster]:
+    """`workers` processes of one cluster (only those in `started`, if given) under `directory`; all killed at the end."""
+    directory.mkdir(parents=True, exist_ok=True)
+    shared = checkpoints or directory / "checkpoints"
+    cluster = Cluster(checkpoints=shared)
+    with held_ports(workers) as ports, contextlib.ExitStack() as stack:
+        addresses = [f"127.0.0.1:{port}" for port in ports]
+        for index in range(workers) if started is None else started:
+            scratch = directory / f"scratch-{index}"
+            scratch.mkdir(exist_ok=True)
+            env = {
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "TF_CONFIG": json.dumps(
+                    {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+                ),
+                "ORCH_CHECKPOINT_DIR": str(shared),
+                "ORCH_SCRATCH_DIR": str(scratch),
+                **(environment or {}),
+            }
+            log = directory / f"worker-{index}.log"
+            with log.open("wb") as out:
+                process = subprocess.Popen(
+                    [sys.executable, *program, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    env=env,
+                    cwd=directory,
+                    start_new_session=True,
+                )
+            stack.callback(_end, process)
+            cluster.tasks.append(Task(f"worker:{index}", process, log, scratch))
+        yield cluster
+
+
+@contextlib.contextmanager
+def held_ports(count: int) -> Iterator[list[int]]:
+    """Free ports, kept from other programs until TensorFlow's server takes them: bound with SO_REUSEADDR, not listening."""
+    with contextlib.ExitStack() as stack:
+        holders = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for holder in holders:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind(("127.0.0.1", 0))
+        yield [holder.getsockname()[1] for holder in holders]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(LONGEST_RUN_S)

@@ -1,0 +1,338 @@
+"""The agent: parent and reaper of all tasks on this host, holder of their ports, dead-man's switch.
+
+Speaks JSON lines over stdin and stdout, each with the run's id; the other end is the supervisor, near or far:
+
+    in:  hold {attempt, count, mode}   start {task, argv, env, cwd, log, port, serves}
+         stop {grace_s}                signal {task, signal}        ping
+    out: hello {host, pid, cores}      held {attempt, ports}        hold_failed {reason}
+         started {task, pid, start_ticks}                           start_failed {task, exit_code, reason}
+         listening {task}              progress {task, progress}    sample {mono, tasks}
+         exited {task, exit_code, signal, order, mono, peers}       empty {swept}           pong
+
+End of file, SIGTERM, SIGINT or SIGHUP: end everything, then leave. One thread: PR_SET_PDEATHSIG watches the thread
+that forked. Runs under orch's interpreter; standard library and portpicker only, since it must never be slow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from worker import task_process
+from worker.ports import HeldPorts, PortsExhausted
+from worker.readiness import Readiness
+from worker.sampling import Sampler
+from worker.task_process import Command, StartFailed, TaskProcess
+from worker.teardown import Teardown
+
+_READ_BYTES = 1 << 16
+_STDIN, _STDOUT = 0, 1
+# Progress is forwarded at most this often a task; what comes in between is merged.
+_PROGRESS_INTERVAL_S = 0.1
+_LEAVING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Agent:
+    """The loop and what it owns: tasks, held ports, the stream, one teardown at a time."""
+
+    def __init__(self, run_id: str, failure_grace_s: float) -> None:
+        self._run_id = run_id
+        self._failure_grace_s = failure_grace_s
+        self._tasks: dict[str, TaskProcess] = {}
+        self._ports = HeldPorts()
+        self._poller = select.epoll()
+        self._inbox = b""
+        self._outbox = bytearray()
+        self._exits = 0
+        self._teardown: Teardown | None = None
+        self._leaving = False
+        self._stream_open = True
+        self._readiness = Readiness(time.monotonic())
+        self._sampler = Sampler(time.monotonic())
+        self._pending_progress: dict[str, dict[str, Any]] = {}
+        self._progress_due = 0.0
+        self._signal_fd = -1
+
+    def run(self) -> None:
+        """Serve until the stream ends and nothing is left."""
+        with self._ports, self._poller:
+            self._watch_signals()
+            for fd in (_STDIN, _STDOUT):
+                os.set_blocking(fd, False)
+            self._poller.register(_STDIN, select.EPOLLIN)
+            self._send("hello", host=socket.gethostname(), pid=os.getpid(), cores=len(os.sched_getaffinity(0)))
+            while not (self._leaving and self._teardown is None):
+                self._turn()
+            self._flush()
+
+    # -- the loop
+
+    def _turn(self) -> None:
+        self._flush()
+        timeout = self._next_wake() - time.monotonic()
+        # epoll hands out what became ready first first: exits arrive in their true order.
+        for fd, _ in self._poller.poll(max(0.0, timeout), 1024):
+            self._serve(fd)
+        self._reap_orphans()
+        now = time.monotonic()
+        if self._teardown is not None:
+            self._advance_teardown(now)
+        else:
+            self._watch_tasks(now)
+        self._forward_progress(now)
+
+    def _next_wake(self) -> float:
+        wakes = [self._sampler.due if self._tasks else float("inf")]
+        if self._teardown is not None:
+            wakes.append(self._teardown.due)
+        elif any(not task.is_ready for task in self._tasks.values()):
+            wakes.append(self._readiness.due)
+        if self._pending_progress:
+            wakes.append(self._progress_due)
+        return min(min(wakes), time.monotonic() + 3600)
+
+    def _serve(self, fd: int) -> None:
+        if fd == _STDIN:
+            self._read_stream()
+        elif fd == _STDOUT:
+            return  # writable again: the turn's flush goes on
+        elif fd == self._signal_fd:
+            self._read_signals()
+        else:
+            for task in list(self._tasks.values()):
+                if fd == task.pidfd:
+                    self._exited(task)
+                elif fd == task.progress_fd:
+                    self._read_progress(task)
+
+    def _watch_signals(self) -> None:
+        self._signal_fd, signals_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(signals_in, warn_on_full_buffer=False)
+        for number in (*_LEAVING_SIGNALS, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        self._poller.register(self._signal_fd, select.EPOLLIN)
+
+    def _read_signals(self) -> None:
+        numbers = os.read(self._signal_fd, 4096)
+        if any(number in numbers for number in _LEAVING_SIGNALS):
+            self._leave()
+
+    def _leave(self) -> None:
+        """Nobody is there to ask any more: end everything, soon."""
+        self._leaving = True
+        self._begin_teardown(self._failure_grace_s)
+
+    # -- the stream
+
+    def _read_stream(self) -> None:
+        try:
+            data = os.read(_STDIN, _READ_BYTES)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self._poller.unregister(_STDIN)
+            self._stream_open = False
+            self._leave()
+            return
+        *lines, self._inbox = (self._inbox + data).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if message.get("run_id") == self._run_id:
+                self._obey(message)
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        match message["type"]:
+            case "hold":
+                self._hold(message)
+            case "start":
+                self._start(message)
+            case "stop":
+                self._begin_teardown(float(message["grace_s"]))
+            case "signal":
+                task = self._tasks.get(message["task"])
+                if task is not None:
+                    task.signal_group(int(message["signal"]))
+            case "ping":
+                self._send("pong")
+
+    def _send(self, kind: str, **fields: object) -> None:
+        if self._stream_open:
+            line = json.dumps({"type": kind, "run_id": self._run_id, **fields})
+            self._outbox += line.encode() + b"\n"
+
+    def _flush(self) -> None:
+        """Write what the stream takes now; the rest waits until it is writable, never blocking the loop."""
+        while self._outbox:
+            try:
+                sent = os.write(_STDOUT, self._outbox)
+            except BlockingIOError:
+                self._wait_for_room(True)
+                return
+            except (BrokenPipeError, ConnectionResetError):
+                self._outbox.clear()  # end of file on the other half tells the rest
+                return
+            del self._outbox[:sent]
+        self._wait_for_room(False)
+
+    def _wait_for_room(self, wanted: bool) -> None:
+        try:
+            if wanted:
+                self._poller.register(_STDOUT, select.EPOLLOUT)
+            else:
+                self._poller.unregister(_STDOUT)
+        except (FileExistsError, FileNotFoundError):
+            return
+
+    # -- ports and tasks
+
+    def _hold(self, message: dict[str, Any]) -> None:
+        try:
+            ports = self._ports.hold(int(message["count"]), message["mode"])
+        except (PortsExhausted, OSError) as error:
+            self._send("hold_failed", reason=str(error))
+        else:
+            self._send("held", attempt=message["attempt"], ports=ports)
+
+    def _start(self, message: dict[str, Any]) -> None:
+        name = message["task"]
+        if self._teardown is not None:
+            return  # the stop was quicker
+        command = Command(message["argv"], message["env"], message["cwd"], message["log"])
+        try:
+            task = task_process.start(name, command, message["port"], message["serves"])
+        except (StartFailed, OSError) as error:
+            code = error.exit_code if isinstance(error, StartFailed) else task_process.COMMAND_NOT_RUNNABLE
+            self._send("start_failed", task=name, exit_code=code, reason=str(error))
+            return
+        self._tasks[name] = task
+        self._poller.register(task.pidfd, select.EPOLLIN)
+        self._poller.register(task.progress_fd, select.EPOLLIN)
+        self._readiness.hasten(task.started_mono)
+        self._send("started", task=name, pid=task.pid, start_ticks=task.start_ticks)
+
+    def _exited(self, task: TaskProcess) -> None:
+        mono = time.monotonic()
+        peers = {peer.name: peer.state_letter() for peer in self._tasks.values() if peer is not task}
+        self._read_progress(task)
+        self._forward_progress(mono, at_once=True)
+        if self._teardown is not None:
+            # Its group must still be hit while its pid is surely its own.
+            task.signal_group(signal.SIGKILL if self._teardown.is_killing else signal.SIGTERM)
+        exit_code, number = task.reap()
+        self._forget(task)
+        self._send(
+            "exited",
+            task=task.name,
+            exit_code=exit_code,
+            signal=number,
+            order=self._exits,
+            mono=mono,
+            peers=peers,
+        )
+        self._exits += 1
+
+    def _forget(self, task: TaskProcess) -> None:
+        self._poller.unregister(task.pidfd)
+        if task.progress_fd >= 0:
+            self._poller.unregister(task.progress_fd)
+        task.close()
+        del self._tasks[task.name]
+
+    def _reap_orphans(self) -> None:
+        """Descendants whose parents died are children of this process now; let none stay a zombie."""
+        leaders = {task.pid for task in self._tasks.values()}
+        while True:
+            try:
+                info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            # A leader's status is read when its pidfd says so, in order.
+            if info is None or info.si_pid in leaders:
+                return
+            os.waitpid(info.si_pid, 0)
+
+    # -- teardown
+
+    def _begin_teardown(self, grace_s: float) -> None:
+        now = time.monotonic()
+        if self._teardown is None:
+            self._teardown = Teardown(os.getpid(), now, grace_s, self._failure_grace_s)
+            self._teardown.ask(self._tasks.values())
+        else:
+            self._teardown.hasten(now + grace_s)
+        self._teardown.due = now
+
+    def _advance_teardown(self, now: float) -> None:
+        teardown = self._teardown
+        if teardown is None or not teardown.advance(now, self._tasks.values()):
+            return
+        self._teardown = None
+        self._ports.close()
+        self._send("empty", swept=teardown.swept)
+
+    # -- watching
+
+    def _watch_tasks(self, now: float) -> None:
+        waiting = [task for task in self._tasks.values() if not task.is_ready]
+        for task in self._readiness.newly_ready(now, waiting):
+            task.is_ready = True
+            self._send("listening", task=task.name)
+        for sample in self._sampler.samples(now, list(self._tasks.values())):
+            self._send("sample", mono=now, tasks=sample)
+
+    def _read_progress(self, task: TaskProcess) -> None:
+        while task.progress_fd >= 0:
+            try:
+                data = os.read(task.progress_fd, _READ_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                self._poller.unregister(task.progress_fd)
+                os.close(task.progress_fd)
+                task.progress_fd = -1
+                return
+            *lines, rest = (task.progress_rest + data).split(b"\n")
+            # A task that never ends its line would otherwise grow this agent.
+            task.progress_rest = rest[-_READ_BYTES:]
+            for line in lines:
+                self._take_progress(task, line)
+
+    def _take_progress(self, task: TaskProcess, line: bytes) -> None:
+        try:
+            progress = json.loads(line)
+        except (ValueError, RecursionError):
+            return
+        if isinstance(progress, dict):
+            self._pending_progress.setdefault(task.name, {}).update(progress)
+
+    def _forward_progress(self, now: float, at_once: bool = False) -> None:
+        if not self._pending_progress or (now < self._progress_due and not at_once):
+            return
+        for name, progress in self._pending_progress.items():
+            self._send("progress", task=name, progress=progress)
+        self._pending_progress.clear()
+        self._progress_due = now + _PROGRESS_INTERVAL_S
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m worker.agent", description=__doc__.splitlines()[0])
+    parser.add_argument("--run-id", required=True)
+    parser.add_argument("--failure-grace", type=float, required=True, metavar="SECONDS")
+    arguments = parser.parse_args()
+    task_process.become_subreaper()
+    task_process.raise_file_limit()
+    Agent(arguments.run_id, arguments.failure_grace).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""What the kernel says of processes: who descends from whom, in which state, using how much. Reads /proc only."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+ZOMBIE, DEAD = "Z", "X"
+_PROC = Path("/proc")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class ProcessStat:
+    """/proc/PID/stat: `start_ticks` since boot makes a pid unique; `cpu_s` is user + system time in seconds."""
+
+    pid: int
+    state: str
+    parent: int
+    cpu_s: float
+    start_ticks: int
+
+    @property
+    def is_gone(self) -> bool:
+        """A zombie is only an exit status that nobody has read yet."""
+        return self.state in (ZOMBIE, DEAD)
+
+
+def read_stat(pid: int) -> ProcessStat | None:
+    """None when there is no such process (any more)."""
+    try:
+        data = (_PROC / str(pid) / "stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The command name stands in parentheses and may itself hold any byte, ')' and spaces included.
+    fields = data[data.rindex(b")") + 2 :].split()
+    return ProcessStat(
+        pid=pid,
+        state=fields[0].decode(),
+        parent=int(fields[1]),
+        cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
+        start_ticks=int(fields[19]),
+    )
+
+
+def all_processes() -> dict[int, ProcessStat]:
+    stats = (read_stat(int(name)) for name in os.listdir(_PROC) if name.isdigit())
+    return {stat.pid: stat for stat in stats if stat is not None}
+
+
+def descendants(root: int, processes: dict[int, ProcessStat]) -> list[ProcessStat]:
+    """Every process below `root` (itself not included) that is not gone, parents before children."""
+    children: dict[int, list[ProcessStat]] = {}
+    for stat in processes.values():
+        children.setdefault(stat.parent, []).append(stat)
+    found: list[ProcessStat] = []
+    waiting = [root]
+    while waiting:
+        for child in children.get(waiting.pop(), ()):
+            waiting.append(child.pid)
+            if not child.is_gone:
+                found.append(child)
+    return found
+
+
+def send_signal(stat: ProcessStat, number: int) -> bool:
+    """Signal exactly the process that `stat` was read from: never one that has got its pid since."""
+    try:
+        fd = os.pidfd_open(stat.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        now = read_stat(stat.pid)
+        if now is None or now.start_ticks != stat.start_ticks or now.is_gone:
+            return False
+        signal.pidfd_send_signal(fd, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def proportional_bytes(pid: int) -> int:
+    """PSS in bytes: shared pages are counted once over all who share them. 0 when it cannot be read."""
+    try:
+        text = (_PROC / str(pid) / "smaps_rollup").read_bytes()
+    except OSError:
+        return 0
+    for line in text.splitlines():
+        if line.startswith(b"Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def listening_inodes(ports: Iterable[int]) -> dict[int, set[int]]:
+    """Port -> socket inodes that listen on it in this network namespace, over IPv4 and IPv6."""
+    wanted = set(ports)
+    found: dict[int, set[int]] = {}
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = (_PROC / "net" / table).read_bytes().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] != b"0A":  # TCP_LISTEN
+                continue
+            port = int(fields[1].rpartition(b":")[2], 16)
+            if port in wanted:
+                found.setdefault(port, set()).add(int(fields[9]))
+    return found
+
+
+def owns_socket(pid: int, inodes: set[int]) -> bool:
+    """Whether the process has one of these sockets open."""
+    names = {f"socket:[{inode}]" for inode in inodes}
+    directory = _PROC / str(pid) / "fd"
+    try:
+        entries = os.listdir(directory)
+    except OSError:
+        return False
+    for entry in entries:
+        try:
+            if os.readlink(directory / entry) in names:
+                return True
+        except OSError:
+            continue
+    return False

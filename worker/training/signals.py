@@ -1,0 +1,82 @@
+"""Makes SIGTERM and SIGINT end this process at once, also while TensorFlow blocks.
+
+TensorFlow replaces SIGTERM's handler when the strategy is built and then waits for its peers with Python's global
+interpreter lock held: no Python code, in whatever thread, can answer a signal there. So the C library does: both
+signals are blocked in every thread and read from a signalfd by glibc's asynchronous I/O, whose completion calls _exit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+FATAL = (signal.SIGTERM, signal.SIGINT)
+SIGSET_BYTES = 128  # sizeof(sigset_t)
+SIGINFO_BYTES = 128  # sizeof(struct signalfd_siginfo)
+SFD_CLOEXEC = os.O_CLOEXEC
+SIGEV_THREAD = 2
+
+
+class _SigEvent(ctypes.Structure):
+    """struct sigevent of glibc on 64-bit Linux: 64 bytes."""
+
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("signo", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("function", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("padding", ctypes.c_char * 32),
+    )
+
+
+class _AioControlBlock(ctypes.Structure):
+    """struct aiocb of glibc on 64-bit Linux; `private` is more than the rest of it takes."""
+
+    _fields_ = (
+        ("descriptor", ctypes.c_int),
+        ("opcode", ctypes.c_int),
+        ("priority", ctypes.c_int),
+        ("buffer", ctypes.c_void_p),
+        ("size", ctypes.c_size_t),
+        ("event", _SigEvent),
+        ("private", ctypes.c_char * 128),
+    )
+
+
+# The C library writes into these until the process ends.
+_armed: list[tuple[_AioControlBlock, ctypes.Array[ctypes.c_char]]] = []
+
+
+def end_on_signals() -> None:
+    """From now on SIGTERM ends the process with code 143 and SIGINT with 130; OSError when the C library cannot do it.
+
+    Call it in the main thread before any other thread is started: threads inherit the blocked signals. So do child
+    processes. What is written must be safe against being cut off anywhere: files are written beside and renamed.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, FATAL)
+    for number in FATAL:
+        _armed.append(_arm(number))
+
+
+def _arm(number: signal.Signals) -> tuple[_AioControlBlock, ctypes.Array[ctypes.c_char]]:
+    library = ctypes.CDLL(None, use_errno=True)
+    mask = (ctypes.c_uint64 * (SIGSET_BYTES // 8))()
+    mask[0] = 1 << (number - 1)
+    descriptor = library.signalfd(-1, mask, SFD_CLOEXEC)
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), "signalfd failed")
+    buffer = ctypes.create_string_buffer(SIGINFO_BYTES)
+    block = _AioControlBlock(descriptor=descriptor, buffer=ctypes.addressof(buffer), size=SIGINFO_BYTES)
+    block.event.value = 128 + number
+    block.event.notify = SIGEV_THREAD
+    block.event.function = ctypes.cast(library._exit, ctypes.c_void_p).value
+    if _asynchronous_io(library).aio_read(ctypes.byref(block)) != 0:
+        raise OSError(ctypes.get_errno(), "aio_read failed")
+    return block, buffer
+
+
+def _asynchronous_io(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Where aio_read is: in the C library since glibc 2.34, in librt before."""
+    return library if hasattr(library, "aio_read") else ctypes.CDLL("librt.so.1", use_errno=True)
