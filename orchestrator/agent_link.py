@@ -160,9 +160,7 @@ class AgentLink:
         port: int | None,
         serves: bool,
     ) -> bool:
-        return self._send(
-            "start", task=task, argv=argv, env=env, cwd=cwd, log=log, port=port, serves=serves
-        )
+        return self._send("start", task=task, argv=argv, env=env, cwd=cwd, log=log, port=port, serves=serves)
 
     def stop(self, grace_s: float) -> bool:
         return self._send("stop", grace_s=grace_s)

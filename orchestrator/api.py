@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 from orchestrator import preflight, settings
 from orchestrator.client_link import Request, Supervised
@@ -105,7 +104,11 @@ class Cluster:
     """
 
     def __init__(
-        self, workers: int | None = None, command: Sequence[str] = (), directory: Path | None = None, **options: object
+        self,
+        workers: int | None = None,
+        command: Sequence[str] = (),
+        directory: Path | None = None,
+        **options: object,
     ) -> None:
         flags = {"workers": workers, "command": list(command) or None, **options}
         self._request = settings.load(flags, os.environ, directory or Path.cwd())
@@ -208,7 +211,11 @@ def raise_for(result: RunResult) -> None:
     first = result.first_failure
     where = f"; see {result.cause.text}" if result.cause and first is None else ""
     if result.outcome == "failed" and first is not None:
-        how = f"exited with code {first.exit_code}" if first.signal is None else f"died of signal {first.signal}"
+        how = (
+            f"exited with code {first.exit_code}"
+            if first.signal is None
+            else f"died of signal {first.signal}"
+        )
         message = f"{first.task} {how}; see {first.log}"
         raise TaskFailed(message, result, first.task, first.exit_code, Path(first.log))
     message = f"run {result.run_id} {result.outcome}{where}"

@@ -87,7 +87,9 @@ def version_warning(version: str) -> str | None:
 
 def has_tensorflow() -> bool:
     """Whether orch's own interpreter could import TensorFlow (found, not imported)."""
-    return importlib.util.find_spec("tensorflow") is not None
+    found = importlib.util.find_spec("tensorflow")
+    # A mere directory of that name, without an __init__.py, has no origin.
+    return found is not None and found.origin is not None
 
 
 def _builtin(words: Sequence[str]) -> Command:

@@ -25,7 +25,9 @@ _COLLATERAL = re.compile(
 )
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):", re.MULTILINE)
 _EXCEPTION = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?:: .*)?$")
-_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,9 @@ SIGNATURES = (
         " TensorFlow's needs SO_REUSEPORT, or --env TF_GRPC_REUSE_PORT=0.",
     ),
     Signature(
-        re.compile(r"No module named '?tf_keras|Keras 2.*tf_keras.*(?:install|not installed)|requires.*`tf_keras`"),
+        re.compile(
+            r"No module named '?tf_keras|Keras 2.*tf_keras.*(?:install|not installed)|requires.*`tf_keras`"
+        ),
         "tf_keras is missing where the command runs: pip install tf_keras.",
     ),
     Signature(
@@ -63,7 +67,9 @@ SIGNATURES = (
         "`reset_states` is Keras 2's name: call `reset_state`, or run with TF_USE_LEGACY_KERAS=1 and tf_keras.",
     ),
     Signature(
-        re.compile(r"TF_CONFIG.*(?:invalid|malformed|must|JSON)|JSONDecodeError.*TF_CONFIG|Task type .* not in cluster"),
+        re.compile(
+            r"TF_CONFIG.*(?:invalid|malformed|must|JSON)|JSONDecodeError.*TF_CONFIG|Task type .* not in cluster"
+        ),
         "The program does not accept this TF_CONFIG: compare with `orch config`.",
     ),
     Signature(
@@ -74,13 +80,20 @@ SIGNATURES = (
         re.compile(r"CUDA_ERROR_OUT_OF_MEMORY|ResourceExhaustedError|\bOOM when allocating"),
         "A device ran out of memory: a smaller batch, or fewer workers on it.",
     ),
-    Signature(re.compile(r"MemoryError|std::bad_alloc|Cannot allocate memory"), "The machine ran out of memory: fewer workers."),
     Signature(
-        re.compile(r"ParameterServerStrategy.*Keras|Cannot get the cardinality|pass this dataset to.*ClusterCoordinator"),
+        re.compile(r"MemoryError|std::bad_alloc|Cannot allocate memory"),
+        "The machine ran out of memory: fewer workers.",
+    ),
+    Signature(
+        re.compile(
+            r"ParameterServerStrategy.*Keras|Cannot get the cardinality|pass this dataset to.*ClusterCoordinator"
+        ),
         "Keras 3's fit does not support ParameterServerStrategy (keras-team/keras#18624): use tf_keras or a custom loop.",
     ),
     Signature(
-        re.compile(r"Mixed.*auto.?shard|AutoShardPolicy.*FILE|not enough files|Found an unshardable source dataset"),
+        re.compile(
+            r"Mixed.*auto.?shard|AutoShardPolicy.*FILE|not enough files|Found an unshardable source dataset"
+        ),
         "The data set cannot be sharded by files: set the auto-shard policy to DATA or OFF.",
     ),
 )

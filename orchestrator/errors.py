@@ -1,15 +1,15 @@
 """The exceptions of orch and the exit code each one means.
 
-    OrchError (125)              orch itself could not do it
-    ├── UsageError (2)           what was asked cannot be right: an option, orch.toml, the environment
-    ├── NoSuchRun (3)            no run answers to that name or id
-    ├── NameTaken (4)            an explicit --name that is live
-    ├── EngineError (125)        an agent or supervisor could not be started or was lost
-    └── RunEnded                 a run ended otherwise than by success; carries its result
-        ├── TaskFailed (n)       a task failed; carries task, exit_code, log
-        ├── RunTimedOut (124)
-        ├── RunStopped (130/143)
-        └── RunLost (125)        the supervisor was killed; nobody saw the end
+OrchError (125)              orch itself could not do it
+├── UsageError (2)           what was asked cannot be right: an option, orch.toml, the environment
+├── NoSuchRun (3)            no run answers to that name or id
+├── NameTaken (4)            an explicit --name that is live
+├── EngineError (125)        an agent or supervisor could not be started or was lost
+└── RunEnded                 a run ended otherwise than by success; carries its result
+    ├── TaskFailed (n)       a task failed; carries task, exit_code, log
+    ├── RunTimedOut (124)
+    ├── RunStopped (130/143)
+    └── RunLost (125)        the supervisor was killed; nobody saw the end
 """
 
 from __future__ import annotations

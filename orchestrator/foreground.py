@@ -49,9 +49,7 @@ class _Orders:
         self._follower.hint = "stopping; Ctrl-C again to kill" if self.given == 1 else "killing"
 
 
-def _follow(
-    link: Supervised, follower: Follower, view: View, inbox: SignalInbox, orders: _Orders
-) -> None:
+def _follow(link: Supervised, follower: Follower, view: View, inbox: SignalInbox, orders: _Orders) -> None:
     output_open = True
     while not link.has_left():
         pause = 1.0

@@ -141,7 +141,9 @@ class Lifecycle:
                 return [SweepHost()]
             case TeardownEnded():
                 return self._finish(event.mono)
-            case TaskStarted() | TaskReady() | TaskProgressed() | LogTruncated() | Noticed() | RunEndedEvent():
+            case (
+                TaskStarted() | TaskReady() | TaskProgressed() | LogTruncated() | Noticed() | RunEndedEvent()
+            ):
                 return []
             case _:
                 assert_never(event)
@@ -181,7 +183,9 @@ class Lifecycle:
 
     def _finish(self, mono: float) -> list[Action]:
         began = self.state.teardown_mono
-        self.result = _result(self._terms, self.state, self._noticed_s, None if began is None else mono - began)
+        self.result = _result(
+            self._terms, self.state, self._noticed_s, None if began is None else mono - began
+        )
         self._overdue_at = None
         return [Finish(self.result)]
 
@@ -218,7 +222,9 @@ def _judge(terms: Terms, state: RunState, first: TaskState | None) -> tuple[Outc
         return "failed", ExitCode.ORCH, cause
     if state.stop is not None and state.teardown is not TeardownReason.FINISHED:
         if state.stop.reason is StopReason.TIMEOUT:
-            cause = Cause(task=None, kind=CauseKind.LIMIT, text=f"--timeout: not done after {terms.timeout_s:g} s")
+            cause = Cause(
+                task=None, kind=CauseKind.LIMIT, text=f"--timeout: not done after {terms.timeout_s:g} s"
+            )
             return "timed_out", ExitCode.TIMED_OUT, cause
         return "stopped", _STOP_EXIT_CODES[state.stop.reason], None
     if state.tasks and all(task.phase is TaskPhase.SUCCEEDED for task in state.tasks.values()):
@@ -260,7 +266,11 @@ def _end_in_words(task: TaskState, cause: Cause | None) -> str:
         case TaskPhase.STOPPED:
             # Any code but orch's own signals means that it fell by itself before those reached it.
             by_itself = task.exit_code not in (None, 0, ExitCode.TERMINATED)
-            return "failed because of it" if by_itself and cause is not None and not culprit else "stopped by orch"
+            return (
+                "failed because of it"
+                if by_itself and cause is not None and not culprit
+                else "stopped by orch"
+            )
         case TaskPhase.LOST:
             return "lost"
         case TaskPhase.PENDING:

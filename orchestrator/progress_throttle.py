@@ -16,7 +16,9 @@ class ProgressThrottle:
 
     def put(self, task: str, progress: Progress) -> None:
         before = self._waiting.get(task)
-        merged = progress if before is None else before.model_copy(update=progress.model_dump(exclude_unset=True))
+        merged = (
+            progress if before is None else before.model_copy(update=progress.model_dump(exclude_unset=True))
+        )
         self._waiting[task] = merged
 
     def due(self) -> float | None:

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, assert_never
+from typing import Protocol, TypedDict, assert_never
 
 from pydantic import ValidationError
 
@@ -54,7 +54,13 @@ class Supervisor:
     """One run, from run() to its return: owns the streams, the control socket and the log store in between."""
 
     def __init__(
-        self, planner: Planner, terms: Terms, engine: Engine, store: RunStore, client: ClientLink, detached: bool
+        self,
+        planner: Planner,
+        terms: Terms,
+        engine: Engine,
+        store: RunStore,
+        client: ClientLink,
+        detached: bool,
     ) -> None:
         self._planner = planner
         self._terms = terms
@@ -115,7 +121,11 @@ class Supervisor:
     def _patience(self) -> float:
         """Seconds until something is due by itself."""
         deadline = self._lifecycle.next_deadline()
-        wakes = [wake for wake in (self._logs_due, self._throttle.due(), deadline and deadline[0]) if wake is not None]
+        wakes = [
+            wake
+            for wake in (self._logs_due, self._throttle.due(), deadline and deadline[0])
+            if wake is not None
+        ]
         return max(0.0, min(wakes, default=_FOREVER_S + time.monotonic()) - time.monotonic())
 
     def _happened(self, event: Event) -> None:
@@ -342,6 +352,11 @@ class Supervisor:
             self._happened(events.LogTruncated(**_now(), task=task, lost=lost))
 
 
-def _now() -> dict[str, float]:
+class _Now(TypedDict):
+    at: float
+    mono: float
+
+
+def _now() -> _Now:
     """Both clocks: `at` for people, `mono` for durations."""
     return {"at": time.time(), "mono": time.monotonic()}

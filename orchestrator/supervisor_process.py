@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from orchestrator import engines
-from orchestrator.client_link import ClientLink, Request
+from orchestrator.client_link import ClientLink
 from orchestrator.errors import NameTaken, OrchError
 from orchestrator.lifecycle import Terms
 from orchestrator.plan import RunPlan, build_plan, hold_mode

@@ -21,7 +21,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
 from typing import Any
 
@@ -67,7 +66,9 @@ class Agent:
             for fd in (_STDIN, _STDOUT):
                 os.set_blocking(fd, False)
             self._poller.register(_STDIN, select.EPOLLIN)
-            self._send("hello", host=socket.gethostname(), pid=os.getpid(), cores=len(os.sched_getaffinity(0)))
+            self._send(
+                "hello", host=socket.gethostname(), pid=os.getpid(), cores=len(os.sched_getaffinity(0))
+            )
             while not (self._leaving and self._teardown is None):
                 self._turn()
             self._flush()
@@ -335,4 +336,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -22,9 +22,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-# Keras 2 has another trainer. Above the upper bound nobody has looked: there the fix stays off.
+# Keras 2 has another trainer. From the upper bound on nobody has looked yet: there the fix stays off.
 FIRST_BROKEN = (3, 0)
-FIRST_UNKNOWN = (3, 17)
+FIRST_UNKNOWN = (3, 16)
 UPSTREAM = "keras-team/keras#20585"
 _DONE = "_orch_multi_worker_fix"
 
@@ -57,7 +57,9 @@ def fix_multi_worker_fit(workers: int) -> str | None:
     if Fault.REDUCING in faults:
         _fix_reducing(trainer)
     setattr(trainer, _DONE, True)
-    return f"worker: Keras {keras.__version__} multi-worker fit is broken ({UPSTREAM}); fixed for this process"
+    return (
+        f"worker: Keras {keras.__version__} multi-worker fit is broken ({UPSTREAM}); fixed for this process"
+    )
 
 
 def find_faults(version: str, trainer: ModuleType) -> frozenset[Fault]:
@@ -129,7 +131,9 @@ def _fix_building(trainer: Any) -> None:
             original(self, iterator=iterator, data_batch=data_batch)
             return
         _, _, batches = next(iter(iterator))
-        local = trainer.tree.map_structure(lambda part: strategy.experimental_local_results(part)[0], next(batches))
+        local = trainer.tree.map_structure(
+            lambda part: strategy.experimental_local_results(part)[0], next(batches)
+        )
         original(self, data_batch=local)
 
     trainer.TensorFlowTrainer._maybe_symbolic_build = build

@@ -73,7 +73,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     training = parser.add_argument_group("training")
     training.add_argument(
-        "--epochs", type=_whole(1), default=DEFAULT_EPOCHS, metavar="N", help="in all, resumed ones included; default %(default)s"
+        "--epochs",
+        type=_whole(1),
+        default=DEFAULT_EPOCHS,
+        metavar="N",
+        help="in all, resumed ones included; default %(default)s",
     )
     training.add_argument(
         "--steps-per-epoch",
@@ -105,13 +109,19 @@ def _parser() -> argparse.ArgumentParser:
         help="where the chief writes them, and model.keras at the end; default $ORCH_CHECKPOINT_DIR, else ./checkpoints",
     )
     checkpoints.add_argument(
-        "--keep", type=_whole(1), default=DEFAULT_KEEP, metavar="K", help="how many of the newest to keep; default %(default)s"
+        "--keep",
+        type=_whole(1),
+        default=DEFAULT_KEEP,
+        metavar="K",
+        help="how many of the newest to keep; default %(default)s",
     )
     return parser
 
 
 def _whole(least: int, most: int | None = None) -> Callable[[str], int]:
-    wanted = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
+    wanted = (
+        f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
+    )
 
     def convert(text: str) -> int:
         try:
@@ -139,7 +149,9 @@ def _dataset(text: str) -> str:
     if text in NAMED_DATASETS:
         return text
     if not text.endswith(".npz"):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither {', '.join(NAMED_DATASETS)} nor a file named *.npz")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither {', '.join(NAMED_DATASETS)} nor a file named *.npz"
+        )
     if not Path(text).is_file():
         raise argparse.ArgumentTypeError(f"there is no file {text!r}")
     return text

@@ -35,7 +35,7 @@ class ProgressChannel:
             os.set_inheritable(fd, False)
             flags = fcntl.fcntl(fd, fcntl.F_GETFL)
             fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_NONBLOCK)
-        except OSError:
+        except (OSError, OverflowError):
             self._fd = None
 
     @classmethod

@@ -29,7 +29,9 @@ class LocalEngine:
         argv += ["--failure-grace", str(terms.failure_grace_s)]
         log = os.open(terms.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            self._agent = subprocess.Popen(argv, stdin=its, stdout=its, stderr=log, start_new_session=True)
+            self._agent = subprocess.Popen(
+                argv, stdin=its.fileno(), stdout=its.fileno(), stderr=log, start_new_session=True
+            )
         except OSError as error:
             ours.close()
             raise EngineError(f"the agent could not be started: {error}") from error

@@ -20,7 +20,7 @@ MAX_SEARCHED_BYTES = 64 << 10
 class LineFilter:
     """Keeps lines that arrived in [since, until] (Unix seconds) and match `grep` (`invert`: do not).
 
-    Lines whose time is unknown (no index covers them) count as the last ones: `until` leaves them out. `grep` is
+    Lines of unknown time (no index covers them) count as the last ones: `until` leaves them out. `grep` is
     looked for in a line as it is shown, without colours; one that is not plain text in its first 64 KiB.
     """
 

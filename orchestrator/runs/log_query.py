@@ -26,9 +26,11 @@ class LogQuery:
 
 
 class LogLine(NamedTuple):
-    """One line for programs. `ts` is its arrival (Unix seconds; None when no index covers it), `seq` its number in
-    the task's raw log from 1, `text` what a screen shows of it, without colours. `partial`: its newline never
-    came; `truncated`: `text` is only the beginning of a line longer than 16 MiB.
+    """One line for programs.
+
+    `ts` is its arrival (Unix seconds; None when no index covers it), `seq` its number in the task's raw log
+    from 1, `text` what a screen shows of it, without colours. `partial`: its newline never came. `truncated`:
+    `text` is only the beginning of a line longer than 16 MiB.
     """
 
     ts: float | None
@@ -45,8 +47,8 @@ def query_blocks(
 ) -> Iterator[list[Block]]:
     """Blocks of the lines asked for, a few at a time; an empty list: nothing new now, wait a little.
 
-    `is_over` says whether the run's supervisor has gone for good. `numbered` makes `seq` right when the beginning
-    of the logs need not be read; without it such a log's numbers begin at 1.
+    `is_over` says whether the run's supervisor has gone for good. `numbered` makes `seq` right when the
+    beginning of the logs need not be read; without it such a log's numbers begin at 1.
     """
     return _blocks(logs_dir, query, is_over, MAX_LINE_BYTES, numbered=numbered)
 
@@ -108,7 +110,7 @@ def _blocks(
 
 
 def _chunks(reader: LogReader, is_over: Callable[[], bool], *, follow: bool) -> Iterator[list[Chunk]]:
-    """What the reader has and, when the run is over, what no index covers. Empty lists only when following."""
+    """What the reader has and, when the run is over, what no index covers. Empty only when following."""
     while True:
         # Asked before reading: what was written before the end is then surely read.
         over = is_over()

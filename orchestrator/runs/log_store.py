@@ -55,7 +55,12 @@ class LogStore:
     whichever comes first, and calls `poll` again. Idle logs cost nothing; one call's work is bounded.
     """
 
-    def __init__(self, logs_dir: Path, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        logs_dir: Path,
+        wall_clock: Callable[[], float] = time.time,
+        open_watch: Callable[[], LogWatch] = LogWatch,
+    ) -> None:
         """`logs_dir` must exist. An index already there is carried on; OSError when it cannot be opened."""
         self._wall_clock = wall_clock
         self._logs: dict[str, _Log] = {}
@@ -67,10 +72,11 @@ class LogStore:
         )
         self._covered = _carry_on(self._index)
         self._watch: LogWatch | None = None
+        self._must_poll = False
         try:
-            self._watch = LogWatch()
+            self._watch = open_watch()
         except OSError:
-            pass
+            self._must_poll = True
 
     def add(self, task: str, attempt: int, path: Path) -> None:
         """Index `path` as `task`'s log. Called again: what it appends from now on is `attempt`'s."""
@@ -87,11 +93,10 @@ class LogStore:
             try:
                 self._watch.add(fd)
             except WatchUnavailable:
-                self._watch.close()
-                self._watch = None
+                self._must_poll = True
 
     def fileno(self) -> int:
-        """Readable when a log has grown; -1 without inotify. Ask again after each `add`: it may be lost."""
+        """Readable when a log has grown; -1 without inotify."""
         return -1 if self._watch is None else self._watch.fileno()
 
     def poll(self, now: float) -> float | None:
@@ -148,9 +153,10 @@ class LogStore:
         return delay
 
     def _go_idle(self, now: float) -> float | None:
-        if self._watch is None:
-            return self._again(now, POLL_INTERVAL_S)
-        self._watch.rearm()
+        if self._watch is not None:
+            self._watch.rearm()
+        if self._must_poll:
+            return POLL_INTERVAL_S
         since = [log.unterminated_since for log in self._logs.values() if log.unterminated_since is not None]
         return max(0.0, min(since) + UNTERMINATED_S - now) if since else None
 

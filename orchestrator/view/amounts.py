@@ -22,10 +22,10 @@ def duration(seconds: float | None) -> str:
 
 
 def short_duration(seconds: float | None) -> str:
-    """With the precision that matters below a minute: `0.05s`, `1.2s`, then as `duration`."""
+    """With the precision that matters below a minute: `4ms`, `1.2s`, then as `duration`."""
     if seconds is None or seconds >= 60:
         return duration(seconds)
-    return f"{max(0.0, seconds):.2f}s" if seconds < 1 else f"{seconds:.1f}s"
+    return f"{max(0.0, seconds) * 1000:.0f}ms" if seconds < 0.9995 else f"{seconds:.1f}s"
 
 
 def size(number: int | None) -> str:

@@ -162,9 +162,7 @@ def test_path_too_long(around: Surroundings) -> None:
 
 
 def test_command_not_found(around: Surroundings) -> None:
-    with pytest.raises(
-        UsageError, match=r"command not found: pyhton is not on PATH; did you mean python\?"
-    ):
+    with pytest.raises(UsageError, match=r"command not found: pyhton is not on PATH; did you mean python\?"):
         resolve(around, "pyhton")
     with pytest.raises(
         UsageError, match=r"^command not found: qqqqqq is not on PATH; install it, or give its path"

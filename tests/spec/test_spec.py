@@ -64,7 +64,7 @@ def test_frozen_all_the_way_down(make_spec: MakeSpec) -> None:
     given_env["A"] = "2"
     assert spec.env == {"A": "1"}
     with pytest.raises(ValidationError, match="frozen"):
-        spec.name = "other"  # type: ignore[misc]
+        spec.name = "other"
     with pytest.raises(TypeError):
         cast(MutableMapping[str, str], spec.env)["A"] = "3"
     with pytest.raises(TypeError):

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[2]
 # Generous, as the machine may be busy: a test that meets it has hung.
 LONGEST_RUN_S = 180.0
@@ -45,6 +47,13 @@ class Task:
                 self.process.wait(0.05)
                 ended = True
 
+    def wait_for_listener(self) -> None:
+        """Until it listens on a TCP port; AssertionError when it ends without."""
+        while not any(link.status == psutil.CONN_LISTEN for link in psutil.Process(self.process.pid).net_connections()):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.05)
+                raise AssertionError(f"{self.name} ended without listening:\n{self.output}")
+
     def signal(self, number: signal.Signals) -> None:
         os.killpg(self.process.pid, number)
 
@@ -55,10 +64,16 @@ class Cluster:
 
     tasks: list[Task] = field(default_factory=list)
     checkpoints: Path = Path()
+    progress: int | None = None
 
     def wait(self) -> list[int]:
         """All exit codes."""
         return [task.wait() for task in self.tasks]
+
+    def read_progress(self) -> bytes:
+        """What the pipe of `progress_of` holds, once its writer has ended."""
+        assert self.progress is not None
+        return os.read(self.progress, 1 << 20)
 
     @property
     def outputs(self) -> list[str]:
@@ -77,7 +92,7 @@ def run_workers(
     program: Sequence[str] = PROGRAM,
     started: Sequence[int] | None = None,
     checkpoints: Path | None = None,
-    environment: dict[str, str] | None = None,
+    progress_of: int | None = None,
 ) -> Iterator[Cluster]:
     """`workers` processes of one cluster (only those in `started`, if given) under `directory`; all killed at the end."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -96,8 +111,14 @@ def run_workers(
                 ),
                 "ORCH_CHECKPOINT_DIR": str(shared),
                 "ORCH_SCRATCH_DIR": str(scratch),
-                **(environment or {}),
             }
+            inherited: tuple[int, ...] = ()
+            if index == progress_of:
+                cluster.progress, writer = os.pipe()
+                stack.callback(os.close, cluster.progress)
+                stack.callback(os.close, writer)
+                env["ORCH_PROGRESS_FD"] = str(writer)
+                inherited = (writer,)
             log = directory / f"worker-{index}.log"
             with log.open("wb") as out:
                 process = subprocess.Popen(
@@ -108,6 +129,7 @@ def run_workers(
                     env=env,
                     cwd=directory,
                     start_new_session=True,
+                    pass_fds=inherited,
                 )
             stack.callback(_end, process)
             cluster.tasks.append(Task(f"worker:{index}", process, log, scratch))

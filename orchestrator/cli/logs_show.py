@@ -1,0 +1,136 @@
+"""What `orch logs` prints: the query's blocks in the form asked for, to whoever reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator import api
+from orchestrator.cli.options import Screen, color_mode
+from orchestrator.cli.runs_show import say_swept
+from orchestrator.cli.task_choice import chosen_tasks
+from orchestrator.errors import ExitCode, NoSuchRun, UsageError
+from orchestrator.runs.log_filter import LineFilter, parse_when
+from orchestrator.runs.log_query import LogQuery, query_blocks, query_lines, query_raw
+from orchestrator.runs.reader import RunView
+from orchestrator.signal_inbox import SignalInbox
+from orchestrator.tf_config import TaskRef
+from orchestrator.view.choice import ColorChoice, wants_colour
+from orchestrator.view.output import Output
+from orchestrator.view.plain import LineStyle, format_block
+
+_STDOUT = 1
+_LOOK_S = 0.05
+
+
+@dataclass(frozen=True)
+class LogRequest:
+    """The options of `orch logs` as they were given."""
+
+    words: tuple[str, ...]
+    follow: bool
+    tail: int | None
+    since: str | None
+    until: str | None
+    grep: str | None
+    invert: bool
+    timestamps: bool
+    no_prefix: bool
+    raw: bool
+
+
+def show_logs(request: LogRequest, screen: Screen) -> int:
+    say_swept()
+    run, task_words = _run_and_tasks(request.words)
+    run.refresh()
+    query = LogQuery(
+        tasks=chosen_tasks(run, task_words, "TASK"),
+        lines=_line_filter(request),
+        tail=request.tail,
+        follow=request.follow,
+    )
+    out = Output(_STDOUT)
+    pieces = _pieces(run, query, request, screen, out)
+    with SignalInbox((signal.SIGINT, signal.SIGTERM)) as inbox:
+        for piece in pieces:
+            out.write(piece)
+            while out.backlog and not out.drain(_LOOK_S):
+                if inbox.take():
+                    return ExitCode.INTERRUPTED
+            if not piece:
+                inbox.wait(_LOOK_S)
+            if inbox.take():
+                # Leaving a log that is followed is how following ends; it is no failure.
+                return ExitCode.OK if request.follow else ExitCode.INTERRUPTED
+    return ExitCode.OK
+
+
+def _run_and_tasks(words: tuple[str, ...]) -> tuple[RunView, tuple[str, ...]]:
+    """The first word is a run if there is such a run; a task's name is one only where no run has it."""
+    if not words:
+        return api.find().view, ()
+    try:
+        return api.find(words[0]).view, words[1:]
+    except NoSuchRun:
+        if not _is_task(words[0]):
+            raise
+    return api.find().view, words
+
+
+def _is_task(word: str) -> bool:
+    try:
+        TaskRef.parse(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _line_filter(request: LogRequest) -> LineFilter:
+    if request.invert and request.grep is None:
+        raise UsageError("--invert turns --grep round: give --grep RE as well")
+    now = time.time()
+    return LineFilter(
+        since=_moment("--since", request.since, now),
+        until=_moment("--until", request.until, now),
+        grep=_pattern(request.grep),
+        invert=request.invert,
+    )
+
+
+def _moment(option: str, text: str | None, now: float) -> float | None:
+    if text is None:
+        return None
+    try:
+        return parse_when(text, now)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from error
+
+
+def _pattern(pattern: str | None) -> str | None:
+    try:
+        LineFilter(grep=pattern)
+    except ValueError as error:
+        raise UsageError(f"--grep: {error}") from error
+    return pattern
+
+
+def _pieces(
+    run: RunView, query: LogQuery, request: LogRequest, screen: Screen, out: Output
+) -> Iterator[bytes]:
+    logs: Path = run.paths.logs
+    is_over: Callable[[], bool] = lambda: not run.is_live  # noqa: E731
+    if request.raw:
+        yield from query_raw(logs, query, is_over)
+    elif screen.json:
+        for lines in query_lines(logs, query, is_over):
+            yield "".join(json.dumps(line._asdict()) + "\n" for line in lines).encode()
+    else:
+        colour = wants_colour(ColorChoice(color_mode(screen).value), out.fileno(), os.environ)
+        style = LineStyle(not request.no_prefix, request.timestamps, colour)
+        for blocks in query_blocks(logs, query, is_over):
+            yield b"".join([format_block(block, style) for block in blocks if not block.lost])

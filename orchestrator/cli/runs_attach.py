@@ -1,0 +1,72 @@
+"""What `orch attach` does: the view of `orch up` on a run that somebody else started."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from orchestrator import api
+from orchestrator.cli import words
+from orchestrator.cli.keys import Keys, pressed_keys
+from orchestrator.cli.options import Screen, color_mode
+from orchestrator.cli.task_choice import chosen_tasks
+from orchestrator.errors import ExitCode, NoSuchRun
+from orchestrator.follow import Follower
+from orchestrator.runs.log_seek import position_of_tail
+from orchestrator.runs.reader import RunView
+from orchestrator.signal_inbox import SignalInbox
+from orchestrator.view.choice import ColorChoice, View, open_view, wants_colour
+from orchestrator.view.output import Output
+from orchestrator.view.plain import LineStyle
+
+_STDOUT, _STDERR = 1, 2
+# What was said just before one came is part of the picture.
+_LINES_BEFORE = 20
+_LEAVE_KEYS = frozenset("qQ\x04")
+
+
+def attach_to(
+    wanted: str | None, tasks: str | None, timestamps: bool, no_prefix: bool, screen: Screen
+) -> int:
+    """0 when the user left, the run's exit code when it ended."""
+    run = api.find(wanted)
+    if not run.view.is_live:
+        raise NoSuchRun(f"{run.id} is not live; `orch logs {run.id}` shows what it wrote")
+    run.view.refresh()
+    chosen = chosen_tasks(run.view, tasks.split(",") if tasks else [], "--tasks")
+    out = Output(_STDOUT)
+    colour = wants_colour(ColorChoice(color_mode(screen).value), out.fileno(), os.environ)
+    view = open_view(out, Output(_STDERR), LineStyle(not no_prefix, timestamps, colour), os.environ)
+    position = position_of_tail(run.view.paths.logs, chosen, _LINES_BEFORE)
+    follower = Follower(run.view, view, chosen, position)
+    follower.hint = "q leaves, the run goes on"
+    try:
+        left = _follow(run.view, follower, view)
+    finally:
+        follower.close()
+    if left:
+        words.say(f"left {run.id}, which goes on; `orch attach` comes back, `orch down` stops it")
+        return ExitCode.OK
+    result = api.result_of(run.view)
+    words.say(f"{run.id} {result.outcome.replace('_', ' ')}, exit code {result.exit_code}")
+    return result.exit_code
+
+
+def _follow(run: RunView, follower: Follower, view: View) -> bool:
+    """Whether the user left before the run's end."""
+    with SignalInbox((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)) as inbox, pressed_keys() as keys:
+        left = False
+        while not left and not (follower.is_over and not run.is_live):
+            pause = follower.step()
+            inbox.wait(pause, *keys.descriptors)
+            left = bool(inbox.take()) or _wants_to_leave(keys)
+        while not left and follower.show_rest():
+            left = bool(inbox.take())
+        view.finish()
+        while not view.drain(0.1) and not inbox.take():
+            pass
+    return left
+
+
+def _wants_to_leave(keys: Keys) -> bool:
+    return bool(_LEAVE_KEYS & set(keys.read()))

@@ -1,0 +1,172 @@
+"""`orch up` and `orch config`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli.options import Color, JsonOut, Quiet, Screen, Verbose, screen_of
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[-- CMD ...]",
+        help="train.py ..., python train.py ..., -m pkg.mod ..., or any executable. Without it the built-in program"
+        " runs, and options here are its own: -- --epochs 3",
+        show_default=False,
+    ),
+]
+Workers = Annotated[
+    str | None, typer.Option("--workers", "-n", metavar="N", help="Workers; index 0 is the chief.")
+]
+Name = Annotated[
+    str | None, typer.Option("--name", metavar="NAME", help="The run's name. Default: the directory's.")
+]
+Timeout = Annotated[
+    str | None, typer.Option("--timeout", metavar="TIME", help="End the run after this: 90, 5m, 1h30m.")
+]
+Grace = Annotated[
+    str | None, typer.Option("--grace", metavar="TIME", help="From SIGTERM to SIGKILL when stopping (10s).")
+]
+FailureGrace = Annotated[
+    str | None, typer.Option("--failure-grace", metavar="TIME", help="The same after a failure (500ms).")
+]
+Env = Annotated[
+    list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="A variable for the tasks; repeatable.")
+]
+Cwd = Annotated[str | None, typer.Option("--cwd", metavar="DIR", help="Where the tasks run.")]
+CheckpointDir = Annotated[
+    str | None, typer.Option("--checkpoint-dir", metavar="DIR", help="ORCH_CHECKPOINT_DIR of the tasks.")
+]
+LogDir = Annotated[
+    str | None, typer.Option("--log-dir", metavar="DIR", help="Where the run's directory goes.")
+]
+
+
+def up(
+    context: typer.Context,
+    command: Words = None,
+    workers: Workers = None,
+    name: Name = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Leave the run alone in the background.")
+    ] = False,
+    wait: Annotated[
+        str | None, typer.Option("--wait", metavar="ready|done", help="Detach, but return only then.")
+    ] = None,
+    timeout: Timeout = None,
+    grace: Grace = None,
+    failure_grace: FailureGrace = None,
+    env: Env = None,
+    cwd: Cwd = None,
+    checkpoint_dir: CheckpointDir = None,
+    log_dir: LogDir = None,
+    tasks: Annotated[
+        str | None, typer.Option("--tasks", metavar="0,2", help="Whose lines to show (all are logged).")
+    ] = None,
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", "-t", help="The time before each line.")
+    ] = False,
+    no_prefix: Annotated[
+        bool, typer.Option("--no-prefix", help="Lines as they are, without `worker:0 | `.")
+    ] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Stop live runs of that name first.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan and start nothing: orch config.")
+    ] = False,
+    json: JsonOut = False,
+    color: Color = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> int:
+    """Start a cluster and follow it to its end.
+
+    Every option can stand in orch.toml (workers = 4) or in the environment (ORCH_WORKERS=4), too. Ctrl-C stops the
+    run, a second one kills it. Exit code: 0, the first failing task's own, or 130, 143, 124, 125.
+    """
+    screen = screen_of(context, json, color, quiet, verbose)
+    flags = {
+        "workers": workers,
+        "name": name,
+        "detach": detach or None,
+        "wait": wait,
+        "timeout": timeout,
+        "grace": grace,
+        "failure_grace": failure_grace,
+        "env": env,
+        "cwd": cwd,
+        "checkpoint_dir": checkpoint_dir,
+        "log_dir": log_dir,
+        "tasks": tasks,
+        "timestamps": timestamps or None,
+        "no_prefix": no_prefix or None,
+        "replace": replace or None,
+        "color": screen.color,
+        "command": command,
+    }
+    if dry_run:
+        return _show_plan(flags, screen)
+    if _asks_for_help(command):
+        return subprocess.call([sys.executable, "-P", "-m", "worker", "--help"])
+    from orchestrator.cli.up_run import run_up
+
+    return run_up(flags, screen)
+
+
+def config(
+    context: typer.Context,
+    command: Words = None,
+    workers: Workers = None,
+    name: Name = None,
+    timeout: Timeout = None,
+    grace: Grace = None,
+    failure_grace: FailureGrace = None,
+    env: Env = None,
+    cwd: Cwd = None,
+    checkpoint_dir: CheckpointDir = None,
+    log_dir: LogDir = None,
+    json: JsonOut = False,
+) -> int:
+    """Show what `orch up` would start: each task's argv, env and TF_CONFIG, with placeholder ports."""
+    flags = {
+        "workers": workers,
+        "name": name,
+        "timeout": timeout,
+        "grace": grace,
+        "failure_grace": failure_grace,
+        "env": env,
+        "cwd": cwd,
+        "checkpoint_dir": checkpoint_dir,
+        "log_dir": log_dir,
+        "command": command,
+    }
+    return _show_plan(flags, screen_of(context, json))
+
+
+def _asks_for_help(command: list[str] | None) -> bool:
+    """`orch up -- --help` asks the built-in program, once and not in every worker."""
+    return command is not None and command[:1] in (["-h"], ["--help"]) and not Path("orch.toml").exists()
+
+
+def _show_plan(flags: dict[str, Any], screen: Screen) -> int:
+    from orchestrator import preflight, settings
+    from orchestrator.cli.words import print_json, print_lines, say
+    from orchestrator.config_document import config_document, config_lines, placeholder_plan
+    from orchestrator.runs.paths import RunPaths, runs_dir
+
+    request = settings.load(flags, os.environ, Path.cwd())
+    preflight.check(request.spec)
+    layout = RunPaths((request.spec.log_dir or runs_dir()) / f"{request.spec.name}-PLACEHOLDER")
+    plan = placeholder_plan(request.spec, layout, os.environ)
+    if screen.json:
+        print_json(config_document(request.spec, plan))
+    else:
+        for notice in request.notices:
+            say(notice)
+        print_lines(config_lines(request.spec, plan))
+    return 0

@@ -1,0 +1,70 @@
+"""orch's own words: data on stdout, everything else on stderr, each with the colour its stream can show."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+
+from orchestrator.cli.options import Screen, color_mode
+from orchestrator.view.choice import ColorChoice, wants_colour
+
+_STDOUT, _STDERR = 1, 2
+
+
+def say(text: str) -> None:
+    """A sentence of orch's, on stderr."""
+    say_line(f"orch: {text}")
+
+
+def say_line(text: str) -> None:
+    """A line on stderr as it stands; a stderr that is closed hears nothing."""
+    try:
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+    except OSError:
+        return
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def print_json(document: Mapping[str, object]) -> None:
+    sys.stdout.write(json.dumps(document, indent=1) + "\n")
+    sys.stdout.flush()
+
+
+def colour_on(screen: Screen, fd: int) -> bool:
+    return wants_colour(ColorChoice(color_mode(screen).value), fd, os.environ)
+
+
+def width_of(fd: int) -> int | None:
+    """Columns of the terminal behind `fd`; None where there is none: nothing is cut then."""
+    if not os.isatty(fd):
+        return None
+    return os.get_terminal_size(fd).columns or 80
+
+
+def colour_on_stdout(screen: Screen) -> bool:
+    return colour_on(screen, _STDOUT)
+
+
+def colour_on_stderr(screen: Screen) -> bool:
+    return colour_on(screen, _STDERR)
+
+
+def stdout_width() -> int | None:
+    return width_of(_STDOUT)
+
+
+def stderr_width() -> int | None:
+    return width_of(_STDERR)
+
+
+def forget_stdout() -> None:
+    """Nobody reads stdout any more: what is still buffered must not fail at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)

@@ -1,0 +1,118 @@
+"""The progress channel: what a line holds, how often one is sent, and that it never blocks."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.progress import LONGEST_LINE, VARIABLE, ProgressChannel, encode
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    reader, writer = os.pipe()
+    yield reader, writer
+    for fd in (reader, writer):
+        try:
+            os.close(fd)
+        except OSError:
+            pass
+
+
+def received(reader: int) -> list[dict[str, object]]:
+    return [json.loads(line) for line in os.read(reader, 65536).splitlines()]
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_steps_are_sent_at_most_five_times_a_second_and_phases_always(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    clock = Clock()
+    channel = ProgressChannel(writer, clock)
+    channel.phase("importing")
+    channel.phase("training", epoch=1, epochs=2)
+    for step in range(100):
+        clock.now += 0.01
+        channel.step(lambda step=step: {"step": step})  # type: ignore[misc]
+    lines = received(reader)
+    assert lines[:2] == [{"phase": "importing"}, {"phase": "training", "epoch": 1, "epochs": 2}]
+    assert {line["phase"] for line in lines[2:]} == {"training"}
+    assert 4 <= len(lines[2:]) <= 5
+
+
+def test_step_values_are_not_made_when_no_line_is_due(pipe: tuple[int, int]) -> None:
+    channel = ProgressChannel(pipe[1], Clock())
+    channel.phase("training")
+    channel.step(lambda: pytest.fail("values were made"))
+
+
+def test_a_full_pipe_loses_lines_and_blocks_nobody(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    channel = ProgressChannel(writer)
+    for epoch in range(20_000):
+        channel.phase("training", epoch=epoch)
+    lines = received(reader)
+    assert lines[0] == {"phase": "training", "epoch": 0}
+    channel.phase("done")
+    assert received(reader)[-1]["phase"] in ("training", "done")
+
+
+def test_a_reader_that_left_ends_the_reports_quietly(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    os.close(reader)
+    channel = ProgressChannel(writer)
+    channel.phase("training")
+    channel.phase("done")
+
+
+def test_the_descriptor_is_not_inherited_by_children(pipe: tuple[int, int]) -> None:
+    writer = pipe[1]
+    os.set_inheritable(writer, True)
+    ProgressChannel(writer)
+    assert not os.get_inheritable(writer)
+    assert not os.get_blocking(writer)
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "999999", "9" * 30])
+def test_without_a_usable_descriptor_nothing_happens(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, text)
+    ProgressChannel.from_environment().phase("training", epoch=1)
+
+
+def test_the_environment_names_the_descriptor(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = pipe
+    monkeypatch.setenv(VARIABLE, str(writer))
+    ProgressChannel.from_environment().phase("waiting")
+    assert received(reader) == [{"phase": "waiting"}]
+
+
+def test_numbers_that_json_lacks_become_null() -> None:
+    line = encode({"phase": "training", "loss": float("nan"), "metrics": {"accuracy": float("inf"), "auc": 0.5}})
+    assert json.loads(line) == {"phase": "training", "loss": None, "metrics": {"accuracy": None, "auc": 0.5}}
+
+
+metrics = st.dictionaries(st.text(), st.floats())
+
+
+@given(st.none() | st.floats(), metrics, st.integers())
+def test_every_line_is_one_short_line_of_strict_json(
+    loss: float | None, values: dict[str, float], epoch: int
+) -> None:
+    line = encode({"phase": "training", "epoch": epoch, "loss": loss, "metrics": values})
+    assert len(line) <= LONGEST_LINE
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    parsed = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert parsed["phase"] == "training"

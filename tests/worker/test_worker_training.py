@@ -1,0 +1,249 @@
+"""The training program as real processes: it trains, keeps, resumes, evaluates, and ends as it should."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cluster import LONGEST_RUN_S, ROOT, run_workers
+
+EPOCH_LINE = re.compile(r"^(epoch (\d+)/\d+: loss \d+\.\d{4}, accuracy \d\.\d{4}), \d+\.\d steps/s$", re.MULTILINE)
+HELD_OUT_LINE = re.compile(r"^held-out accuracy (\d\.\d{4}), loss \d+\.\d{4}, on 355 examples$", re.MULTILINE)
+PROGRESS_KEYS = {
+    "phase", "epoch", "epochs", "step", "steps", "loss", "metrics", "steps_per_s", "examples_per_s",
+}  # fmt: skip
+# Printed by TensorFlow when a process ends while others of its cluster are still there.
+DISORDER = re.compile("tasks have crashed|heartbeat|Socket closed|UNAVAILABLE|Connection re|Traceback")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a finished training of two workers left."""
+
+    outputs: list[str]
+    checkpoints: Path
+    scratch: list[list[str]]
+    progress: bytes
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+    """Two workers, default options, with a progress pipe on the chief that nobody reads until the end."""
+    directory = tmp_path_factory.mktemp("trained")
+    with run_workers(directory, 2, progress_of=0) as cluster:
+        assert cluster.wait() == [0, 0], cluster.describe()
+        yield Trained(
+            cluster.outputs,
+            cluster.checkpoints,
+            [sorted(os.listdir(task.scratch)) for task in cluster.tasks],
+            cluster.read_progress(),
+        )
+
+
+def test_both_workers_print_the_same_epochs_and_the_same_accuracy(trained: Trained) -> None:
+    epochs = [[line for line, _ in EPOCH_LINE.findall(output)] for output in trained.outputs]
+    assert len(epochs[0]) == 10
+    assert epochs[0] == epochs[1]
+    held_out = [HELD_OUT_LINE.findall(output) for output in trained.outputs]
+    assert held_out[0] == held_out[1]
+    (accuracy,) = held_out[0]
+    assert float(accuracy) >= 0.95
+
+
+def test_only_the_chief_tells_what_is_trained_and_that_keras_is_fixed(trained: Trained) -> None:
+    assert "digits: 1442 training and 355 held-out images of 8x8x1, 10 classes" in trained.outputs[0]
+    assert "2 workers, 16 examples each, global batch 32, 45 steps an epoch" in trained.outputs[0]
+    assert "fixed for this process" in trained.outputs[0]
+    assert "held-out images" not in trained.outputs[1]
+
+
+def test_nothing_but_the_programs_own_lines_is_printed(trained: Trained) -> None:
+    own = re.compile(r"^(worker:|digits:|2 workers,|checkpoints in |epoch \d|model written to |held-out accuracy )")
+    for output in trained.outputs:
+        assert [line for line in output.splitlines() if not own.match(line)] == []
+
+
+def test_the_checkpoint_directory_holds_the_chiefs_newest_and_the_model(trained: Trained) -> None:
+    kept = [f"ckpt-{epoch}.{part}" for epoch in (8, 9, 10) for part in ("data-00000-of-00001", "index")]
+    assert sorted(os.listdir(trained.checkpoints)) == sorted(["checkpoint", "model.keras", *kept])
+    assert trained.scratch == [[], []]
+
+
+def test_the_model_gives_the_same_accuracy_in_a_fresh_process(trained: Trained) -> None:
+    (accuracy,) = HELD_OUT_LINE.findall(trained.outputs[0])
+    code = (
+        "import sys, keras\n"
+        "from worker.training.datasets import load_dataset\n"
+        "digits = load_dataset('digits', 0)\n"
+        "model = keras.models.load_model(sys.argv[1])\n"
+        "values = model.evaluate(digits.test_images, digits.test_labels, verbose=0, return_dict=True)\n"
+        "print(f\"accuracy {values['accuracy']:.4f}\")\n"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code, str(trained.checkpoints / "model.keras")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_RUN_S,
+        check=False,
+    )
+    assert process.stdout == f"accuracy {accuracy}\n", process.stderr
+
+
+def test_progress_tells_every_phase_and_epoch(trained: Trained) -> None:
+    assert all(len(line) < 900 for line in trained.progress.splitlines())
+    lines = [json.loads(line) for line in trained.progress.splitlines()]
+    phases = [line["phase"] for line in lines]
+    assert list(dict.fromkeys(phases)) == [
+        "importing", "waiting", "starting", "training", "saving", "evaluating", "done",
+    ]  # fmt: skip
+    assert {key for line in lines for key in line} == PROGRESS_KEYS
+    ends = [line for line in lines if line["phase"] == "training" and line["step"] == line["steps"]]
+    assert {line["epoch"] for line in ends} == set(range(1, 11))
+    assert all(line["steps"] == 45 and line["epochs"] == 10 for line in ends)
+    assert 0 < ends[-1]["loss"] < ends[0]["loss"]
+    assert ends[-1]["metrics"]["accuracy"] > 0.9
+    assert ends[-1]["examples_per_s"] == pytest.approx(ends[-1]["steps_per_s"] * 32)
+
+
+def test_a_second_run_goes_on_from_the_newest_checkpoint_that_is_whole(trained: Trained, tmp_path: Path) -> None:
+    shared = tmp_path / "checkpoints"
+    shared.mkdir()
+    for file in trained.checkpoints.iterdir():
+        (shared / file.name).write_bytes(file.read_bytes())
+    torn = shared / "ckpt-10.data-00000-of-00001"
+    torn.write_bytes(torn.read_bytes()[:-5000] + bytes(5000))
+    (shared / "ckpt-11_temp").mkdir()
+    with run_workers(tmp_path, 2, ["--epochs", "11"], checkpoints=shared) as cluster:
+        assert cluster.wait() == [0, 0], cluster.describe()
+        assert "ckpt-10 cannot be read" in cluster.outputs[0]
+        for output in cluster.outputs:
+            assert "resumed at epoch 10\n" in output
+            assert [int(epoch) for _, epoch in EPOCH_LINE.findall(output)] == [10, 11]
+        assert [line for line, _ in EPOCH_LINE.findall(cluster.outputs[0])] == [
+            line for line, _ in EPOCH_LINE.findall(cluster.outputs[1])
+        ]
+    names = sorted(os.listdir(shared))
+    assert "ckpt-11.index" in names
+    assert not [name for name in names if "temp" in name]
+
+
+def test_a_finished_training_is_only_evaluated(trained: Trained, tmp_path: Path) -> None:
+    before = sorted(os.listdir(trained.checkpoints))
+    with run_workers(tmp_path, 1, ["--epochs", "10"], checkpoints=trained.checkpoints) as cluster:
+        assert cluster.wait() == [0], cluster.describe()
+        (output,) = cluster.outputs
+    assert "already trained for 10 epochs: nothing to train" in output
+    assert HELD_OUT_LINE.findall(output) == HELD_OUT_LINE.findall(trained.outputs[0])
+    assert not EPOCH_LINE.findall(output)
+    assert sorted(os.listdir(trained.checkpoints)) == before
+
+
+def test_checkpoints_of_another_model_are_refused(trained: Trained, tmp_path: Path) -> None:
+    arguments = ["--dataset", str(colour_images(tmp_path)), "--epochs", "20"]
+    with run_workers(tmp_path, 1, arguments, checkpoints=trained.checkpoints) as cluster:
+        assert cluster.wait() == [1], cluster.describe()
+        assert "does not fit this model" in cluster.outputs[0]
+
+
+def colour_images(directory: Path) -> Path:
+    import numpy as np
+
+    path = directory / "colours.npz"
+    images = np.random.RandomState(0).rand(40, 12, 10, 3)
+    np.savez(path, images=images, labels=np.arange(40) % 4)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("present", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_signal_ends_a_worker_that_waits_for_a_peer_that_never_comes(
+    number: signal.Signals, code: int, present: int, tmp_path: Path
+) -> None:
+    with run_workers(tmp_path, 2, started=[present]) as cluster:
+        (task,) = cluster.tasks
+        task.wait_for_line("waiting for the others to connect")
+        if present == 0:
+            # Listening means that it is within the call that blocks with Python's lock held.
+            task.wait_for_listener()
+        task.signal(number)
+        assert task.wait() == code
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
+def test_a_signal_ends_training_and_leaves_whole_checkpoints(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    with run_workers(tmp_path, 2, ["--epochs", "1000", "--steps-per-epoch", "2"]) as cluster:
+        cluster.tasks[1].wait_for_line("epoch 4/")
+        for task in cluster.tasks:
+            task.signal(number)
+        assert cluster.wait() == [code, code], cluster.describe()
+    names = set(os.listdir(cluster.checkpoints))
+    state = (cluster.checkpoints / "checkpoint").read_text()
+    (newest,) = re.findall(r'^model_checkpoint_path: "(.*)"$', state, re.MULTILINE)
+    assert {f"{newest}.index", f"{newest}.data-00000-of-00001"} <= names
+
+
+def test_an_error_ends_its_process_with_code_1_and_the_traceback(tmp_path: Path) -> None:
+    with run_workers(tmp_path, 2, ["--epochs", "1000", "--steps-per-epoch", "2"]) as cluster:
+        chief, peer = cluster.tasks
+        peer.wait_for_line("epoch 2/")
+        cluster.checkpoints.rename(tmp_path / "taken away")
+        cluster.checkpoints.write_text("a file where the directory was")
+        assert chief.wait() == 1, cluster.describe()
+        assert "Traceback" in chief.output
+        assert str(cluster.checkpoints) in chief.output
+        assert peer.wait() == 1, cluster.describe()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 4, 8])
+def test_any_number_of_workers_learns_the_digits(workers: int, tmp_path: Path) -> None:
+    with run_workers(tmp_path, workers) as cluster:
+        assert cluster.wait() == [0] * workers, cluster.describe()
+        held_out = {tuple(HELD_OUT_LINE.findall(output)) for output in cluster.outputs}
+        epochs = {tuple(line for line, _ in EPOCH_LINE.findall(output)) for output in cluster.outputs}
+    assert len(held_out) == len(epochs) == 1
+    ((accuracy,),) = held_out
+    assert float(accuracy) >= 0.95
+
+
+@pytest.mark.slow
+def test_the_same_seed_trains_the_same_model(tmp_path: Path, trained: Trained) -> None:
+    with run_workers(tmp_path, 2) as cluster:
+        assert cluster.wait() == [0, 0], cluster.describe()
+        again = [line for line, _ in EPOCH_LINE.findall(cluster.outputs[0])]
+    assert again == [line for line, _ in EPOCH_LINE.findall(trained.outputs[0])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["off", "auto"])
+@pytest.mark.parametrize("dataset", ["synthetic", "file"])
+def test_other_data_sets_and_policies_train(policy: str, dataset: str, tmp_path: Path) -> None:
+    name = str(colour_images(tmp_path)) if dataset == "file" else dataset
+    with run_workers(tmp_path, 2, ["--dataset", name, "--auto-shard", policy, "--epochs", "2"]) as cluster:
+        assert cluster.wait() == [0, 0], cluster.describe()
+        assert all("held-out accuracy" in output for output in cluster.outputs)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_twenty_clusters_of_four_end_in_good_order(tmp_path: Path) -> None:
+    for number in range(20):
+        arguments = ["--epochs", "1", "--steps-per-epoch", "2"]
+        with run_workers(tmp_path / str(number), 4, arguments) as cluster:
+            assert cluster.wait() == [0] * 4, cluster.describe()
+            assert not DISORDER.search(cluster.describe()), cluster.describe()
