@@ -3,8 +3,9 @@
 
 Usage: scripts/make_digits.py optdigits.tes [digits.npz]
 
-The source is `optdigits.tes` of https://doi.org/10.24432/C50P49, or the same rows as `digits.csv.gz`, the copy that
-scikit-learn carries: 1,797 lines of 64 pixels (0 to 16, row by row) and the digit, separated by commas.
+The source is `optdigits.tes` of https://doi.org/10.24432/C50P49, or the same rows as `digits.csv.gz`, the
+copy that scikit-learn carries: 1,797 lines of 64 pixels (0 to 16, row by row) and the digit, separated by
+commas.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def read_rows(source: Path) -> npt.NDArray[np.uint8]:
     text = gzip.decompress(raw).decode() if source.suffix == ".gz" else raw.decode()
     rows = np.array([[int(float(cell)) for cell in line.split(",")] for line in text.split()], dtype=np.int64)
     if rows.shape != (EXAMPLES, SIDE * SIDE + 1):
-        raise ValueError(f"{source}: expected {EXAMPLES} rows of {SIDE * SIDE + 1} numbers, found {rows.shape}")
+        raise ValueError(
+            f"{source}: expected {EXAMPLES} rows of {SIDE * SIDE + 1} numbers, found {rows.shape}"
+        )
     pixels, labels = rows[:, :-1], rows[:, -1]
     if pixels.min() < 0 or pixels.max() != BRIGHTEST or set(labels.tolist()) != set(range(CLASSES)):
         raise ValueError(f"{source}: pixels must be 0 to {BRIGHTEST} and labels 0 to {CLASSES - 1}")

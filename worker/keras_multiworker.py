@@ -3,9 +3,10 @@
 Two faults of keras/src/backend/tensorflow/trainer.py make fit, evaluate and train_on_batch fail under
 MultiWorkerMirroredStrategy with two workers or more (https://github.com/keras-team/keras/issues/20585):
 
-- building: `_maybe_symbolic_build` reduces the first batch over the workers although it needs its shapes alone, and a
-  batch made for several workers cannot be reduced;
-- reducing: `reduce_per_replica` takes the mean of scalars, the losses and metrics, along axis 0, which they do not have.
+- building: `_maybe_symbolic_build` reduces the first batch over the workers although it needs its shapes
+  alone, and a batch made for several workers cannot be reduced;
+- reducing: `reduce_per_replica` takes the mean of scalars, the losses and metrics, along axis 0, which they
+  do not have.
 
 Importing this module imports the standard library only, so it can be brought into any script.
 """
@@ -39,7 +40,8 @@ class Fault(enum.Enum):
 def fix_multi_worker_fit(workers: int) -> str | None:
     """Repair the installed Keras for a cluster of `workers`, if it needs it; returns one line to log, or None.
 
-    Imports Keras (and with it TensorFlow) when there are two workers or more. Calling it again changes nothing.
+    Imports Keras (and with it TensorFlow) when there are two workers or more. Calling it again changes
+    nothing.
     """
     if workers < 2:
         return None

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NAMED_DATASETS = ("digits", "mnist", "synthetic")
-# `file` is absent on purpose: tf.data shards by file only what it reads from files, and these data sets are in memory.
+# `file` is absent on purpose: tf.data shards by file only what it reads from files, and these data sets are
+# in memory.
 AUTO_SHARD = ("data", "off", "auto")
 
 DEFAULT_EPOCHS = 10
 DEFAULT_BATCH_SIZE = 16
-DEFAULT_LEARNING_RATE = 0.001
+DEFAULT_LEARNING_RATE = 0.002
 DEFAULT_KEEP = 3
 DEFAULT_SEED = 7
 LARGEST_SEED = 2**31 - 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
@@ -11,7 +10,6 @@ from orchestrator.cli import logs, runs, up
 from orchestrator.cli.options import Color, JsonOut, Quiet, Screen, Verbose
 from orchestrator.cli.words import forget_stdout, say
 from orchestrator.errors import ExitCode, OrchError
-from orchestrator.view.output import OutputClosed
 
 app = typer.Typer(
     name="orch",
@@ -26,6 +24,8 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
         try:
             number = version("tf-orch")
         except PackageNotFoundError:
@@ -68,7 +68,7 @@ def main() -> int:
         return int(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
-    except (BrokenPipeError, OutputClosed):
+    except BrokenPipeError:
         forget_stdout()
         return ExitCode.OK
     except Exception as error:

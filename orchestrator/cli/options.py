@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from orchestrator.errors import UsageError
-from orchestrator.request import ColorMode
+
+if TYPE_CHECKING:
+    from orchestrator.request import ColorMode
 
 JsonOut = Annotated[bool, typer.Option("--json", help="One JSON document (or JSON lines) on stdout.")]
 Color = Annotated[
@@ -53,6 +55,8 @@ def screen_of(
 
 def color_mode(screen: Screen) -> ColorMode:
     """--color, else ORCH_COLOR, else auto."""
+    from orchestrator.request import ColorMode  # late: pydantic is most of what `orch --help` would wait for
+
     word = screen.color or ("" if os.environ.get("ORCH_RUN_ID") else os.environ.get("ORCH_COLOR", ""))
     if not word:
         return ColorMode.AUTO

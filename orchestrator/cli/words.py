@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable, Mapping
 
 from orchestrator.cli.options import Screen, color_mode
-from orchestrator.view.choice import ColorChoice, wants_colour
 
 _STDOUT, _STDERR = 1, 2
 
@@ -39,6 +38,8 @@ def print_json(document: Mapping[str, object]) -> None:
 
 
 def colour_on(screen: Screen, fd: int) -> bool:
+    from orchestrator.view.choice import ColorChoice, wants_colour
+
     return wants_colour(ColorChoice(color_mode(screen).value), fd, os.environ)
 
 

@@ -12,7 +12,7 @@ from collections import deque
 _SAFE_WRITE = 4096
 
 
-class OutputClosed(Exception):
+class OutputClosed(BrokenPipeError):
     """Whoever read our output has left (`orch logs | head`): stop quietly."""
 
 

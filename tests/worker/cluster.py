@@ -49,7 +49,9 @@ class Task:
 
     def wait_for_listener(self) -> None:
         """Until it listens on a TCP port; AssertionError when it ends without."""
-        while not any(link.status == psutil.CONN_LISTEN for link in psutil.Process(self.process.pid).net_connections()):
+        while not any(
+            link.status == psutil.CONN_LISTEN for link in psutil.Process(self.process.pid).net_connections()
+        ):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(0.05)
                 raise AssertionError(f"{self.name} ended without listening:\n{self.output}")

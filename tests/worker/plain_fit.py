@@ -21,7 +21,11 @@ with strategy.scope():
 try:
     history = model.fit(x, y, batch_size=16, epochs=2, verbose=0)
     values = model.evaluate(x, y, batch_size=16, verbose=0, return_dict=True)
-    print("fitted", [f"{loss:.6f}" for loss in history.history["loss"]], f"{values['loss']:.6f} {values['mae']:.6f}")
+    print(
+        "fitted",
+        [f"{loss:.6f}" for loss in history.history["loss"]],
+        f"{values['loss']:.6f} {values['mae']:.6f}",
+    )
     sys.stdout.flush()
     context = __import__("tensorflow.python.eager.context", fromlist=["context"]).context()
     context.wait_at_barrier("end", 60_000)

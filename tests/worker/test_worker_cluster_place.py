@@ -30,7 +30,9 @@ def test_worker_zero_is_the_chief() -> None:
 
 def test_a_chief_of_its_own_comes_before_worker_zero() -> None:
     cluster = {"chief": ["a:1"], "worker": ["b:2", "c:3"]}
-    assert read_place(config(cluster, {"type": "chief", "index": 0})) == Place("chief:0", 0, ("a:1", "b:2", "c:3"))
+    assert read_place(config(cluster, {"type": "chief", "index": 0})) == Place(
+        "chief:0", 0, ("a:1", "b:2", "c:3")
+    )
     worker = read_place(config(cluster, {"type": "worker", "index": 0}))
     assert (worker.rank, worker.is_chief, worker.peers) == (1, False, ("a:1", "c:3"))
 
@@ -54,7 +56,9 @@ def test_what_cannot_train_is_said(text: str, says: str) -> None:
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["cluster", "task", "worker", "type"]), inner),
+    lambda inner: (
+        st.lists(inner) | st.dictionaries(st.sampled_from(["cluster", "task", "worker", "type"]), inner)
+    ),
 )
 
 

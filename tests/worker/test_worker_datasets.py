@@ -49,7 +49,11 @@ def test_the_script_refuses_other_tables(text: str, tmp_path: Path) -> None:
     source.write_text(text)
     script = ROOT / "scripts" / "make_digits.py"
     process = subprocess.run(
-        [sys.executable, script, source, target], capture_output=True, text=True, timeout=LONGEST_RUN_S, check=False
+        [sys.executable, script, source, target],
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_RUN_S,
+        check=False,
     )
     assert process.returncode != 0
     assert "ValueError" in process.stderr
@@ -57,7 +61,11 @@ def test_the_script_refuses_other_tables(text: str, tmp_path: Path) -> None:
 
 
 def test_synthetic_depends_on_the_seed_alone() -> None:
-    one, same, other = load_dataset("synthetic", 1), load_dataset("synthetic", 1), load_dataset("synthetic", 2)
+    one, same, other = (
+        load_dataset("synthetic", 1),
+        load_dataset("synthetic", 1),
+        load_dataset("synthetic", 2),
+    )
     assert np.array_equal(one.train_images, same.train_images)
     assert not np.array_equal(one.train_images, other.train_images)
     assert one.classes == 10
@@ -101,7 +109,10 @@ def test_whole_number_pixels_are_divided_by_the_brightest_of_the_training_part()
         ({"images": IMAGES, "labels": LABELS[:3]}, "20 images but 3 labels"),
         ({"images": IMAGES[0], "labels": LABELS}, r"images must be \(n, height, width\)"),
         ({"images": IMAGES.astype(str), "labels": LABELS}, "images must be whole numbers or floats"),
-        ({"images": IMAGES, "labels": LABELS / 2}, r"labels must be \(n,\) whole numbers, not \(20,\) of float64"),
+        (
+            {"images": IMAGES, "labels": LABELS / 2},
+            r"labels must be \(n,\) whole numbers, not \(20,\) of float64",
+        ),
         ({"images": IMAGES, "labels": LABELS[:, None]}, r"labels must be \(n,\) whole numbers"),
         ({"images": IMAGES, "labels": LABELS - 1}, "labels must lie within 0 and 9999, not -1 to 0"),
         ({"images": IMAGES, "labels": LABELS + 10_000}, "labels must lie within"),

@@ -79,7 +79,9 @@ def test_fit_fails_on_two_workers_without_the_fix(tmp_path: Path) -> None:
     with run_workers(tmp_path, 2, program=[str(PLAIN_FIT)]) as cluster:
         assert cluster.wait() == [0, 0], cluster.describe()
         for output in cluster.outputs:
-            assert re.search("^failed .*unsupported type", output, re.MULTILINE), cluster.describe()
+            assert re.search(
+                "^failed ValueError: Attempt to convert .*unsupported type", output, re.M | re.S
+            ), cluster.describe()
 
 
 def test_fit_and_evaluate_work_on_two_workers_with_the_fix(tmp_path: Path) -> None:

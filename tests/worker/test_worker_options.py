@@ -55,9 +55,7 @@ def test_all_options() -> None:
         (["stray"], "unrecognized arguments: stray"),
     ],
 )
-def test_bad_values_are_refused(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_values_are_refused(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         parse_options(arguments)
     assert stop.value.code == 2

@@ -89,9 +89,7 @@ def test_without_a_usable_descriptor_nothing_happens(text: str, monkeypatch: pyt
     ProgressChannel.from_environment().phase("training", epoch=1)
 
 
-def test_the_environment_names_the_descriptor(
-    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_names_the_descriptor(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = pipe
     monkeypatch.setenv(VARIABLE, str(writer))
     ProgressChannel.from_environment().phase("waiting")
@@ -99,7 +97,9 @@ def test_the_environment_names_the_descriptor(
 
 
 def test_numbers_that_json_lacks_become_null() -> None:
-    line = encode({"phase": "training", "loss": float("nan"), "metrics": {"accuracy": float("inf"), "auc": 0.5}})
+    line = encode(
+        {"phase": "training", "loss": float("nan"), "metrics": {"accuracy": float("inf"), "auc": 0.5}}
+    )
     assert json.loads(line) == {"phase": "training", "loss": None, "metrics": {"accuracy": None, "auc": 0.5}}
 
 

@@ -13,16 +13,10 @@ from cluster import LONGEST_RUN_S, ROOT
 
 # PyDLL, unlike CDLL, keeps the lock during the call: as TensorFlow does while it waits for its peers.
 BLOCKED = """
-import ctypes, os, signal, sys
-from worker.training.signals import end_on_signals
-if sys.argv[1] == "guarded":
-    end_on_signals()
-else:
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(99))
-ctypes.CDLL(None).signal(int(sys.argv[2]), ctypes.c_void_p(ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p).value))
-print("blocking", flush=True)
-while True:
-    ctypes.PyDLL(None).sleep(1000)
+import ctypes, os, signal, sys from worker.training.signals import end_on_signals if sys.argv[1] == "guarded":
+end_on_signals() else: signal.signal(signal.SIGTERM, lambda *_: os._exit(99))
+ctypes.CDLL(None).signal(int(sys.argv[2]), ctypes.c_void_p(ctypes.cast(ctypes.CDLL(None).getpid,
+ctypes.c_void_p).value)) print("blocking", flush=True) while True: ctypes.PyDLL(None).sleep(1000)
 """
 
 

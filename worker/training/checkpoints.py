@@ -26,8 +26,9 @@ class CheckpointError(RuntimeError):
 class Checkpoints:
     """The checkpoints of one training: model, optimizer and how many epochs are done, named ckpt-<epochs done>.
 
-    Every worker has one and must call `resume` and `save` at the same point of its program, as values that are summed
-    over the workers when they are read would wait for all of them. Only the chief writes into `directory`.
+    Every worker has one and must call `resume` and `save` at the same point of its program, as values that
+    are summed over the workers when they are read would wait for all of them. Only the chief writes into
+    `directory`.
     """
 
     def __init__(self, model: Any, place: Place, strategy: Any, directory: Path, keep: int) -> None:
@@ -53,15 +54,21 @@ class Checkpoints:
     def resume(self) -> int:
         """Restore the newest checkpoint that the chief can read; returns how many epochs are done, 0 for a fresh start.
 
-        The chief alone decides and tells the others, who read the same files. None is written or deleted before every
-        worker has read: the next save comes after a training step, in which all take part.
+        The chief alone decides and tells the others, who read the same files. None is written or deleted
+        before every worker has read: the next save comes after a training step, in which all take part.
         """
-        epoch = told_by_chief(self._strategy, self._place.is_chief, self._newest() if self._place.is_chief else 0)
+        epoch = told_by_chief(
+            self._strategy, self._place.is_chief, self._newest() if self._place.is_chief else 0
+        )
         if epoch == NOTHING_TO_RESUME:
             return 0
         path = self._directory / f"{PREFIX}-{epoch}"
         try:
             self._checkpoint.restore(str(path)).assert_existing_objects_matched()
+        except tf.errors.NotFoundError as error:
+            raise CheckpointError(
+                f"{path}, which the chief resumes from, is not on this host: every worker needs the same --checkpoint-dir"
+            ) from error
         except (AssertionError, ValueError, tf.errors.OpError) as error:
             raise CheckpointError(
                 f"{path} does not fit this model ({_first_line(error)}): give the options it was made with, or another --checkpoint-dir"
@@ -80,7 +87,11 @@ class Checkpoints:
 
     def _newest(self) -> int:
         found = sorted(
-            (int(number) for index in self._directory.glob(f"{PREFIX}-*.index") if (number := _number(index)).isdecimal()),
+            (
+                int(number)
+                for index in self._directory.glob(f"{PREFIX}-*.index")
+                if (number := _number(index)).isdecimal()
+            ),
             reverse=True,
         )
         for epoch in found:
@@ -90,7 +101,9 @@ class Checkpoints:
             except (tf.errors.OpError, ValueError, KeyError, RuntimeError) as error:
                 print(f"checkpoint {path} cannot be read ({_first_line(error)}): trying the one before it")
         if found:
-            raise CheckpointError(f"none of the {len(found)} checkpoints in {self._directory} can be read: move them away to start afresh")
+            raise CheckpointError(
+                f"none of the {len(found)} checkpoints in {self._directory} can be read: move them away to start afresh"
+            )
         return NOTHING_TO_RESUME
 
 

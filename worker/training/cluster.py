@@ -48,7 +48,9 @@ def read_place(environment: Mapping[str, str]) -> Place:
     if not chiefs and not workers:
         return Place()
     if kind not in ("chief", "worker"):
-        raise ClusterError(f"TF_CONFIG makes this task {kind}:{index}; the built-in program runs workers only")
+        raise ClusterError(
+            f"TF_CONFIG makes this task {kind}:{index}; the built-in program runs workers only"
+        )
     if not 0 <= index < len(chiefs if kind == "chief" else workers):
         raise ClusterError(f"TF_CONFIG makes this task {kind}:{index}, which its cluster does not have")
     rank = index if kind == "chief" else len(chiefs) + index

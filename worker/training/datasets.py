@@ -57,8 +57,8 @@ def load_dataset(name: str, seed: int) -> Dataset:
 def from_arrays(name: str, arrays: dict[str, AnyArray]) -> Dataset:
     """A data set of x_train and y_train with or without x_test and y_test, or of images and labels; DatasetError.
 
-    Without a test part every fifth example of each class is held out. Whole-number pixels are divided by the brightest
-    one of the training part, so that they lie within 0 and 1; others are taken as they are.
+    Without a test part every fifth example of each class is held out. Whole-number pixels are divided by the
+    brightest one of the training part, so that they lie within 0 and 1; others are taken as they are.
     """
     if {"x_train", "y_train"} <= arrays.keys():
         images, labels = _checked(name, "x_train", arrays["x_train"], "y_train", arrays["y_train"])
@@ -72,7 +72,9 @@ def from_arrays(name: str, arrays: dict[str, AnyArray]) -> Dataset:
     if "x_test" in arrays:
         test_images, test_labels = _checked(name, "x_test", arrays["x_test"], "y_test", arrays["y_test"])
         if test_images.shape[1:] != images.shape[1:]:
-            raise DatasetError(f"{name}: x_test's images are {test_images.shape[1:]}, x_train's are {images.shape[1:]}")
+            raise DatasetError(
+                f"{name}: x_test's images are {test_images.shape[1:]}, x_train's are {images.shape[1:]}"
+            )
     else:
         held_out = held_out_examples(labels)
         if not held_out.any():
@@ -104,17 +106,23 @@ def _checked(
     name: str, images_key: str, images: AnyArray, labels_key: str, labels: AnyArray
 ) -> tuple[AnyArray, AnyArray]:
     if images.ndim not in (3, 4):
-        raise DatasetError(f"{name}: {images_key} must be (n, height, width) or (n, height, width, channels), not {images.shape}")
+        raise DatasetError(
+            f"{name}: {images_key} must be (n, height, width) or (n, height, width, channels), not {images.shape}"
+        )
     if images.dtype.kind not in "uif":
         raise DatasetError(f"{name}: {images_key} must be whole numbers or floats, not {images.dtype}")
     if labels.ndim != 1 or labels.dtype.kind not in "ui":
-        raise DatasetError(f"{name}: {labels_key} must be (n,) whole numbers, not {labels.shape} of {labels.dtype}")
+        raise DatasetError(
+            f"{name}: {labels_key} must be (n,) whole numbers, not {labels.shape} of {labels.dtype}"
+        )
     if len(images) != len(labels):
         raise DatasetError(f"{name}: {len(images)} {images_key} but {len(labels)} {labels_key}")
     if len(images) == 0:
         raise DatasetError(f"{name}: {images_key} is empty")
     if min(images.shape[1:3]) < SMALLEST_SIDE or images.size == 0:
-        raise DatasetError(f"{name}: images must be at least {SMALLEST_SIDE}x{SMALLEST_SIDE}, not {images.shape[1:]}")
+        raise DatasetError(
+            f"{name}: images must be at least {SMALLEST_SIDE}x{SMALLEST_SIDE}, not {images.shape[1:]}"
+        )
     if labels.min() < 0 or labels.max() >= MOST_CLASSES:
         raise DatasetError(
             f"{name}: {labels_key} must lie within 0 and {MOST_CLASSES - 1}, not {labels.min()} to {labels.max()}"

@@ -21,14 +21,16 @@ CONNECT_S = 1.0
 def leave(place: Place) -> NoReturn:
     """End this process with code 0 once every worker has got here; the chief goes last.
 
-    The chief serves the coordination service, and a worker that sees it vanish logs that the tasks have crashed. So the
-    chief holds a connection to each peer and stays until their ends close them. Ending by `_exit` leaves out TensorFlow's
-    own teardown, which would wait for threads and peers.
+    The chief serves the coordination service, and a worker that sees it vanish logs that the tasks have
+    crashed. So the chief holds a connection to each peer and stays until their ends close them. Ending by
+    `_exit` leaves out TensorFlow's own teardown, which would wait for threads and peers.
     """
     with contextlib.ExitStack() as stack:
         connections = []
         if place.workers > 1:
-            connections = [stack.enter_context(peer) for peer in _connect(place.peers)] if place.is_chief else []
+            connections = (
+                [stack.enter_context(peer) for peer in _connect(place.peers)] if place.is_chief else []
+            )
             _wait_for_all()
         _wait_until_closed(connections, time.monotonic() + PEERS_LEAVE_S)
     end_now(0)
@@ -43,7 +45,8 @@ def end_now(code: int) -> NoReturn:
 
 
 def _wait_for_all() -> None:
-    # TensorFlow has no public barrier. An all-reduce is none: who has its result may leave while another still fetches it.
+    # TensorFlow has no public barrier. An all-reduce is none: who has its result may leave while another
+    # still fetches it.
     from tensorflow.python.eager import context
 
     context.context().wait_at_barrier(BARRIER, BARRIER_TIMEOUT_S * 1000)

@@ -25,7 +25,10 @@ class Evaluation:
 
 def evaluate(model: Any, dataset: Dataset, place: Place, strategy: Any) -> Evaluation:
     """Loss and accuracy on the held-out part; every worker must call it."""
-    images, labels = dataset.test_images[place.rank :: place.workers], dataset.test_labels[place.rank :: place.workers]
+    images, labels = (
+        dataset.test_images[place.rank :: place.workers],
+        dataset.test_labels[place.rank :: place.workers],
+    )
 
     @tf.function(reduce_retracing=True)
     def loss_and_hits(some: Any, expected: Any) -> tuple[Any, Any]:

@@ -1,9 +1,10 @@
 """Keeps the data iterator of `fit` alive after `fit`, as destroying it waits for seconds.
 
-The destructor of a tf.data iterator cancels the thread that tunes it and joins it. TensorFlow (2.21 and before) wakes
-that thread by a cancellation callback, but marks the cancellation as done only after its callbacks: a thread that looks
-in between goes back to sleep for the rest of its tuning period, which doubles from 10 ms up to 60 s as training goes on.
-The iterators in question are made inside `fit`, and those that feed the devices take no tf.data options of the user's.
+The destructor of a tf.data iterator cancels the thread that tunes it and joins it. TensorFlow (2.21 and
+before) wakes that thread by a cancellation callback, but marks the cancellation as done only after its
+callbacks: a thread that looks in between goes back to sleep for the rest of its tuning period, which doubles
+from 10 ms up to 60 s as training goes on. The iterators in question are made inside `fit`, and those that
+feed the devices take no tf.data options of the user's.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ import faulthandler
 import os
 from collections.abc import Iterator
 
-# Written to descriptor 2 by native code whatever TF_CPP_MIN_LOG_LEVEL says, while no logger is initialised yet.
+# Written to descriptor 2 by native code whatever TF_CPP_MIN_LOG_LEVEL says, while no logger is initialised
+# yet.
 CHATTER = (
     b"All log messages before absl::InitializeLog() is called are written to STDERR",
     b"oneDNN custom operations are on.",
@@ -24,8 +25,8 @@ OWN_LOG_LEVEL = "2"
 def without_chatter() -> Iterator[None]:
     """Hold back what is written to descriptor 2 within, then write it without the chatter.
 
-    Should the process crash within, the fault handler still writes where it happened. A TF_CPP_MIN_LOG_LEVEL of the
-    user's turns this off; otherwise errors alone are logged from here on.
+    Should the process crash within, the fault handler still writes where it happened. A TF_CPP_MIN_LOG_LEVEL
+    of the user's turns this off; otherwise errors alone are logged from here on.
     """
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL", OWN_LOG_LEVEL) != OWN_LOG_LEVEL:
         yield

@@ -21,10 +21,11 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has 
         self._steps = steps
         self._global_batch = global_batch
         self._epoch = 0
-        self._first_step_end = 0.0
+        self._epoch_start = self._first_step_end = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         self._epoch = epoch + 1
+        self._epoch_start = time.monotonic()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         # The values are at hand: Keras has already read them for its callbacks.
@@ -54,6 +55,7 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has 
         }
 
     def _rate(self, step: int) -> float:
-        """Steps a second since the first step's end, which leaves out what the first one compiles; 0 before there are two."""
-        elapsed = time.monotonic() - self._first_step_end
-        return (step - 1) / elapsed if elapsed > 0 else 0.0
+        """Steps a second, without the epoch's first step where there are more: the very first one compiles."""
+        if step < 2:
+            return step / (time.monotonic() - self._epoch_start)
+        return (step - 1) / (time.monotonic() - self._first_step_end)

@@ -33,14 +33,27 @@ def run(options: Options, place: Place, dataset: Dataset, progress: ProgressChan
     checkpoints = Checkpoints(model, place, strategy, options.checkpoint_dir, options.keep)
     done = resume(checkpoints, options)
     if done < options.epochs:
-        train(options, dataset, model, checkpoints, progress, done=done, steps=steps, global_batch=global_batch)
+        train(
+            options,
+            place,
+            dataset,
+            model,
+            checkpoints,
+            progress,
+            done=done,
+            steps=steps,
+            global_batch=global_batch,
+        )
     if place.is_chief:
         progress.phase("saving")
         print(f"model written to {save_model(model, options.checkpoint_dir)}")
     progress.phase("evaluating")
     result = evaluate(model, dataset, place, strategy)
     checkpoints.close()
-    print(f"held-out accuracy {result.accuracy:.4f}, loss {result.loss:.4f}, on {result.examples} examples", flush=True)
+    print(
+        f"held-out accuracy {result.accuracy:.4f}, loss {result.loss:.4f}, on {result.examples} examples",
+        flush=True,
+    )
     progress.phase("done", loss=result.loss, metrics={"accuracy": result.accuracy})
     leave(place)
 
@@ -82,7 +95,9 @@ def make_model(options: Options, place: Place, dataset: Dataset, strategy: Any) 
     height, width, channels = dataset.train_images.shape[1:]
     with strategy.scope():
         model = build_model(
-            (height, width, channels), dataset.classes, scaled_learning_rate(options.learning_rate, place.workers)
+            (height, width, channels),
+            dataset.classes,
+            scaled_learning_rate(options.learning_rate, place.workers),
         )
     if options.summary and place.is_chief:
         model.summary()
@@ -99,8 +114,14 @@ def resume(checkpoints: Checkpoints, options: Options) -> int:
     return done
 
 
+def order_seed(options: Options, place: Place, done: int) -> int:
+    """The seed of the examples' order: another one after a resume, and for each worker when nothing is sharded."""
+    return options.seed + done + (place.rank * options.epochs if options.auto_shard == "off" else 0)
+
+
 def train(
     options: Options,
+    place: Place,
     dataset: Dataset,
     model: Any,
     checkpoints: Checkpoints,
@@ -113,8 +134,10 @@ def train(
     """Fit from epoch `done` on, with a checkpoint after each epoch."""
     progress.phase("training", epoch=done + 1, epochs=options.epochs, step=0, steps=steps)
     batches = training_batches(
-        # A resumed run sees the examples in another order than the first epochs did.
-        dataset, global_batch=global_batch, auto_shard=options.auto_shard, seed=options.seed + done
+        dataset,
+        global_batch=global_batch,
+        auto_shard=options.auto_shard,
+        seed=order_seed(options, place, done),
     )
     report = EpochReport(progress, epochs=options.epochs, steps=steps, global_batch=global_batch)
     save = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: checkpoints.save(epoch + 1))

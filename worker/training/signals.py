@@ -1,8 +1,9 @@
 """Makes SIGTERM and SIGINT end this process at once, also while TensorFlow blocks.
 
-TensorFlow replaces SIGTERM's handler when the strategy is built and then waits for its peers with Python's global
-interpreter lock held: no Python code, in whatever thread, can answer a signal there. So the C library does: both
-signals are blocked in every thread and read from a signalfd by glibc's asynchronous I/O, whose completion calls _exit.
+TensorFlow replaces SIGTERM's handler when the strategy is built and then waits for its peers with Python's
+global interpreter lock held: no Python code, in whatever thread, can answer a signal there. So the C library
+does: both signals are blocked in every thread and read from a signalfd by glibc's asynchronous I/O, whose
+completion calls _exit.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ _armed: list[tuple[_AioControlBlock, ctypes.Array[ctypes.c_char]]] = []
 def end_on_signals() -> None:
     """From now on SIGTERM ends the process with code 143 and SIGINT with 130; OSError when the C library cannot do it.
 
-    Call it in the main thread before any other thread is started: threads inherit the blocked signals. So do child
-    processes. What is written must be safe against being cut off anywhere: files are written beside and renamed.
+    Call it in the main thread before any other thread is started: threads inherit the blocked signals. So do
+    child processes. What is written must be safe against being cut off anywhere: files are written beside and
+    renamed.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, FATAL)
     for number in FATAL:
