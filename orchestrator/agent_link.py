@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -56,15 +56,15 @@ class Listening(_Message):
 
 
 class ProgressMade(_Message):
-    """`progress` is None when what the task wrote does not have the shape of progress."""
+    """`progress` is JSON text, checked() None when what the task wrote does not have the shape of progress."""
 
     type: Literal["progress"]
     task: str
-    progress: dict[str, Any]
+    progress: str
 
     def checked(self) -> Progress | None:
         try:
-            return Progress.model_validate(self.progress)
+            return Progress.model_validate_json(self.progress)
         except ValidationError:
             return None
 

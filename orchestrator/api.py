@@ -209,7 +209,7 @@ def raise_for(result: RunResult) -> None:
     if result.succeeded:
         return
     first = result.first_failure
-    where = f"; see {result.cause.text}" if result.cause and first is None else ""
+    where = f": {result.cause.text}" if result.cause and first is None else ""
     if result.outcome == "failed" and first is not None:
         how = (
             f"exited with code {first.exit_code}"
@@ -231,8 +231,11 @@ def stop_run(view: RunView, force: bool) -> Ended:
         swept = end_leftovers(view.record.id) if view.same_boot and view.result() is None else 0
         catalog.close_lost_runs()
         return Ended(view.record.id, (), swept)
-    request(view.paths.control, StopOrder(reason=StopReason.DOWN, force=force))
+    order = StopOrder(reason=StopReason.DOWN, force=force)
+    heard = False
     while locks.is_held(view.paths.lock):
+        # A run that has just been made does not listen yet.
+        heard = heard or request(view.paths.control, order)
         time.sleep(_LOOK_S)
     view.refresh()
     return Ended(view.record.id, running, 0)

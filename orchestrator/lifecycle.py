@@ -104,6 +104,7 @@ class Lifecycle:
         self._timeout_at = None if terms.timeout_s is None else started_mono + terms.timeout_s
         self._overdue_at: float | None = None
         self._noticed_s: float | None = None
+        self._asked = False
         self._forced = False
 
     def next_deadline(self) -> tuple[float, str] | None:
@@ -158,7 +159,7 @@ class Lifecycle:
 
     def _stop_requested(self, event: StopRequested) -> list[Action]:
         if event.force and not self._forced:
-            self._forced = True
+            self._forced = self._asked = True
             return [TearDown(self.state.teardown or TeardownReason.REQUEST, 0.0)]
         impatient = event.reason in _IMPATIENT
         grace = self._terms.failure_grace_s if impatient else self._terms.grace_s
@@ -177,8 +178,10 @@ class Lifecycle:
         return []
 
     def _tear_down(self, reason: TeardownReason, grace_s: float) -> list[Action]:
-        if self.state.teardown is not None or self.state.agent_lost is not None:
+        """The first reason counts, whatever else comes in before the teardown is under way."""
+        if self._asked or self.state.agent_lost is not None:
             return []
+        self._asked = True
         return [TearDown(reason, grace_s)]
 
     def _finish(self, mono: float) -> list[Action]:
@@ -271,11 +274,9 @@ def _end_in_words(task: TaskState, cause: Cause | None) -> str:
                 if by_itself and cause is not None and not culprit
                 else "stopped by orch"
             )
-        case TaskPhase.LOST:
-            return "lost"
         case TaskPhase.PENDING:
             return "never started"
-        case TaskPhase.STARTING | TaskPhase.RUNNING | TaskPhase.STOPPING:
+        case TaskPhase.LOST | TaskPhase.STARTING | TaskPhase.RUNNING | TaskPhase.STOPPING:
             return "lost with the agent"
         case _:
             assert_never(task.phase)

@@ -154,7 +154,7 @@ def apply(state: RunState, event: Event) -> RunState:
         case StopRequested():
             return replace(state, stop=state.stop or event)
         case AgentLost():
-            return replace(state, agent_lost=state.agent_lost or event.reason)
+            return _agent_lost(state, event)
         case Noticed():
             return replace(state, notices=(*state.notices, event.text))
         case RunEndedEvent():
@@ -192,6 +192,17 @@ def _exited(state: RunState, event: TaskExited) -> TaskState:
         peers_at_exit=event.peers,
         symptom=event.symptom,
     )
+
+
+def _agent_lost(state: RunState, event: AgentLost) -> RunState:
+    """The agent's tasks die with it, and nobody sees how."""
+    tasks = {
+        name: task
+        if task.phase.is_end or task.phase is TaskPhase.PENDING
+        else replace(task, phase=TaskPhase.LOST, ended_mono=event.mono)
+        for name, task in state.tasks.items()
+    }
+    return replace(state, tasks=tasks, agent_lost=state.agent_lost or event.reason)
 
 
 def _teardown(state: RunState, event: TeardownBegan) -> RunState:

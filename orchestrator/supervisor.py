@@ -112,7 +112,7 @@ class Supervisor:
         deadline = self._lifecycle.next_deadline()
         if deadline is not None and now >= deadline[0]:
             self._happened(events.DeadlineReached(**_now(), deadline=deadline[1]))
-        while self._queue:
+        while self._queue and self._result is None:
             event = self._queue.popleft()
             self._store.append(event)
             for action in self._lifecycle.handle(event):
@@ -248,6 +248,8 @@ class Supervisor:
             self._lose_agent("the agent was lost (killed, or it crashed: see agent.log)")
 
     def _lose_agent(self, reason: str) -> None:
+        if self._agent is None:
+            return
         self._close_agent()
         self._happened(events.AgentLost(**_now(), reason=reason))
 

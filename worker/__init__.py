@@ -1,1 +1,1 @@
-"""What runs on the tasks' side: the agent that owns them and the built-in training program; never imports orchestrator."""
+"""The tasks' side: the agent that owns them and the built-in training program; never imports orchestrator."""

@@ -36,8 +36,8 @@ def main(arguments: list[str]) -> None:
         except DatasetError as error:
             usage_error(error)
         with without_chatter():
-            from worker.training.run import run
-        run(options, place, dataset, progress)
+            from worker.training.run import Job, run
+        run(Job(options, place, dataset), progress)
     except BaseException:
         # Raising on would first tear TensorFlow down, which waits for peers that wait for this process.
         traceback.print_exc()

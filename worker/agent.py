@@ -124,6 +124,8 @@ class Agent:
     def _read_signals(self) -> None:
         numbers = os.read(self._signal_fd, 4096)
         if any(number in numbers for number in _LEAVING_SIGNALS):
+            # The tasks' ends from here on are this agent's doing: only its own end is news.
+            self._stream_open = False
             self._leave()
 
     def _leave(self) -> None:
@@ -314,15 +316,23 @@ class Agent:
         except (ValueError, RecursionError):
             return
         if isinstance(progress, dict):
-            self._pending_progress.setdefault(task.name, {}).update(progress)
+            flat = {key: value for key, value in progress.items() if _is_flat(value)}
+            self._pending_progress.setdefault(task.name, {}).update(flat)
 
     def _forward_progress(self, now: float, at_once: bool = False) -> None:
         if not self._pending_progress or (now < self._progress_due and not at_once):
             return
         for name, progress in self._pending_progress.items():
-            self._send("progress", task=name, progress=progress)
+            # As text: what a task writes there may be no progress, and must not spoil the message.
+            self._send("progress", task=name, progress=json.dumps(progress))
         self._pending_progress.clear()
         self._progress_due = now + _PROGRESS_INTERVAL_S
+
+
+def _is_flat(value: object) -> bool:
+    """A scalar, or a table of scalars: deeper nesting, which no reader wants, can be too deep to write again."""
+    inner = value.values() if isinstance(value, dict) else [value]
+    return not any(isinstance(part, (dict, list)) for part in inner)
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ class Fault(enum.Enum):
 
 
 def fix_multi_worker_fit(workers: int) -> str | None:
-    """Repair the installed Keras for a cluster of `workers`, if it needs it; returns one line to log, or None.
+    """Repair the installed Keras for a cluster of `workers` if it needs it; one line to log, else None.
 
     Imports Keras (and with it TensorFlow) when there are two workers or more. Calling it again changes
     nothing.
@@ -65,7 +65,7 @@ def fix_multi_worker_fit(workers: int) -> str | None:
 
 
 def find_faults(version: str, trainer: ModuleType) -> frozenset[Fault]:
-    """The faults of Keras `version`'s trainer module: those whose code is in its source, none outside the known versions."""
+    """The faults found in the source of Keras `version`'s trainer module; none outside the known versions."""
     if not FIRST_BROKEN <= parse_version(version) < FIRST_UNKNOWN:
         return frozenset()
     faults = set()

@@ -23,7 +23,7 @@ LARGEST_SEED = 2**31 - 1
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked of the training program; batch_size is per worker, learning_rate that of one worker."""
+    """What the user asked for; batch_size is per worker, learning_rate that of one worker."""
 
     epochs: int = DEFAULT_EPOCHS
     batch_size: int = DEFAULT_BATCH_SIZE
@@ -45,8 +45,9 @@ def parse_options(arguments: Sequence[str]) -> Options:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="worker",
-        description="Train a small convolutional network with MultiWorkerMirroredStrategy and Keras fit. Reads TF_CONFIG "
-        "(without it: one worker). A second run with the same checkpoint directory goes on where the first stopped.",
+        description="Train a small convolutional network with MultiWorkerMirroredStrategy and Keras fit. "
+        "Reads TF_CONFIG (without it: one worker). A second run with the same checkpoint directory goes on "
+        "where the first stopped.",
         allow_abbrev=False,
     )
     data = parser.add_argument_group("data")
@@ -55,8 +56,8 @@ def _parser() -> argparse.ArgumentParser:
         type=_dataset,
         default="digits",
         metavar="NAME|FILE.npz",
-        help="digits (built in: 1,797 images of 8x8), mnist (downloaded once), synthetic, or a .npz file with x_train and "
-        "y_train (and x_test, y_test), or images and labels; default %(default)s",
+        help="digits (built in: 1,797 images of 8x8), mnist (downloaded once), synthetic, or a .npz file "
+        "with x_train and y_train (and x_test, y_test), or images and labels; default %(default)s",
     )
     data.add_argument(
         "--batch-size",
@@ -69,8 +70,8 @@ def _parser() -> argparse.ArgumentParser:
         "--auto-shard",
         choices=AUTO_SHARD,
         default="data",
-        help="how tf.data shares the examples out: data (each worker its own part), off (every worker all of them, "
-        "in its own order), auto (TensorFlow decides); default %(default)s",
+        help="how tf.data shares the examples out: data (each worker its own part), off (every worker all of "
+        "them, in its own order), auto (TensorFlow decides); default %(default)s",
     )
     training = parser.add_argument_group("training")
     training.add_argument(
@@ -91,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_positive,
         default=DEFAULT_LEARNING_RATE,
         metavar="X",
-        help="Adam's, for one worker; multiplied by the square root of the number of workers; default %(default)s",
+        help="Adam's, for one worker; grows with the square root of their number; default %(default)s",
     )
     training.add_argument(
         "--seed",
@@ -107,7 +108,8 @@ def _parser() -> argparse.ArgumentParser:
         type=_directory,
         default=os.environ.get("ORCH_CHECKPOINT_DIR") or "checkpoints",
         metavar="DIR",
-        help="where the chief writes them, and model.keras at the end; default $ORCH_CHECKPOINT_DIR, else ./checkpoints",
+        help="where the chief writes them, and model.keras at the end; default $ORCH_CHECKPOINT_DIR, "
+        "else ./checkpoints",
     )
     checkpoints.add_argument(
         "--keep",

@@ -66,14 +66,18 @@ class HeldPorts:
 
 
 def _bind(port: int, mode: HoldMode) -> socket.socket | None:
-    """A socket bound to `port` on every interface, both families; None if somebody was quicker."""
+    """A socket bound to `port` on every interface, both families; None if somebody was quicker.
+
+    The bind itself is exclusive, so that two agents never hold the same port; the option, which lets the task in,
+    comes after it (Linux looks at the options that both sockets have at the time of the later bind).
+    """
     family = socket.AF_INET6 if _has_ipv6() else socket.AF_INET
     held = socket.socket(family, socket.SOCK_STREAM)
     try:
-        held.setsockopt(socket.SOL_SOCKET, _OPTION[mode], 1)
         if family == socket.AF_INET6:
             held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         held.bind(("", port))
+        held.setsockopt(socket.SOL_SOCKET, _OPTION[mode], 1)
     except OSError as error:
         held.close()
         if error.errno in (errno.EADDRINUSE, errno.EACCES):

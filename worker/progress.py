@@ -50,7 +50,7 @@ class ProgressChannel:
         self._send(facts)
 
     def step(self, facts: Callable[[], Mapping[str, object]]) -> None:
-        """A step in the present phase, sent at most five times a second; `facts` is only called when it is."""
+        """A step in this phase, sent at most five times a second; `facts` is only called when it is."""
         if self._fd is not None and self._phase is not None and self._clock() >= self._next_at:
             self._send(facts())
 
@@ -69,7 +69,7 @@ class ProgressChannel:
 
 
 def encode(facts: Mapping[str, object]) -> bytes:
-    """One line of JSON with no NaN or infinity in it (null instead), at most 900 bytes: metrics that do not fit are left out."""
+    """One line of strict JSON, NaN and infinity as null; above 900 bytes the metrics are left out."""
     line = _line(facts)
     if len(line) > LONGEST_LINE:
         line = _line({key: value for key, value in facts.items() if key != "metrics"})

@@ -75,10 +75,10 @@ class LogReader:
                     if chunk.data:
                         chunks.append(chunk)
                     if not is_whole:
-                        self._position = Position(
-                            self._position.record, self._position.within + len(chunk.data)
+                        self._position = self._position._replace(
+                            within=self._position.within + len(chunk.data)
                         )
-                        continue
+                        break
             self._consume(end, record)
         return chunks
 

@@ -53,6 +53,7 @@ class RunView:
     record: RunRecord
     state: RunState
     _events: EventTail
+    _last_mono: float
 
     @classmethod
     def open(cls, paths: RunPaths) -> RunView | None:
@@ -61,7 +62,7 @@ class RunView:
             record = RunRecord.model_validate_json(paths.record.read_bytes())
         except (OSError, ValidationError):
             return None
-        return cls(paths, record, RunState(), EventTail(paths.events))
+        return cls(paths, record, RunState(), EventTail(paths.events), record.started_mono)
 
     @property
     def is_live(self) -> bool:
@@ -77,12 +78,13 @@ class RunView:
         live = self.is_live  # asked first: what is written before the lock falls is then read below
         events = self._events.read()
         for event in events:
+            self._last_mono = event.mono
             try:
                 self.state = apply(self.state, event)
             except KeyError:
                 continue  # an event of a task that a damaged line planned
         if not live and not self.state.phase.is_end:
-            self.state = _lost(self.state)
+            self.state = _lost(self.state, self._last_mono)
         return events
 
     def result(self) -> RunResult | None:
@@ -106,9 +108,10 @@ class RunView:
         return time.monotonic() if self.same_boot else self.record.started_mono
 
 
-def _lost(state: RunState) -> RunState:
+def _lost(state: RunState, last_mono: float) -> RunState:
+    """Nobody saw the end: the last that was written down stands for it."""
     tasks = {
-        name: task if task.phase.is_end else replace(task, phase=TaskPhase.LOST)
+        name: task if task.phase.is_end else replace(task, phase=TaskPhase.LOST, ended_mono=last_mono)
         for name, task in state.tasks.items()
     }
-    return replace(state, phase=RunPhase.LOST, tasks=tasks)
+    return replace(state, phase=RunPhase.LOST, tasks=tasks, ended_mono=last_mono)

@@ -52,9 +52,12 @@ def new_run_id(name: str) -> str:
 
 
 def make_private(directory: Path) -> None:
-    """The directory, 0700, with its missing parents; UsageError where it cannot be."""
+    """The directory, with its missing parents, all of these 0700; UsageError where it cannot be."""
     try:
-        directory.mkdir(mode=PRIVATE_DIR, parents=True, exist_ok=True)
+        # mkdir(parents=True) would make the parents as the umask has them, perhaps for everybody to write.
+        for missing in reversed([path for path in (directory, *directory.parents) if not path.exists()]):
+            missing.mkdir(mode=PRIVATE_DIR, exist_ok=True)
+        directory.mkdir(mode=PRIVATE_DIR, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{directory}: cannot be made: {os.strerror(error.errno or 0)}") from error
 

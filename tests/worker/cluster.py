@@ -96,7 +96,7 @@ def run_workers(
     checkpoints: Path | None = None,
     progress_of: int | None = None,
 ) -> Iterator[Cluster]:
-    """`workers` processes of one cluster (only those in `started`, if given) under `directory`; all killed at the end."""
+    """`workers` processes of one cluster, or only those in `started`; all are killed at the end."""
     directory.mkdir(parents=True, exist_ok=True)
     shared = checkpoints or directory / "checkpoints"
     cluster = Cluster(checkpoints=shared)
@@ -140,7 +140,7 @@ def run_workers(
 
 @contextlib.contextmanager
 def held_ports(count: int) -> Iterator[list[int]]:
-    """Free ports, kept from other programs until TensorFlow's server takes them: bound with SO_REUSEADDR, not listening."""
+    """Free ports, bound with SO_REUSEADDR and not listening: TensorFlow's server alone can take them."""
     with contextlib.ExitStack() as stack:
         holders = [stack.enter_context(socket.socket()) for _ in range(count)]
         for holder in holders:

@@ -1,4 +1,4 @@
-"""A user's own multi-worker script, for the tests: `plain_fit.py [fixed]` fits and evaluates, prints what it got."""
+"""A user's own multi-worker script: `plain_fit.py [fixed]` fits, evaluates and prints the result."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The repair of Keras 3's multi-worker fit: which code it takes for broken, that it is needed, that it is enough."""
+"""The repair of Keras 3's multi-worker fit: what it repairs, that it is needed and that it suffices."""
 
 from __future__ import annotations
 

@@ -28,8 +28,11 @@ def test_checkpoints_go_where_orch_says_unless_the_user_says(monkeypatch: pytest
 
 def test_all_options() -> None:
     options = parse_options(
-        "--epochs 3 --batch-size 8 --learning-rate 0.01 --steps-per-epoch 5 --dataset synthetic --auto-shard off "
-        "--seed 0 --checkpoint-dir here --keep 1 --summary".split()
+        [
+            *["--epochs=3", "--batch-size=8", "--learning-rate=0.01", "--steps-per-epoch=5"],
+            *["--dataset=synthetic", "--auto-shard=off", "--seed=0", "--checkpoint-dir=here"],
+            *["--keep=1", "--summary"],
+        ]
     )
     assert options == Options(3, 8, 0.01, 5, "synthetic", "off", 0, Path("here"), 1, True)
 

@@ -13,15 +13,22 @@ from cluster import LONGEST_RUN_S, ROOT
 
 # PyDLL, unlike CDLL, keeps the lock during the call: as TensorFlow does while it waits for its peers.
 BLOCKED = """
-import ctypes, os, signal, sys from worker.training.signals import end_on_signals if sys.argv[1] == "guarded":
-end_on_signals() else: signal.signal(signal.SIGTERM, lambda *_: os._exit(99))
-ctypes.CDLL(None).signal(int(sys.argv[2]), ctypes.c_void_p(ctypes.cast(ctypes.CDLL(None).getpid,
-ctypes.c_void_p).value)) print("blocking", flush=True) while True: ctypes.PyDLL(None).sleep(1000)
+import ctypes, os, signal, sys
+from worker.training.signals import end_on_signals
+if sys.argv[1] == "guarded":
+    end_on_signals()
+else:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(99))
+libc = ctypes.CDLL(None)
+libc.signal(int(sys.argv[2]), ctypes.cast(libc.getpid, ctypes.c_void_p))
+print("blocking", flush=True)
+while True:
+    ctypes.PyDLL(None).sleep(1000)
 """
 
 
 def blocked(mode: str, taken_over: signal.Signals) -> subprocess.Popen[str]:
-    """A process stuck in native code, whose handler for `taken_over` native code has replaced by one that does nothing."""
+    """A process stuck in native code, which has put a handler that does nothing in `taken_over`'s place."""
     return subprocess.Popen(
         [sys.executable, "-c", BLOCKED, mode, str(int(taken_over))],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

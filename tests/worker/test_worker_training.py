@@ -39,6 +39,10 @@ class Trained:
     progress: bytes
 
 
+def names_in(directory: Path) -> list[str]:
+    return sorted(entry.name for entry in directory.iterdir())
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     """Two workers, default options, with a progress pipe on the chief that nobody reads until the end."""
@@ -48,7 +52,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
         yield Trained(
             cluster.outputs,
             cluster.checkpoints,
-            [sorted(os.listdir(task.scratch)) for task in cluster.tasks],
+            [names_in(task.scratch) for task in cluster.tasks],
             cluster.read_progress(),
         )
 
@@ -80,7 +84,7 @@ def test_nothing_but_the_programs_own_lines_is_printed(trained: Trained) -> None
 
 def test_the_checkpoint_directory_holds_the_chiefs_newest_and_the_model(trained: Trained) -> None:
     kept = [f"ckpt-{epoch}.{part}" for epoch in (8, 9, 10) for part in ("data-00000-of-00001", "index")]
-    assert sorted(os.listdir(trained.checkpoints)) == sorted(["checkpoint", "model.keras", *kept])
+    assert names_in(trained.checkpoints) == sorted(["checkpoint", "model.keras", *kept])
     assert trained.scratch == [[], []]
 
 
@@ -140,20 +144,20 @@ def test_a_second_run_goes_on_from_the_newest_checkpoint_that_is_whole(
         assert [line for line, _ in EPOCH_LINE.findall(cluster.outputs[0])] == [
             line for line, _ in EPOCH_LINE.findall(cluster.outputs[1])
         ]
-    names = sorted(os.listdir(shared))
+    names = names_in(shared)
     assert "ckpt-11.index" in names
     assert not [name for name in names if "temp" in name]
 
 
 def test_a_finished_training_is_only_evaluated(trained: Trained, tmp_path: Path) -> None:
-    before = sorted(os.listdir(trained.checkpoints))
+    before = names_in(trained.checkpoints)
     with run_workers(tmp_path, 1, ["--epochs", "10"], checkpoints=trained.checkpoints) as cluster:
         assert cluster.wait() == [0], cluster.describe()
         (output,) = cluster.outputs
     assert "already trained for 10 epochs: nothing to train" in output
     assert HELD_OUT_LINE.findall(output) == HELD_OUT_LINE.findall(trained.outputs[0])
     assert not EPOCH_LINE.findall(output)
-    assert sorted(os.listdir(trained.checkpoints)) == before
+    assert names_in(trained.checkpoints) == before
 
 
 def test_checkpoints_of_another_model_are_refused(trained: Trained, tmp_path: Path) -> None:
@@ -200,7 +204,7 @@ def test_a_signal_ends_training_and_leaves_whole_checkpoints(
         for task in cluster.tasks:
             task.signal(number)
         assert cluster.wait() == [code, code], cluster.describe()
-    names = set(os.listdir(cluster.checkpoints))
+    names = set(names_in(cluster.checkpoints))
     state = (cluster.checkpoints / "checkpoint").read_text()
     (newest,) = re.findall(r'^model_checkpoint_path: "(.*)"$', state, re.MULTILINE)
     assert {f"{newest}.index", f"{newest}.data-00000-of-00001"} <= names
@@ -256,3 +260,21 @@ def test_twenty_clusters_of_four_end_in_good_order(tmp_path: Path) -> None:
         with run_workers(tmp_path / str(number), 4, arguments) as cluster:
             assert cluster.wait() == [0] * 4, cluster.describe()
             assert not DISORDER.search(cluster.describe()), cluster.describe()
+
+
+@pytest.mark.slow
+def test_without_tf_config_one_worker_trains(tmp_path: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, "-P", "-m", "worker", "--epochs", "1", "--checkpoint-dir", "here", "--summary"],
+        env={name: value for name, value in os.environ.items() if not name.startswith(("TF_CONFIG", "ORCH_"))}
+        | {"PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_RUN_S,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    assert "1 worker, 16 examples" in process.stdout
+    assert 'Model: "digits_cnn"' in process.stdout
+    assert "model.keras" in names_in(tmp_path / "here")

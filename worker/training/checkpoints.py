@@ -1,4 +1,4 @@
-"""Checkpoints: the chief's go where the user wants them, the others' into scratch; resuming; the final model file."""
+"""Checkpoints: writing them (the chief's alone are kept), resuming from them, and the final model file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CheckpointError(RuntimeError):
 
 
 class Checkpoints:
-    """The checkpoints of one training: model, optimizer and how many epochs are done, named ckpt-<epochs done>.
+    """The checkpoints of one training, ckpt-<epochs done>: model, optimizer and how many epochs are done.
 
     Every worker has one and must call `resume` and `save` at the same point of its program, as values that
     are summed over the workers when they are read would wait for all of them. Only the chief writes into
@@ -52,14 +52,13 @@ class Checkpoints:
         )
 
     def resume(self) -> int:
-        """Restore the newest checkpoint that the chief can read; returns how many epochs are done, 0 for a fresh start.
+        """Restore the newest checkpoint that the chief can read; how many epochs are done, 0 without any.
 
         The chief alone decides and tells the others, who read the same files. None is written or deleted
         before every worker has read: the next save comes after a training step, in which all take part.
         """
-        epoch = told_by_chief(
-            self._strategy, self._place.is_chief, self._newest() if self._place.is_chief else 0
-        )
+        newest = self._newest() if self._place.is_chief else NOTHING_TO_RESUME
+        epoch = told_by_chief(self._strategy, self._place, newest)
         if epoch == NOTHING_TO_RESUME:
             return 0
         path = self._directory / f"{PREFIX}-{epoch}"
@@ -67,11 +66,13 @@ class Checkpoints:
             self._checkpoint.restore(str(path)).assert_existing_objects_matched()
         except tf.errors.NotFoundError as error:
             raise CheckpointError(
-                f"{path}, which the chief resumes from, is not on this host: every worker needs the same --checkpoint-dir"
+                f"{path}, which the chief resumes from, is not here: "
+                "all workers need the same --checkpoint-dir"
             ) from error
         except (AssertionError, ValueError, tf.errors.OpError) as error:
             raise CheckpointError(
-                f"{path} does not fit this model ({_first_line(error)}): give the options it was made with, or another --checkpoint-dir"
+                f"{path} does not fit this model ({_first_line(error)}): give the options it was made with, "
+                "or another --checkpoint-dir"
             ) from error
         return epoch
 
@@ -97,12 +98,15 @@ class Checkpoints:
         for epoch in found:
             path = self._directory / f"{PREFIX}-{epoch}"
             try:
-                return _epochs_in(path)
+                _read_whole(path, epoch)
             except (tf.errors.OpError, ValueError, KeyError, RuntimeError) as error:
                 print(f"checkpoint {path} cannot be read ({_first_line(error)}): trying the one before it")
+            else:
+                return epoch
         if found:
             raise CheckpointError(
-                f"none of the {len(found)} checkpoints in {self._directory} can be read: move them away to start afresh"
+                f"none of the {len(found)} checkpoints in {self._directory} can be read: "
+                "move them away to start afresh"
             )
         return NOTHING_TO_RESUME
 
@@ -116,12 +120,13 @@ def save_model(model: Any, directory: Path) -> Path:
     return path
 
 
-def _epochs_in(path: Path) -> int:
-    """How many epochs a checkpoint says are done, after reading every tensor of it: their checksums find a torn file."""
+def _read_whole(path: Path, epochs_done: int) -> None:
+    """Read all of a checkpoint, as its checksums show a tear; an error when it is not what its name says."""
     reader = tf.train.load_checkpoint(str(path))
     for name in reader.get_variable_to_shape_map():
         reader.get_tensor(name)
-    return int(reader.get_tensor(EPOCH_KEY))
+    if int(reader.get_tensor(EPOCH_KEY)) != epochs_done:
+        raise ValueError("it is of another epoch")
 
 
 def _remove_unfinished(directory: Path) -> None:

@@ -13,7 +13,7 @@ class ClusterError(ValueError):
 
 @dataclass(frozen=True)
 class Place:
-    """Which of the training processes this one is: `addresses` (host:port, the chief's first) are all of them."""
+    """Which of the training processes this one is; `addresses` (host:port, the chief's first) are all."""
 
     task: str = "worker:0"
     rank: int = 0
@@ -33,7 +33,7 @@ class Place:
 
 
 def read_place(environment: Mapping[str, str]) -> Place:
-    """The place TF_CONFIG gives this process, that of a lone worker without one; ClusterError when it cannot train."""
+    """The place that TF_CONFIG gives this process, a lone worker's without it; ClusterError."""
     text = environment.get("TF_CONFIG", "")
     if not text:
         return Place()

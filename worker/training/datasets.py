@@ -28,7 +28,7 @@ class DatasetError(ValueError):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images (n, height, width, channels) float32, labels (n,) int32 in range(classes); never an empty part."""
+    """Images (n, height, width, channels) float32, labels (n,) int32 below `classes`; no part is empty."""
 
     name: str
     classes: int
@@ -55,7 +55,7 @@ def load_dataset(name: str, seed: int) -> Dataset:
 
 
 def from_arrays(name: str, arrays: dict[str, AnyArray]) -> Dataset:
-    """A data set of x_train and y_train with or without x_test and y_test, or of images and labels; DatasetError.
+    """A data set of x_train, y_train and perhaps x_test, y_test, or of images and labels; DatasetError.
 
     Without a test part every fifth example of each class is held out. Whole-number pixels are divided by the
     brightest one of the training part, so that they lie within 0 and 1; others are taken as they are.
@@ -79,7 +79,8 @@ def from_arrays(name: str, arrays: dict[str, AnyArray]) -> Dataset:
         held_out = held_out_examples(labels)
         if not held_out.any():
             raise DatasetError(
-                f"{name} has fewer than {HELD_OUT_EVERY} examples of every class, too few to hold some out: add x_test and y_test"
+                f"{name} has fewer than {HELD_OUT_EVERY} examples of every class, too few to hold some out: "
+                "add x_test and y_test"
             )
         test_images, test_labels = images[held_out], labels[held_out]
         images, labels = images[~held_out], labels[~held_out]
@@ -95,7 +96,7 @@ def from_arrays(name: str, arrays: dict[str, AnyArray]) -> Dataset:
 
 
 def held_out_examples(labels: AnyArray) -> npt.NDArray[np.bool_]:
-    """Which examples are held out, bool (n,): the 5th, 10th, 15th ... of each class, so no random state decides it."""
+    """Which examples are held out, bool (n,): the 5th, 10th ... of each class; nothing random decides."""
     held_out = np.zeros(len(labels), dtype=np.bool_)
     for label in np.unique(labels):
         held_out[np.flatnonzero(labels == label)[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]] = True
@@ -107,7 +108,8 @@ def _checked(
 ) -> tuple[AnyArray, AnyArray]:
     if images.ndim not in (3, 4):
         raise DatasetError(
-            f"{name}: {images_key} must be (n, height, width) or (n, height, width, channels), not {images.shape}"
+            f"{name}: {images_key} must be (n, height, width) or (n, height, width, channels), "
+            f"not {images.shape}"
         )
     if images.dtype.kind not in "uif":
         raise DatasetError(f"{name}: {images_key} must be whole numbers or floats, not {images.dtype}")
@@ -125,7 +127,8 @@ def _checked(
         )
     if labels.min() < 0 or labels.max() >= MOST_CLASSES:
         raise DatasetError(
-            f"{name}: {labels_key} must lie within 0 and {MOST_CLASSES - 1}, not {labels.min()} to {labels.max()}"
+            f"{name}: {labels_key} must lie within 0 and {MOST_CLASSES - 1}, "
+            f"not {labels.min()} to {labels.max()}"
         )
     if not np.isfinite(images).all():
         raise DatasetError(f"{name}: {images_key} holds NaN or infinity")
@@ -151,7 +154,10 @@ def _read_npz(path: Path) -> dict[str, AnyArray]:
 
 
 def _load_mnist() -> dict[str, AnyArray]:
-    import keras
+    from worker.training.quiet import without_chatter
+
+    with without_chatter():
+        import keras
 
     cache = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras") / "datasets"
     try:
@@ -162,7 +168,8 @@ def _load_mnist() -> dict[str, AnyArray]:
             (x_train, y_train), (x_test, y_test) = keras.datasets.mnist.load_data()
     except Exception as error:  # Keras raises a bare Exception when it cannot download
         raise DatasetError(
-            f"MNIST cannot be downloaded ({error}): connect to the network once, or use --dataset digits, which is built in"
+            f"MNIST cannot be downloaded ({error}): connect to the network once, "
+            "or use --dataset digits, which is built in"
         ) from error
     return {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
 

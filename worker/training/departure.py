@@ -27,10 +27,9 @@ def leave(place: Place) -> NoReturn:
     """
     with contextlib.ExitStack() as stack:
         connections = []
+        if place.is_chief:
+            connections = [stack.enter_context(connection) for connection in _connect(place.peers)]
         if place.workers > 1:
-            connections = (
-                [stack.enter_context(peer) for peer in _connect(place.peers)] if place.is_chief else []
-            )
             _wait_for_all()
         _wait_until_closed(connections, time.monotonic() + PEERS_LEAVE_S)
     end_now(0)

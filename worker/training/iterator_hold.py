@@ -15,7 +15,7 @@ _held: list[Any] = []
 
 
 def hold_iterators(model: Any) -> None:
-    """Let every iterator that `model.fit` trains from live until the process ends, which must be by `os._exit`."""
+    """Let the iterators that `model.fit` trains from live as long as the process; end it by `os._exit`."""
     model.make_train_function()
     step = model.train_function
 

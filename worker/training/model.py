@@ -9,7 +9,7 @@ import keras
 
 
 def build_model(image_shape: tuple[int, int, int], classes: int, learning_rate: float) -> Any:
-    """A compiled model from images (n, *image_shape) to logits (n, classes); call it within the strategy's scope."""
+    """A compiled model from images (n, *image_shape) to logits (n, classes), for the strategy's scope."""
     model = keras.Sequential(
         [
             keras.layers.Input(image_shape),

@@ -55,7 +55,7 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has 
         }
 
     def _rate(self, step: int) -> float:
-        """Steps a second, without the epoch's first step where there are more: the very first one compiles."""
+        """Steps a second, without the first of an epoch where there are more: the very first one compiles."""
         if step < 2:
             return step / (time.monotonic() - self._epoch_start)
         return (step - 1) / (time.monotonic() - self._first_step_end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import keras
@@ -14,7 +15,7 @@ from worker.training.checkpoints import Checkpoints, save_model
 from worker.training.cluster import Place
 from worker.training.datasets import Dataset
 from worker.training.departure import leave
-from worker.training.evaluation import evaluate
+from worker.training.evaluation import Evaluation, evaluate
 from worker.training.iterator_hold import hold_iterators
 from worker.training.model import build_model, scaled_learning_rate
 from worker.training.pipeline import steps_per_epoch, training_batches
@@ -22,40 +23,46 @@ from worker.training.quiet import without_chatter
 from worker.training.report import EpochReport
 
 
-def run(options: Options, place: Place, dataset: Dataset, progress: ProgressChannel) -> NoReturn:
-    """Train, evaluate, save, and end the process with code 0; errors are raised."""
-    say_fix(place)
-    strategy = join_cluster(place, progress)
-    global_batch = options.batch_size * place.workers
-    steps = steps_per_epoch(len(dataset.train_images), global_batch, options.steps_per_epoch)
-    say_header(options, place, dataset, global_batch, steps)
-    model = make_model(options, place, dataset, strategy)
-    checkpoints = Checkpoints(model, place, strategy, options.checkpoint_dir, options.keep)
-    done = resume(checkpoints, options)
-    if done < options.epochs:
-        train(
-            options,
-            place,
-            dataset,
-            model,
-            checkpoints,
-            progress,
-            done=done,
-            steps=steps,
-            global_batch=global_batch,
+@dataclass(frozen=True)
+class Job:
+    """What is to be trained, and as which of the workers."""
+
+    options: Options
+    place: Place
+    dataset: Dataset
+
+    @property
+    def global_batch(self) -> int:
+        return self.options.batch_size * self.place.workers
+
+    @property
+    def steps(self) -> int:
+        """Steps an epoch."""
+        return steps_per_epoch(
+            len(self.dataset.train_images), self.global_batch, self.options.steps_per_epoch
         )
-    if place.is_chief:
-        progress.phase("saving")
-        print(f"model written to {save_model(model, options.checkpoint_dir)}")
-    progress.phase("evaluating")
-    result = evaluate(model, dataset, place, strategy)
+
+    def order_seed(self, done: int) -> int:
+        """The seed of the examples' order: its own after a resume, and on each worker without sharding."""
+        apart = self.place.rank * self.options.epochs if self.options.auto_shard == "off" else 0
+        return self.options.seed + done + apart
+
+
+def run(job: Job, progress: ProgressChannel) -> NoReturn:
+    """Train, save, evaluate, and end the process with code 0; errors are raised."""
+    say_fix(job.place)
+    strategy = join_cluster(job.place, progress)
+    say_header(job)
+    model = make_model(job, strategy)
+    checkpoints = Checkpoints(model, job.place, strategy, job.options.checkpoint_dir, job.options.keep)
+    done = resume(checkpoints, job.options.epochs)
+    if done < job.options.epochs:
+        train(job, model, checkpoints, done, progress)
+    save(job, model, progress)
+    result = evaluate_held_out(job, model, strategy, progress)
     checkpoints.close()
-    print(
-        f"held-out accuracy {result.accuracy:.4f}, loss {result.loss:.4f}, on {result.examples} examples",
-        flush=True,
-    )
     progress.phase("done", loss=result.loss, metrics={"accuracy": result.accuracy})
-    leave(place)
+    leave(job.place)
 
 
 def say_fix(place: Place) -> None:
@@ -68,7 +75,7 @@ def join_cluster(place: Place, progress: ProgressChannel) -> Any:
     """The strategy; blocks until every worker of the cluster is there."""
     progress.phase("waiting")
     if place.workers > 1:
-        print(f"{place.task} of {place.workers} workers: waiting for the others to connect", flush=True)
+        print(f"{place.task} of {place.workers} workers: waiting for the others to connect")
     with without_chatter():
         tf.config.list_physical_devices()
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -76,78 +83,73 @@ def join_cluster(place: Place, progress: ProgressChannel) -> Any:
     return strategy
 
 
-def say_header(options: Options, place: Place, dataset: Dataset, global_batch: int, steps: int) -> None:
-    if not place.is_chief:
+def say_header(job: Job) -> None:
+    if not job.place.is_chief:
         return
-    height, width, channels = dataset.train_images.shape[1:]
+    dataset, options, workers = job.dataset, job.options, job.place.workers
+    size = "x".join(str(side) for side in dataset.train_images.shape[1:])
     print(
-        f"{dataset.name}: {len(dataset.train_images)} training and {len(dataset.test_images)} held-out images of "
-        f"{height}x{width}x{channels}, {dataset.classes} classes\n"
-        f"{place.workers} worker{'s' if place.workers > 1 else ''}, {options.batch_size} examples each, global batch "
-        f"{global_batch}, {steps} steps an epoch, {options.epochs} epochs\n"
-        f"checkpoints in {options.checkpoint_dir.absolute()}, the newest {options.keep} kept",
-        flush=True,
+        f"{dataset.name}: {len(dataset.train_images)} training and {len(dataset.test_images)} held-out "
+        f"images of {size}, {dataset.classes} classes\n"
+        f"{workers} worker{'s' if workers > 1 else ''}, {options.batch_size} examples each, "
+        f"global batch {job.global_batch}, {job.steps} steps an epoch, {options.epochs} epochs\n"
+        f"checkpoints in {options.checkpoint_dir.absolute()}, the newest {options.keep} kept"
     )
 
 
-def make_model(options: Options, place: Place, dataset: Dataset, strategy: Any) -> Any:
-    keras.utils.set_random_seed(options.seed)
-    height, width, channels = dataset.train_images.shape[1:]
+def make_model(job: Job, strategy: Any) -> Any:
+    keras.utils.set_random_seed(job.options.seed)
+    height, width, channels = job.dataset.train_images.shape[1:]
+    rate = scaled_learning_rate(job.options.learning_rate, job.place.workers)
     with strategy.scope():
-        model = build_model(
-            (height, width, channels),
-            dataset.classes,
-            scaled_learning_rate(options.learning_rate, place.workers),
-        )
-    if options.summary and place.is_chief:
+        model = build_model((height, width, channels), job.dataset.classes, rate)
+    if job.options.summary and job.place.is_chief:
         model.summary()
     return model
 
 
-def resume(checkpoints: Checkpoints, options: Options) -> int:
+def resume(checkpoints: Checkpoints, epochs: int) -> int:
     """How many epochs an earlier run has done, its weights restored."""
     done = checkpoints.resume()
-    if done >= options.epochs:
-        print(f"already trained for {done} epochs: nothing to train", flush=True)
+    if done >= epochs:
+        print(f"already trained for {done} epochs: nothing to train")
     elif done > 0:
-        print(f"resumed at epoch {done + 1}", flush=True)
+        print(f"resumed at epoch {done + 1}")
     return done
 
 
-def order_seed(options: Options, place: Place, done: int) -> int:
-    """The seed of the examples' order: another one after a resume, and for each worker when nothing is sharded."""
-    return options.seed + done + (place.rank * options.epochs if options.auto_shard == "off" else 0)
-
-
-def train(
-    options: Options,
-    place: Place,
-    dataset: Dataset,
-    model: Any,
-    checkpoints: Checkpoints,
-    progress: ProgressChannel,
-    *,
-    done: int,
-    steps: int,
-    global_batch: int,
-) -> None:
+def train(job: Job, model: Any, checkpoints: Checkpoints, done: int, progress: ProgressChannel) -> None:
     """Fit from epoch `done` on, with a checkpoint after each epoch."""
-    progress.phase("training", epoch=done + 1, epochs=options.epochs, step=0, steps=steps)
+    epochs, steps = job.options.epochs, job.steps
+    progress.phase("training", epoch=done + 1, epochs=epochs, step=0, steps=steps)
     batches = training_batches(
-        dataset,
-        global_batch=global_batch,
-        auto_shard=options.auto_shard,
-        seed=order_seed(options, place, done),
+        job.dataset,
+        global_batch=job.global_batch,
+        auto_shard=job.options.auto_shard,
+        seed=job.order_seed(done),
     )
-    report = EpochReport(progress, epochs=options.epochs, steps=steps, global_batch=global_batch)
-    save = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: checkpoints.save(epoch + 1))
+    report = EpochReport(progress, epochs=epochs, steps=steps, global_batch=job.global_batch)
+    keep = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: checkpoints.save(epoch + 1))
     hold_iterators(model)
     model.fit(
         batches,
-        epochs=options.epochs,
+        epochs=epochs,
         initial_epoch=done,
         steps_per_epoch=steps,
         shuffle=False,
-        callbacks=[report, save],
+        callbacks=[report, keep],
         verbose=0,
     )
+
+
+def save(job: Job, model: Any, progress: ProgressChannel) -> None:
+    if job.place.is_chief:
+        progress.phase("saving")
+        print(f"model written to {save_model(model, job.options.checkpoint_dir)}")
+
+
+def evaluate_held_out(job: Job, model: Any, strategy: Any, progress: ProgressChannel) -> Evaluation:
+    progress.phase("evaluating")
+    result = evaluate(model, job.dataset, job.place, strategy)
+    print(f"held-out accuracy {result.accuracy:.4f}, loss {result.loss:.4f}, on {result.examples} examples")
+    return result

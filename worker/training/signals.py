@@ -51,11 +51,11 @@ _armed: list[tuple[_AioControlBlock, ctypes.Array[ctypes.c_char]]] = []
 
 
 def end_on_signals() -> None:
-    """From now on SIGTERM ends the process with code 143 and SIGINT with 130; OSError when the C library cannot do it.
+    """From now on SIGTERM ends the process with code 143 and SIGINT with 130; OSError if that cannot be.
 
     Call it in the main thread before any other thread is started: threads inherit the blocked signals. So do
-    child processes. What is written must be safe against being cut off anywhere: files are written beside and
-    renamed.
+    child processes, which a fork leaves without anything that reads them. What is written must be safe
+    against being cut off anywhere: files are written beside and renamed.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, FATAL)
     for number in FATAL:

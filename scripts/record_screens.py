@@ -1,0 +1,142 @@
+"""Runs `orch up` in a pseudo terminal and draws what stands on its screen as SVG. Called by scripts/record."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from collections.abc import Callable
+from itertools import groupby
+from pathlib import Path
+
+import pyte
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+COLUMNS, LINES = 100, 26
+ORCH = Path(sys.executable).with_name("orch")
+_DEADLINE_S = 180.0
+# rich's own template without its web fonts: the picture loads nothing from anywhere.
+SVG = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+<style>
+.{unique_id}-matrix {{ font-family: monospace; font-size: {char_height}px; line-height: {line_height}px; }}
+.{unique_id}-title {{ font-size: 18px; font-weight: bold; font-family: sans-serif; }}
+{styles}
+</style>
+<defs>
+<clipPath id="{unique_id}-clip-terminal"><rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" /></clipPath>
+{lines}
+</defs>
+{chrome}
+<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+{backgrounds}
+<g class="{unique_id}-matrix">{matrix}</g>
+</g>
+</svg>
+"""
+
+
+def main(target: Path) -> None:
+    with tempfile.TemporaryDirectory() as home:
+        environ = {**os.environ, "XDG_STATE_HOME": home, "TERM": "xterm-256color", "PS1": "$ "}
+        directory = Path(home) / "digits"
+        directory.mkdir()
+        record(target / "screen-live.svg", directory, environ, until="epoch 6/10", then=nothing)
+        record(target / "screen-failure.svg", directory, environ, until="epoch 3/10", then=kill_second_worker)
+
+
+def nothing(directory: Path, environ: dict[str, str]) -> bool:
+    """The run is drawn while it goes on."""
+    return False
+
+
+def kill_second_worker(directory: Path, environ: dict[str, str]) -> bool:
+    """What the README shows of a failure; True: draw the screen after the run's end."""
+    out = subprocess.run([ORCH, "status", "--json"], cwd=directory, env=environ, capture_output=True, check=True)
+    (pid,) = [task["pid"] for task in json.loads(out.stdout)["tasks"] if task["task"] == "worker:1"]
+    os.kill(pid, signal.SIGKILL)
+    return True
+
+
+def record(
+    target: Path,
+    directory: Path,
+    environ: dict[str, str],
+    until: str,
+    then: Callable[[Path, dict[str, str]], bool],
+) -> None:
+    """Draw the screen of `orch up --workers 4` once `until` stands on it, or at the run's end."""
+    screen = pyte.Screen(COLUMNS, LINES)
+    stream = pyte.ByteStream(screen)
+    stream.feed(b"$ orch up --workers 4\r\n")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(directory)
+        os.execve(ORCH, ["orch", "up", "--workers", "4"], environ)
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+    deadline = time.monotonic() + _DEADLINE_S
+    to_the_end = False
+    try:
+        while time.monotonic() < deadline:
+            if not select.select([terminal], [], [], 1.0)[0]:
+                continue
+            try:
+                stream.feed(os.read(terminal, 65536))
+            except OSError:  # the other side is closed: the run has ended
+                break
+            if not to_the_end and any(until in line for line in screen.display):
+                to_the_end = then(directory, environ)
+                if not to_the_end:
+                    break
+        draw(screen, target)
+    finally:
+        os.kill(pid, signal.SIGTERM)
+        drain(terminal)
+        os.waitpid(pid, 0)
+        os.close(terminal)
+
+
+def drain(terminal: int) -> None:
+    """Read until the other side closes, so that it can end."""
+    try:
+        while os.read(terminal, 65536):
+            pass
+    except OSError:
+        return
+
+
+def draw(screen: pyte.Screen, target: Path) -> None:
+    with Path(os.devnull).open("w") as nowhere:
+        console = Console(record=True, width=COLUMNS, file=nowhere, force_terminal=True, legacy_windows=False)
+        for row in range(LINES):
+            cells = [screen.buffer[row][column] for column in range(COLUMNS)]
+            line = Text(no_wrap=True)
+            for style, run in groupby(cells, key=style_of):
+                line.append("".join(cell.data for cell in run), style)
+            line.rstrip()
+            console.print(line)
+        console.save_svg(str(target), title="orch", code_format=SVG)
+
+
+def style_of(cell: pyte.screens.Char) -> Style:
+    name = cell.fg
+    if len(name) == 6 and all(digit in "0123456789abcdef" for digit in name):
+        name = f"#{name}"
+    elif name.startswith("bright"):
+        name = f"bright_{name.removeprefix('bright')}"
+    name = name.replace("brown", "yellow")
+    return Style(color=None if name == "default" else name, bold=cell.bold)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve())

@@ -1,0 +1,69 @@
+"""What is held back of TensorFlow's start-up chatter, and what is not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from cluster import LONGEST_RUN_S, ROOT
+
+from worker.training.quiet import without_known
+
+CHATTER = (
+    b"I0000 00:00:1 1 port.cc:153] oneDNN custom operations are on. You may see slightly different results\n"
+)
+NO_GPU = b"E0000 00:00:1 1 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error\n"
+REAL = b"E0000 00:00:1 1 server.cc:1] Could not start gRPC server\n"
+
+WRITES = """
+import os, sys
+from worker.training.quiet import without_chatter
+def write(text): os.write(2, text)
+try:
+    with without_chatter():
+        write(b"oneDNN custom operations are on.\\nkept\\n")
+        exec(sys.argv[1])
+except ValueError:
+    pass
+write(b"after\\n")
+"""
+
+
+def test_only_known_lines_are_dropped() -> None:
+    assert without_known(CHATTER + REAL + b"no newline", has_gpu=False) == REAL + b"no newline"
+
+
+def test_a_broken_driver_is_told_where_there_is_one() -> None:
+    assert without_known(NO_GPU, has_gpu=False) == b""
+    assert without_known(NO_GPU, has_gpu=True) == NO_GPU
+
+
+def written(code: str, **environment: str) -> tuple[int, str]:
+    inherited = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    process = subprocess.run(
+        [sys.executable, "-c", WRITES, code],
+        env={**inherited, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_RUN_S,
+        check=False,
+    )
+    return process.returncode, process.stderr
+
+
+@pytest.mark.parametrize("code", ["pass", "raise ValueError"])
+def test_the_rest_is_written_also_after_an_error(code: str) -> None:
+    assert written(code) == (0, "kept\nafter\n")
+
+
+def test_the_users_own_log_level_turns_it_off() -> None:
+    code, text = written("pass", TF_CPP_MIN_LOG_LEVEL="0")
+    assert (code, text) == (0, "oneDNN custom operations are on.\nkept\nafter\n")
+
+
+def test_a_crash_within_is_not_silent() -> None:
+    code, text = written("os.abort()")
+    assert code != 0
+    assert "Fatal Python error: Aborted" in text
