@@ -33,7 +33,8 @@ _BLOCK = 64 << 10
 
 @dataclass
 class _Log:
-    """One raw log. Bytes before `indexed` are in the index; from there to `scanned` there is no newline."""
+    """One raw log. Bytes before `indexed` are in the index; from there to `scanned` there is no newline.
+    What is there is indexed all the same at `overdue_at` (monotonic seconds)."""
 
     task: str
     attempt: int
@@ -41,11 +42,11 @@ class _Log:
     indexed: int = 0
     scanned: int = 0
     seen: int = 0
-    unterminated_since: float | None = None
+    overdue_at: float | None = None
 
     def restart(self) -> None:
         self.indexed = self.scanned = self.seen = 0
-        self.unterminated_since = None
+        self.overdue_at = None
 
 
 class LogStore:
@@ -157,8 +158,8 @@ class LogStore:
             self._watch.rearm()
         if self._must_poll:
             return POLL_INTERVAL_S
-        since = [log.unterminated_since for log in self._logs.values() if log.unterminated_since is not None]
-        return max(0.0, min(since) + UNTERMINATED_S - now) if since else None
+        due = [log.overdue_at for log in self._logs.values() if log.overdue_at is not None]
+        return max(0.0, min(due) - now) if due else None
 
     def _index_log(self, log: _Log, now: float, *, flush: bool) -> list[IndexRecord]:
         """Records for what the log has got since the last time."""
@@ -194,18 +195,18 @@ def _chunk_end(log: _Log, now: float, *, flush: bool) -> int:
     """Where the next chunk of `log` ends: after the last newline, or at the end of what is overdue."""
     if flush:
         log.scanned = log.seen
-        log.unterminated_since = None
+        log.overdue_at = None
         return log.seen
     window = min(log.seen, log.scanned + _SCAN_BYTES)
     newline = _last_newline(log.fd, log.scanned, window)
     log.scanned = window
     end = log.indexed if newline is None else newline + 1
     if end == window:
-        log.unterminated_since = None
-    elif newline is not None or log.unterminated_since is None:
-        log.unterminated_since = now
-    elif now - log.unterminated_since >= UNTERMINATED_S and window == log.seen:
-        log.unterminated_since = None
+        log.overdue_at = None
+    elif newline is not None or log.overdue_at is None:
+        log.overdue_at = now + UNTERMINATED_S
+    elif now >= log.overdue_at and window == log.seen:
+        log.overdue_at = None
         return window
     return end
 

@@ -105,7 +105,7 @@ def test_an_unterminated_line_is_indexed_when_it_is_overdue(writer: Writer) -> N
     wait = writer.poll(MIN_INTERVAL_S)
     assert wait is not None
     assert 0 < wait <= UNTERMINATED_S
-    writer.poll(wait + 0.001)
+    writer.poll(wait)
     assert spans(writer.dir) == [(0, 10)]
     writer.write("worker:0", b"secret\n")
     assert spans(writer.dir) == [(0, 10), (10, 7)]

@@ -1,0 +1,38 @@
+"""Waits for a condition, for as long as a very busy machine may need."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import psutil
+
+# Only a test that hangs meets it.
+PATIENCE_S = 60.0
+_LOOK_S = 0.01
+
+T = TypeVar("T")
+
+
+def until(condition: Callable[[], T | None], timeout_s: float = PATIENCE_S) -> T:
+    """The first true value of `condition`; AssertionError when there is none in time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"still not so after {timeout_s:g} s"
+        time.sleep(_LOOK_S)
+
+
+def lives(pid: int) -> bool:
+    """Whether the process is there and more than an exit status that waits to be read."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def until_gone(*pids: int, timeout_s: float = PATIENCE_S) -> None:
+    until(lambda: not any(lives(pid) for pid in pids), timeout_s)
