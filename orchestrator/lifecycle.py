@@ -225,9 +225,8 @@ def _judge(terms: Terms, state: RunState, first: TaskState | None) -> tuple[Outc
         return "failed", ExitCode.ORCH, cause
     if state.stop is not None and state.teardown is not TeardownReason.FINISHED:
         if state.stop.reason is StopReason.TIMEOUT:
-            cause = Cause(
-                task=None, kind=CauseKind.LIMIT, text=f"--timeout: not done after {terms.timeout_s:g} s"
-            )
+            limit = "in time" if terms.timeout_s is None else f"after {terms.timeout_s:g} s"
+            cause = Cause(task=None, kind=CauseKind.LIMIT, text=f"--timeout: not done {limit}")
             return "timed_out", ExitCode.TIMED_OUT, cause
         return "stopped", _STOP_EXIT_CODES[state.stop.reason], None
     if state.tasks and all(task.phase is TaskPhase.SUCCEEDED for task in state.tasks.values()):

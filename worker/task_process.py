@@ -113,6 +113,7 @@ def start(name: str, command: Command, port: int | None, serves: bool) -> TaskPr
         serves=serves,
         progress_fd=progress_out,
         started_mono=time.monotonic(),
+        is_ready=not serves,
     )
 
 

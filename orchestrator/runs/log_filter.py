@@ -13,7 +13,7 @@ from orchestrator.runs.log_lines import Block
 from orchestrator.runs.log_text import clean_line, last_frame
 
 # A pattern with wildcards can take the square of a line's length: it is given the beginning only.
-MAX_SEARCHED_BYTES = 64 << 10
+MAX_SEARCHED_BYTES = 16 << 10
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class LineFilter:
     """Keeps lines that arrived in [since, until] (Unix seconds) and match `grep` (`invert`: do not).
 
     Lines of unknown time (no index covers them) count as the last ones: `until` leaves them out. `grep` is
-    looked for in a line as it is shown, without colours; one that is not plain text in its first 64 KiB.
+    looked for in a line as it is shown, without colours; one that is not plain text in its first 16 KiB.
     """
 
     since: float | None = None

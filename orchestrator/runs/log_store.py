@@ -33,8 +33,10 @@ _BLOCK = 64 << 10
 
 @dataclass
 class _Log:
-    """One raw log. Bytes before `indexed` are in the index; from there to `scanned` there is no newline.
-    What is there is indexed all the same at `overdue_at` (monotonic seconds)."""
+    """One raw log: indexed up to `indexed`, and from there to `scanned` there is no newline.
+
+    What is there is indexed all the same at `overdue_at` (monotonic seconds).
+    """
 
     task: str
     attempt: int

@@ -1,0 +1,134 @@
+"""Events of a made-up run, in a few words each; the clock is the test's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from orchestrator import events
+from orchestrator.events import Event, StopReason, Symptom, SymptomKind, TeardownReason
+from orchestrator.lifecycle import Action, Finish, Lifecycle, StartTasks, SweepHost, TearDown, Terms
+from orchestrator.result import RunResult
+
+TERMS = Terms(run_id="run-1", grace_s=10.0, failure_grace_s=0.5)
+OWN = Symptom(kind=SymptomKind.OWN, exception="ValueError: boom", lines=("ValueError: boom",))
+COLLATERAL = Symptom(kind=SymptomKind.COLLATERAL, exception="UnavailableError: Socket closed")
+UNKNOWN = Symptom(kind=SymptomKind.UNKNOWN)
+START = 1000.0
+
+
+def name(index: int) -> str:
+    return f"worker:{index}"
+
+
+def planned(tasks: int = 2, mono: float = START) -> events.AttemptPlanned:
+    plans = tuple(
+        events.PlannedTask(
+            task=name(index),
+            role="worker",
+            index=index,
+            address=f"127.0.0.1:{20000 + index}",
+            argv=("true",),
+            cwd="/",
+            env={},
+            log=f"/logs/worker-{index}.log",
+            serves=True,
+        )
+        for index in range(tasks)
+    )
+    return events.AttemptPlanned(at=mono, mono=mono, attempt=1, tasks=plans)
+
+
+def started(index: int, mono: float = START) -> events.TaskStarted:
+    return events.TaskStarted(at=mono, mono=mono, task=name(index), pid=100 + index, start_ticks=7)
+
+
+def not_started(index: int, mono: float = START) -> events.TaskStartFailed:
+    return events.TaskStartFailed(
+        at=mono, mono=mono, task=name(index), exit_code=127, reason="nope: no such file"
+    )
+
+
+def ready(index: int, mono: float = START) -> events.TaskReady:
+    return events.TaskReady(at=mono, mono=mono, task=name(index))
+
+
+def exited(
+    index: int,
+    code: int | None = 0,
+    signal: int | None = None,
+    order: int = 0,
+    symptom: Symptom | None = None,
+    peers: dict[str, str] | None = None,
+    mono: float = START,
+    noticed_s: float = 0.0,
+) -> events.TaskExited:
+    return events.TaskExited(
+        at=mono,
+        mono=mono,
+        task=name(index),
+        exit_code=None if signal else code,
+        signal=signal,
+        order=order,
+        symptom=symptom,
+        peers=peers or {},
+        noticed_s=noticed_s,
+    )
+
+
+def stop(
+    reason: StopReason = StopReason.INTERRUPT, force: bool = False, mono: float = START
+) -> events.StopRequested:
+    return events.StopRequested(at=mono, mono=mono, reason=reason, force=force)
+
+
+def deadline(which: str, mono: float = START) -> events.DeadlineReached:
+    return events.DeadlineReached(at=mono, mono=mono, deadline=which)
+
+
+def agent_lost(mono: float = START) -> events.AgentLost:
+    return events.AgentLost(at=mono, mono=mono, reason="the agent was lost")
+
+
+def began(reason: TeardownReason, grace_s: float = 0.5, mono: float = START) -> events.TeardownBegan:
+    return events.TeardownBegan(at=mono, mono=mono, reason=reason, grace_s=grace_s)
+
+
+def emptied(mono: float = START) -> events.TeardownEnded:
+    return events.TeardownEnded(at=mono, mono=mono)
+
+
+def running(tasks: int = 2, terms: Terms = TERMS) -> Lifecycle:
+    """A lifecycle whose tasks all run."""
+    lifecycle = Lifecycle(terms, START)
+    for event in (planned(tasks), *map(started, range(tasks)), *map(ready, range(tasks))):
+        lifecycle.handle(event)
+    return lifecycle
+
+
+def feed(lifecycle: Lifecycle, incoming: Iterable[Event]) -> list[Action]:
+    """As the supervisor does: a TearDown becomes a TeardownBegan behind what already waits; all actions."""
+    queue = list(incoming)
+    actions = []
+    while queue:
+        for action in lifecycle.handle(queue.pop(0)):
+            actions.append(action)
+            if isinstance(action, TearDown):
+                queue.append(began(action.reason, action.grace_s))
+    return actions
+
+
+def the_result(actions: Iterable[Action]) -> RunResult:
+    (result,) = [action.result for action in actions if isinstance(action, Finish)]
+    return result
+
+
+def starts(actions: Iterable[Action]) -> int:
+    return sum(isinstance(action, StartTasks) for action in actions)
+
+
+def teardowns(actions: Iterable[Action]) -> list[TearDown]:
+    return [action for action in actions if isinstance(action, TearDown)]
+
+
+def sweeps(actions: Iterable[Action]) -> int:
+    return sum(isinstance(action, SweepHost) for action in actions)
