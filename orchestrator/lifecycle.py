@@ -109,6 +109,8 @@ class Lifecycle:
 
     def next_deadline(self) -> tuple[float, str] | None:
         """(monotonic seconds, name) of the next moment at which it wants a DeadlineReached."""
+        if self.result is not None:
+            return None
         wanted: list[tuple[float, str]] = []
         if self._timeout_at is not None and self.state.teardown is None:
             wanted.append((self._timeout_at, RUN_TIMEOUT))

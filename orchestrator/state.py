@@ -118,11 +118,14 @@ def apply(state: RunState, event: Event) -> RunState:
     match event:
         case AttemptPlanned():
             tasks = {task.task: TaskState(plan=task) for task in event.tasks}
-            return replace(state, phase=RunPhase.STARTING, attempt=event.attempt, tasks=tasks)
+            # A stop that came before the plan still holds.
+            phase = RunPhase.STARTING if state.teardown is None else RunPhase.STOPPING
+            return replace(state, phase=phase, attempt=event.attempt, tasks=tasks)
         case TaskStarted():
             task = replace(
                 state.tasks[event.task],
-                phase=TaskPhase.STARTING,
+                # On its way when the teardown began: it starts only to be stopped.
+                phase=TaskPhase.STARTING if state.teardown is None else TaskPhase.STOPPING,
                 pid=event.pid,
                 start_ticks=event.start_ticks,
                 started_mono=event.mono,
@@ -207,7 +210,7 @@ def _agent_lost(state: RunState, event: AgentLost) -> RunState:
 
 def _teardown(state: RunState, event: TeardownBegan) -> RunState:
     tasks = {
-        name: task if task.phase.is_end else replace(task, phase=TaskPhase.STOPPING)
+        name: task if task.phase.is_end or task.pid is None else replace(task, phase=TaskPhase.STOPPING)
         for name, task in state.tasks.items()
     }
     return replace(

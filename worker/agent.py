@@ -216,6 +216,7 @@ class Agent:
         except (StartFailed, OSError) as error:
             code = error.exit_code if isinstance(error, StartFailed) else task_process.COMMAND_NOT_RUNNABLE
             self._send("start_failed", task=name, exit_code=code, reason=str(error))
+            self._exits += 1  # it has ended, in its place among the others
             return
         self._tasks[name] = task
         self._poller.register(task.pidfd, select.EPOLLIN)

@@ -269,3 +269,27 @@ def test_a_peer_that_fell_by_itself_while_being_stopped_fell_because_of_it() -> 
     feed(lifecycle, [exited(1, 1, order=1, symptom=COLLATERAL), exited(2, None, 9, order=2)])
     result = the_result(feed(lifecycle, [emptied()]))
     assert [task.end for task in result.tasks] == ["failed", "failed because of it", "stopped by orch"]
+
+
+def test_a_task_that_was_on_its_way_when_the_teardown_began_was_stopped() -> None:
+    lifecycle = Lifecycle(TERMS, START)
+    feed(lifecycle, [planned(2), started(0), exited(0, 3)])
+    feed(lifecycle, [started(1), ready(1), exited(1, None, 15, order=1)])
+    result = the_result(feed(lifecycle, [emptied()]))
+    assert [(task.state, task.end) for task in result.tasks] == [
+        ("failed", "failed"),
+        ("stopped", "stopped by orch"),
+    ]
+
+
+def test_a_task_that_could_not_start_keeps_its_place_in_the_order() -> None:
+    lifecycle = Lifecycle(TERMS, START)
+    feed(lifecycle, [planned(2), started(0), not_started(1), exited(0, 1, order=1)])
+    result = the_result(feed(lifecycle, [emptied()]))
+    assert result.first_failure is not None and result.first_failure.task == "worker:1"
+
+
+def test_a_stop_order_that_calls_itself_a_time_out_is_one() -> None:
+    lifecycle = running()
+    feed(lifecycle, [stop(StopReason.TIMEOUT)])
+    assert the_result(feed(lifecycle, [emptied()])).exit_code == 124

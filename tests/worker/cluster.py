@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -18,6 +19,8 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 # Generous, as the machine may be busy: a test that meets it has hung.
 LONGEST_RUN_S = 180.0
+# Room for all the progress of a long run: nobody reads it before the end.
+PROGRESS_BYTES = 1 << 20
 PROGRAM = ("-P", "-m", "worker")
 
 
@@ -75,7 +78,7 @@ class Cluster:
     def read_progress(self) -> bytes:
         """What the pipe of `progress_of` holds, once its writer has ended."""
         assert self.progress is not None
-        return os.read(self.progress, 1 << 20)
+        return os.read(self.progress, PROGRESS_BYTES)
 
     @property
     def outputs(self) -> list[str]:
@@ -117,6 +120,7 @@ def run_workers(
             inherited: tuple[int, ...] = ()
             if index == progress_of:
                 cluster.progress, writer = os.pipe()
+                fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PROGRESS_BYTES)
                 stack.callback(os.close, cluster.progress)
                 stack.callback(os.close, writer)
                 env["ORCH_PROGRESS_FD"] = str(writer)

@@ -185,6 +185,7 @@ def test_a_fifth_of_each_class_is_held_out(labels: np.ndarray) -> None:
         assert held_out[labels == label].sum() == (labels == label).sum() // 5
 
 
+@pytest.mark.timeout(600)
 def test_mnist_offline_says_what_to_do(tmp_path: Path) -> None:
     process = subprocess.run(
         [sys.executable, "-P", "-m", "worker", "--dataset", "mnist"],

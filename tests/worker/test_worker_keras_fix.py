@@ -12,6 +12,9 @@ from cluster import run_workers
 
 from worker.keras_multiworker import Fault, find_faults, fix_multi_worker_fit, parse_version
 
+# A busy machine may take several times as long as a free one.
+pytestmark = pytest.mark.timeout(600)
+
 PLAIN_FIT = Path(__file__).with_name("plain_fit.py")
 
 BROKEN_BUILDING = "self.distribute_strategy.reduce('MEAN', batch, axis=None)"

@@ -1,0 +1,174 @@
+"""Who is to blame and what to do, from last words and process states."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from event_making import COLLATERAL, OWN, UNKNOWN, emptied, exited, feed, running, the_result
+
+from orchestrator.diagnosis import SIGNATURES, TAIL_LINES, read_symptom
+from orchestrator.events import Symptom, SymptomKind, TaskExited
+from orchestrator.result import Cause, CauseKind, RunResult
+
+
+def ended(*exits: TaskExited, tasks: int = 2) -> RunResult:
+    lifecycle = running(tasks)
+    feed(lifecycle, exits)
+    return the_result(feed(lifecycle, [emptied()]))
+
+
+def cause_of(*exits: TaskExited, tasks: int = 2) -> Cause:
+    cause = ended(*exits, tasks=tasks).cause
+    assert cause is not None
+    return cause
+
+
+@pytest.mark.parametrize("letter", ["T", "t"])
+@pytest.mark.parametrize("symptom", [COLLATERAL, UNKNOWN, None])
+def test_a_stopped_peer_is_the_cause(letter: str, symptom: Symptom | None) -> None:
+    result = ended(exited(0, 1, symptom=symptom, peers={"worker:1": letter}))
+    assert result.cause is not None and result.first_failure is not None
+    assert (result.cause.task, result.cause.kind) == ("worker:1", CauseKind.STOPPED)
+    assert result.first_failure.task == "worker:0"
+    assert {task.task: task.end for task in result.tasks}["worker:0"] == "failed because of it"
+
+
+def test_a_stopped_peer_has_nothing_to_do_with_an_own_exception() -> None:
+    cause = cause_of(exited(0, 1, symptom=OWN, peers={"worker:1": "T"}))
+    assert (cause.task, cause.kind) == ("worker:0", CauseKind.EXITED)
+
+
+def test_a_stopped_peer_has_nothing_to_do_with_a_kill() -> None:
+    cause = cause_of(exited(0, signal=signal.SIGKILL, symptom=UNKNOWN, peers={"worker:1": "T"}))
+    assert (cause.task, cause.kind) == ("worker:0", CauseKind.EXITED)
+
+
+@pytest.mark.parametrize("letter", "RSDZX")
+def test_a_peer_in_any_other_state_is_not_to_blame(letter: str) -> None:
+    assert cause_of(exited(0, 1, symptom=COLLATERAL, peers={"worker:1": letter})).task == "worker:0"
+
+
+def test_one_that_left_early_is_the_cause() -> None:
+    result = ended(exited(1, 0), exited(0, 1, order=1, symptom=COLLATERAL))
+    assert result.cause is not None and result.first_failure is not None
+    assert (result.cause.task, result.cause.kind) == ("worker:1", CauseKind.LEFT_EARLY)
+    assert result.exit_code == 1
+    assert [task.end for task in result.tasks] == ["failed because of it", "left early"]
+
+
+def test_the_first_of_those_who_left_early_is_named() -> None:
+    cause = cause_of(exited(2, 0), exited(1, 0, order=1), exited(0, 1, order=2, symptom=COLLATERAL), tasks=3)
+    assert cause.task == "worker:2"
+
+
+def test_one_that_was_done_is_not_to_blame_for_anothers_own_exception() -> None:
+    cause = cause_of(exited(1, 0), exited(0, 1, order=1, symptom=OWN))
+    assert (cause.task, cause.kind) == ("worker:0", CauseKind.EXITED)
+
+
+def test_an_own_exception_counts_before_the_quicker_peer_that_lost_it() -> None:
+    result = ended(exited(0, 1, symptom=COLLATERAL), exited(1, 1, order=1, symptom=OWN))
+    assert result.cause is not None and result.first_failure is not None
+    assert (result.cause.task, result.first_failure.task) == ("worker:1", "worker:0")
+    assert [task.end for task in result.tasks] == ["failed because of it", "failed"]
+
+
+def test_the_exception_that_a_stop_raises_is_no_cause() -> None:
+    interrupted = Symptom(kind=SymptomKind.OWN, exception="KeyboardInterrupt")
+    assert cause_of(exited(0, 1, symptom=COLLATERAL), exited(1, 1, order=1, symptom=interrupted)).task == (
+        "worker:0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "number", "text"),
+    [
+        (3, None, "exit 3"),
+        (None, signal.SIGSEGV, "SIGSEGV"),
+        (None, signal.SIGKILL, "SIGKILL, likely out of memory (or somebody's kill -9)"),
+        (None, 63, "signal 63"),
+    ],
+)
+def test_the_cause_in_words(code: int | None, number: int | None, text: str) -> None:
+    assert cause_of(exited(0, code, number)).text == text
+
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n    f()\n'
+
+
+@pytest.mark.parametrize(
+    ("tail", "kind", "exception"),
+    [
+        ("", SymptomKind.UNKNOWN, None),
+        ("epoch 3\nloss 0.1\n", SymptomKind.UNKNOWN, None),
+        (TRACEBACK + "ValueError: boom\n", SymptomKind.OWN, "ValueError: boom"),
+        (TRACEBACK + "my.pkg.Error\n", SymptomKind.OWN, "my.pkg.Error"),
+        (TRACEBACK + "KeyError: 'x'\n\nmore output\n", SymptomKind.OWN, "KeyError: 'x'"),
+        (
+            TRACEBACK + "tensorflow.python.framework.errors_impl.UnavailableError: Socket closed\n",
+            SymptomKind.COLLATERAL,
+            "tensorflow.python.framework.errors_impl.UnavailableError: Socket closed",
+        ),
+        # An earlier one that was handled says nothing; the last one ended it.
+        (
+            TRACEBACK + "ConnectionResetError: peer\nretrying\n" + TRACEBACK + "OSError: mine\n",
+            SymptomKind.OWN,
+            "OSError: mine",
+        ),
+        # Its own exception, though its log speaks of peers too.
+        ("E: Connection reset by peer\n" + TRACEBACK + "ValueError: x\n", SymptomKind.OWN, "ValueError: x"),
+        ("W coordination: unhealthy (stopped sending heartbeats)\n", SymptomKind.COLLATERAL, None),
+        ("The tasks have crashed: /job:worker\n", SymptomKind.COLLATERAL, None),
+        # An hour ago is not the end.
+        ("Socket closed\n" + "step\n" * 2000, SymptomKind.UNKNOWN, None),
+    ],
+)
+def test_last_words(tail: str, kind: SymptomKind, exception: str | None) -> None:
+    symptom = read_symptom(tail)
+    assert (symptom.kind, symptom.exception) == (kind, exception)
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("ValueError: Attempt to convert a value (PerReplica:{...}) with an unsupported type", "Keras 3"),
+        ("Invalid reduction dimension 0 for input with 0 dimensions", "Keras 3"),
+        ("UnknownError: Could not start gRPC server", "port was taken"),
+        ("OSError: [Errno 98] Address already in use", "port was taken"),
+        ("ModuleNotFoundError: No module named 'tf_keras'", "pip install tf_keras"),
+        ("ModuleNotFoundError: No module named 'tensorflow'", "pip install tensorflow"),
+        ("AttributeError: 'Mean' object has no attribute 'reset_states'", "reset_state"),
+        ("OSError: [Errno 28] No space left on device", "disk is full"),
+        ("ValueError: TF_CONFIG is malformed", "orch config"),
+        ("MemoryError", "fewer workers"),
+    ],
+)
+def test_a_known_failure_comes_with_advice(text: str, advice: str) -> None:
+    found = read_symptom(TRACEBACK + text + "\n").advice
+    assert found is not None and advice in found
+
+
+def test_an_unknown_failure_comes_with_none() -> None:
+    assert read_symptom(TRACEBACK + "ValueError: boom\n").advice is None
+
+
+def test_advice_is_one_line() -> None:
+    assert all("\n" not in signature.advice for signature in SIGNATURES)
+
+
+def test_advice_reaches_the_result() -> None:
+    symptom = read_symptom(TRACEBACK + "ModuleNotFoundError: No module named 'tensorflow'\n")
+    first = ended(exited(0, 1, symptom=symptom)).first_failure
+    assert first is not None
+    assert first.advice is not None and first.exception == symptom.exception
+    assert first.lines[-1].startswith("ModuleNotFoundError")
+
+
+def test_the_last_lines_are_few_clean_and_short() -> None:
+    lines = [f"line {i}" for i in range(100)] + ["10%\r20%\r\x1b[31mred\x1b[0m\x07", "x" * 10_000, "", "  "]
+    symptom = read_symptom("\n".join(lines))
+    assert len(symptom.lines) == TAIL_LINES
+    assert symptom.lines[-2] == "red"
+    assert set(symptom.lines[-1]) == {"x"} and len(symptom.lines[-1]) < 1000
+    assert symptom.lines[-3] == "line 99"

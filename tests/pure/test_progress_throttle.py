@@ -1,0 +1,55 @@
+"""At most one progress event a second a task, and the last word is never lost."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.events import Progress
+from orchestrator.progress_throttle import INTERVAL_S, ProgressThrottle
+
+
+def test_the_first_word_is_told_at_once_and_the_next_a_second_later() -> None:
+    throttle = ProgressThrottle()
+    assert throttle.due() is None
+    throttle.put("a", Progress(step=1))
+    assert throttle.take(100.0) == [("a", Progress(step=1))]
+    throttle.put("a", Progress(step=2))
+    assert throttle.due() == 100.0 + INTERVAL_S
+    assert throttle.take(100.5) == []
+    throttle.put("a", Progress(step=3))
+    assert throttle.take(100.0 + INTERVAL_S) == [("a", Progress(step=3))]
+    assert throttle.due() is None
+
+
+def test_what_comes_in_between_is_merged() -> None:
+    throttle = ProgressThrottle()
+    throttle.put("a", Progress(epoch=2, loss=0.5))
+    throttle.put("a", Progress(loss=0.4))
+    assert throttle.take(100.0) == [("a", Progress(epoch=2, loss=0.4))]
+
+
+def test_the_last_word_is_told_when_the_task_ends() -> None:
+    throttle = ProgressThrottle()
+    throttle.put("a", Progress(step=1))
+    throttle.take(100.0)
+    throttle.put("a", Progress(step=2))
+    assert throttle.take_last("a", 100.1) == Progress(step=2)
+    assert throttle.take_last("a", 100.2) is None
+    assert throttle.take_last("b", 100.2) is None
+
+
+@given(st.lists(st.tuples(st.floats(0, 0.9), st.integers(0, 100)), min_size=1))
+def test_the_last_word_always_arrives_and_none_too_soon(words: list[tuple[float, int]]) -> None:
+    throttle = ProgressThrottle()
+    now, told, times = 100.0, [], []
+    for pause, step in words:
+        now += pause
+        throttle.put("a", Progress(step=step))
+        for _, progress in throttle.take(now):
+            told.append(progress.step)
+            times.append(now)
+    due = throttle.due()
+    told += [progress.step for _, progress in throttle.take(due)] if due is not None else []
+    assert told[-1] == words[-1][1]
+    assert all(later - earlier >= INTERVAL_S for earlier, later in zip(times, times[1:], strict=False))

@@ -1,0 +1,122 @@
+"""The fold of the events: what each of them makes of the state."""
+
+from __future__ import annotations
+
+import pytest
+from event_making import agent_lost, began, exited, not_started, planned, ready, started, stop
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from orchestrator import events
+from orchestrator.events import Event, Progress, StopReason, TeardownReason, event_line, parse_event
+from orchestrator.state import RunPhase, RunState, TaskPhase, apply
+
+
+def folded(*history: Event) -> RunState:
+    state = RunState()
+    for event in history:
+        state = apply(state, event)
+    return state
+
+
+def phases(*history: Event) -> list[TaskPhase]:
+    return [task.phase for task in folded(*history).tasks.values()]
+
+
+ONE = planned(1)
+
+
+@pytest.mark.parametrize(
+    ("history", "phase"),
+    [
+        ([ONE], TaskPhase.PENDING),
+        ([ONE, started(0)], TaskPhase.STARTING),
+        ([ONE, started(0), ready(0)], TaskPhase.RUNNING),
+        ([ONE, not_started(0)], TaskPhase.FAILED),
+        ([ONE, started(0), exited(0, 0)], TaskPhase.SUCCEEDED),
+        ([ONE, started(0), exited(0, 1)], TaskPhase.FAILED),
+        ([ONE, started(0), exited(0, signal=9)], TaskPhase.FAILED),
+        ([ONE, started(0), ready(0), began(TeardownReason.REQUEST)], TaskPhase.STOPPING),
+        ([ONE, started(0), began(TeardownReason.REQUEST), exited(0, 0)], TaskPhase.STOPPED),
+        ([ONE, started(0), began(TeardownReason.REQUEST), exited(0, signal=15)], TaskPhase.STOPPED),
+        ([ONE, started(0), exited(0, 0), began(TeardownReason.FINISHED)], TaskPhase.SUCCEEDED),
+        ([ONE, started(0), exited(0, 1), ready(0)], TaskPhase.FAILED),
+        ([ONE, began(TeardownReason.REQUEST)], TaskPhase.PENDING),
+        ([ONE, began(TeardownReason.REQUEST), started(0)], TaskPhase.STOPPING),
+        ([ONE, started(0), ready(0), agent_lost()], TaskPhase.LOST),
+        ([ONE, started(0), exited(0, 1), agent_lost()], TaskPhase.FAILED),
+        ([ONE, agent_lost()], TaskPhase.PENDING),
+    ],
+)
+def test_a_tasks_phase(history: list[Event], phase: TaskPhase) -> None:
+    assert phases(*history) == [phase]
+
+
+def test_the_runs_phase() -> None:
+    assert RunState().phase is RunPhase.STARTING
+    running = folded(planned(2), started(0), started(1), ready(0), ready(1))
+    assert running.phase is RunPhase.RUNNING
+    stopping = apply(running, began(TeardownReason.REQUEST))
+    assert stopping.phase is RunPhase.STOPPING
+    for outcome in ("succeeded", "failed", "stopped", "timed_out", "lost"):
+        ended = apply(stopping, events.RunEndedEvent(at=1, mono=5.0, outcome=outcome, exit_code=7))
+        assert (ended.phase, ended.exit_code, ended.ended_mono) == (outcome, 7, 5.0)
+        assert ended.phase.is_end
+
+
+def test_a_plan_that_comes_after_the_stop_does_not_hide_it() -> None:
+    state = folded(stop(), began(TeardownReason.REQUEST), planned(2))
+    assert state.phase is RunPhase.STOPPING
+
+
+def test_the_first_stop_and_the_first_teardown_count() -> None:
+    state = folded(
+        planned(1),
+        stop(StopReason.DOWN),
+        stop(StopReason.INTERRUPT),
+        began(TeardownReason.FAILURE, mono=3.0),
+        began(TeardownReason.REQUEST, mono=9.0),
+    )
+    assert state.stop is not None and state.stop.reason is StopReason.DOWN
+    assert (state.teardown, state.teardown_mono) == (TeardownReason.FAILURE, 3.0)
+
+
+def test_a_state_is_never_changed() -> None:
+    before = folded(planned(2), started(0))
+    tasks = dict(before.tasks)
+    for event in (started(1), ready(0), exited(0, 1), began(TeardownReason.FAILURE), agent_lost()):
+        apply(before, event)
+    assert before.tasks == tasks
+    assert before.phase is RunPhase.STARTING
+
+
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+progress = st.builds(
+    Progress,
+    phase=st.none() | st.text(),
+    epoch=st.none() | st.integers(),
+    loss=st.none() | numbers,
+    metrics=st.dictionaries(st.text(), st.none() | numbers),
+)
+
+
+@given(st.floats(0, 1e12), progress)
+def test_an_event_is_one_line_and_reads_back(mono: float, made: Progress) -> None:
+    event = events.TaskProgressed(at=mono, mono=mono, task="worker:0", progress=made)
+    line = event_line(event)
+    assert line.endswith(b"\n") and line.count(b"\n") == 1
+    assert parse_event(line) == event
+
+
+def test_a_loss_that_is_not_a_number_does_not_spoil_the_line() -> None:
+    diverged = events.TaskProgressed(at=0, mono=0, task="worker:0", progress=Progress(loss=float("nan")))
+    read = parse_event(event_line(diverged))
+    assert isinstance(read, events.TaskProgressed) and read.progress.loss is None
+
+
+def test_an_event_of_a_newer_version_stays_readable() -> None:
+    line = b'{"type": "task_ready", "at": 1, "mono": 1, "task": "worker:0", "mood": "good"}'
+    assert parse_event(line) == events.TaskReady(at=1, mono=1, task="worker:0")
+    with pytest.raises(ValidationError):
+        parse_event(b'{"type": "unheard_of", "at": 1, "mono": 1}')

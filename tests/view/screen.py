@@ -1,0 +1,97 @@
+"""A real pseudo-terminal whose other side is drawn by pyte: what a person would see."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import termios
+from os import terminal_size
+from typing import Self
+
+import pyte
+
+from orchestrator.view.output import Output
+from orchestrator.view.plain import LineStyle
+from orchestrator.view.terminal import TerminalView
+
+
+class Screen:
+    """The terminal `fd` with `columns` x `lines`; `shown()` is what stands on it, its history first."""
+
+    def __init__(self, columns: int = 80, lines: int = 24) -> None:
+        self._master, self.fd = pty.openpty()
+        self._screen = pyte.HistoryScreen(columns, lines, history=10_000)
+        self._stream = pyte.ByteStream(self._screen)
+        self.written = b""
+        self.resize(columns, lines)
+
+    def resize(self, columns: int, lines: int) -> None:
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self._screen.resize(lines, columns)
+
+    def size(self) -> terminal_size:
+        return os.get_terminal_size(self.fd)
+
+    def take(self) -> None:
+        """Draw what was written to the terminal so far."""
+        while select.select([self._master], [], [], 0)[0]:
+            data = os.read(self._master, 65536)
+            self.written += data
+            self._stream.feed(data)
+
+    def shown(self) -> list[str]:
+        self.take()
+        history = [
+            "".join(line[x].data for x in range(self._screen.columns)) for line in self._screen.history.top
+        ]
+        lines = [line.rstrip() for line in [*history, *self._screen.display]]
+        while lines and not lines[-1]:
+            lines.pop()
+        return lines
+
+    @property
+    def cursor_column(self) -> int:
+        self.take()
+        return int(self._screen.cursor.x)
+
+    def close(self) -> None:
+        os.close(self._master)
+        os.close(self.fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Watched:
+    """A TerminalView on a Screen, with a clock that the test moves from frame to frame."""
+
+    def __init__(self, screen: Screen, style: LineStyle | None = None) -> None:
+        self.screen = screen
+        self.out = Output(screen.fd)
+        self.now = 0.0
+        self.view = TerminalView(self.out, style or LineStyle(), screen.size, wall_clock=lambda: self.now)
+
+    def frame(self) -> list[str]:
+        """The screen after the next frame."""
+        self.now += 1.0
+        self.view.frame(self.now)
+        return self.drained()
+
+    def finish(self) -> list[str]:
+        self.view.finish()
+        return self.drained()
+
+    def drained(self) -> list[str]:
+        self.screen.take()
+        while not self.view.drain(0.0):
+            self.screen.take()
+        return self.screen.shown()
+
+    def close(self) -> None:
+        self.out.close()

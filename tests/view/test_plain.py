@@ -1,0 +1,134 @@
+"""Plain merged lines: for pipes and files."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.runs.log_lines import Block, Chunk
+from orchestrator.runs.log_text import clean_line
+from orchestrator.view.output import Output
+from orchestrator.view.palette import painted, task_colour, without_colour
+from orchestrator.view.plain import LineStyle, PlainView, format_block, line_start, local_time
+
+
+class Shown:
+    """A PlainView that writes to files."""
+
+    def __init__(self, directory: Path, style: LineStyle) -> None:
+        self._paths = directory / "out", directory / "err"
+        self._fds = [os.open(path, os.O_WRONLY | os.O_CREAT) for path in self._paths]
+        self.view = PlainView(Output(self._fds[0]), Output(self._fds[1]), style)
+
+    @property
+    def out(self) -> bytes:
+        return self._paths[0].read_bytes()
+
+    @property
+    def err(self) -> bytes:
+        return self._paths[1].read_bytes()
+
+    def close(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> Iterator[Shown]:
+    made = Shown(tmp_path, LineStyle())
+    yield made
+    made.close()
+
+
+def chunk(task: str, data: bytes, lost: int = 0) -> Chunk:
+    return Chunk(task, 1, 1_700_000_000.25, 0, data, lost)
+
+
+def test_every_line_has_its_task(shown: Shown) -> None:
+    shown.view.show([chunk("worker:0", b"a\nb\n"), chunk("worker:1", b"c\n\n")])
+    assert shown.out == b"worker:0 | a\nworker:0 | b\nworker:1 | c\nworker:1 | \n"
+    assert shown.err == b""
+
+
+def test_lines_are_never_mixed(shown: Shown) -> None:
+    shown.view.show([chunk("worker:0", b"be"), chunk("worker:1", b"other\n"), chunk("worker:0", b"gin\n")])
+    assert shown.out == b"worker:1 | other\nworker:0 | begin\n"
+
+
+def test_a_line_without_its_newline_is_shown_at_the_end(shown: Shown) -> None:
+    shown.view.show([chunk("worker:0", b"no newline")])
+    assert shown.out == b""
+    shown.view.finish()
+    assert shown.out == b"worker:0 | no newline\n"
+
+
+def test_a_progress_bar_is_one_line(shown: Shown) -> None:
+    for percent in (10, 50, 100):
+        shown.view.show([chunk("worker:0", b"\r%d%%" % percent)])
+    shown.view.show([chunk("worker:0", b"\n")])
+    assert shown.out == b"worker:0 | 100%\n"
+
+
+def test_a_sequence_cut_in_two_chunks_is_still_one(shown: Shown) -> None:
+    shown.view.show(
+        [chunk("worker:0", b"red: \x1b[3"), chunk("worker:0", b"1mtext\x1b"), chunk("worker:0", b"[0m\n")]
+    )
+    assert shown.out == b"worker:0 | red: text\n"
+
+
+def test_a_cut_log_is_said_on_stderr(shown: Shown) -> None:
+    shown.view.show([chunk("worker:0", b"a\n"), chunk("worker:0", b"", lost=1234), chunk("worker:0", b"b\n")])
+    assert shown.out == b"worker:0 | a\nworker:0 | b\n"
+    assert b"worker:0 truncated its own log: 1,234 bytes are gone\n" in shown.err
+
+
+def test_a_line_too_long_to_hold_says_so() -> None:
+    block = Block("worker:0", 1, None, b"xxxx\n", omitted=20_000_000)
+    assert format_block(block, LineStyle()).decode() == (
+        "worker:0 | xxxx… 20,000,004 bytes, orch logs --raw shows all\n"
+    )
+
+
+data_blocks = st.binary(max_size=100) | st.lists(
+    st.sampled_from([b"text", b"\n", b"\r", b"\r\n", b"\x1b[31m", b"\xff", "é".encode(), b"\t"]), max_size=20
+).map(b"".join)
+styles = st.builds(LineStyle, st.booleans(), st.booleans(), st.booleans())
+
+
+@given(data_blocks, styles, st.sampled_from([None, 1_700_000_000.5]))
+def test_a_block_is_shown_as_its_lines_one_by_one(data: bytes, style: LineStyle, time: float | None) -> None:
+    """The fast way for whole blocks and the slow way for single lines agree."""
+    data += b"\n"
+    start = line_start("worker:3", time, style)
+    expected = "".join(
+        f"{start}{clean_line(line, colour=style.colour)}\n"
+        for line in data.replace(b"\r\n", b"\n").split(b"\n")[:-1]
+    )
+    assert format_block(Block("worker:3", 1, time, data), style).decode() == expected
+
+
+def test_prefix_time_and_colour() -> None:
+    block = Block("worker:0", 1, 1_700_000_000.25, b"a\n")
+    when = local_time(block.time)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.250[+-]\d\d:\d\d", when)
+    assert format_block(block, LineStyle(prefix=False)) == b"a\n"
+    assert format_block(block, LineStyle(timestamps=True)).decode() == f"worker:0 | {when} a\n"
+    coloured = format_block(block, LineStyle(colour=True)).decode()
+    assert coloured == f"{painted('worker:0', task_colour('worker:0'), colour=True)} | a\n"
+    assert without_colour(coloured) == "worker:0 | a\n"
+    unknown = format_block(block._replace(time=None), LineStyle(timestamps=True)).decode()
+    assert len(unknown) == len(f"worker:0 | {when} a\n")
+
+
+def test_a_task_has_one_colour_and_its_neighbours_have_others() -> None:
+    colours = [task_colour(f"worker:{n}") for n in range(8)]
+    assert len(set(colours)) == 8
+    assert colours == [task_colour(f"worker:{n}") for n in range(8)]
+    assert len({task_colour(task) for task in ("chief:0", "worker:0", "ps:0", "evaluator:0")}) == 4
+    assert task_colour("trainer:0") == task_colour("trainer:0")

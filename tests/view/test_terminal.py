@@ -1,0 +1,234 @@
+"""The terminal view, as a person sees it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from moments import exited, moment, progressed, running
+from screen import Screen, Watched
+
+from orchestrator.events import Progress
+from orchestrator.runs.log_lines import Chunk
+from orchestrator.view.choice import ColorChoice, is_capable, open_view, wants_colour
+from orchestrator.view.output import Output
+from orchestrator.view.plain import LineStyle, PlainView
+from orchestrator.view.terminal import TerminalView
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    with Screen() as screen:
+        made = Watched(screen)
+        yield made
+        made.close()
+
+
+def chunk(data: bytes, task: str = "worker:0", lost: int = 0) -> Chunk:
+    return Chunk(task, 1, 0.0, 0, data, lost)
+
+
+def test_lines_stream_above_the_footer(watched: Watched) -> None:
+    watched.view.update(moment(running(2)))
+    watched.view.show([chunk(b"hello\n")])
+    first = watched.frame()
+    assert first[0] == "worker:0 | hello"
+    assert first[1].startswith("digits  running  1m05s")
+    assert first[3].startswith("worker:0  running")
+    assert first[4].startswith("worker:1  running")
+    watched.view.show([chunk(b"again\n", "worker:1"), chunk(b"and more\n")])
+    second = watched.frame()
+    assert second[:3] == ["worker:0 | hello", "worker:1 | again", "worker:0 | and more"]
+    assert second[3:] == first[1:]
+
+
+def test_the_footer_goes_when_the_run_is_over(watched: Watched) -> None:
+    watched.view.update(moment(running(3)))
+    watched.view.show([chunk(b"a\nlast")])
+    watched.frame()
+    assert watched.finish() == ["worker:0 | a", "worker:0 | last"]
+    assert watched.screen.cursor_column == 0
+
+
+def test_a_frame_with_nothing_new_writes_nothing(watched: Watched) -> None:
+    watched.view.update(moment(running(2)))
+    watched.frame()
+    written = len(watched.screen.written)
+    watched.frame()
+    assert len(watched.screen.written) == written
+
+
+def test_frames_come_at_their_rate(watched: Watched) -> None:
+    watched.view.show([chunk(b"a\n")])
+    assert watched.view.frame(5.0) == pytest.approx(0.1)
+    watched.view.show([chunk(b"b\n")])
+    assert watched.view.frame(5.04) == pytest.approx(0.06)
+    assert watched.drained() == ["worker:0 | a"]
+    watched.view.frame(5.1)
+    assert watched.drained() == ["worker:0 | a", "worker:0 | b"]
+
+
+def test_what_the_tasks_write_does_not_move_the_cursor(watched: Watched) -> None:
+    watched.view.update(moment(running(1)))
+    hostile = b"\x1b[2J\x1b[Hclear\n\x1b]0;title\x07title\n\x1b[5Aup\n\x1bcreset\n\x1b[?1049halternate\n\x9b2J8 bit\n"
+    watched.view.show([chunk(hostile)])
+    assert watched.frame()[:6] == [
+        "worker:0 | clear",
+        "worker:0 | title",
+        "worker:0 | up",
+        "worker:0 | reset",
+        "worker:0 | alternate",
+        "worker:0 | \ufffd2J8 bit",
+    ]
+
+
+def test_markup_is_text(watched: Watched) -> None:
+    watched.view.show([chunk(b"[bold red]x[/bold red] [/] :smile: {0} %s\n")])
+    assert watched.frame() == ["worker:0 | [bold red]x[/bold red] [/] :smile: {0} %s"]
+
+
+def test_a_progress_bar_is_one_line(watched: Watched) -> None:
+    watched.view.show([chunk(b"\r10%"), chunk(b"\r20%")])
+    watched.frame()
+    watched.view.show([chunk(b"\r30%\n")])
+    assert watched.frame() == ["worker:0 | 30%"]
+
+
+def test_a_long_line_is_cut_and_its_size_told(watched: Watched) -> None:
+    watched.view.show([chunk(b"x" * (1 << 20)) for _ in range(10)])
+    watched.view.show([chunk(b"\nnext\n")])
+    shown = "".join(watched.frame())
+    assert "xxx … 10,485,760 bytes, orch logs --raw shows all" in shown
+    assert shown.endswith("worker:0 | next")
+    assert len(shown) < 5_000
+
+
+def test_a_cut_goes_around_a_character(watched: Watched) -> None:
+    watched.view.show([chunk("é".encode() * 5_000 + b"\n"), chunk(b"x" + "é".encode() * 5_000 + b"\n")])
+    shown = "".join(watched.frame())
+    assert "\ufffd" not in shown
+    assert shown.count("10,000 bytes") == 1
+    assert shown.count("10,001 bytes") == 1
+
+
+def test_a_flood_is_skipped_and_counted(watched: Watched) -> None:
+    lines = b"".join(b"line %d\n" % n for n in range(100_000))
+    watched.view.show([chunk(lines), chunk(b"short\n", "worker:1")])
+    watched.view.say("orch: a word")
+    watched.frame()
+    watched.finish()
+    shown = watched.screen.written.decode().replace("\r\r\n", "\r\n")
+    (skipped,) = re.findall(r"\.\.\. ([\d,]+) lines skipped \(worker:0\)", shown)
+    seen = [int(n) for n in re.findall(r"line (\d+)\r\n", shown)]
+    assert len(seen) + int(skipped.replace(",", "")) == 100_000
+    # What is shown is the end of it, in order and without a gap.
+    assert seen == list(range(seen[0], 100_000))
+    assert "worker:1 | short" in shown
+    assert "orch: a word" in shown
+
+
+def test_one_frame_of_a_flood_is_bounded(watched: Watched) -> None:
+    for _ in range(50):
+        watched.view.show([chunk(b"y\n" * 500_000)])
+    watched.frame()
+    assert len(watched.screen.written) < 1 << 20
+
+
+def test_a_stopped_terminal_holds_up_nothing(watched: Watched) -> None:
+    """Nobody reads the other side, as after Ctrl-S."""
+    watched.view.update(moment(running(2)))
+    for number in range(200):
+        watched.view.show([chunk(b"line\n" * 10_000)])
+        watched.view.frame(float(number))
+    assert not watched.view.drain(0.0)
+    shown = watched.finish()
+    assert shown[-1] == "worker:0 | line"
+    assert any("lines skipped" in line for line in shown)
+
+
+def test_orchs_own_words_keep_their_place(watched: Watched) -> None:
+    watched.view.show([chunk(b"before\n")])
+    watched.view.say("orch: port taken, trying another")
+    watched.view.show([chunk(b"after\n"), chunk(b"", lost=5)])
+    assert watched.frame() == [
+        "worker:0 | before",
+        "orch: port taken, trying another",
+        "worker:0 | after",
+        "worker:0 truncated its own log: 5 bytes are gone",
+    ]
+
+
+def test_a_narrower_terminal_leaves_no_rest_of_the_footer(watched: Watched) -> None:
+    watched.view.show([chunk(b"keep %d\n" % n) for n in range(3)])
+    watched.view.update(moment(running(2)))
+    watched.frame()
+    watched.screen.resize(40, 24)
+    watched.view.update(moment(running(2), now=99.0))
+    shown = watched.frame()
+    assert sum("digits" in line for line in shown) == 1
+    assert sum("worker:1" in line for line in shown) == 1
+    assert all(len(line) < 40 for line in shown)
+
+
+@pytest.mark.parametrize("columns", [1, 5, 20, 40, 80, 200])
+@pytest.mark.parametrize("lines", [1, 3, 8, 24])
+def test_the_footer_fits_any_terminal(columns: int, lines: int) -> None:
+    with Screen(columns, lines) as screen:
+        watched = Watched(screen)
+        progress = Progress(epoch=2, epochs=5, step=123, steps=1000, loss=0.123, steps_per_s=12.0)
+        watched.view.update(moment(running(20, progressed("worker:1", progress), exited("worker:19", 3))))
+        for _ in range(3):
+            watched.view.show([chunk(b"x\n")])
+            watched.frame()
+        shown = watched.finish()
+        watched.close()
+    # Had a line of the footer wrapped, something of it would be left.
+    assert [line for line in "".join(shown).split("worker:0 | x") if line] == []
+
+
+def test_colour_stays_with_its_line() -> None:
+    with Screen() as screen:
+        watched = Watched(screen, LineStyle(colour=True))
+        watched.view.show([chunk(b"\x1b[31mred\n")])
+        assert watched.frame() == ["worker:0 | red"]
+        watched.close()
+    assert b"\x1b[31mred\x1b[0m\r" in screen.written
+
+
+def test_without_colour_no_colour_is_written(watched: Watched) -> None:
+    watched.view.update(moment(running(2, exited("worker:1", 1))))
+    watched.view.show([chunk(b"\x1b[31mred\n")])
+    watched.frame()
+    assert re.search(rb"\x1b\[[0-9;]*m", watched.screen.written) is None
+
+
+def test_the_view_fits_the_output(tmp_path: Path) -> None:
+    err = Output(2)
+    with Screen() as screen, (tmp_path / "file").open("wb") as file:
+        terminal, plain = Output(screen.fd), Output(file.fileno())
+        env = {"TERM": "xterm-256color"}
+        assert isinstance(open_view(terminal, err, LineStyle(), env), TerminalView)
+        assert isinstance(open_view(terminal, err, LineStyle(), env, footer=False), PlainView)
+        assert isinstance(open_view(terminal, err, LineStyle(), {"TERM": "dumb"}), PlainView)
+        assert isinstance(open_view(terminal, err, LineStyle(), {}), PlainView)
+        assert isinstance(open_view(plain, err, LineStyle(), env), PlainView)
+        assert is_capable(screen.fd, env)
+        assert wants_colour(ColorChoice.AUTO, screen.fd, env)
+        assert not wants_colour(ColorChoice.AUTO, screen.fd, env | {"NO_COLOR": "1"})
+        assert wants_colour(ColorChoice.AUTO, screen.fd, env | {"NO_COLOR": ""})
+        assert not wants_colour(ColorChoice.AUTO, file.fileno(), env)
+        assert wants_colour(ColorChoice.ALWAYS, file.fileno(), {"NO_COLOR": "1"})
+        assert not wants_colour(ColorChoice.NEVER, screen.fd, env)
+        terminal.close()
+        plain.close()
+    err.close()
+
+
+def test_no_descriptor_is_left() -> None:
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    with Screen() as screen:
+        Watched(screen).close()
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
