@@ -25,7 +25,7 @@ from orchestrator.request import UpRequest
 from orchestrator.result import RunResult
 from orchestrator.runs import catalog, locks
 from orchestrator.runs.leftovers import end_leftovers
-from orchestrator.runs.paths import RunPaths
+from orchestrator.runs.paths import RunPaths, runs_dir
 from orchestrator.runs.reader import RunView
 from orchestrator.status import RunStatus, Status, task_statuses
 
@@ -132,11 +132,23 @@ class Cluster:
 
 def start(up: UpRequest, detached: bool) -> tuple[Supervised, Run]:
     """Check the request against this machine, start its supervisor; the stream to it and the run."""
+    make_room(up)
+    return launch(up, detached)
+
+
+def make_room(up: UpRequest) -> list[tuple[str, int]]:
+    """What comes before anything is started: the checks, tidy() (whose answer it returns), --replace."""
     preflight.check(up.spec)
-    tidy()
+    preflight.check_writable(runs_dir(), "the state directory (XDG_STATE_HOME)")
+    swept = tidy()
     if up.display.replace:
         for run in catalog.live_runs(up.spec.name):
             stop_run(run, force=False)
+    return swept
+
+
+def launch(up: UpRequest, detached: bool) -> tuple[Supervised, Run]:
+    """Start the supervisor of a checked request; the stream to it and the run."""
     supervised = Supervised(Request(spec=up.spec, detached=detached))
     try:
         root = supervised.wait_created()

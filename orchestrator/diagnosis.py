@@ -147,7 +147,9 @@ def find_cause(state: RunState, first: TaskState) -> Cause:
             return Cause(task=left.name, kind=CauseKind.LEFT_EARLY, text=text)
         own = _own_failure(state, first)
         if own is not None:
-            return Cause(task=own.name, kind=CauseKind.EXITED, text=_how(own))
+            # How it exited may be orch's doing by then; what it raised is not.
+            text = (own.symptom and own.symptom.exception) or _how(own)
+            return Cause(task=own.name, kind=CauseKind.EXITED, text=text)
     return Cause(task=first.name, kind=CauseKind.EXITED, text=_how(first))
 
 

@@ -17,14 +17,18 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
+# What a task says of itself may be any number; one that does not fit into 64 bits is none of a counter.
+_Count = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+
+
 class Progress(_Frozen):
     """How far a task says it is; every field but `phase` may be unknown. `epoch` counts from 1."""
 
     phase: str | None = None
-    epoch: int | None = None
-    epochs: int | None = None
-    step: int | None = None
-    steps: int | None = None
+    epoch: _Count | None = None
+    epochs: _Count | None = None
+    step: _Count | None = None
+    steps: _Count | None = None
     loss: float | None = None
     metrics: dict[str, float | None] = Field(default_factory=dict)
     steps_per_s: float | None = None

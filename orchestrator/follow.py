@@ -42,6 +42,7 @@ class Follower:
             self.refresh()
         if self._view.backlog and not self._view.drain(_LOOK_S):
             return 0.0
+        self._view.catch_up(self._reader)
         chunks = self._reader.read(_STEP_BYTES)
         self._view.show(chunks)
         frame_s = self._view.frame(time.monotonic())
@@ -69,6 +70,7 @@ class Follower:
         """A piece of what an ended run left to be shown; False when that was all."""
         if self._view.backlog and not self._view.drain(_LOOK_S):
             return True
+        self._view.catch_up(self._reader)
         chunks = self._reader.read(_STEP_BYTES) or self._reader.read_rest(_STEP_BYTES)
         self._view.show(chunks)
         self._view.frame(time.monotonic())

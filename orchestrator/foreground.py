@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 from collections.abc import Collection
 
@@ -14,23 +15,24 @@ from orchestrator.signal_inbox import SignalInbox
 from orchestrator.view.choice import View
 from orchestrator.view.output import OutputClosed
 
-_REASONS = {
+STOP_SIGNALS = {
     signal.SIGINT: StopReason.INTERRUPT,
     signal.SIGTERM: StopReason.TERMINATE,
     signal.SIGHUP: StopReason.HANGUP,
 }
 
 
-def follow_to_end(link: Supervised, run: RunView, view: View, tasks: Collection[str] | None) -> None:
-    """Show the run until its supervisor has left and all its lines are shown.
+def follow_to_end(
+    link: Supervised, run: RunView, view: View, tasks: Collection[str] | None, inbox: SignalInbox
+) -> None:
+    """Show the run until its supervisor has left and all its lines are shown. `inbox` collects STOP_SIGNALS.
 
     First signal: an orderly stop; a second: kill at once; one more while only lines are left to show: leave them.
     """
     follower = Follower(run, view, tasks)
     orders = _Orders(link, follower)
     try:
-        with SignalInbox(_REASONS) as inbox:
-            _follow(link, follower, view, inbox, orders)
+        _follow(link, follower, view, inbox, orders)
     finally:
         follower.close()
 
@@ -56,12 +58,13 @@ def _follow(link: Supervised, follower: Follower, view: View, inbox: SignalInbox
         if output_open:
             try:
                 pause = follower.step()
-            except OutputClosed:
+            except OSError as error:
                 output_open = False
-                orders.stop(StopReason.OUTPUT_CLOSED)
+                orders.stop(_reason_of(error))
         inbox.wait(pause, link.fileno())
         for number in inbox.take():
-            orders.stop(_REASONS[number])
+            orders.stop(STOP_SIGNALS[number])
+            view.hurry()
     if not output_open:
         return
     follower.refresh()
@@ -71,5 +74,15 @@ def _follow(link: Supervised, follower: Follower, view: View, inbox: SignalInbox
         view.finish()
         while not view.drain(0.1) and not inbox.take():
             pass
-    except OutputClosed:
-        return
+    except OSError as error:
+        _reason_of(error)
+
+
+def _reason_of(error: OSError) -> StopReason:
+    """Why the output takes no more; a disk that is full, for instance, is an error and raised again."""
+    if isinstance(error, OutputClosed):
+        return StopReason.OUTPUT_CLOSED
+    # What a closed terminal answers, sometimes before its SIGHUP has come.
+    if error.errno == errno.EIO:
+        return StopReason.HANGUP
+    raise error

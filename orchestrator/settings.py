@@ -206,18 +206,18 @@ def _blame(error: ValidationError, given: Mapping[str, Given]) -> UsageError:
 def _display(given: Mapping[str, Given], spec: JobSpec) -> DisplayOptions:
     values = {s.field: given[s.name].value for s in DISPLAY_SETTINGS if s.name in given}
     if "tasks" in given:
-        _require_tasks(given["tasks"], spec)
+        values["tasks"] = tuple(task.among(spec.roles) for task in given["tasks"].value)
+        _require_tasks(given["tasks"].source, values["tasks"], spec)
     if "wait" in values:
         values["detach"] = True
     return DisplayOptions(**values)
 
 
-def _require_tasks(given: Given, spec: JobSpec) -> None:
-    tasks: tuple[TaskRef, ...] = given.value
+def _require_tasks(source: str, tasks: tuple[TaskRef, ...], spec: JobSpec) -> None:
     for task in tasks:
         if task.index >= spec.roles.get(task.type, 0):
             has = ", ".join(_span(role, count) for role, count in spec.roles.items())
-            raise UsageError(f"{given.source}: there is no {task} in this run; it has {has}")
+            raise UsageError(f"{source}: there is no {task} in this run; it has {has}")
 
 
 def _span(role: str, count: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -56,6 +57,12 @@ class TaskRef(BaseModel):
         if match["index"] is None and match["role"] not in _SINGLE_ROLES:
             raise ValueError(f"{text!r} names a role; which one of them? Write {text}:0")
         return cls(type=match["role"], index=int(match["index"] or 0))
+
+    def among(self, roles: Collection[str]) -> TaskRef:
+        """The task meant in a cluster of these roles: without a chief of its own, worker:0 is the chief."""
+        if self.type == CHIEF and CHIEF not in roles:
+            return TaskRef(type=WORKER, index=0)
+        return self
 
 
 class ClusterSpec(BaseModel):

@@ -8,6 +8,7 @@ import typer
 
 from orchestrator.cli import logs, runs, up
 from orchestrator.cli.options import Color, JsonOut, Quiet, Screen, Verbose
+from orchestrator.cli.verb import Verb
 from orchestrator.cli.words import forget_stdout, say
 from orchestrator.errors import ExitCode, OrchError
 
@@ -48,15 +49,15 @@ def orch(
     context.obj = Screen(json, color, quiet, verbose)
 
 
-app.command("up", context_settings={"allow_interspersed_args": False})(up.up)
-app.command("config", context_settings={"allow_interspersed_args": False})(up.config)
-app.command("status")(runs.status)
-app.command("ps", hidden=True)(runs.status)
-app.command("logs")(logs.logs)
-app.command("down")(runs.down)
-app.command("wait")(runs.wait)
-app.command("ls")(runs.ls)
-app.command("attach")(runs.attach)
+app.command("up", cls=Verb, context_settings={"allow_interspersed_args": False})(up.up)
+app.command("config", cls=Verb, context_settings={"allow_interspersed_args": False})(up.config)
+app.command("status", cls=Verb)(runs.status)
+app.command("ps", cls=Verb, hidden=True)(runs.status)
+app.command("logs", cls=Verb)(logs.logs)
+app.command("down", cls=Verb)(runs.down)
+app.command("wait", cls=Verb)(runs.wait)
+app.command("ls", cls=Verb)(runs.ls)
+app.command("attach", cls=Verb)(runs.attach)
 
 
 def main() -> int:
@@ -72,10 +73,20 @@ def main() -> int:
         forget_stdout()
         return ExitCode.OK
     except Exception as error:
-        # What typer raises for words it does not understand knows how to say so.
-        show = getattr(error, "show", None)
-        if show is None:
-            raise
+        return _said(error)
+    return int(code or 0)
+
+
+def _said(error: Exception) -> int:
+    """What typer raises for words it does not understand says so itself; all else is orch's own failure."""
+    show = getattr(error, "show", None)
+    if show is not None:
         show()
         return int(getattr(error, "exit_code", ExitCode.USAGE))
-    return int(code or 0)
+    if isinstance(error, OSError) and error.strerror:
+        say(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
+        return ExitCode.ORCH
+    import traceback
+
+    say("a fault in orch itself; please report it with these lines\n" + traceback.format_exc().rstrip())
+    return ExitCode.ORCH

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.cli.completion import log_words
 from orchestrator.cli.options import Color, JsonOut, screen_of
 
 
@@ -15,6 +16,7 @@ def logs(
         list[str] | None,
         typer.Argument(
             metavar="[RUN] [TASK...]",
+            autocompletion=log_words,
             help="A run (default: this directory's newest), and whose lines: worker:0, chief, or 0.",
             show_default=False,
         ),

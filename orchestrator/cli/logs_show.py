@@ -12,7 +12,7 @@ from pathlib import Path
 
 from orchestrator import api
 from orchestrator.cli.options import Screen, color_mode
-from orchestrator.cli.runs_show import say_swept
+from orchestrator.cli.sweep import sweep
 from orchestrator.cli.task_choice import chosen_tasks
 from orchestrator.errors import ExitCode, NoSuchRun, UsageError
 from orchestrator.runs.log_filter import LineFilter, parse_when
@@ -45,7 +45,7 @@ class LogRequest:
 
 
 def show_logs(request: LogRequest, screen: Screen) -> int:
-    say_swept()
+    sweep()
     run, task_words = _run_and_tasks(request.words)
     run.refresh()
     query = LogQuery(

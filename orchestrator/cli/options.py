@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestrator.cli.completion import run_words
 from orchestrator.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ RunArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[RUN]",
+        autocompletion=run_words,
         help="A run's id, its beginning, or a name. Default: this directory's newest live run, else its newest.",
         show_default=False,
     ),

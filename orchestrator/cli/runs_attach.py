@@ -7,8 +7,10 @@ import signal
 
 from orchestrator import api
 from orchestrator.cli import words
+from orchestrator.cli.end_report import report_end
 from orchestrator.cli.keys import Keys, pressed_keys
 from orchestrator.cli.options import Screen, color_mode
+from orchestrator.cli.sweep import sweep
 from orchestrator.cli.task_choice import chosen_tasks
 from orchestrator.errors import ExitCode, NoSuchRun
 from orchestrator.follow import Follower
@@ -29,6 +31,7 @@ def attach_to(
     wanted: str | None, tasks: str | None, timestamps: bool, no_prefix: bool, screen: Screen
 ) -> int:
     """0 when the user left, the run's exit code when it ended."""
+    sweep()
     run = api.find(wanted)
     if not run.view.is_live:
         raise NoSuchRun(f"{run.id} is not live; `orch logs {run.id}` shows what it wrote")
@@ -48,7 +51,7 @@ def attach_to(
         words.say(f"left {run.id}, which goes on; `orch attach` comes back, `orch down` stops it")
         return ExitCode.OK
     result = api.result_of(run.view)
-    words.say(f"{run.id} {result.outcome.replace('_', ' ')}, exit code {result.exit_code}")
+    report_end(result, screen)
     return result.exit_code
 
 

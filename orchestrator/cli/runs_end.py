@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from orchestrator import api
 from orchestrator.cli import words
+from orchestrator.cli.end_report import report_end
 from orchestrator.cli.options import Screen
-from orchestrator.cli.runs_show import say_swept
+from orchestrator.cli.sweep import sweep
 from orchestrator.durations import parse_duration
 from orchestrator.errors import ExitCode, NoSuchRun, UsageError
 
@@ -17,8 +18,10 @@ def end_run(wanted: str | None, force: bool, screen: Screen) -> int:
     except NoSuchRun:
         if wanted is not None:
             raise
+        sweep()
         return _nothing_runs(screen)
     ended = run.down(force)
+    sweep()
     if screen.json:
         words.print_json(
             {"schema_version": 1, "run": ended.run_id, "ended": list(ended.tasks), "swept": ended.swept}
@@ -45,17 +48,14 @@ def _in_words(ended: api.Ended) -> str:
 
 
 def wait_for(wanted: str | None, timeout: str | None, screen: Screen) -> int:
-    say_swept()
+    sweep()
     run = api.find(wanted)
     try:
         result = run.wait(_seconds(timeout), check=False)
     except TimeoutError as error:
         words.say(str(error))
         return ExitCode.TIMED_OUT
-    if screen.json:
-        words.print_json(result.model_dump(mode="json"))
-    elif not screen.quiet:
-        words.say(f"{run.id} {result.outcome.replace('_', ' ')}, exit code {result.exit_code}")
+    report_end(result, screen)
     return result.exit_code
 
 

@@ -12,6 +12,7 @@ from orchestrator import api
 from orchestrator.cli import words
 from orchestrator.cli.keys import pressed_keys
 from orchestrator.cli.options import Screen
+from orchestrator.cli.sweep import sweep
 from orchestrator.runs import catalog
 from orchestrator.runs.reader import RunView
 from orchestrator.signal_inbox import SignalInbox
@@ -23,7 +24,7 @@ _LEAVE_KEYS = frozenset("qQ\x03\x04")
 
 
 def show_status(wanted: str | None, watch: bool, screen: Screen) -> int:
-    say_swept()
+    sweep()
     run = api.find(wanted)
     if watch and not screen.json and sys.stdout.isatty():
         return _watch(run, screen)
@@ -33,12 +34,6 @@ def show_status(wanted: str | None, watch: bool, screen: Screen) -> int:
     else:
         words.print_lines(status_lines(status, words.stdout_width(), colour=words.colour_on_stdout(screen)))
     return 0
-
-
-def say_swept() -> None:
-    """End what lost runs have left, and say so; any orch command does."""
-    for run_id, count in catalog.sweep_lost_runs():
-        words.say(f"ended {count} process{'es' if count > 1 else ''} that the lost run {run_id} had left")
 
 
 def _watch(run: api.Run, screen: Screen) -> int:
@@ -58,7 +53,7 @@ def _watch(run: api.Run, screen: Screen) -> int:
 
 
 def show_runs(everywhere: bool, screen: Screen) -> int:
-    say_swept()
+    sweep()
     views = [view for view in catalog.all_runs() if everywhere or view.record.directory == str(Path.cwd())]
     rows = [_row(view) for view in reversed(views)]
     if screen.json:

@@ -14,10 +14,11 @@ def chosen_tasks(run: RunView, words: Sequence[str], source: str) -> frozenset[s
 
     `run` must be refreshed. UsageError, beginning with `source`, for a word that is no task or none of this run's.
     """
+    roles = {task.plan.role for task in run.state.tasks.values()}
     chosen = set()
     for word in words:
         try:
-            name = str(TaskRef.parse(word.strip()))
+            name = str(TaskRef.parse(word.strip()).among(roles))
         except ValueError as error:
             raise UsageError(f"{source}: {error}") from error
         # A run that has not planned its tasks yet cannot say that one is not there.

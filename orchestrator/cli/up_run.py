@@ -9,49 +9,48 @@ from pathlib import Path
 from orchestrator import api, settings
 from orchestrator.api import Run
 from orchestrator.cli import words
+from orchestrator.cli.end_report import report_end
 from orchestrator.cli.options import Screen
+from orchestrator.cli.sweep import say_swept
 from orchestrator.errors import ExitCode, RunEnded
-from orchestrator.foreground import follow_to_end
+from orchestrator.foreground import STOP_SIGNALS, follow_to_end
 from orchestrator.request import UpRequest, WaitFor
 from orchestrator.result import RunResult
+from orchestrator.signal_inbox import SignalInbox
 from orchestrator.view.choice import ColorChoice, open_view, wants_colour
 from orchestrator.view.output import Output
 from orchestrator.view.plain import LineStyle
-from orchestrator.view.report import end_lines
 
 _STDOUT, _STDERR = 1, 2
 
 
 def run_up(flags: Mapping[str, object], screen: Screen) -> int:
     request = settings.load(flags, os.environ, Path.cwd())
-    _say_notices(request, screen)
-    if request.display.detach or request.display.wait is not None:
-        return _detached(request, screen)
-    result = _in_the_foreground(request, screen)
-    _report(result, screen)
-    return result.exit_code
-
-
-def _say_notices(request: UpRequest, screen: Screen) -> None:
     if not screen.quiet:
         for notice in request.notices:
             words.say(notice)
-    for run_id, count in api.tidy():
-        words.say(f"ended {count} process{'es' if count > 1 else ''} that the lost run {run_id} had left")
+    say_swept(api.make_room(request))
+    if request.display.detach or request.display.wait is not None:
+        return _detached(request, screen)
+    result = _in_the_foreground(request, screen)
+    report_end(result, screen)
+    return result.exit_code
 
 
 def _in_the_foreground(request: UpRequest, screen: Screen) -> RunResult:
-    supervised, run = api.start(request, detached=False)
-    try:
-        if screen.verbose and not screen.quiet:
-            words.say(f"{run.id} in {run.dir}")
-        shown = request.display.tasks
-        tasks = None if shown is None else frozenset(str(task) for task in shown)
-        # With --json, stdout carries one document, the result: the lines go where orch's words go.
-        out = Output(_STDERR if screen.json else _STDOUT)
-        follow_to_end(supervised, run.view, _view(request, screen, out), tasks)
-    finally:
-        supervised.close()
+    shown = request.display.tasks
+    tasks = None if shown is None else frozenset(str(task) for task in shown)
+    # With --json, stdout carries one document, the result: the lines go where orch's words go.
+    view = _view(request, screen, Output(_STDERR if screen.json else _STDOUT))
+    # From the first process on, a signal is a stop order and no exception.
+    with SignalInbox(STOP_SIGNALS) as inbox:
+        supervised, run = api.launch(request, detached=False)
+        try:
+            if screen.verbose and not screen.quiet:
+                words.say(f"{run.id} in {run.dir}")
+            follow_to_end(supervised, run.view, view, tasks, inbox)
+        finally:
+            supervised.close()
     return api.result_of(run.view)
 
 
@@ -66,36 +65,30 @@ def _view(request: UpRequest, screen: Screen, out: Output):  # type: ignore[no-u
     return open_view(out, Output(_STDERR), style, os.environ, footer=not screen.quiet)
 
 
-def _report(result: RunResult, screen: Screen) -> None:
-    """The last thing on the screen; of a success in one line, of a quiet one nothing."""
-    if screen.json:
-        words.print_json(result.model_dump(mode="json"))
-    if screen.quiet and result.succeeded:
-        return
-    for line in end_lines(result, words.stderr_width(), colour=words.colour_on_stderr(screen)):
-        words.say_line(line)
-
-
 def _detached(request: UpRequest, screen: Screen) -> int:
-    supervised, run = api.start(request, detached=True)
+    supervised, run = api.launch(request, detached=True)
     supervised.close()
+    if not screen.json and not screen.quiet:
+        words.print_lines([run.id])
+    try:
+        return _wait(run, request.display.wait, screen)
+    except KeyboardInterrupt:
+        words.say(f"{run.id} goes on; `orch down` stops it")
+        return ExitCode.INTERRUPTED
+
+
+def _wait(run: Run, until: WaitFor | None, screen: Screen) -> int:
+    """With --json one document: the result of a run that has ended, else the status."""
+    if until is WaitFor.DONE:
+        result = run.wait(check=False)
+        report_end(result, screen)
+        return result.exit_code
+    if until is WaitFor.READY:
+        try:
+            run.wait_ready()
+        except RunEnded as ended:
+            report_end(ended.result, screen)
+            return int(ended.exit_code)
     if screen.json:
         words.print_json(run.status().model_dump(mode="json"))
-    elif not screen.quiet:
-        words.print_lines([run.id])
-    if request.display.wait is None:
-        return ExitCode.OK
-    return _wait(run, request.display.wait, screen)
-
-
-def _wait(run: Run, until: WaitFor, screen: Screen) -> int:
-    """Ctrl-C ends the waiting, not the run."""
-    try:
-        if until is WaitFor.READY:
-            run.wait_ready()
-        else:
-            run.wait()
-    except RunEnded as ended:
-        _report(ended.result, screen)
-        return int(ended.exit_code)
     return ExitCode.OK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -41,13 +42,17 @@ class LocalEngine:
         return [ours]
 
     def agents_gone(self, timeout_s: float) -> bool:
-        if self._agent is None:
+        if self._agent is None or self._agent.returncode is not None:
             return True
+        # Popen.wait with a time-out looks every so often; a pidfd tells at once.
+        pidfd = os.pidfd_open(self._agent.pid)
         try:
-            self._agent.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+            gone = bool(select.select([pidfd], [], [], timeout_s)[0])
+        finally:
+            os.close(pidfd)
+        if gone:
+            self._agent.wait()
+        return gone
 
     def cancel(self) -> None:
         if self._agent is not None and self._agent.poll() is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from orchestrator.errors import ExitCode, NoSuchRun
@@ -19,7 +20,8 @@ def all_runs() -> list[RunView]:
         entries = [entry for entry in runs_dir().iterdir() if not entry.name.startswith(".")]
     except FileNotFoundError:
         return []
-    views = (RunView.open(RunPaths(entry.resolve())) for entry in entries)
+    # Not resolve(): that raises where a link leads back to itself.
+    views = (RunView.open(RunPaths(Path(os.path.realpath(entry)))) for entry in entries)
     return sorted((view for view in views if view is not None), key=lambda view: view.record.started_at)
 
 
@@ -74,12 +76,12 @@ def close_lost_runs() -> None:
     for run in all_runs():
         if run.paths.result.exists() or run.is_live:
             continue
+        run.refresh()  # before its lock is taken, which makes it look alive
         lock = Lock.acquire(run.paths.lock)
         if lock is None:
             continue
         try:
             if not run.paths.result.exists():
-                run.refresh()
                 write_atomically(run.paths.result, lost_result(run).model_dump_json(indent=1) + "\n")
         finally:
             lock.release()

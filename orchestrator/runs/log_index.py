@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +18,8 @@ _TRUNCATION = -1
 _BLOCK = 64 << 10
 _TRUNCATION_MARK = b" -1\n"
 _RECORD = re.compile(
-    rb"(\d{1,12}\.\d{1,9}) ([A-Za-z0-9_.]{1,64}(?::\d{1,6})?) (\d{1,9}) (\d{1,18}) (-1|\d{1,18})\n"
+    rb"^(\d{1,12}\.\d{1,9}) ([A-Za-z0-9_.]{1,64}(?::\d{1,6})?) (\d{1,9}) (\d{1,18}) (-1|\d{1,18})\n",
+    re.MULTILINE,
 )
 _LOG_NAME = re.compile(r"(?P<role>[A-Za-z0-9_.]+?)(?:-(?P<index>\d{1,6}))?\.log\Z")
 
@@ -58,22 +59,15 @@ def format_record(record: IndexRecord) -> bytes:
     return text.encode("ascii")
 
 
-def parse_record(line: bytes) -> IndexRecord | None:
-    """The record in `line` (with its newline); None when it is none: a reader passes over it."""
-    match = _RECORD.fullmatch(line)
-    if match is None:
-        return None
-    time, task, attempt, offset, length = match.groups()
-    return IndexRecord(float(time), task.decode("ascii"), int(attempt), int(offset), int(length))
-
-
 def parse_records(data: bytes, start: int = 0) -> Iterator[tuple[int, IndexRecord]]:
-    """Each whole record of `data` with the index position after it; `data` begins at `start` in the index."""
-    for line in data.splitlines(keepends=True):
-        start += len(line)
-        record = parse_record(line)
-        if record is not None:
-            yield start, record
+    """Each whole record of `data` with the index position after it; `data` begins at `start` in the index.
+
+    Lines that are no records are passed over.
+    """
+    for match in _RECORD.finditer(data):
+        time, task, attempt, offset, length = match.groups()
+        record = IndexRecord(float(time), task.decode("ascii"), int(attempt), int(offset), int(length))
+        yield start + match.end(), record
 
 
 def log_name(task: str) -> str:
@@ -118,9 +112,17 @@ def read_records(index: Path, start: int = 0, end: int | None = None) -> Iterato
             start += len(whole) + len(newline)
 
 
-def last_records(index: Path, end: int) -> dict[str, IndexRecord]:
-    """For each task the last record before the index position `end`."""
-    return {record.task: record for _, record in read_records(index, 0, end)}
+def last_records(index: Path, end: int, tasks: Collection[str]) -> dict[str, IndexRecord]:
+    """For each of these tasks that has one: its last record before the index position `end`."""
+    window = _BLOCK
+    while True:
+        start = max(0, end - window)
+        # Only from the beginning is the first record whole; elsewhere its rest may look like one.
+        records = list(read_records(index, start, end))[1 if start else 0 :]
+        found = {record.task: record for _, record in records if record.task in tasks}
+        if start == 0 or len(found) == len(tasks):
+            return found
+        window *= 8
 
 
 def last_truncations(index: Path) -> dict[str, int]:
@@ -131,8 +133,7 @@ def last_truncations(index: Path) -> dict[str, int]:
             at = data.find(_TRUNCATION_MARK)
             while at >= 0:
                 end = at + len(_TRUNCATION_MARK)
-                record = parse_record(data[data.rfind(b"\n", 0, at) + 1 : end])
-                if record is not None:
+                for _, record in parse_records(data[data.rfind(b"\n", 0, at) + 1 : end]):
                     found[record.task] = end
                 at = data.find(_TRUNCATION_MARK, end)
     except (FileNotFoundError, ValueError):  # mmap refuses an empty file with ValueError

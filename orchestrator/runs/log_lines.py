@@ -68,8 +68,10 @@ class LineAssembler:
     A block's time is that of the chunk which ended its (last) line.
     """
 
-    def __init__(self, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+    def __init__(self, max_line_bytes: int = MAX_LINE_BYTES, *, numbered: bool = False) -> None:
+        """`numbered`: the blocks' `seq` are right; to count lines takes longer than all the rest."""
         self._limit = max_line_bytes
+        self._numbered = numbered
         self._held: dict[str, _Held] = {}
         self._next_seq: dict[str, int] = {}
 
@@ -99,12 +101,16 @@ class LineAssembler:
             data, end, held = data[begin:], end - begin, None
         if end:
             whole = data if end == len(data) else data[:end]
-            blocks.append(Block(task, attempt, time, whole, seq=self._count(task, whole.count(b"\n"))))
+            blocks.append(Block(task, attempt, time, whole, seq=self._count(task, whole)))
         if end < len(data):
             held = held or self._held.setdefault(task, _Held(attempt, time))
             held.hold(data[end:] if end else data, self._limit)
             held.time = time
         return blocks
+
+    def forget(self, task: str) -> None:
+        """The end of the line that is held of `task` will not come: it was passed over."""
+        self._held.pop(task, None)
 
     def flush(self, task: str | None = None) -> list[Block]:
         """What is held of `task` (of all tasks), as lines that never got their newline."""
@@ -113,7 +119,7 @@ class LineAssembler:
         for name in tasks:
             held = self._held.pop(name)
             data = b"".join(held.pieces)
-            seq = self._count(name, 1)
+            seq = self._count(name, b"\n")
             blocks.append(
                 Block(name, held.attempt, held.time, data, partial=True, omitted=held.omitted, seq=seq)
             )
@@ -125,10 +131,11 @@ class LineAssembler:
             held.hold(last[:-1], self._limit)
             last = b"\n"
         data = b"".join((*held.pieces, last))
-        return Block(task, held.attempt, time, data, omitted=held.omitted, seq=self._count(task, 1))
+        return Block(task, held.attempt, time, data, omitted=held.omitted, seq=self._count(task, b"\n"))
 
-    def _count(self, task: str, lines: int) -> int:
-        """The number of the task's next line; `lines` lines are taken."""
+    def _count(self, task: str, lines: bytes) -> int:
+        """The number of the first of the task's next `lines`."""
         seq = self._next_seq.get(task, 1)
-        self._next_seq[task] = seq + lines
+        if self._numbered:
+            self._next_seq[task] = seq + lines.count(b"\n")
         return seq

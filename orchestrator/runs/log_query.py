@@ -47,8 +47,8 @@ def query_blocks(
 ) -> Iterator[list[Block]]:
     """Blocks of the lines asked for, a few at a time; an empty list: nothing new now, wait a little.
 
-    `is_over` says whether the run's supervisor has gone for good. `numbered` makes `seq` right when the
-    beginning of the logs need not be read; without it such a log's numbers begin at 1.
+    `is_over` says whether the run's supervisor has gone for good. `numbered` makes the
+    blocks' `seq` right.
     """
     return _blocks(logs_dir, query, is_over, MAX_LINE_BYTES, numbered=numbered)
 
@@ -85,7 +85,7 @@ def _blocks(
 ) -> Iterator[list[Block]]:
     start = _start(logs_dir, query)
     tail = None if query.tail is None else Tail(query.tail)
-    assembler = LineAssembler(max_line_bytes)
+    assembler = LineAssembler(max_line_bytes, numbered=numbered)
     begun: set[str] = set()
     with LogReader(logs_dir, query.tasks, start) as reader:
         for chunks in _chunks(reader, is_over, follow=query.follow):

@@ -22,6 +22,7 @@ from orchestrator.runs.log_lines import Chunk
 _INDEX_BLOCK = 64 << 10
 # What a record costs besides its bytes, so that a million tiny ones do not make one endless call.
 _RECORD_COST = 128
+_LOOK_AHEAD = 4096
 
 
 class Position(NamedTuple):
@@ -64,13 +65,12 @@ class LogReader:
         chunks: list[Chunk] = []
         budget = max_bytes
         while budget > 0 and (entry := self._next_record()) is not None:
-            budget -= _RECORD_COST
             end, record = entry
             if self._is_wanted(end, record):
                 if record.is_truncation:
                     chunks.append(Chunk(record.task, record.attempt, record.time, 0, b"", record.lost))
                 else:
-                    chunk, is_whole = self._read_chunk(record, self._position.within, max(1, budget))
+                    chunk, is_whole = self._read_chunk(record, self._position.within, budget)
                     budget -= len(chunk.data)
                     if chunk.data:
                         chunks.append(chunk)
@@ -80,7 +80,27 @@ class LogReader:
                         )
                         break
             self._consume(end, record)
+            budget -= _RECORD_COST
         return chunks
+
+    def pass_over(self, keep_bytes: int) -> dict[str, int]:
+        """Give up the oldest unread chunks so that no more than `keep_bytes` of them are left to read.
+
+        The bytes given up, by task. For a view that falls behind; one call looks at a part of the index only.
+        """
+        while len(self._queue) < _LOOK_AHEAD and self._fill():
+            pass
+        left = sum(record.length for end, record in self._queue if self._is_wanted(end, record))
+        left -= self._position.within
+        passed: dict[str, int] = {}
+        while left > keep_bytes:
+            end, record = self._queue[0]
+            if self._is_wanted(end, record) and not record.is_truncation:
+                unread = record.length - self._position.within
+                passed[record.task] = passed.get(record.task, 0) + unread
+                left -= unread
+            self._consume(end, record)
+        return passed
 
     def read_rest(self, max_bytes: int = 1 << 20) -> list[Chunk]:
         """What no index covers (the supervisor was killed), by task, without times; none at the end.
@@ -119,9 +139,10 @@ class LogReader:
 
     def _note_coverage_before_start(self) -> None:
         """Learn what the index says before the position this reader was started from."""
-        for task, record in last_records(self._logs_dir / INDEX_NAME, self._start).items():
-            self._covered.setdefault(task, record.end)
-            self._attempts.setdefault(task, record.attempt)
+        unknown = set(tasks_with_logs(self._logs_dir)) - set(self._covered)
+        for task, record in last_records(self._logs_dir / INDEX_NAME, self._start, unknown).items():
+            self._covered[task] = record.end
+            self._attempts[task] = record.attempt
         self._start = 0
 
     def _is_wanted(self, end: int, record: IndexRecord) -> bool:
@@ -142,8 +163,8 @@ class LogReader:
         return Chunk(record.task, record.attempt, record.time, offset, data), is_whole
 
     def _next_record(self) -> tuple[int, IndexRecord] | None:
-        if not self._queue:
-            self._fill()
+        while not self._queue and self._fill():
+            pass
         return self._queue[0] if self._queue else None
 
     def _consume(self, end: int, record: IndexRecord) -> None:
@@ -152,18 +173,19 @@ class LogReader:
         self._attempts[record.task] = record.attempt
         self._position = Position(end)
 
-    def _fill(self) -> None:
-        """Parse the next block of the index; a last line without its newline is left for later."""
+    def _fill(self) -> bool:
+        """Parse the next block of the index; False at its end. A line that has no newline yet is left."""
         if self._index < 0:
             try:
                 self._index = os.open(self._logs_dir / INDEX_NAME, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
-                return
-        while not self._queue and (block := os.pread(self._index, _INDEX_BLOCK, self._read_to)):
-            self._read_to += len(block)
-            start = self._read_to - len(block) - len(self._torn)
-            whole, newline, self._torn = (self._torn + block).rpartition(b"\n")
-            self._queue.extend(parse_records(whole + newline, start))
+                return False
+        block = os.pread(self._index, _INDEX_BLOCK, self._read_to)
+        self._read_to += len(block)
+        start = self._read_to - len(block) - len(self._torn)
+        whole, newline, self._torn = (self._torn + block).rpartition(b"\n")
+        self._queue.extend(parse_records(whole + newline, start))
+        return bool(block)
 
     def _pread(self, task: str, size: int, offset: int) -> bytes:
         fd = self._files.get(task, -1)

@@ -13,7 +13,7 @@ from orchestrator.runs.log_index import (
     INDEX_NAME,
     IndexRecord,
     format_record,
-    last_records,
+    read_records,
     truncation,
 )
 from orchestrator.runs.log_watch import LogWatch, WatchUnavailable
@@ -231,4 +231,4 @@ def _carry_on(index: int) -> dict[str, int]:
     whole = 0 if newline is None else newline + 1
     if whole < size:
         os.ftruncate(index, whole)
-    return {task: record.end for task, record in last_records(Path(f"/proc/self/fd/{index}"), whole).items()}
+    return {record.task: record.end for _, record in read_records(Path(f"/proc/self/fd/{index}"), 0, whole)}

@@ -69,6 +69,11 @@ def clean_line(line: bytes, *, colour: bool) -> str:
     return text + RESET if "\x1b" in text else text
 
 
+def one_line(text: str) -> str:
+    """Words of a task's on one line, without any control sequence."""
+    return clean_line(text.replace("\n", " ").encode("utf-8", "replace"), colour=False)
+
+
 def last_frame(line: bytes) -> bytes:
     """Of a line, with or without its newline, what stands after the last carriage return within it."""
     return line.rstrip(b"\r\n").rpartition(b"\r")[2]

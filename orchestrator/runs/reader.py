@@ -81,8 +81,8 @@ class RunView:
             self._last_mono = event.mono
             try:
                 self.state = apply(self.state, event)
-            except KeyError:
-                continue  # an event of a task that a damaged line planned
+            except (KeyError, ValueError):
+                continue  # an event of a task that a damaged line planned; an end this version does not know
         if not live and not self.state.phase.is_end:
             self.state = _lost(self.state, self._last_mono)
         return events

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.events import Progress
 from orchestrator.result import exit_text
-from orchestrator.runs.log_text import clean_line
+from orchestrator.runs.log_text import one_line
 from orchestrator.state import RunPhase, RunState, TaskPhase, TaskState
 from orchestrator.view.amounts import duration, number, rate, size
 from orchestrator.view.columns import Cell, Column, fit, lay_out
@@ -131,7 +131,7 @@ def progress_text(progress: Progress) -> str:
     if progress.step is not None:
         parts.append(f"step {progress.step:,}" + (f"/{progress.steps:,}" if progress.steps else ""))
     if not parts and progress.phase:
-        return clean_line(progress.phase.encode("utf-8", "replace"), colour=False)
+        return one_line(progress.phase)
     return " ".join(parts)
 
 

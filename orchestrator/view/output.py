@@ -54,6 +54,7 @@ class Output:
         end = time.monotonic() + timeout
         poller = select.poll()
         poller.register(self.fileno(), select.POLLOUT)
+        self._write_some()
         while self.backlog:
             left = end - time.monotonic()
             if left <= 0 or not poller.poll(left * 1000):

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 
 from orchestrator.runs.log_lines import Block, Chunk, LineAssembler
+from orchestrator.runs.log_reader import LogReader
 from orchestrator.runs.log_text import clean_lines
+from orchestrator.view.amounts import size
 from orchestrator.view.footer import Moment
 from orchestrator.view.output import Output
 from orchestrator.view.palette import painted, task_colour
 
+# Once the run was stopped by its user, so much is still shown of what was written before.
+_MAX_LAG_IN_A_HURRY_BYTES = 16 << 20
 _NO_TIME = "-" * len("2026-01-01T00:00:00.000+00:00")
 
 
@@ -31,15 +37,20 @@ def local_time(at: float | None) -> str:
     return datetime.fromtimestamp(at).astimezone().isoformat(timespec="milliseconds")
 
 
+@lru_cache(maxsize=4096)
+def _prefix(task: str, *, colour: bool) -> str:
+    return f"{painted(task, task_colour(task), colour=colour)} | "
+
+
 def line_start(task: str, time: float | None, style: LineStyle) -> str:
     """What comes before a line of that task: `worker:0 | `, with the time after it where asked for."""
-    start = f"{painted(task, task_colour(task), colour=style.colour)} | " if style.prefix else ""
+    start = _prefix(task, colour=style.colour) if style.prefix else ""
     return f"{start}{local_time(time)} " if style.timestamps else start
 
 
-def size_note(size: int) -> str:
-    """What stands in place of the rest of a long line; `size` is the whole line's, in bytes."""
-    return f"… {size:,} bytes, orch logs --raw shows all"
+def size_note(full_size: int) -> str:
+    """What stands in place of the rest of a long line; `full_size` is the whole line's, in bytes."""
+    return f"… {full_size:,} bytes, orch logs --raw shows all"
 
 
 def truncation_note(task: str, lost: int) -> str:
@@ -63,13 +74,15 @@ def format_block(block: Block, style: LineStyle) -> bytes:
 
 
 class PlainView:
-    """Shows chunks as whole lines on `out`, and says orch's own words on `err`. Nothing is ever skipped."""
+    """Shows chunks as whole lines on `out`, and says orch's own words on `err`. No line is skipped."""
 
     def __init__(self, out: Output, err: Output, style: LineStyle) -> None:
         self._out = out
         self._err = err
         self._style = style
         self._assembler = LineAssembler()
+        self._in_a_hurry = False
+        self._passed_over: Counter[str] = Counter()
 
     @property
     def backlog(self) -> int:
@@ -78,8 +91,19 @@ class PlainView:
 
     def show(self, chunks: Iterable[Chunk]) -> None:
         """Write the lines that these chunks complete; OutputClosed when nobody reads any more."""
-        for chunk in chunks:
-            self.show_blocks(self._assembler.feed(chunk))
+        self.show_blocks(block for chunk in chunks for block in self._assembler.feed(chunk))
+
+    def hurry(self) -> None:
+        """The user has stopped the run: what is far behind need not be shown any more."""
+        self._in_a_hurry = True
+
+    def catch_up(self, reader: LogReader) -> None:
+        """Plain lines are all written, however late, until the user has stopped the run."""
+        if not self._in_a_hurry:
+            return
+        for task, passed in reader.pass_over(_MAX_LAG_IN_A_HURRY_BYTES).items():
+            self._assembler.forget(task)
+            self._passed_over[task] += passed
 
     def say(self, text: str) -> None:
         """A line of orch's own, on stderr."""
@@ -97,13 +121,18 @@ class PlainView:
         return self._err.drain(timeout) and self._out.drain(timeout)
 
     def finish(self) -> None:
-        """No more chunks will come: show lines that never got their newline."""
+        """No more chunks will come: show lines that never got their newline, and say what was not shown."""
         self.show_blocks(self._assembler.flush())
+        if self._passed_over:
+            missing = ", ".join(f"{size(passed)} of {task}" for task, passed in self._passed_over.items())
+            self.say(f"orch: not shown, but kept for orch logs: {missing}")
 
     def show_blocks(self, blocks: Iterable[Block]) -> None:
         """Write lines that were put together elsewhere."""
+        shown = []
         for block in blocks:
             if block.lost:
                 self.say(truncation_note(block.task, block.lost))
             else:
-                self._out.write(format_block(block, self._style))
+                shown.append(format_block(block, self._style))
+        self._out.write(shown[0] if len(shown) == 1 else b"".join(shown))

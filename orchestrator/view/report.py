@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from orchestrator.result import Cause, FirstFailure, RunResult, TaskEnd, exit_text
-from orchestrator.runs.log_text import clean_line
+from orchestrator.runs.log_text import one_line
 from orchestrator.view.amounts import short_duration
 from orchestrator.view.columns import Cell, fit
 from orchestrator.view.palette import BOLD, CYAN, DIM, GREEN, RED, YELLOW, task_colour
@@ -34,7 +34,7 @@ def _report(result: RunResult) -> Iterator[Line]:
     if first is not None and first.lines:
         yield [Cell(f"last lines of {first.task}:", (DIM,))]
         for text in first.lines:
-            yield [Cell("  │ ", (task_colour(first.task),)), Cell(_safe(text))]
+            yield [Cell("  │ ", (task_colour(first.task),)), Cell(one_line(text))]
     yield [Cell("orch: "), Cell(f"{result.run_id} {word}", sgr), Cell(_timing(result))]
     if first is not None:
         yield from _peers(result.tasks, first, result.cause)
@@ -43,7 +43,7 @@ def _report(result: RunResult) -> Iterator[Line]:
     if result.cause is not None:
         yield _labelled("cause", *_blame(result.cause, first))
     if first is not None and first.advice:
-        yield _labelled("to do", Cell(_safe(first.advice), (CYAN,)))
+        yield _labelled("to do", Cell(one_line(first.advice), (CYAN,)))
 
 
 def _timing(result: RunResult) -> str:
@@ -64,7 +64,7 @@ def _peers(tasks: tuple[TaskEnd, ...], first: FirstFailure, cause: Cause | None)
 
 
 def _end_text(end: TaskEnd) -> str:
-    return _safe(end.end) or f"{end.state}, {exit_text(end.exit_code, end.signal)}"
+    return one_line(end.end) or f"{end.state}, {exit_text(end.exit_code, end.signal)}"
 
 
 def _first(first: FirstFailure, cause: Cause | None) -> Iterator[Line]:
@@ -75,13 +75,13 @@ def _first(first: FirstFailure, cause: Cause | None) -> Iterator[Line]:
             "first", Cell(first.task, (task_colour(first.task),)), Cell(f" was the first to end badly: {how}")
         )
     if first.exception:
-        yield _labelled("exception", Cell(_safe(first.exception), (RED,)))
+        yield _labelled("exception", Cell(one_line(first.exception), (RED,)))
 
 
 def _blame(cause: Cause, first: FirstFailure | None) -> Line:
     if cause.task is None:
-        return [Cell(_safe(cause.text), (BOLD,))]
-    line = [Cell(cause.task, (BOLD, task_colour(cause.task))), Cell(f": {_safe(cause.text)}", (BOLD,))]
+        return [Cell(one_line(cause.text), (BOLD,))]
+    line = [Cell(cause.task, (BOLD, task_colour(cause.task))), Cell(f": {one_line(cause.text)}", (BOLD,))]
     if first is not None and first.task == cause.task:
         line.append(Cell(" (the first to fail)"))
     return line
@@ -89,8 +89,3 @@ def _blame(cause: Cause, first: FirstFailure | None) -> Line:
 
 def _labelled(label: str, *cells: Cell) -> Line:
     return [Cell(f"  {label:<{_LABEL_WIDTH}}", (DIM,)), *cells]
-
-
-def _safe(text: str) -> str:
-    """A task's own words without control characters, on one line."""
-    return clean_line(text.replace("\n", " ").encode("utf-8", "replace"), colour=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from os import terminal_size
@@ -10,7 +11,9 @@ from os import terminal_size
 from rich.cells import cell_len
 
 from orchestrator.runs.log_lines import Block, Chunk, LineAssembler
+from orchestrator.runs.log_reader import LogReader
 from orchestrator.runs.log_text import clean_line, last_frame
+from orchestrator.view.amounts import size
 from orchestrator.view.footer import Moment, footer_lines
 from orchestrator.view.output import Output
 from orchestrator.view.palette import DIM, painted, without_colour
@@ -21,6 +24,8 @@ FRAME_S = 0.1
 # More lines a frame than this nobody can read.
 _FRAME_LINES = 2_000
 _FRAME_BYTES = 512 << 10
+# What the tasks are ahead of the view is read, so that the lines skipped are known; but not more than this.
+_MAX_LAG_BYTES = 64 << 20
 # Terminals that know synchronized output draw the frame at once; the others ignore this.
 _BEGIN_FRAME, _END_FRAME = "\x1b[?2026h", "\x1b[?2026l"
 _ERASE_BELOW = "\x1b[J"
@@ -49,6 +54,8 @@ class TerminalView:
         self._queue = ScreenQueue()
         self._moment: Moment | None = None
         self._arrivals: dict[str, float] = {}
+        self._max_lag_bytes = _MAX_LAG_BYTES
+        self._passed_over: Counter[str] = Counter()
         self._footer: list[str] = []
         self._next_frame = 0.0
 
@@ -63,6 +70,16 @@ class TerminalView:
             if chunk.time is not None:
                 self._arrivals[chunk.task] = chunk.time
             self._take_in(self._assembler.feed(chunk))
+
+    def hurry(self) -> None:
+        """The user has stopped the run: less of what is behind is shown."""
+        self._max_lag_bytes = _MAX_LAG_BYTES // 16
+
+    def catch_up(self, reader: LogReader) -> None:
+        """Pass over what is too far behind to be brought here: even to count its lines would take long."""
+        for task, passed in reader.pass_over(self._max_lag_bytes).items():
+            self._assembler.forget(task)
+            self._passed_over[task] += passed
 
     def say(self, text: str) -> None:
         """A line of orch's own, in its place between the tasks' lines."""
@@ -116,10 +133,12 @@ class TerminalView:
         self._out.write(text.encode("utf-8", "replace"))
 
     def _skip_notes(self) -> list[str]:
-        return [
-            painted(f"... {count:,} lines skipped ({task})", DIM, colour=self._style.colour)
-            for task, count in self._queue.take_skipped().items()
+        notes = [f"... {size(passed)} skipped ({task})" for task, passed in self._passed_over.items()]
+        notes += [
+            f"... {count:,} lines skipped ({task})" for task, count in self._queue.take_skipped().items()
         ]
+        self._passed_over.clear()
+        return [painted(note, DIM, colour=self._style.colour) for note in notes]
 
 
 def _screen_lines(piece: Piece, style: LineStyle) -> list[str]:

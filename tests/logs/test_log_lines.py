@@ -15,7 +15,7 @@ def chunk(data: bytes, task: str = "worker:0", attempt: int = 1, lost: int = 0) 
 
 
 def assemble(pieces: list[bytes], max_line_bytes: int = 1 << 20) -> list[Block]:
-    assembler = LineAssembler(max_line_bytes)
+    assembler = LineAssembler(max_line_bytes, numbered=True)
     blocks = [block for piece in pieces for block in assembler.feed(chunk(piece))]
     return blocks + assembler.flush()
 
@@ -89,7 +89,7 @@ def test_an_attempt_does_not_finish_the_line_of_the_one_before() -> None:
 
 
 def test_a_cut_log_ends_the_line_and_counts_anew() -> None:
-    assembler = LineAssembler()
+    assembler = LineAssembler(numbered=True)
     assembler.feed(chunk(b"one\ntw"))
     blocks = assembler.feed(chunk(b"", lost=6)) + assembler.feed(chunk(b"three\n"))
     assert [(b.data, b.partial, b.lost, b.seq) for b in blocks] == [

@@ -126,6 +126,25 @@ def test_the_rest_is_known_from_any_position(writer: Writer) -> None:
         assert [(c.task, c.offset, c.data) for c in read_rest(reader)] == [("worker:0", 2, b"late\n")]
 
 
+def test_a_reader_that_is_behind_can_pass_over_the_oldest(writer: Writer) -> None:
+    for number in range(10):
+        for task in ("worker:0", "worker:1", "worker:2"):
+            writer.write(task, b"line %d\n" % number)
+    with LogReader(writer.dir, {"worker:0", "worker:1"}) as reader:
+        assert reader.pass_over(1000) == {}
+        reader.read(1)
+        assert reader.pass_over(35) == {"worker:0": 55, "worker:1": 49}
+        assert contents(reader) == [
+            ("worker:1", b"line 7\n"),
+            ("worker:0", b"line 8\n"),
+            ("worker:1", b"line 8\n"),
+            ("worker:0", b"line 9\n"),
+            ("worker:1", b"line 9\n"),
+        ]
+        assert reader.pass_over(0) == {}
+        assert read_rest(reader) == []
+
+
 def test_logs_without_any_index_are_all_rest(tmp_path: Path) -> None:
     (tmp_path / "worker-0.log").write_bytes(b"x\n")
     with LogReader(tmp_path) as reader:

@@ -17,7 +17,7 @@ from orchestrator.runs.log_index import (
     IndexRecord,
     format_record,
     log_name,
-    parse_record,
+    parse_records,
     read_records,
     task_of_log,
     task_order,
@@ -47,18 +47,18 @@ records = st.builds(
 
 @given(records)
 def test_a_record_reads_back(record: IndexRecord) -> None:
-    read = parse_record(format_record(record))
-    assert read is not None
+    ((end, read),) = parse_records(format_record(record))
+    assert end == len(format_record(record))
     assert read[1:] == record[1:]
     assert read.time == pytest.approx(record.time, abs=1e-6)
 
 
-@given(st.binary(max_size=80))
-def test_anything_else_is_no_record(line: bytes) -> None:
-    record = parse_record(line)
-    assert record is None or format_record(record).split()[1:] == [
-        b"%d" % int(f) if f.isdigit() else f for f in line.split()[1:]
-    ]
+@given(st.binary(max_size=80), records)
+def test_anything_else_is_passed_over(line: bytes, record: IndexRecord) -> None:
+    following = format_record(record)
+    found = list(parse_records(line + b"\n" + following))
+    assert len(found) <= 1 + line.count(b"\n") + 1
+    assert found[-1] == next(parse_records(following, len(line) + 1))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_anything_else_is_no_record(line: bytes) -> None:
     ],
 )
 def test_a_broken_record_is_passed_over(line: bytes) -> None:
-    assert parse_record(line) is None
+    assert list(parse_records(line)) == []
 
 
 @given(tasks)

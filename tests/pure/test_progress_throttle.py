@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,4 +54,4 @@ def test_the_last_word_always_arrives_and_none_too_soon(words: list[tuple[float,
     due = throttle.due()
     told += [progress.step for _, progress in throttle.take(due)] if due is not None else []
     assert told[-1] == words[-1][1]
-    assert all(later - earlier >= INTERVAL_S for earlier, later in zip(times, times[1:], strict=False))
+    assert all(later - earlier >= INTERVAL_S for earlier, later in pairwise(times))

@@ -95,7 +95,7 @@ numbers = st.floats(allow_nan=False, allow_infinity=False)
 progress = st.builds(
     Progress,
     phase=st.none() | st.text(),
-    epoch=st.none() | st.integers(),
+    epoch=st.none() | st.integers(-(2**63), 2**63 - 1),
     loss=st.none() | numbers,
     metrics=st.dictionaries(st.text(), st.none() | numbers),
 )

@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.runs.log_lines import Block, Chunk
+from orchestrator.runs.log_reader import LogReader
+from orchestrator.runs.log_store import LogStore
 from orchestrator.runs.log_text import clean_line
 from orchestrator.view.output import Output
 from orchestrator.view.palette import painted, task_colour, without_colour
@@ -86,6 +88,25 @@ def test_a_cut_log_is_said_on_stderr(shown: Shown) -> None:
     shown.view.show([chunk("worker:0", b"a\n"), chunk("worker:0", b"", lost=1234), chunk("worker:0", b"b\n")])
     assert shown.out == b"worker:0 | a\nworker:0 | b\n"
     assert b"worker:0 truncated its own log: 1,234 bytes are gone\n" in shown.err
+
+
+def test_only_a_stopped_run_leaves_lines_out_and_says_so(shown: Shown, tmp_path: Path) -> None:
+    log = tmp_path / "worker-0.log"
+    with LogStore(tmp_path) as store:
+        store.add("worker:0", 1, log)
+        for line in (b"x" * (17 << 20) + b"\n", b"last\n"):
+            with log.open("ab") as file:
+                file.write(line)
+            store.finish("worker:0", 0.0)
+    with LogReader(tmp_path) as reader:
+        shown.view.catch_up(reader)
+        shown.view.show(reader.read(1000))
+        shown.view.hurry()
+        shown.view.catch_up(reader)
+        shown.view.show(reader.read())
+        shown.view.finish()
+    assert shown.out == b"worker:0 | last\n"
+    assert shown.err == b"orch: not shown, but kept for orch logs: 18 MB of worker:0\n"
 
 
 def test_a_line_too_long_to_hold_says_so() -> None:

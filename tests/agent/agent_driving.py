@@ -1,0 +1,165 @@
+"""A real agent at the other end of a real stream, driven as the supervisor drives it."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+from waiting import PATIENCE_S, until
+
+from orchestrator.agent_link import AgentLink, AgentMessage, Empty, Exited, Held, Hello, Started
+from orchestrator.engines.base import AgentTerms
+from orchestrator.engines.local import LocalEngine
+
+# Long enough that a test which waits for it has failed.
+FOREVER_S = 600.0
+M = TypeVar("M", bound=AgentMessage)
+
+
+def python(program: str) -> list[str]:
+    """A Python that starts fast: no site-packages. Not -u: then a print is several writes, and may be torn."""
+    return [sys.executable, "-I", "-S", "-c", program]
+
+
+SLEEPER = "import time; time.sleep(600)"
+DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); {SLEEPER}"
+POLITE = f"""
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+print("up", flush=True)
+{SLEEPER}
+"""
+# Deaf itself, and so is its grandchild, which is in a session of its own and nobody's child any more.
+DAEMONISES = f"""
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        print("grandchild", os.getpid(), flush=True)
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+print("up", flush=True)
+{SLEEPER}
+"""
+
+
+class Driver:
+    """One agent and its stream; tasks log into `directory`. Ends the agent at the end of its `with`."""
+
+    def __init__(self, directory: Path, run_id: str = "run-1", failure_grace_s: float = 0.1) -> None:
+        self.messages: list[AgentMessage] = []
+        self.directory = directory
+        self._engine = LocalEngine()
+        (self.stream,) = self._engine.start_agents(
+            AgentTerms(run_id, failure_grace_s, directory / "agent.log")
+        )
+        self.link = AgentLink(self.stream, run_id)
+        self.open = True
+
+    def __enter__(self) -> Driver:
+        self.pid = self.wait_for(Hello).pid
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.link.close()
+        if psutil.pid_exists(self.pid):
+            os.kill(self.pid, signal.SIGCONT)
+        gone = self._engine.agents_gone(PATIENCE_S)
+        self._engine.cancel()
+        assert gone, "the agent did not leave"
+        words = (self.directory / "agent.log").read_text()
+        assert "Traceback" not in words, words
+
+    def start(self, name: str, argv: list[str], env: dict[str, str] | None = None, **changes: object) -> None:
+        terms: dict[str, object] = {"cwd": str(self.directory), "port": None, "serves": False}
+        self.link.start(
+            name,
+            tuple(argv),
+            env or {},
+            log=str(self.log(name)),
+            **(terms | changes),  # type: ignore[arg-type]
+        )
+
+    def log(self, name: str) -> Path:
+        return self.directory / f"{name}.log"
+
+    def text(self, name: str) -> str:
+        return self.log(name).read_text() if self.log(name).exists() else ""
+
+    def wait_for_line(self, name: str, text: str = "up\n") -> str:
+        """Until the task's log holds `text` (by default: that it is up); the log."""
+        return until(lambda: self.text(name) if text in self.text(name) else None)
+
+    def pid_of(self, name: str) -> int:
+        return self.wait_for(Started, name).pid
+
+    def grandchild_of(self, name: str) -> int:
+        """The pid that a task which daemonises has written down."""
+        self.wait_for_line(name)
+        found = until(lambda: re.search(r"grandchild (\d+)\n", self.text(name)))
+        return int(found[1])
+
+    def hold(self, count: int, mode: str = "reuse_port") -> tuple[int, ...]:
+        self.link.hold(1, count, mode)
+        return self.wait_for(Held).ports
+
+    def end(self, grace_s: float = 0.0) -> Empty:
+        self.link.stop(grace_s)
+        return self.wait_for(Empty)
+
+    def exits(self) -> list[Exited]:
+        return [message for message in self.messages if isinstance(message, Exited)]
+
+    def wait_for(self, kind: type[M], task: str | None = None) -> M:
+        """The first message of that kind (of that task), come or to come."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            for message in self.messages:
+                if isinstance(message, kind) and task in (None, getattr(message, "task", None)):
+                    return message
+            assert self.open, f"the agent left without {kind.__name__}: {self.messages}"
+            assert time.monotonic() < deadline, f"no {kind.__name__}: {self.messages}"
+            self.receive()
+
+    def receive(self) -> None:
+        """Take in what has come, or wait a moment for it."""
+        select.select([self.stream], [], [], 0.2)
+        messages, self.open = self.link.read()
+        self.messages += messages
+
+    def receive_all(self) -> list[AgentMessage]:
+        """Everything up to the agent's own end."""
+        until(lambda: self.receive() or not self.open)
+        return self.messages
+
+
+def signal_and_wait(pid: int, number: int, letters: str) -> None:
+    """Send a signal and wait until the process has come into one of these states."""
+    os.kill(pid, number)
+    until(lambda: state_letter(pid) in letters)
+
+
+def state_letter(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
+def can_bind(port: int, family: socket.AddressFamily = socket.AF_INET) -> bool:
+    with socket.socket(family) as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,92 @@
+"""What a task finds when it starts: the user's world, and nothing of the agent's."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_driving import Driver, python
+
+from orchestrator.agent_link import Exited
+
+LOOK = """
+import json, os, resource, signal
+lines = open("/proc/self/status").read().splitlines()
+status = dict(line.split(":\\t", 1) for line in lines if ":\\t" in line)
+print(json.dumps({
+    "env": dict(os.environ),
+    "cwd": os.getcwd(),
+    "stdin": os.readlink("/proc/self/fd/0"),
+    "fds": [int(fd) for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")],
+    "session": os.getsid(0) == os.getpid() == os.getpgid(0),
+    "files": resource.getrlimit(resource.RLIMIT_NOFILE),
+    "umask": os.umask(0),
+    "ignored": int(status["SigIgn"], 16),
+    "blocked": int(status["SigBlk"], 16),
+}))
+"""
+
+
+@pytest.fixture
+def odd_world() -> Iterator[None]:
+    """A umask, a file limit and an ignored signal unlike anything orch would choose."""
+    umask, files = os.umask(0o027), resource.getrlimit(resource.RLIMIT_NOFILE)
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (311, files[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, files)
+    signal.signal(signal.SIGHUP, hangup)
+    os.umask(umask)
+
+
+def seen_by_a_task(agent: Driver, **env: str) -> dict[str, Any]:
+    (agent.directory / "elsewhere").mkdir()
+    agent.start("a", python(LOOK), env, cwd=str(agent.directory / "elsewhere"))
+    assert agent.wait_for(Exited).exit_code == 0, agent.text("a")
+    seen: dict[str, Any] = json.loads(agent.text("a"))
+    return seen
+
+
+def test_a_task_finds_the_users_world(
+    odd_world: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INHERITED", "yes")
+    monkeypatch.setenv("REPLACED", "no")
+    with Driver(tmp_path) as agent:
+        seen = seen_by_a_task(agent, REPLACED="yes", ADDED="yes, ünïcode \udcff too")
+    assert [seen["env"][name] for name in ("INHERITED", "REPLACED")] == ["yes", "yes"]
+    assert seen["env"]["ADDED"] == "yes, ünïcode \udcff too"
+    assert seen["cwd"] == str(tmp_path / "elsewhere")
+    assert seen["stdin"] == "/dev/null"
+    assert seen["session"]
+    assert seen["files"][0] == 311
+    assert seen["umask"] == 0o027
+    assert seen["blocked"] == 0
+    # Python itself ignores SIGPIPE and, where there is one, SIGXFSZ.
+    python_ignores = 1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1)
+    assert not seen["ignored"] & ~python_ignores
+    progress = int(seen["env"]["ORCH_PROGRESS_FD"])
+    assert set(seen["fds"]) <= {0, 1, 2, progress}
+
+
+def test_a_task_that_is_no_python_has_all_signals_as_they_are_at_first(agent: Driver) -> None:
+    agent.start("a", ["grep", "-E", "^Sig(Ign|Blk)", "/proc/self/status"])
+    agent.wait_for(Exited)
+    assert {int(line.split()[1], 16) for line in agent.text("a").splitlines()} == {0}
+
+
+def test_the_log_is_appended_to_and_private(agent: Driver) -> None:
+    agent.log("a").write_text("before\n")
+    agent.start("a", ["sh", "-c", "echo one; echo two >&2; echo three"])
+    agent.start("b", ["true"])
+    for name in "ab":
+        agent.wait_for(Exited, name)
+    assert agent.text("a") == "before\none\ntwo\nthree\n"
+    assert stat.S_IMODE(agent.log("b").stat().st_mode) == 0o600

@@ -1,0 +1,157 @@
+"""The agent as reaper: true exit statuses, in their true order, and who was how at that moment."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from agent_driving import DAEMONISES, SLEEPER, Driver, python, signal_and_wait, state_letter
+from waiting import lives, until
+
+from orchestrator.agent_link import AgentMessage, Exited, Pong, ProgressMade, Started, StartFailed
+from orchestrator.events import Progress
+
+ENDS = {
+    "a": ("raise SystemExit(7)", 7, None),
+    "b": ("pass", 0, None),
+    "c": ("os.kill(os.getpid(), 9)", None, signal.SIGKILL),
+    "d": ("os.kill(os.getpid(), 11)", None, signal.SIGSEGV),
+    "e": ("os._exit(255)", 255, None),
+}
+
+
+@pytest.mark.parametrize("order", ["cadbe", "ebadc"])
+def test_statuses_and_their_order_are_true_though_the_agent_slept(
+    agent: Driver, tmp_path: Path, order: str
+) -> None:
+    waits = "import os, time\nwhile not os.path.exists('go-{0}'): time.sleep(0.005)\n{1}"
+    for name, (end, _, _) in ENDS.items():
+        agent.start(name, python(waits.format(name, end)))
+    pids = {name: agent.pid_of(name) for name in ENDS}
+    signal_and_wait(agent.pid, signal.SIGSTOP, "T")
+    for name in order:
+        (tmp_path / f"go-{name}").touch()
+        until(lambda pid=pids[name]: state_letter(pid) == "Z")
+    os.kill(agent.pid, signal.SIGCONT)
+    for name in order:
+        agent.wait_for(Exited, name)
+    assert [exit.task for exit in agent.exits()] == list(order)
+    assert [exit.order for exit in agent.exits()] == list(range(len(order)))
+    assert {exit.task: (exit.exit_code, exit.signal) for exit in agent.exits()} == {
+        name: (code, number) for name, (_, code, number) in ENDS.items()
+    }
+
+
+def test_an_exit_tells_how_the_peers_were(agent: Driver) -> None:
+    for name in ("stopped", "sleeping"):
+        agent.start(name, python(SLEEPER))
+    agent.start("ends", python("input_ = __import__('os').read(0, 1); raise SystemExit(4)"))
+    agent.start("late", python("import time, os\nwhile not os.path.exists('go'): time.sleep(0.01)"))
+    signal_and_wait(agent.pid_of("stopped"), signal.SIGSTOP, "T")
+    assert agent.wait_for(Exited, "ends").exit_code == 4
+    (agent.directory / "go").touch()
+    peers = agent.wait_for(Exited, "late").peers
+    assert set(peers) == {"stopped", "sleeping"}  # one that has been reaped is no peer any more
+    assert peers["stopped"] == "T"
+    assert peers["sleeping"] in "RSD"
+    agent.end()
+
+
+def test_orphans_leave_no_zombies_behind(agent: Driver) -> None:
+    agent.start("a", python(DAEMONISES))
+    grandchild = agent.grandchild_of("a")
+    until(lambda: psutil.Process(grandchild).ppid() == agent.pid)
+    os.kill(grandchild, signal.SIGKILL)
+    until(lambda: not psutil.pid_exists(grandchild))
+    assert lives(agent.pid_of("a"))
+    agent.end()
+
+
+@pytest.mark.parametrize(
+    ("argv", "changes", "code", "word"),
+    [
+        (["no-such-command"], {}, 127, "no-such-command"),
+        (["true"], {"cwd": "/no/such/directory"}, 127, "/no/such/directory"),
+        (["/etc/passwd"], {}, 126, "/etc/passwd"),
+        (["./no-shebang"], {}, 126, "first line"),
+    ],
+)
+def test_what_cannot_be_started_is_told_as_a_shell_would(
+    agent: Driver, argv: list[str], changes: dict[str, object], code: int, word: str
+) -> None:
+    (agent.directory / "no-shebang").write_bytes(b"\x00\x01 no program\n")
+    (agent.directory / "no-shebang").chmod(0o700)
+    agent.start("a", argv, **changes)
+    failed = agent.wait_for(StartFailed, "a")
+    assert failed.exit_code == code
+    assert word in failed.reason
+    assert not any(isinstance(message, Started) for message in agent.messages)
+
+
+def test_a_log_that_cannot_be_made_is_a_failed_start(agent: Driver) -> None:
+    agent.start("no/such/place", ["true"])
+    assert os.strerror(errno.ENOENT) in agent.wait_for(StartFailed).reason
+
+
+def test_a_failed_start_has_its_place_in_the_order_of_exits(agent: Driver) -> None:
+    agent.start("a", ["no-such-command"])
+    agent.start("b", ["false"])
+    assert agent.wait_for(Exited, "b").order == 1
+
+
+def test_messages_of_another_run_are_not_obeyed(agent: Driver) -> None:
+    agent.start("a", python(SLEEPER))
+    agent.pid_of("a")
+    agent.stream.sendall(b'{"type": "stop", "run_id": "another", "grace_s": 0}\n')
+    agent.stream.sendall(b'{"type": "ping", "run_id": "run-1"}\n')
+    agent.wait_for(Pong)
+    assert not agent.exits()
+    agent.end()
+
+
+def progress_of(messages: list[AgentMessage]) -> list[ProgressMade]:
+    return [message for message in messages if isinstance(message, ProgressMade)]
+
+
+def test_progress_arrives_before_the_exit_and_in_one_piece(agent: Driver) -> None:
+    write = "import os; fd = int(os.environ['ORCH_PROGRESS_FD']); "
+    write += "os.write(fd, b'{\"ep'); os.write(fd, b'och\": 3}\\n')"
+    agent.start("a", python(write))
+    agent.wait_for(Exited, "a")
+    (made,) = progress_of(agent.messages)
+    progress = made.checked()
+    assert progress is not None and progress.epoch == 3
+    assert agent.messages.index(made) < agent.messages.index(agent.exits()[0])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        r"no json",
+        r"[1, 2]",
+        r'{"phase": "\\ud800"}',
+        r'{"\\ud800": 1}',
+        r'{"step": "many"}',
+        r'{"step": ' + "9" * 3000 + "}",
+        r'{"metrics": ' + '{"a":' * 900 + "1" + "}" * 901,
+        r'{"loss": ' + "[" * 100_000 + "\\n{",
+        r"\\xff\\xfe",
+    ],
+    ids=range(9),
+)
+def test_what_is_no_progress_harms_nobody(agent: Driver, line: str) -> None:
+    """A task writes what it likes into that pipe; the run must not end for it."""
+    (agent.directory / "line").write_bytes(line.replace("\\\\", "\\").encode() + b"\n")
+    write = "import os; fd = int(os.environ['ORCH_PROGRESS_FD']); os.write(fd, open('line', 'rb').read())"
+    agent.start("a", python(write))
+    agent.wait_for(Exited, "a")
+    assert all(made.checked() in (None, Progress()) for made in progress_of(agent.messages))
+    write = "import os; os.write(int(os.environ['ORCH_PROGRESS_FD']), b'{\"epoch\": 1, \"loss\": NaN}\\n')"
+    agent.start("b", python(write))
+    agent.wait_for(Exited, "b")
+    told = [made.checked() for made in progress_of(agent.messages) if made.task == "b"]
+    assert told[0] is not None and told[0].epoch == 1

@@ -1,0 +1,149 @@
+"""The agent's stop ladder and its dead-man's switch: nothing outlives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from agent_driving import (
+    DAEMONISES,
+    DEAF,
+    FOREVER_S,
+    POLITE,
+    SLEEPER,
+    Driver,
+    can_bind,
+    python,
+    signal_and_wait,
+    state_letter,
+)
+from waiting import lives, until, until_gone
+
+from orchestrator.agent_link import Empty, Exited, Started
+from orchestrator.runs.leftovers import end_leftovers
+
+
+def test_the_polite_get_the_time_they_need(agent: Driver) -> None:
+    agent.start("a", python(POLITE))
+    agent.wait_for_line("a")
+    empty = agent.end(grace_s=FOREVER_S)
+    assert [(exit.exit_code, exit.signal) for exit in agent.exits()] == [(5, None)]
+    assert empty.swept == 0
+
+
+def test_the_deaf_and_their_daemons_are_killed_at_the_deadline(agent: Driver) -> None:
+    agent.start("a", python(DAEMONISES))
+    agent.start("b", python(DEAF))
+    agent.wait_for_line("b")
+    grandchild = agent.grandchild_of("a")
+    empty = agent.end(grace_s=0.1)
+    # "Empty" is a promise: by then they are gone, not about to go.
+    assert not lives(grandchild)
+    assert not any(lives(agent.pid_of(name)) for name in "ab")
+    assert {exit.signal for exit in agent.exits()} == {signal.SIGKILL}
+    assert empty.swept == 1
+
+
+def test_a_daemon_does_not_get_the_whole_grace_once_the_tasks_are_gone(agent: Driver) -> None:
+    program = DAEMONISES.replace('print("up"', 'signal.signal(15, signal.SIG_DFL); print("up"')
+    agent.start("a", python(program))
+    grandchild = agent.grandchild_of("a")
+    assert agent.end(grace_s=FOREVER_S).swept == 1
+    assert not lives(grandchild)
+
+
+def test_children_in_the_tasks_group_are_told_too(agent: Driver) -> None:
+    child = "import os, sys, subprocess; subprocess.run([sys.executable, '-I', '-S', '-c', sys.argv[1]])"
+    agent.start("a", [*python(child), f"import os; print('pid', os.getpid()); {POLITE}"])
+    words = agent.wait_for_line("a").split()
+    agent.end(grace_s=FOREVER_S)
+    assert not lives(int(words[words.index("pid") + 1]))
+
+
+def test_a_stopped_task_hears_the_stop(agent: Driver) -> None:
+    agent.start("a", python(POLITE))
+    agent.wait_for_line("a")
+    signal_and_wait(agent.pid_of("a"), signal.SIGSTOP, "T")
+    agent.end(grace_s=FOREVER_S)
+    assert agent.exits()[0].exit_code == 5
+
+
+def test_a_second_stop_can_only_be_sooner(agent: Driver) -> None:
+    agent.start("a", python(DEAF))
+    agent.wait_for_line("a")
+    agent.link.stop(FOREVER_S)
+    agent.link.stop(0.0)
+    agent.link.stop(FOREVER_S)
+    agent.wait_for(Empty)
+    assert agent.exits()[0].signal == signal.SIGKILL
+
+
+def test_a_start_during_a_stop_is_refused(agent: Driver) -> None:
+    agent.start("a", python(DEAF))
+    agent.wait_for_line("a")
+    agent.link.stop(FOREVER_S)
+    agent.start("b", ["touch", "started"])
+    agent.end()
+    assert [message.task for message in agent.messages if isinstance(message, Started)] == ["a"]
+    assert not (agent.directory / "started").exists()
+
+
+def test_a_stop_with_nothing_running_is_empty_at_once(agent: Driver) -> None:
+    assert agent.end(grace_s=FOREVER_S).swept == 0
+
+
+def test_ports_are_free_again_when_it_is_empty(agent: Driver) -> None:
+    ports = agent.hold(3)
+    assert not any(can_bind(port) for port in ports)
+    agent.end()
+    assert all(can_bind(port) for port in ports)
+
+
+def test_at_the_end_of_the_stream_everything_ends(tmp_path: Path) -> None:
+    with Driver(tmp_path) as agent:
+        agent.start("a", python(DAEMONISES))
+        agent.start("b", python(DEAF))
+        agent.wait_for_line("b")
+        grandchild = agent.grandchild_of("a")
+        pids = [grandchild, *(agent.pid_of(name) for name in "ab")]
+    # The agent has left by itself (the driver saw to that): nothing may be left at that moment.
+    assert not any(lives(pid) for pid in pids)
+
+
+def test_a_terminated_agent_takes_all_with_it_and_blames_no_task(agent: Driver) -> None:
+    agent.start("a", python(DAEMONISES))
+    grandchild = agent.grandchild_of("a")
+    os.kill(agent.pid, signal.SIGTERM)
+    agent.receive_all()
+    assert not any(isinstance(message, Exited | Empty) for message in agent.messages)
+    assert not lives(grandchild)
+
+
+def test_tasks_die_with_a_killed_agent_and_the_rest_can_be_swept(agent: Driver) -> None:
+    run_id = agent.directory.parent.name + agent.directory.name
+    agent.start("a", python(DAEMONISES), {"ORCH_RUN_ID": run_id})
+    agent.start("b", python(DEAF), {"ORCH_RUN_ID": run_id})
+    agent.wait_for_line("b")
+    grandchild = agent.grandchild_of("a")
+    pids = [agent.pid_of(name) for name in "ab"]
+    os.kill(agent.pid, signal.SIGKILL)
+    until_gone(*pids)
+    # Daemonised, it is out of the kernel's reach: this is what the sweep is for.
+    assert lives(grandchild)
+    assert end_leftovers("another-run") == 0
+    assert lives(grandchild)
+    assert end_leftovers(run_id) == 1
+    assert not lives(grandchild)
+
+
+def test_a_task_whose_agent_is_already_gone_never_starts(agent: Driver) -> None:
+    """The agent dies while tasks start: whichever of them got that far dies too."""
+    for index in range(20):
+        agent.start(f"t{index}", python(f"open('{index}', 'w'); {SLEEPER}"))
+    agent.pid_of("t0")
+    os.kill(agent.pid, signal.SIGKILL)
+    until(lambda: state_letter(agent.pid) in "ZX")
+    agent.receive_all()
+    pids = [message.pid for message in agent.messages if isinstance(message, Started)]
+    until_gone(*pids)

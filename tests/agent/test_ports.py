@@ -1,0 +1,216 @@
+"""Held ports: nobody else gets in, the task does, and a site's port server is asked."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from agent_driving import Driver, can_bind, python
+from waiting import until
+
+from orchestrator.agent_link import Held, HoldFailed, Listening
+from worker.ports import HeldPorts, HoldMode, PortsExhausted
+
+MODES: list[HoldMode] = ["reuse_port", "reuse_addr"]
+# What another program may try: with which option, where.
+ATTEMPTS = """
+import itertools, json, socket, sys
+OPTIONS = {"plain": None, "reuse_addr": socket.SO_REUSEADDR, "reuse_port": socket.SO_REUSEPORT}
+PLACES = {"any": (socket.AF_INET, ""), "loopback": (socket.AF_INET, "127.0.0.1"),
+          "any6": (socket.AF_INET6, ""), "loopback6": (socket.AF_INET6, "::1")}
+got = []
+for (option, number), (place, (family, host)) in itertools.product(OPTIONS.items(), PLACES.items()):
+    with socket.socket(family) as s:
+        if number is not None:
+            s.setsockopt(socket.SOL_SOCKET, number, 1)
+        try:
+            s.bind((host, int(sys.argv[1])))
+            s.listen()
+            got.append(f"{option} {place}")
+        except OSError:
+            pass
+print(json.dumps(got))
+"""
+
+
+def attempts(port: int) -> set[str]:
+    """What another program gets of the port."""
+    done = subprocess.run([*python(ATTEMPTS), str(port)], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout))
+
+
+@contextmanager
+def port_server(address: str, answers: Sequence[int]) -> Iterator[list[str]]:
+    """A port server speaking portpicker's protocol: the pids that asked; the last answer is repeated."""
+    asked: list[str] = []
+    name = "\0" + address[1:] if address.startswith("@") else address
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(name)
+        listener.listen(16)
+
+        def serve() -> None:
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    pid = connection.recv(100).decode().strip()
+                    if pid == "leave":
+                        return
+                    asked.append(pid)
+                    connection.sendall(b"%d\n" % answers[min(len(asked), len(answers)) - 1])
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield asked
+        finally:
+            with socket.socket(socket.AF_UNIX) as last:
+                last.connect(name)
+                last.sendall(b"leave\n")
+            thread.join()
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_only_the_agreed_option_gets_in(mode: HoldMode) -> None:
+    with HeldPorts() as held:
+        (port,) = held.hold(1, mode)
+        got = attempts(port)
+    assert {attempt.split()[0] for attempt in got} == {mode}
+    assert f"{mode} any" in got and f"{mode} loopback" in got
+    assert len(attempts(port)) == 12  # and once it is let go of, everybody
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_connection_reaches_the_task(mode: HoldMode) -> None:
+    option = socket.SO_REUSEPORT if mode == "reuse_port" else socket.SO_REUSEADDR
+    with HeldPorts() as held, socket.socket() as server:
+        (port,) = held.hold(1, mode)
+        server.setsockopt(socket.SOL_SOCKET, option, 1)
+        server.bind(("127.0.0.1", port))
+        server.listen(200)
+        server.settimeout(30)
+        for number in range(200):
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+                client.sendall(b"%d" % number)
+                connection, _ = server.accept()
+                with connection:
+                    assert int(connection.recv(10)) == number
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_port_is_held_twice(mode: HoldMode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two agents that pick the same free port at the same moment: both ask with the same option set."""
+    first, second = free_ports(2)
+    monkeypatch.setenv("PORTSERVER_ADDRESS", str(tmp_path / "server"))
+    answers = [first, first, second, second]
+    with port_server(str(tmp_path / "server"), answers), HeldPorts() as one, HeldPorts() as other:
+        assert one.hold(1, mode) == [first]
+        assert other.hold(1, mode) == [second]
+
+
+def test_many_ports_are_many_and_are_let_go_of() -> None:
+    with HeldPorts() as held:
+        ports = held.hold(40, "reuse_port")
+        assert len(set(ports)) == 40
+        assert set(held.ports) == set(ports)
+        assert not any(can_bind(port) for port in ports)
+    assert held.ports == ()
+    assert all(can_bind(port) for port in ports)
+
+
+@pytest.mark.parametrize("kind", ["file", "abstract"])
+def test_the_sites_port_server_is_asked(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = str(tmp_path / "server") if kind == "file" else f"@{tmp_path}"
+    ports = free_ports(3)
+    monkeypatch.setenv("PORTSERVER_ADDRESS", address)
+    with port_server(address, ports) as asked, Driver(tmp_path) as agent:
+        assert agent.hold(3) == tuple(ports)
+        # The server lends ports to a process, for as long as that lives: it must be the agent.
+        assert asked == [str(agent.pid)] * 3
+
+
+def test_a_port_that_somebody_took_meanwhile_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (good,) = free_ports(1)
+    monkeypatch.setenv("PORTSERVER_ADDRESS", str(tmp_path / "server"))
+    with socket.socket() as other, HeldPorts() as held:
+        other.bind(("", 0))
+        other.listen()
+        with port_server(str(tmp_path / "server"), [other.getsockname()[1], good]):
+            assert held.hold(1, "reuse_port") == [good]
+
+
+def test_no_port_at_all_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORTSERVER_ADDRESS", str(tmp_path / "server"))
+    with socket.socket() as other, HeldPorts() as held:
+        other.bind(("", 0))
+        other.listen()
+        with port_server(str(tmp_path / "server"), [other.getsockname()[1]]):
+            with pytest.raises(PortsExhausted):
+                held.hold(1, "reuse_port")
+            with Driver(tmp_path) as agent:
+                agent.link.hold(1, 1, "reuse_port")
+                assert "taken" in agent.wait_for(HoldFailed).reason
+                assert not any(isinstance(message, Held) for message in agent.messages)
+
+
+SERVER = """
+import os, socket, sys, time
+s = socket.socket()
+s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+s.bind(("127.0.0.1", int(sys.argv[1])))
+print("bound", flush=True)
+while not os.path.exists("listen"): time.sleep(0.01)
+s.listen()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("by", ["task", "child"])
+def test_a_task_is_ready_when_it_listens_itself(agent: Driver, by: str) -> None:
+    (port,) = agent.hold(1)
+    argv = [*python(SERVER), str(port)]
+    if by == "child":
+        argv = ["sh", "-c", '"$@" & wait', "sh", *argv]
+    agent.start("a", argv, port=port, serves=True)
+    agent.wait_for_line("a", "bound\n")
+    with socket.socket() as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        stranger.bind(("127.0.0.1", port))
+        stranger.listen()
+        # Two looks have been taken when two more tasks got ready: the stranger's listening is not the task's.
+        for name in ("b", "c"):
+            (others,) = agent_holds_another(agent, name)
+            program = SERVER.replace('exists("listen")', f'exists("{name}")')
+            agent.start(name, [*python(program), str(others)], port=others, serves=True)
+            agent.wait_for_line(name, "bound\n")
+            (agent.directory / name).touch()
+            agent.wait_for(Listening, name)
+        assert not any(isinstance(message, Listening) and message.task == "a" for message in agent.messages)
+    (agent.directory / "listen").touch()
+    agent.wait_for(Listening, "a")
+    agent.end()
+
+
+def agent_holds_another(agent: Driver, name: str) -> tuple[int, ...]:
+    seen = sum(isinstance(message, Held) for message in agent.messages)
+    agent.link.hold(1, 1, "reuse_port")
+    until(lambda: agent.receive() or sum(isinstance(m, Held) for m in agent.messages) > seen)
+    return [message for message in agent.messages if isinstance(message, Held)][-1].ports

@@ -1,0 +1,142 @@
+"""CPU and memory of tasks with all their descendants, shared pages counted once."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+from agent_driving import SLEEPER, Driver, python
+from waiting import until
+
+from orchestrator.agent_link import Sampled
+from worker.processes import all_processes, descendants, proportional_bytes, read_stat, send_signal
+from worker.sampling import Sampler
+from worker.task_process import TaskProcess
+
+MIB = 1 << 20
+# A parent and a child that share 64 MiB; both say when they are there.
+SHARES = f"""
+import os, time
+block = bytearray(b"x") * {64 * MIB}
+if os.fork() == 0:
+    print("child", flush=True)
+    time.sleep(600)
+print("parent", flush=True)
+time.sleep(600)
+"""
+
+
+@contextmanager
+def process(program: str, lines: int = 0) -> Iterator[TaskProcess]:
+    """A running process that has written that many lines, as a task."""
+    with subprocess.Popen(python(program), stdout=subprocess.PIPE, start_new_session=True) as child:
+        try:
+            assert child.stdout is not None
+            for _ in range(lines):
+                assert child.stdout.readline()
+            yield TaskProcess(program, child.pid, -1, 0, None, False, -1, time.monotonic())
+        finally:
+            for each in psutil.Process(child.pid).children(recursive=True):
+                each.kill()
+            child.kill()
+
+
+def test_shared_memory_is_counted_once() -> None:
+    with process(SHARES, lines=2) as task:
+        (sample,) = Sampler(0.0).samples(1e9, [task])
+        tree = [psutil.Process(task.pid), *psutil.Process(task.pid).children(recursive=True)]
+        resident = sum(each.memory_info().rss for each in tree)
+    assert resident > 2 * 64 * MIB
+    assert 64 * MIB < sample[task.name]["memory_bytes"] < 100 * MIB
+
+
+def test_cpu_is_that_of_the_task_and_its_children() -> None:
+    # The child does the work, and as much of it each second as it gets.
+    burns = "import os, time\nif os.fork() == 0:\n    print('up', flush=True)\n    while True: pass\n"
+    burns += SLEEPER
+    with process(burns, lines=1) as busy, process(SLEEPER) as idle:
+        sampler = Sampler(0.0)
+        now = time.monotonic() + 2
+        list(sampler.samples(now, [busy, idle]))
+        child = psutil.Process(busy.pid).children()[0]
+        spent = child.cpu_times().user
+        until(lambda: child.cpu_times().user > spent + 0.3)
+        (sample,) = sampler.samples(now + 10, [busy, idle])
+    # At least 0.3 s of work in what the sampler was told were 10 s.
+    assert 0.0 < sample[busy.name]["cpu_percent"] < 100
+    assert sample[idle.name]["cpu_percent"] == 0.0
+
+
+def test_nothing_before_it_is_due_and_nothing_for_nobody() -> None:
+    sampler = Sampler(100.0)
+    with process(SLEEPER) as task:
+        assert list(sampler.samples(100.5, [task])) == []
+        assert list(sampler.samples(200.0, [])) == []
+        assert len(list(sampler.samples(200.0, [task]))) == 1
+        assert sampler.due >= 202.0
+
+
+def test_many_tasks_come_in_short_frames() -> None:
+    with process(SLEEPER) as task:
+        tasks = [TaskProcess(f"worker:{n}", task.pid, -1, 0, None, False, -1, 0.0) for n in range(20)]
+        frames = list(Sampler(0.0).samples(1e6, tasks))
+    assert sorted(name for frame in frames for name in frame) == sorted(each.name for each in tasks)
+    assert len(frames) == 3
+
+
+def test_a_task_that_is_gone_costs_nothing() -> None:
+    with process(SLEEPER) as task:
+        pass
+    (sample,) = Sampler(0.0).samples(1e6, [task])
+    assert sample[task.name] == {"cpu_percent": 0.0, "memory_bytes": 0}
+
+
+def test_the_agent_sends_samples_of_what_runs(agent: Driver) -> None:
+    agent.start("a", python(SHARES))
+    agent.wait_for_line("a", "child")
+    sampled = agent.wait_for(Sampled)
+    assert sampled.tasks["a"].memory_bytes > MIB
+    agent.end()
+
+
+def test_descendants_come_parents_first_and_without_the_dead() -> None:
+    tree = "import os\nfor _ in range(3):\n    if os.fork(): break\nprint('up', flush=True)\n" + SLEEPER
+    with process(tree, lines=4) as task:
+        chain = [stat.pid for stat in descendants(task.pid, all_processes())]
+        parents = [psutil.Process(pid).ppid() for pid in chain]
+        assert parents == [task.pid, *chain[:-1]]
+        assert len(chain) == 3
+        psutil.Process(chain[-1]).kill()
+        until(lambda: len(descendants(task.pid, all_processes())) == 2)
+
+
+def test_a_process_with_an_odd_name_is_read_rightly() -> None:
+    named = f"open('/proc/self/comm', 'w').write(') R 1 (('); print('up', flush=True); {SLEEPER}"
+    with process(named, lines=1) as task:
+        until(lambda: psutil.Process(task.pid).status() == psutil.STATUS_SLEEPING)
+        stat = read_stat(task.pid)
+        assert stat is not None
+        assert (stat.state, stat.parent) == ("S", psutil.Process().pid)
+    assert read_stat(task.pid) is None
+    assert proportional_bytes(task.pid) == 0
+
+
+def test_a_recycled_pid_is_never_signalled() -> None:
+    with process(SLEEPER) as task:
+        stat = read_stat(task.pid)
+        assert stat is not None
+        stranger = type(stat)(stat.pid, stat.state, stat.parent, stat.cpu_s, stat.start_ticks - 1)
+        assert not send_signal(stranger, 9)
+        assert psutil.Process(task.pid).is_running()
+        assert send_signal(stat, 9)
+        until(lambda: psutil.Process(task.pid).status() == psutil.STATUS_ZOMBIE)
+        assert not send_signal(stat, 9)
+
+
+@pytest.mark.parametrize("pid", [2**22 - 1])
+def test_a_pid_that_is_nobodys(pid: int) -> None:
+    assert read_stat(pid) is None

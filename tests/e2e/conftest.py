@@ -1,0 +1,20 @@
+"""`orch` as a fixture: a directory to stand in, a state directory of its own, everything ended afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from orch_command import Orch
+
+
+@pytest.fixture
+def orch(tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Orch]:
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    directory = tmp_path / "here"
+    directory.mkdir()
+    command = Orch(directory, state_dir)
+    yield command
+    command.end_all()

@@ -1,0 +1,156 @@
+"""The installed `orch` as its users have it: a process with words, an environment and an exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from waiting import PATIENCE_S, until
+
+from orchestrator.runs import locks
+
+ORCH = Path(sys.executable).with_name("orch")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a finished command left: exit code, stdout and stderr."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+
+class Started:
+    """A command that runs; its output goes to files so that nobody has to read it meanwhile."""
+
+    def __init__(self, argv: list[str], cwd: Path, env: dict[str, str], traces: Path) -> None:
+        self._out_path, self._err_path = traces.with_suffix(".out"), traces.with_suffix(".err")
+        with self._out_path.open("wb") as out, self._err_path.open("wb") as err:
+            self.process = subprocess.Popen(
+                argv,
+                cwd=cwd,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    @property
+    def out(self) -> str:
+        return self._out_path.read_text(errors="replace")
+
+    @property
+    def err(self) -> str:
+        return self._err_path.read_text(errors="replace")
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def until_out(self, text: str, count: int = 1) -> None:
+        """Wait until stdout holds `text` so many times; at once an error if the command ended without it."""
+        until(lambda: self.out.count(text) >= count or self.ended)
+        assert self.out.count(text) >= count, f"ended without {text!r}: {self.out!r} {self.err!r}"
+
+    def finish(self, timeout_s: float = PATIENCE_S) -> Finished:
+        code = self.process.wait(timeout_s)
+        return Finished(code, self.out, self.err)
+
+
+class Orch:
+    """`orch` in one directory. Call it with its words; `env` adds variables, None takes one away."""
+
+    def __init__(self, directory: Path, state: Path) -> None:
+        self.directory = directory
+        self.state = state
+        self._started: list[Started] = []
+
+    def __call__(
+        self, *words: str, env: dict[str, str | None] | None = None, cwd: Path | None = None
+    ) -> Finished:
+        done = subprocess.run(
+            [str(ORCH), *words],
+            cwd=cwd or self.directory,
+            env=self.environ(env),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        return Finished(
+            done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+        )
+
+    def start(
+        self, *words: str, before: tuple[str, ...] = (), env: dict[str, str | None] | None = None
+    ) -> Started:
+        """Start it and do not wait; `before` are words in front of it (nohup)."""
+        argv = [*before, str(ORCH), *words]
+        traces = self.state.parent / f"command-{len(self._started)}"
+        self._started.append(Started(argv, self.directory, self.environ(env), traces))
+        return self._started[-1]
+
+    def environ(self, changes: dict[str, str | None] | None = None) -> dict[str, str]:
+        env: dict[str, str | None] = {**os.environ, "PYTHONUNBUFFERED": "1", **(changes or {})}
+        return {name: value for name, value in env.items() if value is not None}
+
+    def script(self, name: str, text: str) -> str:
+        (self.directory / name).write_text(text)
+        return name
+
+    def run_dirs(self) -> list[Path]:
+        """The directories of all runs, oldest first (ids hold the second and then chance: by change time)."""
+        runs = self.state / "orch" / "runs"
+        found = [entry for entry in runs.iterdir() if not entry.name.startswith(".")] if runs.exists() else []
+        return sorted(found, key=lambda path: (path / "run.json").stat().st_mtime_ns)
+
+    def run_dir(self) -> Path:
+        """The only run's."""
+        (run,) = self.run_dirs()
+        return run
+
+    def result(self, run: Path | None = None) -> dict[str, Any]:
+        """The result.json of a run (of the only one), as soon as it is there."""
+        path = (run or self.run_dir()) / "result.json"
+        until(path.exists)
+        document = json.loads(path.read_text())
+        assert isinstance(document, dict)
+        return document
+
+    def status(self, *words: str) -> dict[str, Any]:
+        done = self("status", "--json", *words)
+        assert done.code == 0, done
+        document = done.document
+        assert isinstance(document, dict)
+        return document
+
+    def pids(self, *words: str) -> list[int]:
+        return [task["pid"] for task in self.status(*words)["tasks"]]
+
+    def end_all(self) -> None:
+        """End whatever this test has started: its commands, then its runs."""
+        for started in self._started:
+            if not started.ended:
+                started.process.kill()
+                started.process.wait()
+        for run in self.run_dirs():
+            if locks.is_held(run / "lock"):
+                self("down", "--force", run.name)

@@ -1,0 +1,111 @@
+"""A terminal for a command: a real pty with a size, and a screen that shows what the command painted."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import termios
+from pathlib import Path
+from typing import Any
+
+import pyte
+from waiting import PATIENCE_S, until
+
+_HISTORY = 20_000
+
+
+class Terminal:
+    """`argv` runs as the leader of the terminal's session. close() is the user closing the window."""
+
+    def __init__(
+        self, argv: list[str], cwd: Path, env: dict[str, str], columns: int = 100, lines: int = 24
+    ) -> None:
+        self.screen = pyte.HistoryScreen(columns, lines, history=_HISTORY, ratio=1e-9)
+        self._stream = pyte.ByteStream(self.screen)
+        self._master, slave = pty.openpty()
+        self.resize(columns, lines)
+        self.modes_before = termios.tcgetattr(slave)
+        self._slave = slave
+        self.raw = b""
+        self.process = subprocess.Popen(
+            ["setsid", "--ctty", "--wait", *argv],
+            cwd=cwd,
+            env={"TERM": "xterm-256color", **env},
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+        )
+
+    def resize(self, columns: int, lines: int) -> None:
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("4H", lines, columns, 0, 0))
+        self.screen.resize(lines, columns)
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def pump(self) -> None:
+        """Take in what the command has painted so far."""
+        while self._master >= 0 and select.select([self._master], [], [], 0)[0]:
+            data = os.read(self._master, 1 << 16)
+            self.raw += data
+            self._stream.feed(data)
+
+    @property
+    def shown(self) -> list[str]:
+        """The screen's lines, without blanks at their ends and without the empty ones at the end."""
+        lines = [line.rstrip() for line in self.screen.display]
+        while lines and not lines[-1]:
+            lines.pop()
+        return lines
+
+    @property
+    def everything(self) -> list[str]:
+        """What has scrolled away, and the screen's lines."""
+        width = self.screen.columns
+        past = [
+            "".join(row[column].data for column in range(width)).rstrip() for row in self.screen.history.top
+        ]
+        return past + self.shown
+
+    @property
+    def modes(self) -> list[Any]:
+        return termios.tcgetattr(self._slave)
+
+    def until_shown(self, text: str) -> None:
+        """Wait until a line on the screen holds `text`."""
+
+        def is_shown() -> bool:
+            self.pump()
+            return any(text in line for line in self.shown)
+
+        try:
+            until(is_shown)
+        except AssertionError:
+            raise AssertionError(f"{text!r} is not on the screen:\n" + "\n".join(self.shown)) from None
+
+    def finish(self) -> int:
+        """Read on until the command has ended; its exit code."""
+
+        def has_ended() -> bool:
+            self.pump()
+            return self.process.poll() is not None
+
+        until(has_ended)
+        self.pump()
+        return self.process.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        if self._master >= 0:
+            os.close(self._master)
+            os.close(self._slave)
+            self._master = -1
+
+    def end(self) -> None:
+        self.close()
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()

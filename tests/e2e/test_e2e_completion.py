@@ -1,0 +1,44 @@
+"""What the shell is offered."""
+
+from __future__ import annotations
+
+import subprocess
+
+from orch_command import ORCH, Orch
+from waiting import PATIENCE_S
+
+
+def _offered(orch: Orch, line: str) -> list[str]:
+    """The words bash would be given for the last word of `line`."""
+    words = line.split(" ")
+    done = orch(
+        env={"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1), "_ORCH_COMPLETE": "complete_bash"}
+    )
+    assert (done.code, done.err) == (0, "")
+    return [line for line in done.lines if line]
+
+
+def test_the_shells_script(orch: Orch) -> None:
+    """The script for the shell it is called from."""
+    shell = ["bash", "-c", f"'{ORCH}' --show-completion; true"]
+    done = subprocess.run(shell, env=orch.environ(), capture_output=True, timeout=PATIENCE_S, check=True)
+    assert b"_ORCH_COMPLETE=complete_bash" in done.stdout and b"complete -o default" in done.stdout
+
+
+def test_verbs_and_options(orch: Orch) -> None:
+    assert set(_offered(orch, "orch ")) == {"up", "config", "status", "logs", "down", "wait", "ls", "attach"}
+    assert _offered(orch, "orch do") == ["down"]
+    assert _offered(orch, "orch up --work") == ["--workers"]
+
+
+def test_runs_and_tasks(orch: Orch) -> None:
+    assert _offered(orch, "orch status ") == []
+    assert orch("up", "-q", "--name", "alpha", "-n", "2", "--", "true").code == 0
+    assert orch("up", "-q", "--name", "beta", "--", "true").code == 0
+    alpha, beta = (run.name for run in orch.run_dirs())
+    for verb in ("status", "down", "wait", "attach", "ps"):
+        assert _offered(orch, f"orch {verb} ") == ["beta", "alpha"], verb
+    assert _offered(orch, "orch status al") == ["alpha", alpha]
+    assert _offered(orch, "orch logs ") == ["beta", "alpha", "worker:0"]
+    assert _offered(orch, "orch logs alpha ") == ["worker:0", "worker:1"]
+    assert _offered(orch, "orch logs alpha worker:1") == ["worker:1"]

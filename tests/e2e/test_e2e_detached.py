@@ -1,0 +1,175 @@
+"""Runs in the background, and the verbs that look at them: status, ps, ls, wait, attach."""
+
+from __future__ import annotations
+
+import time
+
+from orch_command import Orch
+from waiting import until
+
+_SLEEPER = ("sh", "-c", "echo here; exec sleep 600")
+_UNTIL_GO = ("sh", "-c", "echo here; until [ -e go ]; do sleep 0.1; done; exit $(cat go)")
+
+
+def _let_go(orch: Orch, code: int) -> None:
+    (orch.directory / "new").write_text(str(code))
+    (orch.directory / "new").rename(orch.directory / "go")
+
+
+def test_detached_prints_its_id_and_lives_on(orch: Orch) -> None:
+    done = orch("up", "-d", "-n", "2", "--", *_SLEEPER)
+    assert (done.code, done.lines, done.err) == (0, [orch.run_dir().name], "")
+    until(lambda: orch.status()["run"]["state"] == "running")
+    assert orch("down", "-q").code == 0
+    assert orch.status()["run"]["state"] == "stopped"
+
+
+def test_wait_ready(orch: Orch) -> None:
+    done = orch("up", "--wait", "ready", "-n", "2", "--json", "--", *_SLEEPER)
+    assert done.code == 0
+    assert done.document["run"]["state"] == "running"
+    assert [task["state"] for task in done.document["tasks"]] == ["running", "running"]
+
+
+def test_wait_ready_of_a_task_that_fails_first(orch: Orch) -> None:
+    script = orch.script("serves.py", "import sys\nsys.exit(5)\nimport tensorflow\n")
+    done = orch("up", "--wait", "ready", "--", script)
+    assert done.code == 5
+    assert "cause     worker:0: exit 5" in done.err
+
+
+def test_wait_done(orch: Orch) -> None:
+    assert orch("up", "--wait", "done", "--", "true").code == 0
+    failed = orch("up", "--wait", "done", "--json", "--", "sh", "-c", "exit 9")
+    assert failed.code == 9
+    assert failed.document["cause"]["text"] == "exit 9"
+
+
+def test_status_document(orch: Orch) -> None:
+    before = time.time()
+    assert orch("up", "--wait", "ready", "-n", "2", "--", *_SLEEPER).code == 0
+    until(lambda: orch.status()["tasks"][1]["memory_bytes"] is not None)
+    document = orch.status()
+    assert document["schema_version"] == 1
+    run = document["run"]
+    assert set(run) >= {"id", "name", "state", "attempt", "started_at", "dir"}
+    assert (run["name"], run["state"], run["attempt"]) == ("here", "running", 1)
+    assert run["dir"] == str(orch.run_dir()) and run["id"] == orch.run_dir().name
+    assert before - 1 <= run["started_at"] <= time.time() + 1
+    assert [task["task"] for task in document["tasks"]] == ["worker:0", "worker:1"]
+    for index, task in enumerate(document["tasks"]):
+        assert (task["role"], task["index"], task["state"]) == ("worker", index, "running")
+        host, _, port = task["address"].rpartition(":")
+        assert host == "127.0.0.1" and 0 < int(port) < 65536
+        assert task["pid"] > 0 and task["uptime_s"] > 0
+        assert task["cpu_percent"] >= 0 and task["memory_bytes"] > 0
+        assert (task["restarts"], task["exit_code"], task["signal"], task["progress"]) == (
+            0,
+            None,
+            None,
+            None,
+        )
+
+
+def test_status_of_the_ended(orch: Orch) -> None:
+    orch("up", "-q", "-n", "2", "--", "sh", "-c", "[ $ORCH_TASK = worker:1 ] && exit 3; exec sleep 600")
+    tasks = orch.status()["tasks"]
+    assert [(task["state"], task["exit_code"], task["signal"]) for task in tasks] == [
+        ("stopped", None, 15),
+        ("failed", 3, None),
+    ]
+    shown = orch("ps").lines
+    assert shown[0].startswith(orch.run_dir().name) and "failed" in shown[0] and "exit code 3" in shown[0]
+    assert shown[2].split()[:4] == ["TASK", "STATE", "PID", "UP"]
+    assert [line.split()[:2] for line in shown[3:]] == [["worker:0", "stopped"], ["worker:1", "failed"]]
+    assert orch("status", "here", "--color", "never").lines == shown
+
+
+def test_runs_are_found(orch: Orch) -> None:
+    """By id, by the beginning of one, by name; from another directory only so."""
+    assert orch("up", "-q", "--name", "alpha", "--", "true").code == 0
+    assert orch("up", "-q", "--name", "beta", "--", "true").code == 0
+    alpha, beta = orch.run_dirs()
+    assert orch.status()["run"]["id"] == beta.name
+    for word in (alpha.name, alpha.name[:-2], "alpha"):
+        assert orch.status(word)["run"]["id"] == alpha.name
+    elsewhere = orch.directory / "elsewhere"
+    elsewhere.mkdir()
+    assert orch("status", cwd=elsewhere).code == 3
+    assert orch("status", "beta", "--json", cwd=elsewhere).document["run"]["id"] == beta.name
+    assert orch("ls", cwd=elsewhere).out == ""
+    assert [run["id"] for run in orch("ls", "--all", "--json", cwd=elsewhere).document["runs"]] == [
+        beta.name,
+        alpha.name,
+    ]
+
+
+def test_ls(orch: Orch) -> None:
+    assert orch("ls").out == ""
+    orch("up", "-q", "--", "sh", "-c", "exit 3")
+    assert orch("up", "-d", "-n", "2", "--name", "live", "--", *_SLEEPER).code == 0
+    until(lambda: orch.status()["run"]["state"] == "running")
+    header, *rows = orch("ls").lines
+    assert header.split() == ["RUN", "NAME", "STATE", "TASKS", "AGE", "TOOK", "SIZE", "DIRECTORY"]
+    assert [row.split()[1:4] for row in rows[:2]] == [["live", "running", "2"], ["here", "failed", "1"]]
+    assert rows[2].startswith("2 runs")
+    (live, failed) = orch("--json", "ls").document["runs"]
+    assert live["state"] == "running" and failed["state"] == "failed"
+    assert live["size_bytes"] > 0 and live["age_s"] >= 0
+
+
+def test_log_dir_leaves_a_pointer(orch: Orch) -> None:
+    logs = orch.directory / "my logs"
+    assert orch("up", "-q", "--log-dir", "my logs", "--", "echo", "words").code == 0
+    (run,) = [entry for entry in logs.iterdir() if entry.is_dir()]
+    assert (run / "result.json").exists()
+    assert run.stat().st_mode & 0o777 == 0o700
+    assert (run / "logs" / "worker-0.log").read_bytes() == b"words\n"
+    assert orch("logs", "--no-prefix").out == "words\n"
+    assert orch.status()["run"]["dir"] == str(run)
+
+
+def test_waiting_for_the_end(orch: Orch) -> None:
+    assert orch("up", "-d", "--", *_UNTIL_GO).code == 0
+    late = orch("wait", "--timeout", "100ms")
+    assert late.code == 124 and "still runs after 0.1 s" in late.err
+    waiting = orch.start("wait", "--json")
+    _let_go(orch, 6)
+    done = waiting.finish()
+    assert done.code == 6
+    assert done.document["exit_code"] == 6
+    assert orch("wait").code == 6, "an ended run's code, whenever one asks"
+
+
+def test_attach_off_a_terminal(orch: Orch) -> None:
+    """Shows the lines that were there and those that come; ends with the run and has its code."""
+    assert orch("up", "--wait", "ready", "-n", "2", "--", *_UNTIL_GO).code == 0
+    attached = orch.start("attach", "--tasks", "1")
+    attached.until_out("worker:1 | here\n")
+    _let_go(orch, 4)
+    done = attached.finish()
+    assert done.code == 4
+    assert "worker:0" not in done.out
+    assert "failed" in done.err
+
+
+def test_leaving_attach_stops_nothing(orch: Orch) -> None:
+    assert orch("up", "--wait", "ready", "--", *_UNTIL_GO).code == 0
+    for number in (2, 15):
+        attached = orch.start("attach")
+        attached.until_out("here")
+        attached.signal(number)
+        done = attached.finish()
+        assert done.code == 0 and "goes on" in done.err
+    assert orch.status()["run"]["state"] == "running"
+    _let_go(orch, 0)
+    assert orch("wait").code == 0
+
+
+def test_interrupting_a_wait_stops_nothing(orch: Orch) -> None:
+    waiting = orch.start("up", "--wait", "done", "--", *_SLEEPER)
+    until(lambda: waiting.out.endswith("\n"))
+    waiting.signal(2)
+    done = waiting.finish()
+    assert done.code == 130 and "goes on" in done.err
+    until(lambda: orch.status()["run"]["state"] == "running")

@@ -1,0 +1,234 @@
+"""`orch up` in the foreground: each way a run can end, its exit code, and what is said and written of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+from orch_command import Orch, Started
+from waiting import lives, until, until_gone
+
+# Says that it is there, and ends in order when told to.
+_ORDERLY = """
+import os, pathlib, sys, time
+try:
+    print("here", flush=True)
+    time.sleep(600)
+finally:
+    print("cleaned up", flush=True)
+"""
+_WITH_HANDLER = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit("cleaned up"))
+print("here", flush=True)
+time.sleep(600)
+"""
+_STUBBORN = ("sh", "-c", 'trap "" TERM INT HUP; echo here; while :; do sleep 1; done')
+_SLEEPER = ("sh", "-c", "echo here; exec sleep 600")
+
+
+def _up(orch: Orch, *words: str, tasks: int = 2, **more: tuple[str, ...]) -> Started:
+    """A run of so many tasks, all of which have said "here"."""
+    started = orch.start("up", "-n", str(tasks), *words, **more)
+    started.until_out("| here\n", tasks)
+    return started
+
+
+def test_success(orch: Orch) -> None:
+    done = orch("up", "-n", "2", "--", "sh", "-c", 'echo "hello from $ORCH_TASK"; echo aside >&2')
+    assert done.code == 0
+    assert sorted(done.lines) == [
+        "worker:0 | aside",
+        "worker:0 | hello from worker:0",
+        "worker:1 | aside",
+        "worker:1 | hello from worker:1",
+    ]
+    assert done.err.startswith(f"orch: {orch.run_dir().name} succeeded")
+    result = orch.result()
+    assert result["cause"] is None and result["first_failure"] is None
+    assert [(end["task"], end["state"], end["exit_code"]) for end in result["tasks"]] == [
+        ("worker:0", "succeeded", 0),
+        ("worker:1", "succeeded", 0),
+    ]
+
+
+def test_a_failure_is_explained_last(orch: Orch) -> None:
+    script = orch.script(
+        "fails.py",
+        'import os, time\nif os.environ["ORCH_TASK"] == "worker:1":\n    raise ValueError("[red]no data")\ntime.sleep(600)\n',
+    )
+    done = orch("up", "-n", "3", "--", script)
+    assert done.code == 1
+    assert "worker:1 | ValueError: [red]no data\n" in done.out
+    run = orch.run_dir()
+    end = done.err.splitlines()
+    assert end[-1] == "  cause     worker:1: exit 1 (the first to fail)"
+    assert "  peers     worker:0, worker:2: stopped by orch" in end
+    assert f"  log       {run}/logs/worker-1.log" in end
+    assert "  exception ValueError: [red]no data" in end
+    result = orch.result()
+    assert result["schema_version"] == 1 and result["run_id"] == run.name
+    assert (result["outcome"], result["exit_code"], result["attempts"]) == ("failed", 1, 1)
+    assert result["cause"] == {"task": "worker:1", "kind": "exited", "text": "exit 1"}
+    first = result["first_failure"]
+    assert (first["task"], first["exit_code"], first["signal"]) == ("worker:1", 1, None)
+    assert first["exception"] == "ValueError: [red]no data"
+    assert first["log"] == f"{run}/logs/worker-1.log"
+    assert result["detection_s"] >= 0 and result["teardown_s"] >= 0
+    assert {end["task"]: end["state"] for end in result["tasks"]} == {
+        "worker:0": "stopped",
+        "worker:1": "failed",
+        "worker:2": "stopped",
+    }
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"), [("exit 7", 7), ("exit 255", 255), ("kill -KILL $$", 137), ("kill -SEGV $$", 139)]
+)
+def test_the_first_bad_end_gives_the_code(orch: Orch, ending: str, code: int) -> None:
+    command = f"[ $ORCH_TASK = worker:1 ] && {ending}; exec sleep 600"
+    done = orch("up", "-q", "-n", "2", "--", "sh", "-c", command)
+    assert done.code == code
+    assert orch.result()["first_failure"]["task"] == "worker:1"
+    assert orch.result()["exit_code"] == code
+
+
+def test_ctrl_c_once_is_orderly(orch: Orch) -> None:
+    started = _up(orch, "--", orch.script("handler.py", _WITH_HANDLER))
+    pids = orch.pids()
+    started.signal(signal.SIGINT)
+    done = started.finish()
+    assert done.code == 130
+    assert done.out.count("cleaned up") == 2, "each task's SIGTERM handler ran and its last words are shown"
+    assert (orch.result()["outcome"], orch.result()["exit_code"]) == ("stopped", 130)
+    assert not any(lives(pid) for pid in pids)
+
+
+def test_ctrl_c_twice_kills(orch: Orch) -> None:
+    started = _up(orch, "--grace", "1h", "--", *_STUBBORN)
+    pids = orch.pids()
+    started.signal(signal.SIGINT)
+    until(lambda: orch.status()["run"]["state"] == "stopping")
+    assert all(lives(pid) for pid in pids)
+    started.signal(signal.SIGINT)
+    assert started.finish().code == 130
+    assert not any(lives(pid) for pid in pids)
+    assert orch.result()["exit_code"] == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_told_to_end(orch: Orch, number: signal.Signals) -> None:
+    started = _up(orch, "--", *_SLEEPER)
+    pids = orch.pids()
+    started.signal(number)
+    assert started.finish().code == 143
+    assert (orch.result()["outcome"], orch.result()["exit_code"]) == ("stopped", 143)
+    assert not any(lives(pid) for pid in pids)
+
+
+def test_nohup(orch: Orch) -> None:
+    command = "echo here; until [ -e go ]; do sleep 0.1; done; echo on; until [ -e end ]; do sleep 0.1; done"
+    started = _up(orch, "--", "sh", "-c", command, tasks=1, before=("nohup",))
+    started.signal(signal.SIGHUP)
+    (orch.directory / "go").touch()
+    started.until_out("| on\n")  # shown by a client that has had its signal
+    (orch.directory / "end").touch()
+    assert started.finish().code == 0
+
+
+def test_a_signal_before_there_is_a_run(orch: Orch) -> None:
+    """At whatever point of its start it comes: nothing stays, and the code says interrupted."""
+    for _ in range(3):
+        count = len(orch.run_dirs())
+        started = orch.start("up", "--", *_SLEEPER)
+        until(lambda: len(orch.run_dirs()) > count or started.process.poll() is not None)
+        started.signal(signal.SIGINT)
+        assert started.finish().code == 130
+        assert orch.result(orch.run_dirs()[-1])["outcome"] == "stopped"
+
+
+def test_a_killed_client(orch: Orch) -> None:
+    started = _up(orch, "--", *_STUBBORN)
+    pids = orch.pids()
+    started.signal(signal.SIGKILL)
+    until_gone(*pids)
+    assert orch.result()["exit_code"] == 143
+
+
+def test_a_killed_supervisor(orch: Orch) -> None:
+    started = _up(orch, "--", *_SLEEPER)
+    pids = orch.pids()
+    supervisor = json.loads((orch.run_dir() / "run.json").read_text())["supervisor_pid"]
+    os.kill(supervisor, signal.SIGKILL)
+    done = started.finish()
+    until_gone(*pids)
+    assert done.code == 125
+    assert "lost" in done.err and "Traceback" not in done.err
+    assert orch.status()["run"]["state"] == "lost"
+    assert orch("wait").code == 125
+    assert orch("logs", "--no-prefix").out == "here\nhere\n"
+    assert orch("down").code == 0
+    assert orch.result()["outcome"] == "lost"
+    assert orch("up", "-q", "--", "true").code == 0
+
+
+def test_down_from_another_shell(orch: Orch) -> None:
+    started = _up(orch, "--", *_SLEEPER)
+    pids = orch.pids()
+    down = orch("down")
+    assert down.code == 0
+    assert down.err == f"orch: {orch.run_dir().name}: ended worker:0, worker:1; nothing is left\n"
+    assert not any(lives(pid) for pid in pids)
+    done = started.finish()
+    assert done.code == 143 and "stopped" in done.err
+    again = orch("down")
+    assert again.code == 0 and "nothing was running" in again.err
+
+
+def test_down_by_force(orch: Orch) -> None:
+    started = _up(orch, "--grace", "1h", "--", *_STUBBORN)
+    down = orch("--json", "down", "--force")
+    assert down.code == 0
+    assert down.document == {
+        "schema_version": 1,
+        "run": orch.run_dir().name,
+        "ended": ["worker:0", "worker:1"],
+        "swept": 0,
+    }
+    assert started.finish().code == 143
+
+
+def test_time_out(orch: Orch) -> None:
+    done = orch("up", "--timeout", "300ms", "--", *_SLEEPER)
+    assert done.code == 124
+    assert done.err.splitlines()[-1] == "  cause     --timeout: not done after 0.3 s"
+    result = orch.result()
+    assert (result["outcome"], result["exit_code"]) == ("timed_out", 124)
+    assert result["cause"]["kind"] == "limit" and result["cause"]["task"] is None
+
+
+def test_names(orch: Orch) -> None:
+    first = _up(orch, "--name", "mine", "--", *_SLEEPER, tasks=1)
+    taken = orch("up", "--name", "mine", "--", "true")
+    assert taken.code == 4
+    assert "a live run is named 'mine'" in taken.err and "--replace" in taken.err
+    assert len(orch.run_dirs()) == 1
+    replacing = orch("up", "--name", "mine", "--replace", "--", "true")
+    assert replacing.code == 0
+    assert first.finish().code == 143
+    assert orch("up", "--name", "mine", "--", "true").code == 0
+
+
+def test_a_directorys_name_may_live_twice(orch: Orch) -> None:
+    first = _up(orch, "--", *_SLEEPER, tasks=1)
+    second = _up(orch, "--", *_SLEEPER, tasks=1)
+    ids = [run.name for run in orch.run_dirs()]
+    assert len(ids) == 2
+    assert orch("down", ids[1]).code == 0
+    assert second.finish().code == 143
+    assert first.process.poll() is None
+    assert orch.status()["run"]["id"] == ids[0], "the newest live run"
+    assert orch("down").code == 0
+    assert first.finish().code == 143

@@ -1,0 +1,144 @@
+"""`orch logs`: every option, live and long after."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from orch_command import ORCH, Orch
+from waiting import PATIENCE_S
+
+_TALK = ("sh", "-c", 'for i in 1 2 3; do echo "$ORCH_TASK says $i"; done')
+_ESCAPES = r"""
+import sys
+sys.stdout.buffer.write(b"10%\r55%\r100%\n" b"\x1b[31mred\x1b[0m \x1b[2Jwiped [bold]markup[/bold]\n" b"bad \xff utf-8\n" b"no newline")
+"""
+
+
+@pytest.fixture
+def spoken(orch: Orch) -> Path:
+    """The directory of an ended run of two tasks that said three lines each."""
+    assert orch("up", "-q", "-n", "2", "--", *_TALK).code == 0
+    return orch.run_dir()
+
+
+def _of(task: int) -> list[str]:
+    return [f"worker:{task} | worker:{task} says {i}" for i in (1, 2, 3)]
+
+
+def test_whose_lines(orch: Orch, spoken: Path) -> None:
+    merged = orch("logs")
+    assert merged.code == 0 and merged.err == ""
+    assert sorted(merged.lines) == _of(0) + _of(1)
+    assert orch("logs", "worker:1").lines == orch("logs", "1").lines == _of(1)
+    assert orch("logs", "chief", "--no-prefix").lines == [f"worker:0 says {i}" for i in (1, 2, 3)]
+    assert orch("logs", spoken.name, "0").lines == orch("logs", "here", "worker:0").lines == _of(0)
+    assert sorted(orch("logs", "here", "0", "1").lines) == _of(0) + _of(1)
+
+
+def test_which_lines(orch: Orch, spoken: Path) -> None:
+    assert orch("logs", "1", "--tail", "2").lines == _of(1)[1:]
+    assert orch("logs", "--tail", "0").out == ""
+    assert sorted(orch("logs", "--grep", "says [13]$").lines) == [_of(0)[0], _of(0)[2], _of(1)[0], _of(1)[2]]
+    assert sorted(orch("logs", "--grep", "says [13]", "--invert").lines) == [_of(0)[1], _of(1)[1]]
+    assert orch("logs", "--grep", "nothing like it").code == 0
+
+
+def test_since_and_until(orch: Orch) -> None:
+    script = "echo early; until [ -e go ]; do sleep 0.05; done; echo late"
+    started = orch.start("up", "--no-prefix", "--", "sh", "-c", script)
+    started.until_out("early\n")
+    between = datetime.now().isoformat()
+    between_unix = time.time()
+    (orch.directory / "go").touch()
+    assert started.finish().code == 0
+    times = [line["ts"] for line in map(json.loads, orch("logs", "--json").lines)]
+    assert times[0] < between_unix < times[1]
+    assert orch("logs", "--no-prefix", "--since", between).lines == ["late"]
+    assert orch("logs", "--no-prefix", "--until", between).lines == ["early"]
+    assert orch("logs", "--no-prefix", "--since", "1h").lines == ["early", "late"]
+    assert orch("logs", "--since", "2099-01-01").out == ""
+
+
+def test_timestamps(orch: Orch, spoken: Path) -> None:
+    shown = orch("logs", "-t", "0").lines
+    assert len(shown) == 3
+    for index, line in enumerate(shown):
+        match = re.fullmatch(r"worker:0 \| (\S+) (.*)", line)
+        assert match is not None and match[2] == f"worker:0 says {index + 1}"
+        assert abs(datetime.fromisoformat(match[1]).timestamp() - time.time()) < 600
+
+
+def test_json_lines(orch: Orch, spoken: Path) -> None:
+    for done in (orch("logs", "--json", "1"), orch("--json", "logs", "1")):
+        lines = [json.loads(line) for line in done.lines]
+        assert [line["text"] for line in lines] == [f"worker:1 says {i}" for i in (1, 2, 3)]
+        for line in lines:
+            assert set(line) == {"ts", "task", "attempt", "seq", "text", "partial", "truncated"}
+            assert (line["task"], line["attempt"]) == ("worker:1", 1)
+            assert (line["partial"], line["truncated"]) == (False, False)
+        assert [line["seq"] for line in lines] == sorted({line["seq"] for line in lines})
+
+
+def test_hard_text(orch: Orch) -> None:
+    """What is shown is safe and whole; what is kept is exact."""
+    script = orch.script("hard.py", _ESCAPES)
+    up = orch("up", "--", script)
+    assert up.code == 0
+    shown = [
+        "worker:0 | 100%",
+        "worker:0 | red wiped [bold]markup[/bold]",
+        "worker:0 | bad � utf-8",
+        "worker:0 | no newline",
+    ]
+    assert up.lines == shown and "\x1b" not in up.out
+    assert orch("logs").lines == shown
+    coloured = orch("logs", "--color", "always").out
+    assert "\x1b[31mred\x1b[0m" in coloured and "\x1b[2J" not in coloured
+    with subprocess.Popen([ORCH, "logs", "--raw"], cwd=orch.directory, stdout=subprocess.PIPE) as raw:
+        written, _ = raw.communicate(timeout=PATIENCE_S)
+    assert written == (orch.run_dir() / "logs" / "worker-0.log").read_bytes()
+    assert written.startswith(b"10%\r55%\r100%\n\x1b[31m") and written.endswith(b"\xff utf-8\nno newline")
+
+
+def test_follow(orch: Orch) -> None:
+    command = "echo one; until [ -e go ]; do sleep 0.05; done; echo two"
+    assert orch("up", "-d", "--", "sh", "-c", command).code == 0
+    following = orch.start("logs", "-f", "--no-prefix")
+    left = orch.start("logs", "-f", "--no-prefix", "--tail", "1")
+    following.until_out("one\n")
+    left.until_out("one\n")
+    left.signal(2)
+    assert left.finish().code == 0
+    (orch.directory / "go").touch()
+    done = following.finish()
+    assert (done.code, done.out, done.err) == (0, "one\ntwo\n", "")
+
+
+def test_a_reader_that_leaves(orch: Orch) -> None:
+    """`orch logs | head -1` and `orch up | head -1` end without a word of complaint."""
+    flood = ("python3", "-c", "for i in range(200_000): print('line', i)")
+    assert orch("up", "-q", "--tasks", "0", "--", *flood).code == 0
+    piped = _piped(orch, "logs", "|", "head", "-1")
+    assert (piped.returncode, piped.stdout, piped.stderr) == (0, b"worker:0 | line 0\n", b"")
+    piped = _piped(orch, "up", "--", "sh", "-c", "while :; do echo y; sleep 0.01; done", "|", "head", "-1")
+    assert piped.stdout == b"worker:0 | y\n"
+    assert b"Traceback" not in piped.stderr and b"Broken pipe" not in piped.stderr
+    assert orch.result(orch.run_dirs()[-1])["exit_code"] == 141
+
+
+def _piped(orch: Orch, *words: str) -> subprocess.CompletedProcess[bytes]:
+    command = " ".join(word if word == "|" else f"'{word}'" for word in words)
+    return subprocess.run(
+        ["bash", "-c", f"'{ORCH}' {command}; exit ${{PIPESTATUS[0]}}"],
+        cwd=orch.directory,
+        env=orch.environ(),
+        capture_output=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )

@@ -1,0 +1,185 @@
+"""Real TensorFlow clusters under the installed `orch`: they train, and when one worker fails the right one is blamed."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from orch_command import Orch, Started
+from waiting import lives, until
+
+# Workers import TensorFlow, two cores do it one after the other, and they may be busy with more than this.
+_START_S = 180.0
+pytestmark = pytest.mark.timeout(400)
+
+# Steps for ever, each a collective of all workers. FAIL says which worker does what, when.
+_LOOP = """
+import os, sys
+index, fail = int(os.environ["ORCH_TASK"][-1]), os.environ.get("FAIL", "")
+if fail == "start" and index == 1:
+    raise ValueError("worker one cannot begin")
+import tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+@tf.function
+def step():
+    def one():
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.ones([8]))
+    return strategy.run(one)
+
+for number in range(1_000_000):
+    step()
+    if number % 20 == 0:
+        print("step", number, flush=True)
+    if number == 50 and index == 1 and fail == "middle":
+        raise ValueError("worker one cannot go on")
+    if number == 50 and index == 1 and fail == "leave":
+        os._exit(0)
+"""
+
+
+@pytest.fixture
+def loop(orch: Orch) -> str:
+    return orch.script("loop.py", _LOOP)
+
+
+def _training(orch: Orch, loop: str, *words: str) -> Started:
+    """Two workers that have both made steps."""
+    started = orch.start("up", "-n", "2", *words, "--", loop)
+    until(lambda: all(f"worker:{i} | step 40" in started.out for i in (0, 1)) or started.ended, _START_S)
+    assert not started.ended, started.out + started.err
+    return started
+
+
+def _nothing_is_left(orch: Orch, pids: list[int]) -> None:
+    assert not any(lives(pid) for pid in pids)
+    run_id = orch.run_dir().name.encode()
+    for process in psutil.process_iter():
+        try:
+            assert run_id not in Path(f"/proc/{process.pid}/environ").read_bytes(), process
+        except OSError:
+            continue
+    for task in orch.status()["tasks"]:
+        with socket.socket() as probe:
+            # Gets past the kernel's own TIME_WAIT, not past anybody who holds or serves the port.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", int(task["address"].rpartition(":")[2])))
+
+
+def _blamed(orch: Orch, code: int, kind: str) -> None:
+    result = orch.result()
+    assert (result["outcome"], result["exit_code"]) == ("failed", code)
+    assert (result["cause"]["task"], result["cause"]["kind"]) == ("worker:1", kind)
+
+
+def _accuracies(out: str) -> list[float]:
+    return [float(number) for number in re.findall(r"held-out accuracy ([0-9.]+)", out)]
+
+
+def test_two_workers_train(orch: Orch) -> None:
+    started = orch.start("up", "-n", "2", "--", "--epochs", "1")
+    done = started.finish(_START_S)
+    assert done.code == 0, done.out + done.err
+    losses = re.findall(r"^worker:(\d) \| epoch 1/1: (loss \S+, accuracy \S+),", done.out, re.MULTILINE)
+    assert sorted(task for task, _ in losses) == ["0", "1"]
+    assert len({loss for _, loss in losses}) == 1, "all workers see the same loss"
+    assert len(set(_accuracies(done.out))) == 1
+    run = orch.run_dir()
+    assert (run / "checkpoints" / "model.keras").exists()
+    assert not (run / "scratch").exists(), "what the others wrote went with their scratch directories"
+    progress = [task["progress"] for task in orch.status()["tasks"]]
+    assert all(report is not None for report in progress)
+    _nothing_is_left(orch, orch.pids())
+
+
+def test_a_worker_killed(orch: Orch, loop: str) -> None:
+    started = _training(orch, loop)
+    pids = orch.pids()
+    psutil.Process(pids[1]).kill()
+    done = started.finish(_START_S)
+    assert done.code == 137
+    assert done.err.splitlines()[-1].startswith("  cause     worker:1: SIGKILL")
+    _blamed(orch, 137, "exited")
+    _nothing_is_left(orch, pids)
+
+
+@pytest.mark.parametrize(
+    ("when", "words"),
+    [("start", "cannot begin"), pytest.param("middle", "cannot go on", marks=pytest.mark.slow)],
+)
+def test_an_exception_in_a_worker(orch: Orch, loop: str, when: str, words: str) -> None:
+    started = orch.start("up", "-n", "2", "-e", f"FAIL={when}", "--", loop)
+    done = started.finish(_START_S)
+    assert done.code == 1, done.out + done.err
+    assert f"  exception ValueError: worker one {words}" in done.err.splitlines()
+    assert done.err.splitlines()[-1] == "  cause     worker:1: exit 1 (the first to fail)"
+    _blamed(orch, 1, "exited")
+    _nothing_is_left(orch, orch.pids())
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_it_trains(orch: Orch) -> None:
+    """TensorFlow takes SIGTERM for itself; the built-in program ends in order all the same."""
+    started = orch.start("up", "-n", "2", "--grace", "60s", "--", "--epochs", "100000")
+    until(lambda: "worker:1 | epoch 2/" in started.out or started.ended, _START_S)
+    assert not started.ended, started.out + started.err
+    pids = orch.pids()
+    started.signal(signal.SIGINT)
+    assert started.finish(_START_S).code == 130
+    ends = orch.result()["tasks"]
+    assert [end["signal"] for end in ends] != [9, 9], "nobody had to be killed"
+    _nothing_is_left(orch, pids)
+
+
+@pytest.mark.slow
+def test_a_worker_stopped(orch: Orch, loop: str) -> None:
+    """Its peer notices after 20 s without a heartbeat and fails; the cause is the one that stands still."""
+    started = _training(orch, loop)
+    pids = orch.pids()
+    psutil.Process(pids[1]).suspend()
+    done = started.finish(_START_S)
+    assert done.code != 0
+    assert "cause     worker:1: " in done.err.splitlines()[-1] or "cause     worker:1: " in done.err
+    assert orch.result()["first_failure"]["task"] == "worker:0"
+    assert (orch.result()["cause"]["task"], orch.result()["cause"]["kind"]) == ("worker:1", "stopped")
+    _nothing_is_left(orch, pids)
+
+
+@pytest.mark.slow
+def test_a_worker_that_leaves_early(orch: Orch, loop: str) -> None:
+    started = orch.start("up", "-n", "2", "-e", "FAIL=leave", "--", loop)
+    done = started.finish(_START_S)
+    assert done.code != 0
+    assert (orch.result()["cause"]["task"], orch.result()["cause"]["kind"]) == ("worker:1", "left_early")
+    assert orch.result()["first_failure"]["task"] == "worker:0"
+    assert "left early" in done.err
+    _nothing_is_left(orch, orch.pids())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 4, 8])
+def test_accuracy(orch: Orch, workers: int) -> None:
+    started = orch.start("up", "-n", str(workers))
+    done = started.finish(_START_S * 2)
+    assert done.code == 0, done.out + done.err
+    accuracies = _accuracies(done.out)
+    assert len(accuracies) == workers and len(set(accuracies)) == 1
+    assert accuracies[0] >= 0.95
+    load = "import sys, keras; keras.models.load_model(sys.argv[1]).summary()"
+    model = orch.run_dir() / "checkpoints" / "model.keras"
+    subprocess.run([sys.executable, "-c", load, model], check=True, capture_output=True, timeout=_START_S)
+
+
+@pytest.mark.slow
+def test_a_second_run_goes_on(orch: Orch) -> None:
+    words = ("up", "-n", "2", "--checkpoint-dir", "kept", "--")
+    assert orch.start(*words, "--epochs", "1").finish(_START_S).code == 0
+    again = orch.start(*words, "--epochs", "2").finish(_START_S)
+    assert again.code == 0, again.out + again.err
+    assert "epoch 2/2" in again.out and "epoch 1/2" not in again.out

@@ -1,0 +1,174 @@
+"""On a real terminal: lines stream above a live table that is gone at the end; keys; the window closed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from orch_command import ORCH, Orch
+from terminal import Terminal
+from waiting import lives, until, until_gone
+
+_COUNT = (
+    "python3",
+    "-uc",
+    "import os, time\nfor i in range(300):\n    print('line', i, 'of', os.environ['ORCH_TASK'])\n    time.sleep(0.002)",
+)
+_SLEEPER = ("sh", "-c", "echo here; exec sleep 600")
+
+Open = Callable[..., Terminal]
+
+
+@pytest.fixture
+def terminal(orch: Orch) -> Iterator[Open]:
+    """Opens a terminal with `orch` and these words on it; `env` as Orch takes it."""
+    opened: list[Terminal] = []
+
+    def open_one(*words: str, env: dict[str, str | None] | None = None, **size: int) -> Terminal:
+        opened.append(Terminal([str(ORCH), *words], orch.directory, orch.environ(env), **size))
+        return opened[-1]
+
+    yield open_one
+    for one in opened:
+        one.end()
+
+
+def _is_restored(term: Terminal) -> bool:
+    hidden = term.screen.cursor.hidden
+    return term.modes == term.modes_before and not hidden and not term.raw.count(b"\x1b[?1049h")
+
+
+def test_footer_and_lines(orch: Orch, terminal: Open) -> None:
+    """The table is there while tasks run and gone at the end; no line is lost, cut or broken by it."""
+    term = terminal("up", "-n", "2", "--", *_COUNT, columns=80, lines=12)
+    term.until_shown("worker:1  running")
+    footer = term.shown[-3:]
+    assert footer[0].split()[:2] == ["TASK", "STATE"]
+    assert term.finish() == 0
+    *lines, last = term.everything
+    assert last.startswith(f"orch: {orch.run_dir().name} succeeded")
+    for task in ("worker:0", "worker:1"):
+        mine = [line for line in lines if line.startswith(f"{task} | ")]
+        assert mine == [f"{task} | line {i} of {task}" for i in range(300)]
+    assert len(lines) == 600, "nothing else is left on the screen"
+    assert _is_restored(term)
+    assert b"\x1b[38" in term.raw or b"\x1b[3" in term.raw, "the prefix is coloured"
+
+
+def test_the_report_is_last(orch: Orch, terminal: Open) -> None:
+    term = terminal(
+        "up", "-n", "2", "--", "sh", "-c", "echo words; [ $ORCH_TASK = worker:1 ] && exit 3; sleep 600"
+    )
+    assert term.finish() == 3
+    assert term.shown[-1] == "  cause     worker:1: exit 3 (the first to fail)"
+    assert term.screen.cursor.x == 0, "the shell's prompt begins a line of its own"
+    assert not any("TASK" in line for line in term.everything)
+
+
+def test_ctrl_c(orch: Orch, terminal: Open) -> None:
+    """Once says what it does; twice kills. Both leave nothing, and the terminal as it was."""
+    term = terminal(
+        "up", "--grace", "1h", "--", "sh", "-c", 'trap "" TERM INT; echo here; while :; do sleep 1; done'
+    )
+    term.until_shown("worker:0 | here")
+    (pid,) = orch.pids()
+    term.type("\x03")
+    term.until_shown("Ctrl-C again to kill")
+    assert lives(pid)
+    term.type("\x03")
+    assert term.finish() == 130
+    assert not lives(pid) and _is_restored(term)
+    assert "stopped" in term.shown[-1] and not any("TASK" in line for line in term.shown)
+
+
+def test_the_window_is_closed(orch: Orch, terminal: Open) -> None:
+    term = terminal("up", "-n", "2", "--", *_SLEEPER)
+    term.until_shown("worker:1  running")
+    pids = orch.pids()
+    term.close()
+    until_gone(*pids, term.process.pid)
+    assert orch.result()["exit_code"] == 143
+    assert term.process.wait() == 143
+
+
+@pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"TERM": None}])
+def test_a_terminal_that_can_do_nothing(orch: Orch, terminal: Open, env: dict[str, str | None]) -> None:
+    environ = {**env} if env["TERM"] else {"TERM": ""}
+    term = terminal("up", "--", "echo", "words", env=environ)
+    assert term.finish() == 0
+    assert b"\x1b" not in term.raw and b"worker:0 | words\r\n" in term.raw
+
+
+def test_no_colour_on_a_terminal(orch: Orch, terminal: Open) -> None:
+    """NO_COLOR takes the colours away, not the table."""
+    term = terminal(
+        "up", "--", "sh", "-c", "echo words; until [ -e go ]; do sleep 0.1; done", env={"NO_COLOR": "1"}
+    )
+    term.until_shown("worker:0  running")
+    (orch.directory / "go").touch()
+    assert term.finish() == 0
+    colours = [
+        code for code in term.raw.split(b"\x1b[")[1:] if code.split(b"m")[0].replace(b";", b"").isdigit()
+    ]
+    assert colours == []
+
+
+def test_a_terminal_made_smaller(orch: Orch, terminal: Open) -> None:
+    """While it runs, below the table's size: every line still comes, and the end."""
+    command = "echo here; until [ -e go ]; do sleep 0.1; done; echo end"
+    term = terminal("up", "-n", "3", "--", "sh", "-c", command, columns=120, lines=30)
+    term.until_shown("worker:2  running")
+    term.resize(40, 8)
+    (orch.directory / "go").touch()
+    assert term.finish() == 0
+    assert sum("| end" in line for line in term.everything) == 3
+
+
+@pytest.mark.parametrize("key", ["q", "\x03"])
+def test_leaving_attach(orch: Orch, terminal: Open, key: str) -> None:
+    assert orch("up", "--wait", "ready", "--", *_SLEEPER).code == 0
+    term = terminal("attach")
+    term.until_shown("q leaves, the run goes on")
+    term.type(key)
+    assert term.finish() == 0
+    assert _is_restored(term) and "goes on" in term.shown[-1]
+    assert not any("TASK" in line for line in term.shown)
+    assert orch.status()["run"]["state"] == "running"
+
+
+def test_closing_attach(orch: Orch, terminal: Open) -> None:
+    assert orch("up", "--wait", "ready", "--", *_SLEEPER).code == 0
+    term = terminal("attach")
+    term.until_shown("q leaves, the run goes on")
+    term.close()
+    until_gone(term.process.pid)
+    assert orch.status()["run"]["state"] == "running"
+
+
+def test_watching_the_status(orch: Orch, terminal: Open) -> None:
+    """Redraws in place; leaves on q, and by itself when the run ends."""
+    assert orch("up", "--wait", "ready", "-n", "2", "--", *_SLEEPER).code == 0
+    left, staying = terminal("status", "--watch"), terminal("ps", "-w")
+    for term in (left, staying):
+        term.until_shown("worker:1  running")
+    left.type("q")
+    assert left.finish() == 0 and _is_restored(left)
+    assert orch("down").code == 0
+    staying.until_shown("worker:1  stopped")
+    assert staying.finish() == 0 and _is_restored(staying)
+    assert sum("worker:1" in line for line in staying.shown) == 1
+
+
+def test_a_background_job_keeps_off_the_modes(orch: Orch, terminal: Open) -> None:
+    """`orch attach &` may write to the terminal but not set it: that would stop the job."""
+    assert orch("up", "--wait", "ready", "--", *_SLEEPER).code == 0
+    term = Terminal(
+        ["bash", "-ic", f"'{ORCH}' attach & wait; sleep 600"], orch.directory, orch.environ({"PS1": "$ "})
+    )
+    try:
+        term.until_shown("worker:0 | here")
+        assert orch("down").code == 0
+        term.until_shown("stopped")
+    finally:
+        term.end()
+        until(lambda: term.process.poll() is not None)

@@ -1,0 +1,67 @@
+"""Runs on disk as a supervisor writes them, without one: live while their store is open."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from orchestrator import events
+from orchestrator.events import Event
+from orchestrator.runs.locks import Lock
+from orchestrator.runs.paths import RunPaths
+from orchestrator.runs.reader import RunView
+from orchestrator.runs.store import RunRecord, RunStore, boot_id, new_run_id
+
+
+def make_run(
+    name: str = "job",
+    directory: str = "/work",
+    started_at: float | None = None,
+    log_dir: Path | None = None,
+    name_lock: Lock | None = None,
+    boot: str | None = None,
+    run_id: str | None = None,
+) -> RunStore:
+    """A live run; close() the store and it is a lost one, unless it has got a result."""
+    store = RunStore.create(run_id or new_run_id(name), log_dir, name_lock)
+    record = RunRecord(
+        id=store.paths.run_id,
+        name=name,
+        directory=directory,
+        started_at=time.time() if started_at is None else started_at,
+        started_mono=time.monotonic(),
+        boot_id=boot or boot_id(),
+        supervisor_pid=os.getpid(),
+        supervisor_start_ticks=0,
+        checkpoint_dir=str(store.paths.checkpoints),
+        versions={},
+        spec={},
+    )
+    store.publish(record)
+    return store
+
+
+def view_of(paths: RunPaths) -> RunView:
+    view = RunView.open(paths)
+    assert view is not None
+    return view
+
+
+def one_task(mono: float) -> Iterable[Event]:
+    """worker:0 was planned, was started, and runs."""
+    task = events.PlannedTask(
+        task="worker:0",
+        role="worker",
+        index=0,
+        address=None,
+        argv=("true",),
+        cwd="/",
+        env={},
+        log="/x",
+        serves=False,
+    )
+    yield events.AttemptPlanned(at=0, mono=mono, attempt=1, tasks=(task,))
+    yield events.TaskStarted(at=0, mono=mono, task="worker:0", pid=1, start_ticks=1)
+    yield events.TaskReady(at=0, mono=mono, task="worker:0")

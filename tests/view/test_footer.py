@@ -1,0 +1,219 @@
+"""The rows of the footer and the tables: what is shown, and what goes first when there is no room."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from moments import exited, moment, progressed, running
+from rich.cells import cell_len
+
+from orchestrator.events import Progress
+from orchestrator.status import RunStatus, Status, task_statuses
+from orchestrator.view.amounts import duration, number, rate, short_duration, size
+from orchestrator.view.columns import Cell, Column, fit, lay_out
+from orchestrator.view.footer import Moment, TaskLoad, footer_lines, loads_of
+from orchestrator.view.palette import without_colour
+from orchestrator.view.tables import RunRow, run_lines, status_lines
+
+TRAINING = Progress(phase="train", epoch=2, epochs=5, step=1234, steps=4000, loss=0.123456, steps_per_s=12.34)
+
+
+def full_moment() -> Moment:
+    state = running(2, progressed("worker:0", TRAINING))
+    loads = {"worker:0": TaskLoad(98.7, 512_000_000), "worker:1": TaskLoad(None, None)}
+    return Moment(
+        "digits", state, now=75.0, started=10.0, loads=loads, last_lines={"worker:0": 72.0}, hint="^C stops"
+    )
+
+
+def test_a_row_tells_all_there_is_to_tell() -> None:
+    head, titles, first, second = footer_lines(full_moment(), 120, 24, colour=False)
+    assert head == "digits  running  1m05s  ^C stops"
+    assert titles.split() == [
+        "TASK",
+        "STATE",
+        "PID",
+        "UP",
+        "PROGRESS",
+        "LOSS",
+        "STEPS/S",
+        "CPU",
+        "MEM",
+        "LAST",
+        "LINE",
+    ]
+    assert first.split() == [
+        "worker:0", "running", "1000", "1m05s", "epoch", "2/5", "step", "1,234/4,000", "0.1235", "12.3",
+        "99%", "512", "MB", "3s",
+    ]  # fmt: skip
+    assert second.split() == ["worker:1", "running", "1001", "1m05s"]
+
+
+def test_a_failure_is_told_in_its_row() -> None:
+    lines = footer_lines(
+        moment(running(2, exited("worker:0", 3), exited("worker:1", None, 9))), 120, 24, colour=False
+    )
+    assert lines[2].startswith("worker:0  failed (exit 3)")
+    assert lines[3].startswith("worker:1  failed (SIGKILL)")
+
+
+def test_what_matters_least_goes_first_on_a_narrow_terminal() -> None:
+    titles = {w: footer_lines(full_moment(), w, 24, colour=False)[1].split() for w in (120, 85, 60, 47, 25)}
+    assert "LINE" in titles[120]
+    assert "LINE" not in titles[85]
+    assert "CPU" not in titles[60]
+    assert titles[47] == ["TASK", "STATE", "PROGRESS"]
+    assert titles[25] == ["TASK", "STATE"]
+
+
+def test_more_tasks_than_fit_are_counted_and_trouble_is_shown() -> None:
+    state = running(20, exited("worker:15", 1))
+    lines = footer_lines(moment(state), 100, 12, colour=False)
+    assert len(lines) == 9
+    assert [line.split()[0] for line in lines[2:-1]] == [*(f"worker:{n}" for n in range(5)), "worker:15"]
+    assert lines[-1] == "... 14 more (14 running)"
+
+
+def test_a_low_terminal_keeps_the_line_of_the_run() -> None:
+    assert len(footer_lines(full_moment(), 80, 5, colour=False)) == 1
+    assert len(footer_lines(full_moment(), 80, 1, colour=False)) == 1
+
+
+@given(st.integers(1, 200), st.integers(1, 60), st.integers(1, 40), st.booleans())
+def test_no_line_wraps_and_room_is_left_for_the_logs(
+    width: int, height: int, tasks: int, colour: bool
+) -> None:
+    lines = footer_lines(
+        moment(running(tasks, progressed("worker:0", TRAINING)), hint="h" * 50), width, height, colour=colour
+    )
+    assert all(cell_len(without_colour(line)) < max(2, width) for line in lines)
+    assert len(lines) <= max(1, height - 3)
+
+
+def test_a_phase_from_a_task_cannot_move_the_cursor() -> None:
+    state = running(1, progressed("worker:0", Progress(phase="\x1b[2Jevil\n")))
+    assert all(
+        "\x1b" not in line and "\n" not in line for line in footer_lines(moment(state), 80, 24, colour=False)
+    )
+
+
+@pytest.mark.parametrize("sample", [None, {}, {"tasks": None}, {"tasks": {"worker:0": 3}}, {"tasks": []}])
+def test_a_sample_that_is_missing_or_odd_is_no_load(sample: dict[str, object] | None) -> None:
+    assert loads_of(sample) == {}
+
+
+def test_a_sample_gives_loads() -> None:
+    sample = {"at": 1.0, "tasks": {"worker:0": {"cpu_percent": 12.5, "memory_bytes": 1000}, "worker:1": {}}}
+    assert loads_of(sample) == {"worker:0": TaskLoad(12.5, 1000), "worker:1": TaskLoad(None, None)}
+
+
+cells = st.text(st.characters(blacklist_categories=("Cc", "Cs", "Mn", "Me", "Cf")), max_size=12).map(Cell)
+
+
+@given(st.lists(st.tuples(cells, cells, cells), min_size=1, max_size=4), st.integers(1, 60))
+def test_columns_never_exceed_their_width(rows: list[tuple[Cell, Cell, Cell]], width: int) -> None:
+    columns = (Column("FIRST"), Column("SECOND", rank=2, right=True), Column("THIRD", rank=1))
+    for line in lay_out(columns, rows, width, colour=False):
+        assert cell_len(line) <= width
+
+
+def test_an_empty_column_is_left_out() -> None:
+    assert lay_out((Column("A"), Column("B", rank=1)), [(Cell("x"), Cell(""))], None, colour=False) == [
+        "A",
+        "x",
+    ]
+
+
+def test_cut_text_ends_with_an_ellipsis() -> None:
+    assert fit([Cell("hello "), Cell("world")], 8, colour=False) == "hello w…"
+    assert fit([Cell("漢字漢字")], 5, colour=False) == "漢字…"
+    assert fit([Cell("hello")], 5, colour=False) == "hello"
+    assert fit([Cell("red", ("31",))], None, colour=True) == "\x1b[31mred\x1b[0m"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, ""),
+        (0, "0s"),
+        (-1, "0s"),
+        (59.9, "59s"),
+        (60, "1m00s"),
+        (3599, "59m59s"),
+        (3661, "1h01m"),
+        (90000, "1d01h"),
+    ],
+)
+def test_durations(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_short_durations() -> None:
+    assert [short_duration(s) for s in (0.0041, 0.62, 0.9999, 1.25, 59.0, 61.0)] == [
+        "4ms", "620ms", "1.0s", "1.2s", "59.0s", "1m01s",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, ""), (0, "0 B"), (999, "999 B"), (1000, "1 KB"), (14_300, "14 KB"), (1_400_000, "1.4 MB"),
+     (999_999_999, "1.0 GB"), (512_000_000, "512 MB"), (5 * 10**15, "5000 TB")],
+)  # fmt: skip
+def test_sizes(value: int | None, text: str) -> None:
+    assert size(value) == text
+
+
+def test_numbers() -> None:
+    assert [number(v) for v in (None, 0.123456, 12345.6, math.nan, math.inf)] == [
+        "",
+        "0.1235",
+        "1.235e+04",
+        "nan",
+        "inf",
+    ]
+    assert [rate(v) for v in (None, 0.532, 12.43, 1234.5, math.inf)] == ["", "0.53", "12.4", "1,234", "inf"]
+
+
+def status(state_name: str = "running") -> Status:
+    state = running(2, progressed("worker:0", TRAINING), exited("worker:1", 2))
+    tasks = task_statuses(state, {"worker:0": {"cpu_percent": 50.0, "memory_bytes": 2e8}}, 75.0)
+    run = RunStatus(
+        id="digits-x",
+        name="digits",
+        state=state_name,
+        attempt=1,
+        started_at=0.0,
+        uptime_s=65.0,
+        dir="/runs/digits-x",
+        directory="/home",
+        checkpoint_dir="/c",
+        exit_code=None,
+    )
+    return Status(run=run, tasks=tasks)
+
+
+def test_the_status_of_a_run() -> None:
+    head, where, titles, first, second = status_lines(status(), None, colour=False)
+    assert head == "digits-x  running  1m05s"
+    assert where == "/runs/digits-x"
+    assert titles.split()[:3] == ["TASK", "STATE", "PID"]
+    assert first.split()[:4] == ["worker:0", "running", "1000", "1m05s"]
+    assert "200 MB" in first
+    assert second.split()[:4] == ["worker:1", "failed", "(exit", "2)"]
+    assert all(len(line) <= 40 for line in status_lines(status(), 40, colour=False))
+
+
+def test_the_list_of_runs_tells_size_and_age() -> None:
+    assert run_lines([], None, colour=False) == []
+    runs = [
+        RunRow("a-1", "a", "running", 4, 100.0, 100.0, 1_000_000, "/home/a"),
+        RunRow("b-2", "b", "timed_out", 2, 90_000.0, 60.0, 3_000_000, "/home/b"),
+    ]
+    titles, first, second, total = run_lines(runs, None, colour=False)
+    assert titles.split() == ["RUN", "NAME", "STATE", "TASKS", "AGE", "TOOK", "SIZE", "DIRECTORY"]
+    assert first.split() == ["a-1", "a", "running", "4", "1m40s", "1m40s", "1.0", "MB", "/home/a"]
+    assert "timed out" in second
+    assert total == "2 runs, 4.0 MB, the oldest from 1d01h ago"
