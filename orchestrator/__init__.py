@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from orchestrator.api import Cluster, Run, down, find, runs, status
+    from orchestrator.api import Cluster, Run, down, find, ls, status
     from orchestrator.errors import (
         EngineError,
         NameTaken,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.result import RunResult
 
 _HOMES = {
-    "orchestrator.api": ("Cluster", "Run", "down", "find", "runs", "status"),
+    "orchestrator.api": ("Cluster", "Run", "down", "find", "ls", "status"),
     "orchestrator.errors": (
         "EngineError",
         "NameTaken",
@@ -55,7 +55,7 @@ __all__ = [
     "UsageError",
     "down",
     "find",
-    "runs",
+    "ls",
     "status",
 ]
 

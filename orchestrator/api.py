@@ -27,7 +27,7 @@ from orchestrator.runs import catalog, locks
 from orchestrator.runs.leftovers import end_leftovers
 from orchestrator.runs.paths import RunPaths, runs_dir
 from orchestrator.runs.reader import RunView
-from orchestrator.status import RunStatus, Status, task_statuses
+from orchestrator.status_document import RunStatus, Status, task_statuses
 
 _LOOK_S = 0.02
 # A stop takes its grace and then a moment; past that the supervisor itself is in trouble.
@@ -182,7 +182,7 @@ def down(run: str | None = None, force: bool = False) -> Ended:
     return find(run).down(force)
 
 
-def runs(directory: Path | None = None) -> Iterator[Run]:
+def ls(directory: Path | None = None) -> Iterator[Run]:
     """All runs, oldest first; only those started in `directory` if one is given."""
     for view in catalog.all_runs():
         if directory is None or view.record.directory == str(directory):
@@ -239,15 +239,14 @@ def stop_run(view: RunView, force: bool) -> Ended:
     """Ask the supervisor for a stop and wait until it has let go of the run; sweep what a lost run left."""
     view.refresh()
     running = tuple(task.name for task in view.state.tasks.values() if not task.phase.is_end)
-    if not view.is_live:
-        swept = end_leftovers(view.record.id) if view.same_boot and view.result() is None else 0
-        catalog.close_lost_runs()
-        return Ended(view.record.id, (), swept)
     order = StopOrder(reason=StopReason.DOWN, force=force)
     heard = False
     while locks.is_held(view.paths.lock):
         # A run that has just been made does not listen yet.
         heard = heard or request(view.paths.control, order)
         time.sleep(_LOOK_S)
+    # Without a result the supervisor did not get to its end, perhaps only just now.
+    swept = end_leftovers(view.record.id) if view.same_boot and view.result() is None else 0
+    catalog.close_lost_runs()
     view.refresh()
-    return Ended(view.record.id, running, 0)
+    return Ended(view.record.id, running, swept)

@@ -164,7 +164,10 @@ class ClientLink:
 def _read_line(stream: socket.socket) -> bytes:
     line = b""
     while not line.endswith(b"\n"):
-        data = stream.recv(_READ_BYTES)
+        try:
+            data = stream.recv(_READ_BYTES)
+        except ConnectionError:
+            return b""  # it died before it had read what was sent to it
         if not data:
             return b""
         line += data

@@ -88,7 +88,8 @@ SIGNATURES = (
         re.compile(
             r"ParameterServerStrategy.*Keras|Cannot get the cardinality|pass this dataset to.*ClusterCoordinator"
         ),
-        "Keras 3's fit does not support ParameterServerStrategy (keras-team/keras#18624): use tf_keras or a custom loop.",
+        "Keras 3's fit does not support ParameterServerStrategy (keras-team/keras#18624): use tf_keras or a"
+        " custom loop.",
     ),
     Signature(
         re.compile(

@@ -42,6 +42,14 @@ class SignalInbox:
     def wait(self, timeout_s: float, *others: int) -> None:
         """Until a signal comes, one of the `others` (descriptors) is readable, or the time is over."""
         select.select([self._fd, *others], [], [], timeout_s)
+        self.clear()
+
+    def fileno(self) -> int:
+        """Readable when a signal has come, until clear()."""
+        return self._fd
+
+    def clear(self) -> None:
+        """Wait anew; take() still has what has come."""
         try:
             os.read(self._fd, 4096)
         except BlockingIOError:

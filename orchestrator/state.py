@@ -79,7 +79,7 @@ class TaskState:
     start_error: str | None = None
     peers_at_exit: dict[str, str] = field(default_factory=dict)
     symptom: Symptom | None = None
-    progress: Progress = Progress()
+    progress: Progress = field(default_factory=Progress)
     restarts: int = 0
 
     @property

@@ -1,7 +1,7 @@
 """Drives one run from one event queue: what comes in becomes an event, what the lifecycle answers gets done.
 
-One thread. Signal handlers and readers only enqueue; the lifecycle decides; `_perform` acts. The loop waits for the
-next event or deadline and never polls for exits.
+One thread. Signal handlers and readers only enqueue; the lifecycle decides; `_perform` acts. The loop waits for
+the next event or deadline and never polls for exits.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from orchestrator.lifecycle import Action, Finish, Lifecycle, StartTasks, SweepH
 from orchestrator.plan import RunPlan, planned_tasks
 from orchestrator.progress_throttle import ProgressThrottle
 from orchestrator.result import RunResult
+from orchestrator.runs.last_words import last_words
 from orchestrator.runs.leftovers import end_leftovers
 from orchestrator.runs.log_store import LogStore
 from orchestrator.runs.store import RunStore
+from orchestrator.signal_inbox import SignalInbox
 
 _FIRST_ATTEMPT = 1
-# So much of a log's end is read to find out what was wrong.
-_TAIL_BYTES = 32 * 1024
 _AGENT_LEAVES_S = 2.0
 _FOREVER_S = 3600.0
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Planner(Protocol):
@@ -81,21 +82,18 @@ class Supervisor:
 
     def run(self) -> RunResult:
         """Serve until the run has ended and is written down."""
-        signal_fd = self._watch_signals()
-        control_server = ControlServer(self._store.paths.control)
-        self._watch(control_server.fileno(), partial(self._accept_control, control_server))
-        self._watch(self._client.fileno(), self._read_client)
-        try:
-            self._start_agent()
-            while self._result is None:
-                self._turn()
-        finally:
-            control_server.close()
-            self._close_agent()
-            self._logs.close()
-            self._selector.close()
-            signal.set_wakeup_fd(-1)
-            os.close(signal_fd)
+        with self._selector, self._logs, SignalInbox(_STOP_SIGNALS) as inbox:
+            self._watch(inbox.fileno(), partial(self._read_signals, inbox))
+            self._watch(self._client.fileno(), self._read_client)
+            control_server = ControlServer(self._store.paths.control)
+            self._watch(control_server.fileno(), partial(self._accept_control, control_server))
+            try:
+                self._start_agent()
+                while self._result is None:
+                    self._turn()
+            finally:
+                control_server.close()
+                self._close_agent()
         return self._result
 
     # -- the loop
@@ -196,16 +194,9 @@ class Supervisor:
 
     # -- what comes in
 
-    def _watch_signals(self) -> int:
-        signal_out, signal_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.set_wakeup_fd(signal_in, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: None)
-        self._watch(signal_out, partial(self._read_signals, signal_out))
-        return signal_in
-
-    def _read_signals(self, fd: int) -> None:
-        if os.read(fd, 4096):
+    def _read_signals(self, inbox: SignalInbox) -> None:
+        inbox.clear()
+        for _ in inbox.take():
             self._stop(StopOrder(reason=StopReason.TERMINATE))
 
     def _stop(self, order: StopOrder) -> None:
@@ -313,19 +304,12 @@ class Supervisor:
             order=message.order,
             noticed_s=max(0.0, now["mono"] - message.mono),
             peers=message.peers,
-            symptom=None if message.exit_code == 0 else self._symptom(message.task),
+            symptom=None if message.exit_code == 0 else self._last_words(message.task),
         )
         self._happened(exited)
 
-    def _symptom(self, task: str) -> events.Symptom | None:
-        try:
-            with self._store.paths.task_log(task).open("rb") as log:
-                size = log.seek(0, os.SEEK_END)
-                log.seek(max(0, size - _TAIL_BYTES))
-                tail = log.read(_TAIL_BYTES)
-        except OSError:
-            return None
-        return diagnosis.read_symptom(tail.decode(errors="replace"))
+    def _last_words(self, task: str) -> events.Symptom:
+        return diagnosis.read_symptom(last_words(self._store.paths.task_log(task)))
 
     def _take_sample(self, message: agent_link.Sampled) -> None:
         self._usage |= {task: usage.model_dump() for task, usage in message.tasks.items()}

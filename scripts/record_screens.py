@@ -34,7 +34,9 @@ SVG = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http:/
 {styles}
 </style>
 <defs>
-<clipPath id="{unique_id}-clip-terminal"><rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" /></clipPath>
+<clipPath id="{unique_id}-clip-terminal">
+<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" />
+</clipPath>
 {lines}
 </defs>
 {chrome}
@@ -62,7 +64,9 @@ def nothing(directory: Path, environ: dict[str, str]) -> bool:
 
 def kill_second_worker(directory: Path, environ: dict[str, str]) -> bool:
     """What the README shows of a failure; True: draw the screen after the run's end."""
-    out = subprocess.run([ORCH, "status", "--json"], cwd=directory, env=environ, capture_output=True, check=True)
+    out = subprocess.run(
+        [ORCH, "status", "--json"], cwd=directory, env=environ, capture_output=True, check=True
+    )
     (pid,) = [task["pid"] for task in json.loads(out.stdout)["tasks"] if task["task"] == "worker:1"]
     os.kill(pid, signal.SIGKILL)
     return True

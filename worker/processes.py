@@ -47,7 +47,7 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 
 def all_processes() -> dict[int, ProcessStat]:
-    stats = (read_stat(int(name)) for name in os.listdir(_PROC) if name.isdigit())
+    stats = (read_stat(int(name)) for name in os.listdir(_PROC) if name.isdigit())  # noqa: PTH208 (ten times quicker than Path.iterdir)
     return {stat.pid: stat for stat in stats if stat is not None}
 
 
@@ -120,12 +120,12 @@ def owns_socket(pid: int, inodes: set[int]) -> bool:
     names = {f"socket:[{inode}]" for inode in inodes}
     directory = _PROC / str(pid) / "fd"
     try:
-        entries = os.listdir(directory)
+        entries = list(directory.iterdir())
     except OSError:
         return False
     for entry in entries:
         try:
-            if os.readlink(directory / entry) in names:
+            if str(entry.readlink()) in names:
                 return True
         except OSError:
             continue

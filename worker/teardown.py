@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from worker.processes import ProcessStat, all_processes, descendants, send_signal
 from worker.task_process import TaskProcess
 
-# How often what is left is looked at: exits of leaders wake the agent by themselves, those of orphans' children may not.
+# How often what is left is looked at: leaders' exits wake the agent by themselves, those of orphans' children may not.
 _LOOK_S = 0.02
 
 

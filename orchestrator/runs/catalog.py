@@ -91,7 +91,9 @@ def lost_result(run: RunView) -> RunResult:
     """What can be said of a run whose end nobody saw."""
     cause = Cause(task=None, kind=CauseKind.ORCH, text="the supervisor was killed; nobody saw the end")
     ends = tuple(
-        TaskEnd(task=task.name, state=task.phase, exit_code=task.exit_code, signal=task.signal, end=task.phase)
+        TaskEnd(
+            task=task.name, state=task.phase, exit_code=task.exit_code, signal=task.signal, end=task.phase
+        )
         for task in run.state.tasks.values()
     )
     return RunResult(

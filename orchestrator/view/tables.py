@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.result import exit_text
-from orchestrator.status import Status, TaskStatus
+from orchestrator.status_document import Status, TaskStatus
 from orchestrator.view.amounts import duration, number, rate, size
 from orchestrator.view.columns import Cell, Column, fit, lay_out
 from orchestrator.view.footer import PHASE_COLOURS, progress_text

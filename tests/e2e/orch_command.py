@@ -6,14 +6,17 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from waiting import PATIENCE_S, until
 
+from orchestrator import api
 from orchestrator.runs import locks
 
+_AT_A_TIME = 4
 ORCH = Path(sys.executable).with_name("orch")
 
 
@@ -123,7 +126,7 @@ class Orch:
         return sorted(found, key=lambda path: (path / "run.json").stat().st_mtime_ns)
 
     def run_dir(self) -> Path:
-        """The only run's."""
+        """The directory of the only run."""
         (run,) = self.run_dirs()
         return run
 
@@ -135,15 +138,20 @@ class Orch:
         assert isinstance(document, dict)
         return document
 
-    def status(self, *words: str) -> dict[str, Any]:
-        done = self("status", "--json", *words)
-        assert done.code == 0, done
-        document = done.document
-        assert isinstance(document, dict)
-        return document
+    def status(self, run: str | None = None) -> dict[str, Any]:
+        """What `orch status --json` says, asked within this process: cheap enough to poll."""
+        return api.find(run, self.directory).status().model_dump(mode="json")
 
-    def pids(self, *words: str) -> list[int]:
-        return [task["pid"] for task in self.status(*words)["tasks"]]
+    def all(self, commands: Iterable[tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], Finished]]:
+        """Each of these commands and how it ended; a few run at a time."""
+        waiting = [*commands]
+        while waiting:
+            now, waiting = waiting[:_AT_A_TIME], waiting[_AT_A_TIME:]
+            started = [(words, self.start(*words)) for words in now]
+            yield from ((words, command.finish()) for words, command in started)
+
+    def pids(self) -> list[int]:
+        return [task["pid"] for task in self.status()["tasks"]]
 
     def end_all(self) -> None:
         """End whatever this test has started: its commands, then its runs."""

@@ -11,42 +11,38 @@ from orch_command import Orch
 _RUNS_NOTHING = ("--", "true")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--workers", "0", *_RUNS_NOTHING), "--workers: must be at least 1, not 0"),
-        (("--workers", "-1", *_RUNS_NOTHING), "--workers: must be at least 1, not -1"),
-        (("--workers", "10000"), "--workers: 10,000 tasks are more than this machine can hold"),
-        (("--workers", "two", *_RUNS_NOTHING), '--workers: "two" is not a whole number'),
-        (("--workers", "2.5", *_RUNS_NOTHING), '--workers: "2.5" is not a whole number'),
-        (("--", "no-such-command-here"), "command not found: no-such-command-here"),
-        (("--", "no-such-script.py"), "script not found: no-such-script.py"),
-        (("--", "python", "no-such-script.py"), "script not found: no-such-script.py"),
-        (("--cwd", "/no/such/place", *_RUNS_NOTHING), "--cwd: /no/such/place does not exist"),
-        (("--log-dir", "/proc/orch", *_RUNS_NOTHING), "--log-dir: /proc/orch cannot be written"),
-        (
-            ("--checkpoint-dir", "/etc/hostname", *_RUNS_NOTHING),
-            "--checkpoint-dir: /etc/hostname is not a directory",
-        ),
-        (("-n", "4", "--tasks", "9", *_RUNS_NOTHING), "--tasks: there is no worker:9 in this run"),
-        (("--tasks", "frobnicator", *_RUNS_NOTHING), "--tasks: 'frobnicator' is not a task"),
-        (("--timeout", "soon", *_RUNS_NOTHING), '--timeout: "soon" is not a duration'),
-        (("--timeout", "0", *_RUNS_NOTHING), "--timeout: a time-out of 0 would end the run at once"),
-        (("--grace", "-1", *_RUNS_NOTHING), '--grace: "-1" is negative'),
-        (("--failure-grace", "5 parsecs", *_RUNS_NOTHING), '--failure-grace: "5 parsecs" is not a duration'),
-        (("--env", "NOVALUE", *_RUNS_NOTHING), '--env: "NOVALUE" is not NAME=VALUE'),
-        (("--wait", "maybe", *_RUNS_NOTHING), '--wait: "maybe" is not known; write ready or done'),
-        (("--color", "blue", *_RUNS_NOTHING), '--color: "blue" is not known'),
-        (("--name", "a/b", *_RUNS_NOTHING), '--name: "a/b" is not a name'),
-        (("--frobnicate", *_RUNS_NOTHING), "No such option: --frobnicate"),
-        (("--workers",), "--workers"),
-    ],
-)
-def test_up_refuses(orch: Orch, words: tuple[str, ...], message: str) -> None:
-    done = orch("up", *words)
-    assert (done.code, done.out) == (2, "")
-    assert message in done.err
-    assert "Traceback" not in done.err
+_VERBS_ON_RUNS = ("status", "logs", "down", "wait", "attach")
+_REFUSED = {
+    ("--workers", "0", *_RUNS_NOTHING): "--workers: must be at least 1, not 0",
+    ("--workers", "-1", *_RUNS_NOTHING): "--workers: must be at least 1, not -1",
+    ("--workers", "10000"): "--workers: 10,000 tasks are more than this machine can hold",
+    ("--workers", "two", *_RUNS_NOTHING): '--workers: "two" is not a whole number',
+    ("--workers", "2.5", *_RUNS_NOTHING): '--workers: "2.5" is not a whole number',
+    ("--", "no-such-command-here"): "command not found: no-such-command-here",
+    ("--", "no-such-script.py"): "script not found: no-such-script.py",
+    ("--", "python", "no-such-script.py"): "script not found: no-such-script.py",
+    ("--cwd", "/no/such/place", *_RUNS_NOTHING): "--cwd: /no/such/place does not exist",
+    ("--log-dir", "/proc/orch", *_RUNS_NOTHING): "--log-dir: /proc/orch cannot be written",
+    ("--checkpoint-dir", "/etc/hostname", *_RUNS_NOTHING): "--checkpoint-dir: /etc/hostname is not a dir",
+    ("-n", "4", "--tasks", "9", *_RUNS_NOTHING): "--tasks: there is no worker:9 in this run",
+    ("--tasks", "frobnicator", *_RUNS_NOTHING): "--tasks: 'frobnicator' is not a task",
+    ("--timeout", "soon", *_RUNS_NOTHING): '--timeout: "soon" is not a duration',
+    ("--timeout", "0", *_RUNS_NOTHING): "--timeout: a time-out of 0 would end the run at once",
+    ("--grace", "-1", *_RUNS_NOTHING): '--grace: "-1" is negative',
+    ("--failure-grace", "5 parsecs", *_RUNS_NOTHING): '--failure-grace: "5 parsecs" is not a duration',
+    ("--env", "NOVALUE", *_RUNS_NOTHING): '--env: "NOVALUE" is not NAME=VALUE',
+    ("--wait", "maybe", *_RUNS_NOTHING): '--wait: "maybe" is not known; write ready or done',
+    ("--color", "blue", *_RUNS_NOTHING): '--color: "blue" is not known',
+    ("--name", "a/b", *_RUNS_NOTHING): '--name: "a/b" is not a name',
+    ("--frobnicate", *_RUNS_NOTHING): "No such option: --frobnicate",
+    ("--workers",): "--workers",
+}
+
+
+def test_up_refuses(orch: Orch) -> None:
+    for words, done in orch.all(("up", *words) for words in _REFUSED):
+        assert (done.code, done.out) == (2, ""), words
+        assert _REFUSED[words[1:]] in done.err and "Traceback" not in done.err, words
     assert orch.run_dirs() == []
 
 
@@ -61,8 +57,7 @@ def test_up_refuses(orch: Orch, words: tuple[str, ...], message: str) -> None:
 )
 def test_orch_toml_is_refused(orch: Orch, toml: str, message: str) -> None:
     (orch.directory / "orch.toml").write_text(toml)
-    for verb in (("up",), ("up", "-d"), ("config",)):
-        done = orch(*verb, "--", "true")
+    for _, done in orch.all([("up", "--", "true"), ("config", "--", "true")]):
         assert (done.code, done.out) == (2, "")
         assert message in done.err and "orch.toml" in done.err
     assert orch.run_dirs() == []
@@ -90,34 +85,33 @@ def test_a_state_directory_that_cannot_be_made(orch: Orch) -> None:
     orch.state.unlink()
 
 
-@pytest.mark.parametrize("verb", ["status", "logs", "down", "wait", "attach"])
-def test_a_run_that_does_not_exist(orch: Orch, verb: str) -> None:
-    done = orch(verb, "nothing-of-that-name")
-    assert (done.code, done.out) == (3, "")
-    assert "no run 'nothing-of-that-name'" in done.err
+def test_a_run_that_does_not_exist(orch: Orch) -> None:
+    for words, done in orch.all((verb, "nothing-of-that-name") for verb in _VERBS_ON_RUNS):
+        assert (done.code, done.out) == (3, ""), words
+        assert "no run 'nothing-of-that-name'" in done.err, words
 
 
 def test_a_directory_without_runs(orch: Orch) -> None:
     assert orch("down").code == 0
-    for verb in ("status", "logs", "wait", "attach"):
-        done = orch(verb)
-        assert done.code == 3 and "no run was started in" in done.err, verb
+    for words, done in orch.all((verb,) for verb in _VERBS_ON_RUNS if verb != "down"):
+        assert done.code == 3 and "no run was started in" in done.err, words
 
 
 def test_words_that_fit_no_run_or_task(orch: Orch) -> None:
     assert orch("up", "-q", "-n", "2", "--", "true").code == 0
-    for words, code, message in [
-        (("logs", "worker:9"), 2, "has no task worker:9; it has worker:0, worker:1"),
-        (("logs", "7"), 2, "has no task worker:7"),
-        (("logs", "here", "frobnicator"), 2, "'frobnicator' is not a task"),
-        (("logs", "--grep", "("), 2, '"(" is not a regular expression'),
-        (("logs", "--invert"), 2, "--invert turns --grep round"),
-        (("logs", "--since", "never"), 2, '--since: "never" is neither'),
-        (("logs", "--tail", "-1"), 2, "--tail"),
-        (("wait", "--timeout", "soon"), 2, '--timeout: "soon" is not a duration'),
-        (("attach",), 3, "is not live"),
-        (("frobnicate",), 2, "No such command 'frobnicate'"),
-    ]:
-        done = orch(*words)
+    refused = {
+        ("logs", "worker:9"): (2, "has no task worker:9; it has worker:0, worker:1"),
+        ("logs", "7"): (2, "has no task worker:7"),
+        ("logs", "here", "frobnicator"): (2, "'frobnicator' is not a task"),
+        ("logs", "--grep", "("): (2, '"(" is not a regular expression'),
+        ("logs", "--invert"): (2, "--invert turns --grep round"),
+        ("logs", "--since", "never"): (2, '--since: "never" is neither'),
+        ("logs", "--tail", "-1"): (2, "--tail"),
+        ("wait", "--timeout", "soon"): (2, '--timeout: "soon" is not a duration'),
+        ("attach",): (3, "is not live"),
+        ("frobnicate",): (2, "No such command 'frobnicate'"),
+    }
+    for words, done in orch.all(refused):
+        code, message = refused[words]
         assert (done.code, done.out) == (code, ""), words
         assert message in done.err, words

@@ -49,7 +49,7 @@ def test_status_document(orch: Orch) -> None:
     before = time.time()
     assert orch("up", "--wait", "ready", "-n", "2", "--", *_SLEEPER).code == 0
     until(lambda: orch.status()["tasks"][1]["memory_bytes"] is not None)
-    document = orch.status()
+    document = orch("status", "--json").document
     assert document["schema_version"] == 1
     run = document["run"]
     assert set(run) >= {"id", "name", "state", "attempt", "started_at", "dir"}
@@ -126,6 +126,7 @@ def test_log_dir_leaves_a_pointer(orch: Orch) -> None:
     assert run.stat().st_mode & 0o777 == 0o700
     assert (run / "logs" / "worker-0.log").read_bytes() == b"words\n"
     assert orch("logs", "--no-prefix").out == "words\n"
+    assert orch("status", "--json").document["run"]["dir"] == str(run)
     assert orch.status()["run"]["dir"] == str(run)
 
 
@@ -168,7 +169,7 @@ def test_leaving_attach_stops_nothing(orch: Orch) -> None:
 
 def test_interrupting_a_wait_stops_nothing(orch: Orch) -> None:
     waiting = orch.start("up", "--wait", "done", "--", *_SLEEPER)
-    until(lambda: waiting.out.endswith("\n"))
+    waiting.until_out("\n")
     waiting.signal(2)
     done = waiting.finish()
     assert done.code == 130 and "goes on" in done.err

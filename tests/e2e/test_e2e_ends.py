@@ -29,9 +29,9 @@ _STUBBORN = ("sh", "-c", 'trap "" TERM INT HUP; echo here; while :; do sleep 1; 
 _SLEEPER = ("sh", "-c", "echo here; exec sleep 600")
 
 
-def _up(orch: Orch, *words: str, tasks: int = 2, **more: tuple[str, ...]) -> Started:
+def _up(orch: Orch, *words: str, tasks: int = 2, before: tuple[str, ...] = ()) -> Started:
     """A run of so many tasks, all of which have said "here"."""
-    started = orch.start("up", "-n", str(tasks), *words, **more)
+    started = orch.start("up", "-n", str(tasks), *words, before=before)
     started.until_out("| here\n", tasks)
     return started
 
@@ -57,7 +57,9 @@ def test_success(orch: Orch) -> None:
 def test_a_failure_is_explained_last(orch: Orch) -> None:
     script = orch.script(
         "fails.py",
-        'import os, time\nif os.environ["ORCH_TASK"] == "worker:1":\n    raise ValueError("[red]no data")\ntime.sleep(600)\n',
+        "import os, time\n"
+        'if os.environ["ORCH_TASK"] == "worker:1":\n    raise ValueError("[red]no data")\n'
+        "time.sleep(600)\n",
     )
     done = orch("up", "-n", "3", "--", script)
     assert done.code == 1
@@ -138,15 +140,14 @@ def test_nohup(orch: Orch) -> None:
     assert started.finish().code == 0
 
 
-def test_a_signal_before_there_is_a_run(orch: Orch) -> None:
-    """At whatever point of its start it comes: nothing stays, and the code says interrupted."""
-    for _ in range(3):
-        count = len(orch.run_dirs())
-        started = orch.start("up", "--", *_SLEEPER)
-        until(lambda: len(orch.run_dirs()) > count or started.process.poll() is not None)
-        started.signal(signal.SIGINT)
-        assert started.finish().code == 130
-        assert orch.result(orch.run_dirs()[-1])["outcome"] == "stopped"
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_as_soon_as_there_is_a_run(orch: Orch, number: signal.Signals) -> None:
+    """Before the client has even heard of it: the run is stopped in order, and the code says why."""
+    started = orch.start("up", "--", *_SLEEPER)
+    until(lambda: orch.run_dirs() or started.ended)
+    started.signal(number)
+    assert started.finish().code == 128 + number
+    assert orch.result()["outcome"] == "stopped"
 
 
 def test_a_killed_client(orch: Orch) -> None:

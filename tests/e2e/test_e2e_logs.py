@@ -16,7 +16,9 @@ from waiting import PATIENCE_S
 _TALK = ("sh", "-c", 'for i in 1 2 3; do echo "$ORCH_TASK says $i"; done')
 _ESCAPES = r"""
 import sys
-sys.stdout.buffer.write(b"10%\r55%\r100%\n" b"\x1b[31mred\x1b[0m \x1b[2Jwiped [bold]markup[/bold]\n" b"bad \xff utf-8\n" b"no newline")
+sys.stdout.buffer.write(b"10%\r55%\r100%\n")
+sys.stdout.buffer.write(b"\x1b[31mred\x1b[0m \x1b[2Jwiped [bold]markup[/bold]\n")
+sys.stdout.buffer.write(b"bad \xff utf-8\n" b"no newline")
 """
 
 

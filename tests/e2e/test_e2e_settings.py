@@ -72,7 +72,8 @@ def test_the_tasks_environment(orch: Orch) -> None:
         "import json, os, sys\n"
         "names = [n for n in os.environ if n.startswith('ORCH_') or n in ('TF_CONFIG', 'no_proxy')]\n"
         "print(json.dumps({n: os.environ[n] for n in names} | {'stdin': os.readlink('/proc/self/fd/0'),"
-        " 'cwd': os.getcwd(), 'scratch': os.path.isdir(os.environ['ORCH_SCRATCH_DIR']), 'args': sys.argv[1:]}))\n",
+        " 'scratch': os.path.isdir(os.environ['ORCH_SCRATCH_DIR']),"
+        " 'cwd': os.getcwd(), 'args': sys.argv[1:]}))\n",
     )
     (orch.directory / "deeper").mkdir()
     words = (
@@ -102,9 +103,7 @@ def test_the_tasks_environment(orch: Orch) -> None:
         assert task["stdin"] == "/dev/null" and task["args"] == ["a b"]
         assert task["cwd"] == str(orch.directory / "deeper")
     assert tasks[0]["ORCH_SCRATCH_DIR"] != tasks[1]["ORCH_SCRATCH_DIR"]
-    private = [
-        entry for entry in (run, run / "logs", run / "run.json", run / "events.jsonl", run / "result.json")
-    ]
+    private = [run, run / "logs", run / "run.json", run / "events.jsonl", run / "result.json"]
     assert [oct(entry.stat().st_mode & 0o077) for entry in private] == ["0o0"] * len(private)
 
 

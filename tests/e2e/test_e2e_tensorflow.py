@@ -1,4 +1,4 @@
-"""Real TensorFlow clusters under the installed `orch`: they train, and when one worker fails the right one is blamed."""
+"""Real TensorFlow under the installed `orch`: it trains, and when a worker fails the right one is blamed."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from waiting import lives, until, until_gone
 _COUNT = (
     "python3",
     "-uc",
-    "import os, time\nfor i in range(300):\n    print('line', i, 'of', os.environ['ORCH_TASK'])\n    time.sleep(0.002)",
+    "import os, time\n"
+    "for i in range(300):\n    print('line', i, 'of', os.environ['ORCH_TASK'])\n    time.sleep(0.002)",
 )
 _SLEEPER = ("sh", "-c", "echo here; exec sleep 600")
 

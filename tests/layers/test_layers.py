@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import orchestrator
+
 ROOT = Path(__file__).resolve().parents[2]
 TENSORFLOW = {"tensorflow", "keras", "tf_keras", "numpy"}
 PURE = {
@@ -26,7 +28,7 @@ PURE = {
     "lifecycle",
     "diagnosis",
     "result",
-    "status",
+    "status_document",
     "progress_throttle",
 }
 # A pure module neither acts nor looks at the clock. (`signal` is allowed: for the names.)
@@ -149,6 +151,14 @@ def test_only_the_composition_root_and_its_callers_import_it(path: Path) -> None
     module = path.relative_to(ROOT).with_suffix("").as_posix()
     if module not in ("orchestrator/__init__", "orchestrator/api") and "/cli/" not in module:
         assert "api" not in of_ours(path, "orchestrator")
+
+
+def test_no_module_stands_in_the_way_of_a_public_name() -> None:
+    """A submodule, once imported, is an attribute of the package: under a verb's name it would replace it."""
+    assert not {path.stem for path in sources("orchestrator")} & set(orchestrator.__all__)
+    assert not {path.parent.name for path in sources("orchestrator")} & set(orchestrator.__all__)
+    for name in orchestrator.__all__:
+        assert callable(getattr(orchestrator, name))
 
 
 @pytest.mark.parametrize("module", ["orchestrator.supervisor_process", "orchestrator.api", "worker.agent"])

@@ -11,7 +11,7 @@ from moments import exited, moment, progressed, running
 from rich.cells import cell_len
 
 from orchestrator.events import Progress
-from orchestrator.status import RunStatus, Status, task_statuses
+from orchestrator.status_document import RunStatus, Status, task_statuses
 from orchestrator.view.amounts import duration, number, rate, short_duration, size
 from orchestrator.view.columns import Cell, Column, fit, lay_out
 from orchestrator.view.footer import Moment, TaskLoad, footer_lines, loads_of

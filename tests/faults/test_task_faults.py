@@ -1,0 +1,140 @@
+"""A task fails: the right one is named, with its own code, and everything is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from faulty_runs import COLLATERAL, LONG, SLEEP, assert_gone, cluster, task_pids, up
+from waiting import lives, until
+
+from orchestrator import TaskFailed
+from orchestrator.result import CauseKind, RunResult
+from orchestrator.runs.paths import RunPaths
+
+FAULTS = {
+    "exception": ("raise ValueError('boom')", 1, None),
+    "exit": ("sys.exit(3)", 3, None),
+    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", 137, signal.SIGKILL),
+    "crashed": ("os.kill(os.getpid(), signal.SIGSEGV)", 139, signal.SIGSEGV),
+}
+
+
+@pytest.mark.parametrize("moment", ["at once", "later"])
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_one_that_failed_is_named_and_all_are_gone(fault: str, index: int, moment: str) -> None:
+    ends, exit_code, number = FAULTS[fault]
+    wait = "wait_for('up-0', 'up-1')" if moment == "later" else ""
+    with cluster("touch(f'up-{index}')", f"if index == {index}:\n {wait}\n {ends}", SLEEP) as run:
+        with pytest.raises(TaskFailed) as caught:
+            run.wait()
+        # Not only when the `with` is left: a run that has ended has nothing left.
+        left = [task.pid for task in run.status().tasks if task.pid is not None and lives(task.pid)]
+        assert left == []
+    error, result = caught.value, caught.value.result
+    assert (error.task, error.exit_code) == (f"worker:{index}", exit_code)
+    assert error.log == run.log(f"worker:{index}")
+    assert (result.outcome, result.exit_code) == ("failed", exit_code)
+    assert result.cause is not None and result.first_failure is not None
+    assert (result.cause.task, result.cause.kind) == (f"worker:{index}", CauseKind.EXITED)
+    assert (result.first_failure.task, result.first_failure.signal) == (f"worker:{index}", number)
+    assert result.first_failure.exception == ("ValueError: boom" if fault == "exception" else None)
+    assert result.detection_s is not None and result.teardown_s is not None
+    ends_of = {task.task: (task.state, task.end) for task in result.tasks}
+    assert ends_of[f"worker:{index}"] == ("failed", "failed")
+    assert ends_of[f"worker:{1 - index}"] == ("stopped", "stopped by orch")
+    assert RunResult.model_validate_json(RunPaths(run.dir).result.read_bytes()) == result
+
+
+def failed(*program: str, **options: object) -> RunResult:
+    with cluster(*program, **options) as run:  # type: ignore[arg-type]
+        return run.wait(check=False)
+
+
+def test_a_stopped_peer_is_the_cause_of_what_it_made_fail() -> None:
+    fails = f"if index == 0:\n wait_for('go')\n {indented(COLLATERAL)}"
+    with cluster("touch(f'up-{index}')", fails, SLEEP) as run:
+        victim = task_pids(run)[1]
+        up()
+        os.kill(victim, signal.SIGSTOP)
+        until(lambda: Path(f"/proc/{victim}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        Path("go").touch()
+        result = run.wait(check=False)
+        assert_gone([victim])
+    assert result.cause is not None and result.first_failure is not None
+    assert (result.cause.task, result.cause.kind) == ("worker:1", CauseKind.STOPPED)
+    assert result.first_failure.task == "worker:0"
+    assert "Socket closed" in (result.first_failure.exception or "")
+    assert result.exit_code == 1
+
+
+def indented(program: str) -> str:
+    return program.strip().replace("\n", "\n ")
+
+
+def test_one_that_left_early_is_the_cause() -> None:
+    leaves = "if index == 1:\n touch(f'gone-{os.getpid()}'); sys.exit(0)"
+    watches = (
+        "import glob\nwhile not (found := glob.glob('gone-*')): time.sleep(0.005)\n"
+        "while os.path.exists('/proc/' + found[0][5:]): time.sleep(0.005)\n"
+    )
+    result = failed(leaves, watches, COLLATERAL)
+    assert result.cause is not None and result.first_failure is not None
+    assert (result.cause.task, result.cause.kind) == ("worker:1", CauseKind.LEFT_EARLY)
+    assert (result.first_failure.task, result.exit_code) == ("worker:0", 1)
+
+
+def test_an_exception_that_takes_its_time_is_still_the_cause() -> None:
+    """Its peer loses it and is gone first, as happens when the interpreter's own end takes long."""
+    raises = (
+        "if index == 1:\n import traceback\n"
+        " try: raise ValueError('boom')\n except ValueError: traceback.print_exc()\n"
+        " touch('raised'); time.sleep(600)"
+    )
+    result = failed(raises, "wait_for('raised')", COLLATERAL)
+    assert result.cause is not None and result.first_failure is not None
+    assert (result.cause.task, result.cause.text) == ("worker:1", "ValueError: boom")
+    assert result.first_failure.task == "worker:0"
+
+
+def test_the_first_of_many_by_the_order_of_exits() -> None:
+    """The others exit as soon as worker:2 has: its status may not even have been read yet."""
+    first = "if index == 2:\n touch(f'first-{os.getpid()}'); sys.exit(12)\n"
+    others = (
+        "import glob\nwhile not (found := glob.glob('first-*')): pass\n"
+        "def runs():\n"
+        " try: stat = open('/proc/' + found[0][6:] + '/stat').read()\n"
+        " except OSError: return False\n"
+        " return stat.rpartition(')')[2].split()[0] not in 'ZX'\n"
+        "while runs(): pass\nsys.exit(10 + index)\n"
+    )
+    result = failed(first, others, workers=3)
+    assert result.first_failure is not None
+    assert (result.first_failure.task, result.exit_code) == ("worker:2", 12)
+
+
+def test_last_words_are_in_the_result() -> None:
+    words = "for n in range(100): print('line', n, flush=True)"
+    result = failed(words, "raise ValueError('boom')", workers=1)
+    assert result.first_failure is not None
+    assert len(result.first_failure.lines) == 20
+    assert result.first_failure.lines[-1] == result.first_failure.exception == "ValueError: boom"
+    assert "line 99" in result.first_failure.lines
+
+
+def test_a_known_failure_comes_with_advice() -> None:
+    result = failed("raise OSError(98, 'Address already in use')", workers=1)
+    assert result.first_failure is not None
+    assert "port was taken" in (result.first_failure.advice or "")
+
+
+def test_what_is_polite_is_not_waited_for() -> None:
+    """A failure's grace is for those who need it: everybody here leaves at the SIGTERM."""
+    leaves = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); touch(f'up-{index}')"
+    fails = "if index == 0: wait_for('up-1'); sys.exit(3)"
+    result = failed(leaves, fails, SLEEP, failure_grace=LONG)
+    assert result.exit_code == 3
+    assert [task.end for task in result.tasks] == ["failed", "stopped by orch"]
