@@ -19,7 +19,15 @@ from types import TracebackType
 from orchestrator import preflight, settings
 from orchestrator.client_link import Request, Supervised
 from orchestrator.control import StopOrder, request
-from orchestrator.errors import RunEnded, RunLost, RunStopped, RunTimedOut, TaskFailed, UsageError
+from orchestrator.errors import (
+    EngineError,
+    RunEnded,
+    RunLost,
+    RunStopped,
+    RunTimedOut,
+    TaskFailed,
+    UsageError,
+)
 from orchestrator.events import StopReason
 from orchestrator.request import UpRequest
 from orchestrator.result import RunResult
@@ -30,8 +38,9 @@ from orchestrator.runs.reader import RunView
 from orchestrator.status_document import RunStatus, Status, task_statuses
 
 _LOOK_S = 0.02
-# A stop takes its grace and then a moment; past that the supervisor itself is in trouble.
-_STOP_MARGIN_S = 10.0
+# A stop takes its grace and then a moment (the supervisor itself gives up on its agent after some); past that
+# the supervisor is in trouble.
+_STOP_MARGIN_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -241,7 +250,15 @@ def stop_run(view: RunView, force: bool) -> Ended:
     running = tuple(task.name for task in view.state.tasks.values() if not task.phase.is_end)
     order = StopOrder(reason=StopReason.DOWN, force=force)
     heard = False
+    grace_s = 0.0 if force else float(view.record.spec["grace_s"])
+    deadline = time.monotonic() + grace_s + _STOP_MARGIN_S
     while locks.is_held(view.paths.lock):
+        if time.monotonic() >= deadline:
+            pid = view.record.supervisor_pid
+            raise EngineError(
+                f"{view.record.id}: its supervisor, pid {pid}, has been asked to stop and has not; is it stopped?"
+                f" `kill -CONT {pid}` lets it go on, `kill -KILL {pid}` ends it with all its tasks"
+            )
         # A run that has just been made does not listen yet.
         heard = heard or request(view.paths.control, order)
         time.sleep(_LOOK_S)

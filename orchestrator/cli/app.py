@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,8 +10,8 @@ import typer
 from orchestrator.cli import logs, runs, up
 from orchestrator.cli.options import Color, JsonOut, Quiet, Screen, Verbose
 from orchestrator.cli.verb import Verb
-from orchestrator.cli.words import forget_stdout, say
-from orchestrator.errors import ExitCode, OrchError
+from orchestrator.cli.words import forget_stdout, open_missing_streams, say
+from orchestrator.errors import ExitCode, OrchError, UsageError
 
 app = typer.Typer(
     name="orch",
@@ -46,7 +47,15 @@ def orch(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
+    _require_a_directory()
     context.obj = Screen(json, color, quiet, verbose)
+
+
+def _require_a_directory() -> None:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the current directory is no longer there; cd to one that is") from None
 
 
 app.command("up", cls=Verb, context_settings={"allow_interspersed_args": False})(up.up)
@@ -62,6 +71,7 @@ app.command("attach", cls=Verb)(runs.attach)
 
 def main() -> int:
     """Run the command line; its exit code."""
+    open_missing_streams()
     try:
         code = app(standalone_mode=False)
     except OrchError as error:

@@ -30,8 +30,7 @@ class Keys:
 def pressed_keys() -> Iterator[Keys]:
     """Keys one by one and unechoed, signals (Ctrl-C) as ever; the terminal is put back at the end."""
     fd = sys.stdin.fileno() if sys.stdin is not None else -1
-    # A background job that touched the terminal's modes would be stopped for it.
-    if fd < 0 or not os.isatty(fd) or os.tcgetpgrp(fd) != os.getpgrp():
+    if not _may_set_modes(fd):
         yield Keys(())
         return
     before = termios.tcgetattr(fd)
@@ -43,4 +42,13 @@ def pressed_keys() -> Iterator[Keys]:
         termios.tcsetattr(fd, termios.TCSADRAIN, mode)
         yield Keys((fd,))
     finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+        if _may_set_modes(fd):
+            termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+def _may_set_modes(fd: int) -> bool:
+    """A background job (Ctrl-Z and bg, too) that set them would be stopped for it; a closed terminal has none."""
+    try:
+        return os.tcgetpgrp(fd) == os.getpgrp()
+    except OSError:
+        return False

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 from orchestrator import api, settings
 from orchestrator.api import Run
 from orchestrator.cli import words
 from orchestrator.cli.end_report import report_end
+from orchestrator.cli.keys import pressed_keys
 from orchestrator.cli.options import Screen
 from orchestrator.cli.sweep import say_swept
 from orchestrator.errors import ExitCode, RunEnded
@@ -17,9 +19,10 @@ from orchestrator.foreground import STOP_SIGNALS, follow_to_end
 from orchestrator.request import UpRequest, WaitFor
 from orchestrator.result import RunResult
 from orchestrator.signal_inbox import SignalInbox
-from orchestrator.view.choice import ColorChoice, open_view, wants_colour
+from orchestrator.view.choice import ColorChoice, View, open_view, wants_colour
 from orchestrator.view.output import Output
 from orchestrator.view.plain import LineStyle
+from orchestrator.view.terminal import TerminalView
 
 _STDOUT, _STDERR = 1, 2
 
@@ -48,13 +51,15 @@ def _in_the_foreground(request: UpRequest, screen: Screen) -> RunResult:
         try:
             if screen.verbose and not screen.quiet:
                 words.say(f"{run.id} in {run.dir}")
-            follow_to_end(supervised, run.view, view, tasks, inbox)
+            # Echoed keys would tear the footer; unread, they wait for the shell.
+            with pressed_keys() if isinstance(view, TerminalView) else nullcontext():
+                follow_to_end(supervised, run.view, view, tasks, inbox)
         finally:
             supervised.close()
     return api.result_of(run.view)
 
 
-def _view(request: UpRequest, screen: Screen, out: Output):  # type: ignore[no-untyped-def]
+def _view(request: UpRequest, screen: Screen, out: Output) -> View:
     display = request.display
     choice = ColorChoice(display.color.value)
     style = LineStyle(
@@ -68,8 +73,8 @@ def _view(request: UpRequest, screen: Screen, out: Output):  # type: ignore[no-u
 def _detached(request: UpRequest, screen: Screen) -> int:
     supervised, run = api.launch(request, detached=True)
     supervised.close()
-    if not screen.json and not screen.quiet:
-        words.print_lines([run.id])
+    if not screen.json:
+        words.print_lines([run.id])  # data, so --quiet does not silence it: run=$(orch up -dq)
     try:
         return _wait(run, request.display.wait, screen)
     except KeyboardInterrupt:

@@ -69,3 +69,12 @@ def stderr_width() -> int | None:
 def forget_stdout() -> None:
     """Nobody reads stdout any more: what is still buffered must not fail at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
+
+
+def open_missing_streams() -> None:
+    """Whoever started us may have closed 0, 1 or 2 (`>&-`): what is opened next must not become stdout."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    sys.stdout = sys.stdout or open(_STDOUT, "w", closefd=False)
+    sys.stderr = sys.stderr or open(_STDERR, "w", closefd=False)

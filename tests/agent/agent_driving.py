@@ -25,7 +25,7 @@ M = TypeVar("M", bound=AgentMessage)
 
 
 def python(program: str) -> list[str]:
-    """A Python that starts fast: no site-packages. Not -u: then a print is several writes, and may be torn."""
+    """A Python that starts fast: no site-packages. Not -u: a print would be several writes, and may be torn."""
     return [sys.executable, "-I", "-S", "-c", program]
 
 
@@ -139,7 +139,8 @@ class Driver:
 
     def receive_all(self) -> list[AgentMessage]:
         """Everything up to the agent's own end."""
-        until(lambda: self.receive() or not self.open)
+        while self.open:
+            self.receive()
         return self.messages
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from agent_driving import Driver, can_bind, python
-from waiting import until
 
 from orchestrator.agent_link import Held, HoldFailed, Listening
 from worker.ports import HeldPorts, HoldMode, PortsExhausted
@@ -212,5 +211,6 @@ def test_a_task_is_ready_when_it_listens_itself(agent: Driver, by: str) -> None:
 def agent_holds_another(agent: Driver, name: str) -> tuple[int, ...]:
     seen = sum(isinstance(message, Held) for message in agent.messages)
     agent.link.hold(1, 1, "reuse_port")
-    until(lambda: agent.receive() or sum(isinstance(m, Held) for m in agent.messages) > seen)
-    return [message for message in agent.messages if isinstance(message, Held)][-1].ports
+    while len(held := [message for message in agent.messages if isinstance(message, Held)]) == seen:
+        agent.receive()
+    return held[-1].ports

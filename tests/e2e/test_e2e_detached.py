@@ -17,7 +17,7 @@ def _let_go(orch: Orch, code: int) -> None:
 
 
 def test_detached_prints_its_id_and_lives_on(orch: Orch) -> None:
-    done = orch("up", "-d", "-n", "2", "--", *_SLEEPER)
+    done = orch("up", "-dq", "-n", "2", "--", *_SLEEPER)
     assert (done.code, done.lines, done.err) == (0, [orch.run_dir().name], "")
     until(lambda: orch.status()["run"]["state"] == "running")
     assert orch("down", "-q").code == 0

@@ -168,6 +168,32 @@ def test_a_full_disk_under_stdout(orch: Orch) -> None:
     assert orch.result()["outcome"] == "stopped"
 
 
+def test_closed_streams(orch: Orch) -> None:
+    """`orch up >&- 2>&-`: what orch opens does not become stdout, and the code is the run's."""
+    for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
+        command = f"'{ORCH}' up -- sh -c 'echo words; exit 3' {closed}"
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=orch.directory, env=orch.environ(), timeout=PATIENCE_S
+        )
+        assert done.returncode == 3, closed
+        run = orch.run_dirs()[-1]
+        assert orch.result(run)["exit_code"] == 3
+        assert (run / "logs" / "worker-0.log").read_text() == "words\n"
+    assert len(orch.run_dirs()) == 4
+
+
+def test_a_directory_that_is_gone(orch: Orch) -> None:
+    command = f"mkdir gone && cd gone && rmdir ../gone && exec '{ORCH}' up -- true"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=orch.directory,
+        env=orch.environ(),
+        stderr=subprocess.PIPE,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 2 and b"the current directory is no longer there" in done.stderr
+
+
 def test_what_the_quick_verbs_leave_out(orch: Orch) -> None:
     """Help and version must not pay for what they do not use."""
     slow = {"pydantic", "rich", "psutil", "portpicker", "tensorflow"}

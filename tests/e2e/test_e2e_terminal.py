@@ -82,6 +82,18 @@ def test_ctrl_c(orch: Orch, terminal: Open) -> None:
     assert "stopped" in term.shown[-1] and not any("TASK" in line for line in term.shown)
 
 
+def test_keys_typed_meanwhile(orch: Orch, terminal: Open) -> None:
+    """They do not tear the table: nothing is echoed while it is there."""
+    command = "until [ -e go ]; do sleep 0.1; done; echo end"
+    term = terminal("up", "--", "sh", "-c", command)
+    term.until_shown("worker:0  running")
+    term.type("\n\nabc\n")
+    (orch.directory / "go").touch()
+    assert term.finish() == 0
+    assert term.everything[0] == "worker:0 | end" and len(term.everything) == 2
+    assert _is_restored(term)
+
+
 def test_the_window_is_closed(orch: Orch, terminal: Open) -> None:
     term = terminal("up", "-n", "2", "--", *_SLEEPER)
     term.until_shown("worker:1  running")

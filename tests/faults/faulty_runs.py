@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 from waiting import until, until_gone
@@ -57,7 +58,7 @@ def python(*program: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", START + "\n".join(program)]
 
 
-def cluster(*program: str, workers: int = 2, **options: object) -> Cluster:
+def cluster(*program: str, workers: int = 2, **options: Any) -> Cluster:
     return Cluster(workers=workers, command=python(*program), **options)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faulty_runs import COLLATERAL, LONG, SLEEP, assert_gone, cluster, task_pids, up
@@ -49,8 +50,8 @@ def test_the_one_that_failed_is_named_and_all_are_gone(fault: str, index: int, m
     assert RunResult.model_validate_json(RunPaths(run.dir).result.read_bytes()) == result
 
 
-def failed(*program: str, **options: object) -> RunResult:
-    with cluster(*program, **options) as run:  # type: ignore[arg-type]
+def failed(*program: str, **options: Any) -> RunResult:
+    with cluster(*program, **options) as run:
         return run.wait(check=False)
 
 

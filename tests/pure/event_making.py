@@ -100,15 +100,16 @@ def emptied(mono: float = START) -> events.TeardownEnded:
 def running(tasks: int = 2, terms: Terms = TERMS) -> Lifecycle:
     """A lifecycle whose tasks all run."""
     lifecycle = Lifecycle(terms, START)
-    for event in (planned(tasks), *map(started, range(tasks)), *map(ready, range(tasks))):
+    history: list[Event] = [planned(tasks), *map(started, range(tasks)), *map(ready, range(tasks))]
+    for event in history:
         lifecycle.handle(event)
     return lifecycle
 
 
 def feed(lifecycle: Lifecycle, incoming: Iterable[Event]) -> list[Action]:
     """As the supervisor does: a TearDown becomes a TeardownBegan behind what already waits; all actions."""
-    queue = list(incoming)
-    actions = []
+    queue: list[Event] = list(incoming)
+    actions: list[Action] = []
     while queue:
         for action in lifecycle.handle(queue.pop(0)):
             actions.append(action)

@@ -51,9 +51,9 @@ def test_a_plan_starts_its_tasks() -> None:
 def test_it_runs_once_every_task_is_ready() -> None:
     lifecycle = Lifecycle(TERMS, START)
     feed(lifecycle, [planned(2), started(0), ready(0), started(1)])
-    assert lifecycle.state.phase is RunPhase.STARTING
+    phases = [lifecycle.state.phase]
     feed(lifecycle, [ready(1)])
-    assert lifecycle.state.phase is RunPhase.RUNNING
+    assert [*phases, lifecycle.state.phase] == [RunPhase.STARTING, RunPhase.RUNNING]
 
 
 def test_one_task_done_is_not_the_end() -> None:
