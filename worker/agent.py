@@ -317,8 +317,7 @@ class Agent:
         except (ValueError, RecursionError):
             return
         if isinstance(progress, dict):
-            flat = {key: value for key, value in progress.items() if _is_flat(value)}
-            self._pending_progress.setdefault(task.name, {}).update(flat)
+            self._pending_progress.setdefault(task.name, {}).update(progress)
 
     def _forward_progress(self, now: float, at_once: bool = False) -> None:
         if not self._pending_progress or (now < self._progress_due and not at_once):
@@ -328,12 +327,6 @@ class Agent:
             self._send("progress", task=name, progress=json.dumps(progress))
         self._pending_progress.clear()
         self._progress_due = now + _PROGRESS_INTERVAL_S
-
-
-def _is_flat(value: object) -> bool:
-    """A scalar, or a table of scalars: deeper nesting, which no reader wants, can be too deep to write again."""
-    inner = value.values() if isinstance(value, dict) else [value]
-    return not any(isinstance(part, (dict, list)) for part in inner)
 
 
 def main() -> None:

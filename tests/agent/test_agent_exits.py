@@ -145,7 +145,7 @@ def test_progress_arrives_before_the_exit_and_in_one_piece(agent: Driver) -> Non
         r'{"step": ' + "9" * 3000 + "}",
         r'{"metrics": ' + '{"a":' * 900 + "1" + "}" * 901,
         r'{"loss": ' + "[" * 100_000 + "\\n{",
-        # One of them is just not too deep to be read, but is too deep to be written again.
+        # As deep as can be read, and one more: what was read must be written again.
         "\n".join('{"metrics": ' + '{"a":' * depth + "1" + "}" * (depth + 1) for depth in range(900, 1000)),
         r"\\xff\\xfe",
     ],

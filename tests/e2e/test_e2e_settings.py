@@ -116,20 +116,19 @@ def test_which_lines_are_shown(orch: Orch) -> None:
 
 def test_how_much_is_said(orch: Orch) -> None:
     """Options of the screen stand before the verb or after it."""
-    for words in (("-q", "up"), ("up", "-q")):
-        assert orch(*words, "--", "true").err == ""
-        failed = orch(*words, "--", "false")
-        assert failed.code == 1 and "cause     worker:0: exit 1" in failed.err
-    for words in (("-v", "up"), ("up", "-v")):
-        done = orch(*words, "--", "true")
-        assert str(orch.run_dirs()[-1]) in done.err
+    quiet = [("-q", "up", "--", "true"), ("up", "-q", "--", "true")]
+    assert [(done.code, done.err) for _, done in orch.all(quiet)] == [(0, ""), (0, "")]
+    ((_, failed),) = orch.all([("up", "-q", "--", "false")])
+    assert failed.code == 1 and "cause     worker:0: exit 1" in failed.err
+    for words, done in orch.all([("-v", "up", "--", "true"), ("up", "-v", "--", "true")]):
+        assert str(orch.state / "orch" / "runs") in done.err, words
 
 
 def test_json_on_stdout(orch: Orch) -> None:
-    for words in (("--json", "up"), ("up", "--json")):
-        done = orch(*words, "--", "sh", "-c", "echo words; exit 3")
+    command = ("--", "sh", "-c", "echo words; exit 3")
+    for _, done in orch.all([("--json", "up", *command), ("up", "--json", *command)]):
         assert done.code == 3
-        assert done.document == orch.result(orch.run_dirs()[-1])
+        assert done.document == orch.result(orch.state / "orch" / "runs" / done.document["run_id"])
         assert "worker:0 | words\n" in done.err
 
 

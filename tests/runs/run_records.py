@@ -17,7 +17,7 @@ from orchestrator.runs.store import RunRecord, RunStore, boot_id, new_run_id
 
 def make_run(
     name: str = "job",
-    directory: str = "/work",
+    directory: str = "/here",
     started_at: float | None = None,
     log_dir: Path | None = None,
     name_lock: Lock | None = None,

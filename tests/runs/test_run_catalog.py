@@ -18,7 +18,7 @@ from orchestrator.runs import catalog
 from orchestrator.runs.paths import runs_dir
 from orchestrator.runs.store import RunStore
 
-HERE, ELSEWHERE = Path("/work"), Path("/other")
+HERE, ELSEWHERE = Path("/here"), Path("/there")
 
 
 @pytest.fixture
