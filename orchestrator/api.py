@@ -175,6 +175,7 @@ def tidy() -> list[tuple[str, int]]:
     """End what lost runs left and write down their ends; (run id, processes ended) where there were any."""
     swept = catalog.sweep_lost_runs()
     catalog.close_lost_runs()
+    catalog.remove_unborn_runs()
     return swept
 
 

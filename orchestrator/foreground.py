@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import signal
+import time
 from collections.abc import Collection
 
 from orchestrator.client_link import Supervised
 from orchestrator.control import StopOrder
+from orchestrator.errors import EngineError
 from orchestrator.events import StopReason
 from orchestrator.follow import Follower
 from orchestrator.runs.reader import RunView
@@ -15,6 +17,8 @@ from orchestrator.signal_inbox import SignalInbox
 from orchestrator.view.choice import View
 from orchestrator.view.output import OutputClosed
 
+# Killing takes milliseconds; whoever is asked again this much later has not heard.
+_PATIENCE_S = 2.0
 STOP_SIGNALS = {
     signal.SIGINT: StopReason.INTERRUPT,
     signal.SIGTERM: StopReason.TERMINATE,
@@ -33,8 +37,18 @@ def follow_to_end(
     orders = _Orders(link, follower)
     try:
         _follow(link, follower, view, inbox, orders)
+    except _Unheard as error:
+        pid = run.record.supervisor_pid
+        raise EngineError(
+            f"{run.record.id}: its supervisor, pid {pid}, does not answer and is left alone; `kill -CONT {pid}` lets"
+            f" it go on, `kill -KILL {pid}` ends it with all its tasks"
+        ) from error
     finally:
         follower.close()
+
+
+class _Unheard(Exception):
+    """The supervisor takes no orders, stopped by SIGSTOP for instance."""
 
 
 class _Orders:
@@ -42,10 +56,16 @@ class _Orders:
 
     def __init__(self, link: Supervised, follower: Follower) -> None:
         self.given = 0
+        self._last = 0.0
         self._link = link
         self._follower = follower
 
     def stop(self, reason: StopReason) -> None:
+        """Pass an order on; _Unheard if the last one, to kill, had no effect for seconds."""
+        now = time.monotonic()
+        if self.given > 1 and now > self._last + _PATIENCE_S:
+            raise _Unheard
+        self._last = now if self.given < 2 else self._last
         self._link.stop(StopOrder(reason=reason, force=self.given > 0))
         self.given += 1
         self._follower.hint = "stopping; Ctrl-C again to kill" if self.given == 1 else "killing"

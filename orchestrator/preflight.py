@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import platform
 import re
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from orchestrator.errors import UsageError
 from orchestrator.headroom import Headroom, headroom
-from orchestrator.spec import JobSpec
+from orchestrator.spec import Command, CommandKind, JobSpec
 
+# It answers in a twentieth of a second; more than this and the machine is not fit for a run.
+_ANSWER_S = 30.0
 OLDEST_KERNEL = (5, 4)
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
 
@@ -19,9 +22,10 @@ OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
 def check(spec: JobSpec) -> None:
     """Everything below, for this machine; UsageError with the first thing that stands in the way.
 
-    Starts nothing and leaves nothing behind.
+    Starts no task and leaves nothing behind.
     """
     check_platform(sys.platform, platform.release(), sys.version_info[:2])
+    check_builtin_options(spec.command, spec.cwd)
     check_room(spec, headroom(spec.command.serves))
     for directory, option in ((spec.log_dir, "--log-dir"), (spec.checkpoint_dir, "--checkpoint-dir")):
         if directory is not None:
@@ -39,6 +43,19 @@ def check_platform(system: str, kernel: str, python: tuple[int, int]) -> None:
         raise UsageError(
             f"orch needs Python 3.11 to 3.13, and this is {python[0]}.{python[1]}; install it under one"
         )
+
+
+def check_builtin_options(command: Command, cwd: Path) -> None:
+    """Ask the built-in program, which knows its options, whether they are right: one refusal instead of N."""
+    if command.kind is not CommandKind.BUILTIN or not command.words:
+        return
+    argv = [sys.executable, "-P", "-m", "worker.options", *command.words]
+    asked = subprocess.run(
+        argv, cwd=cwd, capture_output=True, text=True, errors="replace", timeout=_ANSWER_S, check=False
+    )
+    if asked.returncode:
+        reason = asked.stderr.strip().rpartition("\n")[2].partition("error: ")[2] or asked.stderr.strip()
+        raise UsageError(f"the built-in program: {reason}; `orch up -- --help` lists its options")
 
 
 def check_room(spec: JobSpec, room: Headroom) -> None:

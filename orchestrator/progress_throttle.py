@@ -12,14 +12,14 @@ class ProgressThrottle:
 
     def __init__(self) -> None:
         self._waiting: dict[str, Progress] = {}
+        self._known: dict[str, Progress] = {}
         self._last: dict[str, float] = {}
 
     def put(self, task: str, progress: Progress) -> None:
-        before = self._waiting.get(task)
-        merged = (
-            progress if before is None else before.model_copy(update=progress.model_dump(exclude_unset=True))
-        )
-        self._waiting[task] = merged
+        """Take in what a task says; what it does not mention stays as it last said."""
+        known = self._known.get(task, Progress())
+        said = {name: getattr(progress, name) for name in progress.model_fields_set}
+        self._known[task] = self._waiting[task] = known.model_copy(update=said)
 
     def due(self) -> float | None:
         """When take() next has something to give."""

@@ -10,6 +10,7 @@ import os
 import selectors
 import signal
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -313,7 +314,11 @@ class Supervisor:
 
     def _take_sample(self, message: agent_link.Sampled) -> None:
         self._usage |= {task: usage.model_dump() for task, usage in message.tasks.items()}
-        self._store.write_sample(tasks=self._usage, **_now())
+        try:
+            self._store.write_sample(tasks=self._usage, **_now())
+        except OSError as error:
+            # Figures to look at are not worth a run, on a full disk for instance.
+            sys.stderr.write(f"sample.json: {error}\n")
 
     # -- logs
 

@@ -20,6 +20,7 @@ from orchestrator.client_link import ClientLink
 from orchestrator.errors import NameTaken, OrchError
 from orchestrator.lifecycle import Terms
 from orchestrator.plan import RunPlan, build_plan, hold_mode
+from orchestrator.runs.catalog import live_runs
 from orchestrator.runs.locks import Lock
 from orchestrator.runs.store import RunRecord, RunStore, boot_id, lock_name, make_private, new_run_id
 from orchestrator.spec import JobSpec
@@ -98,7 +99,8 @@ def _create_run(spec: JobSpec, started_mono: float) -> RunStore:
 def _take_name(spec: JobSpec) -> Lock | None:
     """Only a name that the user chose must be free; a directory's name may be live twice."""
     lock = lock_name(spec.name)
-    if lock is None and spec.name_is_explicit:
+    # Of two runs of a directory's name only one has the lock, and the other may live longer.
+    if spec.name_is_explicit and (lock is None or live_runs(spec.name)):
         raise NameTaken(
             f"a live run is named {spec.name!r}: `orch status {spec.name}` shows it, --replace stops it first"
         )

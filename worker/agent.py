@@ -229,9 +229,9 @@ class Agent:
         peers = {peer.name: peer.state_letter() for peer in self._tasks.values() if peer is not task}
         self._read_progress(task)
         self._forward_progress(mono, at_once=True)
-        if self._teardown is not None:
+        if self._teardown is not None and self._teardown.is_killing:
             # Its group must still be hit while its pid is surely its own.
-            task.signal_group(signal.SIGKILL if self._teardown.is_killing else signal.SIGTERM)
+            task.signal_group(signal.SIGKILL)
         exit_code, number = task.reap()
         self._forget(task)
         self._send(

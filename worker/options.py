@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,3 +166,8 @@ def _directory(text: str) -> Path:
     if path.exists() and not path.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is a file, not a directory")
     return path
+
+
+if __name__ == "__main__":
+    # What orch asks before it starts any worker: are these options right?
+    parse_options(sys.argv[1:])

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.completion import log_words
-from orchestrator.cli.options import Color, JsonOut, screen_of
+from orchestrator.cli.options import Color, JsonOut, Quiet, Verbose, screen_of
 
 
 def logs(
@@ -38,6 +38,8 @@ def logs(
     raw: Annotated[bool, typer.Option("--raw", help="The very bytes that the tasks wrote.")] = False,
     json: JsonOut = False,
     color: Color = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> int:
     """Print a run's logs, merged in the order in which the lines arrived; live or long after."""
     from orchestrator.cli.logs_show import LogRequest, show_logs
@@ -54,4 +56,4 @@ def logs(
         no_prefix=no_prefix,
         raw=raw,
     )
-    return show_logs(request, screen_of(context, json, color))
+    return show_logs(request, screen_of(context, json, color, quiet, verbose))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import Color, JsonOut, Quiet, RunArgument, screen_of
+from orchestrator.cli.options import Color, JsonOut, Quiet, RunArgument, Verbose, screen_of
 
 
 def status(
@@ -17,11 +17,13 @@ def status(
     ] = False,
     json: JsonOut = False,
     color: Color = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> int:
     """Show a run: one row a task."""
     from orchestrator.cli import runs_show
 
-    return runs_show.show_status(run, watch, screen_of(context, json, color))
+    return runs_show.show_status(run, watch, screen_of(context, json, color, quiet, verbose))
 
 
 def ls(
@@ -29,11 +31,13 @@ def ls(
     everywhere: Annotated[bool, typer.Option("--all", "-a", help="Those of other directories, too.")] = False,
     json: JsonOut = False,
     color: Color = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> int:
     """List the runs of this directory with their age and size."""
     from orchestrator.cli import runs_show
 
-    return runs_show.show_runs(everywhere, screen_of(context, json, color))
+    return runs_show.show_runs(everywhere, screen_of(context, json, color, quiet, verbose))
 
 
 def down(
@@ -42,11 +46,13 @@ def down(
     force: Annotated[bool, typer.Option("--force", "-f", help="Kill at once.")] = False,
     json: JsonOut = False,
     quiet: Quiet = False,
+    color: Color = None,
+    verbose: Verbose = False,
 ) -> int:
     """Stop a run and say what was ended. Nothing running is fine."""
     from orchestrator.cli import runs_end
 
-    return runs_end.end_run(run, force, screen_of(context, json, quiet=quiet))
+    return runs_end.end_run(run, force, screen_of(context, json, color, quiet, verbose))
 
 
 def wait(
@@ -57,11 +63,13 @@ def wait(
     ] = None,
     json: JsonOut = False,
     quiet: Quiet = False,
+    color: Color = None,
+    verbose: Verbose = False,
 ) -> int:
     """Wait for a run's end; its exit code becomes this command's."""
     from orchestrator.cli import runs_end
 
-    return runs_end.wait_for(run, timeout, screen_of(context, json, quiet=quiet))
+    return runs_end.wait_for(run, timeout, screen_of(context, json, color, quiet, verbose))
 
 
 def attach(
@@ -73,8 +81,11 @@ def attach(
     ] = False,
     no_prefix: Annotated[bool, typer.Option("--no-prefix", help="Lines without `worker:0 | `.")] = False,
     color: Color = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> int:
     """Watch a live run; q or Ctrl-C leaves, and the run goes on."""
     from orchestrator.cli import runs_attach
 
-    return runs_attach.attach_to(run, tasks, timestamps, no_prefix, screen_of(context, color=color))
+    screen = screen_of(context, False, color, quiet, verbose)
+    return runs_attach.attach_to(run, tasks, timestamps, no_prefix, screen)

@@ -131,6 +131,9 @@ def config(
     checkpoint_dir: CheckpointDir = None,
     log_dir: LogDir = None,
     json: JsonOut = False,
+    color: Color = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> int:
     """Show what `orch up` would start: each task's argv, env and TF_CONFIG, with placeholder ports."""
     flags = {
@@ -145,7 +148,7 @@ def config(
         "log_dir": log_dir,
         "command": command,
     }
-    return _show_plan(flags, screen_of(context, json))
+    return _show_plan(flags, screen_of(context, json, color, quiet, verbose))
 
 
 def _asks_for_help(command: list[str] | None) -> bool:

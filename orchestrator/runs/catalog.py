@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
+import time
 from pathlib import Path
 
 from orchestrator.errors import ExitCode, NoSuchRun
 from orchestrator.result import Cause, CauseKind, RunResult, TaskEnd
+from orchestrator.runs import locks
 from orchestrator.runs.leftovers import end_leftovers
 from orchestrator.runs.locks import Lock
 from orchestrator.runs.paths import RunPaths, runs_dir
 from orchestrator.runs.reader import RunView
 from orchestrator.runs.store import write_atomically
+
+# A supervisor shows its run within milliseconds of making its directory.
+_UNBORN_AFTER_S = 60.0
 
 
 def all_runs() -> list[RunView]:
@@ -85,6 +91,17 @@ def close_lost_runs() -> None:
                 write_atomically(run.paths.result, lost_result(run).model_dump_json(indent=1) + "\n")
         finally:
             lock.release()
+
+
+def remove_unborn_runs() -> None:
+    """Remove directories of runs whose supervisor was killed before it could show them."""
+    for hidden in runs_dir().glob(".*.new"):
+        try:
+            is_old = time.time() - hidden.lstat().st_mtime > _UNBORN_AFTER_S
+        except OSError:
+            continue
+        if is_old and not hidden.is_symlink() and not locks.is_held(RunPaths(hidden).lock):
+            shutil.rmtree(hidden, ignore_errors=True)
 
 
 def lost_result(run: RunView) -> RunResult:

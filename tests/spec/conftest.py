@@ -25,8 +25,8 @@ def make_spec() -> MakeSpec:
             "roles": {"worker": 2},
             "name": "job",
             "command": command,
-            "directory": Path("/work"),
-            "cwd": Path("/work"),
+            "directory": Path("/somewhere"),
+            "cwd": Path("/somewhere"),
         }
         return JobSpec(**(fields | changes))
 

@@ -71,7 +71,7 @@ def test_lines_for_people(make_spec: MakeSpec) -> None:
     assert lines[:6] == [
         "run          job: 2 workers",
         "command      t.py",
-        "cwd          /work",
+        "cwd          /somewhere",
         "time limit   1h30m",
         "grace        10s, after a failure 500ms",
         "ports        placeholders: `orch up` picks free ones and puts them in their place",

@@ -31,7 +31,7 @@ def test_a_task_has_everything_it_needs(make_spec: MakeSpec) -> None:
     task = plan.tasks[1]
     assert (plan.run_id, plan.attempt, plan.hold_mode) == ("job-1", 3, HoldMode.REUSE_PORT)
     assert (str(task.task), task.address, task.argv) == ("worker:1", ADDRESSES[1], spec.command.argv)
-    assert (task.cwd, task.serves) == (Path("/work"), True)
+    assert (task.cwd, task.serves) == (Path("/somewhere"), True)
     assert (task.log, task.scratch) == (LAYOUT.task_log("worker:1"), LAYOUT.task_scratch("worker:1"))
     tf_config = {"cluster": {"worker": list(ADDRESSES)}, "task": {"type": "worker", "index": 1}}
     assert json.loads(task.env["TF_CONFIG"]) == task.tf_config.as_dict() == tf_config
@@ -178,8 +178,8 @@ def test_every_task_finds_itself_in_its_cluster(roles: dict[str, int]) -> None:
             "roles": roles,
             "name": "job",
             "command": {"kind": "executable", "words": ["x"], "argv": ["/x"], "serves": False},
-            "directory": "/work",
-            "cwd": "/work",
+            "directory": "/somewhere",
+            "cwd": "/somewhere",
         }
     )
     addresses = [f"127.0.0.1:{1000 + number}" for number in range(len(spec.tasks))]

@@ -249,7 +249,7 @@ def test_a_mistake_in_a_variable(load_here: Load, variable: str, value: str, mes
             {"workers": 4, "tasks": "9"},
             "--tasks: there is no worker:9 in this run; it has worker:0 to worker:3",
         ),
-        ({"workers": 4, "tasks": "chief"}, "--tasks: there is no chief:0 in this run"),
+        ({"workers": 4, "tasks": "evaluator"}, "--tasks: there is no evaluator:0 in this run"),
         ({"tasks": "boss"}, "--tasks: 'boss' is not a task; write worker:0, chief"),
         ({"tasks": "0,"}, "--tasks: '' is not a task"),
         ({"cwd": "/no/such/place"}, "--cwd: /no/such/place does not exist"),

@@ -89,8 +89,8 @@ def test_crosses_a_pipe_unchanged(env: dict[str, str], workers: int, grace: floa
             "roles": {"worker": workers},
             "name": "job",
             "command": {"kind": "executable", "words": ["x"], "argv": ["/x"], "serves": False},
-            "directory": "/work",
-            "cwd": "/work",
+            "directory": "/somewhere",
+            "cwd": "/somewhere",
             "env": env,
             "grace_s": grace,
         }
@@ -146,7 +146,7 @@ def test_default_name_is_always_a_name(part: str) -> None:
             "roles": {"worker": 1},
             "name": name,
             "command": {"kind": "executable", "words": ["x"], "argv": ["/x"], "serves": False},
-            "directory": "/work",
-            "cwd": "/work",
+            "directory": "/somewhere",
+            "cwd": "/somewhere",
         }
     )
