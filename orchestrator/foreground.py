@@ -18,7 +18,7 @@ from orchestrator.view.choice import View
 from orchestrator.view.output import OutputClosed
 
 # Killing takes milliseconds; whoever is asked again this much later has not heard.
-_PATIENCE_S = 2.0
+PATIENCE_S = 2.0
 STOP_SIGNALS = {
     signal.SIGINT: StopReason.INTERRUPT,
     signal.SIGTERM: StopReason.TERMINATE,
@@ -63,7 +63,7 @@ class _Orders:
     def stop(self, reason: StopReason) -> None:
         """Pass an order on; _Unheard if the last one, to kill, had no effect for seconds."""
         now = time.monotonic()
-        if self.given > 1 and now > self._last + _PATIENCE_S:
+        if self.given > 1 and now > self._last + PATIENCE_S:
             raise _Unheard
         self._last = now if self.given < 2 else self._last
         self._link.stop(StopOrder(reason=reason, force=self.given > 0))

@@ -101,6 +101,7 @@ class Lifecycle:
         self.state = RunState()
         self.result: RunResult | None = None
         self._terms = terms
+        self._started_mono = started_mono
         self._timeout_at = None if terms.timeout_s is None else started_mono + terms.timeout_s
         self._overdue_at: float | None = None
         self._noticed_s: float | None = None
@@ -188,9 +189,8 @@ class Lifecycle:
 
     def _finish(self, mono: float) -> list[Action]:
         began = self.state.teardown_mono
-        self.result = _result(
-            self._terms, self.state, self._noticed_s, None if began is None else mono - began
-        )
+        result = _result(self._terms, self.state, self._noticed_s, None if began is None else mono - began)
+        self.result = result.model_copy(update={"took_s": mono - self._started_mono})
         self._overdue_at = None
         return [Finish(self.result)]
 

@@ -57,7 +57,8 @@ class TaskEnd(_Document):
 
 
 class RunResult(_Document):
-    """result.json. `detection_s` is from a task's exit to orch's knowing, `teardown_s` from there to nothing left."""
+    """result.json. `detection_s` is from a task's exit to orch's knowing, `teardown_s` from there to nothing left,
+    `took_s` from the run's start to that; seconds."""
 
     schema_version: Literal[1] = 1
     run_id: str
@@ -68,6 +69,7 @@ class RunResult(_Document):
     first_failure: FirstFailure | None
     detection_s: float | None
     teardown_s: float | None
+    took_s: float | None = None
     tasks: tuple[TaskEnd, ...]
     checkpoint_dir: str | None = None
 

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from orchestrator.result import Cause, FirstFailure, RunResult, TaskEnd, exit_text
 from orchestrator.runs.log_text import one_line
-from orchestrator.view.amounts import short_duration
+from orchestrator.view.amounts import duration, short_duration
 from orchestrator.view.columns import Cell, fit
 from orchestrator.view.palette import BOLD, CYAN, DIM, GREEN, RED, YELLOW, task_colour
 
@@ -35,7 +35,8 @@ def _report(result: RunResult) -> Iterator[Line]:
         yield [Cell(f"last lines of {first.task}:", (DIM,))]
         for text in first.lines:
             yield [Cell("  │ ", (task_colour(first.task),)), Cell(one_line(text))]
-    yield [Cell("orch: "), Cell(f"{result.run_id} {word}", sgr), Cell(_timing(result))]
+    after = "" if result.took_s is None else f" after {duration(result.took_s)}"
+    yield [Cell("orch: "), Cell(f"{result.run_id} {word}", sgr), Cell(f"{after}{_timing(result)}")]
     if first is not None:
         yield from _peers(result.tasks, first, result.cause)
         yield _labelled("log", Cell(first.log))

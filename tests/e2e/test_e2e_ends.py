@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 
 import pytest
 from orch_command import Orch, Started
 from waiting import lives, until, until_gone
+
+from orchestrator.foreground import PATIENCE_S
 
 # Says that it is there, and ends in order when told to.
 _ORDERLY = """
@@ -233,3 +236,34 @@ def test_a_directorys_name_may_live_twice(orch: Orch) -> None:
     assert orch.status()["run"]["id"] == ids[0], "the newest live run"
     assert orch("down").code == 0
     assert first.finish().code == 143
+
+
+def test_an_explicit_name_is_taken_by_an_unnamed_run_too(orch: Orch) -> None:
+    """Two runs of the directory's name; the one that was first ends, the other still has that name."""
+    first = _up(orch, *_SLEEPER)
+    second = _up(orch, *_SLEEPER)
+    first.signal(signal.SIGTERM)
+    assert first.finish().code == 143
+    refused = orch("up", "--name", orch.directory.name, "--", "true")
+    assert refused.code == 4 and "--replace" in refused.err
+    second.signal(signal.SIGTERM)
+    assert second.finish().code == 143
+
+
+def test_a_supervisor_that_does_not_answer_can_be_left(orch: Orch) -> None:
+    """Stopped by SIGSTOP it takes no orders: after two signals and a while one more leaves it, and says how."""
+    client = _up(orch, *_SLEEPER)
+    pid = json.loads((orch.run_dir() / "run.json").read_text())["supervisor_pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        client.signal(signal.SIGINT)
+        client.signal(signal.SIGINT)
+        patient_until = time.monotonic() + PATIENCE_S + 0.5
+        until(lambda: time.monotonic() > patient_until)
+        client.signal(signal.SIGINT)
+        until(lambda: client.ended)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    done = client.finish()
+    assert done.code == 125 and f"kill -CONT {pid}" in done.err
+    assert orch.result()["outcome"] == "stopped"

@@ -149,3 +149,16 @@ def test_a_run_of_another_boot_left_nothing(stores: ExitStack) -> None:
     with leftover(lost.paths.run_id) as strangers:
         assert catalog.sweep_lost_runs() == []
         assert lives(strangers)
+
+
+def test_what_was_never_shown_is_removed_when_old_and_nobodys(stores: ExitStack) -> None:
+    young = runs_dir() / ".young-run.new"
+    old = runs_dir() / ".old-run.new"
+    born = stores.enter_context(closing(RunStore.create("held-run", None, None)))
+    held = born.paths.root.with_name(".held-run.new")
+    for hidden in (young, old):
+        (hidden / "logs").mkdir(parents=True)
+    for hidden in (old, held):
+        os.utime(hidden, (0, 0))
+    catalog.remove_unborn_runs()
+    assert (young.exists(), old.exists(), held.exists()) == (True, False, True)
