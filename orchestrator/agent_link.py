@@ -100,10 +100,6 @@ class Empty(_Message):
     swept: int
 
 
-class Pong(_Message):
-    type: Literal["pong"]
-
-
 AgentMessage = (
     Hello
     | Held
@@ -115,7 +111,6 @@ AgentMessage = (
     | Sampled
     | Exited
     | Empty
-    | Pong
 )
 _ADAPTER: TypeAdapter[AgentMessage] = TypeAdapter(Annotated[AgentMessage, Field(discriminator="type")])
 

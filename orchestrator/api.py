@@ -152,7 +152,9 @@ def make_room(up: UpRequest) -> list[tuple[str, int]]:
     swept = tidy()
     if up.display.replace:
         for run in catalog.live_runs(up.spec.name):
-            stop_run(run, force=False)
+            # A name that only its directory gave it does not reach into another directory of that name.
+            if up.spec.name_is_explicit or run.record.directory == str(up.spec.directory):
+                stop_run(run, force=False)
     return swept
 
 

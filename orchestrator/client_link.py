@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from orchestrator import errors
 from orchestrator.control import StopOrder
 from orchestrator.errors import EngineError, ExitCode, OrchError
+from orchestrator.isolation import isolated
 from orchestrator.spec import JobSpec
 
 _READ_BYTES = 1 << 16
@@ -42,8 +42,7 @@ class Supervised:
 
     def __init__(self, request: Request) -> None:
         self._stream, its = socket.socketpair()
-        # -I: nothing in the user's directory or PYTHONPATH may stand in for orch's own modules.
-        argv = [sys.executable, "-I", "-m", "orchestrator.supervisor_process", str(its.fileno())]
+        argv = isolated("orchestrator.supervisor_process", str(its.fileno()))
         try:
             self._process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, pass_fds=(its.fileno(),), start_new_session=True

@@ -12,6 +12,7 @@ from orchestrator.spec import JobSpec, mask_secrets
 _FIRST_PLACEHOLDER_PORT = 10001
 _LOCAL_HOST = "127.0.0.1"
 _FIRST_ATTEMPT = 1
+_ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t"}
 
 
 def placeholder_plan(spec: JobSpec, layout: RunLayout, environ: Mapping[str, str]) -> RunPlan:
@@ -69,7 +70,22 @@ def _task_lines(task: TaskPlan) -> list[str]:
     env = mask_secrets(task.env)
     return [
         f"{task.task}  {task.address} (placeholder port)",
-        f"  argv  {shlex.join(task.argv)}",
+        f"  argv  {' '.join(_word(word) for word in task.argv)}",
         f"  log   {task.log}",
-        *(f"  env   {name}={shlex.quote(value)}" for name, value in env.items()),
+        *(f"  env   {name}={_word(value)}" for name, value in env.items()),
     ]
+
+
+def _word(text: str) -> str:
+    """A word as a shell takes it; with control characters as bash, ksh and zsh do: $'...'."""
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + "".join(_escaped(character) for character in text) + "'"
+
+
+def _escaped(character: str) -> str:
+    if character in _ESCAPES:
+        return _ESCAPES[character]
+    if character.isprintable():
+        return character
+    return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))

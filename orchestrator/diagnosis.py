@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal as signals
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from orchestrator.events import Symptom, SymptomKind
@@ -16,15 +17,26 @@ _MAX_LINE = 400
 _STOPPED_LETTERS = frozenset("Tt")
 
 # What TensorFlow (measured with 2.21) prints in a task that lost a peer. None of these names the culprit rightly.
-_COLLATERAL = re.compile(
-    r"Socket closed|Connection reset by peer|Connection refused|failed to connect to all addresses"
-    r"|UNAVAILABLE|UnavailableError|unhealthy \(stopped sending heartbeats\)|stopped sending heartbeats"
+_PEER_LOST = re.compile(
+    r"Socket closed|failed to connect to all addresses|UNAVAILABLE|\bUnavailableError"
+    r"|unhealthy \(stopped sending heartbeats\)|stopped sending heartbeats"
     r"|The tasks have crashed|CoordinationServiceError|coordination service|Coordination service"
-    r"|Collective ops is aborted|recv_tensor|RecvBufResponse|AbortedError|Broken pipe|BrokenPipeError"
-    r"|ConnectionResetError|ConnectionRefusedError|Connection timed out|EOFError|peer.*(?:closed|gone|lost)",
+    r"|Collective ops is aborted|recv_tensor|RecvBufResponse|\bAbortedError",
 )
-_TRACEBACK = re.compile(r"^Traceback \(most recent call last\):", re.MULTILINE)
-_EXCEPTION = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?:: .*)?$")
+# What a database or a file may say as well: these mean a peer only where TensorFlow's own code met them.
+_CONNECTION_LOST = re.compile(
+    r"Connection reset by peer|Connection refused|Connection timed out|Broken pipe|BrokenPipeError"
+    r"|Connection\w*Error|EOFError|peer.*(?:closed|gone|lost)",
+)
+_TENSORFLOW = re.compile(r"tensorflow|\bgrpc|/tsl/", re.IGNORECASE)
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\):")
+_GROUP = re.compile(r"  \+ Exception Group Traceback \(most recent call last\):")
+_GUTTER = re.compile(r"^ +[|+] ")
+# A class made in a function is called __main__.function.<locals>.Name.
+_EXCEPTION = re.compile(r"^[A-Za-z_](?:[\w.]|<locals>)*(?:: .*)?$")
+_GROUP_HEAD = re.compile(r"\(\d+ sub-exceptions?\)$")
+# An interpreter on its way out may say this many lines more; one that goes on had handled the exception.
+_LINES_AFTER = 5
 _CONTROL = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 )
@@ -105,31 +117,68 @@ def read_symptom(tail: str) -> Symptom:
     lines = [_CONTROL.sub("", line.rpartition("\r")[2] or line)[:_MAX_LINE] for line in tail.split("\n")]
     while lines and not lines[-1].strip():
         lines.pop()
-    exception = _last_exception(lines)
+    raised = _last_raised(lines)
     return Symptom(
-        kind=_kind(tail, exception),
-        exception=exception,
+        kind=_kind(tail, raised),
+        exception=raised.line if raised else None,
         advice=next((s.advice for s in SIGNATURES if s.pattern.search(tail)), None),
         lines=tuple(lines[-TAIL_LINES:]),
     )
 
 
-def _kind(tail: str, exception: str | None) -> SymptomKind:
-    if exception is not None:
-        return SymptomKind.COLLATERAL if _COLLATERAL.search(exception) else SymptomKind.OWN
+@dataclass(frozen=True)
+class _Raised:
+    """The exception that ends a log: its `SomeError: message` line, what was raised, and by which code."""
+
+    line: str
+    leaves: tuple[str, ...]
+    traceback: str
+
+
+def _kind(tail: str, raised: _Raised | None) -> SymptomKind:
+    if raised is not None:
+        lost = all(_tells_of_a_lost_peer(leaf, raised.traceback) for leaf in raised.leaves)
+        return SymptomKind.COLLATERAL if lost else SymptomKind.OWN
     # Without a traceback only the end counts: a warning about a peer an hour ago says nothing.
-    return SymptomKind.COLLATERAL if _COLLATERAL.search(tail[-4096:]) else SymptomKind.UNKNOWN
+    end = tail[-4096:]
+    return SymptomKind.COLLATERAL if _tells_of_a_lost_peer(end, end) else SymptomKind.UNKNOWN
 
 
-def _last_exception(lines: list[str]) -> str | None:
-    """The `SomeError: message` line that ends the last traceback, if there is one."""
-    start = max((i for i, line in enumerate(lines) if _TRACEBACK.match(line)), default=None)
-    if start is None:
+def _tells_of_a_lost_peer(text: str, source: str) -> bool:
+    if _PEER_LOST.search(text):
+        return True
+    return bool(_CONNECTION_LOST.search(text) and (_TENSORFLOW.search(text) or _TENSORFLOW.search(source)))
+
+
+def _last_raised(lines: list[str]) -> _Raised | None:
+    """What the last traceback tells, if the log ends with it."""
+    heads = [i for i, line in enumerate(lines) if _TRACEBACK.match(line) or _GROUP.match(line)]
+    if not heads:
         return None
-    for line in lines[start + 1 :]:
-        if line and not line[0].isspace() and _EXCEPTION.match(line):
-            return line.strip()
-    return None
+    block = lines[heads[-1] :]
+    in_group = bool(_GROUP.match(block[0]))
+    # An exception group is drawn with a gutter, "  | ", deeper by two for what it holds.
+    texts = [line.removeprefix("  | ") for line in block] if in_group else block
+    end = next((i for i, text in enumerate(texts) if i and _EXCEPTION.match(text)), None)
+    if end is None or _goes_on(block[end + 1 :]):
+        return None
+    line = texts[end].strip()
+    leaves = tuple(_leaves(block[end + 1 :])) if in_group else ()
+    return _Raised(line=line, leaves=leaves or (line,), traceback="\n".join(block[:end]))
+
+
+def _leaves(block: list[str]) -> Iterator[str]:
+    """The exceptions in a group, groups within it left out."""
+    for line in block:
+        text = _GUTTER.sub("", line)
+        is_other = _TRACEBACK.match(text) or _GROUP_HEAD.search(text)
+        if text != line and _EXCEPTION.match(text) and not is_other:
+            yield text
+
+
+def _goes_on(after: list[str]) -> bool:
+    """Whether more follows than the exception's own notes, which are indented, and an interpreter's last words."""
+    return sum(1 for line in after if line.strip() and not line[0].isspace()) > _LINES_AFTER
 
 
 def find_cause(state: RunState, first: TaskState) -> Cause:
@@ -146,11 +195,11 @@ def find_cause(state: RunState, first: TaskState) -> Cause:
         if left is not None:
             text = "left early: it exited with 0 while its peers still trained"
             return Cause(task=left.name, kind=CauseKind.LEFT_EARLY, text=text)
-        own = _own_failure(state, first)
+        own = _own_failure(first)
         if own is not None:
             # How it exited may be orch's doing by then; what it raised is not.
-            text = (own.symptom and own.symptom.exception) or _how(own)
-            return Cause(task=own.name, kind=CauseKind.EXITED, text=text)
+            task, exception = own
+            return Cause(task=task, kind=CauseKind.EXITED, text=exception)
     return Cause(task=first.name, kind=CauseKind.EXITED, text=_how(first))
 
 
@@ -167,21 +216,13 @@ def _left_early(state: RunState, first: TaskState) -> TaskState | None:
     return min(gone, key=lambda task: task.exit_order or 0, default=None)
 
 
-def _own_failure(state: RunState, first: TaskState) -> TaskState | None:
-    """A task with an exception of its own that took longer to exit than the peer that lost it."""
-    own = [
-        task
-        for task in state.tasks.values()
-        if task.name != first.name and task.exit_code != 0 and _raised(task.symptom)
-    ]
-    return min(own, key=lambda task: task.exit_order or 0, default=None)
-
-
-def _raised(symptom: Symptom | None) -> bool:
-    """An exception of its own; the one that a stop raises in Python code is none."""
-    if symptom is None or symptom.kind is not SymptomKind.OWN:
-        return False
-    return not (symptom.exception or "").startswith(("KeyboardInterrupt", "SystemExit"))
+def _own_failure(first: TaskState) -> tuple[str, str] | None:
+    """(task, exception) of one that had raised it already when the first exited, and took longer to exit."""
+    for task, symptom in first.peer_symptoms.items():
+        # Somebody else's Ctrl-C or sys.exit() is none.
+        if symptom.exception and not symptom.exception.startswith(("KeyboardInterrupt", "SystemExit")):
+            return task, symptom.exception
+    return None
 
 
 def _how(task: TaskState) -> str:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection
 
 from orchestrator.client_link import Supervised
-from orchestrator.control import StopOrder
+from orchestrator.control import StopOrder, request
 from orchestrator.errors import EngineError
 from orchestrator.events import StopReason
 from orchestrator.follow import Follower
@@ -25,6 +25,8 @@ STOP_SIGNALS = {
     signal.SIGHUP: StopReason.HANGUP,
 }
 
+_INSISTENT = frozenset({StopReason.INTERRUPT, StopReason.TERMINATE})
+
 
 def follow_to_end(
     link: Supervised, run: RunView, view: View, tasks: Collection[str] | None, inbox: SignalInbox
@@ -34,7 +36,7 @@ def follow_to_end(
     First signal: an orderly stop; a second: kill at once; one more while only lines are left to show: leave them.
     """
     follower = Follower(run, view, tasks)
-    orders = _Orders(link, follower)
+    orders = _Orders(link, run, follower)
     try:
         _follow(link, follower, view, inbox, orders)
     except _Unheard as error:
@@ -54,21 +56,34 @@ class _Unheard(Exception):
 class _Orders:
     """What has been asked of the supervisor so far."""
 
-    def __init__(self, link: Supervised, follower: Follower) -> None:
-        self.given = 0
-        self._last = 0.0
+    def __init__(self, link: Supervised, run: RunView, follower: Follower) -> None:
         self._link = link
+        self._control = run.paths.control
         self._follower = follower
+        self._given = 0
+        self._insisted = 0
+        self._forced_mono = 0.0
 
     def stop(self, reason: StopReason) -> None:
-        """Pass an order on; _Unheard if the last one, to kill, had no effect for seconds."""
+        """Pass an order on. Only a user who asks again means at once: a terminal that closes sends SIGHUP and then
+        fails to take output, and in a pipeline Ctrl-C ends the reader, too. _Unheard if nobody takes orders."""
+        insistent = reason in _INSISTENT
+        if self._given and not insistent:
+            return
         now = time.monotonic()
-        if self.given > 1 and now > self._last + PATIENCE_S:
+        if self._insisted > 1 and now > self._forced_mono + PATIENCE_S and not self._is_heard(reason):
             raise _Unheard
-        self._last = now if self.given < 2 else self._last
-        self._link.stop(StopOrder(reason=reason, force=self.given > 0))
-        self.given += 1
-        self._follower.hint = "stopping; Ctrl-C again to kill" if self.given == 1 else "killing"
+        force = insistent and self._insisted > 0
+        self._link.stop(StopOrder(reason=reason, force=force))
+        if force and self._insisted == 1:
+            self._forced_mono = now
+        self._given += 1
+        self._insisted += insistent
+        self._follower.hint = "killing" if force else "stopping; Ctrl-C again to kill"
+
+    def _is_heard(self, reason: StopReason) -> bool:
+        """Whether the supervisor still answers; it may be busy for seconds with an agent that does not."""
+        return request(self._control, StopOrder(reason=reason, force=True))
 
 
 def _follow(link: Supervised, follower: Follower, view: View, inbox: SignalInbox, orders: _Orders) -> None:

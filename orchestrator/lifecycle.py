@@ -87,11 +87,18 @@ class SweepHost:
 
 
 @dataclass(frozen=True)
+class Happen:
+    """This follows from what happened, and is an event of its own: put it into the queue."""
+
+    event: Event
+
+
+@dataclass(frozen=True)
 class Finish:
     result: RunResult
 
 
-Action = StartTasks | TearDown | SweepHost | Finish
+Action = StartTasks | TearDown | SweepHost | Happen | Finish
 
 
 class Lifecycle:
@@ -170,14 +177,12 @@ class Lifecycle:
 
     def _deadline_reached(self, event: DeadlineReached) -> list[Action]:
         if event.deadline == RUN_TIMEOUT and self.state.teardown is None:
-            stop = StopRequested(at=event.at, mono=event.mono, reason=StopReason.TIMEOUT)
-            self.state = apply(self.state, stop)
-            return self._tear_down(TeardownReason.REQUEST, self._terms.grace_s)
+            self._timeout_at = None
+            return [Happen(StopRequested(at=event.at, mono=event.mono, reason=StopReason.TIMEOUT))]
         if event.deadline == TEARDOWN_OVERDUE and self._overdue_at is not None:
             self._overdue_at = None
             reason = "the agent did not end the tasks in time"
-            self.state = apply(self.state, AgentLost(at=event.at, mono=event.mono, reason=reason))
-            return [SweepHost()]
+            return [Happen(AgentLost(at=event.at, mono=event.mono, reason=reason))]
         return []
 
     def _tear_down(self, reason: TeardownReason, grace_s: float) -> list[Action]:

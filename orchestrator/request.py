@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from orchestrator.color import ColorMode
 from orchestrator.spec import JobSpec
 from orchestrator.tf_config import TaskRef
 
@@ -14,12 +15,6 @@ class WaitFor(StrEnum):
 
     READY = "ready"
     DONE = "done"
-
-
-class ColorMode(StrEnum):
-    AUTO = "auto"
-    ALWAYS = "always"
-    NEVER = "never"
 
 
 @dataclass(frozen=True)

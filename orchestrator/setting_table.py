@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from orchestrator.color import ColorMode
 from orchestrator.durations import check_duration, parse_duration
-from orchestrator.request import ColorMode, WaitFor
+from orchestrator.request import WaitFor
 from orchestrator.tf_config import TaskRef
 
 _WHOLE = re.compile(r"[+-]?\d{1,15}\Z", re.ASCII)

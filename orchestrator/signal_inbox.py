@@ -41,7 +41,10 @@ class SignalInbox:
 
     def wait(self, timeout_s: float, *others: int) -> None:
         """Until a signal comes, one of the `others` (descriptors) is readable, or the time is over."""
-        select.select([self._fd, *others], [], [], timeout_s)
+        poller = select.poll()  # select() ends at descriptor 1,023
+        for fd in (self._fd, *others):
+            poller.register(fd, select.POLLIN)
+        poller.poll(timeout_s * 1000)
         self.clear()
 
     def fileno(self) -> int:

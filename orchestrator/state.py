@@ -79,6 +79,7 @@ class TaskState:
     start_error: str | None = None
     peers_at_exit: dict[str, str] = field(default_factory=dict)
     symptom: Symptom | None = None
+    peer_symptoms: dict[str, Symptom] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     restarts: int = 0
 
@@ -157,12 +158,14 @@ def apply(state: RunState, event: Event) -> RunState:
         case StopRequested():
             return replace(state, stop=state.stop or event)
         case AgentLost():
-            return _agent_lost(state, event)
+            # The agent's tasks die with it.
+            return replace(_lose_the_rest(state, event.mono), agent_lost=state.agent_lost or event.reason)
         case Noticed():
             return replace(state, notices=(*state.notices, event.text))
         case RunEndedEvent():
+            ended = _lose_the_rest(state, event.mono)
             phase = RunPhase(event.outcome)
-            return replace(state, phase=phase, exit_code=event.exit_code, ended_mono=event.mono)
+            return replace(ended, phase=phase, exit_code=event.exit_code, ended_mono=event.mono)
         case TeardownEnded() | DeadlineReached() | LogTruncated():
             return state
         case _:
@@ -194,18 +197,19 @@ def _exited(state: RunState, event: TaskExited) -> TaskState:
         ended_mono=event.mono,
         peers_at_exit=event.peers,
         symptom=event.symptom,
+        peer_symptoms=event.peer_symptoms,
     )
 
 
-def _agent_lost(state: RunState, event: AgentLost) -> RunState:
-    """The agent's tasks die with it, and nobody sees how."""
+def _lose_the_rest(state: RunState, mono: float) -> RunState:
+    """Tasks whose end nobody saw and nobody will see; one that never started stays so."""
     tasks = {
         name: task
         if task.phase.is_end or task.phase is TaskPhase.PENDING
-        else replace(task, phase=TaskPhase.LOST, ended_mono=event.mono)
+        else replace(task, phase=TaskPhase.LOST, ended_mono=mono)
         for name, task in state.tasks.items()
     }
-    return replace(state, tasks=tasks, agent_lost=state.agent_lost or event.reason)
+    return replace(state, tasks=tasks)
 
 
 def _teardown(state: RunState, event: TeardownBegan) -> RunState:

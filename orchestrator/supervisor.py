@@ -7,13 +7,14 @@ the next event or deadline and never polls for exits.
 from __future__ import annotations
 
 import os
+import resource
 import selectors
 import signal
 import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol, TypedDict, assert_never
 
@@ -24,8 +25,8 @@ from orchestrator.agent_link import AgentLink, AgentMessage
 from orchestrator.client_link import ClientLink
 from orchestrator.control import ControlServer, StopOrder
 from orchestrator.engines.base import AgentTerms, Engine
-from orchestrator.events import Event, StopReason
-from orchestrator.lifecycle import Action, Finish, Lifecycle, StartTasks, SweepHost, TearDown, Terms
+from orchestrator.events import Event, StopReason, SymptomKind
+from orchestrator.lifecycle import Action, Finish, Happen, Lifecycle, StartTasks, SweepHost, TearDown, Terms
 from orchestrator.plan import RunPlan, planned_tasks
 from orchestrator.progress_throttle import ProgressThrottle
 from orchestrator.result import RunResult
@@ -90,6 +91,7 @@ class Supervisor:
             self._watch(control_server.fileno(), partial(self._accept_control, control_server))
             try:
                 self._start_agent()
+                _raise_file_limit()  # only now: the agent hands the user's own limit on to the tasks
                 while self._result is None:
                     self._turn()
             finally:
@@ -143,6 +145,8 @@ class Supervisor:
                 self._tear_down(action)
             case SweepHost():
                 self._sweep_host()
+            case Happen():
+                self._happened(action.event)
             case Finish():
                 self._finish(action.result)
             case _:
@@ -198,7 +202,8 @@ class Supervisor:
     def _read_signals(self, inbox: SignalInbox) -> None:
         inbox.clear()
         for _ in inbox.take():
-            self._stop(StopOrder(reason=StopReason.TERMINATE))
+            again = self._lifecycle.state.stop is not None
+            self._stop(StopOrder(reason=StopReason.TERMINATE, force=again))
 
     def _stop(self, order: StopOrder) -> None:
         self._happened(events.StopRequested(**_now(), reason=order.reason, force=order.force))
@@ -280,8 +285,6 @@ class Supervisor:
                 self._take_exit(message)
             case agent_link.Empty():
                 self._happened(events.TeardownEnded(**_now(), swept=message.swept))
-            case agent_link.Pong():
-                return
             case _:
                 assert_never(message)
 
@@ -306,8 +309,20 @@ class Supervisor:
             noticed_s=max(0.0, now["mono"] - message.mono),
             peers=message.peers,
             symptom=None if message.exit_code == 0 else self._last_words(message.task),
+            peer_symptoms=self._raised_by(message.peers) if self._is_first_failure(message) else {},
         )
         self._happened(exited)
+
+    def _is_first_failure(self, message: agent_link.Exited) -> bool:
+        if message.exit_code == 0 or self._lifecycle.state.teardown is not None:
+            return False
+        waiting = (event for event in self._queue if isinstance(event, events.TaskExited))
+        return all(event.exit_code == 0 for event in waiting)
+
+    def _raised_by(self, tasks: Iterable[str]) -> dict[str, events.Symptom]:
+        """Those with an exception of their own. Read before a teardown makes others raise something too."""
+        symptoms = {task: self._last_words(task) for task in tasks}
+        return {task: symptom for task, symptom in symptoms.items() if symptom.kind is SymptomKind.OWN}
 
     def _last_words(self, task: str) -> events.Symptom:
         return diagnosis.read_symptom(last_words(self._store.paths.task_log(task)))
@@ -341,6 +356,12 @@ class Supervisor:
     def _report_truncations(self) -> None:
         for task, lost in self._logs.take_truncations():
             self._happened(events.LogTruncated(**_now(), task=task, lost=lost))
+
+
+def _raise_file_limit() -> None:
+    """Room for a log a task."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class _Now(TypedDict):

@@ -11,16 +11,20 @@ import platform
 import socket
 import sys
 import time
+import traceback
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from orchestrator import engines
 from orchestrator.client_link import ClientLink
-from orchestrator.errors import NameTaken, OrchError
+from orchestrator.errors import EngineError, ExitCode, NameTaken, OrchError, UsageError
+from orchestrator.events import RunEndedEvent
 from orchestrator.lifecycle import Terms
 from orchestrator.plan import RunPlan, build_plan, hold_mode
+from orchestrator.result import Cause, CauseKind, RunResult
 from orchestrator.runs.catalog import live_runs
+from orchestrator.runs.leftovers import end_leftovers
 from orchestrator.runs.locks import Lock
 from orchestrator.runs.store import RunRecord, RunStore, boot_id, lock_name, make_private, new_run_id
 from orchestrator.spec import JobSpec
@@ -34,24 +38,57 @@ def main() -> int:
     stream = socket.socket(fileno=int(sys.argv[1]))
     stream.set_inheritable(False)
     client = ClientLink(stream)
-    request = client.read_request()
+    try:
+        request = client.read_request()
+    except EngineError:
+        return ExitCode.ORCH  # nobody is there to be told
     started_mono = time.monotonic()
     try:
         store = _create_run(request.spec, started_mono)
     except OrchError as error:
         client.refused(error)
         return error.exit_code
+    except OSError as error:
+        client.refused(UsageError(f"the run's files cannot be made: {error}"))
+        return ExitCode.USAGE
     _become_subreaper()
     _speak_to(store.paths.supervisor_log)
     client.created(store.paths.root)
+    terms = _terms(request.spec, store)
     try:
         planner = LocalPlanner(request.spec, store)
-        terms = _terms(request.spec, store)
         result = Supervisor(planner, terms, engines.engine("local"), store, client, request.detached).run()
+    except Exception as error:
+        traceback.print_exc()
+        result = _crashed(terms, store, error)
     finally:
         store.close()
         client.close()
     return result.exit_code
+
+
+def _crashed(terms: Terms, store: RunStore, error: Exception) -> RunResult:
+    """A fault of orch's own: nothing is left running, and what can be said of it is written down."""
+    end_leftovers(terms.run_id, below=os.getpid())
+    reason = f"{type(error).__name__}: {error}"
+    text = f"the supervisor could not go on ({reason}); see {store.paths.supervisor_log}"
+    result = RunResult(
+        run_id=terms.run_id,
+        outcome="failed",
+        exit_code=ExitCode.ORCH,
+        attempts=1,
+        cause=Cause(task=None, kind=CauseKind.ORCH, text=text),
+        first_failure=None,
+        detection_s=None,
+        teardown_s=None,
+        tasks=(),
+        checkpoint_dir=terms.checkpoint_dir,
+    )
+    store.append(
+        RunEndedEvent(at=time.time(), mono=time.monotonic(), outcome="failed", exit_code=ExitCode.ORCH)
+    )
+    store.write_result(result)
+    return result
 
 
 @dataclass(frozen=True)
@@ -75,6 +112,8 @@ class LocalPlanner:
 
 def _create_run(spec: JobSpec, started_mono: float) -> RunStore:
     name_lock = _take_name(spec)
+    if spec.checkpoint_dir is not None:
+        make_private(spec.checkpoint_dir)
     run_id = new_run_id(spec.name)
     store = RunStore.create(run_id, spec.log_dir, name_lock)
     checkpoint_dir = spec.checkpoint_dir or store.paths.checkpoints
@@ -92,7 +131,6 @@ def _create_run(spec: JobSpec, started_mono: float) -> RunStore:
         spec=spec.masked().model_dump(mode="json"),
     )
     store.publish(record)
-    make_private(checkpoint_dir)
     return store
 
 

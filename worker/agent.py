@@ -3,11 +3,11 @@
 Speaks JSON lines over stdin and stdout, each with the run's id; the other end is the supervisor, near or far:
 
     in:  hold {attempt, count, mode}   start {task, argv, env, cwd, log, port, serves}
-         stop {grace_s}                signal {task, signal}        ping
+         stop {grace_s}
     out: hello {host, pid, cores}      held {attempt, ports}        hold_failed {reason}
          started {task, pid, start_ticks}                           start_failed {task, exit_code, reason}
          listening {task}              progress {task, progress}    sample {mono, tasks}
-         exited {task, exit_code, signal, order, mono, peers}       empty {swept}           pong
+         exited {task, exit_code, signal, order, mono, peers}       empty {swept}
 
 End of file, SIGTERM, SIGINT or SIGHUP: end everything, then leave. One thread: PR_SET_PDEATHSIG watches the thread
 that forked. Runs under orch's interpreter; standard library and portpicker only, since it must never be slow.
@@ -26,12 +26,15 @@ from typing import Any
 
 from worker import task_process
 from worker.ports import HeldPorts, PortsExhausted
+from worker.processes import ProcessStat, all_processes, tree_state
 from worker.readiness import Readiness
 from worker.sampling import Sampler
 from worker.task_process import Command, StartFailed, TaskProcess
 from worker.teardown import Teardown
 
 _READ_BYTES = 1 << 16
+# More than a pipe can be made to hold without privileges: what is read of one at its task's end.
+_LAST_PROGRESS_BYTES = 1 << 20
 _STDIN, _STDOUT = 0, 1
 # Progress is forwarded at most this often a task; what comes in between is merged.
 _PROGRESS_INTERVAL_S = 0.1
@@ -58,6 +61,7 @@ class Agent:
         self._pending_progress: dict[str, dict[str, Any]] = {}
         self._progress_due = 0.0
         self._signal_fd = -1
+        self._processes: dict[int, ProcessStat] | None = None
 
     def run(self) -> None:
         """Serve until the stream ends and nothing is left."""
@@ -77,6 +81,7 @@ class Agent:
 
     def _turn(self) -> None:
         self._flush()
+        self._processes = None
         timeout = self._next_wake() - time.monotonic()
         # epoll hands out what became ready first first: exits arrive in their true order.
         for fd, _ in self._poller.poll(max(0.0, timeout), 1024):
@@ -161,12 +166,6 @@ class Agent:
                 self._start(message)
             case "stop":
                 self._begin_teardown(float(message["grace_s"]))
-            case "signal":
-                task = self._tasks.get(message["task"])
-                if task is not None:
-                    task.signal_group(int(message["signal"]))
-            case "ping":
-                self._send("pong")
 
     def _send(self, kind: str, **fields: object) -> None:
         if self._stream_open:
@@ -226,13 +225,16 @@ class Agent:
 
     def _exited(self, task: TaskProcess) -> None:
         mono = time.monotonic()
-        peers = {peer.name: peer.state_letter() for peer in self._tasks.values() if peer is not task}
-        self._read_progress(task)
+        peers = self._states_beside(task)
+        self._read_last_progress(task)
         self._forward_progress(mono, at_once=True)
         if self._teardown is not None and self._teardown.is_killing:
             # Its group must still be hit while its pid is surely its own.
             task.signal_group(signal.SIGKILL)
-        exit_code, number = task.reap()
+        status = task.reap()
+        if status is None:
+            return  # the event was of a descriptor that had this number before, in the same batch
+        exit_code, number = status
         self._forget(task)
         self._send(
             "exited",
@@ -244,6 +246,13 @@ class Agent:
             peers=peers,
         )
         self._exits += 1
+
+    def _states_beside(self, task: TaskProcess) -> dict[str, str]:
+        """The state letters of the other tasks; one look at /proc is enough for all exits of a turn."""
+        peers = [peer for peer in self._tasks.values() if peer is not task]
+        if peers and self._processes is None:
+            self._processes = all_processes()
+        return {peer.name: tree_state(peer.pid, self._processes or {}) for peer in peers}
 
     def _forget(self, task: TaskProcess) -> None:
         self._poller.unregister(task.pidfd)
@@ -294,22 +303,31 @@ class Agent:
         for sample in self._sampler.samples(now, list(self._tasks.values())):
             self._send("sample", mono=now, tasks=sample)
 
-    def _read_progress(self, task: TaskProcess) -> None:
-        while task.progress_fd >= 0:
-            try:
-                data = os.read(task.progress_fd, _READ_BYTES)
-            except BlockingIOError:
-                return
-            if not data:
-                self._poller.unregister(task.progress_fd)
-                os.close(task.progress_fd)
-                task.progress_fd = -1
-                return
-            *lines, rest = (task.progress_rest + data).split(b"\n")
-            # A task that never ends its line would otherwise grow this agent.
-            task.progress_rest = rest[-_READ_BYTES:]
-            for line in lines:
-                self._take_progress(task, line)
+    def _read_last_progress(self, task: TaskProcess) -> None:
+        """All that its pipe holds, but not for ever: what is left of its group may still write."""
+        left = _LAST_PROGRESS_BYTES
+        while left > 0 and (taken := self._read_progress(task)):
+            left -= taken
+
+    def _read_progress(self, task: TaskProcess) -> int:
+        """One read, so that a task that never stops writing starves nobody; how many bytes there were."""
+        if task.progress_fd < 0:
+            return 0
+        try:
+            data = os.read(task.progress_fd, _READ_BYTES)
+        except BlockingIOError:
+            return 0
+        if not data:
+            self._poller.unregister(task.progress_fd)
+            os.close(task.progress_fd)
+            task.progress_fd = -1
+            return 0
+        *lines, rest = (task.progress_rest + data).split(b"\n")
+        # A task that never ends its line would otherwise grow this agent.
+        task.progress_rest = rest[-_READ_BYTES:]
+        for line in lines:
+            self._take_progress(task, line)
+        return len(data)
 
     def _take_progress(self, task: TaskProcess, line: bytes) -> None:
         try:

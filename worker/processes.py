@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ZOMBIE, DEAD = "Z", "X"
+STOPPED = frozenset("Tt")  # by a signal, by a tracer
 _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -30,10 +31,10 @@ class ProcessStat:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """None when there is no such process (any more)."""
+    """None when there is no such process (any more), or it is another user's and /proc hides those (hidepid)."""
     try:
         data = (_PROC / str(pid) / "stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     # The command name stands in parentheses and may itself hold any byte, ')' and spaces included.
     fields = data[data.rindex(b")") + 2 :].split()
@@ -64,6 +65,16 @@ def descendants(root: int, processes: dict[int, ProcessStat]) -> list[ProcessSta
             if not child.is_gone:
                 found.append(child)
     return found
+
+
+def tree_state(root: int, processes: dict[int, ProcessStat]) -> str:
+    """The state letter of `root`, or of one below it that is stopped; "X" when it is not there.
+
+    A command run through a shell works below it: the shell only waits, whatever has become of the work.
+    """
+    below = (stat.state for stat in descendants(root, processes))
+    own = processes[root].state if root in processes else DEAD
+    return next((state for state in (own, *below) if state in STOPPED), own)
 
 
 def send_signal(stat: ProcessStat, number: int) -> bool:

@@ -54,10 +54,6 @@ class TaskProcess:
     progress_rest: bytes = b""
     is_ready: bool = False
 
-    def state_letter(self) -> str:
-        stat = read_stat(self.pid)
-        return "X" if stat is None else stat.state
-
     def signal_group(self, number: int) -> None:
         """To the whole group. Safe while the leader has not been reaped: until then its pid is nobody else's."""
         try:
@@ -65,11 +61,11 @@ class TaskProcess:
         except (ProcessLookupError, PermissionError):
             return
 
-    def reap(self) -> tuple[int | None, int | None]:
-        """(exit code, signal) of the leader, which must have exited; one of them is None."""
-        info = os.waitid(os.P_PID, self.pid, os.WEXITED)
+    def reap(self) -> tuple[int | None, int | None] | None:
+        """(exit code, signal) of the leader, one of them None; None when it has not exited."""
+        info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG)
         if info is None:
-            raise RuntimeError(f"{self.name} (pid {self.pid}) has not exited")
+            return None
         if info.si_code == os.CLD_EXITED:
             return info.si_status, None
         return None, info.si_status

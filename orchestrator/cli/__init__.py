@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-from orchestrator.cli.app import main
 
-__all__ = ["main"]
+def main() -> int:
+    """Run the command line; its exit code. Ctrl-C while it is still being imported is no traceback either."""
+    try:
+        from orchestrator.cli.app import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        return 130

@@ -20,7 +20,7 @@ from orchestrator.runs.log_query import LogQuery, query_blocks, query_lines, que
 from orchestrator.runs.reader import RunView
 from orchestrator.signal_inbox import SignalInbox
 from orchestrator.tf_config import TaskRef
-from orchestrator.view.choice import ColorChoice, wants_colour
+from orchestrator.view.choice import wants_colour
 from orchestrator.view.output import Output
 from orchestrator.view.plain import LineStyle, format_block
 
@@ -45,9 +45,12 @@ class LogRequest:
 
 
 def show_logs(request: LogRequest, screen: Screen) -> int:
+    if request.raw and screen.json:
+        raise UsageError("--raw is the tasks' bytes and --json is lines: give one of them")
     sweep()
     run, task_words = _run_and_tasks(request.words)
-    run.refresh()
+    if task_words:
+        run.refresh()  # only to know which tasks there are
     query = LogQuery(
         tasks=chosen_tasks(run, task_words, "TASK"),
         lines=_line_filter(request),
@@ -130,7 +133,7 @@ def _pieces(
         for lines in query_lines(logs, query, is_over):
             yield "".join(json.dumps(line._asdict()) + "\n" for line in lines).encode()
     else:
-        colour = wants_colour(ColorChoice(color_mode(screen).value), out.fileno(), os.environ)
+        colour = wants_colour(color_mode(screen), out.fileno(), os.environ)
         style = LineStyle(not request.no_prefix, request.timestamps, colour)
         for blocks in query_blocks(logs, query, is_over):
             yield b"".join([format_block(block, style) for block in blocks if not block.lost])

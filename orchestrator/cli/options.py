@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from orchestrator.cli.completion import run_words
+from orchestrator.color import ColorMode
 from orchestrator.errors import UsageError
-
-if TYPE_CHECKING:
-    from orchestrator.request import ColorMode
 
 JsonOut = Annotated[bool, typer.Option("--json", help="One JSON document (or JSON lines) on stdout.")]
 Color = Annotated[
@@ -57,8 +55,6 @@ def screen_of(
 
 def color_mode(screen: Screen) -> ColorMode:
     """--color, else ORCH_COLOR, else auto."""
-    from orchestrator.request import ColorMode  # late: pydantic is most of what `orch --help` would wait for
-
     word = screen.color or ("" if os.environ.get("ORCH_RUN_ID") else os.environ.get("ORCH_COLOR", ""))
     if not word:
         return ColorMode.AUTO

@@ -17,7 +17,7 @@ from orchestrator.follow import Follower
 from orchestrator.runs.log_seek import position_of_tail
 from orchestrator.runs.reader import RunView
 from orchestrator.signal_inbox import SignalInbox
-from orchestrator.view.choice import ColorChoice, View, open_view, wants_colour
+from orchestrator.view.choice import View, open_view, wants_colour
 from orchestrator.view.output import Output
 from orchestrator.view.plain import LineStyle
 
@@ -38,7 +38,7 @@ def attach_to(
     run.view.refresh()
     chosen = chosen_tasks(run.view, tasks.split(",") if tasks else [], "--tasks")
     out = Output(_STDOUT)
-    colour = wants_colour(ColorChoice(color_mode(screen).value), out.fileno(), os.environ)
+    colour = wants_colour(color_mode(screen), out.fileno(), os.environ)
     view = open_view(out, Output(_STDERR), LineStyle(not no_prefix, timestamps, colour), os.environ)
     position = position_of_tail(run.view.paths.logs, chosen, _LINES_BEFORE)
     follower = Follower(run.view, view, chosen, position)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,6 +47,8 @@ CheckpointDir = Annotated[
 LogDir = Annotated[
     str | None, typer.Option("--log-dir", metavar="DIR", help="Where the run's directory goes.")
 ]
+# Parameters of a verb that orch.toml and the environment have no say in.
+_NO_SETTINGS = frozenset(("context", "dry_run", "json", "color", "quiet", "verbose"))
 
 
 def up(
@@ -89,26 +92,9 @@ def up(
     Every option can stand in orch.toml (workers = 4) or in the environment (ORCH_WORKERS=4), too. Ctrl-C stops the
     run, a second one kills it. Exit code: 0, the first failing task's own, or 130, 143, 124, 125.
     """
+    flags = _flags(locals())
     screen = screen_of(context, json, color, quiet, verbose)
-    flags = {
-        "workers": workers,
-        "name": name,
-        "detach": detach or None,
-        "wait": wait,
-        "timeout": timeout,
-        "grace": grace,
-        "failure_grace": failure_grace,
-        "env": env,
-        "cwd": cwd,
-        "checkpoint_dir": checkpoint_dir,
-        "log_dir": log_dir,
-        "tasks": tasks,
-        "timestamps": timestamps or None,
-        "no_prefix": no_prefix or None,
-        "replace": replace or None,
-        "color": screen.color,
-        "command": command,
-    }
+    flags["color"] = screen.color
     if dry_run:
         return _show_plan(flags, screen)
     if _asks_for_help(command):
@@ -136,19 +122,14 @@ def config(
     verbose: Verbose = False,
 ) -> int:
     """Show what `orch up` would start: each task's argv, env and TF_CONFIG, with placeholder ports."""
-    flags = {
-        "workers": workers,
-        "name": name,
-        "timeout": timeout,
-        "grace": grace,
-        "failure_grace": failure_grace,
-        "env": env,
-        "cwd": cwd,
-        "checkpoint_dir": checkpoint_dir,
-        "log_dir": log_dir,
-        "command": command,
-    }
+    flags = _flags(locals())
     return _show_plan(flags, screen_of(context, json, color, quiet, verbose))
+
+
+def _flags(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a verb's parameters those that are settings, None where not given: the other sources may say then."""
+    given = {name: value for name, value in parameters.items() if name not in _NO_SETTINGS}
+    return {name: None if value is False else value for name, value in given.items()}
 
 
 def _asks_for_help(command: list[str] | None) -> bool:
@@ -161,6 +142,7 @@ def _show_plan(flags: dict[str, Any], screen: Screen) -> int:
     from orchestrator.cli.words import print_json, print_lines, say
     from orchestrator.config_document import config_document, config_lines, placeholder_plan
     from orchestrator.runs.paths import RunPaths, runs_dir
+    from orchestrator.view.safe_text import safe
 
     request = settings.load(flags, os.environ, Path.cwd())
     preflight.check(request.spec)
@@ -171,5 +153,5 @@ def _show_plan(flags: dict[str, Any], screen: Screen) -> int:
     else:
         for notice in request.notices:
             say(notice)
-        print_lines(config_lines(request.spec, plan))
+        print_lines(safe(line) for line in config_lines(request.spec, plan))
     return 0

@@ -19,7 +19,7 @@ from orchestrator.foreground import STOP_SIGNALS, follow_to_end
 from orchestrator.request import UpRequest, WaitFor
 from orchestrator.result import RunResult
 from orchestrator.signal_inbox import SignalInbox
-from orchestrator.view.choice import ColorChoice, View, open_view, wants_colour
+from orchestrator.view.choice import View, open_view, wants_colour
 from orchestrator.view.output import Output
 from orchestrator.view.plain import LineStyle
 from orchestrator.view.terminal import TerminalView
@@ -61,11 +61,10 @@ def _in_the_foreground(request: UpRequest, screen: Screen) -> RunResult:
 
 def _view(request: UpRequest, screen: Screen, out: Output) -> View:
     display = request.display
-    choice = ColorChoice(display.color.value)
     style = LineStyle(
         prefix=not display.no_prefix,
         timestamps=display.timestamps,
-        colour=wants_colour(choice, out.fileno(), os.environ),
+        colour=wants_colour(display.color, out.fileno(), os.environ),
     )
     return open_view(out, Output(_STDERR), style, os.environ, footer=not screen.quiet)
 

@@ -8,17 +8,18 @@ import sys
 from collections.abc import Iterable, Mapping
 
 from orchestrator.cli.options import Screen, color_mode
+from orchestrator.view.safe_text import safe_lines
 
 _STDOUT, _STDERR = 1, 2
 
 
 def say(text: str) -> None:
-    """A sentence of orch's, on stderr."""
-    say_line(f"orch: {text}")
+    """A sentence of orch's, on stderr; what it quotes cannot steer the terminal."""
+    say_line(f"orch: {safe_lines(text)}")
 
 
 def say_line(text: str) -> None:
-    """A line on stderr as it stands; a stderr that is closed hears nothing."""
+    """A line on stderr as it stands, colours and all; a stderr that is closed hears nothing."""
     try:
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
@@ -38,9 +39,9 @@ def print_json(document: Mapping[str, object]) -> None:
 
 
 def colour_on(screen: Screen, fd: int) -> bool:
-    from orchestrator.view.choice import ColorChoice, wants_colour
+    from orchestrator.view.choice import wants_colour
 
-    return wants_colour(ColorChoice(color_mode(screen).value), fd, os.environ)
+    return wants_colour(color_mode(screen), fd, os.environ)
 
 
 def width_of(fd: int) -> int | None:

@@ -6,10 +6,10 @@ import os
 import select
 import socket
 import subprocess
-import sys
 
 from orchestrator.engines.base import AgentTerms
 from orchestrator.errors import EngineError
+from orchestrator.isolation import isolated
 
 _BUFFER_BYTES = 1 << 20
 
@@ -25,9 +25,9 @@ class LocalEngine:
         # Many tasks' worth of messages fit, so that neither side waits for the other in a burst.
         for end in (ours, its):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-        # -I: neither the user's directory nor PYTHONPATH may change what the agent imports.
-        argv = [sys.executable, "-I", "-m", "worker.agent", "--run-id", terms.run_id]
-        argv += ["--failure-grace", str(terms.failure_grace_s)]
+        argv = isolated(
+            "worker.agent", "--run-id", terms.run_id, "--failure-grace", str(terms.failure_grace_s)
+        )
         log = os.open(terms.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self._agent = subprocess.Popen(
@@ -47,7 +47,9 @@ class LocalEngine:
         # Popen.wait with a time-out looks every so often; a pidfd tells at once.
         pidfd = os.pidfd_open(self._agent.pid)
         try:
-            gone = bool(select.select([pidfd], [], [], timeout_s)[0])
+            poller = select.poll()
+            poller.register(pidfd, select.POLLIN)
+            gone = bool(poller.poll(timeout_s * 1000))
         finally:
             os.close(pidfd)
         if gone:

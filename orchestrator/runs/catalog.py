@@ -45,10 +45,17 @@ def find_run(wanted: str | None, directory: Path) -> RunView:
     for match in (
         [run for run in runs if run.record.id == wanted],
         [run for run in runs if run.record.name == wanted],
-        [run for run in runs if run.record.id.startswith(wanted)],
     ):
         if match:
             return _newest(match)
+    begun = [run for run in runs if run.record.id.startswith(wanted)]
+    if len(begun) > 1:
+        some = ", ".join(run.record.id for run in begun[-3:])
+        raise NoSuchRun(
+            f"{wanted!r} begins the ids of {len(begun)} runs ({some} ...): write more of the one you mean"
+        )
+    if begun:
+        return begun[0]
     raise NoSuchRun(f"no run {wanted!r}; `orch ls --all` lists them")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 
 import psutil
 
@@ -35,11 +36,30 @@ def end_leftovers(run_id: str, below: int | None = None) -> int:
 
 
 def _leftovers(run_id: str, below: int | None) -> list[psutil.Process]:
-    spared = {os.getpid(), *(process.pid for process in psutil.Process().parents())}
-    found = {process.pid: process for process in psutil.process_iter() if _is_of(process, run_id)}
-    if below is not None:
-        found |= {child.pid: child for child in psutil.Process(below).children(recursive=True)}
-    return [process for pid, process in found.items() if pid not in spared and _lives(process)]
+    processes = {process.pid: process for process in psutil.process_iter()}
+    # Not psutil's parents() and children(): they fail where /proc hides other users' processes (hidepid).
+    parents = {pid: _parent(process) for pid, process in processes.items()}
+    spared = {os.getpid(), *_above(os.getpid(), parents)}
+    found = [pid for pid, process in processes.items() if _is_of(process, run_id) or below in _above(pid, parents)]
+    return [processes[pid] for pid in found if pid not in spared and _lives(processes[pid])]
+
+
+def _parent(process: psutil.Process) -> int | None:
+    try:
+        return int(process.ppid())
+    except psutil.Error:
+        return None
+
+
+def _above(pid: int, parents: Mapping[int, int | None]) -> list[int]:
+    """Its ancestors as far as they can be seen, the nearest first."""
+    found: list[int] = []
+    above = parents.get(pid)
+    # Not read in one moment: a pid used again meanwhile could close a circle.
+    while above and above not in found:
+        found.append(above)
+        above = parents.get(above)
+    return found
 
 
 def _is_of(process: psutil.Process, run_id: str) -> bool:

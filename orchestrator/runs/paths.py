@@ -7,13 +7,18 @@ from pathlib import Path
 
 import platformdirs
 
+from orchestrator.errors import UsageError
+
 PRIVATE_DIR = 0o700
 PRIVATE_FILE = 0o600
 
 
 def state_dir() -> Path:
     """`${XDG_STATE_HOME:-~/.local/state}/orch`."""
-    return platformdirs.user_state_path("orch", appauthor=False)
+    try:
+        return platformdirs.user_state_path("orch", appauthor=False)
+    except RuntimeError as error:
+        raise UsageError("there is no home directory to keep state in: set HOME or XDG_STATE_HOME") from error
 
 
 def runs_dir() -> Path:

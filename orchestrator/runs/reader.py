@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from orchestrator.events import Event, parse_event
+from orchestrator.events import Event, TaskProgressed, parse_event
 from orchestrator.result import RunResult
 from orchestrator.runs import locks
 from orchestrator.runs.paths import RunPaths
@@ -17,24 +18,58 @@ from orchestrator.runs.store import RunRecord, boot_id
 from orchestrator.state import RunPhase, RunState, TaskPhase, apply
 
 
+_BLOCK_BYTES = 1 << 20
+# A task's progress, just as event_line writes it; whatever looks otherwise is parsed to see what it is.
+_PROGRESS = re.compile(
+    rb'\{"at":[-+.0-9e]+,"mono":[-+.0-9e]+,"type":"task_progressed","task":"([^"\\]+)","progress":\{.*\}\}\Z'
+)
+
+
 class EventTail:
-    """Reads events.jsonl as it grows; a torn last line waits for its rest."""
+    """Reads events.jsonl as it grows; a torn last line waits for its rest.
+
+    Nearly all of a long run's events are progress, and a task's next one takes the place of the one before:
+    where several come at once, those in between are left out.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def read(self) -> list[Event]:
-        """The whole events that have come since the last call, in order."""
+        """What has come since the last call, in order; of a task's progress at least the latest."""
+        events: list[Event] = []
+        size = _BLOCK_BYTES
         try:
             with self._path.open("rb") as stream:
-                stream.seek(self._offset)
-                data = stream.read()
+                while True:
+                    stream.seek(self._offset)
+                    data = stream.read(size)
+                    end = data.rfind(b"\n") + 1
+                    self._offset += end
+                    events += _telling(data[:end].splitlines())
+                    if len(data) < size:
+                        return events
+                    size = _BLOCK_BYTES if end else 2 * size
         except FileNotFoundError:
-            return []
-        end = data.rfind(b"\n") + 1
-        self._offset += end
-        return [event for line in data[:end].splitlines() if (event := _event(line)) is not None]
+            return events
+
+
+def _telling(lines: list[bytes]) -> list[Event]:
+    """The lines' events without the progress that a later line takes the place of."""
+    events: list[Event] = []
+    told: set[bytes] = set()
+    for line in reversed(lines):
+        progress = _PROGRESS.match(line)
+        if progress is not None and progress[1] in told:
+            continue
+        event = _event(line)
+        if event is not None:
+            events.append(event)
+        if progress is not None and isinstance(event, TaskProgressed):
+            told.add(progress[1])
+    events.reverse()
+    return events
 
 
 def _event(line: bytes) -> Event | None:
@@ -74,7 +109,10 @@ class RunView:
         return self.record.boot_id == boot_id()
 
     def refresh(self) -> list[Event]:
-        """Take in what has happened; the new events. A run whose supervisor died turns into `lost`."""
+        """Take in what has happened; the new events, but for progress that is already past.
+
+        A run whose supervisor died turns into `lost`.
+        """
         live = self.is_live  # asked first: what is written before the lock falls is then read below
         events = self._events.read()
         for event in events:

@@ -91,7 +91,7 @@ class RunStore:
         lock = Lock.acquire(RunPaths(hidden).lock)
         if lock is None:
             raise UsageError(f"{hidden}: is in use")
-        for directory in (RunPaths(hidden).logs, RunPaths(hidden).scratch):
+        for directory in (RunPaths(hidden).logs, RunPaths(hidden).scratch, RunPaths(hidden).checkpoints):
             directory.mkdir(mode=PRIVATE_DIR)
         paths = RunPaths(parent / run_id)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -103,7 +103,7 @@ class RunStore:
         hidden = self.paths.root.with_name(f".{self.paths.run_id}.new")
         write_atomically(RunPaths(hidden).record, record.model_dump_json(indent=1) + "\n")
         hidden.rename(self.paths.root)
-        if self.paths.root.parent != runs_dir():
+        if self.paths.root.parent.resolve() != runs_dir().resolve():
             (runs_dir() / self.paths.run_id).symlink_to(self.paths.root)
 
     def append(self, event: Event) -> None:

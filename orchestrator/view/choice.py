@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from enum import StrEnum
 from typing import Protocol
 
+from orchestrator.color import ColorMode
 from orchestrator.runs.log_lines import Chunk
 from orchestrator.runs.log_reader import LogReader
 from orchestrator.view.footer import Moment
 from orchestrator.view.output import Output
 from orchestrator.view.plain import LineStyle, PlainView
 from orchestrator.view.terminal import TerminalView
-
-
-class ColorChoice(StrEnum):
-    """`--color`."""
-
-    AUTO = "auto"
-    ALWAYS = "always"
-    NEVER = "never"
 
 
 class View(Protocol):
@@ -38,11 +30,11 @@ class View(Protocol):
     def finish(self) -> None: ...
 
 
-def wants_colour(choice: ColorChoice, fd: int, environ: Mapping[str, str]) -> bool:
+def wants_colour(mode: ColorMode, fd: int, environ: Mapping[str, str]) -> bool:
     """Colour on `fd`? `auto`: on a terminal that is not dumb, unless NO_COLOR is set (no-color.org)."""
-    if choice is ColorChoice.AUTO:
+    if mode is ColorMode.AUTO:
         return is_capable(fd, environ) and not environ.get("NO_COLOR")
-    return choice is ColorChoice.ALWAYS
+    return mode is ColorMode.ALWAYS
 
 
 def is_capable(fd: int, environ: Mapping[str, str]) -> bool:
@@ -56,7 +48,7 @@ def open_view(
     """The terminal view when `out` is a capable terminal and a footer is wanted, else the plain one."""
     fd = out.fileno()
     if footer and is_capable(fd, environ):
-        return TerminalView(out, style, lambda: _size(fd))
+        return TerminalView(out, style, lambda: _size(fd), lambda: _is_in_the_foreground(fd))
     return PlainView(out, err, style)
 
 
@@ -64,3 +56,11 @@ def _size(fd: int) -> os.terminal_size:
     """The terminal's size; the usual one for a terminal that says it has none (0 x 0)."""
     columns, lines = os.get_terminal_size(fd)
     return os.terminal_size((columns or 80, lines or 24))
+
+
+def _is_in_the_foreground(fd: int) -> bool:
+    """Whether the terminal is ours now, not the shell's or another job's; so is one that controls no jobs."""
+    try:
+        return os.tcgetpgrp(fd) == os.getpgrp()
+    except OSError:
+        return True

@@ -9,12 +9,13 @@ from typing import NamedTuple
 from rich.cells import cell_len, set_cell_size
 
 from orchestrator.view.palette import DIM, painted
+from orchestrator.view.safe_text import safe
 
 _GAP = "  "
 
 
 class Cell(NamedTuple):
-    """A piece of text without control characters, and the SGR parameters it is painted in."""
+    """A piece of text, made safe when it is laid out, and the SGR parameters it is painted in."""
 
     text: str
     sgr: tuple[str, ...] = ()
@@ -36,6 +37,7 @@ def lay_out(
 
     A column that is empty in every row is left out.
     """
+    rows = [[Cell(safe(text), sgr) for text, sgr in row] for row in rows]
     kept = [i for i, column in enumerate(columns) if column.rank == 0 or any(row[i].text for row in rows)]
     widths = {i: max(cell_len(columns[i].title), *(cell_len(row[i].text) for row in rows), 0) for i in kept}
     while width is not None and _total(widths) > width:
@@ -52,6 +54,7 @@ def fit(cells: Sequence[Cell], width: int | None, *, colour: bool) -> str:
     room = width
     line = ""
     for text, sgr in cells:
+        text = safe(text)
         if room is not None:
             taken = cell_len(text)
             if taken > room:

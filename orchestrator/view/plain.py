@@ -15,6 +15,7 @@ from orchestrator.view.amounts import size
 from orchestrator.view.footer import Moment
 from orchestrator.view.output import Output
 from orchestrator.view.palette import painted, task_colour
+from orchestrator.view.safe_text import safe_lines
 
 # Once the run was stopped by its user, so much is still shown of what was written before.
 _MAX_LAG_IN_A_HURRY_BYTES = 16 << 20
@@ -107,7 +108,7 @@ class PlainView:
 
     def say(self, text: str) -> None:
         """A line of orch's own, on stderr."""
-        self._err.write(text.encode("utf-8", "replace") + b"\n")
+        self._err.write(safe_lines(text).encode() + b"\n")
 
     def update(self, moment: Moment) -> None:
         """Plain lines have no footer: nothing to do."""

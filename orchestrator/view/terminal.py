@@ -18,6 +18,7 @@ from orchestrator.view.footer import Moment, footer_lines
 from orchestrator.view.output import Output
 from orchestrator.view.palette import DIM, painted, without_colour
 from orchestrator.view.plain import LineStyle, line_start, size_note, truncation_note
+from orchestrator.view.safe_text import safe_lines
 from orchestrator.view.screen_queue import MAX_BYTES, MAX_LINES, SCREEN_LINE_BYTES, Piece, ScreenQueue
 
 FRAME_S = 0.1
@@ -43,12 +44,14 @@ class TerminalView:
         out: Output,
         style: LineStyle,
         size: Callable[[], terminal_size],
+        is_in_the_foreground: Callable[[], bool] = lambda: True,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`size` gives the terminal's columns and lines as they are now."""
+        """`size` gives the terminal's columns and lines as they are now; in the background, no footer is drawn."""
         self._out = out
         self._style = style
         self._size = size
+        self._is_in_the_foreground = is_in_the_foreground
         self._wall_clock = wall_clock
         self._assembler = LineAssembler()
         self._queue = ScreenQueue()
@@ -83,7 +86,8 @@ class TerminalView:
 
     def say(self, text: str) -> None:
         """A line of orch's own, in its place between the tasks' lines."""
-        self._queue.say(text)
+        for line in safe_lines(text).split("\n"):
+            self._queue.say(line)
 
     def update(self, moment: Moment) -> None:
         """What the footer shows from the next frame on; the last lines' times are filled in here."""
@@ -119,6 +123,10 @@ class TerminalView:
 
     def _paint(self, max_lines: int, max_bytes: int, *, with_footer: bool) -> None:
         columns, height = self._size()
+        if not self._is_in_the_foreground():
+            # The shell has written below the footer, and its prompt stands where we would draw and erase.
+            self._footer = []
+            with_footer = False
         lines = self._skip_notes()
         for piece in self._queue.pop(max_lines, max_bytes):
             lines += _screen_lines(piece, self._style)

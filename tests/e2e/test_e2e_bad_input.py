@@ -20,7 +20,7 @@ _REFUSED = {
     ("--workers", "2.5", *_RUNS_NOTHING): '--workers: "2.5" is not a whole number',
     ("--", "no-such-command-here"): "command not found: no-such-command-here",
     ("--", "no-such-script.py"): "script not found: no-such-script.py",
-    ("--", "python", "no-such-script.py"): "script not found: no-such-script.py",
+    ("--", "python3", "no-such-script.py"): "script not found: no-such-script.py",
     ("--cwd", "/no/such/place", *_RUNS_NOTHING): "--cwd: /no/such/place does not exist",
     ("--log-dir", "/proc/orch", *_RUNS_NOTHING): "--log-dir: /proc/orch cannot be written",
     ("--checkpoint-dir", "/etc/hostname", *_RUNS_NOTHING): "--checkpoint-dir: /etc/hostname is not a dir",

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
-from orch_command import Orch, Started
+from orch_command import ORCH, Orch, Started
 from waiting import lives, until, until_gone
 
 from orchestrator.foreground import PATIENCE_S
@@ -25,6 +29,19 @@ finally:
 _WITH_HANDLER = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit("cleaned up"))
+print("here", flush=True)
+time.sleep(600)
+"""
+_SAVES_SLOWLY = """
+import pathlib, signal, sys, time
+def save(*_):
+    print("saving", flush=True)
+    for step in range(20):
+        time.sleep(0.05)
+        print("still saving", flush=True)
+    pathlib.Path("saved").write_text("yes")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
 print("here", flush=True)
 time.sleep(600)
 """
@@ -259,10 +276,55 @@ def test_a_supervisor_that_does_not_answer_can_be_left(orch: Orch) -> None:
         for _ in range(3):  # stop, kill, leave
             client.signal(signal.SIGINT)
             patient_until = time.monotonic() + PATIENCE_S + 0.3
-            until(lambda until=patient_until: client.ended or time.monotonic() > until)
-        assert client.ended
+            until(lambda then=patient_until: time.monotonic() > then)
+        until(lambda: client.ended)
     finally:
         os.kill(pid, signal.SIGCONT)
     done = client.finish()
     assert done.code == 125 and f"kill -CONT {pid}" in done.err
     assert orch.result()["outcome"] == "stopped"
+
+
+def test_output_that_closes_during_a_stop_does_not_make_it_a_kill(orch: Orch) -> None:
+    """`orch up | tee log`: Ctrl-C ends tee as well, and the task still gets its grace to clean up."""
+    script = orch.script("saves.py", _SAVES_SLOWLY)
+    reader, writer = os.pipe()
+    client = subprocess.Popen(
+        [ORCH, "up", "--", sys.executable, "-u", script],
+        cwd=orch.directory,
+        env=orch.environ(),
+        stdout=writer,
+    )
+    os.close(writer)
+    with os.fdopen(reader, "rb") as out:
+        while b"here" not in out.readline():
+            pass
+        client.send_signal(signal.SIGINT)
+        while b"saving" not in out.readline():
+            pass
+    assert client.wait(60) == 130
+    assert (orch.directory / "saved").exists()
+
+
+def test_a_refused_checkpoint_directory_leaves_no_run(orch: Orch) -> None:
+    (orch.directory / "link").symlink_to("/nonexistent/place")
+    refused = orch("up", "--checkpoint-dir", "link", "--", "true")
+    assert refused.code == 2 and "link" in refused.err
+    assert orch.run_dirs() == []
+
+
+def test_orch_that_lives_on_pythonpath(orch: Orch) -> None:
+    """Its own processes are isolated from the user's modules, and yet find orch where the client found it."""
+    places = [str(Path(str(find_spec(name).origin)).parents[1]) for name in ("orchestrator", "pydantic")]
+    (orch.directory / "json.py").write_text("raise SystemExit('the wrong json')")
+    base = str(getattr(sys, "_base_executable", sys.executable))
+    done = subprocess.run(
+        [base, "-P", "-m", "orchestrator", "up", "-q", "--", "echo", "hello"],
+        cwd=orch.directory,
+        env=orch.environ({"PYTHONPATH": os.pathsep.join(places)}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "worker:0 | hello\n"), done.stderr

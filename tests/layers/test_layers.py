@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TENSORFLOW = {"tensorflow", "keras", "tf_keras", "numpy"}
 PURE = {
     "errors",
+    "color",
     "spec",
     "durations",
     "request",

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from orchestrator import events
 from orchestrator.events import Event, StopReason, Symptom, SymptomKind, TeardownReason
-from orchestrator.lifecycle import Action, Finish, Lifecycle, StartTasks, SweepHost, TearDown, Terms
+from orchestrator.lifecycle import Action, Finish, Happen, Lifecycle, StartTasks, SweepHost, TearDown, Terms
 from orchestrator.result import RunResult
 
 TERMS = Terms(run_id="run-1", grace_s=10.0, failure_grace_s=0.5)
@@ -61,6 +61,7 @@ def exited(
     peers: dict[str, str] | None = None,
     mono: float = START,
     noticed_s: float = 0.0,
+    peer_symptoms: dict[str, Symptom] | None = None,
 ) -> events.TaskExited:
     return events.TaskExited(
         at=mono,
@@ -72,6 +73,7 @@ def exited(
         symptom=symptom,
         peers=peers or {},
         noticed_s=noticed_s,
+        peer_symptoms=peer_symptoms or {},
     )
 
 
@@ -107,11 +109,15 @@ def running(tasks: int = 2, terms: Terms = TERMS) -> Lifecycle:
 
 
 def feed(lifecycle: Lifecycle, incoming: Iterable[Event]) -> list[Action]:
-    """As the supervisor does: a TearDown becomes a TeardownBegan behind what already waits; all actions."""
+    """As the supervisor does: a TearDown becomes a TeardownBegan behind what already waits, and what has to
+    happen happens; all other actions."""
     queue: list[Event] = list(incoming)
     actions: list[Action] = []
     while queue:
         for action in lifecycle.handle(queue.pop(0)):
+            if isinstance(action, Happen):
+                queue.append(action.event)
+                continue
             actions.append(action)
             if isinstance(action, TearDown):
                 queue.append(began(action.reason, action.grace_s))

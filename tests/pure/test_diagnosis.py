@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 
 import pytest
 from event_making import COLLATERAL, OWN, UNKNOWN, emptied, exited, feed, running, the_result
@@ -68,7 +70,10 @@ def test_one_that_was_done_is_not_to_blame_for_anothers_own_exception() -> None:
 
 
 def test_an_own_exception_counts_before_the_quicker_peer_that_lost_it() -> None:
-    result = ended(exited(0, 1, symptom=COLLATERAL), exited(1, 1, order=1, symptom=OWN))
+    result = ended(
+        exited(0, 1, symptom=COLLATERAL, peer_symptoms={"worker:1": OWN}),
+        exited(1, 1, order=1, symptom=OWN),
+    )
     assert result.cause is not None and result.first_failure is not None
     assert (result.cause.task, result.first_failure.task) == ("worker:1", "worker:0")
     assert [task.end for task in result.tasks] == ["failed because of it", "failed"]
@@ -76,9 +81,17 @@ def test_an_own_exception_counts_before_the_quicker_peer_that_lost_it() -> None:
 
 def test_the_exception_that_a_stop_raises_is_no_cause() -> None:
     interrupted = Symptom(kind=SymptomKind.OWN, exception="KeyboardInterrupt")
-    assert cause_of(exited(0, 1, symptom=COLLATERAL), exited(1, 1, order=1, symptom=interrupted)).task == (
-        "worker:0"
-    )
+    first = exited(0, 1, symptom=COLLATERAL, peer_symptoms={"worker:1": interrupted})
+    assert cause_of(first, exited(1, 1, order=1, symptom=interrupted)).task == "worker:0"
+
+
+def test_what_a_peer_raised_only_when_it_was_stopped_is_no_cause() -> None:
+    first = exited(0, 1, symptom=COLLATERAL)
+    assert cause_of(first, exited(1, 1, order=1, symptom=OWN)).task == "worker:0"
+
+
+def test_an_own_exception_that_was_first_is_the_cause_whatever_peers_had_raised() -> None:
+    assert cause_of(exited(0, 1, symptom=OWN, peer_symptoms={"worker:1": OWN})).task == "worker:0"
 
 
 @pytest.mark.parametrize(
@@ -120,13 +133,84 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 3, in <modu
         ("E: Connection reset by peer\n" + TRACEBACK + "ValueError: x\n", SymptomKind.OWN, "ValueError: x"),
         ("W coordination: unhealthy (stopped sending heartbeats)\n", SymptomKind.COLLATERAL, None),
         ("The tasks have crashed: /job:worker\n", SymptomKind.COLLATERAL, None),
+        # It went on: that one was handled, what ended it is another.
+        (
+            TRACEBACK + "ValueError: x\n" + "step\n" * 20 + "UNAVAILABLE: Socket closed\n",
+            SymptomKind.COLLATERAL,
+            None,
+        ),
+        (TRACEBACK + "ValueError: x\n" + "step\n" * 20, SymptomKind.UNKNOWN, None),
+        # An exception's own message may be long, and an interpreter may complain on its way out.
+        (
+            TRACEBACK + "ValueError: x\n" + "  more of it\n" * 20 + "W resource_tracker: leaked\n" * 2,
+            SymptomKind.OWN,
+            "ValueError: x",
+        ),
+        # Connections and ends of file are not only those to peers.
+        (
+            TRACEBACK + "ConnectionRefusedError: database: Connection refused\n",
+            SymptomKind.OWN,
+            "ConnectionRefusedError: database: Connection refused",
+        ),
+        (
+            TRACEBACK + "EOFError: Compressed file ended before the end-of-stream marker was reached\n",
+            SymptomKind.OWN,
+            "EOFError: Compressed file ended before the end-of-stream marker was reached",
+        ),
+        (TRACEBACK + "BrokenPipeError: [Errno 32] Broken pipe\n", SymptomKind.OWN, None),
+        (
+            TRACEBACK.replace("t.py", "/lib/python3.11/site-packages/tensorflow/python/eager/execute.py")
+            + "ConnectionResetError: peer\n",
+            SymptomKind.COLLATERAL,
+            "ConnectionResetError: peer",
+        ),
+        (
+            TRACEBACK + "tensorflow.python.framework.errors_impl.InternalError: Connection reset by peer\n",
+            SymptomKind.COLLATERAL,
+            None,
+        ),
+        ("curl: (7) Connection refused\n", SymptomKind.UNKNOWN, None),
+        ("W tensorflow/core/x.cc:1] Connection reset by peer\n", SymptomKind.COLLATERAL, None),
+        (TRACEBACK + "__main__.f.<locals>.Bad: x\n", SymptomKind.OWN, "__main__.f.<locals>.Bad: x"),
         # An hour ago is not the end.
         ("Socket closed\n" + "step\n" * 2000, SymptomKind.UNKNOWN, None),
     ],
 )
 def test_last_words(tail: str, kind: SymptomKind, exception: str | None) -> None:
     symptom = read_symptom(tail)
-    assert (symptom.kind, symptom.exception) == (kind, exception)
+    assert symptom.kind is kind
+    assert symptom.exception == exception or (exception is None and kind is not SymptomKind.UNKNOWN)
+
+
+RAISES_GROUPS = """
+class UnavailableError(Exception): pass
+def lost():
+    try: raise UnavailableError("Socket closed")
+    except UnavailableError as error: return error
+def own():
+    class Bad(Exception): pass
+    try: raise Bad("mine")
+    except Bad as error: return error
+def grouped(name):
+    return {"lost": lambda: ExceptionGroup("all", [lost(), ExceptionGroup("in", [lost()])]),
+            "own": lambda: ExceptionGroup("all", [lost(), ExceptionGroup("in", [own()])]),
+            "local": own}[name]()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "exception"),
+    [
+        ("lost", SymptomKind.COLLATERAL, "ExceptionGroup: all (2 sub-exceptions)"),
+        ("own", SymptomKind.OWN, "ExceptionGroup: all (2 sub-exceptions)"),
+        ("local", SymptomKind.OWN, "__main__.own.<locals>.Bad: mine"),
+    ],
+)
+def test_what_python_really_prints(name: str, kind: SymptomKind, exception: str) -> None:
+    program = f"{RAISES_GROUPS}\nraise grouped('{name}')"
+    ended = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True)
+    symptom = read_symptom("step 1\n" + ended.stderr)
+    assert (symptom.kind, symptom.exception) == (kind, exception), ended.stderr
 
 
 @pytest.mark.parametrize(

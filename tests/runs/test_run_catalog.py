@@ -162,3 +162,12 @@ def test_what_was_never_shown_is_removed_when_old_and_nobodys(stores: ExitStack)
         os.utime(hidden, (0, 0))
     catalog.remove_unborn_runs()
     assert (young.exists(), old.exists(), held.exists()) == (True, False, True)
+
+
+def test_the_beginning_of_several_ids_means_none_of_them() -> None:
+    with (
+        closing(make_run(name="alpha")),
+        closing(make_run(name="alps")),
+        pytest.raises(NoSuchRun, match="begins the ids of 2 runs"),
+    ):
+        catalog.find_run("al", Path.cwd())

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from spec_making import Load
 
+from orchestrator.color import ColorMode
 from orchestrator.errors import UsageError
-from orchestrator.request import ColorMode, WaitFor
+from orchestrator.request import WaitFor
 from orchestrator.settings import load
 from orchestrator.spec import CommandKind
 from orchestrator.tf_config import TaskRef

@@ -11,11 +11,12 @@ import pytest
 from moments import exited, moment, progressed, running
 from screen import Screen, Watched
 
+from orchestrator.color import ColorMode
 from orchestrator.events import Progress
 from orchestrator.runs.log_lines import Chunk
 from orchestrator.runs.log_reader import LogReader
 from orchestrator.runs.log_store import LogStore
-from orchestrator.view.choice import ColorChoice, is_capable, open_view, wants_colour
+from orchestrator.view.choice import is_capable, open_view, wants_colour
 from orchestrator.view.output import Output
 from orchestrator.view.plain import LineStyle, PlainView
 from orchestrator.view.terminal import TerminalView
@@ -240,12 +241,12 @@ def test_the_view_fits_the_output(tmp_path: Path) -> None:
         assert isinstance(open_view(terminal, err, LineStyle(), {}), PlainView)
         assert isinstance(open_view(plain, err, LineStyle(), env), PlainView)
         assert is_capable(screen.fd, env)
-        assert wants_colour(ColorChoice.AUTO, screen.fd, env)
-        assert not wants_colour(ColorChoice.AUTO, screen.fd, env | {"NO_COLOR": "1"})
-        assert wants_colour(ColorChoice.AUTO, screen.fd, env | {"NO_COLOR": ""})
-        assert not wants_colour(ColorChoice.AUTO, file.fileno(), env)
-        assert wants_colour(ColorChoice.ALWAYS, file.fileno(), {"NO_COLOR": "1"})
-        assert not wants_colour(ColorChoice.NEVER, screen.fd, env)
+        assert wants_colour(ColorMode.AUTO, screen.fd, env)
+        assert not wants_colour(ColorMode.AUTO, screen.fd, env | {"NO_COLOR": "1"})
+        assert wants_colour(ColorMode.AUTO, screen.fd, env | {"NO_COLOR": ""})
+        assert not wants_colour(ColorMode.AUTO, file.fileno(), env)
+        assert wants_colour(ColorMode.ALWAYS, file.fileno(), {"NO_COLOR": "1"})
+        assert not wants_colour(ColorMode.NEVER, screen.fd, env)
         terminal.close()
         plain.close()
     err.close()
