@@ -131,8 +131,8 @@ class TaskProgressed(_Event):
 
 class TaskExited(_Event):
     """Exactly one of `exit_code` and `signal` is set. `order` counts exits; `peers` holds the process state letters
-    (man 5 proc) of the other tasks at that moment; `noticed_s` is how long the news took to reach the supervisor. At the
-    first bad exit `peer_symptoms` holds what others had raised by then, before anything was sent to them."""
+    (man 5 proc) of the other tasks at that moment; `noticed_s` is how long the news took to reach the supervisor.
+    At the first bad exit `peer_symptoms` holds what others had raised by then, before anything was sent to them."""
 
     type: Literal["task_exited"] = "task_exited"
     task: str

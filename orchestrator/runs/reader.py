@@ -17,7 +17,6 @@ from orchestrator.runs.paths import RunPaths
 from orchestrator.runs.store import RunRecord, boot_id
 from orchestrator.state import RunPhase, RunState, TaskPhase, apply
 
-
 _BLOCK_BYTES = 1 << 20
 # A task's progress, just as event_line writes it; whatever looks otherwise is parsed to see what it is.
 _PROGRESS = re.compile(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import select
+import shlex
 import signal
 from functools import partial
 from pathlib import Path
@@ -14,8 +17,10 @@ import pytest
 from agent_driving import DAEMONISES, SLEEPER, Driver, python, signal_and_wait, state_letter
 from waiting import lives, until
 
-from orchestrator.agent_link import AgentMessage, Exited, Pong, ProgressMade, Started, StartFailed
+from orchestrator.agent_link import AgentMessage, Exited, ProgressMade, Started, StartFailed
 from orchestrator.events import Progress
+from worker import task_process
+from worker.task_process import Command
 
 ENDS = {
     "a": ("raise SystemExit(7)", 7, None),
@@ -67,6 +72,33 @@ def test_an_exit_tells_how_the_peers_were(agent: Driver) -> None:
     agent.end()
 
 
+def test_a_peer_that_was_stopped_below_its_shell_is_told(agent: Driver) -> None:
+    sleeper = shlex.join(python("import os, time; print('below', os.getpid(), flush=True); time.sleep(600)"))
+    agent.start("shell", ["sh", "-c", f"{sleeper}; exit $?"])
+    agent.start("ends", python("import time, os\nwhile not os.path.exists('go'): time.sleep(0.01)"))
+    found = until(lambda: re.search(r"below (\d+)\n", agent.text("shell")))
+    below = int(found[1])
+    assert below != agent.pid_of("shell")
+    signal_and_wait(below, signal.SIGSTOP, "T")
+    assert state_letter(agent.pid_of("shell")) == "S"
+    (agent.directory / "go").touch()
+    assert agent.wait_for(Exited, "ends").peers == {"shell": "T"}
+    agent.end()
+
+
+def test_a_task_that_has_not_exited_is_not_waited_for(tmp_path: Path) -> None:
+    """Its pidfd may have the number of one that was closed in the same batch of events."""
+    command = Command(python(SLEEPER), {}, str(tmp_path), str(tmp_path / "log"))
+    task = task_process.start("a", command, None, False)
+    try:
+        assert task.reap() is None
+    finally:
+        os.kill(task.pid, signal.SIGKILL)
+        select.select([task.pidfd], [], [])
+        assert task.reap() == (None, signal.SIGKILL)
+        task.close()
+
+
 def test_orphans_leave_no_zombies_behind(agent: Driver) -> None:
     agent.start("a", python(DAEMONISES))
     grandchild = agent.grandchild_of("a")
@@ -113,9 +145,9 @@ def test_messages_of_another_run_are_not_obeyed(agent: Driver) -> None:
     agent.start("a", python(SLEEPER))
     agent.pid_of("a")
     agent.stream.sendall(b'{"type": "stop", "run_id": "another", "grace_s": 0}\n')
-    agent.stream.sendall(b'{"type": "ping", "run_id": "run-1"}\n')
-    agent.wait_for(Pong)
-    assert not agent.exits()
+    agent.start("b", ["true"])
+    agent.wait_for(Exited, "b")  # an agent that had been stopped would not have started it
+    assert lives(agent.pid_of("a"))
     agent.end()
 
 
@@ -132,6 +164,26 @@ def test_progress_arrives_before_the_exit_and_in_one_piece(agent: Driver) -> Non
     progress = made.checked()
     assert progress is not None and progress.epoch == 3
     assert agent.messages.index(made) < agent.messages.index(agent.exits()[0])
+
+
+FLOODS = "import os; fd = int(os.environ['ORCH_PROGRESS_FD']); data = b'{}\\n' * 20000\nwhile True: os.write(fd, data)"
+
+
+def test_tasks_that_never_stop_telling_progress_starve_nobody(agent: Driver) -> None:
+    for name in ("a", "b"):
+        agent.start(name, python(FLOODS))
+    for name in ("a", "b"):
+        agent.wait_for(ProgressMade, name)
+    agent.start("c", python("raise SystemExit(3)"))
+    assert agent.wait_for(Exited, "c").exit_code == 3
+    agent.end()
+    assert {exit.task for exit in agent.exits()} == {"a", "b", "c"}
+
+
+def test_a_grandchild_that_floods_the_pipe_does_not_hold_up_the_exit(agent: Driver) -> None:
+    agent.start("a", python(f"import os\nif os.fork(): os._exit(4)\n{FLOODS}"))
+    assert agent.wait_for(Exited, "a").exit_code == 4
+    agent.end()
 
 
 @pytest.mark.parametrize(

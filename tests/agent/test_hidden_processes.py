@@ -1,0 +1,86 @@
+"""Where /proc hides other users' processes (mounted with hidepid): what cannot be read counts as not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).resolve().parents[2]
+# A process and mount namespace of its own, where process 1 may do more than what it runs: that may not look at it.
+_PREPARE = "mount -t proc -o hidepid=1 proc /proc"
+_NAMESPACE = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
+_LOWLY = "setpriv --bounding-set=-all --inh-caps=-all"
+# Process 1 must stay the shell, whatever the shell thinks of a last command.
+_RUN = f'{_PREPARE} && {_LOWLY} "$@"; exit $?'
+
+_LOOKS = """
+import json, os, subprocess, sys
+from pathlib import Path
+try: Path("/proc/1/stat").read_bytes(); hidden = False
+except PermissionError: hidden = True
+from orchestrator.runs.leftovers import end_leftovers
+from worker.processes import all_processes, descendants, read_stat, tree_state
+child = subprocess.Popen(["sleep", "600"])
+stray = subprocess.Popen(["sleep", "600"], env={**os.environ, "ORCH_RUN_ID": "run-1"})
+seen = all_processes()
+below = sorted(stat.pid for stat in descendants(os.getpid(), seen))
+ended_strays = end_leftovers("run-1")
+stray_status = stray.wait(60)
+child_lived = child.poll() is None
+ended_below = end_leftovers("another", below=os.getpid())
+print(json.dumps({
+    "hidden": hidden, "first": read_stat(1) is not None, "below": below == sorted([child.pid, stray.pid]),
+    "state_of_hidden": tree_state(1, seen), "ended_strays": ended_strays, "stray_status": stray_status,
+    "child_lived": child_lived, "ended_below": ended_below,
+}))
+"""
+
+_RUNS = """
+import sys
+from orchestrator import Cluster
+with Cluster(workers=2, command=[sys.executable, "-I", "-S", "-c", "print(1)"]) as run:
+    print(run.wait().outcome)
+"""
+
+
+def where_hidden(program: str, state: Path) -> str:
+    """The standard output of a Python program there; skips the test where that cannot be made."""
+    tools = ("unshare", "setpriv", "mount")
+    if os.geteuid() != 0 or not all(map(shutil.which, tools)):
+        pytest.skip("needs root, unshare, setpriv and mount")
+    probe = subprocess.run([*_NAMESPACE, "sh", "-c", _RUN, "sh", "true"], capture_output=True, text=True)
+    if probe.returncode != 0:
+        pytest.skip(f"no namespace of its own: {probe.stderr.strip()}")
+    done = subprocess.run(
+        [*_NAMESPACE, "sh", "-c", _RUN, "sh", sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        cwd=state,
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_hidden_processes_are_passed_over(tmp_path: Path) -> None:
+    found = json.loads(where_hidden(_LOOKS, tmp_path))
+    assert found == {
+        "hidden": True,
+        "first": False,
+        "below": True,
+        "state_of_hidden": "X",
+        "ended_strays": 1,
+        "stray_status": -9,
+        "child_lived": True,
+        "ended_below": 1,
+    }
+
+
+def test_a_run_among_hidden_processes_works(tmp_path: Path) -> None:
+    assert where_hidden(_RUNS, tmp_path) == "succeeded\n"
