@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from orchestrator.api import Cluster, Run, down, find, ls, status
+    from orchestrator.api import Run, down, find, ls, status
     from orchestrator.errors import (
         EngineError,
         NameTaken,
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
         TaskFailed,
         UsageError,
     )
+    from orchestrator.launch import Cluster
     from orchestrator.result import RunResult
 
 _HOMES = {
-    "orchestrator.api": ("Cluster", "Run", "down", "find", "ls", "status"),
+    "orchestrator.api": ("Run", "down", "find", "ls", "status"),
     "orchestrator.errors": (
         "EngineError",
         "NameTaken",
@@ -35,6 +36,7 @@ _HOMES = {
         "TaskFailed",
         "UsageError",
     ),
+    "orchestrator.launch": ("Cluster",),
     "orchestrator.result": ("RunResult",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -101,16 +101,7 @@ class Empty(_Message):
 
 
 AgentMessage = (
-    Hello
-    | Held
-    | HoldFailed
-    | Started
-    | StartFailed
-    | Listening
-    | ProgressMade
-    | Sampled
-    | Exited
-    | Empty
+    Hello | Held | HoldFailed | Started | StartFailed | Listening | ProgressMade | Sampled | Exited | Empty
 )
 _ADAPTER: TypeAdapter[AgentMessage] = TypeAdapter(Annotated[AgentMessage, Field(discriminator="type")])
 

@@ -1,7 +1,4 @@
-"""The verbs as Python functions, and `Cluster`: what the command line does, without a screen.
-
-    with orchestrator.Cluster(workers=2, command=["train.py"]) as run:
-        result = run.wait()
+"""Runs that there are, as Python objects, and the verbs on them: what the command line does, without a screen.
 
 Errors are orchestrator.errors: UsageError before anything starts; TaskFailed, RunTimedOut, RunStopped or RunLost
 from wait(), each with the run's result.
@@ -9,15 +6,11 @@ from wait(), each with the run's result.
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
-from orchestrator import preflight, settings
-from orchestrator.client_link import Request, Supervised
 from orchestrator.control import StopOrder, request
 from orchestrator.errors import (
     EngineError,
@@ -26,21 +19,18 @@ from orchestrator.errors import (
     RunStopped,
     RunTimedOut,
     TaskFailed,
-    UsageError,
 )
 from orchestrator.events import StopReason
-from orchestrator.request import UpRequest
 from orchestrator.result import RunResult
 from orchestrator.runs import catalog, locks
 from orchestrator.runs.leftovers import end_leftovers
-from orchestrator.runs.paths import RunPaths, runs_dir
 from orchestrator.runs.reader import RunView
 from orchestrator.status_document import RunStatus, Status, task_statuses
 
 _LOOK_S = 0.02
 # A stop takes its grace and then a moment (the supervisor itself gives up on its agent after some); past that
 # the supervisor is in trouble.
-_STOP_MARGIN_S = 20.0
+STOP_MARGIN_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -103,74 +93,6 @@ class Run:
     def down(self, force: bool = False) -> Ended:
         """Stop the run and wait until nothing of it is left; idempotent."""
         return stop_run(self._view, force)
-
-
-class Cluster:
-    """A run that lasts as long as its `with`: leaving it stops whatever still runs.
-
-    The keywords are the options of `orch up` in snake case, values typed or as text (`timeout="5m"`). `command` is
-    the words after `--`; without it the built-in program runs. orch.toml and ORCH_* count as on the command line.
-    """
-
-    def __init__(
-        self,
-        workers: int | None = None,
-        command: Sequence[str] = (),
-        directory: Path | None = None,
-        **options: object,
-    ) -> None:
-        flags = {"workers": workers, "command": list(command) or None, **options}
-        self._request = settings.load(flags, os.environ, directory or Path.cwd())
-        self._supervised: Supervised | None = None
-        self._run: Run | None = None
-
-    def __enter__(self) -> Run:
-        self._supervised, self._run = start(self._request, detached=False)
-        return self._run
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._run is not None and self._supervised is not None:
-            try:
-                self._run.down()
-            finally:
-                self._supervised.wait(_STOP_MARGIN_S)
-                self._supervised.close()
-
-
-def start(up: UpRequest, detached: bool) -> tuple[Supervised, Run]:
-    """Check the request against this machine, start its supervisor; the stream to it and the run."""
-    make_room(up)
-    return launch(up, detached)
-
-
-def make_room(up: UpRequest) -> list[tuple[str, int]]:
-    """What comes before anything is started: the checks, tidy() (whose answer it returns), --replace."""
-    preflight.check(up.spec)
-    preflight.check_writable(runs_dir(), "the state directory (XDG_STATE_HOME)")
-    swept = tidy()
-    if up.display.replace:
-        for run in catalog.live_runs(up.spec.name):
-            # A name that only its directory gave it does not reach into another directory of that name.
-            if up.spec.name_is_explicit or run.record.directory == str(up.spec.directory):
-                stop_run(run, force=False)
-    return swept
-
-
-def launch(up: UpRequest, detached: bool) -> tuple[Supervised, Run]:
-    """Start the supervisor of a checked request; the stream to it and the run."""
-    supervised = Supervised(Request(spec=up.spec, detached=detached))
-    try:
-        root = supervised.wait_created()
-    except BaseException:
-        supervised.close()
-        raise
-    view = RunView.open(RunPaths(root))
-    if view is None:
-        supervised.close()
-        raise UsageError(f"{root}: the run's directory vanished while it was starting")
-    return supervised, Run(view)
 
 
 def tidy() -> list[tuple[str, int]]:
@@ -254,7 +176,7 @@ def stop_run(view: RunView, force: bool) -> Ended:
     order = StopOrder(reason=StopReason.DOWN, force=force)
     heard = False
     grace_s = 0.0 if force else float(view.record.spec["grace_s"])
-    deadline = time.monotonic() + grace_s + _STOP_MARGIN_S
+    deadline = time.monotonic() + grace_s + STOP_MARGIN_S
     while locks.is_held(view.paths.lock):
         if time.monotonic() >= deadline:
             pid = view.record.supervisor_pid

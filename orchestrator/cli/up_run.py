@@ -16,6 +16,7 @@ from orchestrator.cli.options import Screen
 from orchestrator.cli.sweep import say_swept
 from orchestrator.errors import ExitCode, RunEnded
 from orchestrator.foreground import STOP_SIGNALS, follow_to_end
+from orchestrator.launch import launch, make_room
 from orchestrator.request import UpRequest, WaitFor
 from orchestrator.result import RunResult
 from orchestrator.signal_inbox import SignalInbox
@@ -32,7 +33,7 @@ def run_up(flags: Mapping[str, object], screen: Screen) -> int:
     if not screen.quiet:
         for notice in request.notices:
             words.say(notice)
-    say_swept(api.make_room(request))
+    say_swept(make_room(request))
     if request.display.detach or request.display.wait is not None:
         return _detached(request, screen)
     result = _in_the_foreground(request, screen)
@@ -47,7 +48,7 @@ def _in_the_foreground(request: UpRequest, screen: Screen) -> RunResult:
     view = _view(request, screen, Output(_STDERR if screen.json else _STDOUT))
     # From the first process on, a signal is a stop order and no exception.
     with SignalInbox(STOP_SIGNALS) as inbox:
-        supervised, run = api.launch(request, detached=False)
+        supervised, run = launch(request, detached=False)
         try:
             if screen.verbose and not screen.quiet:
                 words.say(f"{run.id} in {run.dir}")
@@ -70,7 +71,7 @@ def _view(request: UpRequest, screen: Screen, out: Output) -> View:
 
 
 def _detached(request: UpRequest, screen: Screen) -> int:
-    supervised, run = api.launch(request, detached=True)
+    supervised, run = launch(request, detached=True)
     supervised.close()
     if not screen.json:
         words.print_lines([run.id])  # data, so --quiet does not silence it: run=$(orch up -dq)

@@ -40,7 +40,9 @@ def _leftovers(run_id: str, below: int | None) -> list[psutil.Process]:
     # Not psutil's parents() and children(): they fail where /proc hides other users' processes (hidepid).
     parents = {pid: _parent(process) for pid, process in processes.items()}
     spared = {os.getpid(), *_above(os.getpid(), parents)}
-    found = [pid for pid, process in processes.items() if _is_of(process, run_id) or below in _above(pid, parents)]
+    found = [
+        pid for pid, process in processes.items() if _is_of(process, run_id) or below in _above(pid, parents)
+    ]
     return [processes[pid] for pid in found if pid not in spared and _lives(processes[pid])]
 
 

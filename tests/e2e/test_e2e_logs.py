@@ -117,6 +117,13 @@ def test_hard_text(orch: Orch) -> None:
     assert written.startswith(b"10%\r55%\r100%\n\x1b[31m") and written.endswith(b"\xff utf-8\nno newline")
 
 
+def test_bytes_are_not_lines(orch: Orch, spoken: Path) -> None:
+    refused = [("logs", "--raw", "--json"), ("--json", "logs", "--raw")]
+    for words, done in orch.all(refused):
+        assert (done.code, done.out) == (2, ""), words
+        assert "--raw" in done.err and "--json" in done.err, words
+
+
 def test_follow(orch: Orch) -> None:
     command = "echo one; until [ -e go ]; do sleep 0.05; done; echo two"
     assert orch("up", "-d", "--", "sh", "-c", command).code == 0

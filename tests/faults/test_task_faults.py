@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_runs import COLLATERAL, LONG, SLEEP, assert_gone, cluster, task_pids, up
+from faulty_runs import COLLATERAL, LONG, SLEEP, assert_gone, cluster, python, task_pids, up
 from waiting import lives, until
 
-from orchestrator import TaskFailed
+from orchestrator import Cluster, TaskFailed
 from orchestrator.result import CauseKind, RunResult
 from orchestrator.runs.paths import RunPaths
 
@@ -139,3 +140,81 @@ def test_what_is_polite_is_not_waited_for() -> None:
     result = failed(leaves, fails, SLEEP, failure_grace=LONG)
     assert result.exit_code == 3
     assert [task.end for task in result.tasks] == ["failed", "stopped by orch"]
+
+
+def test_what_a_stop_makes_a_peer_raise_is_no_cause() -> None:
+    """A connection that was no peer's, and a peer whose own handler of SIGTERM raises."""
+    refuses = (
+        "if index == 0:\n wait_for('up-1')\n raise ConnectionRefusedError('database: Connection refused')"
+    )
+    handles = (
+        "def handler(*_): raise RuntimeError('shutting down')\n"
+        "signal.signal(signal.SIGTERM, handler); touch(f'up-{index}')"
+    )
+    with cluster(refuses, handles, SLEEP, failure_grace=LONG) as run:
+        result = run.wait(check=False)
+        assert "RuntimeError: shutting down" in run.log("worker:1").read_text()
+    assert result.cause is not None
+    assert (result.cause.task, result.cause.kind) == ("worker:0", CauseKind.EXITED)
+
+
+def test_a_lost_peer_does_not_blame_what_the_stop_made_another_raise() -> None:
+    """Here the first did lose somebody, but worker:1 raised nothing before it was told to stop."""
+    loses = f"if index == 0:\n wait_for('up-1')\n {indented(COLLATERAL)}"
+    handles = (
+        "def handler(*_): raise RuntimeError('shutting down')\n"
+        "signal.signal(signal.SIGTERM, handler); touch(f'up-{index}')"
+    )
+    with cluster(loses, handles, SLEEP, failure_grace=LONG) as run:
+        result = run.wait(check=False)
+        assert "RuntimeError: shutting down" in run.log("worker:1").read_text()
+    assert result.cause is not None
+    assert (result.cause.task, result.cause.kind) == ("worker:0", CauseKind.EXITED)
+
+
+def test_one_that_is_done_is_not_to_blame_for_a_broken_file() -> None:
+    breaks = (
+        "if index == 0:\n"
+        " import glob\n"
+        " while not (found := glob.glob('gone-*')): time.sleep(0.005)\n"
+        " while os.path.exists('/proc/' + found[0][5:]): time.sleep(0.005)\n"
+        " raise EOFError('Compressed file ended')\n"
+    )
+    result = failed(breaks, "touch(f'gone-{os.getpid()}')")
+    assert result.cause is not None
+    assert (result.cause.task, result.cause.kind) == ("worker:0", CauseKind.EXITED)
+    assert [task.end for task in result.tasks] == ["failed", "done"]
+
+
+def test_an_exception_that_was_handled_does_not_hide_a_stopped_peer() -> None:
+    """The peer is stopped below its shell, which itself only waits."""
+    fails = (
+        "if index == 0:\n"
+        " import traceback\n"
+        " try: raise ValueError('tried again')\n"
+        " except ValueError: traceback.print_exc()\n"
+        " for n in range(20): print('step', n, flush=True)\n"
+        " touch('up-0'); wait_for('go')\n"
+        " print('UNAVAILABLE: Socket closed', file=sys.stderr, flush=True); os.abort()\n"
+    )
+    sleeps = "open('pid.new', 'w').write(str(os.getpid())); os.rename('pid.new', 'pid')"
+    command = ["sh", "-c", f"{shlex.join(python(fails, sleeps, SLEEP))}; exit $?"]
+    with Cluster(workers=2, command=command) as run:
+        until(lambda: Path("pid").exists() and Path("up-0").exists())
+        below = int(Path("pid").read_text())
+        assert below not in task_pids(run)
+        os.kill(below, signal.SIGSTOP)
+        until(lambda: Path(f"/proc/{below}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        Path("go").touch()
+        result = run.wait(check=False)
+        assert_gone([below])
+    assert result.cause is not None and result.first_failure is not None
+    assert (result.cause.task, result.cause.kind) == ("worker:1", CauseKind.STOPPED)
+    assert (result.first_failure.task, result.first_failure.exception) == ("worker:0", None)
+
+
+def test_tasks_that_flood_their_progress_can_be_timed_out() -> None:
+    floods = "while True: os.write(int(os.environ['ORCH_PROGRESS_FD']), b'{}\\n')"
+    result = failed(floods, timeout="2s")
+    assert (result.outcome, result.exit_code) == ("timed_out", 124)
+    assert [task.end for task in result.tasks] == ["stopped by orch"] * 2

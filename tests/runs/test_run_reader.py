@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,9 @@ from run_records import make_run, one_task, view_of
 from orchestrator import api, events
 from orchestrator.errors import RunLost
 from orchestrator.events import event_line
-from orchestrator.runs import catalog
+from orchestrator.runs import catalog, reader
 from orchestrator.runs.reader import EventTail, RunView
+from orchestrator.state import RunState, apply
 
 READY = events.TaskReady(at=1, mono=1, task="worker:0")
 
@@ -38,6 +41,100 @@ def test_a_damaged_line_costs_that_line_alone(tmp_path: Path, junk: bytes) -> No
     path = tmp_path / "events.jsonl"
     path.write_bytes(event_line(READY) + junk + event_line(READY))
     assert EventTail(path).read() == [READY, READY]
+
+
+def progressed(step: int, task: int = 0) -> events.TaskProgressed:
+    made = events.Progress(phase='"}}', step=step, loss=0.5, metrics={"f1": 0.25})
+    return events.TaskProgressed(at=1.5, mono=step, task=f"worker:{task}", progress=made)
+
+
+def written(path: Path, made: Iterable[events.Event]) -> Path:
+    path.write_bytes(b"".join(event_line(event) for event in made))
+    return path
+
+
+def test_progress_that_is_past_is_left_out(tmp_path: Path) -> None:
+    made = [progressed(step, task) for step in range(100) for task in range(3)]
+    made.insert(150, READY)
+    path = written(tmp_path / "events.jsonl", made)
+    tail = EventTail(path)
+    assert tail.read() == [READY, *made[-3:]]
+    with path.open("ab") as out:
+        out.write(event_line(progressed(100)))
+    assert tail.read() == [progressed(100)]
+
+
+@pytest.mark.parametrize("junk", [b"}\n", b'"step":[],"steps":1}}\n'])
+def test_a_damaged_progress_does_not_hide_the_one_before(tmp_path: Path, junk: bytes) -> None:
+    path = written(tmp_path / "events.jsonl", [progressed(1), progressed(2)])
+    line = event_line(progressed(3))
+    path.write_bytes(path.read_bytes() + line[: line.index(b'"step"')] + junk)
+    assert EventTail(path).read() == [progressed(2)]
+
+
+def test_progress_in_another_writing_is_read_all_the_same(tmp_path: Path) -> None:
+    path = written(tmp_path / "events.jsonl", [progressed(1)])
+    odd = b'{"type": "task_progressed", "task": "worker:0", "progress": {}, "at": 1, "mono": 2}\n'
+    path.write_bytes(path.read_bytes() + odd + event_line(READY))
+    read = EventTail(path).read()
+    assert read == [
+        progressed(1),
+        events.TaskProgressed(at=1, mono=2, task="worker:0", progress=events.Progress()),
+        READY,
+    ]
+
+
+@pytest.mark.parametrize("block", [1, 300, 5_000, 1 << 20])
+def test_the_state_is_that_of_all_events(
+    tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the blocks: lines longer than one, plans and starts between the progress, a read now and then."""
+    monkeypatch.setattr(reader, "_BLOCK_BYTES", block)
+    chance = random.Random(block)
+    made: list[events.Event] = []
+    for step in range(400):
+        made.append(progressed(step))
+        if chance.random() < 0.05:
+            made += one_task(float(step))
+        if chance.random() < 0.05:
+            made.append(events.Noticed(at=1, mono=step, text="a long word " * 100 + str(step)))
+    made += one_task(1000.0) if chance.random() < 0.5 else [progressed(1000)]
+    path = written(tmp_path / "whole", made)
+    data, grown = path.read_bytes(), tmp_path / "events.jsonl"
+    tail, read = EventTail(grown), []
+    with grown.open("ab", buffering=0) as out:
+        while data:
+            cut = chance.randrange(1, 40_000)
+            out.write(data[:cut])
+            data = data[cut:]
+            read += tail.read()
+    assert state_of(read) == state_of(made)
+    assert [e for e in read if isinstance(e, events.Noticed)] == [
+        e for e in made if isinstance(e, events.Noticed)
+    ]
+
+
+def state_of(made: Iterable[events.Event]) -> RunState:
+    state = RunState()
+    for event in made:
+        if isinstance(event, events.TaskProgressed) and event.task not in state.tasks:
+            continue
+        state = apply(state, event)
+    return state
+
+
+def test_a_long_run_parses_a_few_of_its_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+
+    def counting(line: bytes) -> events.Event:
+        parsed.append(line)
+        return events.parse_event(line)
+
+    monkeypatch.setattr(reader, "parse_event", counting)
+    path = written(tmp_path / "events.jsonl", [progressed(step, step % 8) for step in range(20_000)])
+    assert len(EventTail(path).read()) == len(parsed)
+    blocks = path.stat().st_size // (1 << 20) + 1
+    assert len(parsed) <= 8 * blocks
 
 
 def test_events_of_tasks_that_nobody_planned_are_passed_over() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,18 @@ def test_secrets_do_not_show(make_spec: MakeSpec, form: str) -> None:
         else "\n".join(config_lines(spec, placeholder_plan(spec, LAYOUT, {})))
     )
     assert "abcdef" not in text and "***" in text and "visible" in text
+
+
+@pytest.mark.parametrize("value", ["it's", "a\nb\tc", "\x1b[31mred\\ 'x'\x07", "ü\x9b2J\u2028"])
+def test_a_value_is_safe_to_show_and_what_a_shell_would_take(make_spec: MakeSpec, value: str) -> None:
+    spec = make_spec(env={"ODD": value})
+    lines = config_lines(spec, placeholder_plan(spec, LAYOUT, {}))
+    line = next(line for line in lines if "ODD=" in line)
+    assert line.isprintable()
+    told = subprocess.run(
+        ["bash", "-c", f'{line.removeprefix("  env   ")}; printf %s "$ODD"'], capture_output=True, check=True
+    )
+    assert told.stdout.decode() == value
 
 
 def test_lines_for_people(make_spec: MakeSpec) -> None:

@@ -252,6 +252,38 @@ def test_the_view_fits_the_output(tmp_path: Path) -> None:
     err.close()
 
 
+def test_in_the_background_there_is_no_footer() -> None:
+    """After Ctrl-Z and `bg` the shell's prompt stands below: nothing is drawn over it, nothing erased."""
+    with Screen() as screen:
+        out, foreground = Output(screen.fd), True
+        view = TerminalView(out, LineStyle(), screen.size, lambda: foreground)
+        view.update(moment(running(2)))
+        view.show([chunk(b"before\n")])
+        view.frame(1.0)
+        before = screen.shown()
+        assert before[0] == "worker:0 | before" and any("TASK" in line for line in before)
+        foreground = False
+        os.write(screen.fd, b"\r\n[1]+ Stopped\r\n$ bg\r\n$ ")
+        view.update(moment(running(2), now=99.0))
+        view.frame(2.0)
+        waiting = [*before, "[1]+ Stopped", "$ bg", "$"]
+        assert screen.shown() == waiting
+        view.show([chunk(b"meanwhile\n")])
+        view.frame(3.0)
+        assert screen.shown() == [*waiting[:-1], "$ worker:0 | meanwhile"]
+        foreground = True
+        view.frame(4.0)
+        assert screen.shown()[-2].startswith("worker:0  running")
+        view.finish()
+        assert screen.shown() == [*waiting[:-1], "$ worker:0 | meanwhile"]
+        out.close()
+
+
+def test_words_keep_their_lines_and_steer_nothing(watched: Watched) -> None:
+    watched.view.say("orch: no \x1b[2J/ev\x1b]0;t\x07il\nand more")
+    assert watched.frame() == ["orch: no /evil", "and more"]
+
+
 def test_no_descriptor_is_left() -> None:
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     with Screen() as screen:

@@ -1,0 +1,89 @@
+"""Starting runs from Python: `Cluster`, and the steps of `orch up` that need no screen.
+
+with orchestrator.Cluster(workers=2, command=["train.py"]) as run:
+    result = run.wait()
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from orchestrator import preflight, settings
+from orchestrator.api import STOP_MARGIN_S, Run, stop_run, tidy
+from orchestrator.client_link import Request, Supervised
+from orchestrator.errors import UsageError
+from orchestrator.request import UpRequest
+from orchestrator.runs import catalog
+from orchestrator.runs.paths import RunPaths, runs_dir
+from orchestrator.runs.reader import RunView
+
+
+class Cluster:
+    """A run that lasts as long as its `with`: leaving it stops whatever still runs.
+
+    The keywords are the options of `orch up` in snake case, values typed or as text (`timeout="5m"`). `command` is
+    the words after `--`; without it the built-in program runs. orch.toml and ORCH_* count as on the command line.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        command: Sequence[str] = (),
+        directory: Path | None = None,
+        **options: object,
+    ) -> None:
+        flags = {"workers": workers, "command": list(command) or None, **options}
+        self._request = settings.load(flags, os.environ, directory or Path.cwd())
+        self._supervised: Supervised | None = None
+        self._run: Run | None = None
+
+    def __enter__(self) -> Run:
+        self._supervised, self._run = start(self._request, detached=False)
+        return self._run
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._run is not None and self._supervised is not None:
+            try:
+                self._run.down()
+            finally:
+                self._supervised.wait(STOP_MARGIN_S)
+                self._supervised.close()
+
+
+def start(up: UpRequest, detached: bool) -> tuple[Supervised, Run]:
+    """Check the request against this machine, start its supervisor; the stream to it and the run."""
+    make_room(up)
+    return launch(up, detached)
+
+
+def make_room(up: UpRequest) -> list[tuple[str, int]]:
+    """What comes before anything is started: the checks, tidy() (whose answer it returns), --replace."""
+    preflight.check(up.spec)
+    preflight.check_writable(runs_dir(), "the state directory (XDG_STATE_HOME)")
+    swept = tidy()
+    if up.display.replace:
+        for run in catalog.live_runs(up.spec.name):
+            # A name that only its directory gave it does not reach into another directory of that name.
+            if up.spec.name_is_explicit or run.record.directory == str(up.spec.directory):
+                stop_run(run, force=False)
+    return swept
+
+
+def launch(up: UpRequest, detached: bool) -> tuple[Supervised, Run]:
+    """Start the supervisor of a checked request; the stream to it and the run."""
+    supervised = Supervised(Request(spec=up.spec, detached=detached))
+    try:
+        root = supervised.wait_created()
+    except BaseException:
+        supervised.close()
+        raise
+    view = RunView.open(RunPaths(root))
+    if view is None:
+        supervised.close()
+        raise UsageError(f"{root}: the run's directory vanished while it was starting")
+    return supervised, Run(view)
