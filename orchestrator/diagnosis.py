@@ -164,7 +164,9 @@ def _last_raised(lines: list[str]) -> _Raised | None:
         return None
     line = texts[end].strip()
     leaves = tuple(_leaves(block[end + 1 :])) if in_group else ()
-    return _Raised(line=line, leaves=leaves or (line,), traceback="\n".join(block[:end]))
+    # "Graph execution error:" is all that TensorFlow puts on the first line; the reason is on later ones.
+    whole = "\n".join(block[end:]) if line.startswith("tensorflow.") else line
+    return _Raised(line=line, leaves=leaves or (whole,), traceback="\n".join(block[:end]))
 
 
 def _leaves(block: list[str]) -> Iterator[str]:

@@ -181,7 +181,10 @@ def test_tasks_that_never_stop_telling_progress_starve_nobody(agent: Driver) -> 
 
 
 def test_a_grandchild_that_floods_the_pipe_does_not_hold_up_the_exit(agent: Driver) -> None:
-    agent.start("a", python(f"import os\nif os.fork(): os._exit(4)\n{FLOODS}"))
+    leaves = "import os\nif os.fork():\n while not os.path.exists('go'): pass\n os._exit(4)\n"
+    agent.start("a", python(leaves + FLOODS))
+    agent.wait_for(ProgressMade, "a")
+    (agent.directory / "go").touch()
     assert agent.wait_for(Exited, "a").exit_code == 4
     agent.end()
 

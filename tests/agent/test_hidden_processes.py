@@ -28,8 +28,16 @@ try: Path("/proc/1/stat").read_bytes(); hidden = False
 except PermissionError: hidden = True
 from orchestrator.runs.leftovers import end_leftovers
 from worker.processes import all_processes, descendants, read_stat, tree_state
-child = subprocess.Popen(["sleep", "600"])
-stray = subprocess.Popen(["sleep", "600"], env={**os.environ, "ORCH_RUN_ID": "run-1"})
+def started(**marks):
+    # Once it has spoken its exec is over: before, its environment may still read as empty.
+    child = subprocess.Popen(
+        ["sh", "-c", "echo up; read nothing"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **marks},
+    )
+    child.stdout.readline()
+    return child
+child = started()
+stray = started(ORCH_RUN_ID="run-1")
 seen = all_processes()
 below = sorted(stat.pid for stat in descendants(os.getpid(), seen))
 ended_strays = end_leftovers("run-1")

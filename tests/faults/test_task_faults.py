@@ -214,7 +214,7 @@ def test_an_exception_that_was_handled_does_not_hide_a_stopped_peer() -> None:
 
 
 def test_tasks_that_flood_their_progress_can_be_timed_out() -> None:
-    floods = "while True: os.write(int(os.environ['ORCH_PROGRESS_FD']), b'{}\\n')"
+    floods = "while True: os.write(int(os.environ['ORCH_PROGRESS_FD']), b'{}\\n' * 20000)"
     result = failed(floods, timeout="2s")
     assert (result.outcome, result.exit_code) == ("timed_out", 124)
     assert [task.end for task in result.tasks] == ["stopped by orch"] * 2

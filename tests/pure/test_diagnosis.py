@@ -173,6 +173,21 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 3, in <modu
             SymptomKind.COLLATERAL,
             "tensorflow.python.framework.errors_impl.InternalError: Connection reset by peer",
         ),
+        (
+            TRACEBACK
+            + "tensorflow.python.framework.errors_impl.InternalError: Graph execution error:\n\n"
+            + "Detected at node CollectiveReduceV2 defined at (most recent call last):\n  File t.py\n\n"
+            + "Collective ops is aborted by: Error reported from /job:worker/task:1\n",
+            SymptomKind.COLLATERAL,
+            "tensorflow.python.framework.errors_impl.InternalError: Graph execution error:",
+        ),
+        (
+            TRACEBACK
+            + "tensorflow.python.framework.errors_impl.InvalidArgumentError: Graph execution error:\n\n"
+            + "Detected at node MatMul defined at (most recent call last):\n  File t.py\n\nshapes differ\n",
+            SymptomKind.OWN,
+            "tensorflow.python.framework.errors_impl.InvalidArgumentError: Graph execution error:",
+        ),
         ("curl: (7) Connection refused\n", SymptomKind.UNKNOWN, None),
         ("W tensorflow/core/x.cc:1] Connection reset by peer\n", SymptomKind.COLLATERAL, None),
         (TRACEBACK + "__main__.f.<locals>.Bad: x\n", SymptomKind.OWN, "__main__.f.<locals>.Bad: x"),

@@ -54,7 +54,7 @@ def written(path: Path, made: Iterable[events.Event]) -> Path:
 
 
 def test_progress_that_is_past_is_left_out(tmp_path: Path) -> None:
-    made = [progressed(step, task) for step in range(100) for task in range(3)]
+    made: list[events.Event] = [progressed(step, task) for step in range(100) for task in range(3)]
     made.insert(150, READY)
     path = written(tmp_path / "events.jsonl", made)
     tail = EventTail(path)
