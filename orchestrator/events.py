@@ -53,7 +53,6 @@ class TeardownReason(StrEnum):
     FINISHED = "finished"  # all tasks did their work; only leftovers are swept
     FAILURE = "failure"
     REQUEST = "request"  # a StopReason
-    ORCH = "orch"  # orch itself could not go on
 
 
 class SymptomKind(StrEnum):

@@ -16,7 +16,6 @@ class CauseKind(StrEnum):
 
     EXITED = "exited"
     STOPPED = "stopped"
-    STALLED = "stalled"
     LEFT_EARLY = "left_early"
     LIMIT = "limit"
     ORCH = "orch"

@@ -25,7 +25,7 @@ from orchestrator.agent_link import AgentLink, AgentMessage
 from orchestrator.client_link import ClientLink
 from orchestrator.control import ControlServer, StopOrder
 from orchestrator.engines.base import AgentTerms, Engine
-from orchestrator.events import Event, StopReason, SymptomKind
+from orchestrator.events import Event, StopReason, SymptomKind, TeardownReason
 from orchestrator.lifecycle import Action, Finish, Happen, Lifecycle, StartTasks, SweepHost, TearDown, Terms
 from orchestrator.plan import RunPlan, planned_tasks
 from orchestrator.progress_throttle import ProgressThrottle
@@ -284,6 +284,10 @@ class Supervisor:
             case agent_link.Exited():
                 self._take_exit(message)
             case agent_link.Empty():
+                if message.swept and self._lifecycle.state.teardown is TeardownReason.FINISHED:
+                    many = "processes" if message.swept > 1 else "process"
+                    text = f"killed {message.swept} {many} that the tasks had left running"
+                    self._happened(events.Noticed(**_now(), text=text))
                 self._happened(events.TeardownEnded(**_now(), swept=message.swept))
             case _:
                 assert_never(message)

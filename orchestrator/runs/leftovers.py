@@ -19,17 +19,23 @@ def end_leftovers(run_id: str, below: int | None = None) -> int:
     """
     ended: set[tuple[int, float]] = set()
     deadline = time.monotonic() + _PATIENCE_S
+    looked_again = False
     while time.monotonic() < deadline:
         left = _leftovers(run_id, below)
-        if not left:
+        if not left and looked_again:
             break
+        # A process caught in the middle of its exec shows no environment: an empty look is looked over once more.
+        looked_again = not left
         for process in left:
             try:
                 process.kill()  # psutil compares the start time: never a stranger with the same pid
                 ended.add((process.pid, process.create_time()))
             except psutil.Error:
                 continue
-        psutil.wait_procs(left, timeout=_ROUND_S)
+        if left:
+            psutil.wait_procs(left, timeout=_ROUND_S)
+        else:
+            time.sleep(_ROUND_S)
         if below == os.getpid():
             _reap_children()
     return len(ended)

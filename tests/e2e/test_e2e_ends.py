@@ -328,3 +328,9 @@ def test_orch_that_lives_on_pythonpath(orch: Orch) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "worker:0 | hello\n"), done.stderr
+
+
+def test_what_a_successful_task_leaves_running_is_ended_and_said(orch: Orch) -> None:
+    done = orch("up", "--", "sh", "-c", "trap '' TERM; setsid sleep 600 & echo done")
+    assert done.code == 0 and done.lines == ["worker:0 | done"]
+    assert "orch: killed 1 process that the tasks had left running" in done.err

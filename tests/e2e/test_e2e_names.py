@@ -27,7 +27,9 @@ def test_an_evil_directory(orch: Orch) -> None:
         assert _is_harmless(done) and _SHOWN in done.out, words
 
 
-@pytest.mark.parametrize("option", ["--cwd", "--checkpoint-dir", "--log-dir", "--name", "--timeout", "--tasks"])
+@pytest.mark.parametrize(
+    "option", ["--cwd", "--checkpoint-dir", "--log-dir", "--name", "--timeout", "--tasks"]
+)
 def test_an_evil_word(orch: Orch, option: str) -> None:
     done = orch("up", option, f"/proc/{_EVIL}", "--", "true")
     assert (done.code, done.out) == (2, "")

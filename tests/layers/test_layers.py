@@ -150,7 +150,10 @@ def test_the_agent_needs_the_standard_library_alone(name: str) -> None:
 @pytest.mark.parametrize("path", [*sources("orchestrator"), *sources("worker")], ids=lambda path: path.stem)
 def test_only_the_composition_root_and_its_callers_import_it(path: Path) -> None:
     module = path.relative_to(ROOT).with_suffix("").as_posix()
-    if module not in ("orchestrator/__init__", "orchestrator/api", "orchestrator/launch") and "/cli/" not in module:
+    if (
+        module not in ("orchestrator/__init__", "orchestrator/api", "orchestrator/launch")
+        and "/cli/" not in module
+    ):
         assert "api" not in of_ours(path, "orchestrator")
 
 

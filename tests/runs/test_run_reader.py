@@ -85,9 +85,7 @@ def test_progress_in_another_writing_is_read_all_the_same(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("block", [1, 300, 5_000, 1 << 20])
-def test_the_state_is_that_of_all_events(
-    tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_state_is_that_of_all_events(tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the blocks: lines longer than one, plans and starts between the progress, a read now and then."""
     monkeypatch.setattr(reader, "_BLOCK_BYTES", block)
     chance = random.Random(block)
