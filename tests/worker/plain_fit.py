@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 if "fixed" in sys.argv:
-    from worker.keras_multiworker import fix_multi_worker_fit
+    from worker.bootstrap.keras_fix.trainer import fix_multi_worker_fit
 
     print(fix_multi_worker_fit(2))
     assert fix_multi_worker_fit(2) is None

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 from cluster import run_workers
 
-from worker.keras_multiworker import Fault, find_faults, fix_multi_worker_fit, parse_version
+from worker.bootstrap.keras_fix.trainer import Fault, find_faults, fix_multi_worker_fit, parse_version
 
 # A busy machine may take several times as long as a free one.
 pytestmark = pytest.mark.timeout(600)

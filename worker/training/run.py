@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import keras
 import tensorflow as tf
 
-from worker.keras_multiworker import fix_multi_worker_fit
+from worker.bootstrap.keras_fix.trainer import fix_multi_worker_fit
 from worker.options import Options
 from worker.progress import ProgressChannel
 from worker.training.checkpoints import Checkpoints, save_model
