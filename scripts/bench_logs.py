@@ -1,26 +1,25 @@
-"""Measures the logs of `orch up`: lines a second through it, and how soon Ctrl-C is obeyed in a flood.
+"""Measures the logs of `orch up` beside honcho's: merged lines a second, and how soon Ctrl-C is obeyed in a flood.
 
-    scripts/bench logs [--rounds 5] [--lines 200000] [--tasks 4]
+    scripts/bench logs [--rounds 5] [--lines 200000] [--tasks 4] [--json FILE]
 
-Each round runs what is compared one after the other: a busy machine slows all of them. Medians are shown.
+Both rates are net of what it takes to start and end (orch) or to start (honcho, by its first line) tasks that write
+nothing. honcho ends everything when one task ends, so its tasks stay until all their lines have come out.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import pty
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
+
+from bench_pairs import Compared, options, pair, report
 
 ORCH = Path(sys.executable).parent / "orch"
 FLOOD = """
@@ -35,6 +34,15 @@ while lines < 0 or first < lines:
         text = text[os.write(1, text):]
     first = last
 """
+# A task that has written and waits to be ended.
+STAY = """
+import sys, time
+sys.argv[0] = sys.argv.pop(1)
+exec(open(sys.argv[0]).read())
+time.sleep(600)
+"""
+HONCHO_LINES = 5_000
+HONCHO_AIM = 40
 LOOP = """
 for i in $(seq 0 $(($1 - 1))); do
   "$2" "$3" "$4" | sed "s/^/worker:$i | /" &
@@ -51,6 +59,8 @@ class Bench:
         self.lines = lines
         self.flood = directory / "flood.py"
         self.flood.write_text(FLOOD)
+        self.stay = directory / "stay.py"
+        self.stay.write_text(STAY)
         self.out = directory / "out"
         self.state = directory / "state"
         self.env = os.environ | {"XDG_STATE_HOME": str(self.state), "NO_COLOR": "1"}
@@ -86,6 +96,33 @@ class Bench:
     def shell_loop(self) -> float:
         argv = ["bash", "-c", LOOP, "-", str(self.tasks), sys.executable, str(self.flood), str(self.lines)]
         return self.timed(argv)
+
+    def merged_rate(self) -> float:
+        return self.tasks * self.lines / self.merged()
+
+    def honcho_rate(self) -> float:
+        """Merged lines a second, from the first line to the last."""
+        procfile = self.out.parent / "Procfile"
+        command = f"{sys.executable} {self.stay} {self.flood} {HONCHO_LINES}"
+        procfile.write_text("".join(f"worker-{task}: {command}\n" for task in range(self.tasks)))
+        honcho = [sys.executable, "-m", "honcho", "-f", str(procfile), "start"]
+        with subprocess.Popen(
+            honcho, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=self.env, start_new_session=True
+        ) as process:
+            assert process.stdout is not None
+            wanted, seen, began = self.tasks * HONCHO_LINES, 0, 0.0
+            for line in process.stdout:
+                if b" step " in line:
+                    began = began or time.perf_counter()
+                    seen += 1
+                if seen == wanted:
+                    break
+            seconds = time.perf_counter() - began
+            process.terminate()
+            process.stdout.read()
+        if seen != wanted:
+            raise SystemExit(f"{wanted} lines were written, {seen} came out of honcho")
+        return seen / seconds
 
     def interrupted_plain(self) -> float:
         """Seconds from Ctrl-C to the end of `orch up` with its output in a pipe."""
@@ -163,36 +200,32 @@ def _read_away(fd: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measures the logs of orch up.")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = options("Measures the logs of orch up.", rounds=5)
     parser.add_argument("--lines", type=int, default=200_000)
     parser.add_argument("--tasks", type=int, default=4)
-    options = parser.parse_args()
-    total = options.lines * options.tasks
-    taken: dict[str, list[float]] = defaultdict(list)
+    arguments = parser.parse_args()
+    total = arguments.lines * arguments.tasks
+    merged = Compared("merged plain output", "/s", "honcho", HONCHO_AIM, at_least=True)
+    whole = Compared("the same, start and end included", "/s", "")
+    replay = Compared("orch logs, replay", "/s", "")
+    loop = Compared("shell loop with sed (keeps no order)", "/s", "")
+    pipe = Compared("Ctrl-C to the end, output in a pipe", "s", "")
+    terminal = Compared("Ctrl-C to the end, on a terminal", "s", "")
     with tempfile.TemporaryDirectory(prefix="orch-bench-") as directory:
-        bench = Bench(Path(directory), options.tasks, options.lines)
-        measured: dict[str, Callable[[], float]] = {
-            "orch up, merged plain output": bench.merged,
-            "orch up, start and end included": bench.whole,
-            "orch logs, replay": bench.replayed,
-            "shell loop with sed (not in order)": bench.shell_loop,
-        }
-        ended = {
-            "Ctrl-C to the end, output in a pipe": bench.interrupted_plain,
-            "Ctrl-C to the end, on a terminal": bench.interrupted_terminal,
-        }
-        for _ in range(options.rounds):
-            for name, run in (measured | ended).items():
-                taken[name].append(run())
+        bench = Bench(Path(directory), arguments.tasks, arguments.lines)
+        for round_ in range(arguments.rounds):
+            pair(merged, bench.merged_rate, bench.honcho_rate, round_)
+            whole.orch.append(total / bench.whole())
+            replay.orch.append(total / bench.replayed())
+            loop.orch.append(total / bench.shell_loop())
+            pipe.orch.append(bench.interrupted_plain())
+            terminal.orch.append(bench.interrupted_terminal())
             bench.clear()
-        print(f"{options.tasks} tasks x {options.lines:,} lines, medians of {options.rounds} rounds")
-        for name in measured:
-            seconds = statistics.median(taken[name])
-            print(f"  {name:<36} {seconds:6.2f} s  {total / seconds:>12,.0f} lines/s")
-        for name in ended:
-            worst = max(taken[name])
-            print(f"  {name:<36} {statistics.median(taken[name]):6.2f} s  (slowest {worst:.2f} s)")
+    report(
+        f"logs, {arguments.tasks} tasks x {arguments.lines:,} lines",
+        [merged, whole, replay, loop, pipe, terminal],
+        arguments.json,
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,173 @@
+"""Starts the same training script by `orch up` and by hand, and tells when its steps ended and what it took."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import portpicker
+import psutil
+from bench_pairs import waiting_at_most
+
+ORCH = Path(sys.executable).parent / "orch"
+SCRIPTS = Path(__file__).parent / "bench_scripts"
+SMALL, LARGE = "64,106,10", "784,1312,1312,10"
+PATIENCE_S = 600.0
+# What people write when they start workers by hand.
+SHELL_LOOP = """
+for i in $(seq 0 $((WORKERS - 1))); do
+  TF_CONFIG="{\\"cluster\\": {\\"worker\\": [$ADDRESSES]}, \\"task\\": {\\"type\\": \\"worker\\", \\"index\\": $i}}" "$@" > "$OUT/$i.log" 2>&1 &
+done
+wait
+"""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A training script and what it is given; `env` on top of this process's."""
+
+    name: str
+    workers: int
+    steps: int
+    widths: str = SMALL
+    env: tuple[tuple[str, str], ...] = ()
+
+    def argv(self, out: Path) -> list[str]:
+        return [sys.executable, str(SCRIPTS / self.name), str(out), str(self.steps), self.widths]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What the workers wrote down, times in CLOCK_MONOTONIC seconds; `began` is when the command was given."""
+
+    began: float
+    first: float
+    per_step: list[float]
+    fit_returned_after: float | None
+    parameters: int
+
+
+class Clusters:
+    """One directory for all that is started; each start gets a folder of its own in it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.state = directory / "state"
+        self._count = 0
+
+    def folder(self) -> Path:
+        self._count += 1
+        folder = self.directory / f"out-{self._count}"
+        folder.mkdir()
+        return folder
+
+    @contextlib.contextmanager
+    def orch(self, script: Script, out: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+        up = [str(ORCH), "up", "-v", "--workers", str(script.workers), *options, "--", *script.argv(out)]
+        with self._started(up, script, out) as process:
+            yield process
+
+    @contextlib.contextmanager
+    def by_hand(self, script: Script, out: Path) -> Iterator[subprocess.Popen[bytes]]:
+        ports = [portpicker.pick_unused_port() for _ in range(script.workers)]
+        addresses = ", ".join(f'"127.0.0.1:{port}"' for port in ports)
+        env = {"WORKERS": str(script.workers), "ADDRESSES": addresses, "OUT": str(out)}
+        with self._started(["bash", "-c", SHELL_LOOP, "-", *script.argv(out)], script, out, env) as process:
+            yield process
+
+    def trained(self, script: Script, *, by_orch: bool, options: tuple[str, ...] = ()) -> Steps:
+        """Train to the end."""
+        out = self.folder()
+        began = time.monotonic()
+        with self.orch(script, out, *options) if by_orch else self.by_hand(script, out) as process:
+            process.wait(PATIENCE_S)
+            steps = read_steps(out, script.workers, began)
+        shutil.rmtree(self.state, ignore_errors=True)
+        return steps
+
+    def memory(self, script: Script, *, by_orch: bool) -> tuple[float, Steps]:
+        """(PSS in bytes after the first step, steps): of the tasks, and orch's agent and preloader with them."""
+        out = self.folder()
+        began = time.monotonic()
+        with self.orch(script, out) if by_orch else self.by_hand(script, out) as process:
+            wait_for_first_steps(process, out, script.workers)
+            below = psutil.Process(process.pid).children(recursive=True)
+            if by_orch:  # the supervisor is no part of what trains
+                supervisor = next(child for child in below if child.ppid() == process.pid)
+                below.remove(supervisor)
+            memory = sum(pss(child) for child in below)
+            process.wait(PATIENCE_S)
+            steps = read_steps(out, script.workers, began)
+        shutil.rmtree(self.state, ignore_errors=True)
+        return memory, steps
+
+    @contextlib.contextmanager
+    def _started(
+        self, argv: list[str], script: Script, out: Path, env: dict[str, str] | None = None
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        full = (
+            os.environ | {"XDG_STATE_HOME": str(self.state), "NO_COLOR": "1"} | dict(script.env) | (env or {})
+        )
+        with (out / "output").open("wb") as output:
+            process = subprocess.Popen(
+                argv, stdout=output, stderr=output, env=full, cwd=out, start_new_session=True
+            )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+                try:
+                    process.wait(15)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+
+
+def wait_for_first_steps(process: subprocess.Popen[bytes], out: Path, workers: int) -> None:
+    with waiting_at_most(PATIENCE_S, "the first step") as pause:
+        while not all((out / f"{rank}.first").exists() for rank in range(workers)):
+            if process.poll() is not None:
+                raise SystemExit(failure(process.args, out))
+            pause()
+
+
+def read_steps(out: Path, workers: int, began: float) -> Steps:
+    """Of the chief, but the first step is the slowest worker's: then everybody has taken it."""
+    files = [out / f"{rank}.json" for rank in range(workers)]
+    if not all(file.exists() for file in files):
+        raise SystemExit(failure("the training", out))
+    written = [json.loads(file.read_text()) for file in files]
+    ended = written[0]["ended"]
+    returned = [one["returned"] - one["ended"][-1] for one in written if "returned" in one]
+    return Steps(
+        began=began,
+        first=max(one["ended"][0] for one in written) - began,
+        per_step=[after - before for before, after in pairwise(ended)],
+        fit_returned_after=max(returned, default=None),
+        parameters=written[0]["parameters"],
+    )
+
+
+def pss(process: psutil.Process) -> float:
+    with contextlib.suppress(psutil.Error):
+        return float(process.memory_full_info().pss)
+    return 0.0
+
+
+def failure(what: object, out: Path) -> str:
+    logs = [*sorted(out.glob("*.log")), out / "output"]
+    tails = [f"{log.name}:\n{log.read_text(errors='replace')[-1500:]}" for log in logs if log.exists()]
+    command = shlex.join(what) if isinstance(what, list) else str(what)
+    return f"{command} failed\n" + "\n".join(tails)

@@ -1,0 +1,163 @@
+"""What every measurement shares: pairs taken in one run, medians of their ratios, a table and JSON.
+
+A pair is orch and what is compared with it, one right after the other and in turns first: a busy machine slows both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+Measurement = Callable[[], float]
+MEASURED_PACKAGES = ("tf-orch", "tensorflow", "keras", "tf_keras", "honcho")
+
+
+@dataclass
+class Compared:
+    """One line of the table. `orch` and `other` are the samples, pair by pair, in `unit`; `target` is what their
+    ratio's median may be (`at_least`: must be); without `other` it is what orch's own median may be."""
+
+    name: str
+    unit: str
+    against: str
+    target: float | None = None
+    at_least: bool = False
+    orch: list[float] = field(default_factory=list)
+    other: list[float] = field(default_factory=list)
+
+    @property
+    def ratios(self) -> list[float]:
+        return [ours / theirs for ours, theirs in zip(self.orch, self.other, strict=True)]
+
+    @property
+    def figure(self) -> float:
+        """The median of the ratios; without anything compared, orch's own median."""
+        return statistics.median(self.ratios if self.other else self.orch)
+
+    @property
+    def is_reached(self) -> bool | None:
+        if self.target is None:
+            return None
+        return self.figure >= self.target if self.at_least else self.figure <= self.target
+
+
+def pair(compared: Compared, ours: Measurement, theirs: Measurement, round_: int) -> None:
+    """Measure both, in turns first."""
+    if round_ % 2:
+        other = theirs()
+        compared.orch.append(ours())
+        compared.other.append(other)
+    else:
+        compared.orch.append(ours())
+        compared.other.append(theirs())
+    say(f"{compared.name}: {_pair_text(compared, -1)}")
+
+
+def say(text: str) -> None:
+    """How far the measurement is, beside its results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def report(name: str, lines: list[Compared], json_file: Path | None) -> None:
+    """The table to stdout, everything to `json_file`."""
+    about = machine()
+    print(f"{name}: {about['date']}, {about['cores']} cores ({about['cpu']}), load {about['load']}")
+    print(f"  {about['versions']}")
+    width = max(len(line.name) for line in lines)
+    print(f"  {'':<{width}}  {'orch':>11}  {'other':>11}  {'ratio':>7}  {'spread':>16}  {'aim':>8}")
+    for line in lines:
+        print(f"  {line.name:<{width}}  {_row(line)}")
+    if json_file is not None:
+        measured = [asdict(line) | {"figure": line.figure, "reached": line.is_reached} for line in lines]
+        json_file.write_text(json.dumps({"bench": name, "machine": about, "measured": measured}, indent=1))
+
+
+def _row(line: Compared) -> str:
+    ours = _figure(statistics.median(line.orch), line.unit)
+    if line.other:
+        theirs = _figure(statistics.median(line.other), line.unit)
+        ratio, spread = f"{line.figure:7.3f}", f"{min(line.ratios):.2f} to {max(line.ratios):.2f}"
+    else:
+        theirs, ratio = "", ""
+        spread = f"{_figure(min(line.orch))} to {_figure(max(line.orch))}"
+    aim = "" if line.target is None else f"{'>=' if line.at_least else '<='} {line.target:g}"
+    verdict = {None: "", True: "reached", False: "MISSED"}[line.is_reached]
+    many = len(line.orch)
+    against = f"; against {line.against}" if line.other else ""
+    return f"{ours:>11}  {theirs:>11}  {ratio:>7}  {spread:>16}  {aim:>8}  {verdict} ({many} x{against})"
+
+
+def _figure(value: float, unit: str = "") -> str:
+    number = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return f"{number} {unit}".strip()
+
+
+def _pair_text(compared: Compared, at: int) -> str:
+    return (
+        f"{_figure(compared.orch[at], compared.unit)} with orch, {_figure(compared.other[at], compared.unit)} by {compared.against}:"
+        f" {compared.ratios[at]:.3f}"
+    )
+
+
+def machine() -> dict[str, object]:
+    cpu = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu": cpu,
+        "load": " ".join(f"{load:.1f}" for load in os.getloadavg()),
+        "kernel": platform.release(),
+        "versions": ", ".join(
+            [
+                f"Python {platform.python_version()}",
+                *(f"{name} {_version(name)}" for name in MEASURED_PACKAGES),
+            ]
+        ),
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "absent"
+
+
+def options(description: str, rounds: int) -> argparse.ArgumentParser:
+    """The options that all measurements have."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"pairs (default {rounds})")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the samples as JSON, too")
+    return parser
+
+
+@contextmanager
+def waiting_at_most(seconds: float, what: str) -> Iterator[Callable[[], bool]]:
+    """A condition's loop: `while not done(): pause()`, ending in an error instead of never."""
+    deadline = time.monotonic() + seconds
+
+    def pause() -> bool:
+        if time.monotonic() >= deadline:
+            raise SystemExit(f"{what}: nothing after {seconds:g} s")
+        time.sleep(0.005)
+        return True
+
+    yield pause
