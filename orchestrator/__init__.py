@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from orchestrator.launch import Cluster
     from orchestrator.result import RunResult
+    from orchestrator.session import Session
 
 _HOMES = {
     "orchestrator.api": ("Run", "down", "find", "ls", "status"),
@@ -38,6 +39,7 @@ _HOMES = {
     ),
     "orchestrator.launch": ("Cluster",),
     "orchestrator.result": ("RunResult",),
+    "orchestrator.session": ("Session",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -53,6 +55,7 @@ __all__ = [
     "RunResult",
     "RunStopped",
     "RunTimedOut",
+    "Session",
     "TaskFailed",
     "UsageError",
     "down",

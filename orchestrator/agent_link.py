@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from orchestrator.events import Progress
+from orchestrator.events import ProcessOrigin, Progress
 
 _READ_BYTES = 1 << 16
 
@@ -36,11 +37,27 @@ class HoldFailed(_Message):
     reason: str
 
 
+class Preloaded(_Message):
+    """`seconds` since the preload message; 0 when it had been done for an earlier run."""
+
+    type: Literal["preloaded"]
+    modules: tuple[str, ...]
+    seconds: float
+
+
+class NotPreloaded(_Message):
+    """Nothing can be forked (any more): tasks are spawned."""
+
+    type: Literal["not_preloaded"]
+    reason: str
+
+
 class Started(_Message):
     type: Literal["started"]
     task: str
     pid: int
     start_ticks: int
+    method: ProcessOrigin = "spawn"
 
 
 class StartFailed(_Message):
@@ -101,7 +118,18 @@ class Empty(_Message):
 
 
 AgentMessage = (
-    Hello | Held | HoldFailed | Started | StartFailed | Listening | ProgressMade | Sampled | Exited | Empty
+    Hello
+    | Held
+    | HoldFailed
+    | Preloaded
+    | NotPreloaded
+    | Started
+    | StartFailed
+    | Listening
+    | ProgressMade
+    | Sampled
+    | Exited
+    | Empty
 )
 _ADAPTER: TypeAdapter[AgentMessage] = TypeAdapter(Annotated[AgentMessage, Field(discriminator="type")])
 
@@ -120,6 +148,19 @@ class AgentLink:
     def close(self) -> None:
         """End of file at the agent: it ends everything and leaves."""
         self._stream.close()
+
+    def serve(self, run_id: str, failure_grace_s: float, log: str, environ: Mapping[str, str]) -> bool:
+        """Have an agent whose last run has ended serve another one; False when it is gone. `environ` is what that
+        run's tasks inherit, packed."""
+        try:
+            if self._stream.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b"":
+                return False
+        except BlockingIOError:
+            pass
+        except OSError:
+            return False
+        self._run_id = run_id
+        return self._send("run", failure_grace_s=failure_grace_s, log=log, environ=dict(environ))
 
     def read(self) -> tuple[list[AgentMessage], bool]:
         """(messages that have arrived, whether the stream still lives). Foreign runs' messages are dropped."""
@@ -145,8 +186,29 @@ class AgentLink:
         log: str,
         port: int | None,
         serves: bool,
+        bootstrap: Mapping[str, object] | None = None,
+        fork: bool = False,
     ) -> bool:
-        return self._send("start", task=task, argv=argv, env=env, cwd=cwd, log=log, port=port, serves=serves)
+        """`env` is what the task gets besides the agent's own environment; `bootstrap` what is injected into its
+        Python, None for nothing; `fork`: from the preloader, as soon as that is there."""
+        return self._send(
+            "start",
+            task=task,
+            argv=argv,
+            env=env,
+            cwd=cwd,
+            log=log,
+            port=port,
+            serves=serves,
+            bootstrap=None if bootstrap is None else dict(bootstrap),
+            fork=fork,
+        )
+
+    def preload(
+        self, argv: tuple[str, ...], env: Mapping[str, str], cwd: str, modules: tuple[str, ...], log: str
+    ) -> bool:
+        """Have `modules` imported by the interpreter `argv` (with its options), for tasks to be forked from."""
+        return self._send("preload", argv=argv, env=dict(env), cwd=cwd, modules=modules, log=log)
 
     def stop(self, grace_s: float) -> bool:
         return self._send("stop", grace_s=grace_s)

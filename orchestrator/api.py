@@ -7,11 +7,12 @@ from wait(), each with the run's result.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.control import StopOrder, request
+from orchestrator.doing import late_start
 from orchestrator.errors import (
     EngineError,
     RunEnded,
@@ -77,16 +78,29 @@ class Run:
             raise_for(result)
         return result
 
-    def wait_ready(self, timeout_s: float | None = None) -> None:
-        """Wait until every TensorFlow task's port listens; the error of a run that ends before, TimeoutError."""
+    def wait_ready(
+        self, timeout_s: float | None = None, on_notice: Callable[[str], object] | None = None
+    ) -> None:
+        """Wait until every TensorFlow task's port listens; the error of a run that ends before, TimeoutError.
+
+        `on_notice` is called with what orch has to say meanwhile: who keeps the others waiting, for instance.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        told = 0
         self._view.refresh()
         while not self._view.state.is_ready:
+            notices = self._view.state.notices
+            if on_notice is not None:
+                for notice in notices[told:]:
+                    on_notice(notice)
+            told = len(notices)
             if self._view.state.phase.is_end or not self._view.is_live:
                 raise_for(result_of(self._view))
                 return
             if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(f"{self.id} is not ready after {timeout_s:g} s")
+                late = late_start(self._view.state, self._view.now_mono())
+                why = f": {late}" if late else ""
+                raise TimeoutError(f"{self.id} is not ready after {timeout_s:g} s{why}")
             time.sleep(_LOOK_S)
             self._view.refresh()
 

@@ -1,6 +1,7 @@
 """The pipe between a client and the supervisor it started: while it is open, somebody is there.
 
-client -> supervisor: the request, then stop orders; its end of file is an orderly stop (unless detached).
+client -> supervisor: the request, then stop orders; its end of file is an orderly stop (unless detached). A session
+sends its next request when its last run has ended.
 supervisor -> client: created {root} or refused {exit_code, message}; its end of file: the supervisor has left.
 JSON lines over a socket pair.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,8 @@ from pydantic import BaseModel, ConfigDict
 from orchestrator import errors
 from orchestrator.control import StopOrder
 from orchestrator.errors import EngineError, ExitCode, OrchError
-from orchestrator.isolation import isolated
 from orchestrator.spec import JobSpec
+from orchestrator.supervisor_start import StartedSupervisor
 
 _READ_BYTES = 1 << 16
 _START_TIMEOUT_S = 60.0
@@ -29,36 +31,42 @@ _REFUSALS: dict[int, type[OrchError]] = {
 }
 
 
+class Lifetime(StrEnum):
+    """What a run, and its supervisor, last as long as."""
+
+    CLIENT = "client"  # its own end, or its client's
+    DETACHED = "detached"  # its own end
+    SESSION = "session"  # as CLIENT; then the supervisor waits for the next request
+
+
 class Request(BaseModel):
-    """What a client asks a new supervisor for. `detached`: the run outlives the client."""
+    """What a client asks a supervisor for. `environ` is what the run's processes inherit where that is no longer what
+    the supervisor was started with: each byte as one character, since a variable need not be UTF-8."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     spec: JobSpec
-    detached: bool
+    lifetime: Lifetime
+    environ: dict[str, str] | None = None
+
+
+class SupervisorLeft(EngineError):
+    """It has ended without an answer."""
 
 
 class Supervised:
     """The client's end: a supervisor's process and the stream to it; close() lets go and reaps."""
 
-    def __init__(self, request: Request) -> None:
-        self._stream, its = socket.socketpair()
-        argv = isolated("orchestrator.supervisor_process", str(its.fileno()))
-        try:
-            self._process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, pass_fds=(its.fileno(),), start_new_session=True
-            )
-        except OSError as error:
-            self._stream.close()
-            raise EngineError(f"the supervisor could not be started: {error}") from error
-        finally:
-            its.close()
-        self._send(request.model_dump_json().encode())
+    def __init__(self, started: StartedSupervisor) -> None:
+        self._stream = started.stream
+        self._process = started.process
 
     def fileno(self) -> int:
         return self._stream.fileno()
 
-    def wait_created(self) -> Path:
-        """The run's directory, once it is there; the error that the supervisor refused with otherwise."""
+    def create(self, request: Request) -> Path:
+        """The directory of the run that was asked for, once it is there; the error that it was refused with
+        otherwise."""
+        self._send(request.model_dump_json().encode())
         self._stream.settimeout(_START_TIMEOUT_S)
         try:
             line = _read_line(self._stream)
@@ -67,7 +75,7 @@ class Supervised:
         self._stream.setblocking(False)
         if not line:
             code = self._process.wait()
-            raise EngineError(f"the supervisor ended at once, with exit code {code}; its words are above")
+            raise SupervisorLeft(f"the supervisor ended at once, with exit code {code}; its words are above")
         answer = json.loads(line)
         if "refused" in answer:
             refused = answer["refused"]
@@ -123,15 +131,21 @@ class ClientLink:
     def fileno(self) -> int:
         return self._stream.fileno()
 
-    def read_request(self) -> Request:
-        """Wait for the request; EngineError if the client left before it was whole."""
-        while b"\n" not in self._inbox:
-            data = self._stream.recv(_READ_BYTES)
-            if not data:
-                raise EngineError("the client left before it had said what to run")
-            self._inbox += data
-        line, _, self._inbox = self._inbox.partition(b"\n")
-        return Request.model_validate_json(line)
+    def read_request(self) -> Request | None:
+        """Wait for the next request; None if the client left before it was whole."""
+        while True:
+            while b"\n" not in self._inbox:
+                try:
+                    data = self._stream.recv(_READ_BYTES)
+                except ConnectionError:
+                    return None
+                if not data:
+                    return None
+                self._inbox += data
+            line, _, self._inbox = self._inbox.partition(b"\n")
+            # A stop order that came when its run had just ended is none for the next one.
+            if "op" not in json.loads(line):
+                return Request.model_validate_json(line)
 
     def read_orders(self) -> tuple[list[StopOrder], bool]:
         """(stop orders that have arrived, whether the client is still there). Never blocks."""

@@ -28,6 +28,19 @@ def config_document(spec: JobSpec, plan: RunPlan) -> dict[str, object]:
         "placeholder_ports": True,
         "spec": spec.masked().model_dump(mode="json"),
         "hold_mode": plan.hold_mode.value,
+        "start": {
+            "method": _method(spec),
+            "reason": spec.command.start.reason,
+            "preload": list(spec.command.start.modules),
+        },
+        "cpu_budget": {
+            "cores": plan.budget.cores.usable,
+            "tasks": plan.budget.tasks,
+            "share": plan.budget.share,
+            "threads": plan.budget.asked,
+            "env": dict(plan.budget.env),
+            "set_already": list(plan.budget.users),
+        },
         "tasks": [_task_document(task) for task in plan.tasks],
     }
 
@@ -45,6 +58,7 @@ def _task_document(task: TaskPlan) -> dict[str, object]:
         "cwd": str(task.cwd),
         "log": str(task.log),
         "serves": task.serves,
+        "bootstrap": None if task.bootstrap is None else dict(task.bootstrap),
     }
 
 
@@ -59,11 +73,17 @@ def config_lines(spec: JobSpec, plan: RunPlan) -> list[str]:
         f"time limit   {limit}",
         f"grace        {format_duration(spec.grace_s)},"
         f" after a failure {format_duration(spec.failure_grace_s)}",
+        f"start        {_method(spec)}: {spec.command.start.reason}",
+        f"threads      {plan.budget}",
         "ports        placeholders: `orch up` picks free ones and puts them in their place",
     ]
     for task in plan.tasks:
         lines += ["", *_task_lines(task)]
     return lines
+
+
+def _method(spec: JobSpec) -> str:
+    return "fork" if spec.command.start.fork else "spawn"
 
 
 def _task_lines(task: TaskPlan) -> list[str]:

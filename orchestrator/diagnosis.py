@@ -7,6 +7,8 @@ import signal as signals
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pydantic import BaseModel, ConfigDict
+
 from orchestrator.events import Symptom, SymptomKind
 from orchestrator.result import Cause, CauseKind, exit_text
 from orchestrator.state import RunState, TaskPhase, TaskState
@@ -37,6 +39,14 @@ _EXCEPTION = re.compile(r"^[A-Za-z_](?:[\w.]|<locals>)*(?:: .*)?$")
 _GROUP_HEAD = re.compile(r"\(\d+ sub-exceptions?\)$")
 # An interpreter on its way out may say this many lines more; one that goes on had handled the exception.
 _LINES_AFTER = 5
+# Of an exception's text: the last one raised stands at its end.
+_MAX_TEXT = 32 * 1024
+# What a program on TensorFlow means by these; anybody else's codes are their own.
+PREEMPTED = 42
+_MEANINGS = {
+    PREEMPTED: "it was told to end, saved its state and asks to be started again (PreemptionCheckpointHandler)",
+    143: "it was told to end by SIGTERM, and did",
+}
 _CONTROL = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 )
@@ -112,18 +122,46 @@ SIGNATURES = (
 )
 
 
-def read_symptom(tail: str) -> Symptom:
-    """Classify a task's last output (a few KiB of text, control sequences and all)."""
-    lines = [_CONTROL.sub("", line.rpartition("\r")[2] or line)[:_MAX_LINE] for line in tail.split("\n")]
-    while lines and not lines[-1].strip():
-        lines.pop()
-    raised = _last_raised(lines)
+class Uncaught(BaseModel):
+    """An exception that a task put down itself as it fell: `type` by its full name, `text` the whole traceback with
+    its causes, `at` the place in the source that raised it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    type: str
+    message: str
+    text: str
+    at: str | None = None
+
+    @property
+    def line(self) -> str:
+        """What a traceback's last line says: its type and the first line of its message."""
+        said = self.message.strip().partition("\n")[0]
+        name = self.type.removeprefix("builtins.")
+        return f"{name}: {said}" if said else name
+
+
+def read_symptom(tail: str, uncaught: Uncaught | None = None) -> Symptom:
+    """Classify a task's last output (a few KiB of text, control sequences and all) and what it put down itself."""
+    lines = _plain_lines(tail)
+    raised = _last_raised(lines) if uncaught is None else _raised_by(uncaught)
+    source = tail if uncaught is None else f"{uncaught.text[-_MAX_TEXT:]}\n{uncaught.line}"
     return Symptom(
         kind=_kind(tail, raised),
         exception=raised.line if raised else None,
-        advice=next((s.advice for s in SIGNATURES if s.pattern.search(tail)), None),
+        advice=_advice(source) or _advice(tail),
         lines=tuple(lines[-TAIL_LINES:]),
     )
+
+
+def _plain_lines(tail: str) -> list[str]:
+    lines = [_CONTROL.sub("", line.rpartition("\r")[2] or line)[:_MAX_LINE] for line in tail.split("\n")]
+    while lines and not lines[-1].strip():
+        lines.pop()
+    return lines
+
+
+def _advice(text: str) -> str | None:
+    return next((signature.advice for signature in SIGNATURES if signature.pattern.search(text)), None)
 
 
 @dataclass(frozen=True)
@@ -133,6 +171,15 @@ class _Raised:
     line: str
     leaves: tuple[str, ...]
     traceback: str
+
+
+def _raised_by(uncaught: Uncaught) -> _Raised:
+    """The same of an exception that nobody has to look for. A group's members are found in its text."""
+    lines = _plain_lines(uncaught.text[-_MAX_TEXT:])
+    read = _last_raised(lines)
+    line = uncaught.line[:_MAX_LINE]
+    leaves = read.leaves if read is not None else (f"{line}\n{uncaught.message[:_MAX_TEXT]}",)
+    return _Raised(line=line, leaves=leaves, traceback="\n".join(lines))
 
 
 def _kind(tail: str, raised: _Raised | None) -> SymptomKind:
@@ -232,4 +279,6 @@ def _how(task: TaskState) -> str:
         return f"could not be started: {task.start_error}"
     if task.signal == signals.SIGKILL:
         return "SIGKILL, likely out of memory (or somebody's kill -9)"
-    return exit_text(task.exit_code, task.signal)
+    text = exit_text(task.exit_code, task.signal)
+    meaning = _MEANINGS.get(task.exit_code or 0)
+    return f"{text}: {meaning}" if meaning and task.plan.serves else text

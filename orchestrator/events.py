@@ -64,10 +64,12 @@ class SymptomKind(StrEnum):
 
 
 class Symptom(_Frozen):
-    """A failing task's last words, classified. `exception` is its last line of traceback, `lines` its tail."""
+    """A failing task's last words, classified. `exception` is its last line of traceback, `lines` its tail;
+    `exception_file` holds the whole of an exception that the task itself has put down, with its causes."""
 
     kind: SymptomKind
     exception: str | None = None
+    exception_file: str | None = None
     advice: str | None = None
     lines: tuple[str, ...] = ()
 
@@ -91,10 +93,36 @@ class _Event(_Frozen):
     mono: float
 
 
+# A process of its own from the first instruction on, or the copy of one that had imported what it needs.
+ProcessOrigin = Literal["spawn", "fork"]
+
+
 class AttemptPlanned(_Event):
     type: Literal["attempt_planned"] = "attempt_planned"
     attempt: int
     tasks: tuple[PlannedTask, ...]
+
+
+class PreloadBegan(_Event):
+    """A process from which tasks can be forked imports `modules`; tasks that wait for it are pending till then."""
+
+    type: Literal["preload_began"] = "preload_began"
+    modules: tuple[str, ...]
+
+
+class Preloaded(_Event):
+    """`modules` are imported, `seconds` after it began; 0 where an earlier run had done it."""
+
+    type: Literal["preloaded"] = "preloaded"
+    modules: tuple[str, ...]
+    seconds: float
+
+
+class NotPreloaded(_Event):
+    """The tasks are started the ordinary way, or go on to be."""
+
+    type: Literal["not_preloaded"] = "not_preloaded"
+    reason: str
 
 
 class TaskStarted(_Event):
@@ -104,6 +132,7 @@ class TaskStarted(_Event):
     task: str
     pid: int
     start_ticks: int
+    method: ProcessOrigin = "spawn"
 
 
 class TaskStartFailed(_Event):
@@ -184,10 +213,11 @@ class LogTruncated(_Event):
 
 
 class Noticed(_Event):
-    """Something orch wants to have said aloud, once."""
+    """Something orch wants to have said aloud, once; `verbose`: only to those who asked to hear more."""
 
     type: Literal["noticed"] = "noticed"
     text: str
+    verbose: bool = False
 
 
 class RunEndedEvent(_Event):
@@ -198,6 +228,9 @@ class RunEndedEvent(_Event):
 
 Event = (
     AttemptPlanned
+    | PreloadBegan
+    | Preloaded
+    | NotPreloaded
     | TaskStarted
     | TaskStartFailed
     | TaskReady

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-from orchestrator.events import Noticed
+from orchestrator.events import Event, Noticed, NotPreloaded, Preloaded
 from orchestrator.runs.log_reader import START, LogReader, Position
 from orchestrator.runs.reader import RunView
 from orchestrator.view.choice import View
@@ -21,9 +21,15 @@ class Follower:
     """One run and one view. step() does a bounded piece of work; close() lets go of the files."""
 
     def __init__(
-        self, run: RunView, view: View, tasks: Collection[str] | None, position: Position = START
+        self,
+        run: RunView,
+        view: View,
+        tasks: Collection[str] | None,
+        position: Position = START,
+        verbose: bool = False,
     ) -> None:
         self.hint = ""
+        self._verbose = verbose
         self._run = run
         self._view = view
         self._reader = LogReader(run.paths.logs, tasks, position)
@@ -53,8 +59,11 @@ class Follower:
     def refresh(self) -> None:
         """Take in the run's events now and tell the view how the run stands."""
         for event in self._run.refresh():
-            if isinstance(event, Noticed):
-                self._view.say(f"orch: {event.text}")
+            text = verbose_words(event) if self._verbose else None
+            if isinstance(event, Noticed) and not event.verbose:
+                text = event.text
+            if text is not None:
+                self._view.say(f"orch: {text}")
         sample = {"tasks": self._run.sample()}
         moment = Moment(
             name=self._run.record.name,
@@ -78,3 +87,17 @@ class Follower:
 
     def close(self) -> None:
         self._reader.close()
+
+
+def verbose_words(event: Event) -> str | None:
+    """What only those want to hear who asked for more."""
+    match event:
+        case Noticed():
+            return event.text
+        case Preloaded():
+            took = f"in {event.seconds:.1f} s" if event.seconds else "by an earlier run"
+            return f"preloaded {', '.join(event.modules)} {took}"
+        case NotPreloaded():
+            return f"started the ordinary way: {event.reason}"
+        case _:
+            return None

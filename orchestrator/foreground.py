@@ -29,13 +29,18 @@ _INSISTENT = frozenset({StopReason.INTERRUPT, StopReason.TERMINATE})
 
 
 def follow_to_end(
-    link: Supervised, run: RunView, view: View, tasks: Collection[str] | None, inbox: SignalInbox
+    link: Supervised,
+    run: RunView,
+    view: View,
+    tasks: Collection[str] | None,
+    inbox: SignalInbox,
+    verbose: bool = False,
 ) -> None:
     """Show the run until its supervisor has left and all its lines are shown. `inbox` collects STOP_SIGNALS.
 
     First signal: an orderly stop; a second: kill at once; one more while only lines are left to show: leave them.
     """
-    follower = Follower(run, view, tasks)
+    follower = Follower(run, view, tasks, verbose=verbose)
     orders = _Orders(link, run, follower)
     try:
         _follow(link, follower, view, inbox, orders)

@@ -6,9 +6,12 @@ import os
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 import psutil
+
+from orchestrator.kernel_files import CGROUPS, PROC, groups, read_field, read_number, read_text
 
 _MIB = 1 << 20
 # Measured with TensorFlow 2.21, two cores: PSS and threads of a worker while it trains; rounded down, since
@@ -30,23 +33,57 @@ class Headroom:
     what: str
 
 
-def headroom(serves: bool, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Headroom:
+class Limit(StrEnum):
+    """What can be too little."""
+
+    MEMORY = "memory"
+    FILES = "open files"
+    VARIABLE = "TF_CONFIG"
+    PORTS = "ports"
+    THREADS = "threads"
+
+
+@dataclass(frozen=True)
+class FreeMemory:
+    """`size` in bytes, and where that limit is: this machine, or a control group's directory."""
+
+    size: int
+    where: str
+
+
+def headroom(serves: bool, proc: Path = PROC, cgroups: Path = CGROUPS) -> Headroom:
     """The tightest limit on further tasks, TensorFlow's (`serves`) or others; estimated, generously.
 
     Reads limits under `proc` and `cgroups` (v1 and v2); a file that is missing or says "max" limits nothing.
     """
-    limits = [_memory(serves, proc, cgroups), _files(), _variable(), _ports(proc)]
+    return min(limits(serves, proc, cgroups).values(), key=lambda limit: limit.tasks)
+
+
+def limits(serves: bool, proc: Path = PROC, cgroups: Path = CGROUPS) -> dict[str, Headroom]:
+    """Each of them by its Limit; no THREADS where nothing limits them."""
+    found: dict[str, Headroom] = {
+        Limit.MEMORY: _memory(serves, proc, cgroups),
+        Limit.FILES: _files(),
+        Limit.VARIABLE: _variable(),
+        Limit.PORTS: _ports(proc),
+    }
     threads = min((left for left in _threads_left(proc, cgroups)), default=None)
     if threads is not None:
         each = _TENSORFLOW_THREADS if serves else _OTHER_THREADS
         what = f"the limit on threads leaves {max(0, threads):,} (about {each} a task)"
-        limits.append(Headroom(max(0, threads) // each, what))
-    return min(limits, key=lambda limit: limit.tasks)
+        found[Limit.THREADS] = Headroom(max(0, threads) // each, what)
+    return found
+
+
+def free_memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> FreeMemory:
+    """What can still be taken: the machine's, swap included, or what the tightest group around leaves."""
+    available = psutil.virtual_memory().available + psutil.swap_memory().free
+    everywhere = [FreeMemory(available, "this machine"), *_cgroup_memory_left(proc, cgroups)]
+    return min(everywhere, key=lambda free: free.size)
 
 
 def _memory(serves: bool, proc: Path, cgroups: Path) -> Headroom:
-    available = psutil.virtual_memory().available + psutil.swap_memory().free
-    free = min([available, *_cgroup_memory_left(proc, cgroups)])
+    free = free_memory(proc, cgroups).size
     each = _TENSORFLOW_MIB if serves else _OTHER_MIB
     what = f"free memory is {free / (1 << 30):.1f} GiB (about {each} MiB a task)"
     return Headroom(max(0, free) // (each * _MIB), what)
@@ -55,7 +92,7 @@ def _memory(serves: bool, proc: Path, cgroups: Path) -> Headroom:
 def _files() -> Headroom:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
-        hard = _read_number(Path("/proc/sys/fs/nr_open")) or 1 << 20
+        hard = read_number(Path("/proc/sys/fs/nr_open")) or 1 << 20
     tasks = max(0, hard - _AGENT_FILES) // _AGENT_FILES_A_TASK
     return Headroom(tasks, f"the limit on open files is {hard:,} (ulimit -Hn)")
 
@@ -67,7 +104,7 @@ def _variable() -> Headroom:
 
 
 def _ports(proc: Path) -> Headroom:
-    span = _read(proc / "sys/net/ipv4/ip_local_port_range").split()
+    span = read_text(proc / "sys/net/ipv4/ip_local_port_range").split()
     count = int(span[1]) - int(span[0]) + 1 if len(span) == 2 else 65_535
     return Headroom(count, f"there are {count:,} ports to choose from")
 
@@ -75,21 +112,21 @@ def _ports(proc: Path) -> Headroom:
 def _threads_left(proc: Path, cgroups: Path) -> Iterator[int]:
     everybody = _thread_count(proc)
     for limit in ("sys/kernel/threads-max", "sys/kernel/pid_max"):
-        if (most := _read_number(proc / limit)) is not None:
+        if (most := read_number(proc / limit)) is not None:
             yield most - everybody
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     # The kernel does not count root's.
     if soft != resource.RLIM_INFINITY and os.geteuid() != 0:
         yield soft - _own_thread_count()
-    for group in _groups(proc, cgroups, "pids"):
-        most, now = _read_number(group / "pids.max"), _read_number(group / "pids.current")
+    for group in groups(proc, cgroups, "pids"):
+        most, now = read_number(group / "pids.max"), read_number(group / "pids.current")
         if most is not None and now is not None:
             yield most - now
 
 
 def _thread_count(proc: Path) -> int:
     """All threads of the machine, from the fourth field of loadavg: running/all."""
-    fields = _read(proc / "loadavg").split()
+    fields = read_text(proc / "loadavg").split()
     return int(fields[3].partition("/")[2]) if len(fields) > 3 else 0
 
 
@@ -104,48 +141,13 @@ def _own_thread_count() -> int:
     return count
 
 
-def _cgroup_memory_left(proc: Path, cgroups: Path) -> Iterator[int]:
+def _cgroup_memory_left(proc: Path, cgroups: Path) -> Iterator[FreeMemory]:
     """Bytes left in each group around this process. What the page cache could give back counts as left."""
-    for group in _groups(proc, cgroups, "memory"):
-        most = _read_number(group / "memory.max", group / "memory.limit_in_bytes")
-        used = _read_number(group / "memory.current", group / "memory.usage_in_bytes")
+    for group in groups(proc, cgroups, "memory"):
+        most = read_number(group / "memory.max", group / "memory.limit_in_bytes")
+        used = read_number(group / "memory.current", group / "memory.usage_in_bytes")
         if most is not None and used is not None:
-            cache = _stat(group, "inactive_file") or _stat(group, "total_inactive_file")
-            yield most - max(0, used - cache)
-
-
-def _groups(proc: Path, cgroups: Path, controller: str) -> Iterator[Path]:
-    """The directories of this process's group for a controller and of the groups around it, v2's and v1's."""
-    for line in _read(proc / "self/cgroup").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers == "":
-            top = cgroups
-        elif controller in controllers.split(","):
-            top = cgroups / controllers
-        else:
-            continue
-        group = top / path.strip("/")
-        yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(top))
-
-
-def _stat(group: Path, field: str) -> int:
-    for line in _read(group / "memory.stat").splitlines():
-        name, _, number = line.partition(" ")
-        if name == field and number.isdigit():
-            return int(number)
-    return 0
-
-
-def _read_number(*paths: Path) -> int | None:
-    """The number in the first of the files that holds one."""
-    texts = (_read(path).strip() for path in paths)
-    return next((int(text) for text in texts if text.isascii() and text.isdigit()), None)
-
-
-def _read(path: Path) -> str:
-    """The file's text; nothing where the kernel does not have it."""
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
+            cache = read_field(group / "memory.stat", "inactive_file") or read_field(
+                group / "memory.stat", "total_inactive_file"
+            )
+            yield FreeMemory(most - max(0, used - cache), str(group))

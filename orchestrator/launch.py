@@ -13,12 +13,14 @@ from types import TracebackType
 
 from orchestrator import preflight, settings
 from orchestrator.api import STOP_MARGIN_S, Run, stop_run, tidy
-from orchestrator.client_link import Request, Supervised
+from orchestrator.client_link import Lifetime, Request, Supervised
+from orchestrator.environment import packed
 from orchestrator.errors import UsageError
 from orchestrator.request import UpRequest
 from orchestrator.runs import catalog
 from orchestrator.runs.paths import RunPaths, runs_dir
 from orchestrator.runs.reader import RunView
+from orchestrator.supervisor_start import StartedSupervisor, start_supervisor
 
 
 class Cluster:
@@ -41,7 +43,8 @@ class Cluster:
         self._run: Run | None = None
 
     def __enter__(self) -> Run:
-        self._supervised, self._run = start(self._request, detached=False)
+        make_room(self._request)
+        self._supervised, self._run = launch(self._request, Lifetime.CLIENT)
         return self._run
 
     def __exit__(
@@ -53,12 +56,6 @@ class Cluster:
             finally:
                 self._supervised.wait(STOP_MARGIN_S)
                 self._supervised.close()
-
-
-def start(up: UpRequest, detached: bool) -> tuple[Supervised, Run]:
-    """Check the request against this machine, start its supervisor; the stream to it and the run."""
-    make_room(up)
-    return launch(up, detached)
 
 
 def make_room(up: UpRequest) -> list[tuple[str, int]]:
@@ -74,16 +71,23 @@ def make_room(up: UpRequest) -> list[tuple[str, int]]:
     return swept
 
 
-def launch(up: UpRequest, detached: bool) -> tuple[Supervised, Run]:
-    """Start the supervisor of a checked request; the stream to it and the run."""
-    supervised = Supervised(Request(spec=up.spec, detached=detached))
+def launch(
+    up: UpRequest, lifetime: Lifetime, started: StartedSupervisor | None = None
+) -> tuple[Supervised, Run]:
+    """Have the supervisor `started` (else a new one) run a checked request; the stream to it and the run."""
+    supervised = Supervised(started or start_supervisor())
     try:
-        root = supervised.wait_created()
+        return supervised, create(supervised, up, lifetime)
     except BaseException:
         supervised.close()
         raise
+
+
+def create(supervised: Supervised, up: UpRequest, lifetime: Lifetime) -> Run:
+    """The run that the supervisor makes of a checked request; its error if it refuses."""
+    environ = packed(os.environ) if lifetime is Lifetime.SESSION else None
+    root = supervised.create(Request(spec=up.spec, lifetime=lifetime, environ=environ))
     view = RunView.open(RunPaths(root))
     if view is None:
-        supervised.close()
         raise UsageError(f"{root}: the run's directory vanished while it was starting")
-    return supervised, Run(view)
+    return Run(view)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from orchestrator import diagnosis
+from orchestrator.doing import late_start
 from orchestrator.errors import ExitCode
 from orchestrator.events import (
     AgentLost,
@@ -24,6 +25,9 @@ from orchestrator.events import (
     Event,
     LogTruncated,
     Noticed,
+    NotPreloaded,
+    PreloadBegan,
+    Preloaded,
     RunEndedEvent,
     StopReason,
     StopRequested,
@@ -37,9 +41,11 @@ from orchestrator.events import (
     TeardownReason,
 )
 from orchestrator.result import Cause, CauseKind, FirstFailure, Outcome, RunResult, TaskEnd, shell_code
+from orchestrator.start_watch import StartWatch
 from orchestrator.state import RunState, TaskPhase, TaskState, apply
 
 RUN_TIMEOUT = "timeout"
+START_LATE = "start_late"
 TEARDOWN_OVERDUE = "teardown"
 # The agent answers within its grace or is not well; past this much more it counts as lost.
 TEARDOWN_MARGIN_S = 5.0
@@ -112,6 +118,8 @@ class Lifecycle:
         self._timeout_at = None if terms.timeout_s is None else started_mono + terms.timeout_s
         self._overdue_at: float | None = None
         self._noticed_s: float | None = None
+        self._start = StartWatch()
+        self._late: str | None = None
         self._asked = False
         self._forced = False
 
@@ -122,6 +130,8 @@ class Lifecycle:
         wanted: list[tuple[float, str]] = []
         if self._timeout_at is not None and self.state.teardown is None:
             wanted.append((self._timeout_at, RUN_TIMEOUT))
+        if self._start.due is not None:
+            wanted.append((self._start.due, START_LATE))
         if self._overdue_at is not None:
             wanted.append((self._overdue_at, TEARDOWN_OVERDUE))
         return min(wanted, default=None)
@@ -131,6 +141,7 @@ class Lifecycle:
         if self.result is not None:
             return []
         before, self.state = self.state, apply(self.state, event)
+        self._start.see(self.state, event.mono)
         match event:
             case AttemptPlanned():
                 if before.teardown is not None or before.stop is not None:
@@ -153,8 +164,10 @@ class Lifecycle:
             case TeardownEnded():
                 return self._finish(event.mono)
             case (
-                TaskStarted() | TaskReady() | TaskProgressed() | LogTruncated() | Noticed() | RunEndedEvent()
+                TaskStarted() | TaskReady() | TaskProgressed() | PreloadBegan() | Preloaded() | NotPreloaded()
             ):
+                return []
+            case LogTruncated() | Noticed() | RunEndedEvent():
                 return []
             case _:
                 assert_never(event)
@@ -178,7 +191,11 @@ class Lifecycle:
     def _deadline_reached(self, event: DeadlineReached) -> list[Action]:
         if event.deadline == RUN_TIMEOUT and self.state.teardown is None:
             self._timeout_at = None
+            self._late = late_start(self.state, event.mono)
             return [Happen(StopRequested(at=event.at, mono=event.mono, reason=StopReason.TIMEOUT))]
+        if event.deadline == START_LATE:
+            late = self._start.late(self.state, event.mono)
+            return [] if late is None else [Happen(Noticed(at=event.at, mono=event.mono, text=late))]
         if event.deadline == TEARDOWN_OVERDUE and self._overdue_at is not None:
             self._overdue_at = None
             reason = "the agent did not end the tasks in time"
@@ -194,15 +211,18 @@ class Lifecycle:
 
     def _finish(self, mono: float) -> list[Action]:
         began = self.state.teardown_mono
-        result = _result(self._terms, self.state, self._noticed_s, None if began is None else mono - began)
+        teardown_s = None if began is None else mono - began
+        result = _result(self._terms, self.state, self._noticed_s, teardown_s, self._late)
         self.result = result.model_copy(update={"took_s": mono - self._started_mono})
         self._overdue_at = None
         return [Finish(self.result)]
 
 
-def _result(terms: Terms, state: RunState, noticed_s: float | None, teardown_s: float | None) -> RunResult:
+def _result(
+    terms: Terms, state: RunState, noticed_s: float | None, teardown_s: float | None, late: str | None
+) -> RunResult:
     first = first_failure(state)
-    outcome, exit_code, cause = _judge(terms, state, first)
+    outcome, exit_code, cause = _judge(terms, state, first, late)
     return RunResult(
         run_id=terms.run_id,
         outcome=outcome,
@@ -223,7 +243,9 @@ def first_failure(state: RunState) -> TaskState | None:
     return min(failed, key=lambda task: task.exit_order or 0, default=None)
 
 
-def _judge(terms: Terms, state: RunState, first: TaskState | None) -> tuple[Outcome, int, Cause | None]:
+def _judge(
+    terms: Terms, state: RunState, first: TaskState | None, late: str | None
+) -> tuple[Outcome, int, Cause | None]:
     if state.teardown is TeardownReason.FAILURE and first is not None:
         code = shell_code(first.exit_code, first.signal)
         return "failed", code, diagnosis.find_cause(state, first)
@@ -233,7 +255,11 @@ def _judge(terms: Terms, state: RunState, first: TaskState | None) -> tuple[Outc
     if state.stop is not None and state.teardown is not TeardownReason.FINISHED:
         if state.stop.reason is StopReason.TIMEOUT:
             limit = "in time" if terms.timeout_s is None else f"after {terms.timeout_s:g} s"
-            cause = Cause(task=None, kind=CauseKind.LIMIT, text=f"--timeout: not done {limit}")
+            cause = Cause(
+                task=None,
+                kind=CauseKind.LIMIT,
+                text=f"--timeout: not done {limit}" + (f"; {late}" if late else ""),
+            )
             return "timed_out", ExitCode.TIMED_OUT, cause
         return "stopped", _STOP_EXIT_CODES[state.stop.reason], None
     if state.tasks and all(task.phase is TaskPhase.SUCCEEDED for task in state.tasks.values()):
@@ -252,6 +278,7 @@ def _failure_record(first: TaskState) -> FirstFailure:
         log=first.plan.log,
         advice=symptom.advice if symptom else None,
         lines=symptom.lines if symptom else (),
+        exception_file=symptom.exception_file if symptom else None,
     )
 
 
@@ -273,6 +300,8 @@ def _end_in_words(task: TaskState, cause: Cause | None) -> str:
         case TaskPhase.FAILED:
             return "failed" if culprit or cause is None else "failed because of it"
         case TaskPhase.STOPPED:
+            if task.exit_code == diagnosis.PREEMPTED and task.plan.serves:
+                return "stopped by orch, its state saved (exit 42)"
             # Any code but orch's own signals means that it fell by itself before those reached it.
             by_itself = task.exit_code not in (None, 0, ExitCode.TERMINATED)
             return (

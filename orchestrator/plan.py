@@ -9,8 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
+from orchestrator.cpu_budget import CpuBudget, cpu_budget
 from orchestrator.events import PlannedTask
-from orchestrator.spec import JobSpec, mask_secrets
+from orchestrator.spec import Command, CommandKind, JobSpec, mask_secrets
 from orchestrator.tf_config import ClusterSpec, TaskRef, TFConfig
 
 _LOCAL_HOSTS = ("localhost", "127.0.0.1")
@@ -19,6 +20,13 @@ _NO_PROXY = ("no_proxy", "NO_PROXY")
 _GRPC_NO_PROXY = "no_grpc_proxy"
 _REUSE_PORT = "TF_GRPC_REUSE_PORT"
 _UNBUFFERED = "PYTHONUNBUFFERED"
+_PYTHON_PATH = "PYTHONPATH"
+_LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
+# Of what all tasks get alike only this is not known before an attempt, and says nothing to an import.
+_NOT_PRELOADED = frozenset({"ORCH_ATTEMPT"})
+# Options of Python's that keep PYTHONPATH or the site's start-up code out, by which a bootstrap comes in: -I -E -S.
+_CLOSED_TO_BOOTSTRAP = frozenset("IES")
+_OPTIONS_WITH_VALUE = "WX"
 
 
 class HoldMode(StrEnum):
@@ -44,11 +52,16 @@ class RunLayout(Protocol):
 
     def task_scratch(self, task: str) -> Path: ...
 
+    def task_exception(self, task: str) -> Path: ...
+
+    def task_stacks(self, task: str) -> Path: ...
+
 
 @dataclass(frozen=True)
 class TaskPlan:
     """One task: `env` is what is added to the caller's environment, in the order it is shown; `serves` says
-    whether a TensorFlow server is expected on `address` (host:port)."""
+    whether a TensorFlow server is expected on `address` (host:port). `bootstrap` are the options of what is injected
+    into its Python (None: nothing is), which its environment does not show; `fork`: from the preloader."""
 
     task: TaskRef
     address: str
@@ -59,16 +72,30 @@ class TaskPlan:
     log: Path
     scratch: Path
     serves: bool
+    bootstrap: Mapping[str, object] | None
+    fork: bool
+
+
+@dataclass(frozen=True)
+class PreloadPlan:
+    """What is imported once before tasks are forked: by `argv` (the interpreter and its options), in `cwd`, with
+    `env` on top of the caller's environment, as all tasks have it."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: Path
+    modules: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """One attempt, counted from 1. `tasks` stand in the order they are started."""
+    """One attempt, counted from 1. `tasks` stand in the order they are started; `budget` is their part of the cores."""
 
     run_id: str
     attempt: int
     hold_mode: HoldMode
     tasks: tuple[TaskPlan, ...]
+    budget: CpuBudget
 
 
 def build_plan(
@@ -81,11 +108,43 @@ def build_plan(
         raise ValueError(f"{len(refs)} tasks need as many addresses, not {len(addresses)}")
     cluster = _cluster(refs, addresses)
     common = _common_env(spec, layout, attempt, environ)
+    python_path = {**environ, **spec.env}.get(_PYTHON_PATH)
     tasks = tuple(
-        _task_plan(spec, TFConfig(cluster=cluster, task=ref), address, layout, common)
+        _task_plan(spec, TFConfig(cluster=cluster, task=ref), address, layout, common, python_path)
         for ref, address in zip(refs, addresses, strict=True)
     )
-    return RunPlan(layout.run_id, attempt, hold_mode(spec, environ), tasks)
+    return RunPlan(layout.run_id, attempt, hold_mode(spec, environ), tasks, _budget(spec, environ))
+
+
+def preload_plan(spec: JobSpec, layout: RunLayout, environ: Mapping[str, str]) -> PreloadPlan | None:
+    """What to preload for this job, None if its tasks are not forked. Needs no port: it is the first to be started."""
+    if not spec.command.start.fork:
+        return None
+    common = _common_env(spec, layout, 0, environ)
+    env = {name: value for name, value in common.items() if name not in _NOT_PRELOADED}
+    env |= dict(spec.command.start.preload_env)
+    return PreloadPlan(spec.command.interpreter, MappingProxyType(env), spec.cwd, spec.command.start.modules)
+
+
+def takes_bootstrap(command: Command) -> bool:
+    """Whether it is a Python program whose interpreter lets something be put in front of it."""
+    if not command.interpreter:
+        return False
+    is_value = False
+    for option in command.interpreter[1:]:
+        letters = "" if is_value or option.startswith("--") else option[1:]
+        valued = next(
+            (at for at, letter in enumerate(letters) if letter in _OPTIONS_WITH_VALUE), len(letters)
+        )
+        if _CLOSED_TO_BOOTSTRAP & set(letters[:valued]):
+            return False
+        # `-W ignore` and `-Wignore` are the same.
+        is_value = valued == len(letters) - 1
+    return True
+
+
+def _budget(spec: JobSpec, environ: Mapping[str, str]) -> CpuBudget:
+    return cpu_budget(spec.cores, len(spec.tasks), spec.threads, {**environ, **spec.env})
 
 
 def hold_mode(spec: JobSpec, environ: Mapping[str, str]) -> HoldMode:
@@ -122,7 +181,12 @@ def _cluster(refs: Sequence[TaskRef], addresses: Sequence[str]) -> ClusterSpec:
 
 
 def _task_plan(
-    spec: JobSpec, tf_config: TFConfig, address: str, layout: RunLayout, common: Mapping[str, str]
+    spec: JobSpec,
+    tf_config: TFConfig,
+    address: str,
+    layout: RunLayout,
+    common: Mapping[str, str],
+    python_path: str | None,
 ) -> TaskPlan:
     name = str(tf_config.task)
     scratch = layout.task_scratch(name)
@@ -137,6 +201,27 @@ def _task_plan(
         log=layout.task_log(name),
         scratch=scratch,
         serves=spec.command.serves,
+        bootstrap=_bootstrap(spec, name, layout, python_path),
+        fork=spec.command.start.fork,
+    )
+
+
+def _bootstrap(
+    spec: JobSpec, task: str, layout: RunLayout, python_path: str | None
+) -> Mapping[str, object] | None:
+    """The built-in program has its own way with signals and with Keras: it gets none of the hooks."""
+    if not takes_bootstrap(spec.command):
+        return None
+    hooks = spec.command.kind is not CommandKind.BUILTIN
+    return MappingProxyType(
+        {
+            "task": task,
+            "exception_file": str(layout.task_exception(task)),
+            "stacks_file": str(layout.task_stacks(task)),
+            "fixes": hooks and spec.fixes,
+            "hooks": hooks,
+            "pythonpath": python_path,
+        }
     )
 
 
@@ -150,7 +235,9 @@ def _common_env(spec: JobSpec, layout: RunLayout, attempt: int, environ: Mapping
         "ORCH_ATTEMPT": str(attempt),
         "ORCH_CHECKPOINT_DIR": str(spec.checkpoint_dir or layout.checkpoints),
     }
-    return identity | defaults | dict(spec.env) | _unproxied(users)
+    keras = {_LEGACY_KERAS: "1"} if spec.command.legacy_keras and _LEGACY_KERAS not in users else {}
+    threads = _budget(spec, environ).env
+    return identity | defaults | keras | dict(threads) | dict(spec.env) | _unproxied(users)
 
 
 def _unproxied(users: Mapping[str, str]) -> dict[str, str]:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from orchestrator.events import Progress
 
 INTERVAL_S = 1.0
+# A phase has its own: those of the one before would stand there as if they were new.
+_OF_ONE_PHASE = frozenset({"step", "steps", "steps_per_s", "examples_per_s"})
+# Who says one of these tells its progress itself.
+_OF_ITS_OWN = frozenset({"epoch", "step"})
 
 
 class ProgressThrottle:
@@ -13,13 +19,27 @@ class ProgressThrottle:
     def __init__(self) -> None:
         self._waiting: dict[str, Progress] = {}
         self._known: dict[str, Progress] = {}
+        self._told_itself: dict[str, Set[str]] = {}
         self._last: dict[str, float] = {}
 
     def put(self, task: str, progress: Progress) -> None:
-        """Take in what a task says; what it does not mention stays as it last said."""
-        known = self._known.get(task, Progress())
-        said = {name: getattr(progress, name) for name in progress.model_fields_set}
-        self._known[task] = self._waiting[task] = known.model_copy(update=said)
+        """Take in what a task says; what it does not mention stays as it last said, within a phase."""
+        fields = progress.model_fields_set
+        self._told_itself[task] = self._told_itself.get(task, frozenset()) | fields
+        self._merge(task, progress, fields)
+
+    def put_read(self, task: str, progress: Progress) -> None:
+        """Take in what a task's lines say: of what it tells itself, nothing."""
+        own = self._told_itself.get(task, frozenset())
+        # The phase that everybody tells is the one it is in before its first step.
+        fields = progress.model_fields_set - (own if own & _OF_ITS_OWN else own - {"phase"})
+        if fields:
+            self._merge(task, progress, fields)
+
+    def forget(self, task: str) -> None:
+        """It begins anew: nothing of what its last process said is so any more."""
+        for known in (self._waiting, self._known, self._told_itself):
+            known.pop(task, None)
 
     def due(self) -> float | None:
         """When take() next has something to give."""
@@ -33,6 +53,15 @@ class ProgressThrottle:
     def take_last(self, task: str, now: float) -> Progress | None:
         """What the task said last, if it has not been told: it is about to end."""
         return self._told(task, now) if task in self._waiting else None
+
+    def _merge(self, task: str, progress: Progress, fields: Set[str]) -> None:
+        known = self._known.get(task, Progress())
+        said: dict[str, object] = {name: getattr(progress, name) for name in fields}
+        if "phase" in fields and known.phase not in (None, progress.phase):
+            said = dict.fromkeys(_OF_ONE_PHASE) | said
+        merged = known.model_copy(update=said)
+        if merged != known:
+            self._known[task] = self._waiting[task] = merged
 
     def _told(self, task: str, now: float) -> Progress:
         self._last[task] = now

@@ -34,7 +34,8 @@ class Cause(_Document):
 
 
 class FirstFailure(_Document):
-    """The first task that ended badly, by the order of exits. `lines` are the last it wrote."""
+    """The first task that ended badly, by the order of exits. `lines` are the last it wrote; `exception_file` holds
+    the whole of its exception, where it could put that down itself."""
 
     task: str
     exit_code: int | None
@@ -43,6 +44,7 @@ class FirstFailure(_Document):
     log: str
     advice: str | None
     lines: tuple[str, ...] = ()
+    exception_file: str | None = None
 
 
 class TaskEnd(_Document):

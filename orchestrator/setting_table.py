@@ -7,14 +7,18 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import PurePath
 
 from orchestrator.color import ColorMode
 from orchestrator.durations import check_duration, parse_duration
 from orchestrator.request import WaitFor
+from orchestrator.start_method import KerasOption, StartOption
 from orchestrator.tf_config import TaskRef
 
 _WHOLE = re.compile(r"[+-]?\d{1,15}\Z", re.ASCII)
+# What leaves a number to orch.
+AUTO = "auto"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -76,6 +80,19 @@ def _too_big(value: int) -> int:
     raise ValueError(f"a number of {value.bit_length()} bits is too big")
 
 
+def _threads_text(text: str) -> int | None:
+    return None if text.strip().lower() == AUTO else _whole_text(text)
+
+
+def _threads(value: object) -> int | None:
+    if value == AUTO:
+        return None
+    try:
+        return _whole(value)
+    except ValueError as error:
+        raise ValueError(f"{error}; or write {AUTO}") from None
+
+
 def _duration(value: object) -> float:
     if isinstance(value, str):
         return parse_duration(value)
@@ -126,10 +143,11 @@ def _unquoted_hint(value: object, read: Callable[[str], object]) -> str:
     return "; take the quotes away"
 
 
-def _one_of(choices: type[ColorMode] | type[WaitFor]) -> Reader:
-    def read(value: object) -> ColorMode | WaitFor:
+def _one_of(choices: type[StrEnum]) -> Reader:
+    def read(value: object) -> StrEnum:
+        word = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
         for choice in choices:
-            if choice == value:
+            if choice == word:
                 return choice
         raise ValueError(f"{shown(value)} is not known; write {' or '.join(choices)}")
 
@@ -184,6 +202,19 @@ def _words(value: object) -> tuple[str, ...]:
     return tuple(str(word) for word in value)
 
 
+def _modules(value: object) -> tuple[str, ...]:
+    """Names of modules: a text, parted by commas or blanks, or a list of such; each once, in their order."""
+    entries: Sequence[object] = value if isinstance(value, list | tuple) else [value]
+    modules: dict[str, None] = {}
+    for entry in entries:
+        if not isinstance(entry, str):
+            raise ValueError(f"{shown(entry)} is not the name of a module; put it in quotes")
+        modules.update(dict.fromkeys(entry.replace(",", " ").split()))
+    if not modules:
+        raise ValueError("no module is named; write numpy or leave it out")
+    return tuple(modules)
+
+
 def _tasks(value: object) -> tuple[TaskRef, ...]:
     """`0,2`, `worker:1`, or a list of such words, indices and TaskRefs; each task once, in their order."""
     entries: Sequence[object] = value if isinstance(value, list | tuple) else [value]
@@ -208,6 +239,7 @@ def _task(word: str) -> TaskRef:
 
 
 WHOLE_NUMBER = Reader(text=_whole_text, typed=_whole)
+THREADS = Reader(text=_threads_text, typed=_threads)
 DURATION = Reader(text=parse_duration, typed=_duration)
 TEXT = Reader(text=str, typed=_text)
 PATH = Reader(text=_path, typed=_path)
@@ -215,6 +247,7 @@ SWITCH = Reader(text=_switch_text, typed=_switch)
 ENVIRONMENT = Reader(text=lambda text: _pairs(_words_text(text)), typed=_env)
 WORDS = Reader(text=_words_text, typed=_words)
 TASKS = Reader(text=_tasks, typed=_tasks)
+MODULES = Reader(text=_modules, typed=_modules)
 
 JOB_SETTINGS = (
     Setting("workers", WHOLE_NUMBER, "workers"),
@@ -226,6 +259,11 @@ JOB_SETTINGS = (
     Setting("cwd", PATH, "cwd"),
     Setting("checkpoint_dir", PATH, "checkpoint_dir"),
     Setting("log_dir", PATH, "log_dir"),
+    Setting("start", _one_of(StartOption), "start"),
+    Setting("preload", MODULES, "preload"),
+    Setting("no_fixes", SWITCH, "fixes"),
+    Setting("keras", _one_of(KerasOption), "keras"),
+    Setting("threads", THREADS, "threads"),
     Setting("command", WORDS, "command"),
 )
 DISPLAY_SETTINGS = (

@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from orchestrator.command import Surroundings, resolve_command, untested_tensorflow
+from orchestrator.command.resolve import CommandOptions, Surroundings, resolve_command, untested_tensorflow
+from orchestrator.cores import usable_cores
 from orchestrator.errors import UsageError
 from orchestrator.request import DisplayOptions, UpRequest
 from orchestrator.setting_table import DISPLAY_SETTINGS, SETTINGS, Setting, shown
@@ -20,6 +21,7 @@ from orchestrator.toml_file import read_toml
 # A task of a run finds ORCH_CHECKPOINT_DIR and more in its environment: they describe its own run, and are no
 # settings for an `orch up` inside it.
 _INSIDE_A_TASK = "ORCH_RUN_ID"
+_OF_THE_COMMAND = ("start", "preload", "keras")
 _PATHS = ("cwd", "checkpoint_dir", "log_dir")
 
 
@@ -157,13 +159,16 @@ def _spec(given: Mapping[str, Given], environ: Mapping[str, str], directory: Pat
     }
     fields |= {
         "roles": {WORKER: given["workers"].value if "workers" in given else DEFAULT_WORKERS},
-        "command": _command(given["command"], cwd.value, {**environ, **fields.get("env", {})}),
+        "command": _command(given, cwd.value, {**environ, **fields.get("env", {})}),
         "name": fields.get("name", default_name(directory)),
         "name_is_explicit": "name" in given,
         "directory": directory,
         "cwd": cwd.value,
         "inherited_tf_config": bool(environ.get("TF_CONFIG")),
+        "cores": usable_cores(),
     }
+    if "no_fixes" in given:
+        fields["fixes"] = not given["no_fixes"].value
     try:
         return JobSpec(**fields)
     except ValidationError as error:
@@ -183,14 +188,16 @@ def _require_directory(given: Given) -> None:
         raise UsageError(f"{given.source}: {path} is not a directory")
 
 
-def _command(given: Given, cwd: Path, environ: Mapping[str, str]) -> Command:
+def _command(given: Mapping[str, Given], cwd: Path, environ: Mapping[str, str]) -> Command:
+    options = {name: given[name].value for name in _OF_THE_COMMAND if name in given}
+    command = given["command"]
     try:
-        return resolve_command(given.value, Surroundings(cwd, environ))
+        return resolve_command(command.value, Surroundings(cwd, environ), CommandOptions(**options))
     except UsageError as error:
         # Words after `--` are before the user's eyes; those of a file or a variable may be forgotten.
-        if given.source == "the command":
+        if command.source == "the command":
             raise
-        raise UsageError(f"{given.source}: {error}") from error
+        raise UsageError(f"{command.source}: {error}") from error
 
 
 def _blame(error: ValidationError, given: Mapping[str, Given]) -> UsageError:
@@ -230,4 +237,4 @@ def _notices(spec: JobSpec) -> tuple[str, ...]:
         notices.append("TF_CONFIG is set in this environment; each task gets its own instead")
     if spec.command.kind is CommandKind.BUILTIN and (warning := untested_tensorflow()):
         notices.append(warning)
-    return tuple(notices)
+    return (*notices, *spec.command.notes)

@@ -12,13 +12,18 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
 
+from orchestrator.cpu_budget import Cores
 from orchestrator.durations import check_duration
+from orchestrator.start_method import KerasOption, StartMethod, StartOption
 from orchestrator.tf_config import ROLES, WORKER, Role, TaskRef
 
 DEFAULT_WORKERS = 1
 DEFAULT_GRACE_S = 10.0
 # Peers of a failed task sit in dead collectives: waiting for them to be polite is time lost.
 DEFAULT_FAILURE_GRACE_S = 0.5
+NOT_FORKED = StartMethod(fork=False, reason="it is no Python script")
+# More is a slip: each of a task's pools gets so many.
+MOST_THREADS = 4096
 MASK = "***"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z", re.ASCII)
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+", re.ASCII)
@@ -66,6 +71,12 @@ def _checked_count(count: int) -> int:
     return count
 
 
+def _checked_threads(threads: int) -> int:
+    if not 1 <= threads <= MOST_THREADS:
+        raise ValueError(f"must be between 1 and {MOST_THREADS:,}, not {threads}")
+    return threads
+
+
 def _checked_timeout(seconds: float) -> float:
     if seconds == 0:
         raise ValueError("a time-out of 0 would end the run at once; leave it out for no limit")
@@ -79,6 +90,12 @@ def _absolute(path: Path) -> Path:
     return path
 
 
+def _module_name(name: str) -> str:
+    if not name.isascii() or not all(part.isidentifier() for part in name.split(".")):
+        raise ValueError(f'"{name}" is not the name of a Python module; write numpy or scipy.linalg')
+    return name
+
+
 def _frozen_env(env: Mapping[str, str]) -> Mapping[str, str]:
     return MappingProxyType(dict(env))
 
@@ -89,6 +106,7 @@ def _frozen_roles(roles: Mapping[str, int]) -> Mapping[str, int]:
 
 Word = Annotated[str, AfterValidator(_plain_text)]
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+ModuleName = Annotated[str, AfterValidator(_module_name)]
 Seconds = Annotated[float, AfterValidator(check_duration)]
 Roles = Annotated[
     Mapping[Role, Annotated[int, AfterValidator(_checked_count)]],
@@ -104,7 +122,11 @@ Environment = Annotated[
 
 class Command(BaseModel):
     """What each task runs. `words` is what the user wrote (options only for the built-in program), `argv`
-    what is executed, `serves` whether the task is expected to start a TensorFlow server on its port."""
+    what is executed, `serves` whether the task is expected to start a TensorFlow server on its port.
+
+    `interpreter` is the Python that runs it with that Python's own options (empty: no Python program), `start` how
+    its tasks come to be, `legacy_keras` whether they get tf_keras for Keras, `notes` lines to be said once.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -112,6 +134,10 @@ class Command(BaseModel):
     words: tuple[Word, ...]
     argv: tuple[Word, ...] = Field(min_length=1)
     serves: bool
+    interpreter: tuple[Word, ...] = ()
+    start: StartMethod = NOT_FORKED
+    legacy_keras: bool = False
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         if self.kind is CommandKind.BUILTIN:
@@ -124,7 +150,9 @@ class JobSpec(BaseModel):
 
     Times are in seconds (`timeout_s` None: no limit). Paths are absolute; `directory` is where `up` was
     called; `checkpoint_dir` and `log_dir` None mean the run's own; `env` goes on top of the caller's.
-    `name_is_explicit`: the user chose it, so a live run of that name is in the way.
+    `name_is_explicit`: the user chose it, so a live run of that name is in the way. `preload` are modules the user
+    vouches for, `fixes` whether a Keras known to be broken is mended, `threads` what each task's pools get (None: left
+    to orch), `cores` what this machine lets the tasks use together.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -142,6 +170,12 @@ class JobSpec(BaseModel):
     checkpoint_dir: AbsolutePath | None = None
     log_dir: AbsolutePath | None = None
     inherited_tf_config: bool = False
+    start: StartOption = StartOption.AUTO
+    preload: tuple[ModuleName, ...] = ()
+    fixes: bool = True
+    keras: KerasOption = KerasOption.AUTO
+    threads: Annotated[int, AfterValidator(_checked_threads)] | None = None
+    cores: Cores = Cores(machine=1, allowed=1)
 
     @model_validator(mode="after")
     def _has_a_leader(self) -> Self:

@@ -13,7 +13,11 @@ from orchestrator.events import (
     Event,
     LogTruncated,
     Noticed,
+    NotPreloaded,
     PlannedTask,
+    PreloadBegan,
+    Preloaded,
+    ProcessOrigin,
     Progress,
     RunEndedEvent,
     StopRequested,
@@ -65,13 +69,16 @@ class TaskPhase(StrEnum):
 
 @dataclass(frozen=True)
 class TaskState:
-    """One task of the current attempt. Times are monotonic seconds; `exit_order` counts exits from 0."""
+    """One task of the current attempt. Times are monotonic seconds; `exit_order` counts exits from 0; `since_mono`
+    is when it began to do what it says it is doing."""
 
     plan: PlannedTask
     phase: TaskPhase = TaskPhase.PENDING
     pid: int | None = None
     start_ticks: int | None = None
     started_mono: float | None = None
+    since_mono: float | None = None
+    method: ProcessOrigin = "spawn"
     ended_mono: float | None = None
     exit_code: int | None = None
     signal: int | None = None
@@ -95,7 +102,8 @@ class TaskState:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run by its events. `tasks` are in plan order; times are monotonic seconds."""
+    """A run by its events. `tasks` are in plan order; times are monotonic seconds; `preloading` are the modules
+    that a process the tasks will be forked from is importing just now."""
 
     phase: RunPhase = RunPhase.STARTING
     attempt: int = 0
@@ -105,6 +113,7 @@ class RunState:
     teardown_mono: float | None = None
     agent_lost: str | None = None
     notices: tuple[str, ...] = ()
+    preloading: tuple[str, ...] = ()
     exit_code: int | None = None
     ended_mono: float | None = None
 
@@ -130,6 +139,8 @@ def apply(state: RunState, event: Event) -> RunState:
                 pid=event.pid,
                 start_ticks=event.start_ticks,
                 started_mono=event.mono,
+                since_mono=event.mono,
+                method=event.method,
             )
             return _with_task(state, task)
         case TaskStartFailed():
@@ -150,7 +161,8 @@ def apply(state: RunState, event: Event) -> RunState:
             return _with_task(state, replace(task, phase=TaskPhase.RUNNING))
         case TaskProgressed():
             task = state.tasks[event.task]
-            return _with_task(state, replace(task, progress=event.progress))
+            since = task.since_mono if event.progress.phase == task.progress.phase else event.mono
+            return _with_task(state, replace(task, progress=event.progress, since_mono=since))
         case TaskExited():
             return _with_task(state, _exited(state, event))
         case TeardownBegan():
@@ -160,7 +172,13 @@ def apply(state: RunState, event: Event) -> RunState:
         case AgentLost():
             # The agent's tasks die with it.
             return replace(_lose_the_rest(state, event.mono), agent_lost=state.agent_lost or event.reason)
+        case PreloadBegan():
+            return replace(state, preloading=event.modules)
+        case Preloaded() | NotPreloaded():
+            return replace(state, preloading=())
         case Noticed():
+            if event.verbose:
+                return state
             return replace(state, notices=(*state.notices, event.text))
         case RunEndedEvent():
             ended = _lose_the_rest(state, event.mono)

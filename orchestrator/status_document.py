@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from orchestrator.doing import doing, waiting_for
 from orchestrator.events import Progress
 from orchestrator.state import RunState, TaskState
 
@@ -30,7 +31,8 @@ class RunStatus(_Document):
 
 
 class TaskStatus(_Document):
-    """CPU in percent of one core, memory in bytes (PSS), both None when they are not known."""
+    """CPU in percent of one core, memory in bytes (PSS), both None when they are not known. `doing` is in words for
+    people; `waiting_for` are the tasks it cannot begin without and that have not come yet."""
 
     task: str
     role: str
@@ -45,6 +47,8 @@ class TaskStatus(_Document):
     exit_code: int | None
     signal: int | None
     progress: Progress | None
+    doing: str
+    waiting_for: tuple[str, ...]
     log: str
 
 
@@ -59,10 +63,12 @@ class Status(_Document):
 def task_statuses(
     state: RunState, sample: dict[str, dict[str, float]], now_mono: float
 ) -> tuple[TaskStatus, ...]:
-    return tuple(_task_status(task, sample.get(task.name, {}), now_mono) for task in state.tasks.values())
+    return tuple(
+        _task_status(task, state, sample.get(task.name, {}), now_mono) for task in state.tasks.values()
+    )
 
 
-def _task_status(task: TaskState, usage: dict[str, float], now_mono: float) -> TaskStatus:
+def _task_status(task: TaskState, state: RunState, usage: dict[str, float], now_mono: float) -> TaskStatus:
     end = task.ended_mono if task.ended_mono is not None else now_mono
     memory = usage.get("memory_bytes")
     return TaskStatus(
@@ -79,5 +85,7 @@ def _task_status(task: TaskState, usage: dict[str, float], now_mono: float) -> T
         exit_code=task.exit_code,
         signal=task.signal,
         progress=task.progress if task.progress != Progress() else None,
+        doing=doing(task, state),
+        waiting_for=waiting_for(task, state),
         log=task.plan.log,
     )

@@ -11,44 +11,59 @@ import resource
 import selectors
 import signal
 import socket
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Protocol, TypedDict, assert_never
+from typing import Protocol, assert_never
 
 from pydantic import ValidationError
 
-from orchestrator import agent_link, control, diagnosis, events
-from orchestrator.agent_link import AgentLink, AgentMessage
-from orchestrator.client_link import ClientLink
+from orchestrator import control, events
+from orchestrator.agent_link import AgentLink
+from orchestrator.agent_reports import AgentReports
+from orchestrator.client_link import ClientLink, Lifetime
+from orchestrator.clocks import now
 from orchestrator.control import ControlServer, StopOrder
-from orchestrator.engines.base import AgentTerms, Engine
-from orchestrator.events import Event, StopReason, SymptomKind, TeardownReason
+from orchestrator.engines.base import AgentTerms
+from orchestrator.events import Event, StopReason
+from orchestrator.held_agent import HeldAgent, Tenure
 from orchestrator.lifecycle import Action, Finish, Happen, Lifecycle, StartTasks, SweepHost, TearDown, Terms
-from orchestrator.plan import RunPlan, planned_tasks
+from orchestrator.line_progress import ProgressReader
+from orchestrator.plan import PreloadPlan, RunPlan
 from orchestrator.progress_throttle import ProgressThrottle
 from orchestrator.result import RunResult
-from orchestrator.runs.last_words import last_words
 from orchestrator.runs.leftovers import end_leftovers
 from orchestrator.runs.log_store import LogStore
 from orchestrator.runs.store import RunStore
 from orchestrator.signal_inbox import SignalInbox
+from orchestrator.state import RunState
 
 _FIRST_ATTEMPT = 1
-_AGENT_LEAVES_S = 2.0
 _FOREVER_S = 3600.0
+# While the logs grow, their lines are looked at for progress no more often; Keras draws a frame in that time.
+_LINES_INTERVAL_S = 0.05
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Planner(Protocol):
-    """Plans an attempt once its ports are known."""
+    """Plans an attempt once its ports are known, and before that what it can begin with."""
 
     @property
     def hold_mode(self) -> str: ...
 
+    @property
+    def start_reason(self) -> str:
+        """Why tasks are forked or not, in words."""
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What those should hear who want to hear more."""
+
     def ports_needed(self) -> int: ...
+
+    def preload(self) -> PreloadPlan | None: ...
 
     def plan(self, attempt: int, ports: tuple[int, ...]) -> RunPlan: ...
 
@@ -60,27 +75,38 @@ class Supervisor:
         self,
         planner: Planner,
         terms: Terms,
-        engine: Engine,
+        agent: HeldAgent,
         store: RunStore,
         client: ClientLink,
-        detached: bool,
+        lifetime: Lifetime,
     ) -> None:
         self._planner = planner
         self._terms = terms
-        self._engine = engine
+        self._held_agent = agent
         self._store = store
         self._client = client
-        self._detached = detached
+        self._lifetime = lifetime
         self._selector = selectors.DefaultSelector()
         self._queue: deque[Event] = deque()
         self._lifecycle = Lifecycle(terms, time.monotonic())
         self._logs = LogStore(store.paths.logs)
         self._logs_due: float | None = None
+        self._lines_due = 0.0
+        self._lines = ProgressReader()
         self._throttle = ProgressThrottle()
-        self._plan: RunPlan | None = None
+        self._reports = AgentReports(self, planner, store, self._throttle, self._queue)
         self._agent: AgentLink | None = None
-        self._usage: dict[str, dict[str, float]] = {}
         self._result: RunResult | None = None
+        self._signalled = False
+
+    @property
+    def was_signalled(self) -> bool:
+        """Whether this process has been told to leave, and not the run alone to end."""
+        return self._signalled
+
+    @property
+    def state(self) -> RunState:
+        return self._lifecycle.state
 
     def run(self) -> RunResult:
         """Serve until the run has ended and is written down."""
@@ -91,12 +117,14 @@ class Supervisor:
             self._watch(control_server.fileno(), partial(self._accept_control, control_server))
             try:
                 self._start_agent()
-                _raise_file_limit()  # only now: the agent hands the user's own limit on to the tasks
-                while self._result is None:
-                    self._turn()
+                # Only now: the agent hands the user's own limit on to the tasks.
+                with _many_files():
+                    while self._result is None:
+                        self._turn()
             finally:
                 control_server.close()
-                self._close_agent()
+                if self._result is None:
+                    self._end_agent()  # whatever went wrong here, it has nothing to wait for
         return self._result
 
     # -- the loop
@@ -105,14 +133,14 @@ class Supervisor:
         ready = self._selector.select(self._patience())
         for key, _ in ready:
             key.data()
-        now = time.monotonic()
-        if self._logs_due is not None and now >= self._logs_due:
+        mono = time.monotonic()
+        if self._logs_due is not None and mono >= self._logs_due:
             self._index_logs()
-        for task, progress in self._throttle.take(now):
-            self._happened(events.TaskProgressed(**_now(), task=task, progress=progress))
+        for task, progress in self._throttle.take(mono):
+            self._happened(events.TaskProgressed(**now(), task=task, progress=progress))
         deadline = self._lifecycle.next_deadline()
-        if deadline is not None and now >= deadline[0]:
-            self._happened(events.DeadlineReached(**_now(), deadline=deadline[1]))
+        if deadline is not None and mono >= deadline[0]:
+            self._happened(events.DeadlineReached(**now(), deadline=deadline[1]))
         while self._queue and self._result is None:
             event = self._queue.popleft()
             self._store.append(event)
@@ -154,59 +182,87 @@ class Supervisor:
 
     def _start_agent(self) -> None:
         terms = AgentTerms(self._terms.run_id, self._terms.failure_grace_s, self._store.paths.agent_log)
-        (stream,) = self._engine.start_agents(terms)
-        self._agent = AgentLink(stream, self._terms.run_id)
+        several = self._lifetime is Lifetime.SESSION
+        self._agent = self._held_agent.serve(terms, Tenure.SEVERAL_RUNS if several else Tenure.ONE_RUN)
         self._watch(self._agent.fileno(), self._read_agent)
+        # Before the agent has said a word, let alone the ports are known: an import is what takes longest.
+        self._preload(self._agent)
+        self._agent.hold(_FIRST_ATTEMPT, self._planner.ports_needed(), self._planner.hold_mode)
+
+    def _preload(self, agent: AgentLink) -> None:
+        for remark in self._planner.remarks:
+            self._happened(events.Noticed(**now(), text=remark, verbose=True))
+        preload = self._planner.preload()
+        if preload is None:
+            self._happened(events.NotPreloaded(**now(), reason=self._planner.start_reason))
+            return
+        log = str(self._store.paths.preloader_log)
+        agent.preload(preload.argv, preload.env, str(preload.cwd), preload.modules, log)
+        self._happened(events.PreloadBegan(**now(), modules=preload.modules))
 
     def _start_tasks(self) -> None:
-        assert self._plan is not None and self._agent is not None
-        for task in self._plan.tasks:
+        plan = self._reports.plan
+        assert plan is not None and self._agent is not None
+        for task in plan.tasks:
             name = str(task.task)
             task.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._logs.add(name, self._plan.attempt, task.log)
+            self._store.paths.task_exception(name).unlink(missing_ok=True)
+            self._logs.add(name, plan.attempt, task.log)
             port = int(task.address.rpartition(":")[2]) if task.address else None
-            env = dict(task.env)
-            self._agent.start(name, task.argv, env, str(task.cwd), str(task.log), port, task.serves)
+            self._agent.start(
+                name,
+                task.argv,
+                dict(task.env),
+                str(task.cwd),
+                str(task.log),
+                port,
+                task.serves,
+                task.bootstrap,
+                task.fork,
+            )
         self._watch_logs()
 
     def _tear_down(self, action: TearDown) -> None:
-        self._happened(events.TeardownBegan(**_now(), reason=action.reason, grace_s=action.grace_s))
+        self._happened(events.TeardownBegan(**now(), reason=action.reason, grace_s=action.grace_s))
         if self._agent is not None:
             self._agent.stop(action.grace_s)
 
     def _sweep_host(self) -> None:
         """Without the agent, everything of the run is a child of this subreaper or carries the run's id."""
-        self._close_agent()
+        self._end_agent()
         swept = end_leftovers(self._terms.run_id, below=os.getpid())
-        self._happened(events.TeardownEnded(**_now(), swept=swept))
+        self._happened(events.TeardownEnded(**now(), swept=swept))
 
     def _finish(self, result: RunResult) -> None:
         for task in self._lifecycle.state.tasks:
-            self._finish_log(task)
-        self._close_agent()
+            self.finish_log(task)
+        self._let_go_of_agent()
+        self._held_agent.run_ended()
         self._store.remove_scratch()
-        self._store.append(events.RunEndedEvent(**_now(), outcome=result.outcome, exit_code=result.exit_code))
+        self._store.append(events.RunEndedEvent(**now(), outcome=result.outcome, exit_code=result.exit_code))
         self._store.write_result(result)
         self._result = result
 
-    def _close_agent(self) -> None:
+    def _let_go_of_agent(self) -> None:
         if self._agent is not None:
             self._selector.unregister(self._agent.fileno())
-            self._agent.close()
             self._agent = None
-        if not self._engine.agents_gone(_AGENT_LEAVES_S):
-            self._engine.cancel()
+
+    def _end_agent(self) -> None:
+        self._let_go_of_agent()
+        self._held_agent.end()
 
     # -- what comes in
 
     def _read_signals(self, inbox: SignalInbox) -> None:
         inbox.clear()
         for _ in inbox.take():
+            self._signalled = True
             again = self._lifecycle.state.stop is not None
             self._stop(StopOrder(reason=StopReason.TERMINATE, force=again))
 
     def _stop(self, order: StopOrder) -> None:
-        self._happened(events.StopRequested(**_now(), reason=order.reason, force=order.force))
+        self._happened(events.StopRequested(**now(), reason=order.reason, force=order.force))
 
     def _read_client(self) -> None:
         try:
@@ -217,7 +273,7 @@ class Supervisor:
             self._stop(order)
         if not is_there:
             self._selector.unregister(self._client.fileno())
-            if not self._detached:
+            if self._lifetime is not Lifetime.DETACHED:
                 self._stop(StopOrder(reason=StopReason.CLIENT_GONE))
 
     def _accept_control(self, server: ControlServer) -> None:
@@ -237,107 +293,19 @@ class Supervisor:
         try:
             messages, is_there = self._agent.read()
         except ValidationError as error:
-            self._lose_agent(f"the agent sent what this version does not understand: {error}")
+            self.lose_agent(f"the agent sent what this version does not understand: {error}")
             return
         for message in messages:
-            self._take(message)
+            self._reports.take(message)
         if not is_there:
-            self._lose_agent("the agent was lost (killed, or it crashed: see agent.log)")
+            self.lose_agent("the agent was lost (killed, or it crashed: see agent.log)")
 
-    def _lose_agent(self, reason: str) -> None:
+    def lose_agent(self, reason: str) -> None:
+        """It is of no use any more: end it, and let the lifecycle decide."""
         if self._agent is None:
             return
-        self._close_agent()
-        self._happened(events.AgentLost(**_now(), reason=reason))
-
-    def _take(self, message: AgentMessage) -> None:
-        match message:
-            case agent_link.Hello():
-                assert self._agent is not None
-                self._agent.hold(_FIRST_ATTEMPT, self._planner.ports_needed(), self._planner.hold_mode)
-            case agent_link.Held():
-                self._plan = self._planner.plan(message.attempt, message.ports)
-                tasks = planned_tasks(self._plan)
-                self._happened(events.AttemptPlanned(**_now(), attempt=message.attempt, tasks=tasks))
-            case agent_link.HoldFailed():
-                self._lose_agent(f"no ports: {message.reason}")
-            case agent_link.Started():
-                started = events.TaskStarted(
-                    **_now(), task=message.task, pid=message.pid, start_ticks=message.start_ticks
-                )
-                self._happened(started)
-                if not self._serves(message.task):
-                    self._happened(events.TaskReady(**_now(), task=message.task))
-            case agent_link.StartFailed():
-                failed = events.TaskStartFailed(
-                    **_now(), task=message.task, exit_code=message.exit_code, reason=message.reason
-                )
-                self._happened(failed)
-            case agent_link.Listening():
-                self._happened(events.TaskReady(**_now(), task=message.task))
-            case agent_link.ProgressMade():
-                progress = message.checked()
-                if progress is not None:
-                    self._throttle.put(message.task, progress)
-            case agent_link.Sampled():
-                self._take_sample(message)
-            case agent_link.Exited():
-                self._take_exit(message)
-            case agent_link.Empty():
-                if message.swept and self._lifecycle.state.teardown is TeardownReason.FINISHED:
-                    many = "processes" if message.swept > 1 else "process"
-                    text = f"killed {message.swept} {many} that the tasks had left running"
-                    self._happened(events.Noticed(**_now(), text=text))
-                self._happened(events.TeardownEnded(**_now(), swept=message.swept))
-            case _:
-                assert_never(message)
-
-    def _serves(self, name: str) -> bool:
-        return self._plan is not None and any(
-            task.serves for task in self._plan.tasks if str(task.task) == name
-        )
-
-    def _take_exit(self, message: agent_link.Exited) -> None:
-        now = _now()
-        self._usage.pop(message.task, None)
-        progress = self._throttle.take_last(message.task, now["mono"])
-        if progress is not None:
-            self._happened(events.TaskProgressed(**now, task=message.task, progress=progress))
-        self._finish_log(message.task)
-        exited = events.TaskExited(
-            **now,
-            task=message.task,
-            exit_code=message.exit_code,
-            signal=message.signal,
-            order=message.order,
-            noticed_s=max(0.0, now["mono"] - message.mono),
-            peers=message.peers,
-            symptom=None if message.exit_code == 0 else self._last_words(message.task),
-            peer_symptoms=self._raised_by(message.peers) if self._is_first_failure(message) else {},
-        )
-        self._happened(exited)
-
-    def _is_first_failure(self, message: agent_link.Exited) -> bool:
-        if message.exit_code == 0 or self._lifecycle.state.teardown is not None:
-            return False
-        waiting = (event for event in self._queue if isinstance(event, events.TaskExited))
-        return all(event.exit_code == 0 for event in waiting)
-
-    def _raised_by(self, tasks: Iterable[str]) -> dict[str, events.Symptom]:
-        """Those with an exception of their own. Read before a teardown makes others raise something too."""
-        symptoms = {task: self._last_words(task) for task in tasks}
-        return {task: symptom for task, symptom in symptoms.items() if symptom.kind is SymptomKind.OWN}
-
-    def _last_words(self, task: str) -> events.Symptom:
-        return diagnosis.read_symptom(last_words(self._store.paths.task_log(task)))
-
-    def _take_sample(self, message: agent_link.Sampled) -> None:
-        self._usage |= {task: usage.model_dump() for task, usage in message.tasks.items()}
-        try:
-            self._store.write_sample(tasks=self._usage, **_now())
-        except OSError as error:
-            # Figures to look at are not worth a run, on a full disk for instance.
-            sys.stderr.write(f"sample.json: {error}\n")
+        self._end_agent()
+        self._happened(events.AgentLost(**now(), reason=reason))
 
     # -- logs
 
@@ -349,30 +317,38 @@ class Supervisor:
         self._index_logs()
 
     def _index_logs(self) -> None:
-        delay_s = self._logs.poll(time.monotonic())
-        self._logs_due = None if delay_s is None else time.monotonic() + delay_s
+        mono = time.monotonic()
+        delay_s = self._logs.poll(mono)
+        self._logs_due = None if delay_s is None else mono + delay_s
+        if delay_s is None or mono >= self._lines_due:
+            self._lines_due = mono + _LINES_INTERVAL_S
+            self._read_progress()
         self._report_truncations()
 
-    def _finish_log(self, task: str) -> None:
+    def finish_log(self, task: str) -> None:
+        """Index all that the task has written; it will write no more."""
         self._logs.finish(task, time.monotonic())
+        self._read_progress()
         self._report_truncations()
+
+    def _read_progress(self) -> None:
+        mono = time.monotonic()
+        for tail in self._logs.take_tails():
+            progress = self._lines.read(tail.task, tail.attempt, tail.data, mono, missed=tail.missed)
+            if progress is not None:
+                self._throttle.put_read(tail.task, progress)
 
     def _report_truncations(self) -> None:
         for task, lost in self._logs.take_truncations():
-            self._happened(events.LogTruncated(**_now(), task=task, lost=lost))
+            self._happened(events.LogTruncated(**now(), task=task, lost=lost))
 
 
-def _raise_file_limit() -> None:
+@contextmanager
+def _many_files() -> Iterator[None]:
     """Room for a log a task."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-class _Now(TypedDict):
-    at: float
-    mono: float
-
-
-def _now() -> _Now:
-    """Both clocks: `at` for people, `mono` for durations."""
-    return {"at": time.time(), "mono": time.monotonic()}
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,185 +1,41 @@
-"""The supervisor's process, from the client's request to the run's result: puts the parts together, then serves.
+"""The supervisor's process: starts its agent, then imports what it needs itself, then serves its client.
 
-Started by client_link.Supervised as `python -I -m orchestrator.supervisor_process FD` in a session of its own.
+Started by supervisor_start as `python -I -m orchestrator.supervisor_process FD` in a session of its own.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
-import platform
 import socket
 import sys
-import time
-import traceback
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from orchestrator import engines
-from orchestrator.client_link import ClientLink
-from orchestrator.errors import EngineError, ExitCode, NameTaken, OrchError, UsageError
-from orchestrator.events import RunEndedEvent
-from orchestrator.lifecycle import Terms
-from orchestrator.plan import RunPlan, build_plan, hold_mode
-from orchestrator.result import Cause, CauseKind, RunResult
-from orchestrator.runs.catalog import live_runs
-from orchestrator.runs.leftovers import end_leftovers
-from orchestrator.runs.locks import Lock
-from orchestrator.runs.store import RunRecord, RunStore, boot_id, lock_name, make_private, new_run_id
-from orchestrator.spec import JobSpec
-from orchestrator.supervisor import Supervisor
+from orchestrator.engines.base import AgentTerms, Engine
+from orchestrator.errors import EngineError
 
-_PR_SET_CHILD_SUBREAPER = 36
-_HOST = "127.0.0.1"
+# Before it is told better by a run: nothing runs that could be ended politely.
+_FAILURE_GRACE_S = 0.5
 
 
 def main() -> int:
     stream = socket.socket(fileno=int(sys.argv[1]))
     stream.set_inheritable(False)
-    client = ClientLink(stream)
+    engine = engines.engine("local")
+    to_agent = _start_early(engine)
+    from orchestrator.client_link import ClientLink
+    from orchestrator.held_agent import HeldAgent
+    from orchestrator.supervising import serve
+
+    return serve(ClientLink(stream), HeldAgent(engine, to_agent))
+
+
+def _start_early(engine: Engine) -> socket.socket | None:
+    """Each import of ours takes as long as the agent's own start: let both go on at once."""
     try:
-        request = client.read_request()
+        (to_agent,) = engine.start_agents(AgentTerms("", _FAILURE_GRACE_S, log=None))
     except EngineError:
-        return ExitCode.ORCH  # nobody is there to be told
-    started_mono = time.monotonic()
-    try:
-        store = _create_run(request.spec, started_mono)
-    except OrchError as error:
-        client.refused(error)
-        return error.exit_code
-    except OSError as error:
-        client.refused(UsageError(f"the run's files cannot be made: {error}"))
-        return ExitCode.USAGE
-    _become_subreaper()
-    _speak_to(store.paths.supervisor_log)
-    client.created(store.paths.root)
-    terms = _terms(request.spec, store)
-    try:
-        planner = LocalPlanner(request.spec, store)
-        result = Supervisor(planner, terms, engines.engine("local"), store, client, request.detached).run()
-    except Exception as error:
-        traceback.print_exc()
-        result = _crashed(terms, store, error)
-    finally:
-        store.close()
-        client.close()
-    return result.exit_code
-
-
-def _crashed(terms: Terms, store: RunStore, error: Exception) -> RunResult:
-    """A fault of orch's own: nothing is left running, and what can be said of it is written down."""
-    end_leftovers(terms.run_id, below=os.getpid())
-    reason = f"{type(error).__name__}: {error}"
-    text = f"the supervisor could not go on ({reason}); see {store.paths.supervisor_log}"
-    result = RunResult(
-        run_id=terms.run_id,
-        outcome="failed",
-        exit_code=ExitCode.ORCH,
-        attempts=1,
-        cause=Cause(task=None, kind=CauseKind.ORCH, text=text),
-        first_failure=None,
-        detection_s=None,
-        teardown_s=None,
-        tasks=(),
-        checkpoint_dir=terms.checkpoint_dir,
-    )
-    store.append(
-        RunEndedEvent(at=time.time(), mono=time.monotonic(), outcome="failed", exit_code=ExitCode.ORCH)
-    )
-    store.write_result(result)
-    return result
-
-
-@dataclass(frozen=True)
-class LocalPlanner:
-    """Plans attempts on this machine."""
-
-    spec: JobSpec
-    store: RunStore
-
-    @property
-    def hold_mode(self) -> str:
-        return hold_mode(self.spec, os.environ)
-
-    def ports_needed(self) -> int:
-        return len(self.spec.tasks)
-
-    def plan(self, attempt: int, ports: tuple[int, ...]) -> RunPlan:
-        addresses = [f"{_HOST}:{port}" for port in ports]
-        return build_plan(self.spec, addresses, self.store.paths, attempt, os.environ)
-
-
-def _create_run(spec: JobSpec, started_mono: float) -> RunStore:
-    name_lock = _take_name(spec)
-    if spec.checkpoint_dir is not None:
-        make_private(spec.checkpoint_dir)
-    run_id = new_run_id(spec.name)
-    store = RunStore.create(run_id, spec.log_dir, name_lock)
-    checkpoint_dir = spec.checkpoint_dir or store.paths.checkpoints
-    record = RunRecord(
-        id=run_id,
-        name=spec.name,
-        directory=str(spec.directory),
-        started_at=time.time(),
-        started_mono=started_mono,
-        boot_id=boot_id(),
-        supervisor_pid=os.getpid(),
-        supervisor_start_ticks=_start_ticks(),
-        checkpoint_dir=str(checkpoint_dir),
-        versions=_versions(),
-        spec=spec.masked().model_dump(mode="json"),
-    )
-    store.publish(record)
-    return store
-
-
-def _take_name(spec: JobSpec) -> Lock | None:
-    """Only a name that the user chose must be free; a directory's name may be live twice."""
-    lock = lock_name(spec.name)
-    # Of two runs of a directory's name only one has the lock, and the other may live longer.
-    if spec.name_is_explicit and (lock is None or live_runs(spec.name)):
-        raise NameTaken(
-            f"a live run is named {spec.name!r}: `orch status {spec.name}` shows it, --replace stops it first"
-        )
-    return lock
-
-
-def _terms(spec: JobSpec, store: RunStore) -> Terms:
-    return Terms(
-        run_id=store.paths.run_id,
-        grace_s=spec.grace_s,
-        failure_grace_s=spec.failure_grace_s,
-        timeout_s=spec.timeout_s,
-        checkpoint_dir=str(spec.checkpoint_dir or store.paths.checkpoints),
-    )
-
-
-def _speak_to(log: Path) -> None:
-    """From here on nobody's terminal hears this process; what it has to say stands in the run's directory."""
-    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    os.close(fd)
-
-
-def _become_subreaper() -> None:
-    """Should the agent be killed, its tasks' orphans fall to this process and not to init."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
-
-
-def _start_ticks() -> int:
-    stat = Path("/proc/self/stat").read_text()
-    return int(stat.rpartition(")")[2].split()[19])
-
-
-def _versions() -> dict[str, str]:
-    try:
-        orch = version("tf-orch")
-    except PackageNotFoundError:
-        orch = "unknown"
-    return {"orch": orch, "python": platform.python_version(), "kernel": platform.release()}
+        return None  # said when a run needs it
+    return to_agent
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
 Speaks JSON lines over stdin and stdout, each with the run's id; the other end is the supervisor, near or far:
 
-    in:  hold {attempt, count, mode}   start {task, argv, env, cwd, log, port, serves}
-         stop {grace_s}
+    in:  run {failure_grace_s, log, environ}
+         preload {argv, env, cwd, modules, log}                     hold {attempt, count, mode}
+         start {task, argv, env, cwd, log, port, serves, bootstrap, fork}                      stop {grace_s}
     out: hello {host, pid, cores}      held {attempt, ports}        hold_failed {reason}
-         started {task, pid, start_ticks}                           start_failed {task, exit_code, reason}
+         preloaded {modules, seconds}  not_preloaded {reason}
+         started {task, pid, start_ticks, method}                   start_failed {task, exit_code, reason}
          listening {task}              progress {task, progress}    sample {mono, tasks}
          exited {task, exit_code, signal, order, mono, peers}       empty {swept}
 
@@ -22,22 +24,22 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from worker import task_process
+from worker.forks import Forked, Forks, NotForked, NotPreloaded, Outcome, Preloaded
 from worker.ports import HeldPorts, PortsExhausted
+from worker.preload_link import PreloadOrder
 from worker.processes import ProcessStat, all_processes, tree_state
+from worker.progress_inbox import ProgressInbox
 from worker.readiness import Readiness
 from worker.sampling import Sampler
-from worker.task_process import Command, StartFailed, TaskProcess
+from worker.task_process import StartFailed, TaskOrder, TaskProcess
 from worker.teardown import Teardown
 
 _READ_BYTES = 1 << 16
-# More than a pipe can be made to hold without privileges: what is read of one at its task's end.
-_LAST_PROGRESS_BYTES = 1 << 20
-_STDIN, _STDOUT = 0, 1
-# Progress is forwarded at most this often a task; what comes in between is merged.
-_PROGRESS_INTERVAL_S = 0.1
+_STDIN, _STDOUT, _STDERR = 0, 1, 2
 _LEAVING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -50,6 +52,8 @@ class Agent:
         self._tasks: dict[str, TaskProcess] = {}
         self._ports = HeldPorts()
         self._poller = select.epoll()
+        self._forks = Forks(self._poller)
+        self._told_reasons: set[str] = set()
         self._inbox = b""
         self._outbox = bytearray()
         self._exits = 0
@@ -58,8 +62,7 @@ class Agent:
         self._stream_open = True
         self._readiness = Readiness(time.monotonic())
         self._sampler = Sampler(time.monotonic())
-        self._pending_progress: dict[str, dict[str, Any]] = {}
-        self._progress_due = 0.0
+        self._progress = ProgressInbox(self._poller)
         self._signal_fd = -1
         self._processes: dict[int, ProcessStat] | None = None
 
@@ -75,6 +78,7 @@ class Agent:
             )
             while not (self._leaving and self._teardown is None):
                 self._turn()
+            self._forks.close()
             self._flush()
 
     # -- the loop
@@ -100,8 +104,7 @@ class Agent:
             wakes.append(self._teardown.due)
         elif any(not task.is_ready for task in self._tasks.values()):
             wakes.append(self._readiness.due)
-        if self._pending_progress:
-            wakes.append(self._progress_due)
+        wakes.append(self._progress.due)
         return min(min(wakes), time.monotonic() + 3600)
 
     def _serve(self, fd: int) -> None:
@@ -111,12 +114,14 @@ class Agent:
             return  # writable again: the turn's flush goes on
         elif fd == self._signal_fd:
             self._read_signals()
+        elif self._forks.serves(fd):
+            self._take_outcomes(self._forks.serve(fd))
         else:
             for task in list(self._tasks.values()):
                 if fd == task.pidfd:
                     self._exited(task)
                 elif fd == task.progress_fd:
-                    self._read_progress(task)
+                    self._progress.read(task)
 
     def _watch_signals(self) -> None:
         self._signal_fd, signals_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -136,6 +141,7 @@ class Agent:
     def _leave(self) -> None:
         """Nobody is there to ask any more: end everything, soon."""
         self._leaving = True
+        self._forks.kill_preloader()
         self._begin_teardown(self._failure_grace_s)
 
     # -- the stream
@@ -155,13 +161,31 @@ class Agent:
         *lines, self._inbox = (self._inbox + data).split(b"\n")
         for line in lines:
             message = json.loads(line)
-            if message.get("run_id") == self._run_id:
+            if message["type"] == "run":
+                self._adopt(message)
+            elif message.get("run_id") == self._run_id:
                 self._obey(message)
+
+    def _adopt(self, message: dict[str, Any]) -> None:
+        """Serve this run from now on: the first one, or the next when nothing of the last is left."""
+        self._run_id = message["run_id"]
+        self._failure_grace_s = float(message["failure_grace_s"])
+        self._exits = 0
+        self._told_reasons.clear()
+        os.environ.clear()
+        for name, value in message["environ"].items():
+            os.environb[name.encode("latin-1")] = value.encode("latin-1")
+        if message.get("log"):
+            log = os.open(message["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            os.dup2(log, _STDERR)
+            os.close(log)
 
     def _obey(self, message: dict[str, Any]) -> None:
         match message["type"]:
             case "hold":
                 self._hold(message)
+            case "preload":
+                self._preload(message)
             case "start":
                 self._start(message)
             case "stop":
@@ -205,28 +229,69 @@ class Agent:
         else:
             self._send("held", attempt=message["attempt"], ports=ports)
 
+    def _preload(self, message: dict[str, Any]) -> None:
+        order = PreloadOrder.here(message["argv"], message["env"], message["cwd"], message["modules"])
+        self._take_outcomes(self._forks.preload(order, message["log"]))
+
     def _start(self, message: dict[str, Any]) -> None:
-        name = message["task"]
         if self._teardown is not None:
             return  # the stop was quicker
-        command = Command(message["argv"], message["env"], message["cwd"], message["log"])
+        order = TaskOrder(
+            name=message["task"],
+            argv=message["argv"],
+            env=message["env"],
+            cwd=message["cwd"],
+            log=message["log"],
+            port=message["port"],
+            serves=message["serves"],
+            bootstrap=message.get("bootstrap"),
+            fork=message.get("fork", False),
+        )
+        if order.fork:
+            self._take_outcomes(self._forks.fork(order))
+        else:
+            self._spawn(order)
+
+    def _take_outcomes(self, outcomes: Iterable[Outcome]) -> None:
+        for outcome in outcomes:
+            match outcome:
+                case Preloaded(modules, seconds):
+                    self._send("preloaded", modules=modules, seconds=seconds)
+                case NotPreloaded(reason):
+                    self._tell_not_preloaded(reason)
+                case Forked(task):
+                    self._started(task)
+                case NotForked(order, reason):
+                    self._tell_not_preloaded(reason)
+                    self._spawn(order)
+
+    def _tell_not_preloaded(self, reason: str) -> None:
+        """Once: what keeps one task from being forked mostly keeps all."""
+        if reason not in self._told_reasons:
+            self._told_reasons.add(reason)
+            self._send("not_preloaded", reason=reason)
+
+    def _spawn(self, order: TaskOrder) -> None:
         try:
-            task = task_process.start(name, command, message["port"], message["serves"])
+            task = task_process.start(order)
         except (StartFailed, OSError) as error:
             code = error.exit_code if isinstance(error, StartFailed) else task_process.COMMAND_NOT_RUNNABLE
-            self._send("start_failed", task=name, exit_code=code, reason=str(error))
+            self._send("start_failed", task=order.name, exit_code=code, reason=str(error))
             self._exits += 1  # it has ended, in its place among the others
             return
-        self._tasks[name] = task
+        self._started(task)
+
+    def _started(self, task: TaskProcess) -> None:
+        self._tasks[task.name] = task
         self._poller.register(task.pidfd, select.EPOLLIN)
         self._poller.register(task.progress_fd, select.EPOLLIN)
         self._readiness.hasten(task.started_mono)
-        self._send("started", task=name, pid=task.pid, start_ticks=task.start_ticks)
+        self._send("started", task=task.name, pid=task.pid, start_ticks=task.start_ticks, method=task.method)
 
     def _exited(self, task: TaskProcess) -> None:
         mono = time.monotonic()
         peers = self._states_beside(task)
-        self._read_last_progress(task)
+        self._progress.read_last(task)
         self._forward_progress(mono, at_once=True)
         if self._teardown is not None and self._teardown.is_killing:
             # Its group must still be hit while its pid is surely its own.
@@ -272,14 +337,17 @@ class Agent:
             # A leader's status is read when its pidfd says so, in order.
             if info is None or info.si_pid in leaders:
                 return
-            os.waitpid(info.si_pid, 0)
+            if not self._forks.reap(info.si_pid):
+                os.waitpid(info.si_pid, 0)
 
     # -- teardown
 
     def _begin_teardown(self, grace_s: float) -> None:
         now = time.monotonic()
+        self._forks.call_off()
         if self._teardown is None:
-            self._teardown = Teardown(os.getpid(), now, grace_s, self._failure_grace_s)
+            spared = None if self._leaving else self._forks.pid
+            self._teardown = Teardown(os.getpid(), now, grace_s, self._failure_grace_s, spared)
             self._teardown.ask(self._tasks.values())
         else:
             self._teardown.hasten(now + grace_s)
@@ -303,48 +371,9 @@ class Agent:
         for sample in self._sampler.samples(now, list(self._tasks.values())):
             self._send("sample", mono=now, tasks=sample)
 
-    def _read_last_progress(self, task: TaskProcess) -> None:
-        """All that its pipe holds, but not for ever: what is left of its group may still write."""
-        left = _LAST_PROGRESS_BYTES
-        while left > 0 and (taken := self._read_progress(task)):
-            left -= taken
-
-    def _read_progress(self, task: TaskProcess) -> int:
-        """One read, so that a task that never stops writing starves nobody; how many bytes there were."""
-        if task.progress_fd < 0:
-            return 0
-        try:
-            data = os.read(task.progress_fd, _READ_BYTES)
-        except BlockingIOError:
-            return 0
-        if not data:
-            self._poller.unregister(task.progress_fd)
-            os.close(task.progress_fd)
-            task.progress_fd = -1
-            return 0
-        *lines, rest = (task.progress_rest + data).split(b"\n")
-        # A task that never ends its line would otherwise grow this agent.
-        task.progress_rest = rest[-_READ_BYTES:]
-        for line in lines:
-            self._take_progress(task, line)
-        return len(data)
-
-    def _take_progress(self, task: TaskProcess, line: bytes) -> None:
-        try:
-            progress = json.loads(line)
-        except (ValueError, RecursionError):
-            return
-        if isinstance(progress, dict):
-            self._pending_progress.setdefault(task.name, {}).update(progress)
-
     def _forward_progress(self, now: float, at_once: bool = False) -> None:
-        if not self._pending_progress or (now < self._progress_due and not at_once):
-            return
-        for name, progress in self._pending_progress.items():
-            # As text: what a task writes there may be no progress, and must not spoil the message.
-            self._send("progress", task=name, progress=json.dumps(progress))
-        self._pending_progress.clear()
-        self._progress_due = now + _PROGRESS_INTERVAL_S
+        for name, progress in self._progress.take(now, at_once).items():
+            self._send("progress", task=name, progress=progress)
 
 
 def main() -> None:

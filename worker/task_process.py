@@ -9,15 +9,19 @@ import resource
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from worker.injection import injected_env
 from worker.processes import read_stat
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 COMMAND_NOT_FOUND, COMMAND_NOT_RUNNABLE = 127, 126  # as shells have it
+PROGRESS_VARIABLE = "ORCH_PROGRESS_FD"
+Method = Literal["fork", "spawn"]
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -30,13 +34,24 @@ class StartFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Command:
-    """What to run. `env` is a delta over this process's environment; `log` is appended to."""
+class TaskOrder:
+    """What to run. `env` is a delta over this process's environment, without what is injected into a Python for its
+    `bootstrap` (None: nothing is); `log` is appended to; `fork`: from the preloader, if that can be."""
 
+    name: str
     argv: list[str]
     env: Mapping[str, str]
     cwd: str
     log: str
+    port: int | None
+    serves: bool
+    bootstrap: Mapping[str, object] | None
+    fork: bool
+
+    def environ(self) -> dict[str, str]:
+        """The whole environment that the task is started with."""
+        whole = {**os.environ, **self.env}
+        return whole if self.bootstrap is None else whole | injected_env(self.bootstrap, whole)
 
 
 @dataclass
@@ -53,6 +68,7 @@ class TaskProcess:
     started_mono: float
     progress_rest: bytes = b""
     is_ready: bool = False
+    method: Method = "spawn"
 
     def signal_group(self, number: int) -> None:
         """To the whole group. Safe while the leader has not been reaped: until then its pid is nobody else's."""
@@ -83,57 +99,91 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def start(name: str, command: Command, port: int | None, serves: bool) -> TaskProcess:
-    """Start the task; StartFailed with the reason if there is no such command, directory or permission."""
-    log = os.open(command.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    progress_out, progress_in = os.pipe2(os.O_CLOEXEC)
+class TaskPipes:
+    """A task's log, opened, and its progress pipe. Owns them until the task has them."""
+
+    def __init__(self, log: str) -> None:
+        self.log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._progress_out, self.progress_in = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._progress_out, False)
+
+    def keep_output(self) -> int:
+        """The end to read progress from: the caller's from now on."""
+        fd, self._progress_out = self._progress_out, -1
+        return fd
+
+    def close_input(self) -> None:
+        """The task has its own copies."""
+        self._close(self.log, self.progress_in)
+        self.log = self.progress_in = -1
+
+    def close(self) -> None:
+        self.close_input()
+        self._close(self._progress_out)
+        self._progress_out = -1
+
+    @staticmethod
+    def _close(*fds: int) -> None:
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
+
+
+def start(order: TaskOrder) -> TaskProcess:
+    """Start the task by itself; StartFailed with the reason if there is no such command, directory or permission."""
+    pipes = TaskPipes(order.log)
     try:
-        env = {**os.environ, **command.env, "ORCH_PROGRESS_FD": str(progress_in)}
-        process = _spawn(command, env, log, progress_in)
-    except BaseException:
-        os.close(progress_out)
-        raise
+        env = {**order.environ(), PROGRESS_VARIABLE: str(pipes.progress_in)}
+        process = spawn(order.argv, env, order.cwd, pipes.log, pipes.progress_in)
+        # From here on this agent reaps by pid; Popen must neither wait nor warn.
+        process.returncode = 0
+        return adopted(order, process.pid, os.pidfd_open(process.pid), pipes, "spawn")
     finally:
-        os.close(log)
-        os.close(progress_in)
-    os.set_blocking(progress_out, False)
-    # From here on this agent reaps by pid; Popen must neither wait nor warn.
-    process.returncode = 0
-    stat = read_stat(process.pid)
+        pipes.close()
+
+
+def adopted(order: TaskOrder, pid: int, pidfd: int, pipes: TaskPipes, method: Method) -> TaskProcess:
+    """The task that a child of this process, not reaped yet, has become."""
+    stat = read_stat(pid)
     return TaskProcess(
-        name=name,
-        pid=process.pid,
-        pidfd=os.pidfd_open(process.pid),
+        name=order.name,
+        pid=pid,
+        pidfd=pidfd,
         start_ticks=stat.start_ticks if stat else 0,
-        port=port,
-        serves=serves,
-        progress_fd=progress_out,
+        port=order.port,
+        serves=order.serves,
+        progress_fd=pipes.keep_output(),
         started_mono=time.monotonic(),
-        is_ready=not serves,
+        method=method,
+        is_ready=not order.serves,
     )
 
 
-def _spawn(command: Command, env: dict[str, str], log: int, progress: int) -> subprocess.Popen[bytes]:
+def spawn(
+    argv: Sequence[str], env: Mapping[str, str], cwd: str, output: int, passed: int
+) -> subprocess.Popen[bytes]:
+    """A child in a session of its own, with `output` for its stdout and stderr and the descriptor `passed` besides,
+    which dies with this process; StartFailed."""
     try:
         return subprocess.Popen(
-            command.argv,
+            argv,
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd=command.cwd,
+            stdout=output,
+            stderr=output,
+            cwd=cwd,
             env=env,
             start_new_session=True,
-            pass_fds=(progress,),
+            pass_fds=(passed,),
             preexec_fn=_die_with(os.getpid()),
         )
     except FileNotFoundError as error:
-        missing = command.cwd if not Path(command.cwd).is_dir() else command.argv[0]
+        missing = cwd if not Path(cwd).is_dir() else argv[0]
         raise StartFailed(f"{missing}: no such file or directory", COMMAND_NOT_FOUND) from error
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         if error.errno == errno.ENOEXEC:
             reason += " (a script needs a first line such as #!/usr/bin/env python3)"
-        raise StartFailed(f"{command.argv[0]}: {reason}", COMMAND_NOT_RUNNABLE) from error
+        raise StartFailed(f"{argv[0]}: {reason}", COMMAND_NOT_RUNNABLE) from error
 
 
 def _die_with(agent: int) -> Callable[[], None]:

@@ -13,13 +13,18 @@ _LOOK_S = 0.02
 
 
 class Teardown:
-    """One way down. `due` is when it next wants advance(); all times are monotonic seconds."""
+    """One way down. `due` is when it next wants advance(); all times are monotonic seconds.
 
-    def __init__(self, root: int, now: float, grace_s: float, orphan_grace_s: float) -> None:
+    `spared` is a process below `root` that is left alone: the preloader, which is no task."""
+
+    def __init__(
+        self, root: int, now: float, grace_s: float, orphan_grace_s: float, spared: int | None = None
+    ) -> None:
         self.due = now
         self.swept = 0
         self.is_killing = False
         self._root = root
+        self._spared = spared
         self._deadline = now + grace_s
         self._orphan_grace_s = orphan_grace_s
         self._leaders_gone = False
@@ -31,7 +36,7 @@ class Teardown:
             task.signal_group(signal.SIGTERM)
             task.signal_group(signal.SIGCONT)
         leaders = {task.pid for task in tasks}
-        for stat in descendants(self._root, all_processes()):
+        for stat in self._left():
             if stat.pid not in leaders:
                 send_signal(stat, signal.SIGTERM)
 
@@ -47,13 +52,16 @@ class Teardown:
         if now < self._deadline and tasks:
             self.due = self._deadline
             return False
-        left = descendants(self._root, all_processes())
+        left = self._left()
         if not left and not tasks:
             return True
         if now >= self._deadline:
             self._kill(left, tasks)
         self.due = now + _LOOK_S
         return False
+
+    def _left(self) -> list[ProcessStat]:
+        return [stat for stat in descendants(self._root, all_processes()) if stat.pid != self._spared]
 
     def _kill(self, left: list[ProcessStat], tasks: Collection[TaskProcess]) -> None:
         first = not self.is_killing

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli import logs, runs, up
+from orchestrator.cli import doctor, logs, runs, up
 from orchestrator.cli.options import Color, JsonOut, Quiet, Screen, Verbose
 from orchestrator.cli.verb import Verb
 from orchestrator.cli.words import forget_stdout, open_missing_streams, say
@@ -67,6 +67,7 @@ app.command("down", cls=Verb)(runs.down)
 app.command("wait", cls=Verb)(runs.wait)
 app.command("ls", cls=Verb)(runs.ls)
 app.command("attach", cls=Verb)(runs.attach)
+app.command("doctor", cls=Verb)(doctor.doctor)
 
 
 def main() -> int:

@@ -41,7 +41,7 @@ def attach_to(
     colour = wants_colour(color_mode(screen), out.fileno(), os.environ)
     view = open_view(out, Output(_STDERR), LineStyle(not no_prefix, timestamps, colour), os.environ)
     position = position_of_tail(run.view.paths.logs, chosen, _LINES_BEFORE)
-    follower = Follower(run.view, view, chosen, position)
+    follower = Follower(run.view, view, chosen, position, screen.verbose and not screen.quiet)
     follower.hint = "q leaves, the run goes on"
     try:
         left = _follow(run.view, follower, view)

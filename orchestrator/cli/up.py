@@ -47,6 +47,39 @@ CheckpointDir = Annotated[
 LogDir = Annotated[
     str | None, typer.Option("--log-dir", metavar="DIR", help="Where the run's directory goes.")
 ]
+Start = Annotated[
+    str | None,
+    typer.Option(
+        "--start",
+        metavar="auto|spawn",
+        help="Fork tasks from a process that has imported TensorFlow where that cannot be told apart, or never.",
+        autocompletion=lambda: ["auto", "spawn"],
+    ),
+]
+Preload = Annotated[
+    list[str] | None,
+    typer.Option("--preload", metavar="MODULE", help="A module to import before forking, too; repeatable."),
+]
+NoFixes = Annotated[
+    bool, typer.Option("--no-fixes", help="Leave Keras as it is, also where it is known to be broken.")
+]
+Keras = Annotated[
+    str | None,
+    typer.Option(
+        "--keras",
+        metavar="auto|3|legacy",
+        help="Which Keras the tasks get: what the script needs, Keras 3, or tf_keras.",
+        autocompletion=lambda: ["auto", "3", "legacy"],
+    ),
+]
+Threads = Annotated[
+    str | None,
+    typer.Option(
+        "--threads",
+        metavar="auto|N",
+        help="Threads in each of a task's TensorFlow pools; auto leaves them to TensorFlow.",
+    ),
+]
 # Parameters of a verb that orch.toml and the environment have no say in.
 _NO_SETTINGS = frozenset(("context", "dry_run", "json", "color", "quiet", "verbose"))
 
@@ -69,6 +102,11 @@ def up(
     cwd: Cwd = None,
     checkpoint_dir: CheckpointDir = None,
     log_dir: LogDir = None,
+    start: Start = None,
+    preload: Preload = None,
+    no_fixes: NoFixes = False,
+    keras: Keras = None,
+    threads: Threads = None,
     tasks: Annotated[
         str | None, typer.Option("--tasks", metavar="0,2", help="Whose lines to show (all are logged).")
     ] = None,
@@ -99,9 +137,13 @@ def up(
         return _show_plan(flags, screen)
     if _asks_for_help(command):
         return subprocess.call([sys.executable, "-P", "-m", "worker", "--help"])
-    from orchestrator.cli.up_run import run_up
+    # First of all: it imports what it needs while this process does the same.
+    from orchestrator.supervisor_start import start_supervisor
 
-    return run_up(flags, screen)
+    with start_supervisor() as started:
+        from orchestrator.cli.up_run import run_up
+
+        return run_up(flags, screen, started)
 
 
 def config(
@@ -116,6 +158,11 @@ def config(
     cwd: Cwd = None,
     checkpoint_dir: CheckpointDir = None,
     log_dir: LogDir = None,
+    start: Start = None,
+    preload: Preload = None,
+    no_fixes: NoFixes = False,
+    keras: Keras = None,
+    threads: Threads = None,
     json: JsonOut = False,
     color: Color = None,
     quiet: Quiet = False,

@@ -14,12 +14,14 @@ from orchestrator.cli.end_report import report_end
 from orchestrator.cli.keys import pressed_keys
 from orchestrator.cli.options import Screen
 from orchestrator.cli.sweep import say_swept
+from orchestrator.client_link import Lifetime
 from orchestrator.errors import ExitCode, RunEnded
 from orchestrator.foreground import STOP_SIGNALS, follow_to_end
 from orchestrator.launch import launch, make_room
 from orchestrator.request import UpRequest, WaitFor
 from orchestrator.result import RunResult
 from orchestrator.signal_inbox import SignalInbox
+from orchestrator.supervisor_start import StartedSupervisor
 from orchestrator.view.choice import View, open_view, wants_colour
 from orchestrator.view.output import Output
 from orchestrator.view.plain import LineStyle
@@ -28,33 +30,35 @@ from orchestrator.view.terminal import TerminalView
 _STDOUT, _STDERR = 1, 2
 
 
-def run_up(flags: Mapping[str, object], screen: Screen) -> int:
+def run_up(flags: Mapping[str, object], screen: Screen, started: StartedSupervisor) -> int:
+    """`started` is a supervisor that waits for the request."""
     request = settings.load(flags, os.environ, Path.cwd())
     if not screen.quiet:
         for notice in request.notices:
             words.say(notice)
     say_swept(make_room(request))
     if request.display.detach or request.display.wait is not None:
-        return _detached(request, screen)
-    result = _in_the_foreground(request, screen)
+        return _detached(request, screen, started)
+    result = _in_the_foreground(request, screen, started)
     report_end(result, screen)
     return result.exit_code
 
 
-def _in_the_foreground(request: UpRequest, screen: Screen) -> RunResult:
+def _in_the_foreground(request: UpRequest, screen: Screen, started: StartedSupervisor) -> RunResult:
     shown = request.display.tasks
     tasks = None if shown is None else frozenset(str(task) for task in shown)
     # With --json, stdout carries one document, the result: the lines go where orch's words go.
     view = _view(request, screen, Output(_STDERR if screen.json else _STDOUT))
     # From the first process on, a signal is a stop order and no exception.
     with SignalInbox(STOP_SIGNALS) as inbox:
-        supervised, run = launch(request, detached=False)
+        supervised, run = launch(request, Lifetime.CLIENT, started)
         try:
             if screen.verbose and not screen.quiet:
                 words.say(f"{run.id} in {run.dir}")
             # Echoed keys would tear the footer; unread, they wait for the shell.
             with pressed_keys() if isinstance(view, TerminalView) else nullcontext():
-                follow_to_end(supervised, run.view, view, tasks, inbox)
+                verbose = screen.verbose and not screen.quiet
+                follow_to_end(supervised, run.view, view, tasks, inbox, verbose)
         finally:
             supervised.close()
     return api.result_of(run.view)
@@ -70,8 +74,8 @@ def _view(request: UpRequest, screen: Screen, out: Output) -> View:
     return open_view(out, Output(_STDERR), style, os.environ, footer=not screen.quiet)
 
 
-def _detached(request: UpRequest, screen: Screen) -> int:
-    supervised, run = launch(request, detached=True)
+def _detached(request: UpRequest, screen: Screen, started: StartedSupervisor) -> int:
+    supervised, run = launch(request, Lifetime.DETACHED, started)
     supervised.close()
     if not screen.json:
         words.print_lines([run.id])  # data, so --quiet does not silence it: run=$(orch up -dq)
@@ -90,7 +94,7 @@ def _wait(run: Run, until: WaitFor | None, screen: Screen) -> int:
         return result.exit_code
     if until is WaitFor.READY:
         try:
-            run.wait_ready()
+            run.wait_ready(on_notice=None if screen.quiet else words.say)
         except RunEnded as ended:
             report_end(ended.result, screen)
             return int(ended.exit_code)

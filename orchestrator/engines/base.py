@@ -10,11 +10,14 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class AgentTerms:
-    """What an agent is told on its command line. `log` takes what it says on stderr."""
+    """What an agent is told on its command line. `log` takes what it says on stderr (None: it has this process's).
+
+    An agent can be started before there is a run: its `run_id` is empty, and a message tells it all three then.
+    """
 
     run_id: str
     failure_grace_s: float
-    log: Path
+    log: Path | None
 
 
 class Engine(Protocol):

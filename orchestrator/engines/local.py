@@ -12,6 +12,7 @@ from orchestrator.errors import EngineError
 from orchestrator.isolation import isolated
 
 _BUFFER_BYTES = 1 << 20
+_LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
 class LocalEngine:
@@ -28,7 +29,7 @@ class LocalEngine:
         argv = isolated(
             "worker.agent", "--run-id", terms.run_id, "--failure-grace", str(terms.failure_grace_s)
         )
-        log = os.open(terms.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        log = None if terms.log is None else os.open(terms.log, _LOG_FLAGS, 0o600)
         try:
             self._agent = subprocess.Popen(
                 argv, stdin=its.fileno(), stdout=its.fileno(), stderr=log, start_new_session=True
@@ -37,7 +38,8 @@ class LocalEngine:
             ours.close()
             raise EngineError(f"the agent could not be started: {error}") from error
         finally:
-            os.close(log)
+            if log is not None:
+                os.close(log)
             its.close()
         return [ours]
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from orchestrator.runs.log_index import (
     INDEX_NAME,
@@ -29,6 +29,18 @@ RETRY_S = 1.0
 # At most so many bytes a log are searched for their last newline in one call.
 _SCAN_BYTES = 4 << 20
 _BLOCK = 64 << 10
+# Of what a log has got, so much is read for whoever wants to know what it ends with: a progress bar writes less
+# than that between two looks, and a flood shall cost no more than it did.
+TAIL_BYTES = 8 << 10
+
+
+class Tail(NamedTuple):
+    """The last bytes of what was indexed of a task's log since the last look; `missed`: it was more than these."""
+
+    task: str
+    attempt: int
+    data: bytes
+    missed: bool
 
 
 @dataclass
@@ -44,10 +56,11 @@ class _Log:
     indexed: int = 0
     scanned: int = 0
     seen: int = 0
+    tailed: int = 0
     overdue_at: float | None = None
 
     def restart(self) -> None:
-        self.indexed = self.scanned = self.seen = 0
+        self.indexed = self.scanned = self.seen = self.tailed = 0
         self.overdue_at = None
 
 
@@ -87,10 +100,11 @@ class LogStore:
         if known is not None:
             self._append(self._index_log(known, now=0.0, flush=True))
             known.attempt = attempt
+            known.tailed = known.indexed
             return
         fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         covered = self._covered.get(task, 0)
-        self._logs[task] = _Log(task, attempt, fd, indexed=covered, scanned=covered, seen=covered)
+        self._logs[task] = _Log(task, attempt, fd, covered, covered, covered, covered)
         self._not_before = 0.0
         if self._watch is not None:
             try:
@@ -125,6 +139,10 @@ class LogStore:
         """The tasks that cut their own logs since the last call, each with the number of bytes lost."""
         taken, self._truncations = self._truncations, []
         return taken
+
+    def take_tails(self) -> list[Tail]:
+        """What the logs that have grown since the last call end with, up to where they are indexed."""
+        return [_tail(log) for log in self._logs.values() if log.tailed < log.indexed]
 
     def finish(self, task: str, now: float) -> None:
         """Index all that `task` has written, its unterminated line too. Later polls index stragglers."""
@@ -191,6 +209,13 @@ class LogStore:
             return False
         self._unwritten = b""
         return True
+
+
+def _tail(log: _Log) -> Tail:
+    start = max(log.tailed, log.indexed - TAIL_BYTES)
+    missed = start > log.tailed
+    log.tailed = log.indexed
+    return Tail(log.task, log.attempt, os.pread(log.fd, log.indexed - start, start), missed)
 
 
 def _chunk_end(log: _Log, now: float, *, flush: bool) -> int:

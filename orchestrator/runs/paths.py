@@ -78,6 +78,18 @@ class RunPaths:
         return self.root / "scratch"
 
     @property
+    def exceptions(self) -> Path:
+        return self.root / "exceptions"
+
+    @property
+    def stacks(self) -> Path:
+        return self.root / "stacks"
+
+    @property
+    def preloader_log(self) -> Path:
+        return self.root / "preloader.log"
+
+    @property
     def supervisor_log(self) -> Path:
         return self.root / "supervisor.log"
 
@@ -87,6 +99,18 @@ class RunPaths:
 
     def task_log(self, task: str) -> Path:
         return self.logs / f"{_file_name(task)}.log"
+
+    def task_exception(self, task: str) -> Path:
+        """The uncaught exception that ended a Python task, as its bootstrap writes it."""
+        return self.exceptions / f"{_file_name(task)}.json"
+
+    def task_traceback(self, task: str) -> Path:
+        """The same for people: the whole traceback, with what it came from."""
+        return self.exceptions / f"{_file_name(task)}.txt"
+
+    def task_stacks(self, task: str) -> Path:
+        """The stacks of all threads of a Python task, each time it was asked for them."""
+        return self.stacks / f"{_file_name(task)}.txt"
 
     def task_scratch(self, task: str) -> Path:
         return self.scratch / _file_name(task)

@@ -91,7 +91,8 @@ class RunStore:
         lock = Lock.acquire(RunPaths(hidden).lock)
         if lock is None:
             raise UsageError(f"{hidden}: is in use")
-        for directory in (RunPaths(hidden).logs, RunPaths(hidden).scratch, RunPaths(hidden).checkpoints):
+        of_run = RunPaths(hidden)
+        for directory in (of_run.logs, of_run.scratch, of_run.checkpoints, of_run.exceptions, of_run.stacks):
             directory.mkdir(mode=PRIVATE_DIR)
         paths = RunPaths(parent / run_id)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.events import Progress
+from orchestrator.doing import doing, late_tasks
 from orchestrator.result import exit_text
-from orchestrator.runs.log_text import one_line
 from orchestrator.state import RunPhase, RunState, TaskPhase, TaskState
 from orchestrator.view.amounts import duration, number, rate, size
 from orchestrator.view.columns import Cell, Column, fit, lay_out
@@ -89,7 +88,7 @@ def footer_lines(moment: Moment, width: int, height: int, *, colour: bool) -> li
     room = height - _LOG_LINES - 2  # the run's line and the titles
     if not tasks or height < _MIN_HEIGHT_FOR_ROWS or room < 1:
         return lines
-    shown = tasks if len(tasks) <= room else _most_telling(tasks, room - 1)
+    shown = tasks if len(tasks) <= room else _most_telling(moment.state, room - 1)
     rows = [task_row(task, moment) for task in shown]
     lines += lay_out(TASK_COLUMNS, rows, width, colour=colour)
     if len(shown) < len(tasks):
@@ -107,7 +106,7 @@ def task_row(task: TaskState, moment: Moment) -> list[Cell]:
         Cell(state_text(task), PHASE_COLOURS[task.phase]),
         Cell(str(task.pid) if task.pid is not None and alive else ""),
         Cell(duration(_uptime(task, moment.now))),
-        Cell(progress_text(task.progress)),
+        Cell(doing(task, moment.state)),
         Cell(number(task.progress.loss)),
         Cell(rate(task.progress.steps_per_s) if alive else ""),
         Cell(f"{load.cpu_percent:.0f}%" if load.cpu_percent is not None and alive else ""),
@@ -121,18 +120,6 @@ def state_text(task: TaskState) -> str:
     if task.phase is TaskPhase.FAILED:
         return f"failed ({exit_text(task.exit_code, task.signal)})"
     return task.phase.value
-
-
-def progress_text(progress: Progress) -> str:
-    """`epoch 2/5 step 37/120`, or the phase when neither is known."""
-    parts = []
-    if progress.epoch is not None:
-        parts.append(f"epoch {progress.epoch}" + (f"/{progress.epochs}" if progress.epochs else ""))
-    if progress.step is not None:
-        parts.append(f"step {progress.step:,}" + (f"/{progress.steps:,}" if progress.steps else ""))
-    if not parts and progress.phase:
-        return one_line(progress.phase)
-    return " ".join(parts)
 
 
 def _run_line(moment: Moment, width: int, *, colour: bool) -> str:
@@ -165,11 +152,16 @@ def _uptime(task: TaskState, now: float) -> float | None:
     return (now if task.ended_mono is None else task.ended_mono) - task.started_mono
 
 
-def _most_telling(tasks: Sequence[TaskState], room: int) -> list[TaskState]:
-    """As many tasks as there is room for, in plan order: those in trouble before the others."""
-    chosen = sorted(tasks, key=lambda task: task.phase not in _TROUBLE_FIRST)[: max(0, room)]
-    names = {task.name for task in chosen}
-    return [task for task in tasks if task.name in names]
+def _most_telling(state: RunState, room: int) -> list[TaskState]:
+    """As many tasks as there is room for, in plan order: those in trouble, then those that others wait for, before
+    the rest."""
+    late = {task.name for task in late_tasks(state)}
+
+    def rank(task: TaskState) -> int:
+        return 0 if task.phase in _TROUBLE_FIRST else 1 if task.name in late else 2
+
+    names = {task.name for task in sorted(state.tasks.values(), key=rank)[: max(0, room)]}
+    return [task for task in state.tasks.values() if task.name in names]
 
 
 def _more(tasks: Sequence[TaskState], shown: Sequence[TaskState]) -> str:

@@ -77,6 +77,8 @@ def _first(first: FirstFailure, cause: Cause | None) -> Iterator[Line]:
         )
     if first.exception:
         yield _labelled("exception", Cell(one_line(first.exception), (RED,)))
+    if first.exception_file:
+        yield _labelled("in full", Cell(first.exception_file))
 
 
 def _blame(cause: Cause, first: FirstFailure | None) -> Line:

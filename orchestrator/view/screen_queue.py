@@ -105,6 +105,9 @@ def _pieces(block: Block) -> Iterator[Piece]:
             if len(line) + omitted <= _PIECE_BYTES:  # the unterminated end of a block
                 yield Piece(task, time, line, 1)
             else:
-                shown = last_frame(line)[:SCREEN_LINE_BYTES]
-                yield Piece(task, time, shown, 1, full_size=len(line) + omitted)
+                frame = last_frame(line)
+                shown = frame[:SCREEN_LINE_BYTES]
+                # A bar's frames before the last are what it has written over itself.
+                is_cut = omitted or len(frame) > SCREEN_LINE_BYTES
+                yield Piece(task, time, shown, 1, full_size=len(line) + omitted if is_cut else 0)
         begin = end

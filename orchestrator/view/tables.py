@@ -9,7 +9,7 @@ from orchestrator.result import exit_text
 from orchestrator.status_document import Status, TaskStatus
 from orchestrator.view.amounts import duration, number, rate, size
 from orchestrator.view.columns import Cell, Column, fit, lay_out
-from orchestrator.view.footer import PHASE_COLOURS, progress_text
+from orchestrator.view.footer import PHASE_COLOURS
 from orchestrator.view.palette import BOLD, DIM, task_colour
 
 _STATUS_COLUMNS = (
@@ -105,7 +105,7 @@ def _status_row(task: TaskStatus) -> list[Cell]:
         Cell(_state_text(task), PHASE_COLOURS.get(task.state, ())),
         Cell(str(task.pid) if task.pid is not None else ""),
         Cell(duration(task.uptime_s)),
-        Cell(progress_text(progress) if progress else ""),
+        Cell(task.doing),
         Cell(number(progress.loss) if progress else ""),
         Cell(rate(progress.steps_per_s) if progress and alive else ""),
         Cell(f"{task.cpu_percent:.0f}%" if task.cpu_percent is not None and alive else ""),

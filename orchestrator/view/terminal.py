@@ -159,10 +159,11 @@ def _screen_lines(piece: Piece, style: LineStyle) -> list[str]:
 
 
 def _screen_line(line: bytes, full_size: int, *, colour: bool) -> str:
-    full_size = full_size or len(line)
-    if full_size <= SCREEN_LINE_BYTES:
+    frame = last_frame(line)
+    if not full_size and len(frame) <= SCREEN_LINE_BYTES:
         return clean_line(line, colour=colour)
-    shown = last_frame(line)[:SCREEN_LINE_BYTES]
+    full_size = full_size or len(line)
+    shown = frame[:SCREEN_LINE_BYTES]
     # The cut may have gone through a character.
     text = clean_line(shown, colour=colour).removesuffix("\ufffd")
     return f"{text} {painted(size_note(full_size), DIM, colour=colour)}"

@@ -20,7 +20,7 @@ from waiting import lives, until
 from orchestrator.agent_link import AgentMessage, Exited, ProgressMade, Started, StartFailed
 from orchestrator.events import Progress
 from worker import task_process
-from worker.task_process import Command
+from worker.task_process import TaskOrder
 
 ENDS = {
     "a": ("raise SystemExit(7)", 7, None),
@@ -88,8 +88,9 @@ def test_a_peer_that_was_stopped_below_its_shell_is_told(agent: Driver) -> None:
 
 def test_a_task_that_has_not_exited_is_not_waited_for(tmp_path: Path) -> None:
     """Its pidfd may have the number of one that was closed in the same batch of events."""
-    command = Command(python(SLEEPER), {}, str(tmp_path), str(tmp_path / "log"))
-    task = task_process.start("a", command, None, False)
+    log = str(tmp_path / "log")
+    order = TaskOrder("a", python(SLEEPER), {}, str(tmp_path), log, None, False, bootstrap=None, fork=False)
+    task = task_process.start(order)
     try:
         assert task.reap() is None
     finally:
@@ -164,6 +165,14 @@ def test_progress_arrives_before_the_exit_and_in_one_piece(agent: Driver) -> Non
     progress = made.checked()
     assert progress is not None and progress.epoch == 3
     assert agent.messages.index(made) < agent.messages.index(agent.exits()[0])
+
+
+def test_another_phase_has_no_steps_of_the_one_before(agent: Driver) -> None:
+    said = b'{"phase": "training", "epoch": 2, "step": 7, "steps": 7}\n{"phase": "evaluating"}\n'
+    agent.start("a", python(f"import os; os.write(int(os.environ['ORCH_PROGRESS_FD']), {said!r})"))
+    agent.wait_for(Exited, "a")
+    (made,) = progress_of(agent.messages)
+    assert made.checked() == Progress(phase="evaluating", epoch=2)
 
 
 FLOODS = "import os; fd = int(os.environ['ORCH_PROGRESS_FD']); data = b'{}\\n' * 20000\nwhile True: os.write(fd, data)"

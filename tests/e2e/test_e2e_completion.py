@@ -26,8 +26,9 @@ def test_the_shells_script(orch: Orch) -> None:
 
 
 def test_verbs_and_options(orch: Orch) -> None:
-    assert set(_offered(orch, "orch ")) == {"up", "config", "status", "logs", "down", "wait", "ls", "attach"}
-    assert _offered(orch, "orch do") == ["down"]
+    verbs = {"up", "config", "status", "logs", "down", "wait", "ls", "attach", "doctor"}
+    assert set(_offered(orch, "orch ")) == verbs
+    assert _offered(orch, "orch do") == ["down", "doctor"]
     assert _offered(orch, "orch up --work") == ["--workers"]
 
 

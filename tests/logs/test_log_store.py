@@ -23,7 +23,14 @@ from orchestrator.runs.log_index import (
     task_order,
     truncation,
 )
-from orchestrator.runs.log_store import MIN_INTERVAL_S, POLL_INTERVAL_S, UNTERMINATED_S, LogStore
+from orchestrator.runs.log_store import (
+    MIN_INTERVAL_S,
+    POLL_INTERVAL_S,
+    TAIL_BYTES,
+    UNTERMINATED_S,
+    LogStore,
+    Tail,
+)
 from orchestrator.runs.log_watch import LogWatch, WatchUnavailable
 
 
@@ -278,3 +285,37 @@ def test_every_byte_is_covered_once_and_in_order(
             assert length > 0
             position += length
         assert position == len(data)
+
+
+def test_what_a_log_ends_with_is_handed_out_once(writer: Writer) -> None:
+    writer.write("worker:0", b"first\n")
+    writer.append("worker:1", b"nothing whole yet")
+    assert writer.store.take_tails() == [Tail("worker:0", 1, b"first\n", missed=False)]
+    assert writer.store.take_tails() == []
+    writer.write("worker:0", b"second\nthi")
+    assert [(tail.task, tail.data) for tail in writer.store.take_tails()] == [("worker:0", b"second\n")]
+    writer.poll()
+    assert {tail.task: tail.data for tail in writer.store.take_tails()} == {
+        "worker:0": b"thi",
+        "worker:1": b"nothing whole yet",
+    }
+    writer.write("worker:0", b"rd\n")
+    assert [tail.data for tail in writer.store.take_tails()] == [b"rd\n"]
+
+
+def test_of_much_only_the_end_is_read(writer: Writer) -> None:
+    writer.write("worker:0", b"x" * 3 * TAIL_BYTES + b"\n")
+    (tail,) = writer.store.take_tails()
+    assert tail.missed and tail.data == b"x" * (TAIL_BYTES - 1) + b"\n"
+
+
+def test_a_log_that_was_cut_and_one_of_a_new_attempt_begin_anew(writer: Writer) -> None:
+    writer.write("worker:0", b"first and long\n")
+    writer.store.take_tails()
+    writer.path("worker:0").write_bytes(b"new\n")
+    writer.poll()
+    assert [tail.data for tail in writer.store.take_tails()] == [b"new\n"]
+    writer.append("worker:0", b"old\n")
+    writer.begin("worker:0", 2)
+    writer.write("worker:0", b"young\n")
+    assert writer.store.take_tails() == [Tail("worker:0", 2, b"young\n", missed=False)]

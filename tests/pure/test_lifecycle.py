@@ -149,7 +149,7 @@ def test_a_stop_has_its_exit_code(reason: StopReason, exit_code: int) -> None:
         TeardownReason.REQUEST, TERMS.failure_grace_s if nobody_waits else TERMS.grace_s
     )
     # What the tasks make of the SIGTERM does not matter.
-    result = the_result(feed(lifecycle, [exited(0, 42), exited(1, None, 15, order=1), emptied()]))
+    result = the_result(feed(lifecycle, [exited(0, 45), exited(1, None, 15, order=1), emptied()]))
     assert (result.outcome, result.exit_code, result.cause) == ("stopped", exit_code, None)
     assert {task.end for task in result.tasks} == {"stopped by orch"}
 
@@ -293,3 +293,13 @@ def test_a_stop_order_that_calls_itself_a_time_out_is_one() -> None:
     lifecycle = running()
     feed(lifecycle, [stop(StopReason.TIMEOUT)])
     assert the_result(feed(lifecycle, [emptied()])).exit_code == 124
+
+
+def test_a_task_that_saved_when_it_was_stopped_says_so() -> None:
+    lifecycle = running()
+    feed(lifecycle, [stop()])
+    result = the_result(feed(lifecycle, [exited(0, 42), exited(1, 143, order=1), emptied()]))
+    assert [task.end for task in result.tasks] == [
+        "stopped by orch, its state saved (exit 42)",
+        "stopped by orch",
+    ]

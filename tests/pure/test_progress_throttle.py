@@ -55,3 +55,45 @@ def test_the_last_word_always_arrives_and_none_too_soon(words: list[tuple[float,
     told += [progress.step for _, progress in throttle.take(due)] if due is not None else []
     assert told[-1] == words[-1][1]
     assert all(later - earlier >= INTERVAL_S for earlier, later in pairwise(times))
+
+
+def test_what_a_task_tells_itself_is_not_taken_from_its_lines() -> None:
+    throttle = ProgressThrottle()
+    throttle.put("a", Progress(phase="tuning", epoch=2, loss=0.5))
+    throttle.put_read("a", Progress(phase="training", epoch=1, step=7, loss=0.1))
+    assert throttle.take(100.0) == [("a", Progress(phase="tuning", epoch=2, step=7, loss=0.5))]
+
+
+def test_the_phases_before_the_first_step_give_way_to_what_the_lines_say() -> None:
+    throttle = ProgressThrottle()
+    throttle.put("a", Progress(phase="training"))
+    throttle.put_read("a", Progress(phase="evaluating", step=7))
+    assert throttle.take(100.0) == [("a", Progress(phase="evaluating", step=7))]
+    throttle.put("a", Progress(phase="waiting"))
+    assert throttle.take(200.0) == [("a", Progress(phase="waiting"))]
+
+
+def test_another_phase_has_other_steps() -> None:
+    throttle = ProgressThrottle()
+    throttle.put("a", Progress(phase="training", epoch=5, step=70, steps=70, loss=0.5, steps_per_s=9.0))
+    throttle.put("a", Progress(phase="done", metrics={"accuracy": 0.9}))
+    assert throttle.take(100.0) == [
+        ("a", Progress(phase="done", epoch=5, loss=0.5, metrics={"accuracy": 0.9}))
+    ]
+
+
+def test_a_task_that_begins_anew_has_said_nothing() -> None:
+    throttle = ProgressThrottle()
+    throttle.put("a", Progress(epoch=5, step=70))
+    throttle.forget("a")
+    assert throttle.take(100.0) == []
+    throttle.put_read("a", Progress(step=1))
+    assert throttle.take(100.0) == [("a", Progress(step=1))]
+
+
+def test_what_is_said_again_is_no_news() -> None:
+    throttle = ProgressThrottle()
+    throttle.put("a", Progress(step=1))
+    throttle.take(100.0)
+    throttle.put("a", Progress(step=1))
+    assert throttle.take(200.0) == []

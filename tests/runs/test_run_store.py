@@ -60,7 +60,8 @@ def test_everything_is_private_whatever_the_umask(umask: None, tmp_path: Path) -
     run = f"runs/{store.paths.run_id}"
     documents = ("run.json", "events.jsonl", "sample.json", "result.json", "lock")
     assert {f"{run}/{name}" for name in documents} <= set(found)
-    directories = {".", "runs", "names", run, f"{run}/logs", f"{run}/scratch", f"{run}/checkpoints"}
+    below = ("logs", "scratch", "checkpoints", "exceptions", "stacks")
+    directories = {".", "runs", "names", run, *(f"{run}/{name}" for name in below)}
     assert {name for name, mode in found.items() if mode == 0o700} == directories
     assert {mode for name, mode in found.items() if name not in directories} == {0o600}
     # Whoever may write to a directory above may put another one in its place.

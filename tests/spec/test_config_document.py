@@ -81,12 +81,14 @@ def test_a_value_is_safe_to_show_and_what_a_shell_would_take(make_spec: MakeSpec
 def test_lines_for_people(make_spec: MakeSpec) -> None:
     spec = make_spec(timeout_s=5400.0, env={"ODD": "a b"})
     lines = config_lines(spec, placeholder_plan(spec, LAYOUT, {}))
-    assert lines[:6] == [
+    assert lines[:8] == [
         "run          job: 2 workers",
         "command      t.py",
         "cwd          /somewhere",
         "time limit   1h30m",
         "grace        10s, after a failure 500ms",
+        "start        spawn: it is no Python script",
+        "threads      1 core for 2 tasks: TensorFlow's own pools, of 1 thread each",
         "ports        placeholders: `orch up` picks free ones and puts them in their place",
     ]
     assert "worker:1  127.0.0.1:10002 (placeholder port)" in lines

@@ -7,10 +7,11 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from moments import exited, moment, progressed, running
+from moments import exited, moment, planned, progressed, running
 from rich.cells import cell_len
 
-from orchestrator.events import Progress
+from orchestrator.events import AttemptPlanned, Progress, TaskStarted
+from orchestrator.state import RunState, apply
 from orchestrator.status_document import RunStatus, Status, task_statuses
 from orchestrator.view.amounts import duration, number, rate, short_duration, size
 from orchestrator.view.columns import Cell, Column, fit, lay_out
@@ -49,7 +50,7 @@ def test_a_row_tells_all_there_is_to_tell() -> None:
         "worker:0", "running", "1000", "1m05s", "epoch", "2/5", "step", "1,234/4,000", "0.1235", "12.3",
         "99%", "512", "MB", "3s",
     ]  # fmt: skip
-    assert second.split() == ["worker:1", "running", "1001", "1m05s"]
+    assert second.split() == ["worker:1", "running", "1001", "1m05s", "port", "open"]
 
 
 def test_a_failure_is_told_in_its_row() -> None:
@@ -75,6 +76,19 @@ def test_more_tasks_than_fit_are_counted_and_trouble_is_shown() -> None:
     assert len(lines) == 9
     assert [line.split()[0] for line in lines[2:-1]] == [*(f"worker:{n}" for n in range(5)), "worker:15"]
     assert lines[-1] == "... 14 more (14 running)"
+
+
+def test_of_many_tasks_those_that_the_others_wait_for_are_shown() -> None:
+    names = [f"worker:{n}" for n in range(20)]
+    state = apply(RunState(), AttemptPlanned(at=0, mono=10, attempt=1, tasks=tuple(map(planned, names))))
+    for name in names:
+        state = apply(state, TaskStarted(at=0, mono=10, task=name, pid=1, start_ticks=1))
+        phase = "importing" if name in ("worker:11", "worker:17") else "waiting"
+        state = apply(state, progressed(name, Progress(phase=phase)))
+    lines = footer_lines(moment(state), 120, 12, colour=False)[2:-1]
+    assert [line.split()[0] for line in lines][-2:] == ["worker:11", "worker:17"]
+    assert "waiting for worker:11 and worker:17" in lines[0]
+    assert "importing tensorflow" in lines[-1]
 
 
 def test_a_low_terminal_keeps_the_line_of_the_run() -> None:

@@ -100,6 +100,16 @@ def test_a_progress_bar_is_one_line(watched: Watched) -> None:
     assert watched.frame() == ["worker:0 | 30%"]
 
 
+@pytest.mark.parametrize("frames", [90, 2_000])
+def test_of_a_long_bar_the_last_frame_is_all_there_is_to_see(watched: Watched, frames: int) -> None:
+    frame = b"\x08" * 60 + b"\r%4d/2000 [====>....] - ETA: 0s - loss: 0.1000"
+    watched.view.show([chunk(b"".join(frame % step for step in range(1, frames + 1)) + b"\nnext\n")])
+    assert watched.frame() == [
+        f"worker:0 | {frames:4d}/2000 [====>....] - ETA: 0s - loss: 0.1000",
+        "worker:0 | next",
+    ]
+
+
 def test_a_long_line_is_cut_and_its_size_told(watched: Watched) -> None:
     watched.view.show([chunk(b"x" * (1 << 20)) for _ in range(10)])
     watched.view.show([chunk(b"\nnext\n")])

@@ -1,15 +1,21 @@
-"""Calls back when a module has been imported, without importing it: how the bootstrap reaches a script's TensorFlow."""
+"""Calls back around the import of a module, without importing it: how the bootstrap reaches a script's TensorFlow."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
-from types import ModuleType
 
-Callback = Callable[[ModuleType], None]
+TYPE_CHECKING = (
+    False  # importing typing or importlib.abc would cost every task more than the rest of the bootstrap
+)
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+    Callback = Callable[[ModuleType], None]
+
+
+_IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 
 
 def after_import(name: str, callback: Callback) -> None:
@@ -18,52 +24,96 @@ def after_import(name: str, callback: Callback) -> None:
     What the callback raises goes to whoever imports: it should keep its errors to itself.
     """
     module = sys.modules.get(name)
-    if module is not None:
+    if module is not None and not _is_being_imported(module):
         callback(module)
         return
-    finder = next((found for found in sys.meta_path if isinstance(found, _Watcher)), None)
-    if finder is None:
-        finder = _Watcher()
-        sys.meta_path.insert(0, finder)
-    finder.callbacks.setdefault(name, []).append(callback)
+    _watched(name).after.append(callback)
 
 
-class _Watcher(MetaPathFinder):
-    """Finds the watched modules as the finders behind it do, with a loader that calls back."""
+def before_import(name: str, callback: Callable[[], None]) -> None:
+    """Call `callback()` when an import of `name` is about to execute it; now, if it has been imported already."""
+    if name in sys.modules:
+        callback()
+        return
+    _watched(name).before.append(callback)
+
+
+class _Callbacks:
+    """Whom one module's import concerns."""
 
     def __init__(self) -> None:
-        self.callbacks: dict[str, list[Callback]] = {}
+        self.before: list[Callable[[], None]] = []
+        self.after: list[Callback] = []
+
+
+class _Watcher:
+    """The first finder of sys.meta_path while there is a module to wait for.
+
+    It finds what the finders behind it find. The loader it hands out is theirs, with `exec_module` replaced on that
+    one object until the module is executed: who only asks for a spec changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, _Callbacks] = {}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        callbacks = self.callbacks.pop(fullname, None)
-        if callbacks is None:
+        if fullname not in self.waiting:
             return None
-        spec = find_spec(fullname)  # this finder no longer knows the name, so the others answer
-        if spec is None or spec.loader is None:
-            self.callbacks[fullname] = callbacks  # not there yet; it may be later
-            return None
-        if not self.callbacks:
+        for finder in list(sys.meta_path):
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                self._intercept(spec)
+                return spec
+        return None
+
+    def _intercept(self, spec: ModuleSpec) -> None:
+        loader = spec.loader
+        if loader is None or isinstance(loader, type) or not hasattr(loader, "__dict__"):
+            return  # a builtin's loader is a class, shared by all of them
+        run = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            callbacks = self._take(spec.name)
+            for before in callbacks.before:
+                before()
+            run(module)
+            for after in callbacks.after:
+                after(module)
+
+        # Python leaves the frames of its import system out of tracebacks, and this one is among them.
+        exec_module.__code__ = exec_module.__code__.replace(co_filename=_IMPORT_SYSTEM)
+        loader.exec_module = exec_module  # type: ignore[method-assign]
+
+    def _take(self, name: str) -> _Callbacks:
+        callbacks = self.waiting.pop(name, None) or _Callbacks()
+        if not self.waiting and self in sys.meta_path:
             sys.meta_path.remove(self)
-        spec.loader = _CallingLoader(spec.loader, callbacks)
-        return spec
+        return callbacks
 
 
-class _CallingLoader(Loader):
-    """The real loader, which is put back before the module runs: the module sees what it always sees."""
+def _watched(name: str) -> _Callbacks:
+    finder = next((found for found in sys.meta_path if isinstance(found, _Watcher)), None)
+    if finder is None:
+        finder = _Watcher()
+        sys.meta_path.insert(0, finder)
+    return finder.waiting.setdefault(name, _Callbacks())
 
-    def __init__(self, real: Loader, callbacks: list[Callback]) -> None:
-        self._real = real
-        self._callbacks = callbacks
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._real.create_module(spec)
+def _is_being_imported(module: ModuleType) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._real
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._real
-        self._real.exec_module(module)
-        for callback in self._callbacks:
-            callback(module)
+
+def came_back(names: Iterable[str]) -> None:
+    """Call back for modules that have come into sys.modules ready made instead of being executed."""
+    for finder in [found for found in sys.meta_path if isinstance(found, _Watcher)]:
+        for name in [each for each in names if each in finder.waiting]:
+            callbacks = finder._take(name)
+            for before in callbacks.before:
+                before()
+            for after in callbacks.after:
+                after(sys.modules[name])

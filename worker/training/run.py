@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import keras
 import tensorflow as tf
 
-from worker.bootstrap.keras_fix.trainer import fix_multi_worker_fit
+from worker.bootstrap.keras_fix import repair
 from worker.options import Options
 from worker.progress import ProgressChannel
 from worker.training.checkpoints import Checkpoints, save_model
@@ -66,9 +66,9 @@ def run(job: Job, progress: ProgressChannel) -> NoReturn:
 
 
 def say_fix(place: Place) -> None:
-    line = fix_multi_worker_fit(place.workers)
+    line = repair(keras, place.workers)
     if line is not None and place.is_chief:
-        print(line)
+        print(f"worker: {line}")
 
 
 def join_cluster(place: Place, progress: ProgressChannel) -> Any:

@@ -17,17 +17,19 @@ import ast
 import enum
 import functools
 import inspect
-import re
 import textwrap
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-# Keras 2 has another trainer. From the upper bound on nobody has looked yet: there the fix stays off.
-FIRST_BROKEN = (3, 0)
-FIRST_UNKNOWN = (3, 16)
+from . import is_known
+from .clusters import first_local, spans_workers
+from .datasets import replace_epoch_iterator
+from .functions import replace_make_function, replace_predict_on_batch
+from .metrics import replace_assign, replace_metrics_result
+from .steps import replace_train_step
+
 UPSTREAM = "keras-team/keras#20585"
-_DONE = "_orch_multi_worker_fix"
 
 
 class Fault(enum.Enum):
@@ -37,36 +39,31 @@ class Fault(enum.Enum):
     REDUCING = "reducing"
 
 
-def fix_multi_worker_fit(workers: int) -> str | None:
-    """Repair the installed Keras for a cluster of `workers` if it needs it; one line to log, else None.
-
-    Imports Keras (and with it TensorFlow) when there are two workers or more. Calling it again changes
-    nothing.
-    """
-    if workers < 2:
-        return None
-    import keras
-
-    if keras.backend.backend() != "tensorflow":
-        return None
+def repair(keras: ModuleType, workers: int) -> str | None:
+    """Repair the trainer of the imported `keras`; what was repaired, None if it needs nothing."""
     import keras.src.backend.tensorflow.trainer as trainer
 
     faults = find_faults(keras.__version__, trainer)
-    if not faults or hasattr(trainer, _DONE):
-        return None
     if Fault.BUILDING in faults:
         _fix_building(trainer)
     if Fault.REDUCING in faults:
         _fix_reducing(trainer)
-    setattr(trainer, _DONE, True)
-    return (
-        f"worker: Keras {keras.__version__} multi-worker fit is broken ({UPSTREAM}); fixed for this process"
-    )
+    if faults:
+        import keras.src.backend.tensorflow.core as core
+        import keras.src.trainers.trainer as base_trainer
+
+        replace_train_step(trainer, base_trainer)
+        replace_metrics_result(base_trainer)
+        replace_assign(core)
+        replace_make_function(trainer)
+        replace_predict_on_batch(trainer)
+        replace_epoch_iterator(trainer)
+    return f"fit and evaluate ({UPSTREAM})" if faults else None
 
 
 def find_faults(version: str, trainer: ModuleType) -> frozenset[Fault]:
     """The faults found in the source of Keras `version`'s trainer module; none outside the known versions."""
-    if not FIRST_BROKEN <= parse_version(version) < FIRST_UNKNOWN:
+    if not is_known(version):
         return frozenset()
     faults = set()
     building = getattr(getattr(trainer, "TensorFlowTrainer", None), "_maybe_symbolic_build", None)
@@ -76,12 +73,6 @@ def find_faults(version: str, trainer: ModuleType) -> frozenset[Fault]:
     if any(_is_mean(call) and _axis(call) == 0 for call in _calls(reducing)):
         faults.add(Fault.REDUCING)
     return frozenset(faults)
-
-
-def parse_version(version: str) -> tuple[int, int]:
-    """Major and minor of a version such as 3.15.1 or 3.9.0.dev2024; (0, 0) when it has none."""
-    match = re.match(r"(\d+)\.(\d+)", version)
-    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def _calls(function: Callable[..., object] | None) -> list[ast.Call]:
@@ -113,43 +104,60 @@ def _axis(call: ast.Call) -> object:
     return None
 
 
-def _spans_workers(strategy: Any) -> bool:
-    import tensorflow as tf
-
-    # The public way to ask, `cluster_resolver`, is set without TF_CONFIG too.
-    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and bool(
-        strategy.extended._in_multi_worker_mode()
-    )
-
-
 def _fix_building(trainer: Any) -> None:
-    """Build from this worker's own part of the first batch: its shapes and types are what is needed."""
+    """Build from the shapes and types of one worker's share of a batch, without taking one."""
     original = trainer.TensorFlowTrainer._maybe_symbolic_build
 
     @functools.wraps(original)
     def build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
         strategy = self._distribute_strategy
-        if iterator is None or strategy is None or not _spans_workers(strategy):
+        if iterator is None or strategy is None or not spans_workers(strategy):
             original(self, iterator=iterator, data_batch=data_batch)
             return
-        _, _, batches = next(iter(iterator))
-        local = trainer.tree.map_structure(
-            lambda part: strategy.experimental_local_results(part)[0], next(batches)
-        )
-        original(self, data_batch=local)
+        original(self, data_batch=trainer.tree.map_structure(_local_spec, _spec(iterator)))
 
     trainer.TensorFlowTrainer._maybe_symbolic_build = build
 
 
+def _spec(epoch_iterator: Any) -> Any:
+    return epoch_iterator._distributed_dataset.element_spec
+
+
+def _local_spec(spec: Any) -> Any:
+    """What one replica gets: `spec` itself, or its first part where a worker has several replicas."""
+    return spec._value_specs[0] if hasattr(spec, "_value_specs") else spec
+
+
 def _fix_reducing(trainer: Any) -> None:
-    """Reduce over the workers without an axis, the values being one scalar a worker."""
+    """Reduce over the workers without an axis, the values being one scalar a worker; one collective in all."""
     original = trainer.reduce_per_replica
 
     @functools.wraps(original)
     def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
         operation = {"auto": "MEAN", "mean": "MEAN", "sum": "SUM"}.get(reduction)
-        if operation is None or not _spans_workers(strategy):
+        if operation is None or not spans_workers(strategy):
             return original(values, strategy, reduction)
-        return trainer.tree.map_structure(lambda value: strategy.reduce(operation, value, axis=None), values)
+        return _reduce(values, strategy, operation, trainer.tree)
 
     trainer.reduce_per_replica = reduce_per_replica
+
+
+def _reduce(values: Any, strategy: Any, operation: str, tree: Any) -> Any:
+    import tensorflow as tf
+
+    flat = [tf.convert_to_tensor(v) if isinstance(v, int | float) else v for v in tree.flatten(values)]
+    groups: dict[Any, list[int]] = {}
+    for index, value in enumerate(flat):
+        groups.setdefault(value.dtype, []).append(index)
+    for indices in groups.values():
+        parts = [flat[index] for index in indices]
+
+        def pack(some: list[Any]) -> Any:
+            return tf.concat([tf.reshape(value, [-1]) for value in some], axis=0)
+
+        shapes = [tf.shape(first_local(strategy, part)) for part in parts]
+        packed = strategy.reduce(operation, strategy.run(pack, args=(parts,)), axis=None)
+        sizes = [tf.reduce_prod(shape) for shape in shapes]
+        for index, part, shape in zip(indices, tf.split(packed, sizes), shapes, strict=True):
+            flat[index] = tf.ensure_shape(tf.reshape(part, shape), first_local(strategy, flat[index]).shape)
+    return tree.pack_sequence_as(values, flat)

@@ -1,0 +1,81 @@
+"""What Keras 2 (tf_keras 2.21) has and Keras 3 (3.15) does not: tried one by one on both, see the tests."""
+
+from __future__ import annotations
+
+# Below tf.keras. A name stands for all that is in it, too.
+MISSING_NAMES = frozenset(
+    {
+        "applications.regnet",
+        "applications.resnet_rs",
+        "backend.experimental",
+        "backend.function",
+        "backend.in_test_phase",
+        "backend.in_train_phase",
+        "backend.learning_phase",
+        "backend.learning_phase_scope",
+        "backend.local_conv1d",
+        "backend.local_conv2d",
+        "backend.manual_variable_initialization",
+        "backend.normalize_batch_in_training",
+        "backend.placeholder",
+        "backend.print_tensor",
+        "backend.random_binomial",
+        "backend.reset_uids",
+        "backend.set_learning_phase",
+        "callbacks.BaseLogger",
+        "callbacks.experimental",
+        "constraints.RadialConstraint",
+        "estimator",
+        "experimental",
+        "layers.AbstractRNNCell",
+        "layers.DenseFeatures",
+        "layers.LocallyConnected1D",
+        "layers.LocallyConnected2D",
+        "layers.experimental",
+        "metrics.MeanRelativeError",
+        "metrics.MeanTensor",
+        "metrics.experimental",
+        "models.experimental",
+        "optimizers.experimental",
+        "utils.GeneratorEnqueuer",
+        "utils.OrderedEnqueuer",
+        "utils.SequenceEnqueuer",
+        "utils.SidecarEvaluator",
+        "utils.experimental",
+    }
+)
+# Names that are there and raise when they are called.
+REFUSED_NAMES = frozenset({"optimizers.legacy"})
+
+METRIC, OPTIMIZER, MODEL = "metric", "optimizer", "model"
+# Attributes read from a thing of that kind.
+MISSING_ATTRIBUTES = {
+    METRIC: frozenset({"reset_states"}),
+    OPTIMIZER: frozenset({"lr", "minimize", "compute_gradients", "aggregate_gradients"}),
+    MODEL: frozenset(
+        {
+            "reset_states",
+            "fit_generator",
+            "evaluate_generator",
+            "predict_generator",
+            "to_yaml",
+            "state_updates",
+        }
+    ),
+}
+MISSING_ARGUMENTS_OF_METHODS = {
+    (MODEL, "fit"): frozenset({"workers", "use_multiprocessing", "max_queue_size"}),
+    (MODEL, "evaluate"): frozenset({"workers", "use_multiprocessing", "max_queue_size"}),
+    (MODEL, "predict"): frozenset({"workers", "use_multiprocessing", "max_queue_size"}),
+    (MODEL, "train_on_batch"): frozenset({"reset_metrics"}),
+    (MODEL, "compile"): frozenset({"sample_weight_mode", "experimental_run_tf_function"}),
+    (OPTIMIZER, "apply_gradients"): frozenset({"experimental_aggregate_gradients"}),
+}
+# Arguments of what is called by its name below tf.keras; a name ending in a dot: of all that is below it.
+MISSING_ARGUMENTS = {
+    "optimizers.": frozenset({"lr"}),
+    "callbacks.ModelCheckpoint": frozenset({"period", "options"}),
+    "callbacks.TensorBoard": frozenset({"write_grads"}),
+    "layers.BatchNormalization": frozenset({"fused"}),
+    "layers.": frozenset({"batch_input_shape", "weights"}),
+}

@@ -1,0 +1,201 @@
+"""Where a command's source needs Keras 2: only what surely is TensorFlow's Keras and surely fails on Keras 3 counts."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.command.keras2_names import (
+    MISSING_ARGUMENTS,
+    MISSING_ARGUMENTS_OF_METHODS,
+    MISSING_ATTRIBUTES,
+    MISSING_NAMES,
+    MODEL,
+    OPTIMIZER,
+    REFUSED_NAMES,
+)
+from orchestrator.command.keras_objects import SourceNames, is_text
+from orchestrator.command.source_tree import Source, SourceTree
+
+_STRATEGIES = frozenset(
+    {
+        "tensorflow.distribute.ParameterServerStrategy",
+        "tensorflow.distribute.experimental.ParameterServerStrategy",
+    }
+)
+# Files without one of these words need not be parsed.
+_WORDS = re.compile(
+    rb"reset_states|legacy|experimental|_generator|\blr\b|minimize|to_yaml|state_updates|save|ModelCheckpoint"
+    rb"|ParameterServerStrategy|workers\b|use_multiprocessing|max_queue_size|reset_metrics|sample_weight_mode"
+    rb"|variables\(|write_grads|fused|batch_input_shape|weights|gradients"
+    rb"|backend"
+    + b"".join(
+        b"|" + name.rpartition(".")[2].encode()
+        for name in sorted(MISSING_NAMES)
+        if not name.startswith("backend.")
+    )
+)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """`what` continues "train.py line 31": "calls reset_states, which Keras 3 does not have"."""
+
+    source: Source
+    line: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.source.shown} line {self.line} {self.what}"
+
+
+def find_evidence(tree: SourceTree, sources: Sequence[Source]) -> Evidence | None:
+    """The first sign, in the order of the files, that the command needs tf_keras; None without a sure one.
+
+    TooLarge where looking takes longer than a start may wait.
+    """
+    looked = []
+    for source in sources:
+        if _worth_parsing(source) and source.tree:
+            tree.check_time()
+            looked.append((source, SourceNames(list(ast.walk(source.tree)))))
+    returning: dict[str, set[str | None]] = {}
+    for _, file in looked:
+        for name, kind in file.returned.items():
+            returning.setdefault(name, set()).add(kind)
+    makers = {name: kind for name, kinds in returning.items() if len(kinds) == 1 for kind in kinds if kind}
+    strategy: Evidence | None = None
+    fits = False
+    for source, file in looked:
+        kinds = file.kinds(makers)
+        for node in file.nodes:
+            if id(node) in file.guarded:
+                continue
+            if what := _needs_keras_2(node, file, kinds):
+                return Evidence(source, getattr(node, "lineno", 1), what)
+            if isinstance(node, ast.Call) and file.dotted(node.func) in _STRATEGIES:
+                strategy = Evidence(source, node.lineno, "")
+            fits = fits or _is_fit(node, file, kinds)
+    if strategy and fits:
+        return Evidence(
+            strategy.source, strategy.line, "uses ParameterServerStrategy with fit, which Keras 3 cannot do"
+        )
+    return None
+
+
+def _worth_parsing(source: Source) -> bool:
+    return b"tensorflow" in source.text and _WORDS.search(source.text) is not None
+
+
+def _needs_keras_2(node: ast.AST, file: SourceNames, kinds: Mapping[str, str]) -> str | None:
+    match node:
+        case ast.Attribute(value=value, attr=attr, ctx=ast.Load()):
+            if missing := _missing_name(file.keras(node)):
+                return f"uses tf.keras.{missing}, which Keras 3 does not have"
+            kind = file.kind(value, kinds, {}) or _kind_of_holder(value, kinds)
+            if kind and attr in MISSING_ATTRIBUTES[kind]:
+                return f"uses {attr} of {_article(kind)}, which Keras 3 does not have"
+        case ast.Name(ctx=ast.Load()):
+            if missing := _missing_name(file.keras(node)):
+                return f"uses tf.keras.{missing}, which Keras 3 does not have"
+        case ast.Call(func=func):
+            return _call_needs_keras_2(node, func, file, kinds)
+    return None
+
+
+def _call_needs_keras_2(
+    call: ast.Call, func: ast.expr, file: SourceNames, kinds: Mapping[str, str]
+) -> str | None:
+    name = file.keras(func)
+    given = {keyword.arg for keyword in call.keywords if keyword.arg}
+    for called, arguments in MISSING_ARGUMENTS.items():
+        applies = name == called or (called.endswith(".") and name.startswith(called))
+        if applies and (wrong := sorted(given & arguments)):
+            return f"gives {wrong[0]} to {name.rpartition('.')[2]}, which Keras 3 does not take"
+    if name == "callbacks.ModelCheckpoint" and (what := _wrong_checkpoint(call, file)):
+        return what
+    if name == "models.save_model" and (what := _wrong_save(call, file, at=1)):
+        return what
+    if not isinstance(func, ast.Attribute):
+        return None
+    kind = file.kind(func.value, kinds, {})
+    if kind is None:
+        return None
+    if wrong := sorted(given & MISSING_ARGUMENTS_OF_METHODS.get((kind, func.attr), frozenset())):
+        return f"gives {wrong[0]} to {func.attr}, which Keras 3 does not take"
+    if kind == MODEL and func.attr == "save":
+        return _wrong_save(call, file, at=0)
+    if kind == MODEL and func.attr == "save_weights":
+        text = _ending(call.args[0] if call.args else _argument(call, "filepath"), file)
+        if text is not None and not text.endswith(".weights.h5"):
+            return "saves weights under a name that does not end in .weights.h5, which Keras 3 refuses"
+    if kind == OPTIMIZER and func.attr == "variables":
+        return "calls variables of an optimizer, which is no function in Keras 3"
+    return None
+
+
+def _wrong_save(call: ast.Call, file: SourceNames, at: int) -> str | None:
+    if is_text(wanted := _argument(call, "save_format")) and wanted.value == "tf":  # type: ignore[union-attr]
+        return 'saves with save_format="tf", which Keras 3 refuses'
+    text = _ending(call.args[at] if len(call.args) > at else _argument(call, "filepath"), file)
+    if text is not None and not text.endswith((".keras", ".h5", ".hdf5")):
+        return "saves a model under a name that does not end in .keras or .h5, which Keras 3 refuses"
+    return None
+
+
+def _wrong_checkpoint(call: ast.Call, file: SourceNames) -> str | None:
+    text = _ending(call.args[0] if call.args else _argument(call, "filepath"), file)
+    only = _argument(call, "save_weights_only")
+    if text is None or (only is not None and not isinstance(only, ast.Constant)):
+        return None
+    endings = (".weights.h5",) if only is not None and only.value else (".keras", ".h5")
+    if text.endswith(endings):
+        return None
+    return f"keeps checkpoints under a name that does not end in {endings[0]}, which Keras 3 refuses"
+
+
+def _is_fit(node: ast.AST, file: SourceNames, kinds: Mapping[str, str]) -> bool:
+    match node:
+        case ast.Call(func=ast.Attribute(value=value, attr="fit")):
+            return file.kind(value, kinds, {}) == MODEL
+    return False
+
+
+def _missing_name(name: str) -> str | None:
+    for missing in MISSING_NAMES | REFUSED_NAMES if name else ():
+        if name == missing or name.startswith(f"{missing}."):
+            return missing
+    return None
+
+
+def _kind_of_holder(value: ast.expr, kinds: Mapping[str, str]) -> str | None:
+    """`model.optimizer.lr`: an optimizer, where the model is one of Keras's."""
+    match value:
+        case ast.Attribute(value=ast.Name(id=name), attr="optimizer") if kinds.get(name) == MODEL:
+            return OPTIMIZER
+    return None
+
+
+def _ending(node: ast.expr | None, file: SourceNames) -> str | None:
+    """The text that a path ends in, as far as it is written there; None where nothing is known."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.Name(id=name):
+            known = file.texts.get(name, set())
+            return next(iter(known)) if len(known) == 1 else None
+        case ast.JoinedStr(values=[*_, ast.Constant(value=str(text))]) if "." in text:
+            return text
+        case ast.Call(func=ast.Attribute(attr="join"), args=[_, *_, last]):
+            return _ending(last, file)
+    return None
+
+
+def _argument(call: ast.Call, name: str) -> ast.expr | None:
+    return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
+
+
+def _article(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"

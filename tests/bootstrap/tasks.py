@@ -1,0 +1,144 @@
+"""Runs a command as a task with the bootstrap, or the same one without, and says what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from worker.injection import injected_env
+
+# Only a test that hangs meets it.
+LONGEST_RUN_S = 90.0
+
+
+@dataclass
+class Task:
+    """A started process, its output, the files of its run and what it told on the progress pipe."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    exception_file: Path
+    stacks_file: Path
+    progress_fd: int
+    told: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    @property
+    def exception(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.exception_file.read_text())
+        return found
+
+    def wait(self) -> int:
+        """Its exit code, negative for a signal."""
+        return self.process.wait(LONGEST_RUN_S)
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait_for_line(self, text: str) -> None:
+        """Until its log holds `text`; AssertionError when it ends without."""
+        deadline = time.monotonic() + LONGEST_RUN_S
+        while text not in self.output:
+            ended = self.process.poll() is not None
+            assert not ended or text in self.output, f"ended without {text!r}:\n{self.output}"
+            assert time.monotonic() < deadline, f"no {text!r} in:\n{self.output}"
+            select.select([], [], [], 0.01)
+
+    def wait_until_told(self, **facts: object) -> None:
+        """Until it has told all of `facts` in one line on the progress pipe."""
+        deadline = time.monotonic() + LONGEST_RUN_S
+        while not any(facts.items() <= line.items() for line in self.told):
+            assert time.monotonic() < deadline, f"told only {self.told}:\n{self.output}"
+            if not self._read(0.05):
+                assert self.process.poll() is None or facts.items() <= self.told[-1].items(), self.output
+
+    @property
+    def phases(self) -> list[str]:
+        """All phases it told, in their order, once it has ended."""
+        while self._read(0):
+            pass
+        return [line["phase"] for line in self.told if "phase" in line]
+
+    def _read(self, patience_s: float) -> bool:
+        if self.progress_fd < 0 or not select.select([self.progress_fd], [], [], patience_s)[0]:
+            return False
+        data = os.read(self.progress_fd, 1 << 16)
+        self.told += [json.loads(line) for line in data.splitlines()]
+        return bool(data)
+
+
+@contextmanager
+def running(
+    directory: Path,
+    command: Sequence[str | Path],
+    *,
+    python: str = sys.executable,
+    bootstrap: bool = True,
+    env: Mapping[str, str | None] | None = None,
+    name: str = "worker:0",
+    **options: object,
+) -> Iterator[Task]:
+    """The process `python *command` as a task; killed at the end. `env` None values are taken out."""
+    directory.mkdir(parents=True, exist_ok=True)
+    whole = {**os.environ, "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "0", **(env or {})}
+    environ = {key: value for key, value in whole.items() if value is not None}
+    run = directory / "run"
+    file = name.replace(":", "-") + ".txt"
+    exception_file, stacks_file = run / "exceptions" / file, run / "stacks" / file
+    if bootstrap:
+        settings = {
+            "task": name,
+            "exception_file": str(exception_file),
+            "stacks_file": str(stacks_file),
+            "fixes": False,
+            "hooks": True,
+            **options,
+        }
+        environ |= injected_env(settings, environ)
+    log = directory / f"{name.replace(':', '-')}.log"
+    progress_out, progress_in = os.pipe()
+    try:
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [python, *map(str, command)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                cwd=directory,
+                env={**environ, "ORCH_PROGRESS_FD": str(progress_in)},
+                start_new_session=True,
+                pass_fds=(progress_in,),
+            )
+    finally:
+        os.close(progress_in)
+    task = Task(process, log, exception_file, stacks_file, progress_out)
+    try:
+        yield task
+    finally:
+        os.close(progress_out)
+        task.progress_fd = -1
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(LONGEST_RUN_S)
+
+
+def finished(directory: Path, command: Sequence[str | Path], **settings: Any) -> Task:
+    """A task that has come to its own end."""
+    with running(directory, command, **settings) as task:
+        task.wait()
+        assert task.phases is not None  # reads what the pipe holds
+    return task

@@ -1,0 +1,196 @@
+"""With real TensorFlow: a stop reaches the script while it starts, trains, or waits for a peer that is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tasks import Task, running
+
+SCRIPT = Path(__file__).with_name("cluster_script.py")
+
+
+@contextmanager
+def started(
+    directory: Path,
+    jobs: dict[str, int],
+    tasks: Sequence[str],
+    *arguments: str,
+    script: Path = SCRIPT,
+    **settings: object,
+) -> Iterator[list[Task]]:
+    """Those of a cluster's processes that are named, such as worker:0, each with the bootstrap."""
+    with contextlib.ExitStack() as stack:
+        cluster = {
+            job: [stack.enter_context(held_port()) for _ in range(count)] for job, count in jobs.items()
+        }
+        found = []
+        for name in tasks:
+            job, _, index = name.partition(":")
+            place = {"cluster": cluster, "task": {"type": job, "index": int(index)}}
+            env = {"TF_CONFIG": json.dumps(place)}
+            command = [script, *arguments]
+            found.append(stack.enter_context(running(directory, command, env=env, name=name, **settings)))
+        yield found
+
+
+@contextmanager
+def held_port() -> Iterator[str]:
+    """A free address that only TensorFlow's server can take: bound, and not listening."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{holder.getsockname()[1]}"
+
+
+def test_a_stop_while_it_waits_for_peers_that_never_come(tmp_path: Path) -> None:
+    with started(tmp_path, {"worker": 2}, ["worker:0"], "short") as [task]:
+        task.wait_until_told(phase="waiting")
+        task.wait_for_line("Waiting for 1/2 tasks")
+        assert task.stop() == 143
+        assert said(task) == ["blocking", "finally", "atexit"]
+        assert task.phases == ["importing", "starting", "waiting"]
+        assert not task.exception_file.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("jobs", "task", "kind", "phase"),
+    [
+        ({"worker": 2}, "worker:0", "short", "waiting"),
+        ({"worker": 2}, "worker:1", "short", "waiting"),
+        ({"chief": 1, "worker": 1, "ps": 1}, "chief:0", "coordinate", "waiting"),
+        ({"chief": 1, "worker": 1, "ps": 1}, "ps:0", "serve", "training"),
+    ],
+)
+def test_every_wait_can_be_ended(
+    tmp_path: Path, jobs: dict[str, int], task: str, kind: str, phase: str, number: signal.Signals, code: int
+) -> None:
+    with started(tmp_path, jobs, [task], kind) as [process]:
+        process.wait_until_told(phase=phase)
+        process.process.send_signal(number)
+        assert process.wait() == code
+        assert said(process) == ["blocking", "finally", "atexit"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["python", "sleep", "steps", "fit"])
+def test_a_stop_of_all_while_they_train(tmp_path: Path, kind: str) -> None:
+    with started(tmp_path, {"worker": 2}, ["worker:0", "worker:1"], kind, fixes=True) as tasks:
+        for task in tasks:
+            task.wait_for_line("ready")
+        for task in tasks:
+            task.process.send_signal(signal.SIGTERM)
+        assert [task.wait() for task in tasks] == [143, 143], [task.output for task in tasks]
+        for task in tasks:
+            assert said(task) == ["blocking", "ready", "finally", "atexit"]
+            assert task.phases[:4] == ["importing", "starting", "waiting", "training"]
+
+
+@pytest.mark.slow
+def test_a_stop_while_a_collective_waits_for_a_stopped_peer(tmp_path: Path) -> None:
+    with started(tmp_path, {"worker": 2}, ["worker:0", "worker:1"], "steps") as tasks:
+        for task in tasks:
+            task.wait_for_line("ready")
+        tasks[1].process.send_signal(signal.SIGSTOP)
+        assert tasks[0].stop() == 143
+        assert said(tasks[0]) == ["blocking", "ready", "finally", "atexit"]
+        # Not TensorFlow's own end of it, 20 s later.
+        assert "unhealthy" not in tasks[0].output
+
+
+@pytest.mark.slow
+def test_preemption_is_still_tensorflows_to_handle(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    with started(tmp_path, {"worker": 2}, ["worker:0", "worker:1"], "preemptible", str(directory)) as tasks:
+        for task in tasks:
+            task.wait_for_line("ready")
+        tasks[1].process.send_signal(signal.SIGTERM)
+        assert [task.wait() for task in tasks] == [42, 42], [task.output for task in tasks]
+        assert list(directory.glob("ckpt-*.index"))
+
+
+@pytest.mark.slow
+def test_workers_that_are_not_stopped_come_to_their_end(tmp_path: Path) -> None:
+    with started(tmp_path, {"worker": 2}, ["worker:0", "worker:1"], "short") as tasks:
+        assert [task.wait() for task in tasks] == [0, 0], [task.output for task in tasks]
+        assert all("sum 4.0" in task.output for task in tasks)
+
+
+@pytest.mark.slow
+def test_an_error_while_joining_is_the_one_tensorflow_raises(tmp_path: Path) -> None:
+    last_lines = []
+    for bootstrap in (False, True):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            cluster = {"worker": [f"127.0.0.1:{taken.getsockname()[1]}", "127.0.0.1:1"]}
+            env = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})}
+            with running(tmp_path, [SCRIPT, "short"], env=env, bootstrap=bootstrap) as task:
+                assert task.wait() == 1
+                kind = "tensorflow.python.framework.errors_impl."
+                last_lines.append(next(line for line in task.output.splitlines() if line.startswith(kind)))
+                if bootstrap:
+                    assert task.exception["type"] == last_lines[0].partition(":")[0]
+    assert last_lines[0] == last_lines[1]
+
+
+WITHOUT_THE_LIBRARY = """
+import ctypes, runpy, sys
+class CDLL(ctypes.CDLL):
+    def __init__(self, name, *arguments, **settings):
+        if "tensorflow_cc" in str(name):
+            raise OSError("not there")
+        super().__init__(name, *arguments, **settings)
+ctypes.CDLL = CDLL
+sys.argv = [sys.argv[1], "sleep"]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_a_tensorflow_of_another_build_can_be_stopped_once_it_trains(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WITHOUT_THE_LIBRARY)
+    script = tmp_path / "train.py"
+    with started(tmp_path, {"worker": 2}, ["worker:0", "worker:1"], str(SCRIPT), script=script) as tasks:
+        for task in tasks:
+            task.wait_for_line("ready")
+        assert [task.stop() for task in tasks] == [143, 143]
+        assert all(said(task) == ["blocking", "ready", "finally", "atexit"] for task in tasks)
+
+
+AFTER_A_FORK = """
+import runpy, sys
+sys.path.insert(0, {root!r})
+import tensorflow as tf
+from worker.bootstrap.install import install
+install({options!r})
+sys.argv = [{script!r}, "short"]
+runpy.run_path({script!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_a_tensorflow_that_was_imported_before_is_watched_too(tmp_path: Path) -> None:
+    options = {"hooks": True, "exception_file": str(tmp_path / "exception.txt"), "fixes": True}
+    text = AFTER_A_FORK.format(root=str(SCRIPT.parents[2]), options=options, script=str(SCRIPT))
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        cluster = {"worker": [f"127.0.0.1:{holder.getsockname()[1]}", "127.0.0.1:1"]}
+        env = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})}
+        with running(tmp_path, ["-c", text], env=env, bootstrap=False) as task:
+            task.wait_until_told(phase="waiting")
+            assert task.stop() == 143
+            assert said(task) == ["blocking", "finally", "atexit"]
+            assert task.phases == ["importing", "starting", "waiting"]
+
+
+def said(task: Task) -> list[str]:
+    words = ("blocking", "ready", "finally", "atexit")
+    return [line for line in task.output.splitlines() if line in words]

@@ -1,0 +1,112 @@
+"""An exception that ends a script is written down whole, and printed as ever."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tasks import finished
+
+CHAINED = """
+class Broken(Exception):
+    pass
+
+def read():
+    return {}["néeded \\U0001f600"]
+
+try:
+    read()
+except KeyError as error:
+    raise Broken('a "quoted"\\nmessage') from error
+"""
+
+
+def test_the_whole_exception_with_its_causes(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CHAINED)
+    plain = finished(tmp_path, ["train.py"], bootstrap=False)
+    expected = plain.wait(), plain.output
+    task = finished(tmp_path, ["train.py"])
+    assert (task.wait(), task.output) == expected == (1, task.output)
+    found = task.exception
+    assert found == {
+        "type": "Broken",
+        "message": 'a "quoted"\nmessage',
+        "text": task.output,
+        "at": f"{tmp_path / 'train.py'}:11",
+    }
+    assert "KeyError: 'néeded \U0001f600'" in found["text"] and "direct cause" in found["text"]
+    assert task.exception_file.stat().st_mode & 0o777 == 0o600
+    assert task.exception_file.parent.stat().st_mode & 0o777 == 0o700
+    assert [path.name for path in task.exception_file.parent.iterdir()] == ["worker-0.txt"]
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "kind"),
+    [
+        ("import sys; sys.exit('text')", 1, None),
+        ("import sys; sys.exit(3)", 3, None),
+        ("import os; os._exit(4)", 4, None),
+        ("raise KeyboardInterrupt", -2, None),
+        ("def f(): f()\nf()", 1, "RecursionError"),
+        ("import nothing_of_that_name", 1, "ModuleNotFoundError"),
+        ("x = (", 1, "SyntaxError"),
+        ("raise ExceptionGroup('all', [ValueError('one'), OSError(2, 'two')])", 1, "ExceptionGroup"),
+        ("class E(Exception):\n  __str__ = None\nraise E", 1, "E"),
+        ("import sys\nsys.excepthook = lambda *_: print('mine')\n1/0", 1, None),
+        (
+            "import sys\nprevious = sys.excepthook\nsys.excepthook = lambda *a: previous(*a)\n1/0",
+            1,
+            "ZeroDivisionError",
+        ),
+        ("import sys, traceback\ntraceback.format_exception = None\n1/0", 1, "ZeroDivisionError"),
+        ("import sys\nsys.modules['json'] = sys\nimport os\nos.stat('/none')", 1, "FileNotFoundError"),
+        ("import sys\nsys.modules['re'] = sys\n1/0", 1, "ZeroDivisionError"),
+    ],
+)
+def test_each_end_is_pythons_own(tmp_path: Path, script: str, code: int, kind: str | None) -> None:
+    (tmp_path / "train.py").write_text(script)
+    plain = finished(tmp_path, ["train.py"], bootstrap=False)
+    expected = plain.wait(), plain.output
+    task = finished(tmp_path, ["train.py"])
+    assert (task.wait(), task.output) == expected
+    assert task.wait() == code
+    if kind is None:
+        assert not task.exception_file.exists()
+    else:
+        assert task.exception["type"] == kind
+        # The program writes its own exceptions down too, whatever it does about signals.
+        assert finished(tmp_path, ["train.py"], hooks=False).exception["type"] == kind
+
+
+def test_exceptions_of_threads_are_noted_apart(tmp_path: Path) -> None:
+    script = (
+        "import threading\nfor n in (1, 2):\n  t = threading.Thread(target=lambda: n/0); t.start(); t.join()"
+    )
+    task = finished(tmp_path, ["-c", script])
+    assert task.wait() == 0
+    assert not task.exception_file.exists()
+    noted = task.exception_file.with_name("worker-0.txt.threads").read_text().splitlines()
+    assert [json.loads(line)["type"] for line in noted] == ["ZeroDivisionError"] * 2
+    assert task.output.count("Exception in thread") == 2
+
+
+def test_a_long_one_loses_its_middle(tmp_path: Path) -> None:
+    task = finished(tmp_path, ["-c", "raise ValueError('a' * 300_000 + 'end')"])
+    found = task.exception
+    assert len(task.exception_file.read_bytes()) < 100_000
+    assert "characters left out" in found["message"] and found["text"].endswith("aend\n")
+
+
+def test_where_it_cannot_be_written_it_is_printed_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    task = finished(tmp_path, ["-c", "1/0"], exception_file=str(tmp_path / "file" / "exception.txt"))
+    assert task.wait() == 1 and "ZeroDivisionError" in task.output
+
+
+def test_a_file_beside_the_script_stands_in_for_nothing(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("1/0")
+    for name in ("traceback", "json", "linecache", "signal", "threading"):
+        (tmp_path / f"{name}.py").write_text("print('mine')")
+    task = finished(tmp_path, ["train.py"])
+    assert "mine" not in task.output and task.exception["text"] == task.output

@@ -1,0 +1,65 @@
+"""A signal writes the stacks of all threads; the signal stays the script's to take."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from tasks import running
+from waiting import until
+
+STACKS = int(signal.SIGURG)
+WAITING = """
+import ctypes, sys, threading
+
+def hold():
+    if "locked" in sys.argv:
+        ctypes.PyDLL(None).sleep(1000)  # keeps the interpreter lock
+    threading.Event().wait()
+
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+print("ready", flush=True)
+hold()
+"""
+
+
+@pytest.mark.parametrize("arguments", [[], ["locked"]])
+@pytest.mark.parametrize("hooks", [True, False])
+def test_stacks_come_out_of_a_process_that_hangs(tmp_path: Path, arguments: list[str], hooks: bool) -> None:
+    (tmp_path / "train.py").write_text(WAITING)
+    with running(tmp_path, ["train.py", *arguments], hooks=hooks) as task:
+        task.wait_until_told(stacks=STACKS)
+        task.wait_for_line("ready")
+        task.process.send_signal(STACKS)
+        until(lambda: "in <module>" in task.stacks_file.read_text())
+        text = task.stacks_file.read_text()
+        assert 'train.py", line 6 in hold' in text or 'train.py", line 7 in hold' in text
+        assert text.count("hread 0x") == 2  # one of them may be "Current thread"
+        assert task.stacks_file.stat().st_mode & 0o777 == 0o600
+        assert task.process.poll() is None
+        assert "in hold" not in task.output
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        "import signal; signal.signal(signal.SIGURG, lambda *_: print('mine', flush=True))",
+        "import faulthandler, signal, sys; faulthandler.register(signal.SIGURG, file=sys.stdout)",
+    ],
+)
+def test_a_script_that_takes_the_signal_is_told_of(tmp_path: Path, claim: str) -> None:
+    script = "import threading\n" + claim + "; print('ready', flush=True)\nthreading.Event().wait()"
+    with running(tmp_path, ["-c", script]) as task:
+        task.wait_until_told(stacks=STACKS)
+        task.wait_until_told(stacks=None)
+        task.wait_for_line("ready")
+        task.process.send_signal(STACKS)
+        task.wait_for_line("mine" if "mine" in claim else "in wait")
+        assert task.stacks_file.read_text() == ""
+
+
+def test_a_crash_prints_where_it_was(tmp_path: Path) -> None:
+    with running(tmp_path, ["-c", "import ctypes; ctypes.string_at(8)"]) as task:
+        assert task.wait() == -signal.SIGSEGV
+        assert "Fatal Python error: Segmentation fault" in task.output and "in string_at" in task.output

@@ -1,0 +1,142 @@
+"""SIGTERM runs the script's own last words and ends it with 143; what the script arranges itself stays."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from tasks import Task, running
+
+LAST_WORDS = """
+import atexit, os, select, signal, sys, threading, time
+atexit.register(print, "atexit")
+unclosed = open("unclosed.txt", "w")
+unclosed.write("buffered")
+{before}
+try:
+    print("ready", flush=True)
+    {wait}
+finally:
+    print("finally", flush=True)
+    {after}
+    print("done", flush=True)
+"""
+WAITS = {
+    "python": "while True: pass",
+    "sleep": "time.sleep(1000)",
+    "lock": "threading.Event().wait()",
+    "read": "os.read(os.pipe()[0], 1)",
+    "join": "t = threading.Thread(target=time.sleep, args=(1000,), daemon=True); t.start(); t.join()",
+    "asyncio": "import asyncio; asyncio.run(asyncio.sleep(1000))",
+    "queue": "import queue; queue.Queue().get()",
+    "child": "import subprocess; subprocess.run(['sleep', '1000'])",
+}
+
+
+def script(directory: Path, wait: str, before: str = "", after: str = "") -> Path:
+    path = directory / "train.py"
+    path.write_text(LAST_WORDS.format(wait=wait, before=before, after=after))
+    return path
+
+
+@pytest.mark.parametrize("wait", list(WAITS.values()), ids=list(WAITS))
+def test_last_words_are_said(tmp_path: Path, wait: str) -> None:
+    with running(tmp_path, [script(tmp_path, wait)]) as task:
+        task.wait_for_line("ready")
+        assert task.stop() == 143
+        assert task.output.splitlines() == ["ready", "finally", "done", "atexit"]
+        assert (tmp_path / "unclosed.txt").read_text() == "buffered"
+        assert not task.exception_file.exists()
+
+
+def test_asked_again_it_finishes_what_it_does(tmp_path: Path) -> None:
+    after = "print('asking', flush=True); os.kill(os.getpid(), 15); select.select([], [], [], 0.05)"
+    with running(tmp_path, [script(tmp_path, WAITS["lock"], after=after)]) as task:
+        task.wait_for_line("ready")
+        task.process.send_signal(signal.SIGTERM)
+        task.wait_for_line("finally")
+        assert task.stop() == 143
+        assert task.output.splitlines() == ["ready", "finally", "asking", "done", "atexit"]
+
+
+@pytest.mark.parametrize(
+    ("before", "code", "said"),
+    [
+        ("signal.signal(15, lambda *_: sys.exit(7))", 7, ["finally", "done", "atexit"]),
+        ("signal.signal(15, lambda *_: (print('mine', flush=True), os._exit(8)))", 8, ["mine"]),
+        ("signal.signal(15, signal.SIG_DFL)", -15, []),
+    ],
+)
+def test_a_handler_of_the_scripts_own_wins(tmp_path: Path, before: str, code: int, said: list[str]) -> None:
+    with running(tmp_path, [script(tmp_path, WAITS["lock"], before=before)]) as task:
+        task.wait_for_line("ready")
+        assert task.stop() == code
+        assert task.output.splitlines() == ["ready", *said]
+
+
+@pytest.mark.parametrize(
+    ("wait", "code"),
+    [
+        (
+            "try:\n        time.sleep(1000)\n    except SystemExit as stop: print(type(stop).__name__, stop.code)",
+            0,
+        ),
+        ("try:\n        time.sleep(1000)\n    except SystemExit: sys.exit(5)", 5),
+        ("try:\n        time.sleep(1000)\n    except SystemExit: raise ValueError('in the end')", 1),
+    ],
+)
+def test_a_script_that_catches_it_ends_as_it_likes(tmp_path: Path, wait: str, code: int) -> None:
+    with running(tmp_path, [script(tmp_path, wait)]) as task:
+        task.wait_for_line("ready")
+        assert task.stop() == code
+        assert task.output.splitlines()[-1] == "atexit"
+        assert "SystemExit 143" in task.output or code != 0
+
+
+def test_ctrl_c_stays_pythons(tmp_path: Path) -> None:
+    with running(tmp_path, [script(tmp_path, WAITS["lock"])]) as task:
+        task.wait_for_line("ready")
+        task.process.send_signal(signal.SIGINT)
+        assert task.wait() == -signal.SIGINT
+        assert "KeyboardInterrupt" in task.output and "done" in task.output
+
+
+def test_one_raised_where_it_would_be_lost_is_raised_again(tmp_path: Path) -> None:
+    before = (
+        "class Slow:\n"
+        "    def __del__(self):\n"
+        "        print('deleting', flush=True)\n"
+        "        while not os.path.exists('go'): pass\n"
+        "        print('deleted', flush=True)\n"
+    )
+    with running(tmp_path, [script(tmp_path, "Slow(); time.sleep(1000)", before=before)]) as task:
+        task.wait_for_line("deleting")
+        task.process.send_signal(signal.SIGTERM)
+        wait_until_taken(task)
+        (tmp_path / "go").write_text("")
+        assert task.wait() == 143
+        assert task.output.splitlines() == ["ready", "deleting", "deleted", "finally", "done", "atexit"]
+
+
+def wait_until_taken(task: Task) -> None:
+    """Until SIGTERM is no longer pending."""
+    while True:
+        status = Path(f"/proc/{task.process.pid}/status").read_text()
+        if not int(status.split("ShdPnd:")[1].split()[0], 16) & 1 << 14:
+            return
+
+
+def test_an_ignored_sigterm_stays_ignored(tmp_path: Path) -> None:
+    inherited = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with running(tmp_path, ["-c", "import signal; print(int(signal.getsignal(15)))"]) as task:
+            assert (task.wait(), task.output) == (0, "1\n")
+    finally:
+        signal.signal(signal.SIGTERM, inherited)
+
+
+def test_a_program_with_signals_of_its_own_is_left_to_them(tmp_path: Path) -> None:
+    with running(tmp_path, [script(tmp_path, WAITS["lock"])], hooks=False) as task:
+        task.wait_for_line("ready")
+        assert task.stop() == -signal.SIGTERM

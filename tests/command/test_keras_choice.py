@@ -1,0 +1,247 @@
+"""Which Keras a script gets: what surely needs Keras 2 is found, and nothing else is taken for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.command.installed import Installed, installed_for
+from orchestrator.command.keras_choice import choose_keras
+from orchestrator.command.program import find_program
+from orchestrator.errors import UsageError
+from orchestrator.start_method import KerasChoice, KerasOption
+
+BOTH = Installed("2.21.0", tf_keras=True)
+KERAS_3_ALONE = Installed("2.21.0", tf_keras=False)
+TUTORIALS = Path(__file__).resolve().parents[1] / "tutorials"
+
+
+def choose(
+    cwd: Path,
+    script: str = "t.py",
+    *,
+    has: Installed | None = BOTH,
+    asked: KerasOption = KerasOption.AUTO,
+    environ: Mapping[str, str] | None = None,
+) -> KerasChoice:
+    program = find_program((script,), cwd, environ or {})
+    return choose_keras(program, "python", environ or {}, asked, lambda: has)
+
+
+def write(directory: Path, text: str, name: str = "t.py") -> None:
+    (directory / name).write_text(text)
+
+
+TF = "import tensorflow as tf\n"
+MODEL = TF + "model = tf.keras.Sequential([])\n"
+NEEDS_KERAS_2 = {
+    "a metric": (TF + "m = tf.keras.metrics.Mean()\nm.reset_states()\n", "t.py line 3 uses reset_states of a metric"),
+    "a metric of a class": (
+        "from tensorflow.keras import metrics\nclass T:\n  def __init__(self):\n    self.m = metrics.Mean()\n"
+        "  def go(self):\n    self.m.reset_states()\n",
+        "line 6 uses reset_states of a metric",
+    ),
+    "a metric by name": ("from tensorflow.keras.metrics import Sum as M\nm = M()\nm.reset_states()\n", "line 3 uses r"),
+    "a model": (MODEL + "model.reset_states()\n", "line 3 uses reset_states of a model"),
+    "a model that a function makes": (
+        TF + "def build():\n  m = tf.keras.Sequential()\n  return m\nmodel = build()\nmodel.fit_generator(x)\n",
+        "line 6 uses fit_generator of a model",
+    ),
+    "a model's class": (
+        TF + "class M(tf.keras.Model):\n  pass\nmodel = M()\nmodel.predict_generator(x)\n",
+        "line 5 uses predict_generator of a model",
+    ),
+    "old optimizers": (TF + "o = tf.keras.optimizers.legacy.Adam()\n", "line 2 uses tf.keras.optimizers.legacy"),
+    "old optimizers by name": ("from tensorflow.keras.optimizers.legacy import SGD\no = SGD()\n", "tf.keras.opt"),
+    "lr given": (TF + "o = tf.keras.optimizers.Adam(lr=1)\n", "line 2 gives lr to Adam, which Keras 3 does not take"),
+    "lr read": (TF + "o = tf.keras.optimizers.Adam()\nprint(o.lr)\n", "line 3 uses lr of an optimizer"),
+    "lr of a model's": (MODEL + "print(model.optimizer.lr)\n", "line 3 uses lr of an optimizer"),
+    "minimize": (TF + "o = tf.keras.optimizers.SGD()\no.minimize(f, v)\n", "line 3 uses minimize of an optimizer"),
+    "what is no function": (TF + "o = tf.keras.optimizers.SGD()\no.variables()\n", "line 3 calls variables"),
+    "a dataset creator": (TF + "d = tf.keras.utils.experimental.DatasetCreator(f)\n", "tf.keras.utils.experimental"),
+    "experimental": (TF + "m = tf.keras.experimental.LinearModel()\n", "line 2 uses tf.keras.experimental"),
+    "preprocessing": ("from tensorflow.keras import layers as L\nx = L.experimental.x\n", "layers.experimental"),
+    "a backend function": ("from tensorflow.keras import backend as K\nK.learning_phase()\n", "backend.learning_phase"),
+    "a SavedModel": (MODEL + "model.save('dir')\n", "line 3 saves a model under a name"),
+    "a SavedModel by variable": (MODEL + "path = 'dir/x'\nmodel.save(path)\n", "line 4 saves a model under a name"),
+    "a format": (MODEL + "model.save(p, save_format='tf')\n", 'line 3 saves with save_format="tf"'),
+    "weights": (MODEL + "model.save_weights('w.ckpt')\n", "line 3 saves weights under a name"),
+    "weights somewhere": (MODEL + "model.save_weights(os.path.join(d, 'w.h5'))\n", "line 3 saves weights"),
+    "a checkpoint": (TF + "c = tf.keras.callbacks.ModelCheckpoint('ckpt/{epoch}')\n", "line 2 keeps checkpoints"),
+    "a checkpoint of weights": (
+        TF + "c = tf.keras.callbacks.ModelCheckpoint('c.h5', save_weights_only=True)\n",
+        "does not end in .weights.h5",
+    ),
+    "a checkpoint's period": (TF + "c = tf.keras.callbacks.ModelCheckpoint(p, period=2)\n", "gives period to"),
+    "workers": (MODEL + "model.fit(x, workers=2)\n", "line 3 gives workers to fit"),
+    "a layer's argument": (TF + "d = tf.keras.layers.Dense(2, batch_input_shape=(2, 3))\n", "gives batch_input_shape"),
+    "parameter servers": (
+        TF + "s = tf.distribute.experimental.ParameterServerStrategy(r)\nwith s.scope():\n"
+        "  model = tf.keras.Sequential()\nmodel.fit(x)\n",
+        "line 2 uses ParameterServerStrategy with fit, which Keras 3 cannot do",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "says"), NEEDS_KERAS_2.values(), ids=NEEDS_KERAS_2)
+def test_needs_keras_2(tmp_path: Path, text: str, says: str) -> None:
+    write(tmp_path, text)
+    choice = choose(tmp_path)
+    assert choice.legacy
+    assert choice.note is not None
+    assert says in choice.note
+    assert choice.note.endswith(": tf_keras is used (--keras 3 to refuse)")
+
+
+RUNS_ON_KERAS_3 = {
+    "today's names": TF + "m = tf.keras.metrics.Mean()\nm.reset_state()\n",
+    "an object of nobody's": TF + "m = make()\nm.reset_states()\n",
+    "an agent's": TF + "class Agent:\n  def reset_states(self): pass\na = Agent()\na.reset_states()\n",
+    "a recurrent layer": TF + "l = tf.keras.layers.LSTM(3)\nl.reset_states()\n",
+    "a variable of two kinds": TF + "m = tf.keras.metrics.Mean()\nm = other()\nm.reset_states()\n",
+    "an argument of the same name": TF + "m = tf.keras.metrics.Mean()\ndef f(m):\n  m.reset_states()\n",
+    "a model that has it": (
+        TF + "class M(tf.keras.Model):\n  def reset_states(self): pass\nmodel = M()\nmodel.reset_states()\n"
+    ),
+    "a check before": TF
+    + "o = tf.keras.optimizers\nif hasattr(o, 'legacy'):\n  a = tf.keras.optimizers.legacy.Adam()\n",
+    "a version": TF + "if tf.__version__ < '2.16':\n  a = tf.keras.optimizers.legacy.Adam()\n",
+    "a try": TF + "try:\n  a = tf.keras.optimizers.legacy.Adam()\nexcept ImportError:\n  a = None\n",
+    "another module's": TF + "import mine\na = mine.optimizers.legacy.Adam()\n",
+    "a text": TF + "print('tf.keras.optimizers.legacy')  # model.fit_generator\n",
+    "lr set": TF + "o = tf.keras.optimizers.Adam()\no.lr = 1\n",
+    "another lr": TF + "o = torch.optim.Adam(lr=1)\n",
+    "decay": TF + "o = tf.keras.optimizers.SGD(learning_rate=1, decay=0.1)\n",
+    "a whole model": MODEL + "model.save('m.keras')\nmodel.save(f'{d}/m.h5')\nmodel.save(path)\n",
+    "weights": MODEL + "model.save_weights('a.weights.h5')\nmodel.save_weights(p + 'x')\n",
+    "a checkpoint": TF
+    + "tf.keras.callbacks.ModelCheckpoint('a.keras')\ntf.keras.callbacks.ModelCheckpoint(p)\n",
+    "TensorFlow's checkpoint": MODEL + "tf.train.Checkpoint(model=model).save('dir')\n",
+    "a coordinator": TF
+    + "s = tf.distribute.ParameterServerStrategy(r)\nc = tf.distribute.coordinator.ClusterCoordinator(s)\n",
+    "fit of another": TF + "s = tf.distribute.ParameterServerStrategy(r)\nscaler.fit(x)\n",
+    "a pool's workers": TF + "pool.fit(x, workers=2)\n",
+    "Keras itself": "import tensorflow as tf\nimport keras\nm = tf.keras.metrics.Mean()\nm.reset_states()\n",
+    "tf_keras itself": TF + "import tf_keras\nm = tf.keras.metrics.Mean()\nm.reset_states()\n",
+    "a choice of its own": "import os\nos.environ['TF_USE_LEGACY_KERAS'] = '1'\n"
+    + TF
+    + "tf.keras.experimental.x\n",
+    "no Python": TF + "tf.keras.experimental. = 3\n",
+}
+
+
+@pytest.mark.parametrize("text", RUNS_ON_KERAS_3.values(), ids=RUNS_ON_KERAS_3)
+def test_runs_on_keras_3_or_decides_itself(tmp_path: Path, text: str) -> None:
+    write(tmp_path, text)
+    assert choose(tmp_path) == KerasChoice(legacy=False)
+
+
+def test_the_documentations_tutorials() -> None:
+    loop = choose(TUTORIALS, "custom_loop.py")
+    assert loop.legacy
+    assert "uses reset_states of a metric, which Keras 3 does not have" in (loop.note or "")
+    assert choose(TUTORIALS, "multi_worker_keras.py") == KerasChoice(legacy=False)
+
+
+def test_local_modules_count(tmp_path: Path) -> None:
+    write(tmp_path, "import lib\n")
+    write(tmp_path, TF + "a = tf.keras.optimizers.legacy.Adam()\n", "lib.py")
+    assert (choose(tmp_path).note or "").startswith("lib.py line 2 uses tf.keras.optimizers.legacy")
+
+
+def test_a_kind_is_known_across_modules(tmp_path: Path) -> None:
+    write(tmp_path, TF + "import lib\nmodel = lib.build()\nmodel.save_weights('w')\n")
+    write(tmp_path, TF + "def build():\n    return tf.keras.Sequential()\n# reset_states\n", "lib.py")
+    assert choose(tmp_path).legacy
+
+
+def test_where_tf_keras_is_missing_the_line_says_how_to_get_it(tmp_path: Path) -> None:
+    write(tmp_path, NEEDS_KERAS_2["a metric"][0])
+    choice = choose(tmp_path, has=KERAS_3_ALONE)
+    assert not choice.legacy
+    assert choice.note == (
+        "t.py line 3 uses reset_states of a metric, which Keras 3 does not have; tf_keras could, but is not"
+        " installed: python -m pip install tf_keras~=2.21.0"
+    )
+
+
+@pytest.mark.parametrize("has", [None, Installed("2.15.1", tf_keras=False)])
+def test_nothing_is_chosen_where_nothing_is_known_or_keras_is_2(
+    tmp_path: Path, has: Installed | None
+) -> None:
+    write(tmp_path, NEEDS_KERAS_2["a metric"][0])
+    assert choose(tmp_path, has=has) == KerasChoice(legacy=False)
+
+
+def test_the_users_word_wins(tmp_path: Path) -> None:
+    write(tmp_path, NEEDS_KERAS_2["a metric"][0])
+    assert choose(tmp_path, asked=KerasOption.THREE) == KerasChoice(legacy=False)
+    assert choose(tmp_path, environ={"TF_USE_LEGACY_KERAS": "0"}) == KerasChoice(legacy=False)
+    write(tmp_path, TF)
+    assert choose(tmp_path, asked=KerasOption.LEGACY) == KerasChoice(legacy=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "environ", "has", "says"),
+    [
+        (KerasOption.LEGACY, {}, KERAS_3_ALONE, r"python -m pip install tf_keras~=2\.21\.0"),
+        (KerasOption.LEGACY, {}, None, "is it a working Python"),
+        (KerasOption.LEGACY, {"TF_USE_LEGACY_KERAS": "0"}, BOTH, "unset it"),
+        (KerasOption.THREE, {"TF_USE_LEGACY_KERAS": "1"}, BOTH, "unset it"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(
+    tmp_path: Path, asked: KerasOption, environ: Mapping[str, str], has: Installed | None, says: str
+) -> None:
+    write(tmp_path, TF)
+    with pytest.raises(UsageError, match=says):
+        choose(tmp_path, asked=asked, environ=environ, has=has)
+
+
+def test_another_interpreter_is_asked(tmp_path: Path) -> None:
+    """A virtual environment without anything, to which PYTHONPATH adds a tf_keras."""
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(os.path.realpath(sys.executable))
+    (tmp_path / "venv" / "pyvenv.cfg").write_text(f"home = {Path(os.path.realpath(sys.executable)).parent}\n")
+    assert installed_for(str(python), {"PATH": os.defpath}) == Installed(None, tf_keras=False)
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "tf_keras.py").touch()
+    (tmp_path / "lib" / "tensorflow-2.15.0.dist-info").mkdir()
+    (tmp_path / "lib" / "tensorflow-2.15.0.dist-info" / "METADATA").write_text(
+        "Name: tensorflow\nVersion: 2.15.0\n"
+    )
+    has = installed_for(str(python), {"PYTHONPATH": str(tmp_path / "lib")})
+    assert has == Installed("2.15.0", tf_keras=True)
+    assert not has.keras_is_3
+
+
+def test_an_interpreter_that_does_not_answer(tmp_path: Path) -> None:
+    assert installed_for(str(tmp_path / "gone"), {}) is None
+    assert installed_for("/bin/false", {}) is None
+    assert installed_for("/bin/echo", {}) is None
+
+
+_WORDS = st.sampled_from(
+    [
+        "tf.keras", ".optimizers", ".legacy", ".Adam", "(", ")", "lr=1", "\n", "m", " = ", "m.reset_states", "self.",
+        "class A(tf.keras.Model):", " pass", "def f(m):", "\n    ", "return m", ".metrics.Mean()", "if ", "hasattr(",
+        ":", "with x as m", "for m in", "'x'", "f'{m}.h5'", ".save", ".fit", "[", "]", ", ", "lambda m: ", "*", ":=",
+    ]
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(_WORDS, max_size=16))
+def test_any_source_has_an_answer(tmp_path_factory: pytest.TempPathFactory, words: list[str]) -> None:
+    cwd = tmp_path_factory.getbasetemp() / "any-keras"
+    cwd.mkdir(exist_ok=True)
+    write(cwd, TF + "".join(words))
+    choice = choose(cwd)
+    assert choice.legacy is (choice.note is not None)

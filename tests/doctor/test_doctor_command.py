@@ -1,0 +1,195 @@
+"""`orch doctor` as a process on this machine, whole and with things broken on purpose."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import PATIENCE_S
+
+ORCH = Path(sys.executable).with_name("orch")
+
+
+class Doctor:
+    """The installed command in a directory of its own; `before` are words in front of it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.env = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.lower().endswith("_proxy") and not name.startswith(("TF_", "KERAS_", "CUDA_"))
+        }
+
+    def run(
+        self, *words: str, before: tuple[str, ...] = (), env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*before, str(ORCH), "doctor", *words],
+            cwd=self.directory,
+            env=self.env | (env or {}),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+
+    def findings(
+        self, *words: str, before: tuple[str, ...] = (), env: dict[str, str] | None = None, code: int = 0
+    ) -> dict[str, list[dict[str, Any]]]:
+        """What `--json` says, by topic."""
+        done = self.run("--json", *words, before=before, env=env)
+        assert (done.returncode, done.stderr) == (code, "")
+        document = json.loads(done.stdout)
+        assert document["healthy"] is (code == 0)
+        topics: dict[str, list[dict[str, Any]]] = {}
+        for finding in document["findings"]:
+            topics.setdefault(finding["topic"], []).append(finding)
+        return topics
+
+
+@pytest.fixture
+def doctor(tmp_path: Path) -> Iterator[Doctor]:
+    here = tmp_path / "here"
+    here.mkdir()
+    yield Doctor(here)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+
+def limited(*limit: str) -> tuple[str, ...]:
+    """Words that start what follows with a limit of the shell's."""
+    return ("sh", "-c", f'ulimit {" ".join(limit)}; exec "$0" "$@"')
+
+
+def test_this_machine_in_columns(doctor: Doctor) -> None:
+    done = doctor.run("--workers", "2")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+    lines = done.stdout.splitlines()
+    assert lines[0].split()[:2] == ["ok", "python"]
+    assert any(line.startswith("MultiWorkerMirrored") and "with orch's fix" in line for line in lines)
+    assert not (doctor.directory.parent / "state").exists()
+
+
+def test_colour_when_asked_for(doctor: Doctor) -> None:
+    assert "\x1b[32mok" in doctor.run("--color", "always").stdout
+
+
+def test_quiet_on_a_healthy_machine(doctor: Doctor) -> None:
+    """What this machine warns of, if anything, is told; facts are not."""
+    assert not any(line.startswith(("ok", "note")) for line in doctor.run("-q").stdout.splitlines())
+
+
+def test_more_workers_than_can_be(doctor: Doctor) -> None:
+    found = doctor.findings("--workers", "5000", code=1)
+    assert found["memory"][0]["level"] == "problem"
+    assert "--workers " in found["memory"][0]["fix"]
+
+
+def test_few_open_files(doctor: Doctor) -> None:
+    (soft,) = (f for f in doctor.findings(before=limited("-Sn", "200"))["open files"] if f["fix"])
+    assert soft["level"] == "warning" and "200 files" in soft["text"]
+    found = doctor.findings("--workers", "50", before=limited("-n", "100"), code=1)
+    assert any(f["level"] == "problem" and "enough for 12 tasks" in f["text"] for f in found["open files"])
+
+
+def test_other_limits_of_the_shell(doctor: Doctor) -> None:
+    found = doctor.findings(before=limited("-t", "3600;", "ulimit", "-f", "999999"))
+    assert found["cpu time"][0]["level"] == found["file size"][0]["level"] == "warning"
+
+
+def test_a_state_directory_that_cannot_be_written(doctor: Doctor, tmp_path: Path) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("")
+    (found,) = doctor.findings(env={"XDG_STATE_HOME": str(in_the_way)}, code=1)["state"]
+    assert found["level"] == "problem" and "Not a directory" in found["text"]
+
+
+def test_a_state_directory_open_to_all(doctor: Doctor, tmp_path: Path) -> None:
+    (tmp_path / "open/orch").mkdir(parents=True)
+    (tmp_path / "open/orch").chmod(0o777)
+    (found,) = doctor.findings(env={"XDG_STATE_HOME": f"{tmp_path}/open"})["state"]
+    assert found["level"] == "warning" and found["fix"] == f"chmod 700 {tmp_path}/open/orch"
+
+
+def test_a_proxy_is_named_and_its_password_is_not(doctor: Doctor) -> None:
+    done = doctor.run(env={"https_proxy": "http://me:hunter2@proxy.example:3128"})
+    assert "gRPC would ask https_proxy" in done.stdout
+    assert "hunter2" not in done.stdout + done.stderr
+
+
+def test_a_wrong_orch_toml_is_told_with_all_the_rest(doctor: Doctor) -> None:
+    (doctor.directory / "orch.toml").write_text("worker = 2\n")
+    found = doctor.findings(code=1)
+    assert "workers" in found["settings"][0]["text"] and found["python"][0]["level"] == "ok"
+
+
+def test_what_orch_toml_asks_for_counts(doctor: Doctor) -> None:
+    (doctor.directory / "train.py").write_text("import tensorflow\n")
+    (doctor.directory / "orch.toml").write_text("workers = 3\ncommand = 'train.py'\n")
+    document = json.loads(doctor.run("--json").stdout)
+    assert (document["workers"], document["command"]) == (3, "train.py")
+
+
+def test_a_script_that_is_not_there(doctor: Doctor) -> None:
+    (found,) = doctor.findings("--", "nosuch.py", code=1)["settings"]
+    assert "script not found: nosuch.py" in found["text"]
+
+
+def test_the_commands_own_interpreter_is_asked(doctor: Doctor, tmp_path: Path) -> None:
+    """Another Python, without TensorFlow: what matters is the one that runs the script."""
+    bare = tmp_path / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True, timeout=PATIENCE_S)
+    (doctor.directory / "train.py").write_text("import tensorflow\n")
+    python = str(bare / "bin/python")
+    found = doctor.findings("--", python, "train.py", code=1)
+    assert found["python"][0]["where"] == python
+    assert found["tensorflow"][0]["fix"].startswith(f"{python} -m pip install tensorflow")
+    active = doctor.findings(env={"VIRTUAL_ENV": str(bare)}, code=1)
+    assert active["python"][0]["where"] == python
+
+
+def test_a_program_that_is_no_python_needs_no_tensorflow(doctor: Doctor, tmp_path: Path) -> None:
+    bare = tmp_path / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True, timeout=PATIENCE_S)
+    done = doctor.run("--json", "--", "true", env={"VIRTUAL_ENV": str(bare)})
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["strategies"]) == (0, [])
+    assert not {"tensorflow", "keras"} & {finding["topic"] for finding in document["findings"]}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may leave the network without a user namespace")
+def test_a_loopback_that_is_down(doctor: Doctor) -> None:
+    """It can be bound to all the same."""
+    if not shutil.which("unshare"):
+        pytest.skip("no unshare")
+    found = doctor.findings(before=("unshare", "-n"), code=1)
+    assert any(f["level"] == "problem" and "127.0.0.1" in f["text"] for f in found["ports"])
+
+
+@pytest.mark.parametrize("words", [("--workers", "0"), ("--workers", "x"), ("--nope",)])
+def test_wrong_words_are_a_usage_error(doctor: Doctor, words: tuple[str, ...]) -> None:
+    done = doctor.run(*words)
+    assert done.returncode == 2 and done.stdout == ""
+    assert words[0] in done.stderr
+
+
+def test_the_doctor_never_loads_tensorflow() -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from orchestrator.doctor.examine import examine;"
+        "examine('2', (), os.environ, Path.cwd()); print(*sys.modules, sep='\\n')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    )
+    loaded = set(done.stdout.split())
+    assert "orchestrator.doctor.examine" in loaded
+    assert not loaded & {"tensorflow", "keras", "tf_keras", "numpy"}

@@ -1,0 +1,114 @@
+"""How far each task is, as status, footer and result tell it: from a script's own lines, and before its first."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from orch_command import Orch
+from waiting import until
+
+from orchestrator import api
+
+SAMPLES = Path(__file__).parents[1] / "pure/keras_samples"
+# Keras's own lines, as far as the test lets it go.
+REPLAY = """
+import pathlib, sys, time
+for part in sys.argv[2:]:
+    sys.stdout.buffer.write(pathlib.Path(part).read_bytes())
+    sys.stdout.flush()
+    while not pathlib.Path(sys.argv[1]).exists() and part != sys.argv[-1]:
+        time.sleep(0.05)
+    time.sleep(0.5)
+"""
+# Says "waiting" as a script does that builds its strategy; the other one never comes.
+STUCK = """
+import os, time
+if os.environ["ORCH_TASK"] == "worker:0":
+    os.write(int(os.environ["ORCH_PROGRESS_FD"]), b'{"phase": "waiting"}\\n')
+time.sleep(600)
+import tensorflow
+"""
+FIT = """
+import numpy as np
+import tensorflow as tf
+
+x, y = np.ones((64, 4), np.float32), np.ones((64, 1), np.float32)
+model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
+model.compile("sgd", "mse", metrics=["mae"])
+model.fit(x, y, batch_size=8, epochs=3, verbose=2, validation_data=(x, y))
+"""
+
+
+def events(orch: Orch, kind: str) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (orch.run_dir() / "events.jsonl").read_text().splitlines()]
+    return [event for event in found if event["type"] == kind]
+
+
+def test_keras_lines_become_progress(orch: Orch) -> None:
+    sample = (SAMPLES / "keras3-fit-1.txt").read_bytes()
+    fit, evaluation = sample[: sample.index(b"evaluating")], sample[sample.index(b"evaluating") :]
+    paths = [orch.directory / "fit.txt", orch.directory / "evaluation.txt"]
+    for path, data in zip(paths, (fit, evaluation), strict=True):
+        path.write_bytes(data)
+    script = orch.script("replay.py", REPLAY)
+    words = [sys.executable, script, "go", *map(str, paths)]
+    started = orch.start("up", "-n", "2", "--", *words)
+    until(lambda: orch.run_dirs() and _steps(orch) == [20, 20])
+    document = orch.status()
+    for task in document["tasks"]:
+        progress = task["progress"]
+        assert (progress["phase"], progress["epoch"], progress["epochs"]) == ("training", 2, 2)
+        assert progress["steps"] == 20 and progress["steps_per_s"] > 0
+        assert set(progress["metrics"]) == {"accuracy", "val_accuracy", "val_loss"}
+        assert progress["loss"] > 0
+        assert (task["doing"], task["waiting_for"]) == ("epoch 2/2 step 20/20", [])
+    assert [line.count("epoch 2/2 step 20/20") for line in orch("status").lines[3:]] == [1, 1]
+    (orch.directory / "go").touch()
+    assert started.finish().code == 0
+    ended = orch.status()["tasks"]
+    assert [task["doing"] for task in ended] == ["predicting step 16/16"] * 2
+    assert [task["progress"]["epoch"] for task in ended] == [None, None]
+    for task in ("worker:0", "worker:1"):
+        told = [event["mono"] for event in events(orch, "task_progressed") if event["task"] == task]
+        # The last word of a task that ends is told at once.
+        assert all(later - earlier >= 0.99 for earlier, later in pairwise(told[:-1]))
+
+
+def _steps(orch: Orch) -> list[int | None]:
+    return [(task["progress"] or {}).get("step") for task in orch.status()["tasks"]]
+
+
+def test_a_start_that_is_stuck_names_who_is_missing(orch: Orch) -> None:
+    script = orch.script("stuck.py", STUCK)
+    started = orch.start("up", "-n", "2", "--start", "spawn", "--timeout", "8s", "--", script)
+    until(lambda: orch.run_dirs() and _waiting(orch) == [["worker:1"], []])
+    assert "waiting for worker:1" in orch("status").lines[3]
+    with pytest.raises(TimeoutError, match=r"not ready after 0 s: worker:0 waits for worker:1 \(starting"):
+        api.find(None, orch.directory).wait_ready(timeout_s=0)
+    done = started.finish()
+    assert done.code == 124
+    cause = orch.result()["cause"]["text"]
+    assert cause.startswith("--timeout: not done after 8 s; worker:0 waits for worker:1 (starting")
+    assert cause in done.err
+
+
+def _waiting(orch: Orch) -> list[list[str]]:
+    return [task["waiting_for"] for task in orch.status()["tasks"]]
+
+
+@pytest.mark.slow
+def test_a_plain_script_tells_phases_epochs_and_values(orch: Orch) -> None:
+    done = orch("up", "--", orch.script("fit.py", FIT))
+    assert done.code == 0, done.out + done.err
+    (task,) = orch.status()["tasks"]
+    progress = task["progress"]
+    assert (progress["phase"], progress["epoch"], progress["epochs"]) == ("training", 3, 3)
+    assert (progress["step"], progress["steps"]) == (8, 8)
+    assert progress["steps_per_s"] > 0 and progress["loss"] is not None
+    assert {"mae", "val_mae", "val_loss"} == set(progress["metrics"])
+    assert events(orch, "task_progressed")[0]["progress"]["phase"] == "importing"

@@ -1,0 +1,84 @@
+"""The program of `two_workers.run_cases`: `case_program.py MODULE DIRECTORY CASE...`, as one of the workers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a case runs: `strategy` is TensorFlow's default one when `workers` is 1."""
+
+    rank: int
+    workers: int
+    strategy: Any
+    directory: Path
+
+    def scope(self) -> AbstractContextManager[Any]:
+        scope: AbstractContextManager[Any] = self.strategy.scope()
+        return scope
+
+
+def main(module_path: str, directory: str, cases: Sequence[str]) -> None:
+    workers = int(os.environ["CASE_WORKERS"])
+    if int(os.environ["CASE_FIXED"]):
+        from worker.bootstrap.keras_fix import arm
+
+        arm(workers, lambda line: print(f"said: {line}", flush=True))
+    import numpy as np
+    import tensorflow as tf
+
+    rank, strategy = 0, tf.distribute.get_strategy()
+    if workers > 1:
+        rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    place = Place(rank, workers, strategy, Path(directory))
+    module = _load(Path(module_path))
+    for case in cases:
+        tf.keras.utils.set_random_seed(7)
+        tf.keras.mixed_precision.set_global_policy("float32")
+        values = getattr(module, case)(place)
+        part = place.directory / f"{case}-{rank}.part"
+        with part.open("wb") as file:
+            np.savez(file, **values)
+        part.rename(part.with_suffix(".npz"))
+        print(f"done {case}", flush=True)
+    if workers > 1:
+        _meet()
+
+
+def _load(path: Path) -> Any:
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _meet() -> None:
+    """Until all workers are here: who leaves early looks like a crash to the others."""
+    from tensorflow.python.eager import context
+
+    context.context().wait_at_barrier("end of the cases", 120_000)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1], sys.argv[2], sys.argv[3:])
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    sys.stdout.flush()
+    os._exit(0)

@@ -1,0 +1,168 @@
+"""Scripts that know of no other workers: every worker saves to one path, restores from it and logs to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from case_program import Place
+from state_cases import normalising, statistics
+from training_cases import BATCH, compiled, data
+
+Values = dict[str, Any]
+EPOCHS = 4
+
+
+class Interruption(Exception):
+    """Stands for what ends a run before its time."""
+
+
+class StopAt(keras.callbacks.Callback):
+    def __init__(self, epoch: int) -> None:
+        super().__init__()
+        self.epoch = epoch
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == self.epoch:
+            raise Interruption
+
+
+def begin(place: Place) -> Path:
+    """The directory that all workers share; each gets a scratch directory of its own, as orch gives it."""
+    shared = place.directory / "shared"
+    shared.mkdir(exist_ok=True)
+    scratch = place.directory / "scratch" / str(place.rank)
+    scratch.mkdir(parents=True, exist_ok=True)
+    os.environ["ORCH_SCRATCH_DIR"] = str(scratch)
+    return shared
+
+
+def weights_of(model: Any) -> Values:
+    return {f"weight {index}": weight for index, weight in enumerate(model.get_weights())}
+
+
+def fit(place: Place, callbacks: list[Any], make: Callable[[], Any] = normalising, **options: Any) -> Any:
+    x, y = data()
+    model = compiled(place, make, optimizer=lambda: keras.optimizers.Adam(0.01))
+    options = {"epochs": EPOCHS, "batch_size": BATCH, "verbose": 0, "shuffle": False, **options}
+    model.fit(x, y, callbacks=callbacks, **options)
+    return model
+
+
+def every_checkpoint(place: Place) -> Values:
+    """ModelCheckpoint in its four ways, all files read back by every worker at once."""
+    shared = begin(place)
+    checkpoint = keras.callbacks.ModelCheckpoint
+    x, y = data()
+    model = fit(
+        place,
+        [
+            checkpoint(str(shared / "deep" / "whole.keras")),
+            checkpoint(str(shared / "deep" / "w.{epoch}.weights.h5"), save_weights_only=True),
+            checkpoint(str(shared / "best.keras"), save_best_only=True, monitor="val_loss"),
+            checkpoint(str(shared / "often.weights.h5"), save_weights_only=True, save_freq=3),
+        ],
+        validation_data=(x, y),
+    )
+    with place.scope():
+        whole = keras.models.load_model(shared / "deep" / "whole.keras")
+        keras.models.load_model(shared / "best.keras")
+    model.save(shared / "later.keras")
+    model.save_weights(shared / "later.weights.h5")
+    model.load_weights(shared / "later.weights.h5")
+    return weights_of(model) | {f"whole {name}": weight for name, weight in weights_of(whole).items()}
+
+
+def averaged_often(place: Place) -> Values:
+    """What the chief alone saves within an epoch, under its own path, the other having no such callback."""
+    shared = begin(place)
+    often = keras.callbacks.ModelCheckpoint(
+        str(shared / "chief.{batch}.weights.h5"), save_weights_only=True, save_freq=3
+    )
+    seen: list[Any] = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 2:
+                seen.append(statistics(self.model)["moving_mean"])
+
+    fit(place, [Look(), *([often] if place.rank == 0 else [])], epochs=1)
+    return {"seen": np.array(seen)}
+
+
+def restored(place: Place) -> Values:
+    """Interrupted and started again with one backup directory; and never interrupted."""
+    shared = begin(place)
+    epochs: list[int] = []
+    note = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: epochs.append(epoch))
+    backup = str(shared / "backup")
+    try:
+        fit(place, [keras.callbacks.BackupAndRestore(backup, double_checkpoint=True), StopAt(2)])
+    except Interruption:
+        place_has_backup = Path(backup, "latest.weights.h5").exists()
+    keras.utils.set_random_seed(99)  # what is not restored would start otherwise
+    second = fit(place, [keras.callbacks.BackupAndRestore(backup, double_checkpoint=True), note])
+    keras.utils.set_random_seed(7)
+    whole = fit(place, [])
+    return weights_of(second) | {
+        "epochs": np.array(epochs),
+        "had backup": np.array(place_has_backup),
+        **{f"uninterrupted {name}": weight for name, weight in weights_of(whole).items()},
+    }
+
+
+def started_apart(place: Place) -> Values:
+    """Only the chief has a backup, of epoch 1."""
+    shared = begin(place)
+    if place.rank == 0:
+        (shared / "only").mkdir()
+        model = normalising()
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+        model.optimizer.build(model.trainable_variables)
+        model.save_weights(shared / "only" / "latest.weights.h5")
+        (shared / "only" / "training_metadata.json").write_text('{"epoch": 1, "batch": 0}')
+    epochs: list[int] = []
+    note = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: epochs.append(epoch))
+    own = str(shared / ("only" if place.rank == 0 else "none"))
+    model = fit(place, [keras.callbacks.BackupAndRestore(own), note], epochs=3)
+    return weights_of(model) | {"epochs": np.array(epochs)}
+
+
+def logged(place: Place) -> Values:
+    """CSVLogger with one path for all; where TensorBoard's callback (without its package) would write."""
+    shared = begin(place)
+    fit(place, [keras.callbacks.CSVLogger(str(shared / "log.csv"))])
+    board = keras.callbacks.TensorBoard(str(shared / "board"), write_graph=False)
+    board.on_train_batch_begin = board.on_train_batch_end = lambda batch, logs=None: None
+    board.on_epoch_end = board.on_epoch_begin = lambda epoch, logs=None: None
+    fit(place, [board], epochs=1)
+    lines = (shared / "log.csv").read_text().splitlines()
+    return {
+        "lines": np.array(len(lines)),
+        "on the chief's path": np.array(Path(board.log_dir) == shared / "board"),
+    }
+
+
+def checkpoint_manager(place: Place) -> Values:
+    """tf.train's own checkpoints by all workers under one prefix, again and again, read back by all."""
+    shared = begin(place)
+    with place.scope():
+        variable = tf.Variable(tf.zeros((1000,)))
+        count = tf.Variable(0)
+    checkpoint = tf.train.Checkpoint(variable=variable, count=count)
+    manager = tf.train.CheckpointManager(checkpoint, str(shared / "ckpt"), max_to_keep=2)
+    for number in range(1, 6):
+        variable.assign(tf.fill((1000,), float(number)))
+        manager.save(checkpoint_number=number)
+        checkpoint.write(str(shared / "written"))
+    variable.assign(tf.zeros((1000,)))
+    checkpoint.read(str(shared / "written")).assert_consumed()
+    written = variable.numpy()
+    variable.assign(tf.zeros((1000,)))
+    checkpoint.restore(str(shared / "ckpt" / "ckpt-5")).assert_consumed()
+    return {"written": written, "restored": variable.numpy()}

@@ -1,0 +1,122 @@
+"""One path for all workers: nobody crashes, files are whole and the chief's, all restore the same state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from two_workers import Outcome, run_cases
+
+from worker.bootstrap.keras_fix import saves
+from worker.bootstrap.keras_fix.callbacks import Saver
+
+# A busy machine may take several times as long as a free one.
+pytestmark = pytest.mark.timeout(600)
+
+CASES = Path(__file__).with_name("shared_path_cases.py")
+
+
+def ran(outcome: Outcome) -> Outcome:
+    assert outcome.codes == [0, 0], "\n".join(outcome.outputs)
+    return outcome
+
+
+def equal_on_both(outcome: Outcome, case: str) -> dict[str, np.ndarray]:
+    first, second = outcome.of(case)
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, second[name], err_msg=f"{case}: {name}")
+    return first
+
+
+def nothing_beside(directory: Path) -> None:
+    assert not list(directory.rglob(".*"))
+
+
+@pytest.mark.slow
+def test_checkpoints_and_logs_of_all_workers_on_one_path(tmp_path: Path) -> None:
+    cases = ["every_checkpoint", "averaged_often", "logged", "checkpoint_manager"]
+    outcome = ran(run_cases(tmp_path, 2, CASES, cases))
+    saved = equal_on_both(outcome, "every_checkpoint")
+    for name in [name for name in saved if name.startswith("weight")]:
+        np.testing.assert_array_equal(saved[name], saved[f"whole {name}"])
+    equal_on_both(outcome, "averaged_often")
+    for rank, values in enumerate(outcome.of("logged")):
+        assert values["lines"] == 5  # a header and a line an epoch, once
+        assert values["on the chief's path"] == (rank == 0)
+    for values in outcome.of("checkpoint_manager"):
+        np.testing.assert_array_equal(values["restored"], np.full(1000, 5.0))
+        np.testing.assert_array_equal(values["written"], np.full(1000, 5.0))
+    nothing_beside(tmp_path / "shared")
+
+
+@pytest.mark.slow
+def test_a_restart_goes_on_from_one_state(tmp_path: Path) -> None:
+    outcome = ran(run_cases(tmp_path, 2, CASES, ["restored", "started_apart"]))
+    values = equal_on_both(outcome, "restored")
+    assert values["had backup"]
+    assert values["epochs"].tolist() == [2, 3]
+    for name in [name for name in values if name.startswith("weight")]:
+        np.testing.assert_allclose(values[name], values[f"uninterrupted {name}"], rtol=1e-6, atol=1e-7)
+    assert equal_on_both(outcome, "started_apart")["epochs"].tolist() == [1, 2]
+    assert not (tmp_path / "shared" / "backup").exists()
+
+
+@pytest.fixture
+def as_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    """Saves `text` to `path` as the given worker of two would."""
+    counts: dict[int, dict[str, int]] = {0: {}, 1: {}}
+
+    def save(rank: int, path: Path, text: str) -> None:
+        scratch = tmp_path / "scratch" / str(rank)
+        scratch.mkdir(parents=True, exist_ok=True)
+        monkeypatch.setenv("ORCH_SCRATCH_DIR", str(scratch))
+        monkeypatch.setenv(
+            "TF_CONFIG",
+            f'{{"cluster": {{"worker": ["a:1", "b:1"]}}, "task": {{"type": "worker", "index": {rank}}}}}',
+        )
+        monkeypatch.setattr(saves, "_saved", counts[rank])
+        beside = path.with_name(f".{rank}")
+        beside.write_text(text)
+        saves.put_in_place(path, [(beside, path)])
+        beside.unlink(missing_ok=True)
+
+    return save
+
+
+def test_the_chiefs_file_stays_whoever_saves_first(tmp_path: Path, as_worker) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "model.keras"
+    as_worker(1, path, "other 1")
+    assert path.read_text() == "other 1"
+    as_worker(0, path, "chief 1")
+    assert path.read_text() == "chief 1"
+    as_worker(0, path, "chief 2")
+    as_worker(1, path, "other 2")
+    assert path.read_text() == "chief 2"
+    as_worker(1, path, "other 3")
+    assert path.read_text() == "other 3"
+    as_worker(0, path, "chief 3")
+    assert path.read_text() == "chief 3"
+
+
+def test_a_worker_with_a_path_of_its_own_has_its_file(tmp_path: Path, as_worker) -> None:  # type: ignore[no-untyped-def]
+    as_worker(0, tmp_path / "chief.keras", "chief")
+    as_worker(1, tmp_path / "other.keras", "other")
+    assert (tmp_path / "other.keras").read_text() == "other"
+
+
+def test_a_file_that_is_gone_is_written_again(tmp_path: Path, as_worker) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "model.keras"
+    as_worker(0, path, "chief")
+    path.unlink()
+    as_worker(1, path, "other")
+    assert path.read_text() == "other"
+
+
+def test_savers_count_batches_as_the_callbacks_do() -> None:
+    plain = Saver(every=3, seen=0, last=-1)
+    assert [plain.is_due(batch) for batch in (0, 1, 2, 3, 4, 5)] == [False, False, True, False, False, True]
+    # Four batches an epoch, two at a time.
+    pairs = Saver(every=3, seen=0, last=-1)
+    assert [pairs.is_due(batch) for batch in (1, 3, 1, 3)] == [False, True, False, True]

@@ -1,0 +1,120 @@
+"""The repair of Keras 3's multi-worker fit: what it repairs, that it is needed and that it suffices."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from two_workers import run_cases
+
+from worker.bootstrap.keras_fix import arm, parse_version, repair
+from worker.bootstrap.keras_fix.trainer import Fault, find_faults
+
+# A busy machine may take several times as long as a free one.
+pytestmark = pytest.mark.timeout(600)
+
+CASES = Path(__file__).with_name("training_cases.py")
+LEGACY_CASES = Path(__file__).with_name("legacy_cases.py")
+
+BROKEN_BUILDING = "self.distribute_strategy.reduce('MEAN', batch, axis=None)"
+BROKEN_REDUCING = "strategy.reduce('MEAN', v, axis=0)"
+SOUND_BUILDING = "self.distribute_strategy.experimental_local_results(batch)[0]"
+SOUND_REDUCING = "strategy.reduce('MEAN', v, axis=None)"
+
+
+def trainer(directory: Path, building: str, reducing: str) -> ModuleType:
+    """A module with the parts of Keras's trainer that are looked at."""
+    path = directory / "some_trainer.py"
+    path.write_text(
+        "class TensorFlowTrainer:\n"
+        "    def _maybe_symbolic_build(self, iterator=None, data_batch=None):\n"
+        f"        return {building}\n\n"
+        "def reduce_per_replica(values, strategy, reduction):\n"
+        "    def _reduce(v):\n"
+        f"        return {reducing}\n"
+        "    return [_reduce(v) for v in values]\n"
+    )
+    spec = importlib.util.spec_from_file_location("some_trainer", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("building", "reducing", "faults"),
+    [
+        (BROKEN_BUILDING, BROKEN_REDUCING, {Fault.BUILDING, Fault.REDUCING}),
+        (BROKEN_BUILDING, SOUND_REDUCING, {Fault.BUILDING}),
+        (SOUND_BUILDING, BROKEN_REDUCING, {Fault.REDUCING}),
+        (SOUND_BUILDING, SOUND_REDUCING, set()),
+    ],
+)
+def test_the_broken_code_is_recognised(
+    building: str, reducing: str, faults: set[Fault], tmp_path: Path
+) -> None:
+    assert find_faults("3.15.1", trainer(tmp_path, building, reducing)) == faults
+
+
+@pytest.mark.parametrize("version", ["2.15.0", "3.9.2", "3.16.0", "4.0.0", "nonsense"])
+def test_versions_nobody_has_looked_at_are_left_alone(version: str, tmp_path: Path) -> None:
+    assert find_faults(version, trainer(tmp_path, BROKEN_BUILDING, BROKEN_REDUCING)) == set()
+
+
+def test_a_trainer_without_those_parts_is_left_alone() -> None:
+    assert find_faults("3.15.1", ModuleType("empty")) == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "version"), [("3.15.1", (3, 15)), ("3.9.0.dev2024", (3, 9)), ("10.2", (10, 2)), ("x", (0, 0))]
+)
+def test_versions_are_read(text: str, version: tuple[int, int]) -> None:
+    assert parse_version(text) == version
+
+
+def test_one_worker_needs_nothing() -> None:
+    assert repair(ModuleType("keras"), 1) is None
+
+
+def test_a_version_too_old_to_be_fixed_is_said() -> None:
+    module = ModuleType("keras")
+    module.__version__ = "3.6.0"  # type: ignore[attr-defined]
+    module.backend = SimpleNamespace(backend=lambda: "tensorflow")  # type: ignore[attr-defined]
+    line = repair(module, 2)
+    assert line is not None
+    assert line.startswith("Keras 3.6.0 is broken with 2 workers and too old to be fixed: pip install")
+    module.backend = SimpleNamespace(backend=lambda: "jax")  # type: ignore[attr-defined]
+    assert repair(module, 2) is None
+
+
+def test_what_cannot_be_repaired_is_said_and_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("keras")
+    module.__version__ = "3.15.1"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "keras", module)
+    said: list[str] = []
+    arm(2, said.append)
+    assert said == [
+        "Keras could not be fixed for 2 workers: AttributeError: module 'keras' has no attribute 'backend'"
+    ]
+
+
+@pytest.mark.slow
+def test_fit_fails_on_two_workers_without_the_fix(tmp_path: Path) -> None:
+    outcome = run_cases(tmp_path, 2, CASES, ["plain_adam"], fixed=False)
+    assert outcome.codes == [1, 1]
+    for output in outcome.outputs:
+        assert re.search("ValueError: Attempt to convert .*unsupported type", output, re.S), output
+
+
+@pytest.mark.slow
+def test_tf_keras_is_left_alone(tmp_path: Path) -> None:
+    environment = {"TF_USE_LEGACY_KERAS": "1"}
+    outcome = run_cases(tmp_path, 2, LEGACY_CASES, ["legacy_fit"], environment=environment)
+    first, second = outcome.of("legacy_fit")
+    assert first["loss"].tolist() == second["loss"].tolist()
+    assert "said:" not in "".join(outcome.outputs)

@@ -1,0 +1,113 @@
+"""Keras 3 over two workers, fixed: the losses, metrics and weights of one process on the same batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from two_workers import Outcome, Values, run_cases
+
+# A busy machine may take several times as long as a free one.
+pytestmark = pytest.mark.timeout(900)
+
+CASES = Path(__file__).with_name("training_cases.py")
+# Sums are taken in another order: relative to the value, and to 1e-3 where it is smaller.
+EXACT = 5e-5
+# Layers that compute in 8 or 11 bits of mantissa: half a batch is rounded apart from the other half.
+HALF = 2e-2
+
+QUICK = ["plain_adam", "uneven_last_batch", "progress_of_the_chief"]
+LONG = {
+    "evaluate_and_predict": EXACT,
+    "momentum": EXACT,
+    "shuffled": EXACT,
+    "class_weights": EXACT,
+    "sample_weights": EXACT,
+    "validation_data": EXACT,
+    "validation_split": EXACT,
+    "regularisers": EXACT,
+    "lonely_example": EXACT,
+    "odd_batches": EXACT,
+    "several_steps_an_execution": EXACT,
+    "several_steps_without_end": EXACT,
+    "finite_batches": EXACT,
+    "endless_then_finite": EXACT,
+    "bfloat16": HALF,
+    "float16_with_loss_scaling": HALF,
+    "loss_scaling_with_overflow": HALF,
+    "early_stopping": EXACT,
+    "clipped_gradients": EXACT,
+    "globally_clipped_gradients": EXACT,
+    "accumulated_gradients": EXACT,
+    "decayed_averaged_weights": EXACT,
+    "on_single_batches": EXACT,
+    "own_training_step": EXACT,
+    "two_outputs": EXACT,
+    "many_metrics": EXACT,
+    "generator": EXACT,
+    "py_dataset": EXACT,
+    "eagerly": EXACT,
+    "logs_of_each_step": EXACT,
+    "embedding": EXACT,
+    "summed_loss": EXACT,
+    "own_distributed_batches": EXACT,
+    "own_loop_with_clipping": EXACT,
+    "own_metrics": EXACT,
+}
+# What one process does otherwise: only the workers are compared.
+APART = ["no_examples_for_batch_norm", "files_of_different_length"]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return run_cases(tmp_path_factory.mktemp("alone"), 1, CASES, list(LONG))
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return run_cases(tmp_path_factory.mktemp("together"), 2, CASES, [*LONG, *APART, "refuses_xla"])
+
+
+def assert_alike(values: Values, reference: Values, tolerance: float, case: str) -> None:
+    assert values.keys() == reference.keys()
+    for name, expected in reference.items():
+        if name == "logs" and not len(values[name]):
+            continue  # read by the chief alone
+        np.testing.assert_allclose(
+            values[name], expected, rtol=tolerance, atol=tolerance * 1e-3, err_msg=f"{case}: {name}"
+        )
+
+
+def test_two_workers_train_as_one_process_does(tmp_path: Path) -> None:
+    reference = run_cases(tmp_path / "alone", 1, CASES, QUICK)
+    trained = run_cases(tmp_path / "together", 2, CASES, QUICK)
+    for case in QUICK:
+        for values in trained.of(case):
+            assert_alike(values, reference.of(case)[0], EXACT, case)
+    said = [output.count("said: Keras 3") for output in trained.outputs]
+    assert said == [1, 1], trained.outputs
+    assert "said:" not in reference.outputs[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", LONG)
+def test_like_one_process(case: str, alone: Outcome, together: Outcome) -> None:
+    for values in together.of(case):
+        assert_alike(values, alone.of(case)[0], LONG[case], case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in [*LONG, *APART] if case != "logs_of_each_step"])
+def test_the_workers_have_the_very_same_numbers(case: str, together: Outcome) -> None:
+    first, second = together.of(case)
+    assert first.keys() == second.keys()
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name], err_msg=f"{case}: {name}")
+        assert np.all(np.isfinite(first[name])), f"{case}: {name}"
+
+
+@pytest.mark.slow
+def test_xla_is_refused_in_a_sentence(together: Outcome) -> None:
+    for values in together.of("refuses_xla"):
+        assert "jit_compile=True does not work with several workers" in str(values["refused"])

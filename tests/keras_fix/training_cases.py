@@ -1,0 +1,504 @@
+"""Small trainings that must come out alike in one process and on several workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from case_program import Place
+
+Values = dict[str, Any]
+EXAMPLES, BATCH, FEATURES, CLASSES = 64, 16, 6, 3
+
+
+def data(examples: int = EXAMPLES) -> tuple[Any, Any]:
+    random = np.random.default_rng(3)
+    x = random.normal(size=(examples, FEATURES)).astype(np.float32)
+    y = random.integers(0, CLASSES, size=examples)
+    return x, y
+
+
+def classifier(**layer: Any) -> Any:
+    return keras.Sequential(
+        [
+            keras.layers.Input((FEATURES,)),
+            keras.layers.Dense(8, activation="tanh", **layer),
+            keras.layers.Dense(CLASSES, dtype="float32"),
+        ]
+    )
+
+
+def loss() -> Any:
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def compiled(
+    place: Place, make: Callable[[], Any] = classifier, optimizer: Any = "adam", **options: Any
+) -> Any:
+    """A compiled model; `optimizer` may be a function that makes one, for inside of the scope."""
+    with place.scope():
+        model = make()
+        chosen = optimizer() if callable(optimizer) else optimizer
+        model.compile(**{"optimizer": chosen, "loss": loss(), "metrics": ["accuracy"], **options})
+    return model
+
+
+def outcome(model: Any, history: Any = None, **more: Any) -> Values:
+    values: Values = {f"weight {index}": weight for index, weight in enumerate(model.get_weights())}
+    if history is not None:
+        values |= {f"history {name}": numbers for name, numbers in history.history.items()}
+    return values | more
+
+
+def fit(place: Place, model: Any, **options: Any) -> Values:
+    x, y = data()
+    history = model.fit(x, y, **{"batch_size": BATCH, "epochs": 2, "verbose": 0, "shuffle": False, **options})
+    return outcome(model, history)
+
+
+def plain_adam(place: Place) -> Values:
+    return fit(place, compiled(place))
+
+
+def evaluate_and_predict(place: Place) -> Values:
+    model = compiled(place, optimizer="sgd")
+    x, y = data()
+    fit(place, model)
+    scores = model.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True)
+    weighted = model.evaluate(x, y, sample_weight=np.arange(EXAMPLES) / 9.0, batch_size=BATCH, verbose=0)
+    uneven = model.evaluate(*data(37), batch_size=BATCH, verbose=0)
+    return outcome(
+        model,
+        predicted=model.predict(x, batch_size=BATCH, verbose=0),
+        predicted_unevenly=model.predict(data(37)[0], batch_size=BATCH, verbose=0),
+        uneven=uneven,
+        weighted=weighted,
+        **{f"score {name}": value for name, value in scores.items()},
+    )
+
+
+def momentum(place: Place) -> Values:
+    model = compiled(place, optimizer=lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True))
+    return fit(place, model)
+
+
+def shuffled(place: Place) -> Values:
+    return fit(place, compiled(place), shuffle=True)
+
+
+def class_weights(place: Place) -> Values:
+    return fit(place, compiled(place), class_weight={0: 1.0, 1: 3.0, 2: 0.5})
+
+
+def sample_weights(place: Place) -> Values:
+    model = compiled(place, weighted_metrics=["accuracy", "sparse_categorical_crossentropy"])
+    return fit(place, model, sample_weight=np.linspace(0.1, 2.0, EXAMPLES).astype(np.float32))
+
+
+def validation_data(place: Place) -> Values:
+    return fit(place, compiled(place), validation_data=data(29), epochs=3)
+
+
+def validation_split(place: Place) -> Values:
+    return fit(place, compiled(place), validation_split=0.25)
+
+
+def regularisers(place: Place) -> Values:
+    def make() -> Any:
+        return classifier(
+            kernel_regularizer=keras.regularizers.L2(0.05), activity_regularizer=keras.regularizers.L1(0.01)
+        )
+
+    return fit(place, compiled(place, make, optimizer="sgd"))
+
+
+def uneven_last_batch(place: Place) -> Values:
+    x, y = data(52 + 5)
+    model = compiled(place, lambda: classifier(kernel_regularizer="l2"), optimizer="sgd")
+    history = model.fit(x, y, batch_size=BATCH, epochs=3, verbose=0, shuffle=False)
+    return outcome(model, history)
+
+
+def lonely_example(place: Place) -> Values:
+    """A last batch smaller than the number of workers."""
+    x, y = data(BATCH * 2 + 1)
+    model = compiled(place, optimizer="sgd")
+    history = model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, shuffle=False)
+    return outcome(model, history)
+
+
+def odd_batches(place: Place) -> Values:
+    """A global batch that the workers cannot share equally."""
+    return fit(place, compiled(place, optimizer="sgd"), batch_size=7)
+
+
+def several_steps_an_execution(place: Place) -> Values:
+    model = compiled(place, steps_per_execution=3)
+    values = fit(place, model)
+    x, y = data()
+    return values | {
+        "score": model.evaluate(x, y, batch_size=BATCH, verbose=0),
+        "predicted": model.predict(x, batch_size=BATCH, verbose=0),
+    }
+
+
+def several_steps_without_end(place: Place) -> Values:
+    batches = tf.data.Dataset.from_tensor_slices(data()).repeat().batch(BATCH)
+    model = compiled(place, steps_per_execution=2)
+    return outcome(model, model.fit(batches, steps_per_epoch=4, epochs=2, verbose=0))
+
+
+def finite_batches(place: Place) -> Values:
+    batches = tf.data.Dataset.from_tensor_slices(data(57)).batch(BATCH)
+    model = compiled(place, optimizer="sgd")
+    return outcome(model, model.fit(batches, epochs=2, verbose=0, validation_data=batches))
+
+
+def endless_then_finite(place: Place) -> Values:
+    batches = tf.data.Dataset.from_tensor_slices(data(57)).batch(BATCH)
+    model = compiled(place, optimizer="sgd")
+    model.fit(batches.repeat(), steps_per_epoch=2, epochs=1, verbose=0)
+    return outcome(model, model.fit(batches, epochs=2, verbose=0))
+
+
+def bfloat16(place: Place) -> Values:
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    return fit(place, compiled(place, optimizer="sgd"))
+
+
+def float16_with_loss_scaling(place: Place) -> Values:
+    keras.config.set_dtype_policy("mixed_float16")
+    model = compiled(place, optimizer=lambda: keras.optimizers.SGD(0.1))
+    values = fit(place, model)
+    return values | {"scale": float(model.optimizer.dynamic_scale.numpy())}
+
+
+def loss_scaling_with_overflow(place: Place) -> Values:
+    """One worker's half of a batch overflows: all must skip the step."""
+    keras.config.set_dtype_policy("mixed_float16")
+    model = compiled(place, optimizer=lambda: keras.optimizers.SGD(0.1))
+    x, y = data()
+    x[BATCH] = 60000.0
+    history = model.fit(x, y, batch_size=BATCH, epochs=1, verbose=0, shuffle=False)
+    return outcome(model, history) | {"scale": float(model.optimizer.dynamic_scale.numpy())}
+
+
+def early_stopping(place: Place) -> Values:
+    model = compiled(place, optimizer=lambda: keras.optimizers.SGD(3.0))
+    stop = keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
+    return fit(place, model, validation_data=data(32), epochs=12, callbacks=[stop])
+
+
+def clipped_gradients(place: Place) -> Values:
+    return fit(place, compiled(place, optimizer=lambda: keras.optimizers.SGD(1.0, clipnorm=0.05)))
+
+
+def globally_clipped_gradients(place: Place) -> Values:
+    return fit(place, compiled(place, optimizer=lambda: keras.optimizers.Adam(0.1, global_clipnorm=0.05)))
+
+
+def accumulated_gradients(place: Place) -> Values:
+    optimizer = lambda: keras.optimizers.SGD(0.5, gradient_accumulation_steps=2)  # noqa: E731
+    return fit(place, compiled(place, optimizer=optimizer))
+
+
+def decayed_averaged_weights(place: Place) -> Values:
+    def optimizer() -> Any:
+        return keras.optimizers.AdamW(0.05, weight_decay=0.1, use_ema=True, ema_overwrite_frequency=3)
+
+    return fit(place, compiled(place, optimizer=optimizer))
+
+
+def on_single_batches(place: Place) -> Values:
+    model = compiled(place)
+    x, y = data(BATCH)
+    trained = [model.train_on_batch(x, y, return_dict=True) for _ in range(3)]
+    weighted = model.train_on_batch(x, y, sample_weight=np.linspace(0, 1, BATCH), return_dict=True)
+    tested = model.test_on_batch(x, y, return_dict=True)
+    return outcome(
+        model,
+        predicted=model.predict_on_batch(x),
+        **{f"trained {name}": [one[name] for one in trained] for name in trained[0]},
+        **{f"weighted {name}": value for name, value in weighted.items()},
+        **{f"tested {name}": value for name, value in tested.items()},
+    )
+
+
+class OwnStep(keras.Model):  # type: ignore[misc]  # Keras has no types
+    """A model with a training step of its own, as Keras's guides write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(CLASSES)
+        self.own_loss = keras.metrics.Mean(name="own_loss")
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        x, y = batch
+        with tf.GradientTape() as tape:
+            value = self.compute_loss(y=y, y_pred=self(x, training=True))
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(value, variables), variables, strict=True))
+        self.own_loss.update_state(value * place_of_model(self).num_replicas_in_sync)
+        return {"own_loss": self.own_loss.result()}
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.own_loss]
+
+
+def place_of_model(model: Any) -> Any:
+    return model.distribute_strategy
+
+
+def own_training_step(place: Place) -> Values:
+    return fit(place, compiled(place, OwnStep, metrics=None))
+
+
+def two_outputs(place: Place) -> Values:
+    def make() -> Any:
+        inputs = keras.Input((FEATURES,))
+        hidden = keras.layers.Dense(5, activation="relu")(inputs)
+        kind = keras.layers.Dense(CLASSES, name="kind")(hidden)
+        size = keras.layers.Dense(1, name="size")(hidden)
+        return keras.Model(inputs, {"kind": kind, "size": size})
+
+    model = compiled(
+        place,
+        make,
+        loss={"kind": loss(), "size": "mse"},
+        loss_weights={"kind": 1.0, "size": 0.3},
+        metrics={"kind": ["accuracy"], "size": ["mae"]},
+    )
+    x, y = data(60)
+    size = x.sum(axis=1, keepdims=True)
+    targets = {"kind": y, "size": size}
+    history = model.fit(x, targets, batch_size=BATCH, epochs=2, verbose=0, shuffle=False)
+    return outcome(model, history, score=model.evaluate(x, targets, batch_size=BATCH, verbose=0))
+
+
+class LargestScore(keras.metrics.Metric):  # type: ignore[misc]
+    """A user's own metric with an integer count and a sum."""
+
+    def __init__(self, name: str = "largest") -> None:
+        super().__init__(name=name)
+        self.total = self.add_weight(shape=(), initializer="zeros", name="total")
+        self.seen = self.add_weight(shape=(), initializer="zeros", dtype="int32", name="seen")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.total.assign_add(tf.reduce_sum(tf.reduce_max(y_pred, axis=-1)))
+        self.seen.assign_add(tf.shape(y_pred)[0])
+
+    def result(self) -> Any:
+        return self.total / tf.cast(self.seen, tf.float32)
+
+
+def many_metrics(place: Place) -> Values:
+    def make() -> Any:
+        return keras.Sequential(
+            [keras.layers.Input((FEATURES,)), keras.layers.Dense(1, activation="sigmoid")]
+        )
+
+    def metrics() -> list[Any]:
+        return [
+            "accuracy",
+            keras.metrics.AUC(name="auc"),
+            keras.metrics.F1Score(threshold=0.5, name="f1"),
+            keras.metrics.Precision(name="precision"),
+            keras.metrics.MeanSquaredError(name="squares"),
+            keras.metrics.RootMeanSquaredError(name="root"),
+            LargestScore(),
+        ]
+
+    with place.scope():
+        model = make()
+        model.compile("adam", "binary_crossentropy", metrics=metrics())
+    x, y = data(57)
+    labels = (y > 0).astype(np.float32)[:, None]
+    history = model.fit(x, labels, batch_size=BATCH, epochs=2, verbose=0, shuffle=False)
+    score = model.evaluate(x, labels, batch_size=BATCH, verbose=0)
+    return outcome(model, history, score=np.concatenate([np.ravel(value) for value in score]))
+
+
+def generator(place: Place) -> Values:
+    x, y = data()
+
+    def batches() -> Any:
+        while True:
+            for start in range(0, EXAMPLES, BATCH):
+                yield x[start : start + BATCH], y[start : start + BATCH]
+
+    model = compiled(place)
+    return outcome(model, model.fit(batches(), steps_per_epoch=4, epochs=2, verbose=0))
+
+
+class Batches(keras.utils.PyDataset):  # type: ignore[misc]
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = data(57)
+        part = slice(index * BATCH, (index + 1) * BATCH)
+        return x[part], y[part]
+
+
+def py_dataset(place: Place) -> Values:
+    model = compiled(place, optimizer="sgd")
+    return outcome(model, model.fit(Batches(), epochs=2, verbose=0, shuffle=False))
+
+
+def eagerly(place: Place) -> Values:
+    return fit(place, compiled(place, run_eagerly=True), epochs=1)
+
+
+class StepLogs(keras.callbacks.Callback):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen.append(logs["loss"])
+
+
+def logs_of_each_step(place: Place) -> Values:
+    logs = StepLogs()
+    values = fit(place, compiled(place), callbacks=[logs] if place.rank == 0 else [])
+    return values | {"logs": logs.seen if place.rank == 0 else []}
+
+
+def embedding(place: Place) -> Values:
+    """Sparse gradients."""
+
+    def make() -> Any:
+        return keras.Sequential(
+            [
+                keras.layers.Input((4,), dtype="int32"),
+                keras.layers.Embedding(20, 6),
+                keras.layers.Flatten(),
+                keras.layers.Dense(CLASSES),
+            ]
+        )
+
+    x = np.random.default_rng(5).integers(0, 20, size=(57, 4))
+    model = compiled(place, make)
+    history = model.fit(x, data(57)[1], batch_size=BATCH, epochs=2, verbose=0, shuffle=False)
+    return outcome(model, history)
+
+
+def summed_loss(place: Place) -> Values:
+    def summed() -> Any:
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+
+    return fit(place, compiled(place, optimizer=lambda: keras.optimizers.SGD(0.01), loss=summed()))
+
+
+def no_examples_for_batch_norm(place: Place) -> Values:
+    """A worker without a single example of the last batch must not spoil the moving statistics."""
+
+    def make() -> Any:
+        return keras.Sequential(
+            [
+                keras.layers.Input((FEATURES,)),
+                keras.layers.Dense(4),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dense(CLASSES),
+            ]
+        )
+
+    x, y = data(BATCH + 1)
+    model = compiled(place, make)
+    return outcome(model, model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, shuffle=False))
+
+
+def files_of_different_length(place: Place) -> Values:
+    """Shared out by file: one worker has no data left while the other still has."""
+    names = []
+    for index, lines in enumerate((40, 8)):
+        path = place.directory / f"part-{index}-of-{place.rank}.txt"
+        path.write_text("".join(f"{number / 50}\n" for number in range(lines)))
+        names.append(str(path))
+
+    def example(line: Any) -> Any:
+        number = tf.strings.to_number(line)
+        return tf.fill([FEATURES], number), tf.cast(number > 0.3, tf.int32)
+
+    batches = tf.data.TextLineDataset(names).map(example).batch(8)
+    model = compiled(place, optimizer="sgd")
+    history = model.fit(batches, epochs=2, verbose=0)
+    return outcome(model, history, score=model.evaluate(batches, verbose=0))
+
+
+def own_distributed_batches(place: Place) -> Values:
+    """Each worker is given its part by the script, as the documentation's tutorial does."""
+    x, y = data()
+
+    def mine(context: Any) -> Any:
+        batch = context.get_per_replica_batch_size(BATCH)
+        dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch)
+        return dataset.shard(context.num_input_pipelines, context.input_pipeline_id).repeat()
+
+    batches = place.strategy.distribute_datasets_from_function(mine)
+    model = compiled(place)
+    return outcome(model, model.fit(batches, steps_per_epoch=4, epochs=2, verbose=0))
+
+
+def own_loop_with_clipping(place: Place) -> Values:
+    x, y = data()
+    with place.scope():
+        model = classifier()
+        optimizer = keras.optimizers.SGD(1.0, clipnorm=0.05)
+        per_example = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
+
+    def step(batch: Any) -> Any:
+        some, labels = batch
+        with tf.GradientTape() as tape:
+            value = tf.nn.compute_average_loss(per_example(labels, model(some)), global_batch_size=BATCH)
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(value, variables), variables, strict=True))
+        return value
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def all_step(batch: Any) -> Any:
+        return place.strategy.reduce("SUM", place.strategy.run(step, args=(batch,)), axis=None)
+
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    losses = [float(all_step(b)) for b in place.strategy.experimental_distribute_dataset(dataset)]
+    return outcome(model, losses=losses)
+
+
+def progress_of_the_chief(place: Place) -> Values:
+    """A progress bar on one worker reads the logs of each step; the other reads none."""
+    return fit(place, compiled(place), verbose=1 if place.rank == 0 else 0)
+
+
+class OwnMetrics(keras.Model):  # type: ignore[misc]
+    """A model that computes its metrics its own way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(CLASSES)
+        self.extra = keras.metrics.Mean(name="extra")
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        self.extra.update_state(tf.reduce_mean(y_pred))
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
+def own_metrics(place: Place) -> Values:
+    return fit(place, compiled(place, OwnMetrics))
+
+
+def refuses_xla(place: Place) -> Values:
+    try:
+        fit(place, compiled(place, jit_compile=True))
+    except ValueError as error:
+        return {"refused": str(error)}
+    return {"refused": ""}

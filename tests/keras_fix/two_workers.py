@@ -1,0 +1,122 @@
+"""Runs the same small training cases in one process and on several workers, and collects what came out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+CASE_PROGRAM = Path(__file__).with_name("case_program.py")
+# Generous, as the machine may be busy: a test that meets it has hung.
+LONGEST_RUN_S = 300.0
+
+Values = dict[str, Any]
+
+
+@dataclass
+class Outcome:
+    """What the cases gave, by case: one dict of arrays a worker; and what each worker wrote and ended with."""
+
+    values: dict[str, list[Values]] = field(default_factory=dict)
+    outputs: list[str] = field(default_factory=list)
+    codes: list[int] = field(default_factory=list)
+
+    def of(self, case: str) -> list[Values]:
+        assert case in self.values, "\n".join([f"{case} gave nothing: {self.codes}", *self.outputs])
+        return self.values[case]
+
+
+def run_cases(
+    directory: Path,
+    workers: int,
+    module: Path,
+    cases: Sequence[str],
+    *,
+    fixed: bool = True,
+    environment: Mapping[str, str] | None = None,
+) -> Outcome:
+    """Run functions of the file `module`, one after the other in one cluster (no strategy with one worker).
+
+    Each takes a `case_program.Place` and gives a dict of arrays. With `fixed` the Keras fixes are armed as in a
+    task of orch's.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    arguments = [str(CASE_PROGRAM), str(module), str(directory), *cases]
+    logs = [directory / f"worker-{rank}.log" for rank in range(workers)]
+    with held_ports(workers) as ports, contextlib.ExitStack() as stack:
+        started = []
+        for rank, log in enumerate(logs):
+            env = {
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "CASE_WORKERS": str(workers),
+                "CASE_FIXED": str(int(fixed)),
+                "TF_CPP_MIN_LOG_LEVEL": "2",
+                **(environment or {}),
+            }
+            if workers > 1:
+                env["TF_CONFIG"] = _tf_config(ports, rank)
+            with log.open("wb") as out:
+                process = subprocess.Popen(
+                    [sys.executable, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    env=env,
+                    cwd=directory,
+                    start_new_session=True,
+                )
+            stack.callback(_end, process)
+            started.append(process)
+        codes = _wait(started)
+    outcome = Outcome(codes=codes, outputs=[log.read_text(errors="replace") for log in logs])
+    for case in cases:
+        files = [directory / f"{case}-{rank}.npz" for rank in range(workers)]
+        if all(file.exists() for file in files):
+            outcome.values[case] = [dict(np.load(file)) for file in files]
+    return outcome
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+    """Their exit codes; when one fails, the others would wait for it in vain, and are ended."""
+    codes = []
+    for process in processes:
+        try:
+            codes.append(process.wait(LONGEST_RUN_S))
+        except subprocess.TimeoutExpired:
+            _end(process)
+            codes.append(process.wait())
+    return codes
+
+
+def _tf_config(ports: Sequence[int], rank: int) -> str:
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    return json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})
+
+
+@contextlib.contextmanager
+def held_ports(count: int) -> Iterator[list[int]]:
+    """Free ports, bound with SO_REUSEADDR and not listening: TensorFlow's server alone can take them."""
+    with contextlib.ExitStack() as stack:
+        holders = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for holder in holders:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind(("127.0.0.1", 0))
+        yield [holder.getsockname()[1] for holder in holders]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(LONGEST_RUN_S)

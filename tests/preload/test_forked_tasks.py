@@ -1,0 +1,142 @@
+"""A forked task has what a spawned one has, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from forking import Forking
+from waiting import until, until_gone
+
+from orchestrator.agent_link import Started
+
+LOOK = """
+import ctypes, gc, json, os, resource, signal, sys, threading, warnings
+modules = sorted(name for name in sys.modules if not name.startswith(("_orch_bootstrap", "__mp")))
+status = dict(line.split(":\\t", 1) for line in open("/proc/self/status") if ":\\t" in line)
+getenv = ctypes.CDLL(None).getenv
+getenv.restype = ctypes.c_char_p
+print(json.dumps({
+    "modules": modules,
+    "env": dict(os.environ),
+    "c_env": {name: os.fsdecode(getenv(os.fsencode(name)) or b"none") for name in os.environ},
+    "unset": getenv(b"ORCH_PRELOAD") is None and getenv(b"OPENBLAS_NUM_THREADS") is None,
+    "shown_env": sorted(open("/proc/self/environ", errors="surrogateescape").read().split("\\0")),
+    "cmdline": open("/proc/self/cmdline").read(),
+    "comm": open("/proc/self/comm").read(),
+    "fds": {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if int(fd) < 3},
+    "more fds": len([fd for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")]),
+    "progress": os.path.exists(f"/proc/self/fd/{os.environ['ORCH_PROGRESS_FD']}"),
+    "inheritable": os.get_inheritable(int(os.environ["ORCH_PROGRESS_FD"])),
+    "session": os.getsid(0) == os.getpid() == os.getpgid(0),
+    "signals": {name: status[name] for name in ("SigBlk", "SigIgn", "SigCgt", "Threads", "NoNewPrivs")},
+    "handlers": [str(signal.getsignal(n)).partition(" at ")[0] for n in signal.valid_signals()],
+    "limits": [resource.getrlimit(n) for n in range(16)],
+    "umask": os.umask(0),
+    "nice": os.nice(0),
+    "oom": open("/proc/self/oom_score_adj").read(),
+    "pdeathsig": (lambda box: ctypes.CDLL(None).prctl(2, ctypes.byref(box)) or box.value)(ctypes.c_int()),
+    "streams": [str(s) for s in (sys.stdin, sys.stdout, sys.stderr)],
+    "gc": [gc.isenabled(), gc.get_threshold()],
+    "filters": [str(f) for f in warnings.filters],
+    "trace": [sys.gettrace(), sys.getprofile(), sys.getswitchinterval(), sys.getrecursionlimit()],
+    "threads": [str(t.name) for t in threading.enumerate()],
+    "path_hooks": len(sys.path_hooks),
+    "import": __import__ is __builtins__.__import__ and str(__import__),
+}))
+"""
+
+
+def seen(agent: Forking, name: str, fork: bool, program: str = LOOK) -> dict[str, Any]:
+    (agent.directory / "look.py").write_text(program)
+    agent.run_task(name, ["look.py"], fork, {"ORCH_TASK": "same", "TF_CONFIG": "{}"})
+    ending = agent.ending(name)
+    assert ending.exit_code == 0, ending
+    assert agent.method_of(name) == ("fork" if fork else "spawn"), agent.refusals()
+    found: dict[str, Any] = json.loads(ending.text)
+    return found
+
+
+def test_a_forked_task_has_what_a_spawned_one_has(tmp_path: Path) -> None:
+    with Forking(tmp_path) as agent:
+        agent.preload(env={"SHARED": "yes", "ADDED": "ünïcode \udcff", "PYTHONPATH": str(tmp_path)})
+        forked, spawned = seen(agent, "a", fork=True), seen(agent, "b", fork=False)
+    for each, name in ((forked, "a"), (spawned, "b")):
+        number = each["env"].pop("ORCH_PROGRESS_FD")
+        assert each["c_env"].pop("ORCH_PROGRESS_FD") == number
+        each["fds"] = {fd: target.replace(f"/{name}.log", "/x.log") for fd, target in each["fds"].items()}
+        # What the bootstrap is told, of which the task's name is a part.
+        each["shown_env"] = [
+            word
+            for word in each["shown_env"]
+            if not word.startswith(("ORCH_BOOTSTRAP=", "ORCH_PROGRESS_FD="))
+        ]
+    for key in spawned:
+        assert forked[key] == spawned[key], key
+    assert forked["fds"].keys() == {"0", "1", "2"}
+    assert forked["env"]["PYTHONPATH"] == str(tmp_path)
+
+
+def test_libraries_come_back_with_all_they_bring(tmp_path: Path) -> None:
+    """And with no more: sys.modules is what it is after the same import in a spawned task."""
+    program = "import decimal, sys\nimport logging.handlers\n" + LOOK
+    with Forking(tmp_path) as agent:
+        agent.preload()
+        forked, spawned = seen(agent, "a", True, program), seen(agent, "b", False, program)
+    assert forked["modules"] == spawned["modules"]
+
+
+def test_siblings_draw_different_numbers(tmp_path: Path) -> None:
+    (tmp_path / "draw.py").write_text(
+        "import random, secrets, tempfile, uuid\nimport numpy as np\n"
+        "names = tempfile._get_candidate_names()\n"
+        "print(random.random(), np.random.rand(), np.random.default_rng().random(), sep='\\n')\n"
+        "print(secrets.token_hex(), uuid.uuid4(), next(names), sep='\\n')\n"
+        "random.seed(1); np.random.seed(1)\n"
+        "print('fixed', random.random(), np.random.rand(), np.random.default_rng(1).random())\n"
+    )
+    with Forking(tmp_path) as agent:
+        agent.preload("numpy", "random", "tempfile", "uuid")
+        for name in "abc":
+            agent.run_task(name, ["draw.py"], fork=name != "c")
+        texts = [agent.ending(name).text.splitlines() for name in "abc"]
+        assert [agent.method_of(name) for name in "abc"] == ["fork", "fork", "spawn"], agent.refusals()
+    drawn = [line for text in texts for line in text[:-1]]
+    assert len(drawn) == 3 * 6 == len(set(drawn))
+    assert texts[0][-1] == texts[1][-1] == texts[2][-1]
+
+
+def test_numpy_has_its_threads(tmp_path: Path) -> None:
+    program = "import os, numpy, json; print(json.dumps({'n': len(os.listdir('/proc/self/task'))}))"
+    with Forking(tmp_path) as agent:
+        agent.preload("numpy")
+        assert seen(agent, "a", True, program) == seen(agent, "b", False, program)
+
+
+def test_a_forked_task_dies_with_its_agent(tmp_path: Path) -> None:
+    with Forking(tmp_path) as agent:
+        agent.preload()
+        agent.run_task("a", ["-c", "import time; print('up', flush=True); time.sleep(600)"], fork=True)
+        agent.wait_for_line("a")
+        started = agent.wait_for(Started)
+        preloader = until(
+            lambda: [each for each in psutil.Process(agent.pid).children() if each.pid != started.pid]
+        )
+        os.kill(agent.pid, signal.SIGKILL)
+        until_gone(started.pid, preloader[0].pid)
+
+
+@pytest.mark.parametrize("count", [20])
+def test_many_tasks_at_once(count: int, tmp_path: Path) -> None:
+    with Forking(tmp_path) as agent:
+        agent.preload()
+        for number in range(count):
+            agent.run_task(f"t{number}", ["-c", f"import json, sys; sys.exit({number})"], fork=True)
+        codes = [agent.ending(f"t{number}").exit_code for number in range(count)]
+        assert codes == list(range(count))
+        assert {agent.method_of(f"t{number}") for number in range(count)} == {"fork"}

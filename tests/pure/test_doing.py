@@ -1,0 +1,214 @@
+"""What each task is said to be doing, who waits for whom, and when a start that is stuck is told of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from event_making import START, deadline, emptied, exited, feed, name, planned, ready, started, the_result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator import events
+from orchestrator.doing import all_have_arrived, doing, late_start, progress_text, some_of, waiting_for
+from orchestrator.events import Event, Progress
+from orchestrator.lifecycle import RUN_TIMEOUT, START_LATE, Happen, Lifecycle, Terms
+from orchestrator.start_watch import LATE_S
+from orchestrator.state import RunState, TaskPhase, apply
+
+LIMITED = Terms(run_id="run-1", timeout_s=60.0)
+
+
+def says(index: int, phase: str | None, mono: float = START, **facts: object) -> events.TaskProgressed:
+    progress = Progress.model_validate({"phase": phase, **facts})
+    return events.TaskProgressed(at=mono, mono=mono, task=name(index), progress=progress)
+
+
+def cluster(count: int, *history: Event) -> RunState:
+    """`count` workers that were all started, and what else happened."""
+    state = RunState()
+    for event in (planned(count), *map(started, range(count)), *history):
+        state = apply(state, event)
+    return state
+
+
+def words(state: RunState) -> list[str]:
+    return [doing(task, state) for task in state.tasks.values()]
+
+
+def awaited(state: RunState) -> list[tuple[str, ...]]:
+    return [waiting_for(task, state) for task in state.tasks.values()]
+
+
+def test_the_way_to_the_first_step() -> None:
+    assert words(apply(RunState(), planned(1))) == [""]
+    assert words(cluster(1)) == ["starting"]
+    assert words(cluster(1, says(0, "importing"))) == ["importing tensorflow"]
+    assert words(cluster(1, says(0, "starting"))) == ["starting"]
+    assert words(cluster(1, ready(0))) == ["port open"]
+    assert words(cluster(1, says(0, "waiting"))) == ["waiting"]
+    assert words(cluster(1, says(0, "training"))) == ["training"]
+    assert words(cluster(1, says(0, "training", epoch=2, epochs=5, step=37, steps=1200))) == [
+        "epoch 2/5 step 37/1,200"
+    ]
+
+
+def test_tasks_that_are_yet_to_be_forked_wait_for_the_preload() -> None:
+    began = events.PreloadBegan(at=START, mono=START, modules=("tensorflow", "keras"))
+    assert words(apply(apply(RunState(), planned(1)), began)) == ["preloading tensorflow, keras"]
+
+
+def test_who_waits_names_who_is_missing() -> None:
+    state = cluster(4, says(0, "waiting"), ready(0), says(1, "waiting"), says(2, "importing"))
+    assert words(state) == [
+        "waiting for worker:2 and worker:3",
+        "waiting for worker:2 and worker:3",
+        "importing tensorflow",
+        "starting",
+    ]
+    assert awaited(state) == [("worker:2", "worker:3")] * 2 + [()] * 2
+    assert not all_have_arrived(state)
+
+
+def test_a_port_that_is_open_is_enough_to_have_come_and_to_wait() -> None:
+    state = cluster(2, ready(0))
+    assert words(state) == ["waiting for worker:1", "starting"]
+    assert words(apply(state, ready(1))) == ["port open", "port open"]
+
+
+def test_once_all_have_come_nobody_is_named() -> None:
+    state = cluster(2, says(0, "waiting"), says(1, "waiting"))
+    assert words(state) == ["connecting", "connecting"]
+    assert all_have_arrived(state)
+
+
+def test_who_trains_waits_for_nobody() -> None:
+    state = cluster(2, says(0, "training", step=3), ready(0))
+    assert awaited(state) == [(), ()]
+    assert words(state)[0] == "step 3"
+
+
+def test_who_has_left_before_the_start_is_still_missing() -> None:
+    state = cluster(2, says(0, "waiting"), says(1, "importing"), exited(1, 0))
+    assert words(state)[0] == "waiting for worker:1"
+    assert late_start(state, START) == "worker:0 waits for worker:1 (succeeded, exit code 0)"
+
+
+def test_who_said_nothing_and_is_done_is_not_missing() -> None:
+    assert words(cluster(2, ready(0), ready(1), exited(1, 0))) == ["port open", ""]
+
+
+def test_tasks_without_a_server_and_evaluators_wait_for_nobody() -> None:
+    state = cluster(3, ready(0), ready(1))
+    bare = replace(state.tasks[name(0)], plan=replace_plan(state, 0, serves=False))
+    evaluator = replace(state.tasks[name(1)], plan=replace_plan(state, 1, role="evaluator"))
+    state = replace(state, tasks={**state.tasks, name(0): bare, name(1): evaluator})
+    assert words(state) == ["", "port open", "starting"]
+
+
+def replace_plan(state: RunState, index: int, **changes: object) -> events.PlannedTask:
+    return state.tasks[name(index)].plan.model_copy(update=changes)
+
+
+def test_of_an_ended_task_the_last_is_known() -> None:
+    state = cluster(2, says(0, "waiting"), says(1, "training", epoch=1, epochs=2), exited(0, 1))
+    assert words(state) == ["waiting", "epoch 1/2"]
+
+
+@pytest.mark.parametrize(
+    ("progress", "text"),
+    [
+        (Progress(), ""),
+        (Progress(phase="tuning", epoch=3), "epoch 3"),
+        (Progress(phase="tuning"), "tuning"),
+        (Progress(phase="evaluating", epoch=5, epochs=5, step=3, steps=70), "evaluating step 3/70"),
+        (Progress(phase="predicting"), "predicting"),
+        (Progress(phase="saving", epoch=5, step=70), "saving"),
+        (Progress(phase="done", epoch=5, epochs=5, step=70, steps=70), "done"),
+    ],
+)
+def test_progress_in_words(progress: Progress, text: str) -> None:
+    assert progress_text(progress) == text
+
+
+def test_many_names_become_one_and_a_number() -> None:
+    assert [some_of("abcdefgh"[:count]) for count in (1, 2, 3, 4, 8)] == [
+        "a", "a and b", "a, b and c", "a and 3 others", "a and 7 others",
+    ]  # fmt: skip
+
+
+def late(lifecycle: Lifecycle, mono: float) -> list[str]:
+    """What is noticed when the deadline comes."""
+    actions = lifecycle.handle(deadline(START_LATE, mono))
+    assert all(isinstance(action, Happen) for action in actions)
+    happened = [action.event for action in actions if isinstance(action, Happen)]
+    return [event.text for event in happened if isinstance(event, events.Noticed)]
+
+
+def test_a_stuck_start_is_told_once() -> None:
+    lifecycle = Lifecycle(Terms(run_id="run-1"), START)
+    feed(lifecycle, [planned(4), *map(started, range(4)), says(3, "importing", START + 1)])
+    assert lifecycle.next_deadline() is None
+    feed(lifecycle, [says(0, "waiting", START + 2)])
+    due = START + 2 + LATE_S
+    assert lifecycle.next_deadline() == (due, START_LATE)
+    feed(lifecycle, [says(1, "waiting", START + 5), says(2, "waiting", START + 5)])
+    assert lifecycle.next_deadline() == (due, START_LATE)
+    assert late(lifecycle, due) == [
+        "worker:0, worker:1 and worker:2 wait for worker:3 (importing tensorflow, 16s)"
+    ]
+    assert lifecycle.next_deadline() is None
+    feed(lifecycle, [says(0, "waiting", START + 100)])
+    assert lifecycle.next_deadline() is None
+
+
+def test_a_start_that_goes_on_is_not_told() -> None:
+    lifecycle = Lifecycle(Terms(run_id="run-1"), START)
+    feed(lifecycle, [planned(2), started(0), started(1), says(0, "waiting"), ready(1)])
+    assert lifecycle.next_deadline() is None
+    assert late(lifecycle, START + 100) == []
+
+
+def test_nobody_is_late_while_the_run_is_torn_down() -> None:
+    lifecycle = Lifecycle(Terms(run_id="run-1"), START)
+    feed(lifecycle, [planned(2), started(0), started(1), says(0, "waiting"), exited(1, 1)])
+    assert all(which != START_LATE for _, which in [lifecycle.next_deadline() or (0.0, "")])
+
+
+def test_a_time_out_in_a_stuck_start_names_who_was_missing() -> None:
+    lifecycle = Lifecycle(LIMITED, START)
+    history: list[Event] = [
+        planned(2),
+        started(0),
+        started(1),
+        says(0, "waiting"),
+        deadline(RUN_TIMEOUT, START + 60),
+    ]
+    ends: list[Event] = [exited(0, None, 15), exited(1, None, 15, order=1), emptied()]
+    feed(lifecycle, history)
+    result = the_result(feed(lifecycle, ends))
+    assert result.cause is not None
+    assert result.cause.text == "--timeout: not done after 60 s; worker:0 waits for worker:1 (starting, 1m)"
+
+
+phases = st.sampled_from(["importing", "starting", "waiting", "training", "done", "odd\x1b", None])
+happenings = st.one_of(
+    st.builds(says, st.integers(0, 2), phases),
+    st.builds(ready, st.integers(0, 2)),
+    st.builds(exited, st.integers(0, 2), st.sampled_from([0, 1])),
+)
+
+
+@given(st.lists(happenings, max_size=12))
+def test_whoever_is_waited_for_has_not_come(history: list[Event]) -> None:
+    state = cluster(3, *history)
+    for task in state.tasks.values():
+        assert isinstance(doing(task, state), str)
+        for missing in waiting_for(task, state):
+            other = state.tasks[missing]
+            assert other is not task
+            assert other.phase is not TaskPhase.RUNNING
+            assert other.progress.phase not in ("waiting", "training", "done")
+    assert (late_start(state, START) is None) == (not any(awaited(state)))
+    if all_have_arrived(state):
+        assert not any(awaited(state))

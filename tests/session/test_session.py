@@ -1,0 +1,195 @@
+"""Several clusters in a row from one process: what is kept, what is not, and that nothing survives the session."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from waiting import until
+
+import orchestrator
+from orchestrator import NameTaken, Session, UsageError, api
+from orchestrator.api import Run
+
+SLEEPS = ["sleep", "600"]
+pytestmark = pytest.mark.usefixtures("no_leaked_descriptors")
+
+
+def supervisor_of(run: Run) -> psutil.Process:
+    return psutil.Process(run.view.record.supervisor_pid)
+
+
+def agent_of(run: Run) -> psutil.Process:
+    (agent,) = supervisor_of(run).children()
+    return agent
+
+
+def test_runs_share_their_supervisor_and_their_agent_and_nothing_else() -> None:
+    runs, processes = [], set()
+    with Session() as session:
+        for word in ("one", "two", "three"):
+            with session.up(
+                workers=2, command=["sh", "-c", f"echo {word} $ORCH_RUN_ID $ORCH_RUN_DIR"]
+            ) as run:
+                result = run.wait()
+            processes.add((supervisor_of(run).pid, agent_of(run).pid))
+            assert (result.run_id, result.outcome, len(result.tasks)) == (run.id, "succeeded", 2)
+            assert run.log("worker:1").read_text() == f"{word} {run.id} {run.dir}\n"
+            runs.append(run)
+        assert len(processes) == 1
+        assert len({run.id for run in runs}) == len({run.dir for run in runs}) == 3
+    assert not any(psutil.pid_exists(pid) for pid in processes.pop())
+    assert [run.status().run.state for run in runs] == ["succeeded"] * 3
+    # What orch's own processes had to say stands with the run they said it in: nothing.
+    assert {(run.dir / name).read_text() for run in runs for name in ("supervisor.log", "agent.log")} == {""}
+
+
+def test_a_run_that_failed_or_was_stopped_is_no_matter_to_the_next() -> None:
+    with Session() as session:
+        with session.up(workers=2, command=["sh", "-c", "exit 3"]) as run:
+            assert run.wait(check=False).exit_code == 3
+        with session.up(command=SLEEPS) as run:
+            run.wait_ready()
+        assert run.wait(check=False).outcome == "stopped"
+        with session.up(command=SLEEPS, timeout="100ms") as run:
+            assert run.wait(check=False).outcome == "timed_out"
+        with session.up(command=["true"]) as run:
+            assert run.wait().exit_code == 0
+
+
+def test_down_from_elsewhere_ends_the_run_and_not_the_session() -> None:
+    with Session() as session:
+        with session.up(command=SLEEPS, name="mine") as run:
+            run.wait_ready()
+            supervisor = supervisor_of(run)
+            api.down("mine")
+            assert run.wait(check=False).exit_code == 143
+        with session.up(command=["true"], name="mine") as run:
+            run.wait()
+            assert supervisor_of(run) == supervisor
+
+
+def test_what_is_refused_leaves_the_session_usable() -> None:
+    with Session() as session, orchestrator.Cluster(command=SLEEPS, name="taken") as other:
+        with pytest.raises(NameTaken), session.up(command=["true"], name="taken"):
+            pass
+        with pytest.raises(UsageError, match="no-such-command"):
+            session.up(command=["no-such-command"])
+        with session.up(command=SLEEPS, name="first") as run:
+            with pytest.raises(UsageError, match="one cluster at a time"), session.up(command=["true"]):
+                pass
+            assert run.view.is_live and other.view.is_live
+        with session.up(command=["true"]) as run:
+            assert run.wait().succeeded
+
+
+def test_what_the_environment_is_now_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    show = ["sh", "-c", 'printf "[%s]" "$SHOWN"']
+    said = []
+    with Session() as session:
+        for value in ("first", b"\xff".decode(errors="surrogateescape"), None):
+            if value is None:
+                monkeypatch.delenv("SHOWN")
+            else:
+                monkeypatch.setenv("SHOWN", value)
+            with session.up(command=show) as run:
+                run.wait()
+            said.append(run.log("worker:0").read_bytes())
+    assert said == [b"[first]", b"[\xff]", b"[]"]
+
+
+@pytest.mark.parametrize("moment", ["during", "between"])
+def test_an_agent_that_was_killed_is_replaced(moment: str) -> None:
+    with Session() as session:
+        with session.up(command=SLEEPS) as run:
+            run.wait_ready()
+            agent = agent_of(run)
+            if moment == "during":
+                agent.kill()
+                assert run.wait(check=False).exit_code == 125
+        if moment == "between":
+            agent.kill()
+            until(lambda: not agent.is_running() or agent.status() == psutil.STATUS_ZOMBIE)
+        with session.up(command=["true"]) as run:
+            assert run.wait().succeeded
+            assert agent_of(run).pid != agent.pid
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_supervisor_that_was_killed_is_replaced(number: signal.Signals) -> None:
+    with Session() as session:
+        with session.up(command=SLEEPS) as run:
+            run.wait_ready()
+            supervisor = supervisor_of(run)
+            supervisor.send_signal(number)
+            assert run.wait(check=False).outcome == ("lost" if number is signal.SIGKILL else "stopped")
+        with session.up(command=["true"]) as run:
+            assert run.wait().succeeded
+            assert supervisor_of(run).pid != supervisor.pid
+
+
+def test_leaving_the_session_stops_what_runs_in_it() -> None:
+    session = Session()
+    cluster = session.up(command=SLEEPS)
+    run = cluster.__enter__()
+    run.wait_ready()
+    session.close()
+    session.close()
+    assert run.wait(check=False).outcome == "stopped"
+    cluster.__exit__(None, None, None)
+
+
+def test_nothing_survives_the_process_of_the_session(tmp_path: Path) -> None:
+    program = """
+import orchestrator, sys
+session = orchestrator.Session()
+with session.up(command=["true"]) as run:
+    run.wait()
+with session.up(command=["sleep", "600"]) as run:
+    run.wait_ready()
+    print(run.id, flush=True)
+    sys.stdin.read()
+"""
+    client = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=tmp_path,
+        text=True,
+    )
+    assert client.stdin is not None and client.stdout is not None
+    with client:
+        run = api.find(client.stdout.readline().strip())
+        processes = [supervisor_of(run), agent_of(run), psutil.Process(run.status().tasks[0].pid)]
+        os.kill(client.pid, signal.SIGKILL)
+    until(lambda: not any(process.is_running() for process in processes))
+    assert run.wait(check=False).outcome == "stopped"
+
+
+def test_an_idle_session_leaves_with_its_process(tmp_path: Path) -> None:
+    program = """
+import orchestrator, sys
+session = orchestrator.Session()
+with session.up(command=["true"]) as run:
+    run.wait()
+print(run.id, flush=True)
+sys.stdin.read()
+"""
+    client = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=tmp_path,
+        text=True,
+    )
+    assert client.stdin is not None and client.stdout is not None
+    with client:
+        run = api.find(client.stdout.readline().strip())
+        kept = [supervisor_of(run), agent_of(run)]
+        os.kill(client.pid, signal.SIGKILL)
+    until(lambda: not any(process.is_running() for process in kept))

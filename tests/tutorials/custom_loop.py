@@ -1,0 +1,114 @@
+"""The TensorFlow documentation's "Custom training loop with Keras and MultiWorkerMirroredStrategy", as one script.
+
+The same calls in the same order; TF_CONFIG comes from whoever starts it. Checkpoints go below OUTPUT (else where
+Python keeps temporary files); EPOCHS and STEPS shorten it.
+"""
+
+# Written as the documentation writes it.
+# ruff: noqa: PTH118, PTH119, PTH120, B905
+
+import json
+import os
+from multiprocessing import util
+
+import mnist_setup
+import tensorflow as tf
+
+per_worker_batch_size = 64
+tf_config = json.loads(os.environ["TF_CONFIG"])
+num_workers = len(tf_config["cluster"]["worker"])
+global_batch_size = per_worker_batch_size * num_workers
+
+num_epochs = int(os.environ.get("EPOCHS", "3"))
+num_steps_per_epoch = int(os.environ.get("STEPS", "70"))
+
+
+def _is_chief(task_type, task_id, cluster_spec):
+    return (
+        task_type is None
+        or task_type == "chief"
+        or (task_type == "worker" and task_id == 0 and "chief" not in cluster_spec.as_dict())
+    )
+
+
+def _get_temp_dir(dirpath, task_id):
+    temp_dir = os.path.join(dirpath, "workertemp_" + str(task_id))
+    tf.io.gfile.makedirs(temp_dir)
+    return temp_dir
+
+
+def write_filepath(filepath, task_type, task_id, cluster_spec):
+    dirpath = os.path.dirname(filepath)
+    if not _is_chief(task_type, task_id, cluster_spec):
+        dirpath = _get_temp_dir(dirpath, task_id)
+    return os.path.join(dirpath, os.path.basename(filepath))
+
+
+checkpoint_dir = os.path.join(os.environ.get("OUTPUT") or util.get_temp_dir(), "ckpt")
+
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+with strategy.scope():
+    multi_worker_model = mnist_setup.build_cnn_model()
+    multi_worker_dataset = strategy.distribute_datasets_from_function(
+        lambda input_context: mnist_setup.dataset_fn(global_batch_size, input_context)
+    )
+    optimizer = tf.keras.optimizers.RMSprop(learning_rate=0.001)
+    train_accuracy = tf.keras.metrics.SparseCategoricalAccuracy(name="train_accuracy")
+
+
+@tf.function
+def train_step(iterator):
+    def step_fn(inputs):
+        x, y = inputs
+        with tf.GradientTape() as tape:
+            predictions = multi_worker_model(x, training=True)
+            per_example_loss = tf.keras.losses.SparseCategoricalCrossentropy(
+                from_logits=True, reduction=tf.keras.losses.Reduction.NONE
+            )(y, predictions)
+            loss = tf.nn.compute_average_loss(per_example_loss, global_batch_size=global_batch_size)
+        gradients = tape.gradient(loss, multi_worker_model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, multi_worker_model.trainable_variables))
+        train_accuracy.update_state(y, predictions)
+        return loss
+
+    per_replica_losses = strategy.run(step_fn, args=(next(iterator),))
+    return strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica_losses, axis=None)
+
+
+epoch = tf.Variable(initial_value=tf.constant(0, dtype=tf.dtypes.int64), name="epoch")
+step_in_epoch = tf.Variable(initial_value=tf.constant(0, dtype=tf.dtypes.int64), name="step_in_epoch")
+
+task_type = strategy.cluster_resolver.task_type
+task_id = strategy.cluster_resolver.task_id
+cluster_spec = strategy.cluster_resolver.cluster_spec()
+
+checkpoint = tf.train.Checkpoint(model=multi_worker_model, epoch=epoch, step_in_epoch=step_in_epoch)
+write_checkpoint_dir = write_filepath(checkpoint_dir, task_type, task_id, cluster_spec)
+checkpoint_manager = tf.train.CheckpointManager(checkpoint, directory=write_checkpoint_dir, max_to_keep=1)
+
+latest_checkpoint = tf.train.latest_checkpoint(checkpoint_dir)
+if latest_checkpoint:
+    checkpoint.restore(latest_checkpoint)
+
+while epoch.numpy() < num_epochs:
+    iterator = iter(multi_worker_dataset)
+    total_loss = 0.0
+    num_batches = 0
+
+    while step_in_epoch.numpy() < num_steps_per_epoch:
+        total_loss += train_step(iterator)
+        num_batches += 1
+        step_in_epoch.assign_add(1)
+
+    train_loss = total_loss / num_batches
+    print(f"Epoch: {epoch.numpy()}, accuracy: {train_accuracy.result():.6f}, train_loss: {train_loss:.6f}.")
+    train_accuracy.reset_states()
+
+    # Between epochs every worker saves; what others than the chief wrote is not needed.
+    checkpoint_manager.save()
+    if not _is_chief(task_type, task_id, cluster_spec):
+        tf.io.gfile.rmtree(write_checkpoint_dir)
+
+    epoch.assign_add(1)
+    step_in_epoch.assign(0)

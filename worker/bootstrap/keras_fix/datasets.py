@@ -1,0 +1,175 @@
+"""Gives each worker its part of every global batch, the same number of batches on all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from .clusters import spans_workers, sum_now
+from .steps import usual_batch
+
+INFINITE = -1
+# Data sets that read nothing: TensorFlow would share these out by element, never by file.
+_IN_MEMORY = frozenset(
+    {
+        "TensorSliceDataset",
+        "TensorDataset",
+        "RangeDataset",
+        "BatchDataset",
+        "ParallelBatchDataset",
+        "MapDataset",
+        "ParallelMapDataset",
+        "PrefetchDataset",
+        "RepeatDataset",
+        "ShuffleDataset",
+        "TakeDataset",
+        "SkipDataset",
+        "ZipDataset",
+        "CacheDataset",
+        "FilterDataset",
+        "OptionsDataset",
+    }
+)
+
+
+def replace_epoch_iterator(trainer: Any) -> None:
+    """Replace how fit, evaluate and predict share out the data of models that span workers."""
+    original = trainer.TFEpochIterator.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
+        if not spans_workers(distribute_strategy):
+            original(self, distribute_strategy, *args, **kwargs)
+            return
+        trainer.EpochIterator.__init__(self, *args, **kwargs)
+        self._distribute_strategy = distribute_strategy
+        self._distributed_dataset = _distribute(self.data_adapter, distribute_strategy)
+
+    def get_iterator(self: Any) -> Any:
+        if not spans_workers(self._distribute_strategy):
+            return self._distributed_dataset
+        return _Counted(self._distributed_dataset)
+
+    trainer.TFEpochIterator.__init__ = init
+    trainer.TFEpochIterator._get_iterator = get_iterator
+
+
+class _Counted:
+    """A distributed data set whose iterators know how many steps they have left."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __iter__(self) -> Any:
+        iterator = iter(self._dataset)
+        steps = getattr(self._dataset, "_orch_steps", None)
+        if steps is not None:
+            iterator._orch_steps_left = steps
+        return iterator
+
+
+def steps_left(iterator: Any) -> float | None:
+    """How many steps its iterator has left, None when nobody knows."""
+    left = getattr(iterator, "_orch_steps_left", None)
+    return None if left is None else float(left)
+
+
+def take_steps(iterator: Any, wanted: int) -> int:
+    """Count off up to `wanted` steps; StopIteration when none is left."""
+    taken = int(min(wanted, iterator._orch_steps_left))
+    if taken < 1:
+        raise StopIteration
+    iterator._orch_steps_left -= taken
+    return taken
+
+
+def _distribute(adapter: Any, strategy: Any) -> Any:
+    import tensorflow as tf
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+    from tensorflow.python.data.experimental.ops.distribute import compute_batch_size
+
+    with _same_order_everywhere(adapter, strategy):
+        dataset = adapter.get_tf_dataset()
+    usual_batch.examples = 0.0
+    if isinstance(dataset, tf.distribute.DistributedDataset):
+        return dataset
+    is_arrays = isinstance(adapter, ArrayDataAdapter)
+    size = adapter.batch_size if is_arrays else int(compute_batch_size(dataset))
+    usual_batch.examples = max(0, size) / strategy.num_replicas_in_sync
+    if int(dataset.cardinality()) == INFINITE:
+        distributed = strategy.experimental_distribute_dataset(dataset)
+        distributed._orch_steps = float("inf")
+        return distributed
+    one_replica_each = strategy.num_replicas_in_sync == strategy.extended._num_workers
+    by_element = is_arrays or _is_shared_by_element(dataset)
+    if not (one_replica_each and by_element):
+        return strategy.experimental_distribute_dataset(dataset)
+    return _share_out(dataset, adapter.num_batches or 0, strategy)
+
+
+def _share_out(dataset: Any, batches: int, strategy: Any) -> Any:
+    """Each worker's rows of every batch, in the order of the workers; `batches` is 0 if nobody knows."""
+    import tensorflow as tf
+
+    def rows(context: Any) -> Any:
+        mine, workers = context.input_pipeline_id, context.num_input_pipelines
+
+        def part(batch: Any) -> Any:
+            size = tf.shape(tf.nest.flatten(batch)[0])[0]
+            start = mine * (size // workers) + tf.minimum(mine, size % workers)
+            stop = start + size // workers + tf.cast(mine < size % workers, tf.int32)
+            return tf.nest.map_structure(lambda value: value[start:stop], batch)
+
+        shares = dataset.map(lambda *batch: part(batch if len(batch) > 1 else batch[0]))
+        return shares.prefetch(2)
+
+    distributed = strategy.distribute_datasets_from_function(rows)
+    counts = sum_now(strategy, tf.constant([batches, batches * batches, int(batches > 0)], tf.int64))
+    total, squares, known = (int(count) for count in counts)
+    if batches > 0 and known == strategy.extended._num_workers and known * squares == total * total:
+        # All have equally many batches, so no step needs to ask whether somebody has none.
+        distributed._enable_get_next_as_optional = False
+        distributed._orch_steps = batches
+    return distributed
+
+
+def _is_shared_by_element(dataset: Any) -> bool:
+    """Whether TensorFlow would share it out by element: all in memory, and no other policy chosen."""
+    import tensorflow as tf
+
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    policies = tf.data.experimental.AutoShardPolicy
+    if policy not in (policies.AUTO, policies.DATA):
+        return False
+    return policy == policies.DATA or _is_in_memory(dataset)
+
+
+def _is_in_memory(dataset: Any) -> bool:
+    name = type(dataset).__name__.lstrip("_").removesuffix("V2")
+    return name in _IN_MEMORY and all(_is_in_memory(source) for source in dataset._inputs())
+
+
+@contextlib.contextmanager
+def _same_order_everywhere(adapter: Any, strategy: Any) -> Iterator[None]:
+    """Arrays are shuffled alike on all workers, seed or no seed: each example is used once an epoch."""
+    import tensorflow as tf
+    from tensorflow.python.eager import context as eager
+
+    if not getattr(adapter, "_shuffle", False):
+        yield
+        return
+    before = eager.global_seed()
+    own = int.from_bytes(os.urandom(3)) if before is None else int(before)
+    chiefs = own if strategy.extended._is_chief else 0
+    agreed = int(sum_now(strategy, tf.constant(chiefs, tf.int64)))
+    if before == agreed:
+        yield
+        return
+    tf.random.set_seed(agreed)
+    try:
+        yield
+    finally:
+        eager.set_global_seed(before)

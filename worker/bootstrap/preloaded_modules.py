@@ -1,0 +1,237 @@
+"""What has been preloaded, kept out of a forked task's sight until the task imports it itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, all_suffixes
+from pathlib import Path
+from types import ModuleType
+
+from .after_import import came_back
+from .import_record import ImportRecord
+
+_ATTRIBUTES = ("__name__", "__loader__", "__package__", "__spec__", "__path__", "__file__", "__cached__")
+# Variables that TensorFlow, Keras, NumPy and the libraries below them look at while they are imported.
+_READ_AT_IMPORT = (
+    *("TF_", "TF2_", "KERAS_", "XLA_", "CUDA_", "NVIDIA_", "TPU_", "GRPC_", "ABSL_", "PROTOCOL_BUFFERS_"),
+    *("OMP_", "OPENBLAS_", "GOTO_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "NUMPY_", "NPY_", "HDF5_", "LD_"),
+)
+_READ_LATER = ("TF_CONFIG",)
+
+
+@dataclass
+class ImportEffects:
+    """What the import of one preloaded root did beside making modules: to be done again when a task imports it."""
+
+    root: str
+    environ: dict[str, str] = field(default_factory=dict)
+    filters: Sequence[object] = ()
+
+
+class PreloadedModules(MetaPathFinder):
+    """Finds the modules taken out of sys.modules, and with each what its import would have brought with it."""
+
+    def __init__(
+        self, record: ImportRecord, effects: Sequence[ImportEffects], search_path: Sequence[str]
+    ) -> None:
+        self._kept = record.new_modules()
+        self._importers = {
+            name: [each for each in imported if each in self._kept]
+            for name, imported in record.importers.items()
+            if name in self._kept
+        }
+        imported = {name for names in record.importers.values() for name in names}
+        for name in self._kept.keys() - imported:
+            # One that its parent wrote into sys.modules itself, such as typing.io.
+            self._importers.setdefault(name.rpartition(".")[0], []).append(name)
+        self._effects = {effect.root: effect for effect in effects}
+        # What all tasks are going to ask for is worked out once.
+        self._closures = {effect.root: self._closure(effect.root) for effect in effects}
+        self._known_path = set(search_path)
+        self._environ: dict[str, str] = {}
+        self._on_return: dict[str, Callable[[], None]] = {}
+        self._say: Callable[[str], None] = lambda line: None
+
+    def hide(self, say: Callable[[str], None], on_return: Mapping[str, Callable[[], None]]) -> None:
+        """Take them out of sys.modules. `say` takes a line for the user; `on_return` is called by module name when
+        that module comes back. os.environ must be the task's own."""
+        self._say = say
+        self._on_return = dict(on_return)
+        self._environ = dict(os.environ)
+        for name in self._kept:
+            sys.modules.pop(name, None)
+        sys.meta_path.insert(0, self)
+
+    def shadowed_in(self, directory: str) -> list[str]:
+        """Modules in whose place a file or package of `directory` would have been imported, had it come first."""
+        found = {name: self._origin(name) for name in set(_importable(directory)) & self._kept.keys()}
+        return sorted(name for name, file in found.items() if file and not file.startswith(f"{directory}/"))
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self._kept:
+            return None
+        if path is None:
+            self._look_at_new_entries()
+            if fullname not in self._kept:
+                return None
+        return _spec(fullname, self._kept[fullname], self)
+
+    def give_back(self, name: str) -> None:
+        """Put `name` into sys.modules, and what importing it would have put there too."""
+        wanted = self._closures.get(name) or self._closure(name)
+        given = {each: self._kept.pop(each) for each in wanted if each in self._kept}
+        roots = [self._effects.pop(each) for each in list(self._effects) if each in given]
+        if roots:
+            self._compare_environment(roots[0].root)
+        sys.modules.update(given)
+        for effect in roots:
+            _repeat(effect)
+        if not self._kept and self in sys.meta_path:
+            sys.meta_path.remove(self)
+        for each in given.keys() & self._on_return.keys():
+            self._on_return.pop(each)()
+        # Whoever imports `name` itself calls back for it.
+        came_back([each for each in given if each != name])
+
+    def _closure(self, name: str) -> list[str]:
+        """What comes back with `name`, in the order in which it once came."""
+        found: set[str] = set()
+        waiting = [name]
+        while waiting:
+            each = waiting.pop()
+            if each in found:
+                continue
+            found.add(each)
+            if parent := each.rpartition(".")[0]:
+                waiting.append(parent)
+            # One that this task has imported already has brought what it imports.
+            if each in self._kept:
+                waiting.extend(self._importers.get(each, ()))
+        return [each for each in self._kept if each in found]
+
+    def _origin(self, name: str) -> str:
+        """The file it came from; empty for what is built in or frozen, which no file can stand in for."""
+        spec = _own(self._kept[name]).get("__spec__")
+        return str(spec.origin) if isinstance(spec, ModuleSpec) and spec.has_location else ""
+
+    def _look_at_new_entries(self) -> None:
+        """The script has put directories on sys.path: their modules come first if the script says so."""
+        for place, entry in enumerate(sys.path):
+            if entry in self._known_path:
+                continue
+            self._known_path.add(entry)
+            behind = sys.path[:place]
+            for name in self.shadowed_in(entry or "."):
+                if not any(self._origin(name).startswith(f"{each}/") for each in behind):
+                    del self._kept[name]
+                    self._say(
+                        f"{entry}/{name} is another {name} than the preloaded modules use; see --start spawn"
+                    )
+
+    def _compare_environment(self, root: str) -> None:
+        names = sorted(self._environ.keys() | os.environ.keys())
+        for name in names:
+            if self._environ.get(name) == os.environ.get(name) or name in _READ_LATER:
+                continue
+            if name.startswith(_READ_AT_IMPORT):
+                self._say(
+                    f"{name} was changed before {root} was imported, but {root} had been preloaded and may not"
+                    " have seen that; with --start spawn it does"
+                )
+                return
+
+
+class _GivingLoader(Loader):
+    """Returns the preloaded module as it is; for all else, the loader that it really has."""
+
+    def __init__(self, name: str, module: ModuleType, modules: PreloadedModules) -> None:
+        self._name = name
+        self._module = module
+        self._modules = modules
+        self._attributes: dict[str, object] = {}
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        self._attributes = {name: value for name, value in _own(self._module).items() if name in _ATTRIBUTES}
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The import has written into the module what is true of this loader only.
+        for name in _ATTRIBUTES:
+            if name in self._attributes:
+                setattr(module, name, self._attributes[name])
+            elif name in _own(module):
+                delattr(module, name)
+        self._modules.give_back(self._name)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._module.__loader__, name)
+
+
+def _own(module: ModuleType) -> dict[str, object]:
+    # Not vars(): what stands in sys.modules need not be a module.
+    return getattr(module, "__dict__", {})
+
+
+def _spec(name: str, module: ModuleType, modules: PreloadedModules) -> ModuleSpec:
+    """As the module's own was, but for the loader."""
+    loader = _GivingLoader(name, module, modules)
+    real = _own(module).get("__spec__")
+    if not isinstance(real, ModuleSpec):
+        return ModuleSpec(name, loader)
+    spec = ModuleSpec(
+        name, loader, origin=real.origin, is_package=real.submodule_search_locations is not None
+    )
+    spec.submodule_search_locations = real.submodule_search_locations
+    spec.cached = real.cached
+    spec.has_location = real.has_location
+    return spec
+
+
+def _importable(directory: str) -> Iterator[str]:
+    """The top-level modules and packages (not namespace packages: they come last) in a directory or zip file."""
+    suffixes = tuple(all_suffixes())
+    for entry in _listing(directory):
+        for suffix in suffixes:
+            if entry.endswith(suffix) and "/" not in entry:
+                yield entry[: -len(suffix)]
+            elif entry.endswith(f"/__init__{suffix}") and entry.count("/") == 1:
+                yield entry.partition("/")[0]
+
+
+def _listing(directory: str) -> Iterator[str]:
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                yield entry.name
+                if entry.is_dir():
+                    yield from (f"{entry.name}/__init__{suffix}" for suffix in _init_suffixes(entry.path))
+    except NotADirectoryError:
+        from zipfile import BadZipFile, ZipFile
+
+        try:
+            with ZipFile(directory) as archive:
+                yield from archive.namelist()
+        except (OSError, BadZipFile):
+            return
+    except OSError:
+        return
+
+
+def _init_suffixes(package: str) -> list[str]:
+    return [suffix for suffix in all_suffixes() if Path(package, f"__init__{suffix}").exists()]
+
+
+def _repeat(effect: ImportEffects) -> None:
+    for name, value in effect.environ.items():
+        os.environ.setdefault(name, value)
+    if effect.filters:
+        import warnings
+
+        warnings.filters[:0] = [each for each in effect.filters if each not in warnings.filters]  # type: ignore[index]
+        getattr(warnings, "_filters_mutated", lambda: None)()

@@ -1,0 +1,122 @@
+"""SIGTERM becomes SystemExit(143) in the main thread: the script's `finally` blocks and atexit functions run."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal as _signal
+    from types import FrameType
+else:
+    import _signal  # signal itself imports enum
+
+EXIT_CODE = 128 + _signal.SIGTERM
+# Between tries to raise where it can be raised.
+_RETRY_S = 0.001
+# Called by C++ code that turns what is raised in it into another exception: TensorFlow's errors as they are made.
+_ERRORS_MODULE = "tensorflow/python/framework/errors_impl.py"
+
+TENSORFLOW_RUNTIME = "tensorflow.python.eager.context"
+_kept: list[object] = []
+
+# Locked until the main thread has been told to stop.
+_heard = _thread.allocate_lock()
+_heard.acquire()
+_is_put_off = False
+_is_leaving = False
+
+
+class Stop(SystemExit):
+    """What SIGTERM raises. It notices when it ends the process, and not some `except` of the script."""
+
+    def __del__(self) -> None:
+        global _is_leaving
+        # Python drops it right before it exits, when no code runs any more.
+        if sys._getframe().f_back is None:
+            _is_leaving = True
+            if TENSORFLOW_RUNTIME in sys.modules:
+                # Freeing the iterators of an interrupted `fit` can take seconds.
+                _kept.append(self.__traceback__)
+
+
+Stop.__name__ = Stop.__qualname__ = "SystemExit"
+Stop.__module__ = "builtins"
+
+
+def install() -> None:
+    """Set the handler, unless SIGTERM came in ignored. One the script sets later replaces it, as it always does."""
+    if _signal.getsignal(_signal.SIGTERM) != _signal.SIG_DFL:
+        return
+    _signal.signal(_signal.SIGTERM, _stop)
+    os.register_at_fork(after_in_child=_be_as_python_is)
+
+
+def is_ours() -> bool:
+    """Whether SIGTERM still means what this module says, and not what the script has set."""
+    return _signal.getsignal(_signal.SIGTERM) is _stop
+
+
+def was_heard_within(seconds: float) -> bool:
+    """Whether the main thread has run the handler of a SIGTERM, or does in this time; for another thread to ask."""
+    heard = _heard.acquire(timeout=seconds)
+    if heard:
+        _heard.release()
+    return heard
+
+
+def is_put_off() -> bool:
+    """Whether a SIGTERM has arrived that could not be raised yet."""
+    return _is_put_off
+
+
+def is_leaving() -> bool:
+    """Whether the process is about to end with EXIT_CODE, nothing of the script having stopped that."""
+    return _is_leaving
+
+
+def raise_stop() -> None:
+    """Raise it now, in the main thread."""
+    global _is_put_off
+    _is_put_off = False
+    if _heard.locked():
+        _heard.release()
+    raise Stop(EXIT_CODE)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    global _is_put_off
+    # Asked again, the script still gets to finish what it does at its end.
+    if not _heard.locked():
+        return
+    if _would_be_lost(frame):
+        _is_put_off = True
+        _thread.start_new_thread(_try_again, (_thread.get_ident(),))
+        return
+    raise_stop()
+
+
+def _would_be_lost(frame: FrameType | None) -> bool:
+    """Whether an exception raised here would reach no script: Python ignores those of `__del__`."""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__del__" or (
+            code.co_name == "__init__" and code.co_filename.endswith(_ERRORS_MODULE)
+        ):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _try_again(main_thread: int) -> None:
+    time.sleep(_RETRY_S)
+    _signal.pthread_kill(main_thread, _signal.SIGTERM)
+
+
+def _be_as_python_is() -> None:
+    """A child forked by the script (multiprocessing does) dies of SIGTERM, as `Process.terminate` counts on."""
+    if is_ours():
+        _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
