@@ -205,10 +205,24 @@ class AgentLink:
         )
 
     def preload(
-        self, argv: tuple[str, ...], env: Mapping[str, str], cwd: str, modules: tuple[str, ...], log: str
+        self,
+        argv: tuple[str, ...],
+        env: Mapping[str, str],
+        cwd: str,
+        modules: tuple[str, ...],
+        script_env: Mapping[str, str],
+        log: str,
     ) -> bool:
         """Have `modules` imported by the interpreter `argv` (with its options), for tasks to be forked from."""
-        return self._send("preload", argv=argv, env=dict(env), cwd=cwd, modules=modules, log=log)
+        return self._send(
+            "preload",
+            argv=argv,
+            env=dict(env),
+            cwd=cwd,
+            modules=modules,
+            script_env=dict(script_env),
+            log=log,
+        )
 
     def stop(self, grace_s: float) -> bool:
         return self._send("stop", grace_s=grace_s)

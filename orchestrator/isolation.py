@@ -2,6 +2,7 @@
 
 `-I` keeps the current directory, PYTHONPATH and the user's site out, so that nothing of the user's can stand in for a
 module of orch's. But orch itself may have been installed just there: the directories it was loaded from come last.
+Since they are named, `-S` saves what looking for installed packages takes (10 ms of 20).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _START = (
 
 def isolated(module: str, *arguments: str) -> list[str]:
     """The argv that runs `module` under this interpreter, isolated; its own arguments are `arguments`."""
-    return [sys.executable, "-I", "-c", _START, module, json.dumps(_directories()), *arguments]
+    return [sys.executable, "-I", "-S", "-c", _START, module, json.dumps(_directories()), *arguments]
 
 
 def _directories() -> list[str]:

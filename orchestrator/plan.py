@@ -85,6 +85,7 @@ class PreloadPlan:
     env: Mapping[str, str]
     cwd: Path
     modules: tuple[str, ...]
+    script_env: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -122,8 +123,9 @@ def preload_plan(spec: JobSpec, layout: RunLayout, environ: Mapping[str, str]) -
         return None
     common = _common_env(spec, layout, 0, environ)
     env = {name: value for name, value in common.items() if name not in _NOT_PRELOADED}
-    env |= dict(spec.command.start.preload_env)
-    return PreloadPlan(spec.command.interpreter, MappingProxyType(env), spec.cwd, spec.command.start.modules)
+    start = spec.command.start
+    scripts = MappingProxyType(dict(start.preload_env))
+    return PreloadPlan(spec.command.interpreter, MappingProxyType(env), spec.cwd, start.modules, scripts)
 
 
 def takes_bootstrap(command: Command) -> bool:

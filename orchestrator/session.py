@@ -71,7 +71,9 @@ class Session:
     @contextmanager
     def _cluster(self, up: UpRequest) -> Iterator[Run]:
         if self._run is not None and self._run.view.is_live:
-            raise UsageError(f"{self._run.id} still runs, and a session has one cluster at a time: end it first")
+            raise UsageError(
+                f"{self._run.id} still runs, and a session has one cluster at a time: end it first"
+            )
         make_room(up)
         self._run = run = self._create(up)
         try:

@@ -197,7 +197,7 @@ class Supervisor:
             self._happened(events.NotPreloaded(**now(), reason=self._planner.start_reason))
             return
         log = str(self._store.paths.preloader_log)
-        agent.preload(preload.argv, preload.env, str(preload.cwd), preload.modules, log)
+        agent.preload(preload.argv, preload.env, str(preload.cwd), preload.modules, preload.script_env, log)
         self._happened(events.PreloadBegan(**now(), modules=preload.modules))
 
     def _start_tasks(self) -> None:

@@ -1,6 +1,6 @@
 """The supervisor's process: starts its agent, then imports what it needs itself, then serves its client.
 
-Started by supervisor_start as `python -I -m orchestrator.supervisor_process FD` in a session of its own.
+Started by supervisor_start as `python -I -S -m orchestrator.supervisor_process FD` in a session of its own.
 """
 
 from __future__ import annotations

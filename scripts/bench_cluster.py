@@ -27,7 +27,8 @@ PATIENCE_S = 600.0
 # What people write when they start workers by hand.
 SHELL_LOOP = """
 for i in $(seq 0 $((WORKERS - 1))); do
-  TF_CONFIG="{\\"cluster\\": {\\"worker\\": [$ADDRESSES]}, \\"task\\": {\\"type\\": \\"worker\\", \\"index\\": $i}}" "$@" > "$OUT/$i.log" 2>&1 &
+  task="{\\"type\\": \\"worker\\", \\"index\\": $i}"
+  TF_CONFIG="{\\"cluster\\": {\\"worker\\": [$ADDRESSES]}, \\"task\\": $task}" "$@" > "$OUT/$i.log" 2>&1 &
 done
 wait
 """

@@ -104,10 +104,8 @@ def _figure(value: float, unit: str = "") -> str:
 
 
 def _pair_text(compared: Compared, at: int) -> str:
-    return (
-        f"{_figure(compared.orch[at], compared.unit)} with orch, {_figure(compared.other[at], compared.unit)} by {compared.against}:"
-        f" {compared.ratios[at]:.3f}"
-    )
+    ours, theirs = (_figure(samples[at], compared.unit) for samples in (compared.orch, compared.other))
+    return f"{ours} with orch, {theirs} by {compared.against}: {compared.ratios[at]:.3f}"
 
 
 def machine() -> dict[str, object]:

@@ -7,8 +7,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
+
+# A busy machine is no finding.
+hypothesis.settings.register_profile("without_a_clock", deadline=None)
+hypothesis.settings.load_profile("without_a_clock")
 
 # What has been told to end may take this long on a busy machine; what has not never ends.
 _LAST_EXITS_S = 10.0

@@ -31,7 +31,7 @@ from worker import task_process
 from worker.forks import Forked, Forks, NotForked, NotPreloaded, Outcome, Preloaded
 from worker.ports import HeldPorts, PortsExhausted
 from worker.preload_link import PreloadOrder
-from worker.processes import ProcessStat, all_processes, tree_state
+from worker.processes import all_processes, tree_states
 from worker.progress_inbox import ProgressInbox
 from worker.readiness import Readiness
 from worker.sampling import Sampler
@@ -50,6 +50,7 @@ class Agent:
         self._run_id = run_id
         self._failure_grace_s = failure_grace_s
         self._tasks: dict[str, TaskProcess] = {}
+        self._by_fd: dict[int, TaskProcess] = {}
         self._ports = HeldPorts()
         self._poller = select.epoll()
         self._forks = Forks(self._poller)
@@ -64,7 +65,7 @@ class Agent:
         self._sampler = Sampler(time.monotonic())
         self._progress = ProgressInbox(self._poller)
         self._signal_fd = -1
-        self._processes: dict[int, ProcessStat] | None = None
+        self._has_failed = False
 
     def run(self) -> None:
         """Serve until the stream ends and nothing is left."""
@@ -85,7 +86,6 @@ class Agent:
 
     def _turn(self) -> None:
         self._flush()
-        self._processes = None
         timeout = self._next_wake() - time.monotonic()
         # epoll hands out what became ready first first: exits arrive in their true order.
         for fd, _ in self._poller.poll(max(0.0, timeout), 1024):
@@ -117,11 +117,18 @@ class Agent:
         elif self._forks.serves(fd):
             self._take_outcomes(self._forks.serve(fd))
         else:
-            for task in list(self._tasks.values()):
-                if fd == task.pidfd:
-                    self._exited(task)
-                elif fd == task.progress_fd:
-                    self._progress.read(task)
+            self._serve_task(fd)
+
+    def _serve_task(self, fd: int) -> None:
+        task = self._by_fd.get(fd)
+        if task is None:
+            return
+        if fd == task.pidfd:
+            self._exited(task)
+        elif fd == task.progress_fd:
+            self._progress.read(task)
+            if task.progress_fd < 0:
+                del self._by_fd[fd]
 
     def _watch_signals(self) -> None:
         self._signal_fd, signals_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -227,10 +234,13 @@ class Agent:
         except (PortsExhausted, OSError) as error:
             self._send("hold_failed", reason=str(error))
         else:
+            self._has_failed = False  # an attempt of its own
             self._send("held", attempt=message["attempt"], ports=ports)
 
     def _preload(self, message: dict[str, Any]) -> None:
-        order = PreloadOrder.here(message["argv"], message["env"], message["cwd"], message["modules"])
+        order = PreloadOrder.here(
+            message["argv"], message["env"], message["cwd"], message["modules"], message.get("script_env", {})
+        )
         self._take_outcomes(self._forks.preload(order, message["log"]))
 
     def _start(self, message: dict[str, Any]) -> None:
@@ -283,14 +293,14 @@ class Agent:
 
     def _started(self, task: TaskProcess) -> None:
         self._tasks[task.name] = task
-        self._poller.register(task.pidfd, select.EPOLLIN)
-        self._poller.register(task.progress_fd, select.EPOLLIN)
+        for fd in (task.pidfd, task.progress_fd):
+            self._by_fd[fd] = task
+            self._poller.register(fd, select.EPOLLIN)
         self._readiness.hasten(task.started_mono)
         self._send("started", task=task.name, pid=task.pid, start_ticks=task.start_ticks, method=task.method)
 
     def _exited(self, task: TaskProcess) -> None:
         mono = time.monotonic()
-        peers = self._states_beside(task)
         self._progress.read_last(task)
         self._forward_progress(mono, at_once=True)
         if self._teardown is not None and self._teardown.is_killing:
@@ -300,6 +310,7 @@ class Agent:
         if status is None:
             return  # the event was of a descriptor that had this number before, in the same batch
         exit_code, number = status
+        peers = self._states_beside(task) if exit_code != 0 else {}
         self._forget(task)
         self._send(
             "exited",
@@ -312,17 +323,20 @@ class Agent:
         )
         self._exits += 1
 
-    def _states_beside(self, task: TaskProcess) -> dict[str, str]:
-        """The state letters of the other tasks; one look at /proc is enough for all exits of a turn."""
-        peers = [peer for peer in self._tasks.values() if peer is not task]
-        if peers and self._processes is None:
-            self._processes = all_processes()
-        return {peer.name: tree_state(peer.pid, self._processes or {}) for peer in peers}
+    def _states_beside(self, failed: TaskProcess) -> dict[str, str]:
+        """The state letters of the other tasks when the first one fails: what they were before it was torn down."""
+        if self._has_failed or self._teardown is not None:
+            return {}
+        self._has_failed = True
+        peers = [peer for peer in self._tasks.values() if peer is not failed]
+        states = tree_states((peer.pid for peer in peers), all_processes())
+        return {peer.name: states[peer.pid] for peer in peers}
 
     def _forget(self, task: TaskProcess) -> None:
-        self._poller.unregister(task.pidfd)
-        if task.progress_fd >= 0:
-            self._poller.unregister(task.progress_fd)
+        for fd in (task.pidfd, task.progress_fd):
+            if fd >= 0:
+                del self._by_fd[fd]
+                self._poller.unregister(fd)
         task.close()
         del self._tasks[task.name]
 

@@ -29,13 +29,20 @@ class PreloadOrder:
     env: Mapping[str, str]
     cwd: str
     modules: tuple[str, ...]
+    script_env: Mapping[str, str]
 
     @classmethod
     def here(
-        cls, argv: Sequence[str], env: Mapping[str, str], cwd: str, modules: Sequence[str]
+        cls,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        modules: Sequence[str],
+        script_env: Mapping[str, str],
     ) -> PreloadOrder:
-        """`env` is what tasks get on top of this process's own environment."""
-        return cls(tuple(argv), {**os.environ, **env}, cwd, tuple(modules))
+        """`env` is what tasks get on top of this process's own environment; `script_env` what their script sets
+        before it imports the modules."""
+        return cls(tuple(argv), {**os.environ, **env}, cwd, tuple(modules), dict(script_env))
 
     def is_like(self, other: PreloadOrder) -> bool:
         """Whether one preloader does for both: the run they belong to makes no difference."""
@@ -43,7 +50,7 @@ class PreloadOrder:
 
     def _comparable(self) -> tuple[object, ...]:
         env = {name: value for name, value in self.env.items() if not name.startswith(_KEPT_APART)}
-        return self.argv, env, self.cwd, self.modules
+        return self.argv, env, self.cwd, self.modules, self.script_env
 
 
 class ForkRequest:
@@ -111,6 +118,7 @@ class Preloader:
             "control": its.fileno(),
             "interpreter": self.order.argv,
             "modules": self.order.modules,
+            "script_env": self.order.script_env,
             "cwd": self.order.cwd,
             "placeholder": placeholder,
             "pythonpath": pythonpath,

@@ -54,9 +54,31 @@ def all_processes() -> dict[int, ProcessStat]:
 
 def descendants(root: int, processes: dict[int, ProcessStat]) -> list[ProcessStat]:
     """Every process below `root` (itself not included) that is not gone, parents before children."""
+    return _below(root, _children(processes))
+
+
+def tree_states(roots: Iterable[int], processes: dict[int, ProcessStat]) -> dict[int, str]:
+    """The state letter of each of `roots`, or of one below it that is stopped; "X" when it is not there.
+
+    A command run through a shell works below it: the shell only waits, whatever has become of the work.
+    """
+    children = _children(processes)
+    states = {}
+    for root in roots:
+        own = processes[root].state if root in processes else DEAD
+        below = (stat.state for stat in _below(root, children))
+        states[root] = next((state for state in (own, *below) if state in STOPPED), own)
+    return states
+
+
+def _children(processes: dict[int, ProcessStat]) -> dict[int, list[ProcessStat]]:
     children: dict[int, list[ProcessStat]] = {}
     for stat in processes.values():
         children.setdefault(stat.parent, []).append(stat)
+    return children
+
+
+def _below(root: int, children: dict[int, list[ProcessStat]]) -> list[ProcessStat]:
     found: list[ProcessStat] = []
     waiting = [root]
     while waiting:
@@ -65,16 +87,6 @@ def descendants(root: int, processes: dict[int, ProcessStat]) -> list[ProcessSta
             if not child.is_gone:
                 found.append(child)
     return found
-
-
-def tree_state(root: int, processes: dict[int, ProcessStat]) -> str:
-    """The state letter of `root`, or of one below it that is stopped; "X" when it is not there.
-
-    A command run through a shell works below it: the shell only waits, whatever has become of the work.
-    """
-    below = (stat.state for stat in descendants(root, processes))
-    own = processes[root].state if root in processes else DEAD
-    return next((state for state in (own, *below) if state in STOPPED), own)
 
 
 def send_signal(stat: ProcessStat, number: int) -> bool:

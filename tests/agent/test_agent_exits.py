@@ -57,25 +57,32 @@ def is_zombie(pid: int) -> bool:
     return state_letter(pid) == "Z"
 
 
-def test_an_exit_tells_how_the_peers_were(agent: Driver) -> None:
+LATE = "import time, os\nwhile not os.path.exists('{}'): time.sleep(0.01)\nraise SystemExit(4)"
+
+
+def test_the_first_bad_exit_tells_how_the_peers_were(agent: Driver) -> None:
     for name in ("stopped", "sleeping"):
         agent.start(name, python(SLEEPER))
-    agent.start("ends", python("input_ = __import__('os').read(0, 1); raise SystemExit(4)"))
-    agent.start("late", python("import time, os\nwhile not os.path.exists('go'): time.sleep(0.01)"))
+    agent.start("ends", python("input_ = __import__('os').read(0, 1)"))
+    agent.start("fails", python(LATE.format("go")))
+    agent.start("fails too", python(LATE.format("go on")))
     signal_and_wait(agent.pid_of("stopped"), signal.SIGSTOP, "T")
-    assert agent.wait_for(Exited, "ends").exit_code == 4
+    ended = agent.wait_for(Exited, "ends")
+    assert (ended.exit_code, ended.peers) == (0, {})
     (agent.directory / "go").touch()
-    peers = agent.wait_for(Exited, "late").peers
-    assert set(peers) == {"stopped", "sleeping"}  # one that has been reaped is no peer any more
+    peers = agent.wait_for(Exited, "fails").peers
+    assert set(peers) == {"stopped", "sleeping", "fails too"}  # one that has been reaped is no peer any more
     assert peers["stopped"] == "T"
     assert peers["sleeping"] in "RSD"
+    (agent.directory / "go on").touch()
+    assert agent.wait_for(Exited, "fails too").peers == {}  # a look at /proc for each of hundreds takes long
     agent.end()
 
 
 def test_a_peer_that_was_stopped_below_its_shell_is_told(agent: Driver) -> None:
     sleeper = shlex.join(python("import os, time; print('below', os.getpid(), flush=True); time.sleep(600)"))
     agent.start("shell", ["sh", "-c", f"{sleeper}; exit $?"])
-    agent.start("ends", python("import time, os\nwhile not os.path.exists('go'): time.sleep(0.01)"))
+    agent.start("ends", python(LATE.format("go")))
     found = until(lambda: re.search(r"below (\d+)\n", agent.text("shell")))
     below = int(found[1])
     assert below != agent.pid_of("shell")

@@ -27,7 +27,7 @@ from pathlib import Path
 try: Path("/proc/1/stat").read_bytes(); hidden = False
 except PermissionError: hidden = True
 from orchestrator.runs.leftovers import end_leftovers
-from worker.processes import all_processes, descendants, read_stat, tree_state
+from worker.processes import all_processes, descendants, read_stat, tree_states
 def started(**marks):
     # Once it has spoken its exec is over: before, its environment may still read as empty.
     child = subprocess.Popen(
@@ -46,7 +46,7 @@ child_lived = child.poll() is None
 ended_below = end_leftovers("another", below=os.getpid())
 print(json.dumps({
     "hidden": hidden, "first": read_stat(1) is not None, "below": below == sorted([child.pid, stray.pid]),
-    "state_of_hidden": tree_state(1, seen), "ended_strays": ended_strays,
+    "state_of_hidden": tree_states([1], seen)[1], "ended_strays": ended_strays,
     "child_lived": child_lived, "ended_below": ended_below,
 }))
 """

@@ -1,4 +1,4 @@
-"""The program of `two_workers.run_cases`: `case_program.py MODULE DIRECTORY CASE...`, as one of the workers."""
+"""One worker of `two_workers.run_cases`: `case_program.py MODULE[:MODULE] DIRECTORY CASE...`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Place:
         return scope
 
 
-def main(module_path: str, directory: str, cases: Sequence[str]) -> None:
+def main(module_paths: str, directory: str, cases: Sequence[str]) -> None:
     workers = int(os.environ["CASE_WORKERS"])
     if int(os.environ["CASE_FIXED"]):
         from worker.bootstrap.keras_fix import arm
@@ -42,11 +42,13 @@ def main(module_path: str, directory: str, cases: Sequence[str]) -> None:
         rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
     place = Place(rank, workers, strategy, Path(directory))
-    module = _load(Path(module_path))
+    functions: dict[str, Any] = {}
+    for path in module_paths.split(os.pathsep):
+        functions |= vars(_load(Path(path)))
     for case in cases:
         tf.keras.utils.set_random_seed(7)
         tf.keras.mixed_precision.set_global_policy("float32")
-        values = getattr(module, case)(place)
+        values = functions[case](place)
         part = place.directory / f"{case}-{rank}.part"
         with part.open("wb") as file:
             np.savez(file, **values)
@@ -62,6 +64,7 @@ def _load(path: Path) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
 

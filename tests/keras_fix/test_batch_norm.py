@@ -23,6 +23,7 @@ def equal_on_all(outcome: Outcome, case: str) -> None:
         np.testing.assert_array_equal(value, second[name], err_msg=f"{case}: {name}")
 
 
+@pytest.mark.slow
 def test_moving_statistics_are_the_mean_of_the_workers_and_dropout_masks_differ(tmp_path: Path) -> None:
     two = run_cases(tmp_path / "two", 2, CASES, ["moving_statistics", "dropped"])
     one = run_cases(tmp_path / "one", 1, CASES, ["moving_statistics_by_hand"])

@@ -11,7 +11,8 @@ from two_workers import Outcome, Values, run_cases
 # A busy machine may take several times as long as a free one.
 pytestmark = pytest.mark.timeout(900)
 
-CASES = Path(__file__).with_name("training_cases.py")
+CASES = [Path(__file__).with_name(name) for name in ("training_cases.py", "model_cases.py")]
+REFUSED_CASES = Path(__file__).with_name("refused_cases.py")
 # Sums are taken in another order: relative to the value, and to 1e-3 where it is smaller.
 EXACT = 5e-5
 # Layers that compute in 8 or 11 bits of mantissa: half a batch is rounded apart from the other half.
@@ -54,6 +55,7 @@ LONG = {
     "own_distributed_batches": EXACT,
     "own_loop_with_clipping": EXACT,
     "own_metrics": EXACT,
+    "two_inputs": EXACT,
 }
 # What one process does otherwise: only the workers are compared.
 APART = ["no_examples_for_batch_norm", "files_of_different_length"]
@@ -66,7 +68,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return run_cases(tmp_path_factory.mktemp("together"), 2, CASES, [*LONG, *APART, "refuses_xla"])
+    return run_cases(tmp_path_factory.mktemp("together"), 2, CASES, [*LONG, *APART])
 
 
 def assert_alike(values: Values, reference: Values, tolerance: float, case: str) -> None:
@@ -108,6 +110,11 @@ def test_the_workers_have_the_very_same_numbers(case: str, together: Outcome) ->
 
 
 @pytest.mark.slow
-def test_xla_is_refused_in_a_sentence(together: Outcome) -> None:
-    for values in together.of("refuses_xla"):
+def test_what_cannot_be_right_is_refused_by_all_in_a_sentence(tmp_path: Path) -> None:
+    refused = run_cases(tmp_path, 2, REFUSED_CASES, ["xla", "epochs_of_different_lengths"])
+    for values in refused.of("xla"):
         assert "jit_compile=True does not work with several workers" in str(values["refused"])
+    lengths = refused.of("epochs_of_different_lengths")
+    for rank, values in enumerate(lengths):
+        assert f"different lengths, this one of {2 + rank} batches" in str(values["refused"])
+    assert lengths[0]["loss"] == lengths[1]["loss"]

@@ -19,7 +19,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 CASE_PROGRAM = Path(__file__).with_name("case_program.py")
 # Generous, as the machine may be busy: a test that meets it has hung.
-LONGEST_RUN_S = 300.0
+LONGEST_RUN_S = 600.0
 
 Values = dict[str, Any]
 
@@ -40,19 +40,20 @@ class Outcome:
 def run_cases(
     directory: Path,
     workers: int,
-    module: Path,
+    modules: Path | Sequence[Path],
     cases: Sequence[str],
     *,
     fixed: bool = True,
     environment: Mapping[str, str] | None = None,
 ) -> Outcome:
-    """Run functions of the file `module`, one after the other in one cluster (no strategy with one worker).
+    """Run functions of the file or files `modules`, one after the other in one cluster (no strategy with one worker).
 
     Each takes a `case_program.Place` and gives a dict of arrays. With `fixed` the Keras fixes are armed as in a
     task of orch's.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    arguments = [str(CASE_PROGRAM), str(module), str(directory), *cases]
+    files = os.pathsep.join(map(str, [modules] if isinstance(modules, Path) else modules))
+    arguments = [str(CASE_PROGRAM), files, str(directory), *cases]
     logs = [directory / f"worker-{rank}.log" for rank in range(workers)]
     with held_ports(workers) as ports, contextlib.ExitStack() as stack:
         started = []
@@ -82,9 +83,9 @@ def run_cases(
         codes = _wait(started)
     outcome = Outcome(codes=codes, outputs=[log.read_text(errors="replace") for log in logs])
     for case in cases:
-        files = [directory / f"{case}-{rank}.npz" for rank in range(workers)]
-        if all(file.exists() for file in files):
-            outcome.values[case] = [dict(np.load(file)) for file in files]
+        saved = [directory / f"{case}-{rank}.npz" for rank in range(workers)]
+        if all(file.exists() for file in saved):
+            outcome.values[case] = [dict(np.load(file)) for file in saved]
     return outcome
 
 

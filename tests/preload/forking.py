@@ -36,7 +36,7 @@ class Forking(Driver):
     def preload(self, *modules: str, flags: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
         self.flags, self.env = tuple(flags), env or {}
         log = str(self.directory / "preloader.log")
-        self.link.preload((PYTHON, *flags), self.env, str(self.directory), modules or LIGHT, log)
+        self.link.preload((PYTHON, *flags), self.env, str(self.directory), modules or LIGHT, {}, log)
 
     def run_task(
         self, name: str, words: Sequence[str], fork: bool, env: Mapping[str, str] | None = None

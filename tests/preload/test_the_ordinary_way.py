@@ -56,7 +56,9 @@ def test_no_such_module(tmp_path: Path) -> None:
 
 def test_no_such_interpreter(tmp_path: Path) -> None:
     with Forking(tmp_path) as agent:
-        agent.link.preload((str(tmp_path / "python"),), {}, str(tmp_path), ("json",), str(tmp_path / "log"))
+        agent.link.preload(
+            (str(tmp_path / "python"),), {}, str(tmp_path), ("json",), {}, str(tmp_path / "log")
+        )
         assert "no such file" in agent.wait_for(NotPreloaded).reason
         agent.run_task("a", HELLO, fork=True)
         assert agent.ending("a").exit_code == 0

@@ -36,8 +36,13 @@ class PreloadedModules(MetaPathFinder):
     """Finds the modules taken out of sys.modules, and with each what its import would have brought with it."""
 
     def __init__(
-        self, record: ImportRecord, effects: Sequence[ImportEffects], search_path: Sequence[str]
+        self,
+        record: ImportRecord,
+        effects: Sequence[ImportEffects],
+        search_path: Sequence[str],
+        script_env: Mapping[str, str],
     ) -> None:
+        """`script_env`: variables that the script is expected to set before it imports any of them."""
         self._kept = record.new_modules()
         self._importers = {
             name: [each for each in imported if each in self._kept]
@@ -52,6 +57,7 @@ class PreloadedModules(MetaPathFinder):
         # What all tasks are going to ask for is worked out once.
         self._closures = {effect.root: self._closure(effect.root) for effect in effects}
         self._known_path = set(search_path)
+        self._script_env = dict(script_env)
         self._environ: dict[str, str] = {}
         self._on_return: dict[str, Callable[[], None]] = {}
         self._say: Callable[[str], None] = lambda line: None
@@ -61,7 +67,7 @@ class PreloadedModules(MetaPathFinder):
         that module comes back. os.environ must be the task's own."""
         self._say = say
         self._on_return = dict(on_return)
-        self._environ = dict(os.environ)
+        self._environ = {**os.environ, **self._script_env}
         for name in self._kept:
             sys.modules.pop(name, None)
         sys.meta_path.insert(0, self)

@@ -55,7 +55,7 @@ def serve(record: ImportRecord) -> None:
         began = time.monotonic()
         with record:
             slot = ProgramSlot(options["placeholder"])
-            modules = _preload(record, options["modules"])
+            modules = _preload(record, options["modules"], options["script_env"])
         _check(control.fileno())
         gc.freeze()
         _answer(control, ready=time.monotonic() - began)
@@ -102,10 +102,12 @@ def _differing(env: Mapping[str, str]) -> str | None:
     return None
 
 
-def _preload(record: ImportRecord, names: Sequence[str]) -> PreloadedModules:
+def _preload(record: ImportRecord, names: Sequence[str], script_env: Mapping[str, str]) -> PreloadedModules:
     search_path = list(sys.path)
     gc.disable()  # nothing that an import makes is garbage soon, and looking for it takes a fifth of the time
     effects = []
+    began_with = dict(os.environ)
+    os.environ.update(script_env)
     with blas_threads.one():
         for name in names:
             environ, filters = dict(os.environ), list(warnings.filters)
@@ -120,7 +122,13 @@ def _preload(record: ImportRecord, names: Sequence[str]) -> PreloadedModules:
                 del os.environ[key]
             os.environ.update({key: environ[key] for key in changed.keys() & environ.keys()})
             warnings.filters[:] = filters  # type: ignore[index]
-    return PreloadedModules(record, effects, search_path)
+    # The tasks begin without what their script is to set.
+    for key in script_env:
+        if key in began_with:
+            os.environ[key] = began_with[key]
+        else:
+            os.environ.pop(key, None)
+    return PreloadedModules(record, effects, search_path, script_env)
 
 
 def _import_what_comes_later() -> None:

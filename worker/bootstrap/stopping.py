@@ -22,6 +22,8 @@ _ERRORS_MODULE = "tensorflow/python/framework/errors_impl.py"
 
 TENSORFLOW_RUNTIME = "tensorflow.python.eager.context"
 _kept: list[object] = []
+# What a thread that forks had blocked before.
+_masks: dict[int, set[int]] = {}
 
 # Locked until the main thread has been told to stop.
 _heard = _thread.allocate_lock()
@@ -52,7 +54,7 @@ def install() -> None:
     if _signal.getsignal(_signal.SIGTERM) != _signal.SIG_DFL:
         return
     _signal.signal(_signal.SIGTERM, _stop)
-    os.register_at_fork(after_in_child=_be_as_python_is)
+    os.register_at_fork(before=_put_off, after_in_parent=_put_off_no_more, after_in_child=_be_as_python_is)
 
 
 def is_ours() -> bool:
@@ -116,7 +118,19 @@ def _try_again(main_thread: int) -> None:
     _signal.pthread_kill(main_thread, _signal.SIGTERM)
 
 
+def _put_off() -> None:
+    """Before a fork: a SIGTERM for the child must not find it with the handler of its parent."""
+    _masks[_thread.get_ident()] = _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGTERM,))
+
+
+def _put_off_no_more() -> None:
+    mask = _masks.pop(_thread.get_ident(), None)
+    if mask is not None and _signal.SIGTERM not in mask:
+        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, (_signal.SIGTERM,))
+
+
 def _be_as_python_is() -> None:
     """A child forked by the script (multiprocessing does) dies of SIGTERM, as `Process.terminate` counts on."""
     if is_ours():
         _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
+    _put_off_no_more()

@@ -12,7 +12,7 @@ from ..after_import import after_import
 
 # Keras 2 is built otherwise, and so is the training step of Keras 3 before the first of these. From the upper
 # bound on nobody has looked yet. There the fixes stay off.
-FIRST_OF_KERAS_3 = (3, 0)
+FIRST_BROKEN = (3, 0)
 FIRST_KNOWN = (3, 10)
 FIRST_UNKNOWN = (3, 16)
 
@@ -52,7 +52,7 @@ def repair(keras: ModuleType, workers: int) -> str | None:
     again changes nothing.
     """
     version = str(getattr(keras, "__version__", ""))
-    if workers < 2 or hasattr(keras, _DONE) or not FIRST_OF_KERAS_3 <= parse_version(version) < FIRST_UNKNOWN:
+    if workers < 2 or hasattr(keras, _DONE) or not FIRST_BROKEN <= parse_version(version) < FIRST_UNKNOWN:
         return None
     if keras.backend.backend() != "tensorflow":
         return None

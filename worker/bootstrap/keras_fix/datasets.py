@@ -46,7 +46,7 @@ def replace_epoch_iterator(trainer: Any) -> None:
             return
         trainer.EpochIterator.__init__(self, *args, **kwargs)
         self._distribute_strategy = distribute_strategy
-        self._distributed_dataset = _distribute(self.data_adapter, distribute_strategy)
+        self._distributed_dataset = _distribute(self.data_adapter, self.steps_per_epoch, distribute_strategy)
 
     def get_iterator(self: Any) -> Any:
         if not spans_workers(self._distribute_strategy):
@@ -86,60 +86,95 @@ def take_steps(iterator: Any, wanted: int) -> int:
     return taken
 
 
-def _distribute(adapter: Any, strategy: Any) -> Any:
+def _distribute(adapter: Any, steps: int | None, strategy: Any) -> Any:
+    """What `fit` and its kin read: each worker's part of the adapter's data, for `steps` an epoch if given."""
     import tensorflow as tf
-    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-    from tensorflow.python.data.experimental.ops.distribute import compute_batch_size
 
     with _same_order_everywhere(adapter, strategy):
         dataset = adapter.get_tf_dataset()
     usual_batch.examples = 0.0
     if isinstance(dataset, tf.distribute.DistributedDataset):
         return dataset
-    is_arrays = isinstance(adapter, ArrayDataAdapter)
-    size = adapter.batch_size if is_arrays else int(compute_batch_size(dataset))
-    usual_batch.examples = max(0, size) / strategy.num_replicas_in_sync
+    usual_batch.examples = _global_batch(adapter, dataset) / strategy.num_replicas_in_sync
+    batches = adapter.num_batches or 0
+    same_batches = _all_agree(batches, steps, strategy)
     if int(dataset.cardinality()) == INFINITE:
         distributed = strategy.experimental_distribute_dataset(dataset)
         distributed._orch_steps = float("inf")
         return distributed
     one_replica_each = strategy.num_replicas_in_sync == strategy.extended._num_workers
-    by_element = is_arrays or _is_shared_by_element(dataset)
-    if not (one_replica_each and by_element):
+    if not (one_replica_each and _has_rows(dataset) and _is_shared_by_element(adapter, dataset)):
         return strategy.experimental_distribute_dataset(dataset)
-    return _share_out(dataset, adapter.num_batches or 0, strategy)
-
-
-def _share_out(dataset: Any, batches: int, strategy: Any) -> Any:
-    """Each worker's rows of every batch, in the order of the workers; `batches` is 0 if nobody knows."""
-    import tensorflow as tf
-
-    def rows(context: Any) -> Any:
-        mine, workers = context.input_pipeline_id, context.num_input_pipelines
-
-        def part(batch: Any) -> Any:
-            size = tf.shape(tf.nest.flatten(batch)[0])[0]
-            start = mine * (size // workers) + tf.minimum(mine, size % workers)
-            stop = start + size // workers + tf.cast(mine < size % workers, tf.int32)
-            return tf.nest.map_structure(lambda value: value[start:stop], batch)
-
-        shares = dataset.map(lambda *batch: part(batch if len(batch) > 1 else batch[0]))
-        return shares.prefetch(2)
-
-    distributed = strategy.distribute_datasets_from_function(rows)
-    counts = sum_now(strategy, tf.constant([batches, batches * batches, int(batches > 0)], tf.int64))
-    total, squares, known = (int(count) for count in counts)
-    if batches > 0 and known == strategy.extended._num_workers and known * squares == total * total:
-        # All have equally many batches, so no step needs to ask whether somebody has none.
+    distributed = strategy.distribute_datasets_from_function(functools.partial(_rows_of, dataset))
+    if same_batches:
+        # No step needs to ask whether somebody has no batch left.
         distributed._enable_get_next_as_optional = False
         distributed._orch_steps = batches
     return distributed
 
 
-def _is_shared_by_element(dataset: Any) -> bool:
+def _global_batch(adapter: Any, dataset: Any) -> int:
+    """How many examples a batch of all workers has, 0 if nobody knows."""
+    from tensorflow.python.data.experimental.ops.distribute import compute_batch_size
+
+    return int(adapter.batch_size) if _is_arrays(adapter) else max(0, int(compute_batch_size(dataset)))
+
+
+def _all_agree(batches: int, steps: int | None, strategy: Any) -> bool:
+    """Whether all workers have as many batches, known to be; ValueError if their epochs differ in length."""
+    import tensorflow as tf
+
+    numbers = [batches, steps or batches]
+    sums = sum_now(
+        strategy, tf.constant([*numbers, *(n * n for n in numbers), *(int(n > 0) for n in numbers)], tf.int64)
+    )
+    workers = strategy.extended._num_workers
+    totals, squares, known = (sums.numpy()[at : at + 2].tolist() for at in (0, 2, 4))
+    same = [workers * square == total * total for total, square in zip(totals, squares, strict=True)]
+    if known[1] == workers and not same[1]:
+        raise ValueError(
+            f"The workers have epochs of different lengths, this one of {numbers[1]} batches: the others would "
+            "wait for it for ever. Give all workers the same data, or the same steps_per_epoch (steps)."
+        )
+    return bool(known[0] == workers and same[0])
+
+
+def _rows_of(dataset: Any, context: Any) -> Any:
+    """This worker's rows of every batch, in the order of the workers."""
+    import tensorflow as tf
+
+    mine, workers = context.input_pipeline_id, context.num_input_pipelines
+
+    def rows(*parts: Any) -> Any:
+        batch = parts if isinstance(dataset.element_spec, tuple) else parts[0]
+        size = tf.shape(tf.nest.flatten(batch)[0])[0]
+        start = mine * (size // workers) + tf.minimum(mine, size % workers)
+        stop = start + size // workers + tf.cast(mine < size % workers, tf.int32)
+        return tf.nest.map_structure(lambda value: value[start:stop], batch)
+
+    return dataset.map(rows).prefetch(2)
+
+
+def _has_rows(dataset: Any) -> bool:
+    """Whether it consists of tensors with a first axis: neither sparse nor ragged nor absent ones."""
+    import tensorflow as tf
+
+    specs = tf.nest.flatten(dataset.element_spec)
+    return all(isinstance(spec, tf.TensorSpec) and (spec.shape.rank or 0) > 0 for spec in specs)
+
+
+def _is_arrays(adapter: Any) -> bool:
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+    return isinstance(adapter, ArrayDataAdapter)
+
+
+def _is_shared_by_element(adapter: Any, dataset: Any) -> bool:
     """Whether TensorFlow would share it out by element: all in memory, and no other policy chosen."""
     import tensorflow as tf
 
+    if _is_arrays(adapter):
+        return True
     policy = dataset.options().experimental_distribute.auto_shard_policy
     policies = tf.data.experimental.AutoShardPolicy
     if policy not in (policies.AUTO, policies.DATA):

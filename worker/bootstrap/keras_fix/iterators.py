@@ -79,9 +79,17 @@ def repair(tensorflow: ModuleType) -> None:
 
     single._create_iterator = create_iterator
     several.__init__ = several_init
-    setattr(single, _DONE, True)
+    setattr(single, _DONE, ends)
     # First in, last out: what the script registers runs before it, and may still drop iterators.
     atexit.register(ends.let_live)
+
+
+def ends_of_this_process() -> _Ends:
+    """What holds the iterators once `repair` has been done; AttributeError before."""
+    from tensorflow.python.data.ops import iterator_ops
+
+    ends: _Ends = getattr(iterator_ops.OwnedIterator, _DONE)
+    return ends
 
 
 def _spare_the_collector(module: ModuleType) -> None:
@@ -166,6 +174,10 @@ class _Ends:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="orch-iterators", daemon=True)
             self._thread.start()
+
+    def held(self) -> int:
+        """How many resources are held: of iterators that are in use or wait to be destroyed."""
+        return len(self._held)
 
     def let_live(self) -> None:
         """Stop working, and keep what is left from being destroyed with the interpreter."""

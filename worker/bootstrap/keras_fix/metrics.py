@@ -44,15 +44,15 @@ def replace_assign(core: Any) -> None:
 
     @functools.wraps(original)
     def direct_assign(self: Any, value: Any) -> None:
-        if not _is_summed_variable(self.value):
+        if not _is_summed_variable(self._value):
             original(self, value)
             return
         import tensorflow as tf
 
-        strategy = self.value.distribute_strategy
-        share = tf.cast(value, self.value.dtype) / tf.cast(strategy.num_replicas_in_sync, self.value.dtype)
-        for part in strategy.experimental_local_results(self.value):
-            part.assign(tf.cast(share, self.value.dtype))
+        strategy = self._value.distribute_strategy
+        share = tf.cast(value, self._value.dtype) / tf.cast(strategy.num_replicas_in_sync, self._value.dtype)
+        for part in strategy.experimental_local_results(self._value):
+            part.assign(tf.cast(share, self._value.dtype))
 
     core.Variable._direct_assign = direct_assign
 

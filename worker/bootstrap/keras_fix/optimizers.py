@@ -105,11 +105,11 @@ def _count_here(variable_class: Any) -> None:
 
     @functools.wraps(original)
     def direct_assign(self: Any, value: Any) -> None:
-        aggregation = getattr(self.value, "aggregation", None)
+        aggregation = getattr(self._value, "aggregation", None)
         if not _are_summed() or aggregation != tf.VariableAggregation.ONLY_FIRST_REPLICA:
             original(self, value)
             return
-        part = self.value._get_replica(get_current_replica_id_as_int())
+        part = self._value._get_replica(get_current_replica_id_as_int())
         part.assign(tf.cast(value, part.dtype))
 
     variable_class._direct_assign = direct_assign
