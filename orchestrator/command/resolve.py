@@ -23,6 +23,7 @@ from orchestrator.errors import UsageError
 from orchestrator.spec import Command, CommandKind
 from orchestrator.start_method import KerasOption, StartMethod, StartOption
 
+_QUIET = ("TF_CPP_MIN_LOG_LEVEL", "2")
 TESTED_TENSORFLOW = ((2, 20), (2, 21))
 # Short names share their ending and little else: be harder to please than difflib is.
 _NEAR_FILE = 0.75
@@ -64,7 +65,7 @@ def resolve_command(
     """
     options = options or CommandOptions()
     if not words or (words[0].startswith("-") and words[0] != "-m"):
-        return _builtin(words, options)
+        return _builtin(words, around, options)
     first, *rest = words
     if first == "-m":
         if not rest:
@@ -105,7 +106,7 @@ def has_tensorflow() -> bool:
     return found is not None and found.origin is not None
 
 
-def _builtin(words: Sequence[str], options: CommandOptions) -> Command:
+def _builtin(words: Sequence[str], around: Surroundings, options: CommandOptions) -> Command:
     if not has_tensorflow():
         raise UsageError(
             f"the built-in program needs TensorFlow, which orch's Python ({sys.executable}) does not have:"
@@ -121,7 +122,21 @@ def _builtin(words: Sequence[str], options: CommandOptions) -> Command:
         argv=(*interpreter, "-m", "worker", *words),
         serves=True,
         interpreter=interpreter,
-        start=StartMethod(fork=False, reason="the built-in program has its own way to begin"),
+        start=_builtin_start(around, options),
+    )
+
+
+def _builtin_start(around: Surroundings, options: CommandOptions) -> StartMethod:
+    if options.start is StartOption.SPAWN:
+        return StartMethod(fork=False, reason="--start spawn asks for it")
+    if "TF_USE_LEGACY_KERAS" in around.environ or "KERAS_BACKEND" in around.environ:
+        return StartMethod(fork=False, reason="the environment chooses a Keras")
+    return StartMethod(
+        fork=True,
+        reason="it is written to be forked",
+        modules=("numpy", "tensorflow", "keras", *options.preload),
+        # Set by the program before it imports TensorFlow, unless its user has.
+        preload_env=() if _QUIET[0] in around.environ else (_QUIET,),
     )
 
 

@@ -23,6 +23,7 @@ LONG = {
     "evaluate_and_predict": EXACT,
     "momentum": EXACT,
     "shuffled": EXACT,
+    "shuffled_without_a_seed": EXACT,
     "class_weights": EXACT,
     "sample_weights": EXACT,
     "validation_data": EXACT,

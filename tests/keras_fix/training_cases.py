@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from case_program import Place
+from tensorflow.python.eager import context
 
 Values = dict[str, Any]
 EXAMPLES, BATCH, FEATURES, CLASSES = 64, 16, 6, 3
@@ -87,6 +88,13 @@ def momentum(place: Place) -> Values:
 
 def shuffled(place: Place) -> Values:
     return fit(place, compiled(place), shuffle=True)
+
+
+def shuffled_without_a_seed(place: Place) -> Values:
+    """Nothing is learnt: the loss is that of the whole data if each example is seen once an epoch."""
+    model = compiled(place, optimizer=lambda: keras.optimizers.SGD(0.0))
+    context.set_global_seed(None)
+    return fit(place, model, shuffle=True)
 
 
 def class_weights(place: Place) -> Values:

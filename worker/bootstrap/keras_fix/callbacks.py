@@ -58,7 +58,6 @@ class Fit:
     savers: list[Saver]
     some_restore: bool
     all_restore_alike: bool
-    restores_here: bool
 
 
 _fits: dict[int, Fit] = {}
@@ -165,7 +164,6 @@ def _agree(model: Any, callbacks: Sequence[Any]) -> Fit:
         savers=[Saver(every, seen, last - 1) for every, seen, last in sorted(savers) if every],
         some_restore=any(backups),
         all_restore_alike=bool(backups[0]) and all(found == backups[0] for found in backups),
-        restores_here=any(_kind(callback) == "BackupAndRestore" for callback in mine),
     )
 
 

@@ -126,6 +126,8 @@ def _end_before_native_destructors() -> None:
     """Let this process end after Python's own finalization, with its exit code, but before C++ destroys what
     the threads of living iterators still use: those would crash in some exits."""
     library = ctypes.CDLL(None)
+    if not hasattr(library, "on_exit"):
+        return  # another C library than glibc
     # Last in, first out. on_exit hands the exit code over; what C code has printed is flushed before.
     library.on_exit(library._exit, None)
     library.__cxa_atexit(library.fflush, None, None)
@@ -223,7 +225,10 @@ class _Ends:
 
     def _end(self, number: int, executor: Any) -> None:
         resources = self._held[number][1]
-        clear = self._stage(f"orch-iterator-{number}", resources[0])
+        try:
+            clear = self._stage(f"orch-iterator-{number}", resources[0])
+        except Exception:
+            return  # it stays held: memory, but no wait
         del self._held[number]
         del resources
         with self._executor_scope(executor):
