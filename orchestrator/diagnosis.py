@@ -66,8 +66,8 @@ SIGNATURES = (
             r"Attempt to convert a value \(PerReplica|Invalid reduction dimension 0"
             r"|`strategy\.reduce\(\)`.*PerReplica"
         ),
-        "Keras 3's fit is broken with several workers (keras-team/keras#20585): use a custom training loop, or"
-        " tf_keras with TF_USE_LEGACY_KERAS=1.",
+        "Keras 3's fit is broken with several workers (keras-team/keras#20585): leave --no-fixes out if you gave it,"
+        " or use tf_keras (--keras legacy), or a custom training loop.",
     ),
     Signature(
         re.compile(r"Could not start gRPC server|Address already in use|EADDRINUSE|errno: ?98"),
@@ -86,7 +86,7 @@ SIGNATURES = (
     ),
     Signature(
         re.compile(r"has no attribute 'reset_states'"),
-        "`reset_states` is Keras 2's name: call `reset_state`, or run with TF_USE_LEGACY_KERAS=1 and tf_keras.",
+        "`reset_states` is Keras 2's name: call `reset_state`, or run on tf_keras with --keras legacy.",
     ),
     Signature(
         re.compile(

@@ -97,6 +97,18 @@ class Clusters:
         shutil.rmtree(self.state, ignore_errors=True)
         return steps
 
+    def second_of_session(self, script: Script) -> float:
+        """Seconds from the order for a second cluster of a kept session to its first step."""
+        folders = [self.folder(), self.folder()]
+        began = self.folder() / "began"
+        argv = [sys.executable, str(SCRIPTS / "kept.py"), str(script.workers), str(began)]
+        words = [json.dumps(script.argv(folder)) for folder in folders]
+        with self._started([*argv, *words], script, folders[0]) as process:
+            process.wait(PATIENCE_S)
+            steps = read_steps(folders[1], script.workers, float(began.read_text()))
+        shutil.rmtree(self.state, ignore_errors=True)
+        return steps.first
+
     def memory(self, script: Script, *, by_orch: bool) -> tuple[float, Steps]:
         """(PSS in bytes after the first step, steps): of the tasks, and orch's agent and preloader with them."""
         out = self.folder()

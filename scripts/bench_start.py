@@ -17,6 +17,7 @@ from bench_pairs import Compared, options, pair, report
 
 STEPS = 20
 AIMS = {4: 0.65, 8: 0.45}
+KEPT_WORKERS, KEPT_AIM = 4, 0.35
 MEMORY_WORKERS, MEMORY_AIM = 4, 0.80
 
 
@@ -44,6 +45,19 @@ def main() -> None:
                 pair(
                     first,
                     partial(first_step, clusters, script, True),
+                    partial(first_step, clusters, script, False),
+                    round_,
+                )
+        if KEPT_WORKERS in sizes:
+            script = Script("custom_loop.py", KEPT_WORKERS, STEPS)
+            kept = Compared(
+                f"first step, {KEPT_WORKERS} workers, kept preloader", "s", "shell loop", KEPT_AIM
+            )
+            lines.append(kept)
+            for round_ in range(arguments.rounds):
+                pair(
+                    kept,
+                    partial(clusters.second_of_session, script),
                     partial(first_step, clusters, script, False),
                     round_,
                 )

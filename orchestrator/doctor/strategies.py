@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 # The Keras versions whose `fit` orch mends, from the first and up to but without the second.
-MENDED_KERAS = ((3, 0), (3, 16))
+MENDED_KERAS = ((3, 10), (3, 16))
 _KERAS_3, _TF_KERAS = "Keras 3", "tf_keras"
 _FIT, _LOOP = "fit", "custom loop"
 

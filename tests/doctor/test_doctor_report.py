@@ -12,7 +12,7 @@ from orchestrator.doctor.judge import judge
 from orchestrator.doctor.report import count_text, doctor_document, doctor_lines, strategy_rows
 from orchestrator.doctor.strategies import MENDED_KERAS, Works, strategies
 from orchestrator.view.palette import without_colour
-from worker.bootstrap.keras_fix import FIRST_BROKEN, FIRST_UNKNOWN
+from worker.bootstrap.keras_fix import FIRST_KNOWN, FIRST_UNKNOWN
 
 SICK = with_changed(
     machine={"avx": False, "open_files": 10}, network={"addresses": ("10.0.0.7",)}, state={"owner": 0}
@@ -106,5 +106,5 @@ def test_the_table_of_strategies_fits(width: int | None) -> None:
 
 def test_the_versions_are_those_that_the_fix_knows() -> None:
     """The two packages never import each other; the doctor must not promise another range."""
-    assert (FIRST_BROKEN, FIRST_UNKNOWN) == MENDED_KERAS
+    assert (FIRST_KNOWN, FIRST_UNKNOWN) == MENDED_KERAS
     assert PYTHON.versions["keras"].startswith("3.")

@@ -20,6 +20,7 @@ import functools
 import gc
 import itertools
 import queue
+import signal
 import sys
 import threading
 import weakref
@@ -33,6 +34,8 @@ from ..after_import import after_import
 _OURS_ALONE = 3
 _LOOK_AGAIN_S = 0.02
 _JOIN_S = 1.0
+# Whatever else was registered to run at the exit may take its time.
+_LONGEST_FINALIZATION_S = 600
 _DONE = "_orch_iterators"
 
 
@@ -146,6 +149,9 @@ def _let_late_threads_wait() -> None:
     set_terminate.argtypes = [ctypes.c_void_p]
     set_terminate.restype = ctypes.c_void_p
     set_terminate(ctypes.cast(ctypes.CDLL(None).pause, ctypes.c_void_p))
+    # Should it be the main thread that ever comes to wait there, the process must end all the same.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(_LONGEST_FINALIZATION_S)
 
 
 class _Ends:
