@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from waiting import PATIENCE_S, until
 
 from orchestrator import api
@@ -87,7 +88,11 @@ class Orch:
         self._started: list[Started] = []
 
     def __call__(
-        self, *words: str, env: dict[str, str | None] | None = None, cwd: Path | None = None
+        self,
+        *words: str,
+        env: dict[str, str | None] | None = None,
+        cwd: Path | None = None,
+        timeout_s: float = PATIENCE_S,
     ) -> Finished:
         done = subprocess.run(
             [str(ORCH), *words],
@@ -95,7 +100,7 @@ class Orch:
             env=self.environ(env),
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=PATIENCE_S,
+            timeout=timeout_s,
             check=False,
         )
         return Finished(
@@ -153,6 +158,36 @@ class Orch:
     def pids(self) -> list[int]:
         return [task["pid"] for task in self.status()["tasks"]]
 
+    def phases(self) -> list[str | None]:
+        """What each task of the only run said last of how far it is."""
+        return [(task["progress"] or {}).get("phase") for task in self.status()["tasks"]]
+
+    def events(self, kind: str, run: Path | None = None) -> list[dict[str, Any]]:
+        lines = ((run or self.run_dir()) / "events.jsonl").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["type"] == kind]
+
+    def methods(self, run: Path | None = None) -> set[str]:
+        """How the tasks were started: fork, spawn."""
+        return {event["method"] for event in self.events("task_started", run)}
+
+    def supervisor(self) -> int | None:
+        """The pid of the newest run's supervisor, once there is one."""
+        runs = self.run_dirs()
+        if not runs or not (runs[-1] / "run.json").exists():
+            return None
+        pid = json.loads((runs[-1] / "run.json").read_text())["supervisor_pid"]
+        assert isinstance(pid, int)
+        return pid
+
+    def agent(self) -> int | None:
+        supervisor = self.supervisor()
+        return _child(supervisor, "worker.agent") if supervisor else None
+
+    def preloader(self) -> int | None:
+        """The process that imports for all tasks; it is the agent's child and no task."""
+        agent = self.agent()
+        return _child(agent, "preloader") if agent else None
+
     def end_all(self) -> None:
         """End whatever this test has started: its commands, then its runs."""
         for started in self._started:
@@ -162,3 +197,18 @@ class Orch:
         for run in self.run_dirs():
             if locks.is_held(run / "lock"):
                 self("down", "--force", run.name)
+
+
+def _child(pid: int, mark: str) -> int | None:
+    """A child whose command line holds `mark`."""
+    try:
+        children = psutil.Process(pid).children()
+    except psutil.NoSuchProcess:
+        return None
+    for child in children:
+        try:
+            if any(mark in word for word in child.cmdline()):
+                return int(child.pid)
+        except psutil.Error:
+            continue
+    return None
