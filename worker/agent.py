@@ -18,7 +18,6 @@ that forked. Runs under orch's interpreter; standard library and portpicker only
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import select
 import signal
@@ -35,10 +34,10 @@ from worker.processes import all_processes, tree_states
 from worker.progress_inbox import ProgressInbox
 from worker.readiness import Readiness
 from worker.sampling import Sampler
+from worker.stream import Stream
 from worker.task_process import StartFailed, TaskOrder, TaskProcess
 from worker.teardown import Teardown
 
-_READ_BYTES = 1 << 16
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _LEAVING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -55,12 +54,10 @@ class Agent:
         self._poller = select.epoll()
         self._forks = Forks(self._poller)
         self._told_reasons: set[str] = set()
-        self._inbox = b""
-        self._outbox = bytearray()
         self._exits = 0
         self._teardown: Teardown | None = None
         self._leaving = False
-        self._stream_open = True
+        self._stream = Stream(_STDIN, _STDOUT, self._poller)
         self._readiness = Readiness(time.monotonic())
         self._sampler = Sampler(time.monotonic())
         self._progress = ProgressInbox(self._poller)
@@ -71,21 +68,18 @@ class Agent:
         """Serve until the stream ends and nothing is left."""
         with self._ports, self._poller:
             self._watch_signals()
-            for fd in (_STDIN, _STDOUT):
-                os.set_blocking(fd, False)
-            self._poller.register(_STDIN, select.EPOLLIN)
             self._send(
                 "hello", host=socket.gethostname(), pid=os.getpid(), cores=len(os.sched_getaffinity(0))
             )
             while not (self._leaving and self._teardown is None):
                 self._turn()
             self._forks.close()
-            self._flush()
+            self._stream.flush()
 
     # -- the loop
 
     def _turn(self) -> None:
-        self._flush()
+        self._stream.flush()
         timeout = self._next_wake() - time.monotonic()
         # epoll hands out what became ready first first: exits arrive in their true order.
         for fd, _ in self._poller.poll(max(0.0, timeout), 1024):
@@ -108,10 +102,8 @@ class Agent:
         return min(min(wakes), time.monotonic() + 3600)
 
     def _serve(self, fd: int) -> None:
-        if fd == _STDIN:
-            self._read_stream()
-        elif fd == _STDOUT:
-            return  # writable again: the turn's flush goes on
+        if self._stream.serves(fd):
+            self._read_stream(fd)
         elif fd == self._signal_fd:
             self._read_signals()
         elif self._forks.serves(fd):
@@ -142,7 +134,7 @@ class Agent:
         numbers = os.read(self._signal_fd, 4096)
         if any(number in numbers for number in _LEAVING_SIGNALS):
             # The tasks' ends from here on are this agent's doing: only its own end is news.
-            self._stream_open = False
+            self._stream.fall_silent()
             self._leave()
 
     def _leave(self) -> None:
@@ -153,25 +145,15 @@ class Agent:
 
     # -- the stream
 
-    def _read_stream(self) -> None:
-        try:
-            data = os.read(_STDIN, _READ_BYTES)
-        except BlockingIOError:
-            return
-        except ConnectionResetError:
-            data = b""
-        if not data:
-            self._poller.unregister(_STDIN)
-            self._stream_open = False
-            self._leave()
-            return
-        *lines, self._inbox = (self._inbox + data).split(b"\n")
-        for line in lines:
-            message = json.loads(line)
+    def _read_stream(self, fd: int) -> None:
+        messages, is_there = self._stream.read(fd)
+        for message in messages:
             if message["type"] == "run":
                 self._adopt(message)
             elif message.get("run_id") == self._run_id:
                 self._obey(message)
+        if not is_there:
+            self._leave()
 
     def _adopt(self, message: dict[str, Any]) -> None:
         """Serve this run from now on: the first one, or the next when nothing of the last is left."""
@@ -199,32 +181,7 @@ class Agent:
                 self._begin_teardown(float(message["grace_s"]))
 
     def _send(self, kind: str, **fields: object) -> None:
-        if self._stream_open:
-            line = json.dumps({"type": kind, "run_id": self._run_id, **fields})
-            self._outbox += line.encode() + b"\n"
-
-    def _flush(self) -> None:
-        """Write what the stream takes now; the rest waits until it is writable, never blocking the loop."""
-        while self._outbox:
-            try:
-                sent = os.write(_STDOUT, self._outbox)
-            except BlockingIOError:
-                self._wait_for_room(True)
-                return
-            except (BrokenPipeError, ConnectionResetError):
-                self._outbox.clear()  # end of file on the other half tells the rest
-                return
-            del self._outbox[:sent]
-        self._wait_for_room(False)
-
-    def _wait_for_room(self, wanted: bool) -> None:
-        try:
-            if wanted:
-                self._poller.register(_STDOUT, select.EPOLLOUT)
-            else:
-                self._poller.unregister(_STDOUT)
-        except (FileExistsError, FileNotFoundError):
-            return
+        self._stream.send({"type": kind, "run_id": self._run_id, **fields})
 
     # -- ports and tasks
 

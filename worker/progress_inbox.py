@@ -72,7 +72,11 @@ class ProgressInbox:
             progress = json.loads(line)
         except (ValueError, RecursionError):
             return
-        if isinstance(progress, dict):
+        if not isinstance(progress, dict):
+            return
+        if progress.pop("sigterm", None) == "again":
+            task.ask_again()
+        if progress:
             pending = self._pending.setdefault(task.name, {})
             if progress.get("phase", pending.get("phase")) != pending.get("phase"):
                 for name in _OF_ONE_PHASE:

@@ -69,13 +69,23 @@ class TaskProcess:
     progress_rest: bytes = b""
     is_ready: bool = False
     method: Method = "spawn"
+    was_asked_to_stop: bool = False
 
     def signal_group(self, number: int) -> None:
         """To the whole group. Safe while the leader has not been reaped: until then its pid is nobody else's."""
+        self.was_asked_to_stop = self.was_asked_to_stop or number == signal.SIGTERM
         try:
             os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):
             return
+
+    def ask_again(self) -> None:
+        """SIGTERM once more, to the leader, which says that it may have lost the one it was sent."""
+        if self.was_asked_to_stop:
+            try:
+                signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)
+            except OSError:
+                return
 
     def reap(self) -> tuple[int | None, int | None] | None:
         """(exit code, signal) of the leader, one of them None; None when it has not exited."""

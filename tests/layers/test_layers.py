@@ -92,6 +92,7 @@ AGENT = {
     "progress_inbox",
     "readiness",
     "sampling",
+    "stream",
     "task_process",
     "teardown",
 }

@@ -20,9 +20,14 @@ if TYPE_CHECKING:
 else:
     import _signal  # signal itself imports enum
 
-# How long TensorFlow's own handler may stay in place while a call blocks, seconds.
+# How long TensorFlow's own handler may stay in place while a call blocks, seconds: it comes once, 10 to 40 ms after
+# the call's start, so the looks are close together until it has come, or for so many of them.
+_LOOK_CLOSELY_S = 0.001
+_CLOSE_LOOKS = 1000
 _LOOK_S = 0.02
 _SIGACTION_BYTES = 256  # more than sizeof(struct sigaction) on any machine
+# What it begins with. The rest cannot be compared: of the mask, the C library leaves most as it finds it.
+_HANDLER_BYTES = ctypes.sizeof(ctypes.c_void_p)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -32,10 +37,12 @@ class KeptHandler:
     def __init__(self) -> None:
         self._action = self._current()
 
-    def put_back(self) -> None:
-        """From whatever thread."""
-        if self._current() != self._action:
-            _libc.sigaction(int(_signal.SIGTERM), ctypes.create_string_buffer(self._action), None)
+    def put_back(self) -> bool:
+        """From whatever thread; whether it had been replaced."""
+        if self._current()[:_HANDLER_BYTES] == self._action[:_HANDLER_BYTES]:
+            return False
+        _libc.sigaction(int(_signal.SIGTERM), ctypes.create_string_buffer(self._action), None)
+        return True
 
     @staticmethod
     def _current() -> bytes:
@@ -44,8 +51,9 @@ class KeptHandler:
         return action.raw
 
 
-def interruptibly(call: Callable[[], T]) -> T:
+def interruptibly(call: Callable[[], T], put_back: Callable[[], None] = lambda: None) -> T:
     """What `call()` returns or raises; signals are served meanwhile, and what their handlers raise ends the wait.
+    `put_back()` is called when SIGTERM's handler had been replaced and is back: one in between is lost.
 
     `call` must not hold Python's global interpreter lock while it blocks. When the wait ends early, its thread stays
     behind in it and does not keep the process from ending.
@@ -71,9 +79,14 @@ def interruptibly(call: Callable[[], T]) -> T:
             return call()
         finally:
             handler.put_back()
-    while not done.acquire(timeout=_LOOK_S):
-        handler.put_back()
-    handler.put_back()
+    close_looks = _CLOSE_LOOKS
+    while not done.acquire(timeout=_LOOK_CLOSELY_S if close_looks else _LOOK_S):
+        close_looks = max(0, close_looks - 1)
+        if handler.put_back():
+            close_looks = 0
+            put_back()
+    if handler.put_back():
+        put_back()
     if errors:
         raise errors.pop()
     return results.pop()

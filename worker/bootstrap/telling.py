@@ -52,6 +52,10 @@ class ProgressPipe:
         """The number of the signal that makes this process write its stacks, or that none does any more."""
         self._send(f'{{"stacks":{"null" if number is None else number}}}\n')
 
+    def sigterm_again(self) -> None:
+        """A SIGTERM sent to this process in the last moments may have been lost: the agent sends it again if so."""
+        self._send('{"sigterm":"again"}\n')
+
     def _send(self, line: str) -> None:
         if self._fd < 0 or os.getpid() != self._pid:
             return

@@ -55,7 +55,7 @@ def _quietly(part: str, callback: Callable[[ModuleType], None]) -> Callable[[Mod
 
 
 def _hook_context(bindings: Any, pipe: ProgressPipe) -> None:
-    join = _without_the_lock(bindings.TFE_EnableCollectiveOps)
+    join = _without_the_lock(bindings.TFE_EnableCollectiveOps, pipe)
 
     def enable_collective_ops(context: object, server_def: bytes) -> None:
         pipe.phase("waiting")
@@ -69,7 +69,9 @@ def _hook_context(bindings: Any, pipe: ProgressPipe) -> None:
     bindings.TFE_Py_SetCEagerContext = _beginning(bindings.TFE_Py_SetCEagerContext, pipe)
 
 
-def _without_the_lock(enable: Callable[[object, bytes], None]) -> Callable[[object, bytes], None]:
+def _without_the_lock(
+    enable: Callable[[object, bytes], None], pipe: ProgressPipe
+) -> Callable[[object, bytes], None]:
     """TFE_EnableCollectiveOps, interruptible where the C function behind it can be reached."""
     from . import blocking
 
@@ -80,7 +82,9 @@ def _without_the_lock(enable: Callable[[object, bytes], None]) -> Callable[[obje
         return blocking.keeping_the_handler(enable)
 
     def join(context: object, server_def: bytes) -> None:
-        code, text = blocking.interruptibly(lambda: functions.enable_collective_ops(context, server_def))
+        code, text = blocking.interruptibly(
+            lambda: functions.enable_collective_ops(context, server_def), put_back=pipe.sigterm_again
+        )
         _raise_unless_fine(code, text)
 
     return join
