@@ -64,7 +64,7 @@ class Forks:
 
     def preload(self, order: PreloadOrder, log: str) -> Iterator[Outcome]:
         """Have a preloader for `order`: the one there is, if it serves as well."""
-        if self._preloader is not None and self._preloader.order.is_like(order):
+        if self._preloader is not None and self._preloader.serves(order):
             if self._preloader.is_ready:
                 yield Preloaded(self._preloader.order.modules, 0.0)
             return

@@ -18,7 +18,9 @@ _INJECT_PRELOADER = injection.INJECT.parent / "inject_preloader"
 _OPTIONS = "ORCH_PRELOAD"
 _MESSAGE_BYTES = 1 << 16
 # Variables of one run, or of one test of a test suite: a preloader may serve the next.
-_KEPT_APART = ("ORCH_", "PYTEST_CURRENT_TEST")
+_OF_ONE_RUN = ("ORCH_", "PYTEST_CURRENT_TEST")
+# Those that tell a run's tasks apart; nothing reads them at import. (The bootstrap's directory is in the second.)
+_OF_ONE_TASK = ("TF_CONFIG", injection.SEARCH_PATH)
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,17 @@ class PreloadOrder:
         return self._comparable() == other._comparable()
 
     def _comparable(self) -> tuple[object, ...]:
-        env = {name: value for name, value in self.env.items() if not name.startswith(_KEPT_APART)}
+        env = {name: value for name, value in self.env.items() if not name.startswith(_OF_ONE_RUN)}
         return self.argv, env, self.cwd, self.modules, self.script_env
+
+    def differing(self, env: Mapping[str, str]) -> str | None:
+        """The first variable that the imports may have seen otherwise than a task in `env` is to see it."""
+        for name in sorted(env.keys() | self.env.keys()):
+            if name.startswith(_OF_ONE_RUN) or name in _OF_ONE_TASK:
+                continue
+            if env.get(name) != self.env.get(name):
+                return name
+        return None
 
 
 class ForkRequest:
@@ -73,7 +84,7 @@ class ForkRequest:
         except OSError as error:
             return str(error)
         if not fds:
-            return _reason(message)
+            return _reason(message, "the preloader could not fork")
         pid = _living_child(fds[0])
         if pid is None or not self._go():
             os.close(fds[0])
@@ -99,6 +110,8 @@ class Preloader:
         self.is_ready = False
         self.seconds = 0.0
         self.reason: str | None = None
+        # Each [when it was written in ns, how long it is in bytes], None if it could not be looked at.
+        self._files: dict[str, list[int] | None] = {}
         self._log = log
         self._stream, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._stream.setblocking(False)
@@ -122,6 +135,8 @@ class Preloader:
             "cwd": self.order.cwd,
             "placeholder": placeholder,
             "pythonpath": pythonpath,
+            "inject_preloader": str(_INJECT_PRELOADER),
+            "inject": str(injection.INJECT),
         }
         path = [str(_INJECT_PRELOADER), str(injection.INJECT), *([pythonpath] if pythonpath else [])]
         env |= {_OPTIONS: json.dumps(options), injection.SEARCH_PATH: ":".join(path)}
@@ -141,22 +156,36 @@ class Preloader:
     def read(self) -> None:
         """Take what it says, when its stream is readable: afterwards it is ready, or `reason` says why not."""
         try:
-            message = self._stream.recv(_MESSAGE_BYTES)
+            message, fds, _, _ = socket.recv_fds(self._stream, _MESSAGE_BYTES, 1)
         except BlockingIOError:
             return
         except OSError:
-            message = b""
-        answer = json.loads(message) if message else {}
-        if "ready" in answer:
+            message, fds = b"", []
+        if fds:
+            with os.fdopen(fds[0]) as sheet:
+                sheet.seek(0)
+                self._files = json.load(sheet)
             self.is_ready = True
-            self.seconds = float(answer["ready"])
+            self.seconds = float(json.loads(message)["ready"])
         else:
             self.is_ready = False
-            self.reason = answer.get("cannot") or f"the preloader has ended; see {self._log}"
+            self.reason = _reason(message, f"the preloader has ended; see {self._log}")
+
+    def serves(self, order: PreloadOrder) -> bool:
+        """Whether it does for `order` as a new one would: nothing that it has imported has been changed since."""
+        return self.order.is_like(order) and all(_mark(file) == was for file, was in self._files.items())
 
     def fork(self, order: TaskOrder) -> ForkRequest:
         """Ask for a task. OSError if its log cannot be opened, BlockingIOError if too much has been asked for."""
-        fields = {"argv": order.argv, "env": order.environ(), "cwd": order.cwd, "agent": os.getpid()}
+        env = order.environ()
+        fields = {
+            "argv": order.argv,
+            "env": env,
+            "ordered": self.order.env,
+            "differing": self.order.differing(env),
+            "cwd": order.cwd,
+            "agent": os.getpid(),
+        }
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         pipes = TaskPipes(order.log)
@@ -200,8 +229,18 @@ def _living_child(pidfd: int) -> int | None:
     return next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
 
 
-def _reason(message: bytes) -> str:
+def _mark(file: str) -> list[int] | None:
+    """As bootstrap/preloaded_files.py makes it."""
+    try:
+        found = Path(file).stat()
+    except OSError:
+        return None
+    return [found.st_mtime_ns, found.st_size]
+
+
+def _reason(message: bytes, otherwise: str) -> str:
+    """What the preloader gives as its reason; `otherwise` if it gives none."""
     try:
         return str(json.loads(message)["cannot"])
     except (ValueError, KeyError, TypeError):
-        return "the preloader could not fork"
+        return otherwise

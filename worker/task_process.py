@@ -114,7 +114,11 @@ class TaskPipes:
 
     def __init__(self, log: str) -> None:
         self.log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._progress_out, self.progress_in = os.pipe2(os.O_CLOEXEC)
+        try:
+            self._progress_out, self.progress_in = os.pipe2(os.O_CLOEXEC)
+        except OSError:
+            os.close(self.log)
+            raise
         os.set_blocking(self._progress_out, False)
 
     def keep_output(self) -> int:

@@ -92,7 +92,7 @@ def _by_source(
     modules = _modules(program.tree, start, prelude, environ, legacy) if has_tensorflow else ()
     return StartMethod(
         fork=True,
-        reason="it does nothing before it imports its modules that a fork would change",
+        reason="nothing that it does before it imports its modules would come out otherwise",
         modules=tuple(dict.fromkeys((*modules, *preload))),
         preload_env=tuple(prelude.constants.items()),
     )

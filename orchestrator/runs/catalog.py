@@ -85,7 +85,7 @@ def sweep_lost_runs() -> list[tuple[str, int]]:
 
 
 def close_lost_runs() -> None:
-    """Write the result that a killed supervisor could not, under its lock."""
+    """Write the result that a killed supervisor could not, under its lock, and remove what it would have removed."""
     for run in all_runs():
         if run.paths.result.exists() or run.is_live:
             continue
@@ -96,6 +96,8 @@ def close_lost_runs() -> None:
         try:
             if not run.paths.result.exists():
                 write_atomically(run.paths.result, lost_result(run).model_dump_json(indent=1) + "\n")
+            shutil.rmtree(run.paths.scratch, ignore_errors=True)
+            run.paths.control.unlink(missing_ok=True)
         finally:
             lock.release()
 

@@ -147,3 +147,16 @@ def test_a_task_whose_agent_is_already_gone_never_starts(agent: Driver) -> None:
     agent.receive_all()
     pids = [message.pid for message in agent.messages if isinstance(message, Started)]
     until_gone(*pids)
+
+
+def test_a_task_that_may_have_lost_its_signal_gets_it_again(agent: Driver) -> None:
+    """The first SIGTERM is swallowed here, as a library does that has just put a handler of its own in place."""
+    say = "os.write(int(os.environ['ORCH_PROGRESS_FD']), b'{\"sigterm\":\"again\"}\\n')"
+    told = f"signal.signal(15, lambda *_: (signal.signal(15, lambda *_: os._exit(7)), {say}))"
+    # Said before anything was sent, it means nothing.
+    agent.start(
+        "a", python(f"import os, signal, time\n{say}\n{told}\nprint('up', flush=True)\ntime.sleep(600)")
+    )
+    agent.wait_for_line("a")
+    agent.end(grace_s=FOREVER_S)
+    assert [(exit.exit_code, exit.signal) for exit in agent.exits()] == [(7, None)]

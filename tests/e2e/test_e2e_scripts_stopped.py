@@ -16,14 +16,14 @@ _START_S = 180.0
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 SCRIPT = """
-import os, sys
+import os, sys, time
 me = os.environ["ORCH_TASK"]
 try:
     print("begins", flush=True)
     import tensorflow as tf
     print("joins", flush=True)
     while me == "worker:1" and not os.path.exists("go"):
-        pass
+        time.sleep(0.01)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
         model = tf.keras.Sequential([tf.keras.Input((8,)), tf.keras.layers.Dense(1)])

@@ -9,6 +9,7 @@ TYPE_CHECKING = (
 )
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from importlib.abc import Loader
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
@@ -71,29 +72,43 @@ class _Watcher:
         return None
 
     def _intercept(self, spec: ModuleSpec) -> None:
-        loader = spec.loader
-        if loader is None or isinstance(loader, type) or not hasattr(loader, "__dict__"):
+        if spec.loader is None or isinstance(spec.loader, type) or not hasattr(spec.loader, "__dict__"):
             return  # a builtin's loader is a class, shared by all of them
+        loader = spec.loader = _of_its_own(spec.loader)
         run = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             del loader.exec_module
-            callbacks = self._take(spec.name)
-            for before in callbacks.before:
-                before()
+            self._call_before(spec.name)
             run(module)
-            for after in callbacks.after:
-                after(module)
+            self._call_after(spec.name, module)
 
         # Python leaves the frames of its import system out of tracebacks, and this one is among them.
         exec_module.__code__ = exec_module.__code__.replace(co_filename=_IMPORT_SYSTEM)
         loader.exec_module = exec_module  # type: ignore[method-assign]
 
-    def _take(self, name: str) -> _Callbacks:
+    def _call_before(self, name: str) -> None:
+        # They may register more of both kinds for this same import.
+        callbacks = self.waiting.get(name, _Callbacks())
+        while callbacks.before:
+            callbacks.before.pop(0)()
+
+    def _call_after(self, name: str, module: ModuleType) -> None:
         callbacks = self.waiting.pop(name, None) or _Callbacks()
         if not self.waiting and self in sys.meta_path:
             sys.meta_path.remove(self)
-        return callbacks
+        for after in callbacks.after:
+            after(module)
+
+
+def _of_its_own(loader: Loader) -> Loader:
+    """One that no other module has: a zip file's loads all of its modules."""
+    finders: Iterable[object] = sys.path_importer_cache.values()
+    if not any(finder is loader for finder in finders):
+        return loader
+    copied = object.__new__(type(loader))
+    copied.__dict__.update(loader.__dict__)
+    return copied
 
 
 def _watched(name: str) -> _Callbacks:
@@ -112,8 +127,5 @@ def came_back(names: Iterable[str]) -> None:
     """Call back for modules that have come into sys.modules ready made instead of being executed."""
     for finder in [found for found in sys.meta_path if isinstance(found, _Watcher)]:
         for name in [each for each in names if each in finder.waiting]:
-            callbacks = finder._take(name)
-            for before in callbacks.before:
-                before()
-            for after in callbacks.after:
-                after(sys.modules[name])
+            finder._call_before(name)
+            finder._call_after(name, sys.modules[name])

@@ -132,12 +132,16 @@ class CFunctions:
         self._pointer = ctypes.pythonapi.PyCapsule_GetPointer
         self._pointer.argtypes, self._pointer.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_void_p
 
-    def enable_collective_ops(self, context: object, server_def: bytes) -> tuple[int, str]:
-        """Wait for the cluster without the lock; TensorFlow's error code and message, (0, "") when it is there."""
-        pointer = self._pointer(context, None)
+    def address(self, context: object) -> int:
+        """Where the context lies that this capsule holds; ValueError if it holds none."""
+        return int(self._pointer(context, None))
+
+    def enable_collective_ops(self, context: int, server_def: bytes) -> tuple[int, str]:
+        """Wait for the cluster without the lock; TensorFlow's error code and message, (0, "") when it is there.
+        `context` is its address, and must live as long."""
         status = self._new_status()
         try:
-            self._enable_collective_ops(pointer, server_def, len(server_def), status)
+            self._enable_collective_ops(context, server_def, len(server_def), status)
             return self._code(status), self._message(status).decode(errors="replace")
         finally:
             self._delete_status(status)

@@ -25,8 +25,13 @@ def abort_at_stop(abort: Callable[[], None]) -> None:
     """Call `abort()`, from another thread, when a SIGTERM has not reached Python code in a second. In the main thread.
 
     Woken through signal.set_wakeup_fd: a script that uses it itself (asyncio's signal handlers do) has to do
-    without. When the script handles SIGTERM itself, nothing is aborted.
+    without, and so has one that makes its strategy in another thread. When the script handles SIGTERM itself,
+    nothing is aborted.
     """
+    import threading
+
+    if threading.current_thread() is not threading.main_thread():
+        return
     awake, waker = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(waker, False)
     owned = _signal.set_wakeup_fd(waker, warn_on_full_buffer=False)

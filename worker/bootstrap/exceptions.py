@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 
@@ -28,19 +29,38 @@ def install(path: str) -> None:
     """
     owner = os.getpid()
     previous = sys.excepthook
+    written: list[int] = []
+
+    def write(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        # A forked child inherits the hook, but its exceptions are not the task's.
+        # KeyboardInterrupt says no more than the exit by SIGINT that Python makes of it.
+        if os.getpid() == owner and not issubclass(kind, KeyboardInterrupt):
+            written.append(id(value))
+            _keep(lambda: write_private(path, describe(kind, value, trace)))
 
     def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         if os.getpid() == owner and stopping.is_put_off():
             # An operation that failed because of the stop, which could not be raised inside it.
             stopping.raise_stop()
-        # A forked child inherits the hook, but its exceptions are not the task's.
-        # KeyboardInterrupt says no more than the exit by SIGINT that Python makes of it.
-        if os.getpid() == owner and not issubclass(kind, KeyboardInterrupt):
-            _keep(lambda: write_private(path, describe(kind, value, trace)))
+        write(kind, value, trace)
         previous(kind, value, trace)
 
+    def at_exit() -> None:
+        # The script has set a hook in our hook's place: Python has noted for which exception it called that one.
+        value = getattr(sys, "last_value", None)
+        if value is not None and id(value) not in written and _ended_the_script(value):
+            write(type(value), value, value.__traceback__)
+
     sys.excepthook = excepthook
+    atexit.register(at_exit)
     after_import("threading", lambda threading: _watch_threads(threading, path, owner))
+
+
+def _ended_the_script(value: object) -> bool:
+    """Whether it has gone through all of Python's frames, and not only through a callback's that C code has made."""
+    if not isinstance(value, BaseException) or isinstance(value, SystemExit):
+        return False
+    return value.__traceback__ is None or value.__traceback__.tb_frame.f_back is None
 
 
 def _watch_threads(threading: ModuleType, path: str, owner: int) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from . import process_memory
 
@@ -20,10 +21,11 @@ _PROGRESS = "ORCH_PROGRESS_FD"
 _PARENT_LOOK_S = 0.0002
 
 
-def report(agent: socket.socket, agent_pid: int) -> None:
-    """Become the agent's child, leader of a session of its own, and wait for the agent's word to begin."""
-    between = os.getppid()
-    while os.getppid() == between != agent_pid:
+def report(agent: socket.socket, agent_pid: int, between: int) -> None:
+    """Become the agent's child, leader of a session of its own, and wait for the agent's word to begin.
+
+    `between` is the pid of the process that forked this one. It may have ended, and the agent too."""
+    while os.getppid() == between:
         time.sleep(_PARENT_LOOK_S)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != agent_pid:  # it died before the line above could see it
@@ -53,10 +55,24 @@ def dress(argv: Sequence[str], env: Mapping[str, str], log: int, progress: int) 
     process_memory.show(
         argv, {name: os.environ[name] for name in ("ORCH_RUN_ID",) if name in env} | dict(env)
     )
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        # Python's own generator is seeded anew by the fork, NumPy's is not.
+    _renew(sys.modules)
+
+
+def _renew(modules: Mapping[str, Any]) -> None:
+    """What libraries keep of the process that has imported them; Python itself sees to its own random numbers."""
+    if numpy_random := modules.get("numpy.random"):
         numpy_random.seed()
+    if process := modules.get("multiprocessing.process"):
+        # What siblings shared would let them into each other's managers and connections.
+        process.current_process().authkey = os.urandom(32)
+    main_thread = getattr(modules.get("threading"), "main_thread", object)()
+    if hasattr(main_thread, "_set_native_id"):
+        main_thread._set_native_id()
+    logging = modules.get("logging")
+    began = getattr(logging, "_startTime", None)
+    if logging is not None and began is not None:
+        # In nanoseconds from Python 3.13 on.
+        logging._startTime = time.time_ns() if isinstance(began, int) else time.time()
 
 
 def adjust_oom_score(more: int) -> int:

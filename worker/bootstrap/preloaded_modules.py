@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, all_suffixes
@@ -61,6 +62,8 @@ class PreloadedModules(MetaPathFinder):
         self._environ: dict[str, str] = {}
         self._on_return: dict[str, Callable[[], None]] = {}
         self._say: Callable[[str], None] = lambda line: None
+        # Around what is noted here only: whoever is called back may import, and wait for another thread's import.
+        self._lock = _thread.RLock()
 
     def hide(self, say: Callable[[str], None], on_return: Mapping[str, Callable[[], None]]) -> None:
         """Take them out of sys.modules. `say` takes a line for the user; `on_return` is called by module name when
@@ -74,7 +77,7 @@ class PreloadedModules(MetaPathFinder):
 
     def shadowed_in(self, directory: str) -> list[str]:
         """Modules in whose place a file or package of `directory` would have been imported, had it come first."""
-        found = {name: self._origin(name) for name in set(_importable(directory)) & self._kept.keys()}
+        found = {name: self._origin(name) for name in set(_importable(directory, self._kept.keys()))}
         return sorted(name for name, file in found.items() if file and not file.startswith(f"{directory}/"))
 
     def find_spec(
@@ -82,26 +85,31 @@ class PreloadedModules(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname not in self._kept:
             return None
-        if path is None:
-            self._look_at_new_entries()
-            if fullname not in self._kept:
-                return None
-        return _spec(fullname, self._kept[fullname], self)
+        with self._lock:
+            if path is None:
+                self._look_at_new_entries()
+            module = self._kept.get(fullname)
+        return None if module is None else _spec(fullname, module, self)
 
     def give_back(self, name: str) -> None:
         """Put `name` into sys.modules, and what importing it would have put there too."""
-        wanted = self._closures.get(name) or self._closure(name)
-        given = {each: self._kept.pop(each) for each in wanted if each in self._kept}
-        roots = [self._effects.pop(each) for each in list(self._effects) if each in given]
-        if roots:
-            self._compare_environment(roots[0].root)
-        sys.modules.update(given)
+        with self._lock:
+            wanted = self._closures.get(name) or self._closure(name)
+            given = {each: self._kept[each] for each in wanted if each in self._kept}
+            roots = [self._effects.pop(each) for each in list(self._effects) if each in given]
+            called = [self._on_return.pop(each) for each in given.keys() & self._on_return.keys()]
+            if roots:
+                self._compare_environment(roots[0].root)
+            # In this order: what is in neither would be imported a second time by another thread.
+            sys.modules.update(given)
+            for each in given:
+                del self._kept[each]
+            if not self._kept and self in sys.meta_path:
+                sys.meta_path.remove(self)
         for effect in roots:
             _repeat(effect)
-        if not self._kept and self in sys.meta_path:
-            sys.meta_path.remove(self)
-        for each in given.keys() & self._on_return.keys():
-            self._on_return.pop(each)()
+        for call in called:
+            call()
         # Whoever imports `name` itself calls back for it.
         came_back([each for each in given if each != name])
 
@@ -199,23 +207,27 @@ def _spec(name: str, module: ModuleType, modules: PreloadedModules) -> ModuleSpe
     return spec
 
 
-def _importable(directory: str) -> Iterator[str]:
-    """The top-level modules and packages (not namespace packages: they come last) in a directory or zip file."""
+def _importable(directory: str, names: Container[str]) -> Iterator[str]:
+    """Those of the top-level modules `names` that a directory or zip file has as a module or package (not as a
+    namespace package: they come last)."""
     suffixes = tuple(all_suffixes())
-    for entry in _listing(directory):
+    for entry in _listing(directory, names):
+        name, _, rest = entry.partition("/")
         for suffix in suffixes:
-            if entry.endswith(suffix) and "/" not in entry:
+            if not rest and entry.endswith(suffix) and entry[: -len(suffix)] in names:
                 yield entry[: -len(suffix)]
-            elif entry.endswith(f"/__init__{suffix}") and entry.count("/") == 1:
-                yield entry.partition("/")[0]
+            elif rest == f"__init__{suffix}" and name in names:
+                yield name
 
 
-def _listing(directory: str) -> Iterator[str]:
+def _listing(directory: str, packages: Container[str]) -> Iterator[str]:
+    """The names in it, and in those of its directories that have the name of one of `packages`."""
     try:
         with os.scandir(directory) as entries:
             for entry in entries:
                 yield entry.name
-                if entry.is_dir():
+                # All else is not looked at: there may be many thousands of files beside a script.
+                if entry.name in packages and entry.is_dir():
                     yield from (f"{entry.name}/__init__{suffix}" for suffix in _init_suffixes(entry.path))
     except NotADirectoryError:
         from zipfile import BadZipFile, ZipFile

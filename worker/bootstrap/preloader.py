@@ -14,19 +14,21 @@ import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from . import blas_threads, forked_task
 from .import_record import ImportRecord
 from .main_module import NoSuchProgram, Program, ProgramSlot, parse
+from .preloaded_files import FileMark, preloaded_files
 from .preloaded_modules import ImportEffects, PreloadedModules
+from .surroundings import CannotFork, Surroundings
 
 OPTIONS = "ORCH_PRELOAD"
 _DEVICES = ("/dev/nvidia", "/dev/dri", "/dev/kfd", "/dev/accel", "/dev/vfio", "/dev/dxg")
+# Characters of an error that go to the agent.
+_LONGEST_REASON = 4096
 # Nobody waits for it: should memory run out, tasks can still be started without it.
 _OOM_SCORE_MORE = 300
-# What tells tasks apart: nothing reads these at import.
-_OWN_VARIABLES = ("TF_CONFIG", "PYTHONPATH")
 # What these import only when they are first used, up to the first step of a training, without any other effect than
 # the time it takes.
 _IMPORTED_LATER = {
@@ -38,28 +40,24 @@ _IMPORTED_LATER = {
 }
 
 
-class CannotFork(Exception):
-    """Why a task must be started the ordinary way."""
-
-
 def serve(record: ImportRecord) -> None:
     """Import, then fork whenever the agent asks. Returns in the forked tasks alone, which go on with their
     start-up; the preloader itself ends with the agent's end of the stream."""
     options = json.loads(os.environ.pop(OPTIONS))
-    os.environ.pop("PYTHONPATH")
-    if options["pythonpath"] is not None:
-        os.environ["PYTHONPATH"] = options["pythonpath"]
     control = socket.socket(fileno=options["control"])
     control.set_inheritable(False)
     try:
+        surroundings = Surroundings(options)
         began = time.monotonic()
         with record:
             slot = ProgramSlot(options["placeholder"])
             modules = _preload(record, options["modules"], options["script_env"])
         _check(control.fileno())
         gc.freeze()
-        _answer(control, ready=time.monotonic() - began)
-        request = _wait_for_a_task(control, options, modules)
+        _tell_ready(
+            control, time.monotonic() - began, preloaded_files(record.new_modules(), options["modules"])
+        )
+        request = _wait_for_a_task(control, surroundings, modules)
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         _answer(control, cannot=_reason(error))
@@ -67,39 +65,36 @@ def serve(record: ImportRecord) -> None:
     # From here on this process is the task.
     slot.fill(request.program, request.argv)
     modules.hide(_say, {"numpy": blas_threads.restore})
+    _begin_main_anew()
     gc.enable()
 
 
-class Request:
-    """One task as the agent asks for it: argv, env (all of it), cwd and the agent's pid."""
+def _begin_main_anew() -> None:
+    """Another module `__main__` than the frozen one: the script's variables are to be freed at its end."""
+    kept = vars(sys.modules["__main__"])
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    vars(main).clear()
+    vars(main).update(kept)
 
-    def __init__(self, fd: int, options: Mapping[str, Any], modules: PreloadedModules) -> None:
+
+class Request:
+    """One task as the agent asks for it: argv, env (all of it) and the agent's pid."""
+
+    def __init__(self, fd: int, surroundings: Surroundings, modules: PreloadedModules) -> None:
         with open(fd, "rb") as file:
             fields = json.loads(os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0))
-        self.argv: list[str] = fields["argv"]
-        self.env: dict[str, str] = fields["env"]
-        self.agent: int = fields["agent"]
-        interpreter = options["interpreter"]
-        if self.argv[: len(interpreter)] != interpreter:
-            raise CannotFork("it runs under another interpreter, or with other options")
-        if fields["cwd"] != options["cwd"]:
+        words = surroundings.words(fields["argv"])
+        if fields["cwd"] != surroundings.cwd:
             raise CannotFork("it runs in another directory")
-        if differing := _differing(self.env):
-            raise CannotFork(f"its environment has another {differing}")
-        self.program: Program = parse(self.argv[len(interpreter) :], fields["cwd"])
+        if fields["differing"] is not None:
+            raise CannotFork(f"its environment has another {fields['differing']}")
+        self.argv: list[str] = [*surroundings.interpreter, *words]
+        self.env: dict[str, str] = surroundings.env(fields["env"], fields["ordered"])
+        self.agent: int = fields["agent"]
+        self.program: Program = parse(words, fields["cwd"])
         directory = self.program.first_path
         if not sys.flags.safe_path and (names := modules.shadowed_in(directory)):
             raise CannotFork(f"{directory} has a module {names[0]} of its own")
-
-
-def _differing(env: Mapping[str, str]) -> str | None:
-    """The first variable that the imports may have seen otherwise than the task is to see it."""
-    for name in sorted(env.keys() | os.environ.keys()):
-        if name.startswith("ORCH_") or name in _OWN_VARIABLES:
-            continue
-        if env.get(name) != os.environ.get(name):
-            return name
-    return None
 
 
 def _preload(record: ImportRecord, names: Sequence[str], script_env: Mapping[str, str]) -> PreloadedModules:
@@ -158,10 +153,13 @@ def _check(control: int) -> None:
 
 
 def _wait_for_a_task(
-    control: socket.socket, options: Mapping[str, Any], modules: PreloadedModules
+    control: socket.socket, surroundings: Surroundings, modules: PreloadedModules
 ) -> Request:
     """Fork a task for each request; returns in the tasks. What cannot be forked is told to the agent."""
     oom_score = forked_task.adjust_oom_score(_OOM_SCORE_MORE)
+    # What waits to be written is the preloader's to say.
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
     ctypes.CDLL(None).fflush(None)
     while True:
         message, fds, _, _ = socket.recv_fds(control, 16, 4)
@@ -170,15 +168,15 @@ def _wait_for_a_task(
         fields, log, progress, go = fds
         with socket.socket(fileno=go) as agent:
             try:
-                request = Request(fields, options, modules)
-                is_task = _fork()
+                request = Request(fields, surroundings, modules)
+                parent = _fork()
             except (CannotFork, NoSuchProgram, OSError) as error:
                 _answer(agent, cannot=_reason(error))
-                is_task = False
-            if is_task:
+                parent = None
+            if parent is not None:
                 control.close()
-                forked_task.report(agent, request.agent)
-        if is_task:
+                forked_task.report(agent, request.agent, parent)
+        if parent is not None:
             forked_task.set_oom_score(oom_score)
             forked_task.dress(request.argv, request.env, log, progress)
             return request
@@ -186,19 +184,30 @@ def _wait_for_a_task(
         os.close(progress)
 
 
-def _fork() -> bool:
-    """True in the task, whose parent is about to be the agent, the nearest subreaper above."""
-    between = os.fork()
-    if between:
-        os.waitpid(between, 0)
-        return False
+def _fork() -> int | None:
+    """In the task the pid of its parent, which is about to be followed by the agent, the nearest subreaper above."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return None
+    # Asked by the task, it might already be who comes after.
+    between = os.getpid()
     try:
         task = os.fork()
     except OSError:
         os._exit(1)  # the agent sees its stream to the task end
     if task:
         os._exit(0)
-    return True
+    return between
+
+
+def _tell_ready(control: socket.socket, seconds: float, files: Mapping[str, FileMark | None]) -> None:
+    """With the files in a file, as their names may be more than a message holds."""
+    sheet = os.memfd_create("orch-preloaded", os.MFD_CLOEXEC)
+    with os.fdopen(sheet, "w") as file:
+        json.dump(files, file)
+        file.flush()
+        socket.send_fds(control, [json.dumps({"ready": seconds}).encode()], [sheet])
 
 
 def _answer(stream: socket.socket, **fields: object) -> None:
@@ -209,7 +218,8 @@ def _answer(stream: socket.socket, **fields: object) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    return str(error) if isinstance(error, CannotFork | NoSuchProgram) else f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, CannotFork | NoSuchProgram) else f"{type(error).__name__}: {error}"
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}... (the rest is in its log)"
 
 
 def _say(line: str) -> None:

@@ -28,6 +28,8 @@ _masks: dict[int, set[int]] = {}
 # Locked until the main thread has been told to stop.
 _heard = _thread.allocate_lock()
 _heard.acquire()
+# This module is imported in it.
+_main_thread = _thread.get_ident()
 _is_put_off = False
 _is_leaving = False
 
@@ -78,6 +80,13 @@ def is_put_off() -> bool:
 def is_leaving() -> bool:
     """Whether the process is about to end with EXIT_CODE, nothing of the script having stopped that."""
     return _is_leaving
+
+
+def raise_again() -> None:
+    """Raise it now, in this thread, if the main thread has heard it: for what may not be begun any more."""
+    if not _heard.locked():
+        # The end of another thread is not the process's.
+        raise (Stop if _thread.get_ident() == _main_thread else SystemExit)(EXIT_CODE)
 
 
 def raise_stop() -> None:

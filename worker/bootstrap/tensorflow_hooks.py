@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from . import cluster
+from . import cluster, stopping
 from .after_import import after_import, before_import
 from .telling import say, say_broken
 
@@ -58,6 +58,8 @@ def _hook_context(bindings: Any, pipe: ProgressPipe) -> None:
     join = _without_the_lock(bindings.TFE_EnableCollectiveOps, pipe)
 
     def enable_collective_ops(context: object, server_def: bytes) -> None:
+        # A stop left the last one waiting, and this would be the script's last words that use TensorFlow.
+        stopping.raise_again()
         pipe.phase("waiting")
         join(context, server_def)
         _abort_at_stop(bindings)
@@ -76,14 +78,20 @@ def _without_the_lock(
     from . import blocking
 
     directory, _, _ = str(sys.modules["tensorflow"].__file__).rpartition("/")
+    keeping_the_handler = blocking.keeping_the_handler(enable)
     try:
         functions = blocking.CFunctions(f"{directory}/{_LIBRARY}")
     except (OSError, AttributeError):
-        return blocking.keeping_the_handler(enable)
+        return keeping_the_handler
 
     def join(context: object, server_def: bytes) -> None:
+        try:
+            address = functions.address(context)
+        except ValueError:  # of another kind than it has been so far
+            keeping_the_handler(context, server_def)
+            return
         code, text = blocking.interruptibly(
-            lambda: functions.enable_collective_ops(context, server_def), put_back=pipe.sigterm_again
+            lambda: functions.enable_collective_ops(address, server_def), put_back=pipe.sigterm_again
         )
         _raise_unless_fine(code, text)
 
@@ -94,9 +102,10 @@ def _connecting(connect: Callable[..., None], pipe: ProgressPipe) -> Callable[..
     """For the coordinator of parameter servers; the call lets go of the interpreter lock itself."""
     from . import blocking
 
-    def set_server_def(*arguments: object) -> None:
+    def set_server_def(*arguments: object, **named: object) -> None:
+        stopping.raise_again()
         pipe.phase("waiting")
-        blocking.interruptibly(lambda: connect(*arguments))
+        blocking.interruptibly(lambda: connect(*arguments, **named), put_back=pipe.sigterm_again)
         pipe.phase("training")
 
     return set_server_def
@@ -120,6 +129,7 @@ def _hook_server(bindings: Any, pipe: ProgressPipe) -> None:
     joined = []
 
     def server_join(server: object) -> None:
+        stopping.raise_again()
         pipe.phase("training")
         joined.append(server)
         blocking.interruptibly(lambda: join(server))

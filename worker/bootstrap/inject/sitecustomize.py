@@ -22,6 +22,8 @@ def _take_back():
             options = _parse(text)
         except Exception:
             options = None
+    if text is None and here not in os.environ.get("PYTHONPATH", "").split(":"):
+        return None  # a subinterpreter: all has been taken back
     # The command may have put something of its own in front: only this directory is taken away.
     left = [entry for entry in os.environ.get("PYTHONPATH", "").split(":") if entry != here]
     original = options.get("pythonpath") if options else None
