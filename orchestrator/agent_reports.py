@@ -44,6 +44,7 @@ class AgentReports:
         self, run: Run, planner: Planner, store: RunStore, throttle: ProgressThrottle, queue: deque[Event]
     ) -> None:
         self.plan: RunPlan | None = None
+        self._serving: frozenset[str] = frozenset()
         self._run = run
         self._planner = planner
         self._store = store
@@ -57,6 +58,7 @@ class AgentReports:
                 return
             case agent_link.Held():
                 self.plan = self._planner.plan(message.attempt, message.ports)
+                self._serving = frozenset(str(task.task) for task in self.plan.tasks if task.serves)
                 tasks = planned_tasks(self.plan)
                 self._happened(events.AttemptPlanned(**now(), attempt=message.attempt, tasks=tasks))
             case agent_link.HoldFailed():
@@ -101,13 +103,8 @@ class AgentReports:
             method=message.method,
         )
         self._happened(started)
-        if not self._serves(message.task):
+        if message.task not in self._serving:
             self._happened(events.TaskReady(**now(), task=message.task))
-
-    def _serves(self, name: str) -> bool:
-        return self.plan is not None and any(
-            task.serves for task in self.plan.tasks if str(task.task) == name
-        )
 
     def _take_exit(self, message: agent_link.Exited) -> None:
         at = now()

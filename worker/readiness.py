@@ -30,7 +30,7 @@ class Readiness:
 
     def newly_ready(self, now: float, waiting: Sequence[TaskProcess]) -> list[TaskProcess]:
         """Those of `waiting` whose port listens now; empty before `due`."""
-        if now < self.due:
+        if now < self.due or not waiting:
             return []
         began = time.thread_time()
         ready = self._listening(waiting)
