@@ -7,9 +7,10 @@ import socket
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from orchestrator.events import ProcessOrigin, Progress
+from orchestrator.told_progress import told_progress
 
 _READ_BYTES = 1 << 16
 
@@ -73,17 +74,14 @@ class Listening(_Message):
 
 
 class ProgressMade(_Message):
-    """`progress` is JSON text, checked() None when what the task wrote does not have the shape of progress."""
+    """`progress` is JSON text, checked() None when nothing of what the task wrote is progress."""
 
     type: Literal["progress"]
     task: str
     progress: str
 
     def checked(self) -> Progress | None:
-        try:
-            return Progress.model_validate_json(self.progress)
-        except ValidationError:
-            return None
+        return told_progress(self.progress)
 
 
 class Usage(BaseModel):

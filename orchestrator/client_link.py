@@ -59,6 +59,13 @@ class Supervised:
     def __init__(self, started: StartedSupervisor) -> None:
         self._stream = started.stream
         self._process = started.process
+        self._was_refused = False
+
+    @property
+    def was_refused(self) -> bool:
+        """Whether the last request is settled, with nothing of it there. Where it is not, a run may have begun that
+        nobody knows of, and its answer would be taken for the next request's."""
+        return self._was_refused
 
     def fileno(self) -> int:
         return self._stream.fileno()
@@ -66,6 +73,7 @@ class Supervised:
     def create(self, request: Request) -> Path:
         """The directory of the run that was asked for, once it is there; the error that it was refused with
         otherwise."""
+        self._was_refused = False
         self._send(request.model_dump_json().encode())
         self._stream.settimeout(_START_TIMEOUT_S)
         try:
@@ -79,6 +87,7 @@ class Supervised:
         answer = json.loads(line)
         if "refused" in answer:
             refused = answer["refused"]
+            self._was_refused = True
             kind = _REFUSALS.get(refused["exit_code"], EngineError)
             raise kind(refused["message"])
         return Path(answer["created"])

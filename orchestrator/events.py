@@ -6,6 +6,7 @@ duration is computed from, so that a clock set back cannot make one negative.
 
 from __future__ import annotations
 
+import signal
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -45,6 +46,14 @@ class StopReason(StrEnum):
     CLIENT_GONE = "client_gone"  # the foreground client was killed
     OUTPUT_CLOSED = "output_closed"  # whoever read the client's output has left
     TIMEOUT = "timeout"  # --timeout
+
+
+# What a signal to the client asks for.
+STOP_SIGNALS = {
+    signal.SIGINT: StopReason.INTERRUPT,
+    signal.SIGTERM: StopReason.TERMINATE,
+    signal.SIGHUP: StopReason.HANGUP,
+}
 
 
 class TeardownReason(StrEnum):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
-import signal
 import time
 from collections.abc import Collection
 
 from orchestrator.client_link import Supervised
 from orchestrator.control import StopOrder, request
 from orchestrator.errors import EngineError
-from orchestrator.events import StopReason
+from orchestrator.events import STOP_SIGNALS, StopReason
 from orchestrator.follow import Follower
 from orchestrator.runs.reader import RunView
 from orchestrator.signal_inbox import SignalInbox
@@ -19,12 +18,6 @@ from orchestrator.view.output import OutputClosed
 
 # Killing takes milliseconds; whoever is asked again this much later has not heard.
 PATIENCE_S = 2.0
-STOP_SIGNALS = {
-    signal.SIGINT: StopReason.INTERRUPT,
-    signal.SIGTERM: StopReason.TERMINATE,
-    signal.SIGHUP: StopReason.HANGUP,
-}
-
 _INSISTENT = frozenset({StopReason.INTERRUPT, StopReason.TERMINATE})
 
 

@@ -28,6 +28,7 @@ class Cluster:
 
     The keywords are the options of `orch up` in snake case, values typed or as text (`timeout="5m"`). `command` is
     the words after `--`; without it the built-in program runs. orch.toml and ORCH_* count as on the command line.
+    A process forked within the `with` may leave it, too: the run is not its own, and goes on.
     """
 
     def __init__(
@@ -41,8 +42,10 @@ class Cluster:
         self._request = settings.load(flags, os.environ, directory or Path.cwd())
         self._supervised: Supervised | None = None
         self._run: Run | None = None
+        self._owner_pid = 0
 
     def __enter__(self) -> Run:
+        self._owner_pid = os.getpid()
         make_room(self._request)
         self._supervised, self._run = launch(self._request, Lifetime.CLIENT)
         return self._run
@@ -50,6 +53,8 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if os.getpid() != self._owner_pid:
+            return
         if self._run is not None and self._supervised is not None:
             try:
                 self._run.down()

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 
 from orchestrator import api, settings
 from orchestrator.api import Run
 from orchestrator.cli import words
-from orchestrator.cli.end_report import report_end
-from orchestrator.cli.keys import pressed_keys
 from orchestrator.cli.options import Screen
 from orchestrator.cli.sweep import say_swept
 from orchestrator.client_link import Lifetime
 from orchestrator.errors import ExitCode, RunEnded
-from orchestrator.foreground import STOP_SIGNALS, follow_to_end
+from orchestrator.events import STOP_SIGNALS
 from orchestrator.launch import launch, make_room
 from orchestrator.request import UpRequest, WaitFor
 from orchestrator.result import RunResult
 from orchestrator.signal_inbox import SignalInbox
 from orchestrator.supervisor_start import StartedSupervisor
-from orchestrator.view.choice import View, open_view, wants_colour
-from orchestrator.view.output import Output
-from orchestrator.view.plain import LineStyle
-from orchestrator.view.terminal import TerminalView
-
-_STDOUT, _STDERR = 1, 2
 
 
 def run_up(flags: Mapping[str, object], screen: Screen, started: StartedSupervisor) -> int:
@@ -40,38 +31,22 @@ def run_up(flags: Mapping[str, object], screen: Screen, started: StartedSupervis
     if request.display.detach or request.display.wait is not None:
         return _detached(request, screen, started)
     result = _in_the_foreground(request, screen, started)
-    report_end(result, screen)
+    _report_end(result, screen)
     return result.exit_code
 
 
 def _in_the_foreground(request: UpRequest, screen: Screen, started: StartedSupervisor) -> RunResult:
-    shown = request.display.tasks
-    tasks = None if shown is None else frozenset(str(task) for task in shown)
-    # With --json, stdout carries one document, the result: the lines go where orch's words go.
-    view = _view(request, screen, Output(_STDERR if screen.json else _STDOUT))
     # From the first process on, a signal is a stop order and no exception.
     with SignalInbox(STOP_SIGNALS) as inbox:
         supervised, run = launch(request, Lifetime.CLIENT, started)
         try:
-            if screen.verbose and not screen.quiet:
-                words.say(f"{run.id} in {run.dir}")
-            # Echoed keys would tear the footer; unread, they wait for the shell.
-            with pressed_keys() if isinstance(view, TerminalView) else nullcontext():
-                verbose = screen.verbose and not screen.quiet
-                follow_to_end(supervised, run.view, view, tasks, inbox, verbose)
+            # Only now: the cluster starts while this process learns to draw.
+            from orchestrator.cli.up_show import show_to_end
+
+            show_to_end(supervised, run, request.display, screen, inbox)
         finally:
             supervised.close()
     return api.result_of(run.view)
-
-
-def _view(request: UpRequest, screen: Screen, out: Output) -> View:
-    display = request.display
-    style = LineStyle(
-        prefix=not display.no_prefix,
-        timestamps=display.timestamps,
-        colour=wants_colour(display.color, out.fileno(), os.environ),
-    )
-    return open_view(out, Output(_STDERR), style, os.environ, footer=not screen.quiet)
 
 
 def _detached(request: UpRequest, screen: Screen, started: StartedSupervisor) -> int:
@@ -90,14 +65,20 @@ def _wait(run: Run, until: WaitFor | None, screen: Screen) -> int:
     """With --json one document: the result of a run that has ended, else the status."""
     if until is WaitFor.DONE:
         result = run.wait(check=False)
-        report_end(result, screen)
+        _report_end(result, screen)
         return result.exit_code
     if until is WaitFor.READY:
         try:
             run.wait_ready(on_notice=None if screen.quiet else words.say)
         except RunEnded as ended:
-            report_end(ended.result, screen)
+            _report_end(ended.result, screen)
             return int(ended.exit_code)
     if screen.json:
         words.print_json(run.status().model_dump(mode="json"))
     return ExitCode.OK
+
+
+def _report_end(result: RunResult, screen: Screen) -> None:
+    from orchestrator.cli.end_report import report_end
+
+    report_end(result, screen)

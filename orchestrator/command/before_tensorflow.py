@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,49 +13,20 @@ from orchestrator.command.environment_writes import (
     EnvironNames,
     constant_write,
     environment_write,
+    is_read_late,
 )
+from orchestrator.command.hazards import Hazard, Prelude
+from orchestrator.command.indirect_calls import calls_by_name, constant_getattr, last_name, may_keep
+from orchestrator.command.interpreter_changes import InterpreterNames
 from orchestrator.command.known_modules import HARMLESS, TENSORFLOW
 from orchestrator.command.path_expressions import folded_path
 from orchestrator.command.source_tree import Source, SourceTree, absolute_module
+from orchestrator.command.surely_run import blocks, is_main_test
 
-# Set before the strategy is made, by scripts that make their own cluster; no import looks at it.
-_READ_LATE = frozenset({"TF_CONFIG"})
 # Read by TensorFlow and what it brings alone, so that what else is imported before need not be looked at.
 _TENSORFLOWS_OWN = ("TF_", "CUDA_", "XLA_", "GRPC_", "NVIDIA_", "NCCL_", "TPU_", "KERAS_", "ABSL_")
-_STARTS_OTHERS = frozenset(
-    [
-        "Thread", "Timer", "Process", "Pool", "ThreadPool", "ThreadPoolExecutor", "ProcessPoolExecutor",
-        "start_new_thread", "fork", "forkpty", "posix_spawn",
-    ]
-)  # fmt: skip
-_UNREADABLE_CALLS = frozenset(
-    {"exec", "eval", "__import__", "run_path", "run_module", "exec_module", "reload"}
-)
-_INTERPRETER_STATE = frozenset({"modules", "meta_path", "path_hooks"})
+_PATH_CHANGES = frozenset({"insert", "append", "extend", "remove", "pop", "clear", "reverse", "sort"})
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-
-
-@dataclass(frozen=True)
-class Hazard:
-    """Something a preloaded TensorFlow would not see, or see too late: `what` continues "train.py line 3"."""
-
-    source: Source
-    line: int
-    what: str
-
-    def __str__(self) -> str:
-        place = "the code after -c" if self.source.shown == "-c" else self.source.shown
-        return f"{place} line {self.line} {self.what}"
-
-
-@dataclass
-class Prelude:
-    """`hazards` in the order they would come; `constants` are the variables set to plain texts meanwhile; `first`
-    is the module by which TensorFlow comes in, None where that cannot be told."""
-
-    hazards: list[Hazard] = field(default_factory=list)
-    constants: dict[str, str] = field(default_factory=dict)
-    first: str | None = None
 
 
 def read_prelude(
@@ -68,7 +39,7 @@ def read_prelude(
     """What `start` does until it imports one of `until`. Where that cannot be told, it counts as done before."""
     walk = _Walk(tree, start, environ, frozenset(vouched) | HARMLESS, until)
     try:
-        if not any(walk.module(source) for source in (*tree.before(start), start)):
+        if not any(walk.module(source) for source in (*tree.before(start), start)) and not walk.imported:
             walk.what_may_be_called()
     except RecursionError:
         walk.prelude.hazards.append(Hazard(start, 1, "is nested too deeply to be read, and it is run"))
@@ -80,8 +51,12 @@ class _Scope:
     """One file while it is followed."""
 
     source: Source
-    environ: EnvironNames = field(default_factory=EnvironNames)
+    environ: EnvironNames
+    interpreter: InterpreterNames = field(default_factory=InterpreterNames)
     paths: dict[str, Path] = field(default_factory=dict)
+    # What imported functions are called here, and which names are modules of the command's own.
+    renamed: dict[str, str] = field(default_factory=dict)
+    modules: set[str] = field(default_factory=set)
 
 
 class _Walk:
@@ -102,6 +77,9 @@ class _Walk:
         self._entered: set[Path] = set()
         self._functions: dict[str, list[tuple[_Scope, _Function | ast.ClassDef]]] = {}
         self._called: dict[int, bool] = {}
+        self._environ_names: set[str] = set()
+        # TensorFlow is, unless something fails before: what follows a handler comes before it then.
+        self.imported = False
 
     def module(self, source: Source) -> bool:
         """Follow a file as it is imported; True once TensorFlow surely is."""
@@ -111,7 +89,7 @@ class _Walk:
         if source.tree is None:
             self._hazard(source, 1, "is no source that orch can read, and it is run")
             return False
-        scope = _Scope(source)
+        scope = _Scope(source, EnvironNames(shared=self._environ_names))
         self._register(source.tree.body, scope)
         return self._statements(source.tree.body, scope, sure=True)
 
@@ -129,7 +107,7 @@ class _Walk:
                 self._functions.setdefault(statement.name, []).append((scope, statement))
                 self._register(statement.body, scope)
             else:
-                for inner in _blocks(statement):
+                for inner in blocks(statement):
                     self._register(inner, scope)
 
     def _statements(self, body: Iterable[ast.stmt], scope: _Scope, *, sure: bool) -> bool:
@@ -138,15 +116,18 @@ class _Walk:
     def _statement(self, statement: ast.stmt, scope: _Scope, sure: bool) -> bool:
         match statement:
             case ast.Import(names=names):
+                self._learn(statement, scope)
                 # A list: every name is imported, also those after TensorFlow's; only the first matters here.
                 return any(self._import(alias.name, (), statement, scope, sure) for alias in names)
             case ast.ImportFrom():
-                scope.environ.imported(statement)
                 origin = absolute_module(
                     "." * statement.level + (statement.module or ""), scope.source.package
                 )
                 taken = [alias.name for alias in statement.names]
-                return origin is not None and self._import(origin, taken, statement, scope, sure)
+                done = origin is not None and self._import(origin, taken, statement, scope, sure)
+                # Afterwards, when it is known what the other file calls os.environ.
+                self._learn(statement, scope)
+                return done
             case ast.If(test=test, body=body, orelse=orelse):
                 return self._branches(test, body, orelse, scope, sure)
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
@@ -155,31 +136,67 @@ class _Walk:
                 ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=finalbody)
                 | ast.TryStar(body=body, handlers=handlers, orelse=orelse, finalbody=finalbody)
             ):
-                if self._statements(body, scope, sure=sure):
-                    return True
-                for handler in handlers:
-                    self._statements(handler.body, scope, sure=False)
-                return self._statements([*orelse, *finalbody], scope, sure=sure)
+                return self._try(body, handlers, [*orelse, *finalbody], scope, sure)
             case ast.With(items=items, body=body) | ast.AsyncWith(items=items, body=body):
-                if any(self._expression(item.context_expr, item, scope, sure) for item in items):
-                    return True
-                return self._statements(body, scope, sure=sure)
+                for item in items:
+                    if self._expression(item, None, scope, sure):
+                        return True
+                done = self._statements(body, scope, sure=sure)
+                if done and any(last_name(item.context_expr) == "suppress" for item in items):
+                    self.imported = True
+                    return False
+                return done
             case ast.For() | ast.AsyncFor() | ast.While() | ast.Match():
                 for part in ast.iter_child_nodes(statement):
                     if isinstance(part, ast.expr):
                         self._expression(part, statement, scope, False)
-                for block in _blocks(statement):
+                for block in blocks(statement):
                     self._statements(block, scope, sure=False)
                 return False
             case _:
                 return self._plain(statement, scope, sure)
+
+    def _try(
+        self,
+        body: list[ast.stmt],
+        handlers: list[ast.ExceptHandler],
+        rest: list[ast.stmt],
+        scope: _Scope,
+        sure: bool,
+    ) -> bool:
+        """Where something else may fail before TensorFlow is imported, what handles that comes before it."""
+        going_on = [handler for handler in handlers if not _ends_it(handler)]
+        first, others = body[:1], body[1:]
+        if isinstance(first[0], ast.Import | ast.ImportFrom) and self._statements(first, scope, sure=sure):
+            return True
+        done = self._statements(
+            others if isinstance(first[0], ast.Import | ast.ImportFrom) else body, scope, sure=sure
+        )
+        if done and not going_on:
+            return True
+        brought = [self._statements(handler.body, scope, sure=sure) for handler in going_on]
+        if done:
+            self.imported = True
+            return all(brought)
+        return self._statements(rest, scope, sure=sure)
+
+    def _learn(self, statement: ast.Import | ast.ImportFrom, scope: _Scope) -> None:
+        if said := scope.interpreter.imported(statement):
+            self._hazard(scope.source, statement.lineno, said)
+        for alias in statement.names:
+            name = alias.asname or alias.name
+            if alias.asname and isinstance(statement, ast.ImportFrom):
+                scope.renamed[alias.asname] = alias.name
+            scope.modules.add(name.partition(".")[0])
+        if isinstance(statement, ast.ImportFrom):
+            scope.environ.imported(statement)
 
     def _branches(
         self, test: ast.expr, body: list[ast.stmt], orelse: list[ast.stmt], scope: _Scope, sure: bool
     ) -> bool:
         if _names(test) == {"TYPE_CHECKING"}:
             return self._statements(orelse, scope, sure=sure)
-        if _is_main_test(test):
+        if is_main_test(test):
             chosen = body if scope.source is self._start else orelse
             return self._statements(chosen, scope, sure=sure)
         if self._expression(test, None, scope, sure):
@@ -192,6 +209,8 @@ class _Walk:
     ) -> bool:
         for decorator in node.decorator_list:
             self._expression(decorator, None, scope, False)
+            if may_keep(decorator):
+                self._call(scope, node)
         if isinstance(node, ast.ClassDef):
             for base in (*node.bases, *(keyword.value for keyword in node.keywords)):
                 self._expression(base, None, scope, False)
@@ -203,10 +222,14 @@ class _Walk:
     def _plain(self, statement: ast.stmt, scope: _Scope, sure: bool) -> bool:
         """A simple statement: its own words, then a write of a constant or of sys.path, which can be kept."""
         match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                if folded := self._folded(value, scope):
-                    scope.paths[name] = folded
-            case ast.Expr(value=ast.Call() as call) if _is_sys_path_change(call):
+            case ast.Assign(targets=targets, value=value):
+                scope.interpreter.assigned(targets, value)
+                match targets:
+                    case [ast.Name(id=name)] if folded := self._folded(value, scope):
+                        scope.paths[name] = folded
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                scope.interpreter.assigned([target], value)
+            case ast.Expr(value=ast.Call() as call) if self._changes_path(call, scope):
                 self._sys_path(call, scope)
                 return False
         if sure and scope.source is self._start and self._constants(statement, scope):
@@ -221,7 +244,7 @@ class _Walk:
             return False
         found = False
         for name, value, only_if_unset in constant_write(statement, scope.environ):
-            if not name.startswith(_TENSORFLOWS_OWN) or name in _READ_LATE:
+            if not name.startswith(_TENSORFLOWS_OWN) or is_read_late(name):
                 return False
             if name == "KERAS_BACKEND" and value != "tensorflow":
                 return False
@@ -230,9 +253,9 @@ class _Walk:
             found = True
         return found
 
-    def _import(self, name: str, taken: Iterable[str], node: ast.stmt, scope: _Scope, sure: bool) -> bool:
+    def _import(self, name: str, taken: Sequence[str], node: ast.stmt, scope: _Scope, sure: bool) -> bool:
         top = name.partition(".")[0]
-        if self._tree.is_local(top):
+        if self._tree.is_local(name, taken):
             done = [self.module(source) for source in self._tree.chain(name)]
             done += [
                 self.module(source)
@@ -253,31 +276,26 @@ class _Walk:
         """Look at all of an expression; True if calling one of the command's own functions imports TensorFlow."""
         if write := environment_write(node, parent, scope.environ):
             self._write(write, node, scope)
-        done = False
+        if said := scope.interpreter.change(node, parent):
+            self._hazard(scope.source, getattr(node, "lineno", 1), said)
         match node:
             case ast.Lambda() | ast.IfExp() | ast.BoolOp() | ast.comprehension() | ast.GeneratorExp():
                 sure = False
             case ast.Call(func=func, args=args):
                 self._suspicious(node, func, args, scope)
-            case ast.Attribute(value=ast.Name(id="sys"), attr=attr) if attr in _INTERPRETER_STATE:
-                if not _only_looks(parent):
-                    self._hazard(scope.source, node.lineno, f"reaches into sys.{attr}")
-            case ast.Attribute(value=ast.Name(id="sys"), attr="path", ctx=ast.Store() | ast.Del()):
-                self._hazard(scope.source, node.lineno, "changes sys.path")
-            case ast.Subscript(
-                value=ast.Attribute(value=ast.Name(id="sys"), attr="path"), ctx=ast.Store() | ast.Del()
-            ):
-                self._hazard(scope.source, node.lineno, "changes sys.path")
+        done = False
         for part in ast.iter_child_nodes(node):
             done = self._expression(part, node, scope, sure) or done
-        name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-        if name in self._functions:
-            found = self._functions[name]
+        if isinstance(node, ast.Name | ast.Attribute):
+            found = self._named(last_name(node), scope)
             results = [self._call(*entry) for entry in found]
             is_called = isinstance(parent, ast.Call) and parent.func is node
             if sure and is_called and len(found) == 1 and isinstance(node, ast.Name):
                 done = results[0] or done
         return done and sure
+
+    def _named(self, name: str, scope: _Scope) -> list[tuple[_Scope, _Function | ast.ClassDef]]:
+        return self._functions.get(name) or self._functions.get(scope.renamed.get(name, ""), [])
 
     def _call(self, scope: _Scope, definition: _Function | ast.ClassDef) -> bool:
         """The body of a function (all methods of a class), once."""
@@ -294,20 +312,25 @@ class _Walk:
         return self._called[key]
 
     def _suspicious(self, node: ast.Call, func: ast.expr, args: list[ast.expr], scope: _Scope) -> None:
-        name = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
-        if name == "import_module" or name == "__import__":
+        name = last_name(func)
+        if name in ("import_module", "__import__"):
             if args and isinstance(args[0], ast.Constant) and isinstance(args[0].value, str):
                 self._import(args[0].value, (), ast.Expr(node, lineno=node.lineno), scope, False)
             else:
                 self._hazard(scope.source, node.lineno, "imports a module whose name only the run shows")
-        elif name in _UNREADABLE_CALLS and (isinstance(func, ast.Name) or name.startswith(("run_", "exec_"))):
-            self._hazard(scope.source, node.lineno, f"calls {name}, which may run anything,")
-        elif name in _STARTS_OTHERS:
-            self._hazard(scope.source, node.lineno, f"may start a thread or a process ({name})")
-        elif name == "sched_setaffinity":
-            self._hazard(scope.source, node.lineno, "chooses its CPUs")
-        elif _is_sys_path_change(node) or name == "addsitedir":
+        elif self._changes_path(node, scope) or name == "addsitedir":
             self._sys_path(node, scope)
+        elif attribute := constant_getattr(node):
+            self._expression(attribute, node, scope, False)
+        elif calls_by_name(node, scope.modules):
+            self.what_may_be_called()
+
+    def _changes_path(self, call: ast.Call, scope: _Scope) -> bool:
+        return (
+            isinstance(call.func, ast.Attribute)
+            and call.func.attr in _PATH_CHANGES
+            and scope.interpreter.is_path(call.func.value)
+        )
 
     def _sys_path(self, call: ast.Call, scope: _Scope) -> None:
         """`sys.path.insert(0, X)` and `append(X)` add a directory of the command's own, if X can be told."""
@@ -323,34 +346,11 @@ class _Walk:
         return folded_path(node, scope.source.path, self._tree.cwd, scope.paths)
 
     def _write(self, write: EnvironmentWrite, node: ast.AST, scope: _Scope) -> None:
-        if write.name not in _READ_LATE:
+        if write.name is None or not is_read_late(write.name):
             self._hazard(scope.source, getattr(node, "lineno", 1), write.what)
 
     def _hazard(self, source: Source, line: int, what: str) -> None:
         self.prelude.hazards.append(Hazard(source, line, what))
-
-
-def _blocks(statement: ast.stmt) -> Iterable[list[ast.stmt]]:
-    for name in ("body", "orelse", "finalbody"):
-        yield getattr(statement, name, [])
-    for handler in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
-        yield handler.body
-
-
-def _is_main_test(test: ast.expr) -> bool:
-    match test:
-        case ast.Compare(
-            left=ast.Name(id="__name__"), ops=[ast.Eq()], comparators=[ast.Constant(value="__main__")]
-        ):
-            return True
-    return False
-
-
-def _only_looks(parent: ast.AST | None) -> bool:
-    match parent:
-        case ast.Compare() | ast.Subscript(ctx=ast.Load()) | ast.Attribute(attr="get" | "keys" | "copy"):
-            return True
-    return False
 
 
 def _names(node: ast.expr) -> set[str]:
@@ -359,8 +359,13 @@ def _names(node: ast.expr) -> set[str]:
     return {node.attr} if isinstance(node, ast.Attribute) else set()
 
 
-def _is_sys_path_change(call: ast.Call) -> bool:
-    match call.func:
-        case ast.Attribute(value=ast.Attribute(value=ast.Name(id="sys"), attr="path"), attr=attr):
-            return attr in ("insert", "append", "extend", "remove", "pop", "clear", "reverse", "sort")
+def _ends_it(handler: ast.ExceptHandler) -> bool:
+    """After which nothing is imported any more: it raises, or leaves the program; Ctrl-C is the end, too."""
+    if isinstance(handler.type, ast.Name) and handler.type.id == "KeyboardInterrupt":
+        return True
+    match handler.body[-1]:
+        case ast.Raise():
+            return True
+        case ast.Expr(value=ast.Call(func=func)):
+            return last_name(func) in ("exit", "_exit")
     return False

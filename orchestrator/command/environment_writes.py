@@ -18,8 +18,14 @@ _READERS = frozenset(
 )
 _READING_FUNCTIONS = frozenset({"dumps", "pprint", "pformat"})
 _PUT = frozenset({"putenv", "unsetenv", "setenv"})
-_LOADERS = frozenset({"load_dotenv"})
+_LOADERS = frozenset({"load_dotenv", "set_as_environment_variables"})
 _ENVIRON = frozenset({"environ", "environb"})
+# Whose argument `env` is for another process.
+_SPAWNERS = frozenset({"subprocess", "sp", "asyncio", "os"})
+
+# Set by scripts that make their own cluster, and for other programs and libraries; no import of TensorFlow looks.
+_READ_LATE = frozenset({"TF_CONFIG", "PYTHONHASHSEED", "TOKENIZERS_PARALLELISM"})
+_READ_LATE_BY = ("WANDB_",)
 
 
 @dataclass
@@ -28,13 +34,20 @@ class EnvironNames:
 
     environ: set[str] = field(default_factory=set)
     put: set[str] = field(default_factory=set)
+    # What any file of the command calls it: one file's name for it may be used from another.
+    shared: set[str] = field(default_factory=set)
 
     def imported(self, node: ast.ImportFrom) -> None:
+        for alias in node.names:
+            if alias.name in self.shared | _ENVIRON:
+                self.environ.add(alias.asname or alias.name)
+            elif alias.name in _LOADERS:
+                self.put.add(alias.asname or alias.name)
+            elif alias.name == "*":
+                self.environ |= self.shared
         if node.module == "os" and not node.level:
             for alias in node.names:
-                if alias.name in _ENVIRON:
-                    self.environ.add(alias.asname or alias.name)
-                elif alias.name in _PUT:
+                if alias.name in _PUT:
                     self.put.add(alias.asname or alias.name)
                 elif alias.name == "*":
                     self.environ |= _ENVIRON
@@ -42,7 +55,7 @@ class EnvironNames:
 
     def is_environ(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Attribute):
-            return node.attr in _ENVIRON
+            return node.attr in _ENVIRON or node.attr in self.shared
         return isinstance(node, ast.Name) and node.id in self.environ
 
 
@@ -58,6 +71,9 @@ def environment_write(node: ast.AST, parent: ast.AST | None, names: EnvironNames
     """The write that this node is part of, seen from its parent; None where it only reads, or is nothing of it."""
     if isinstance(node, ast.Call):
         return _written_by_call(node, names)
+    if isinstance(node, ast.Attribute) and node.attr in _WRITES and names.is_environ(node.value):
+        called = isinstance(parent, ast.Call) and parent.func is node
+        return None if called else EnvironmentWrite(None, f"uses os.environ.{node.attr}")
     if not isinstance(node, ast.Attribute | ast.Name) or not names.is_environ(node):
         return None
     if not isinstance(node.ctx, ast.Load):
@@ -70,22 +86,19 @@ def environment_write(node: ast.AST, parent: ast.AST | None, names: EnvironNames
             if attr in _READS or attr in _WRITES:
                 return None  # a call of a writing method is found by the call
             return EnvironmentWrite(None, f"uses os.environ.{attr}")
-        case (
-            ast.Compare()
-            | ast.For()
-            | ast.comprehension()
-            | ast.Starred()
-            | ast.FormattedValue()
-            | ast.Dict()
-        ):
+        case ast.Compare() | ast.For() | ast.comprehension() | ast.Starred() | ast.FormattedValue():
             return None
-        case ast.keyword(arg=arg) if arg in (None, "env"):
+        case ast.Dict(keys=keys, values=values) if None in [
+            key for key, value in zip(keys, values, strict=True) if value is node
+        ]:
             return None
+        case ast.keyword(arg=None | "env"):
+            return None  # who gets it is seen by the call
         case ast.Call(func=ast.Name(id=name)) if name in _READERS:
             return None
         case ast.Call(func=ast.Attribute(attr=name)) if name in _READING_FUNCTIONS:
             return None
-        case ast.BinOp() | ast.BoolOp() | ast.UnaryOp() | ast.Expr() | ast.If() | ast.ImportFrom():
+        case ast.BinOp() | ast.UnaryOp() | ast.Expr() | ast.If() | ast.ImportFrom():
             return None
         case ast.Assign(targets=targets):
             return _alias(targets, names)
@@ -93,6 +106,11 @@ def environment_write(node: ast.AST, parent: ast.AST | None, names: EnvironNames
             return _alias([target], names)
         case _:
             return EnvironmentWrite(None, "passes os.environ on")
+
+
+def is_read_late(name: str) -> bool:
+    """A variable that may be set before TensorFlow is imported, and makes no difference to it."""
+    return name in _READ_LATE or name.startswith(_READ_LATE_BY)
 
 
 def constant_write(statement: ast.stmt, names: EnvironNames) -> Iterator[tuple[str, str, bool]]:
@@ -120,6 +138,9 @@ def _written_by_call(call: ast.Call, names: EnvironNames) -> EnvironmentWrite | 
         if called == "update":
             return EnvironmentWrite(None, "updates os.environ")
         return EnvironmentWrite(name, f"{'removes' if 'pop' in called else 'sets'} {name or 'a variable'}")
+    for keyword in call.keywords:
+        if keyword.arg == "env" and names.is_environ(keyword.value) and not _spawns(call.func):
+            return EnvironmentWrite(None, "passes os.environ on")
     if called in _LOADERS:
         return EnvironmentWrite(None, "loads variables from a file")
     if called in _PUT and (isinstance(call.func, ast.Attribute) or called in names.put):
@@ -135,11 +156,21 @@ def _alias(targets: Sequence[ast.expr], names: EnvironNames) -> EnvironmentWrite
         if not isinstance(target, ast.Name):
             return EnvironmentWrite(None, "passes os.environ on")
         names.environ.add(target.id)
+        names.shared.add(target.id)
     return None
 
 
 def _write(sets: str, deletes: str, ctx: ast.expr_context, name: str | None) -> EnvironmentWrite:
     return EnvironmentWrite(name, f"{deletes if isinstance(ctx, ast.Del) else sets} {name or 'a variable'}")
+
+
+def _spawns(func: ast.expr) -> bool:
+    match func:
+        case ast.Attribute(value=ast.Name(id=module)):
+            return module in _SPAWNERS
+        case ast.Name(id="Popen" | "check_call" | "check_output"):
+            return True
+    return False
 
 
 def _called(func: ast.expr) -> str:

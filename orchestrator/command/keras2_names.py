@@ -71,11 +71,30 @@ MISSING_ARGUMENTS_OF_METHODS = {
     (MODEL, "compile"): frozenset({"sample_weight_mode", "experimental_run_tf_function"}),
     (OPTIMIZER, "apply_gradients"): frozenset({"experimental_aggregate_gradients"}),
 }
+# Layers that take what every layer of Keras 2 took, and of Keras 3 none.
+LAYERS = tuple(
+    f"layers.{name}"
+    for name in (
+        "Activation", "AveragePooling1D", "AveragePooling2D", "BatchNormalization", "Conv1D",
+        "Conv2D", "Conv2DTranspose", "Conv3D", "Dense", "DepthwiseConv2D", "Dropout", "Flatten", "GRU",
+        "GlobalAveragePooling2D", "LSTM", "Masking", "MaxPooling1D", "MaxPooling2D", "Reshape", "SeparableConv2D",
+        "SimpleRNN", "TimeDistributed",
+    )
+)  # fmt: skip
+_OF_LAYERS = frozenset({"batch_input_shape", "weights"})
 # Arguments of what is called by its name below tf.keras; a name ending in a dot: of all that is below it.
 MISSING_ARGUMENTS = {
     "optimizers.": frozenset({"lr"}),
     "callbacks.ModelCheckpoint": frozenset({"period", "options"}),
     "callbacks.TensorBoard": frozenset({"write_grads"}),
-    "layers.BatchNormalization": frozenset({"fused"}),
-    "layers.": frozenset({"batch_input_shape", "weights"}),
+    **dict.fromkeys(LAYERS, _OF_LAYERS),
+    "layers.BatchNormalization": frozenset({"fused"}) | _OF_LAYERS,
+    "layers.Bidirectional": frozenset({"batch_input_shape"}),
+    "layers.Embedding": frozenset({"batch_input_shape"}),
 }
+
+
+def missing_arguments(name: str) -> frozenset[str]:
+    """The arguments that Keras 3 refuses of what is called so below tf.keras."""
+    below = f"{name.rpartition('.')[0]}."
+    return MISSING_ARGUMENTS.get(name, frozenset()) | MISSING_ARGUMENTS.get(below, frozenset())

@@ -38,8 +38,8 @@ def choose_keras(
         return KerasChoice(legacy=False)
     try:
         sources = list(program.tree.reachable(program.start))
-        evidence = None if _decides_itself(sources) else find_evidence(program.tree, sources)
-    except TooLarge:
+        evidence = None if _decides_itself(sources) else find_evidence(program.tree, program.start, sources)
+    except (TooLarge, RecursionError):
         return KerasChoice(legacy=False)
     if evidence is None or not (has := installed()) or not has.keras_is_3:
         return KerasChoice(legacy=False)

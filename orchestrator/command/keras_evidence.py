@@ -8,23 +8,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.command.keras2_names import (
-    MISSING_ARGUMENTS,
     MISSING_ARGUMENTS_OF_METHODS,
     MISSING_ATTRIBUTES,
     MISSING_NAMES,
     MODEL,
     OPTIMIZER,
     REFUSED_NAMES,
+    missing_arguments,
 )
 from orchestrator.command.keras_objects import SourceNames, is_text
 from orchestrator.command.source_tree import Source, SourceTree
+from orchestrator.command.surely_run import SurelyRun
 
-_STRATEGIES = frozenset(
-    {
-        "tensorflow.distribute.ParameterServerStrategy",
-        "tensorflow.distribute.experimental.ParameterServerStrategy",
-    }
-)
+_DISTRIBUTE = "tensorflow.distribute."
+_PARAMETER_SERVERS = "ParameterServerStrategy"
 # Files without one of these words need not be parsed.
 _WORDS = re.compile(
     rb"reset_states|legacy|experimental|_generator|\blr\b|minimize|to_yaml|state_updates|save|ModelCheckpoint"
@@ -51,54 +48,63 @@ class Evidence:
         return f"{self.source.shown} line {self.line} {self.what}"
 
 
-def find_evidence(tree: SourceTree, sources: Sequence[Source]) -> Evidence | None:
-    """The first sign, in the order of the files, that the command needs tf_keras; None without a sure one.
+def find_evidence(tree: SourceTree, start: Source, sources: Sequence[Source]) -> Evidence | None:
+    """The first sign, in the order in which files are imported, that the command needs tf_keras; None without a
+    sure one. `sources` are all that `start` may import.
 
     TooLarge where looking takes longer than a start may wait.
     """
-    looked = []
-    for source in sources:
-        if _worth_parsing(source) and source.tree:
-            tree.check_time()
-            looked.append((source, SourceNames(list(ast.walk(source.tree)))))
-    returning: dict[str, set[str | None]] = {}
-    for _, file in looked:
-        for name, kind in file.returned.items():
-            returning.setdefault(name, set()).add(kind)
-    makers = {name: kind for name, kinds in returning.items() if len(kinds) == 1 for kind in kinds if kind}
+    if not any(_worth_parsing(source) for source in sources):
+        return None
+    looked = list(SurelyRun(tree, start).files())
+    returned = [found for _, file, _ in looked for found in file.returned.items()]
+    makers = {name: kind for name, kind in returned if kind}
+    stored = frozenset().union(*(file.stored for _, file, _ in looked))
     strategy: Evidence | None = None
     fits = False
-    for source, file in looked:
+    for source, file, nodes in looked:
         kinds = file.kinds(makers)
-        for node in file.nodes:
-            if id(node) in file.guarded:
-                continue
-            if what := _needs_keras_2(node, file, kinds):
+        for node in nodes:
+            if what := _needs_keras_2(node, file, kinds, stored):
                 return Evidence(source, getattr(node, "lineno", 1), what)
-            if isinstance(node, ast.Call) and file.dotted(node.func) in _STRATEGIES:
-                strategy = Evidence(source, node.lineno, "")
+            if _strategy(node, file) == _PARAMETER_SERVERS:
+                strategy = Evidence(source, getattr(node, "lineno", 1), "")
             fits = fits or _is_fit(node, file, kinds)
-    if strategy and fits:
+    others = {_strategy(node, file) for _, file, _ in looked for node in file.nodes} - {
+        _PARAMETER_SERVERS,
+        "",
+    }
+    if strategy and fits and not others:
         return Evidence(
             strategy.source, strategy.line, "uses ParameterServerStrategy with fit, which Keras 3 cannot do"
         )
     return None
 
 
+def _strategy(node: ast.AST, file: SourceNames) -> str:
+    """`MirroredStrategy` where one is made, "" elsewhere."""
+    name = file.dotted(node.func) if isinstance(node, ast.Call) else ""
+    last = name.rpartition(".")[2]
+    return last if name.startswith(_DISTRIBUTE) and last.endswith("Strategy") else ""
+
+
 def _worth_parsing(source: Source) -> bool:
     return b"tensorflow" in source.text and _WORDS.search(source.text) is not None
 
 
-def _needs_keras_2(node: ast.AST, file: SourceNames, kinds: Mapping[str, str]) -> str | None:
+def _needs_keras_2(
+    node: ast.AST, file: SourceNames, kinds: Mapping[str, str], stored: frozenset[str]
+) -> str | None:
     match node:
         case ast.Attribute(value=value, attr=attr, ctx=ast.Load()):
-            if missing := _missing_name(file.keras(node)):
+            if missing := _missing_name(file.keras(node), MISSING_NAMES):
                 return f"uses tf.keras.{missing}, which Keras 3 does not have"
             kind = file.kind(value, kinds, {}) or _kind_of_holder(value, kinds)
-            if kind and attr in MISSING_ATTRIBUTES[kind]:
+            # What the script itself puts there is there.
+            if kind and attr in MISSING_ATTRIBUTES[kind] - stored:
                 return f"uses {attr} of {_article(kind)}, which Keras 3 does not have"
         case ast.Name(ctx=ast.Load()):
-            if missing := _missing_name(file.keras(node)):
+            if missing := _missing_name(file.keras(node), MISSING_NAMES):
                 return f"uses tf.keras.{missing}, which Keras 3 does not have"
         case ast.Call(func=func):
             return _call_needs_keras_2(node, func, file, kinds)
@@ -109,11 +115,11 @@ def _call_needs_keras_2(
     call: ast.Call, func: ast.expr, file: SourceNames, kinds: Mapping[str, str]
 ) -> str | None:
     name = file.keras(func)
+    if refused := _missing_name(name, REFUSED_NAMES):
+        return f"uses tf.keras.{refused}, which Keras 3 refuses"
     given = {keyword.arg for keyword in call.keywords if keyword.arg}
-    for called, arguments in MISSING_ARGUMENTS.items():
-        applies = name == called or (called.endswith(".") and name.startswith(called))
-        if applies and (wrong := sorted(given & arguments)):
-            return f"gives {wrong[0]} to {name.rpartition('.')[2]}, which Keras 3 does not take"
+    if wrong := sorted(given & missing_arguments(name)):
+        return f"gives {wrong[0]} to {name.rpartition('.')[2]}, which Keras 3 does not take"
     if name == "callbacks.ModelCheckpoint" and (what := _wrong_checkpoint(call, file)):
         return what
     if name == "models.save_model" and (what := _wrong_save(call, file, at=1)):
@@ -163,8 +169,8 @@ def _is_fit(node: ast.AST, file: SourceNames, kinds: Mapping[str, str]) -> bool:
     return False
 
 
-def _missing_name(name: str) -> str | None:
-    for missing in MISSING_NAMES | REFUSED_NAMES if name else ():
+def _missing_name(name: str, names: frozenset[str]) -> str | None:
+    for missing in names if name else ():
         if name == missing or name.startswith(f"{missing}."):
             return missing
     return None

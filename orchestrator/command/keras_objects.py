@@ -7,46 +7,62 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.command.keras2_names import METRIC, MISSING_ATTRIBUTES, MODEL, OPTIMIZER
+from orchestrator.command.source_tree import Source, absolute_module
 
 _KERAS = "tensorflow.keras"
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _MODEL_MAKERS = frozenset({"Model", "Sequential", "models.Model", "models.Sequential", "models.clone_model"})
-_VERSION_WORDS = frozenset(
-    {"hasattr", "version", "Version", "VERSION", "__version__", "version_info", "parse"}
-)
 
 
 @dataclass
 class SourceNames:
-    """What names mean in one file: `names` to dotted paths, `guarded` the nodes that run only if a check allows."""
+    """What names mean in one file: `names` to dotted paths, `returned` what its functions and methods make (by
+    their dotted names), `stored` the attributes that it sets of whatever it be."""
 
     nodes: list[ast.AST]
+    module: str
+    package: str
     names: dict[str, str] = field(default_factory=dict)
-    guarded: set[int] = field(default_factory=set)
     returned: dict[str, str | None] = field(default_factory=dict)
     texts: dict[str, set[str | None]] = field(default_factory=dict)
+    stored: set[str] = field(default_factory=set)
     _assigned: dict[str, list[ast.expr | None]] = field(default_factory=dict)
+    # The class that a node stands in, by the node's id; and which attributes of `self` each class assigns.
+    _owners: dict[int, ast.ClassDef] = field(default_factory=dict)
+    _held: set[tuple[int, str]] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, source: Source) -> SourceNames:
+        nodes = list(ast.walk(source.tree)) if source.tree else []
+        return cls(nodes, source.module, source.package)
 
     def __post_init__(self) -> None:
+        imported: dict[str, set[str]] = {}
         for node in self.nodes:
+            if isinstance(node, ast.ClassDef):
+                # Outer classes come first: the innermost stays.
+                self._owners.update((id(part), node) for part in ast.walk(node) if part is not node)
             if isinstance(node, ast.Import | ast.ImportFrom):
-                self._import(node)
+                for name, dotted in self._imported(node):
+                    imported.setdefault(name, set()).add(dotted)
         for node in self.nodes:
-            if isinstance(node, ast.Try) and node.handlers:
-                self._guard(*node.body)
-            elif isinstance(node, ast.If | ast.IfExp) and _asks_for_version(node.test):
-                parts = (*node.body, *node.orelse) if isinstance(node, ast.If) else (node.body, node.orelse)
-                self._guard(*parts)
-            else:
-                self._assignments(node)
+            self._assignments(node)
+        defined = {node.name for node in self.nodes if isinstance(node, _Definition)}
+        # A name that may stand for two things stands for nothing.
+        self.names = {
+            name: next(iter(meanings))
+            for name, meanings in imported.items()
+            if len(meanings) == 1 and name not in self._assigned and name not in defined
+        }
         for name, values in self._assigned.items():
             self.texts[name] = {value.value if is_text(value) else None for value in values}  # type: ignore[union-attr]
         kinds = self.kinds({})
         for node in self.nodes:
             if isinstance(node, ast.FunctionDef):
                 found = {self.kind(value.value, kinds, {}) for value in _returns(node)}
-                self.returned[node.name] = found.pop() if len(found) == 1 else None
+                self._returns(node, found.pop() if len(found) == 1 else None)
             elif isinstance(node, ast.ClassDef):
-                self.returned[node.name] = self._kind_of_class(node)
+                self._returns(node, self._kind_of_class(node))
 
     def dotted(self, node: ast.AST) -> str:
         """`tensorflow.keras.layers.Dense` for whatever the file calls it; "" for what is no imported name."""
@@ -73,10 +89,13 @@ class SourceNames:
 
     def kind(self, value: ast.expr | None, kinds: Mapping[str, str], makers: Mapping[str, str]) -> str | None:
         """What a call makes, or a variable holds."""
-        if isinstance(value, ast.Name):
-            return kinds.get(value.id)
-        if isinstance(value, ast.Attribute):
-            return kinds.get(f".{value.attr}")
+        match value:
+            case ast.Name(id=name):
+                return kinds.get(name)
+            case ast.Attribute(value=ast.Name(id="self"), attr=attr):
+                owner = self._owners.get(id(value))
+                held = owner is not None and (id(owner), attr) in self._held
+                return kinds.get(f".{attr}") if held else None
         if not isinstance(value, ast.Call):
             return None
         name = self.keras(value.func)
@@ -88,41 +107,48 @@ class SourceNames:
             name.startswith("applications.") and name.rpartition(".")[2][:1].isupper()
         ):
             return MODEL
-        called = value.func
-        return makers.get(
-            called.id
-            if isinstance(called, ast.Name)
-            else called.attr
-            if isinstance(called, ast.Attribute)
-            else ""
-        )
+        return makers.get(self._full_name(value.func))
+
+    def _full_name(self, called: ast.expr) -> str:
+        """`lib.build` for `build` of this file or another, and `lib.Trainer.build` for `self.build`."""
+        match called:
+            case ast.Attribute(value=ast.Name(id="self"), attr=attr) if owner := self._owners.get(id(called)):
+                return f"{self.module}.{owner.name}.{attr}"
+            case ast.Name(id=name) if name not in self.names:
+                return f"{self.module}.{name}"
+        return self.dotted(called)
+
+    def _returns(self, node: ast.FunctionDef | ast.ClassDef, kind: str | None) -> None:
+        owner = self._owners.get(id(node))
+        name = ".".join([self.module, *([owner.name] if owner else []), node.name])
+        self.returned[name] = kind if self.returned.get(name, kind) == kind else None
 
     def _kind_of_class(self, node: ast.ClassDef) -> str | None:
-        for base in node.bases:
-            name = self.keras(base)
-            # A class of the user's own may have what Keras 3 lacks: only if it does not define it.
-            if name in _MODEL_MAKERS and not _defines(node, MISSING_ATTRIBUTES[MODEL] | {"save", "fit"}):
-                return MODEL
+        # A class of the user's own may have what Keras 3 lacks: only if neither it nor a base of it defines it.
+        if (
+            node.bases
+            and all(self.keras(base) in _MODEL_MAKERS for base in node.bases)
+            and not _defines(node, MISSING_ATTRIBUTES[MODEL] | {"save", "fit"})
+        ):
+            return MODEL
         return None
 
-    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
+    def _imported(self, node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str]]:
+        """(name, what it stands for)."""
         if isinstance(node, ast.Import):
             for alias in node.names:
-                if alias.asname:
-                    self.names[alias.asname] = alias.name
-                else:
-                    top = alias.name.partition(".")[0]
-                    self.names[top] = top
-        elif not node.level and node.module:
+                top = alias.name.partition(".")[0]
+                yield (alias.asname, alias.name) if alias.asname else (top, top)
+        elif origin := absolute_module("." * node.level + (node.module or ""), self.package):
             for alias in node.names:
-                self.names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-
-    def _guard(self, *parts: ast.AST) -> None:
-        for part in parts:
-            self.guarded.update(id(node) for node in ast.walk(part))
+                yield alias.asname or alias.name, f"{origin}.{alias.name}"
 
     def _assignments(self, node: ast.AST) -> None:
         targets: list[ast.expr]
+        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+            self.stored.add(node.attr)
+            if owner := self._owners.get(id(node)):
+                self._held.add((id(owner), node.attr))
         match node:
             case ast.Assign(targets=targets, value=value):
                 pass
@@ -177,11 +203,3 @@ def _returns(function: ast.FunctionDef) -> Iterator[ast.Return]:
 
 def _defines(node: ast.ClassDef, names: frozenset[str]) -> bool:
     return any(isinstance(part, ast.FunctionDef) and part.name in names for part in node.body)
-
-
-def _asks_for_version(test: ast.expr) -> bool:
-    return any(_last_name(node) in _VERSION_WORDS for node in ast.walk(test))
-
-
-def _last_name(node: ast.AST) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""

@@ -14,10 +14,11 @@ HARMLESS = frozenset(
         "jinja2", "markupsafe", "pyarrow", "polars", "tabulate", "platformdirs", "filelock", "cloudpickle",
         "dill", "einops", "ml_dtypes", "ml_collections", "portpicker", "docopt", "fire", "wrapt",
         "opt_einsum", "gast", "astunparse", "flatbuffers", "importlib_metadata", "more_itertools", "regex",
-        "openpyxl", "pytest", "hypothesis", "setuptools", "pkg_resources",
+        "openpyxl", "pytest", "hypothesis", "setuptools", "pkg_resources", "dotenv", "omegaconf", "hydra",
+        "antlr4",
     ]
 )  # fmt: skip
-# Imported with TensorFlow 2.20 and 2.21: a local module of such a name would be imported instead.
+# What importing TensorFlow 2.20 and 2.21 imports: a local module of such a name would be imported instead.
 BROUGHT_ALONG = frozenset(
     [
         "absl", "astunparse", "certifi", "charset_normalizer", "chardet", "flatbuffers", "gast", "google",
@@ -25,12 +26,16 @@ BROUGHT_ALONG = frozenset(
         "optree", "packaging", "pasta", "psutil", "pybind11_abseil", "pygments", "requests", "rich",
         "scipy", "six", "sitecustomize", "tensorboard", "tensorflow", "termcolor", "tf_keras",
         "typing_extensions", "urllib3", "wrapt",
+        # Tried, and done without where they are not installed.
+        "pandas", "PIL", "sklearn", "matplotlib", "IPython", "pydot", "pydot_ng", "pydotplus", "cv2", "dill",
+        "jax", "litert", "tblib", "simplejson", "huggingface_hub", "brotli", "brotlicffi", "socks",
+        "backports", "cloud_tpu_client", "googleapiclient", "objgraph", "org", "python",
     ]
 )  # fmt: skip
 # Standard modules that it surely does not import, whose names people give to files of their own.
 NOT_BROUGHT = frozenset(
     [
         "statistics", "trace", "profile", "sched", "chunk", "pipes", "wave", "turtle", "this", "symtable",
-        "graphlib",
+        "graphlib", "imp",
     ]
 )  # fmt: skip

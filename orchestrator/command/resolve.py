@@ -28,6 +28,9 @@ TESTED_TENSORFLOW = ((2, 20), (2, 21))
 # Short names share their ending and little else: be harder to please than difflib is.
 _NEAR_FILE = 0.75
 
+# Python's own modules that run a program which they are given.
+_RUNNERS = frozenset({"cProfile", "doctest", "pdb", "profile", "runpy", "timeit", "trace", "unittest"})
+
 
 @dataclass(frozen=True)
 class Surroundings:
@@ -199,9 +202,11 @@ def _other_command(
 
 
 def _serves(program: Program) -> bool:
-    """A module that is not found in the command's own directories is taken for one that starts TensorFlow."""
+    """A module that is not found in the command's own directories is taken for one that starts TensorFlow, unless
+    it is one of Python's own that runs nothing else."""
     if program.start is None:
-        return program.line.target.module is not None
+        module = program.line.target.module
+        return module is not None and module.partition(".")[0] not in sys.stdlib_module_names - _RUNNERS
     return imports_tensorflow(program.tree, program.start)
 
 

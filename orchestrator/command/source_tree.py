@@ -6,7 +6,7 @@ import ast
 import re
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -133,11 +133,14 @@ class SourceTree:
                 continue
         return None
 
-    def is_local(self, name: str) -> bool:
-        """Whether the top-level name is the command's own: a module, a package, or a directory of them."""
-        if self.find(name) is not None:
-            return True
-        return any(_holds_python(root / name) for root in self.roots) if _NAME.match(name) else False
+    def is_local(self, name: str, taken: Iterable[str] = ()) -> bool:
+        """Whether importing a dotted name, or `taken` from it, runs files of the command's own.
+
+        A directory without an __init__.py is a package only where no installed one has its name: such a one counts
+        if just what is imported is in it.
+        """
+        wanted = (name.partition(".")[0], name, *(f"{name}.{item}" for item in taken))
+        return any(self.find(module) is not None for module in wanted)
 
     def chain(self, name: str) -> Iterator[Source]:
         """What importing a dotted name executes of the local files: its packages from the outside in, then it."""
@@ -184,13 +187,3 @@ def absolute_module(origin: str, package: str) -> str | None:
         return None
     base = parts[: len(parts) - level + 1]
     return ".".join([*base, name] if name else base)
-
-
-def _holds_python(directory: Path) -> bool:
-    try:
-        return directory.is_dir() and any(
-            entry.suffix == ".py" or (entry.is_dir() and (entry / "__init__.py").is_file())
-            for entry in directory.iterdir()
-        )
-    except (OSError, ValueError):
-        return False

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.command.before_tensorflow import Prelude, read_prelude
+from orchestrator.command.before_tensorflow import read_prelude
+from orchestrator.command.hazards import Prelude
 from orchestrator.command.known_modules import BROUGHT_ALONG, NOT_BROUGHT, TENSORFLOW
 from orchestrator.command.program import Program
 from orchestrator.command.python_line import PythonLine

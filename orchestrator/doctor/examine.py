@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator import preflight, settings
+from orchestrator.command.program import find_program
 from orchestrator.command.resolve import Surroundings, resolve_command, version_warning
 from orchestrator.cpu_budget import INTRA_OP
 from orchestrator.doctor.facts import Asked, Facts, Interpreter
@@ -97,6 +98,7 @@ def _request(
         threads=spec.threads,
         refused=_refusal(spec),
         is_python=bool(python),
+        is_read=not is_named or _is_read(spec, of_tasks),
     )
     return _Request(asked, python or _any_python(of_tasks, directory), of_tasks)
 
@@ -108,6 +110,13 @@ def _names_a_command(environ: Mapping[str, str], directory: Path) -> bool:
 def _python(spec: JobSpec) -> tuple[str, ...]:
     """Empty for a command that is no Python program."""
     return (sys.executable,) if spec.command.kind is CommandKind.BUILTIN else spec.command.interpreter
+
+
+def _is_read(spec: JobSpec, environ: Mapping[str, str]) -> bool:
+    """Not so where the command is a module that is installed somewhere: it may be anything."""
+    if spec.command.kind is not CommandKind.MODULE:
+        return True
+    return find_program(spec.command.argv[1:], spec.cwd, environ).start is not None
 
 
 def _any_python(environ: Mapping[str, str], directory: Path) -> tuple[str, ...]:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Asked:
     """What would be started: `command` None is any training script. `serves`: it starts TensorFlow's servers;
-    `is_python`: a Python runs it. `threads`: --threads, None when it is left to orch. `refused`: why `orch up` would
-    not even begin."""
+    `is_python`: a Python runs it; `is_read`: its source was found, and says whether it needs TensorFlow. `threads`:
+    --threads, None when it is left to orch. `refused`: why `orch up` would not even begin."""
 
     workers: int
     command: str | None
@@ -24,6 +24,7 @@ class Asked:
     threads: int | None = None
     refused: str | None = None
     is_python: bool = True
+    is_read: bool = True
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,9 @@ def installed(python: Interpreter, names: tuple[str, ...]) -> str | None:
 def _tensorflow(python: Interpreter, asked: Asked) -> Finding:
     version = installed(python, TENSORFLOWS)
     if version is None and "tensorflow" not in python.modules:
+        needed = Level.PROBLEM if asked.is_read else Level.WARNING
         return Finding(
-            Level.PROBLEM if asked.serves else Level.NOTE,
+            needed if asked.serves else Level.NOTE,
             "tensorflow",
             "TensorFlow is not installed for this Python",
             python.path,

@@ -10,6 +10,7 @@ from orchestrator.runs.log_text import one_line
 from orchestrator.view.amounts import duration, short_duration
 from orchestrator.view.columns import Cell, fit
 from orchestrator.view.palette import BOLD, CYAN, DIM, GREEN, RED, YELLOW, task_colour
+from orchestrator.view.safe_text import safe
 
 Line = list[Cell]
 _OUTCOMES = {
@@ -76,7 +77,7 @@ def _first(first: FirstFailure, cause: Cause | None) -> Iterator[Line]:
             "first", Cell(first.task, (task_colour(first.task),)), Cell(f" was the first to end badly: {how}")
         )
     if first.exception:
-        yield _labelled("exception", Cell(one_line(first.exception), (RED,)))
+        yield _labelled("exception", Cell(safe(first.exception), (RED,)))
     if first.exception_file:
         yield _labelled("in full", Cell(first.exception_file))
 

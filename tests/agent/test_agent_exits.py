@@ -182,7 +182,13 @@ def test_another_phase_has_no_steps_of_the_one_before(agent: Driver) -> None:
     assert made.checked() == Progress(phase="evaluating", epoch=2)
 
 
-FLOODS = "import os; fd = int(os.environ['ORCH_PROGRESS_FD']); data = b'{}\\n' * 20000\nwhile True: os.write(fd, data)"
+FLOODS = """
+import os
+fd = int(os.environ["ORCH_PROGRESS_FD"])
+data = b'{"step": 1}\\n' * 5000
+while True:
+    os.write(fd, data)
+"""
 
 
 def test_tasks_that_never_stop_telling_progress_starve_nobody(agent: Driver) -> None:

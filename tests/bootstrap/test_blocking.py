@@ -31,3 +31,17 @@ print("unchanged", handler.put_back())
 def test_a_replaced_handler_is_put_back_while_the_call_blocks(tmp_path: Path) -> None:
     task = finished(tmp_path, ["-c", PROGRAM])
     assert task.output.splitlines() == ["unchanged False", "result True True", "unchanged False"]
+
+
+IN_A_THREAD = """
+import threading
+from _orch_bootstrap import collectives
+thread = threading.Thread(target=lambda: print(collectives.abort_at_stop(print)))
+thread.start()
+thread.join()
+"""
+
+
+def test_a_strategy_made_in_another_thread_is_not_aborted(tmp_path: Path) -> None:
+    task = finished(tmp_path, ["-c", IN_A_THREAD])
+    assert task.output.splitlines() == ["None"]

@@ -106,6 +106,31 @@ def test_a_stop_while_a_collective_waits_for_a_stopped_peer(tmp_path: Path) -> N
         assert "unhealthy" not in tasks[0].output
 
 
+LAST_WORDS_WITH_TENSORFLOW = """
+import os
+import tensorflow as tf
+try:
+    tf.distribute.MultiWorkerMirroredStrategy()
+finally:
+    os.write(1, b"finally\\n")
+    try:
+        print(tf.constant(1.0).numpy())
+    finally:
+        os.write(1, b"atexit\\n")
+"""
+
+
+@pytest.mark.slow
+def test_last_words_that_would_join_the_cluster_again(tmp_path: Path) -> None:
+    """They would wait for the same peers, and hear no signal any more."""
+    script = tmp_path / "train.py"
+    script.write_text(LAST_WORDS_WITH_TENSORFLOW)
+    with started(tmp_path, {"worker": 2}, ["worker:0"], script=script) as [task]:
+        task.wait_until_told(phase="waiting")
+        assert task.stop() == 143
+        assert said(task) == ["finally", "atexit"]
+
+
 @pytest.mark.slow
 def test_preemption_is_still_tensorflows_to_handle(tmp_path: Path) -> None:
     directory = tmp_path / "checkpoints"

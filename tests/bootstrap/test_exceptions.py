@@ -53,7 +53,25 @@ def test_the_whole_exception_with_its_causes(tmp_path: Path) -> None:
         ("x = (", 1, "SyntaxError"),
         ("raise ExceptionGroup('all', [ValueError('one'), OSError(2, 'two')])", 1, "ExceptionGroup"),
         ("class E(Exception):\n  __str__ = None\nraise E", 1, "E"),
-        ("import sys\nsys.excepthook = lambda *_: print('mine')\n1/0", 1, None),
+        ("import sys\nsys.excepthook = lambda *_: print('mine')\n1/0", 1, "ZeroDivisionError"),
+        ("import sys\nsys.excepthook = lambda *_: print('mine')\nx = (", 1, "SyntaxError"),
+        ("import sys\nsys.excepthook = lambda *_: print('mine')\nsys.exit(3)", 3, None),
+        ("import sys\nsys.excepthook = lambda *_: print('mine')\nraise KeyboardInterrupt", -2, None),
+        (
+            "import sys\nmine = sys.excepthook\nsys.excepthook = lambda *_: print('mine')\n"
+            "try:\n  int('x')\nexcept ValueError:\n  mine(*sys.exc_info())\n1/0",
+            1,
+            "ZeroDivisionError",
+        ),
+        # C code has printed one of a callback's, and gone on.
+        (
+            "import ctypes, sys\nsys.excepthook = lambda *_: print('mine')\n"
+            "def f(): 1/0\n"
+            "try:\n  f()\nexcept ZeroDivisionError as e:\n  e.__traceback__ = e.__traceback__.tb_next\n"
+            "  sys.last_value = e\nsys.exit(3)",
+            3,
+            None,
+        ),
         (
             "import sys\nprevious = sys.excepthook\nsys.excepthook = lambda *a: previous(*a)\n1/0",
             1,

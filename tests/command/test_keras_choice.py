@@ -44,7 +44,7 @@ NEEDS_KERAS_2 = {
     "a metric": (TF + "m = tf.keras.metrics.Mean()\nm.reset_states()\n", "t.py line 3 uses reset_states of a metric"),
     "a metric of a class": (
         "from tensorflow.keras import metrics\nclass T:\n  def __init__(self):\n    self.m = metrics.Mean()\n"
-        "  def go(self):\n    self.m.reset_states()\n",
+        "  def go(self):\n    self.m.reset_states()\nT().go()\n",
         "line 6 uses reset_states of a metric",
     ),
     "a metric by name": ("from tensorflow.keras.metrics import Sum as M\nm = M()\nm.reset_states()\n", "line 3 uses r"),
@@ -85,6 +85,48 @@ NEEDS_KERAS_2 = {
         TF + "s = tf.distribute.experimental.ParameterServerStrategy(r)\nwith s.scope():\n"
         "  model = tf.keras.Sequential()\nmodel.fit(x)\n",
         "line 2 uses ParameterServerStrategy with fit, which Keras 3 cannot do",
+    ),
+    "a layer's argument, of all layers but it": (
+        TF + "d = tf.keras.layers.Embedding(2, 3, weights=w, batch_input_shape=s)\n",
+        "gives batch_input_shape to Embedding",
+    ),
+    "in main": (
+        TF + "def main():\n  a = tf.keras.optimizers.legacy.Adam()\nif __name__ == '__main__':\n  main()\n",
+        "line 3 uses tf.keras.optimizers.legacy",
+    ),
+    "in main, until Ctrl-C": (
+        TF + "def main():\n  a = tf.keras.optimizers.legacy.Adam()\n"
+        "try:\n  main()\nexcept KeyboardInterrupt:\n  pass\n",
+        "line 3 uses tf.keras.optimizers.legacy",
+    ),
+    "in a function that a strategy runs": (
+        TF + "@tf.function\ndef step():\n  a = tf.keras.optimizers.legacy.Adam()\nstrategy.run(step, args=(1,))\n",
+        "line 4 uses tf.keras.optimizers.legacy",
+    ),
+    "in a function that absl runs": (
+        TF + "from absl import app\ndef main(_):\n  a = tf.keras.optimizers.legacy.Adam()\napp.run(main)\n",
+        "line 4 uses tf.keras.optimizers.legacy",
+    ),
+    "in loops": (
+        TF + "m = tf.keras.metrics.Mean()\nfor e in range(3):\n  while go():\n    if x():\n      break\n"
+        "  with y():\n    m.reset_states()\n",
+        "line 8 uses reset_states of a metric",
+    ),
+    "parameter servers, by their roles": (
+        TF + "def main():\n  if resolver.task_type in ('worker', 'ps'):\n    server.join()\n    return\n"
+        "  elif resolver.task_type == 'evaluator':\n    pass\n  else:\n"
+        "    s = tf.distribute.ParameterServerStrategy(resolver)\n"
+        "  model = tf.keras.Sequential()\n  model.fit(x)\nmain()\n",
+        "line 9 uses ParameterServerStrategy with fit",
+    ),
+    "after what ends in an error": (
+        TF + "if not x:\n  raise ValueError\na = tf.keras.optimizers.legacy.Adam()\n",
+        "line 4 uses",
+    ),
+    "a model of its own": (
+        TF + "class T:\n  def __init__(self):\n    self.net = self.make()\n    self.net.reset_states()\n"
+        "  def make(self):\n    return tf.keras.Sequential()\nt = T()\n",
+        "line 5 uses reset_states of a model",
     ),
 }  # fmt: skip
 
@@ -133,6 +175,60 @@ RUNS_ON_KERAS_3 = {
     + TF
     + "tf.keras.experimental.x\n",
     "no Python": TF + "tf.keras.experimental. = 3\n",
+    "on one platform": TF
+    + "import platform\nif platform.system() == 'Darwin':\n  a = tf.keras.optimizers.legacy.Adam()\n",
+    "a check held in a variable": TF
+    + "K3 = tf.__version__ >= '2.16'\nif K3:\n  a = 1\nelse:\n  a = tf.keras.optimizers.legacy.Adam()\n",
+    "a check in one line": TF
+    + "a = tf.keras.optimizers.Adam() if K3 else tf.keras.optimizers.legacy.Adam()\n",
+    "after a return": TF
+    + "def f():\n  if K3:\n    return 1\n  return tf.keras.optimizers.legacy.Adam()\na = f()\n",
+    "after an exit": TF + "import sys\nif K3:\n  go()\n  sys.exit()\na = tf.keras.optimizers.legacy.Adam()\n",
+    "after a return in a loop": TF
+    + "def f():\n  for x in y:\n    if x:\n      return\n  tf.keras.optimizers.legacy.Adam()\nf()\n",
+    "after a continue": TF + "for x in y:\n  if x:\n    continue\n  tf.keras.optimizers.legacy.Adam()\n",
+    "in a handler": TF + "try:\n  a = x\nexcept AttributeError:\n  a = tf.keras.optimizers.legacy.Adam()\n",
+    "an error swallowed": TF
+    + "import contextlib\nwith contextlib.suppress(ImportError):\n  tf.keras.optimizers.legacy.Adam()\n",
+    "an import with a way out": TF
+    + "try:\n  from tensorflow.keras.layers import RandomFlip\nexcept ImportError:\n"
+    "  from tensorflow.keras.layers.experimental.preprocessing import RandomFlip\nx = RandomFlip()\n",
+    "the optimizer of another": TF
+    + "class T:\n  def __init__(self, cfg):\n    self.optimizer = tf.keras.optimizers.Adam(cfg.optimizer.lr)\n"
+    "T(1)\n",
+    "the metric of another class": TF
+    + "class A:\n  def __init__(self):\n    self.m = tf.keras.metrics.Mean()\n"
+    "class B:\n  def __init__(self):\n    self.m.reset_states()\nA()\nB()\n",
+    "one strategy of two": TF + "if x:\n  s = tf.distribute.ParameterServerStrategy(r)\n"
+    "else:\n  s = tf.distribute.MultiWorkerMirroredStrategy()\nmodel = tf.keras.Sequential()\nmodel.fit(x)\n",
+    "another strategy later": TF
+    + "s = tf.distribute.ParameterServerStrategy(r)\nif x:\n  s = tf.distribute.MirroredStrategy()\n"
+    "model = tf.keras.Sequential()\nmodel.fit(x)\n",
+    "weights of an embedding": TF + "e = tf.keras.layers.Embedding(10, 4, weights=[m])\n",
+    "an input's shape": TF + "e = tf.keras.layers.InputLayer(batch_input_shape=(1, 2))\n",
+    "a layer of its own": TF + "e = tf.keras.layers.NewLayer(weights=[m])\n",
+    "one of two ways to save": MODEL + "if x:\n  model.save('dir')\nelse:\n  model.save('x.keras')\n",
+    "a function that nothing calls": TF + "def f():\n  tf.keras.optimizers.legacy.Adam()\n",
+    "a method that nothing calls": TF
+    + "class T:\n  def f(self):\n    tf.keras.optimizers.legacy.Adam()\nT()\n",
+    "a function called perhaps": TF + "def f():\n  tf.keras.optimizers.legacy.Adam()\nif x:\n  f()\n",
+    "functions to choose from": TF
+    + "def f():\n  return tf.keras.optimizers.legacy.Adam()\nways = {'old': f, 'lambda': lambda: f()}\n",
+    "classes to choose from": TF
+    + "ways = {'old': tf.keras.optimizers.legacy.Adam, 'new': tf.keras.optimizers.Adam}\n",
+    "a method of the same name": TF
+    + "class W:\n  def build(self):\n    return tf.keras.Sequential()\nm = other.build()\nm.reset_states()\n",
+    "one or the other": TF
+    + "m = tf.keras.metrics.Mean()\nr = getattr(m, 'reset_state', None) or m.reset_states\n",
+    "a model whose other base may have it": TF
+    + "class M(Mixin, tf.keras.Model):\n  pass\nm = M()\nm.reset_states()\n",
+    "a role and something else": TF + "if task_type == 'chief' and x:\n  tf.keras.optimizers.legacy.Adam()\n",
+    "what it puts there itself": TF
+    + "tf.keras.metrics.Metric.reset_states = f\nm = tf.keras.metrics.Mean()\nm.reset_states()\n",
+    "a name given twice": "from tensorflow.keras import optimizers\n"
+    + "optimizers = mine\noptimizers.legacy.Adam()\n",
+    "a loop's own else": TF + "for x in y:\n  pass\nelse:\n  tf.keras.optimizers.legacy.Adam()\n",
+    "a case": TF + "match x:\n  case 1:\n    tf.keras.optimizers.legacy.Adam()\n",
 }
 
 
@@ -155,10 +251,30 @@ def test_local_modules_count(tmp_path: Path) -> None:
     assert (choose(tmp_path).note or "").startswith("lib.py line 2 uses tf.keras.optimizers.legacy")
 
 
+def test_a_local_module_whose_functions_are_not_used(tmp_path: Path) -> None:
+    write(tmp_path, TF + "import lib\n")
+    write(tmp_path, TF + "def old():\n    tf.keras.optimizers.legacy.Adam()\n", "lib.py")
+    assert choose(tmp_path) == KerasChoice(legacy=False)
+    for use in ("import lib\nlib.old()\n", "from lib import old as o\no()\n"):
+        write(tmp_path, use)
+        assert choose(tmp_path).legacy
+    (tmp_path / "pkg").mkdir()
+    write(tmp_path, "from lib import old\n", "pkg/__init__.py")
+    write(tmp_path, "from pkg import old\nold()\n")
+    assert choose(tmp_path).legacy
+    write(tmp_path, "try:\n    import lib\nexcept ImportError:\n    lib = None\nlib.old()\n")
+    assert not choose(tmp_path).legacy
+
+
 def test_a_kind_is_known_across_modules(tmp_path: Path) -> None:
     write(tmp_path, TF + "import lib\nmodel = lib.build()\nmodel.save_weights('w')\n")
     write(tmp_path, TF + "def build():\n    return tf.keras.Sequential()\n# reset_states\n", "lib.py")
     assert choose(tmp_path).legacy
+
+
+def test_source_too_deep_to_be_followed(tmp_path: Path) -> None:
+    write(tmp_path, TF + "x = 0" + " + 1" * 900 + "\ntf.keras.optimizers.legacy.Adam()\n")
+    assert choose(tmp_path) == KerasChoice(legacy=False)
 
 
 def test_where_tf_keras_is_missing_the_line_says_how_to_get_it(tmp_path: Path) -> None:

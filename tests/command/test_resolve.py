@@ -103,6 +103,20 @@ def test_module(around: Surroundings) -> None:
     assert resolve(around, "python", "-m", "pkg.mod").kind is CommandKind.MODULE
 
 
+@pytest.mark.parametrize(
+    ("module", "serves"),
+    [
+        ("json.tool", False),
+        ("http.server", False),
+        ("cProfile", True),
+        ("pdb", True),
+        ("installed.train", True),
+    ],
+)
+def test_a_module_whose_source_is_elsewhere(around: Surroundings, module: str, serves: bool) -> None:
+    assert resolve(around, "python", "-m", module).serves is serves
+
+
 def test_executable_on_path_and_by_path(around: Surroundings) -> None:
     write(around, "run.sh", "#!/bin/sh\n", mode=0o755)
     assert resolve(around, "tool", "a").argv == (f"{around.path}/tool", "a")

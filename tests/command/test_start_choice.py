@@ -56,6 +56,14 @@ FORKED = {
     "sys.path.append(str(Path(__file__).resolve().parent / 'x'))\n",
     "not the main program": "if __name__ != '__main__':\n    pass\n",
     "a try": "try:\n    import numpy\nexcept ImportError:\n    pass\n",
+    "what only others read": "import os\nos.environ['PYTHONHASHSEED'] = str(3)\n"
+    "os.environ['TOKENIZERS_PARALLELISM'] = 'false'\nos.environ['WANDB_MODE'] = 'offline'\n",
+    "harmless modules": "import dotenv, omegaconf, hydra\n",
+    "a directory by another name": "from sys import path as p\np.insert(0, 'lib')\n",
+    "its own process": "import psutil\nn = psutil.Process().memory_info()\n",
+    "a handler that ends it": "import os\ntry:\n    import numpy\n    import tensorflow\nexcept ImportError:\n"
+    "    os.environ['A'] = '1'\n    raise\n",
+    "another process's environment": "import os, subprocess\nsubprocess.run(['true'], env=os.environ)\n",
 }
 
 
@@ -87,7 +95,7 @@ SPAWNED = {
         "import os\nfrom unittest import mock\nmock.patch.dict(os.environ, A='1').start()\n",
         "line 3 passes",
     ),
-    "from a file": ("from dotenv import load_dotenv\nload_dotenv()\n", "line 1 imports dotenv"),
+    "from a file": ("from dotenv import load_dotenv\nload_dotenv()\n", "line 2 loads variables"),
     "in a condition": (
         "import os\nif not os.environ.get('A'):\n    os.environ['TF_A'] = '1'\n",
         "line 3 sets TF_A",
@@ -131,6 +139,20 @@ SPAWNED = {
     ),
     "the path itself": ("import sys\nsys.path = []\n", "line 2 changes sys.path"),
     "modules put in place": ("import sys\nsys.modules['keras'] = None\n", "line 2 reaches into sys.modules"),
+    "in the handler of another import": (
+        "import os\ntry:\n    import nltk\n    import tensorflow\nexcept ImportError:\n    os.environ['A'] = '1'\n",
+        "line 6 sets A",
+    ),
+    "after the handler of another import": (
+        "import os\ntry:\n    import nltk\n    import tensorflow\nexcept ImportError:\n    pass\n"
+        "os.environ['A'] = '1'\n",
+        "line 7 sets A",
+    ),
+    "after another import that may be missing": (
+        "import os, contextlib\nwith contextlib.suppress(ImportError):\n    import nltk\n    import tensorflow\n"
+        "os.environ['A'] = '1'\n",
+        "line 5 sets A",
+    ),
     "another Keras": ("import os\nos.environ['KERAS_BACKEND'] = 'jax'\n", "line 2 sets KERAS_BACKEND"),
 }
 
@@ -209,6 +231,27 @@ def test_the_packages_of_a_module_run_before_it(tmp_path: Path) -> None:
     assert choose(tmp_path, "-m", "pkg").fork
 
 
+def test_what_a_last_handler_goes_on_to_does_not_matter(tmp_path: Path) -> None:
+    """Functions that nothing calls are not counted although the import might fail."""
+    main = "def main():\n    print()\n    import tensorflow as tf\n"
+    other = "def other():\n    os.environ['A'] = '1'\n"
+    write(tmp_path, f"import os\n{main}{other}try:\n    main()\nexcept Exception as e:\n    print(e)\n")
+    assert choose(tmp_path).fork
+    write(tmp_path, f"import os\n{main}{other}try:\n    main()\nexcept Exception as e:\n    other()\n")
+    assert choose(tmp_path).reason == "t.py line 6 sets A before it imports tensorflow"
+
+
+def test_packages_need_no_init(tmp_path: Path) -> None:
+    write(tmp_path, "from torch.models import load\n" + TENSORFLOW)
+    write(tmp_path, "", "torch/models/net.py")
+    assert "imports torch, which may do anything" in choose(tmp_path).reason
+    write(tmp_path, "from src.models import net\nimport src.models.net\n" + TENSORFLOW)
+    write(tmp_path, "def f(): pass\n", "src/models/net.py")
+    assert choose(tmp_path).fork
+    write(tmp_path, "import os\nos.environ['A'] = '1'\n", "src/models/net.py")
+    assert choose(tmp_path).reason == "src/models/net.py line 2 sets A before it imports tensorflow"
+
+
 def test_a_module_on_a_path_that_the_script_adds(tmp_path: Path) -> None:
     add = "import sys\nsys.path.insert(0, 'lib')\n"
     write(tmp_path, add + "import settings\n" + TENSORFLOW)
@@ -220,7 +263,9 @@ def test_a_module_on_a_path_that_the_script_adds(tmp_path: Path) -> None:
     assert "lib/numpy.py takes the place" in choose(tmp_path).reason
 
 
-@pytest.mark.parametrize("name", ["numpy.py", "json.py", "queue/__init__.py", "keras/__init__.py", "six.so"])
+@pytest.mark.parametrize("name", [
+    "numpy.py", "json.py", "queue/__init__.py", "keras/__init__.py", "six.so", "pandas.py", "PIL/__init__.py", "jax.py",
+])  # fmt: skip
 def test_local_names_that_tensorflow_imports(tmp_path: Path, name: str) -> None:
     write(tmp_path, TENSORFLOW)
     write(tmp_path, "", name)
@@ -230,7 +275,8 @@ def test_local_names_that_tensorflow_imports(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["model.py", "data/keras.py", "trace.py", "test.py", "numpy/data.txt", "json", "statistics.py"]
+    "name",
+    ["model.py", "data/keras.py", "trace.py", "imp.py", "test.py", "numpy/data.txt", "json", "statistics.py"],
 )
 def test_local_names_that_are_in_nobodys_way(tmp_path: Path, name: str) -> None:
     write(tmp_path, TENSORFLOW)

@@ -153,6 +153,8 @@ def test_the_commands_own_interpreter_is_asked(doctor: Doctor, tmp_path: Path) -
     found = doctor.findings("--", python, "train.py", code=1)
     assert found["python"][0]["where"] == python
     assert found["tensorflow"][0]["fix"].startswith(f"{python} -m pip install tensorflow")
+    for module, level in (("json.tool", "note"), ("installed.train", "warning")):
+        assert doctor.findings("--", python, "-m", module)["tensorflow"][0]["level"] == level
     active = doctor.findings(env={"VIRTUAL_ENV": str(bare)}, code=1)
     assert active["python"][0]["where"] == python
 

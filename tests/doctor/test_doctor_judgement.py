@@ -188,6 +188,9 @@ def test_tensorflow_is_needed_only_by_what_starts_it() -> None:
     (problem,) = bad(with_changed(interpreter=nothing), PROBLEM)
     assert problem.topic == "tensorflow" and "/opt/python -m pip install tensorflow" in (problem.fix or "")
     assert not bad(with_changed(interpreter=nothing, asked={"serves": False}), PROBLEM)
+    unread = with_changed(interpreter=nothing, asked={"is_read": False, "command": "python3 -m installed"})
+    assert [finding.topic for finding in bad(unread, Level.WARNING)] == ["tensorflow"]
+    assert not bad(unread, PROBLEM)
 
 
 def test_a_python_that_tensorflow_is_not_made_for() -> None:

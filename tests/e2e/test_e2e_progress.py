@@ -103,7 +103,7 @@ def _waiting(orch: Orch) -> list[list[str]]:
 
 @pytest.mark.slow
 def test_a_plain_script_tells_phases_epochs_and_values(orch: Orch) -> None:
-    done = orch("up", "--", orch.script("fit.py", FIT))
+    done = orch("up", "--start", "spawn", "--", orch.script("fit.py", FIT))
     assert done.code == 0, done.out + done.err
     (task,) = orch.status()["tasks"]
     progress = task["progress"]

@@ -31,6 +31,7 @@ PURE = {
     "result",
     "status_document",
     "progress_throttle",
+    "told_progress",
     "start_method",
     "keras_lines",
     "line_progress",

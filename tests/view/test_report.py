@@ -18,7 +18,7 @@ def failed(cause_task: str = "worker:2", advice: str | None = None) -> RunResult
             task="worker:2",
             exit_code=1,
             signal=None,
-            exception="ValueError: bad \x1b[31mshape",
+            exception="ValueError: bad\r \x1b[31mshape",
             log="/runs/digits-1/logs/worker-2.log",
             advice=advice,
             lines=("Traceback (most recent call last):", "\tValueError: bad"),
@@ -44,7 +44,7 @@ def test_a_failure_tells_everything_and_the_cause_last() -> None:
         "  peers     worker:1: failed because of it",
         "  peers     worker:0, worker:3: stopped by orch",
         "  log       /runs/digits-1/logs/worker-2.log",
-        "  exception ValueError: bad shape",
+        "  exception ValueError: bad␍ shape",
         "  cause     worker:2: exit 1 (the first to fail)",
     ]
 

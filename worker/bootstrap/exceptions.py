@@ -29,13 +29,14 @@ def install(path: str) -> None:
     """
     owner = os.getpid()
     previous = sys.excepthook
-    written: list[int] = []
+    has_written_the_last = False
 
     def write(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         # A forked child inherits the hook, but its exceptions are not the task's.
         # KeyboardInterrupt says no more than the exit by SIGINT that Python makes of it.
         if os.getpid() == owner and not issubclass(kind, KeyboardInterrupt):
-            written.append(id(value))
+            nonlocal has_written_the_last
+            has_written_the_last = value is _last_of_all()
             _keep(lambda: write_private(path, describe(kind, value, trace)))
 
     def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
@@ -47,8 +48,8 @@ def install(path: str) -> None:
 
     def at_exit() -> None:
         # The script has set a hook in our hook's place: Python has noted for which exception it called that one.
-        value = getattr(sys, "last_value", None)
-        if value is not None and id(value) not in written and _ended_the_script(value):
+        value = _last_of_all()
+        if value is not None and not has_written_the_last:
             write(type(value), value, value.__traceback__)
 
     sys.excepthook = excepthook
@@ -56,11 +57,13 @@ def install(path: str) -> None:
     after_import("threading", lambda threading: _watch_threads(threading, path, owner))
 
 
-def _ended_the_script(value: object) -> bool:
-    """Whether it has gone through all of Python's frames, and not only through a callback's that C code has made."""
+def _last_of_all() -> BaseException | None:
+    """The exception that has gone through all frames, not only those of a callback from C."""
+    value = getattr(sys, "last_value", None)
     if not isinstance(value, BaseException) or isinstance(value, SystemExit):
-        return False
-    return value.__traceback__ is None or value.__traceback__.tb_frame.f_back is None
+        return None
+    trace = value.__traceback__
+    return value if trace is None or trace.tb_frame.f_back is None else None
 
 
 def _watch_threads(threading: ModuleType, path: str, owner: int) -> None:

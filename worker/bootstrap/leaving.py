@@ -31,6 +31,7 @@ def _flush_everything() -> None:
     import gc
     import io
 
+    gc.unfreeze()  # what is frozen is in no list
     files = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
     # Text before the bytes it is written to.
     found = sorted(

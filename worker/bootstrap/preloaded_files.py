@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import os
-import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 
 # When it was written (ns) and how long it is (bytes).
 FileMark = tuple[int, int]
+# Where packages are installed, as distributions of Python call it.
+_INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
 def preloaded_files(modules: Mapping[str, ModuleType], named: Sequence[str]) -> dict[str, FileMark | None]:
     """Files that tell a change of what has been imported: of the modules `named`, of each installed package the
     first one, and all that are not installed but of the user's own. None for one that cannot be looked at."""
-    paths = sysconfig.get_paths()
-    installed = tuple({f"{paths[kind]}/" for kind in ("purelib", "platlib")})
-    library = tuple({f"{paths[kind]}/" for kind in ("stdlib", "platstdlib")})
-    return {file: _mark(file) for file in _chosen(modules, named, installed, library)}
+    return {file: _mark(file) for file in _chosen(modules, named)}
 
 
-def _chosen(
-    modules: Mapping[str, ModuleType],
-    named: Sequence[str],
-    installed: tuple[str, ...],
-    library: tuple[str, ...],
-) -> Iterator[str]:
+def _chosen(modules: Mapping[str, ModuleType], named: Sequence[str]) -> Iterator[str]:
+    library = os.path.dirname(os.__file__) + "/"  # noqa: PTH120
     for name, module in modules.items():
-        file = getattr(getattr(module, "__spec__", None), "origin", None)
+        # Not module.__spec__: what stands in sys.modules may import something to answer that.
+        file = getattr(getattr(module, "__dict__", {}).get("__spec__"), "origin", None)
         if not isinstance(file, str) or not file.startswith("/"):
             continue  # built in
-        is_first_of_installed = file.startswith(installed) and "." not in name
-        if name in named or is_first_of_installed or not file.startswith(installed + library):
+        is_installed = any(directory in file for directory in _INSTALLED)
+        is_the_users = not is_installed and not file.startswith(library)
+        if name in named or is_the_users or (is_installed and "." not in name):
             yield file
 
 

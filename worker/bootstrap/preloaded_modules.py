@@ -44,7 +44,8 @@ class PreloadedModules(MetaPathFinder):
         script_env: Mapping[str, str],
     ) -> None:
         """`script_env`: variables that the script is expected to set before it imports any of them."""
-        self._kept = record.new_modules()
+        self._modules = record.new_modules()
+        self._kept = dict(self._modules)
         self._importers = {
             name: [each for each in imported if each in self._kept]
             for name, imported in record.importers.items()
@@ -61,6 +62,9 @@ class PreloadedModules(MetaPathFinder):
         self._script_env = dict(script_env)
         self._environ: dict[str, str] = {}
         self._on_return: dict[str, Callable[[], None]] = {}
+        specs = {name: _own(module).get("__spec__") for name, module in self._modules.items()}
+        self._specs = {name: spec for name, spec in specs.items() if isinstance(spec, ModuleSpec)}
+        self._with_other_specs: list[str] = []
         self._say: Callable[[str], None] = lambda line: None
         # Around what is noted here only: whoever is called back may import, and wait for another thread's import.
         self._lock = _thread.RLock()
@@ -83,13 +87,17 @@ class PreloadedModules(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in self._kept:
+        if fullname not in self._modules:
             return None
         with self._lock:
-            if path is None:
+            if path is None and fullname in self._kept:
                 self._look_at_new_entries()
-            module = self._kept.get(fullname)
-        return None if module is None else _spec(fullname, module, self)
+            module = self._modules[fullname]
+            # Another thread may have given it back since this one saw that it has to be imported.
+            is_back = target is None and sys.modules.get(fullname) is module
+            if fullname not in self._kept and not is_back:
+                return None
+        return _spec(fullname, module, self._specs.get(fullname), self)
 
     def give_back(self, name: str) -> None:
         """Put `name` into sys.modules, and what importing it would have put there too."""
@@ -100,11 +108,12 @@ class PreloadedModules(MetaPathFinder):
             called = [self._on_return.pop(each) for each in given.keys() & self._on_return.keys()]
             if roots:
                 self._compare_environment(roots[0].root)
+            self._prepare_for_threads(given)
             # In this order: what is in neither would be imported a second time by another thread.
             sys.modules.update(given)
             for each in given:
                 del self._kept[each]
-            if not self._kept and self in sys.meta_path:
+            if not self._kept and self in sys.meta_path and not _thread._count():
                 sys.meta_path.remove(self)
         for effect in roots:
             _repeat(effect)
@@ -112,6 +121,33 @@ class PreloadedModules(MetaPathFinder):
             call()
         # Whoever imports `name` itself calls back for it.
         came_back([each for each in given if each != name])
+
+    def _prepare_for_threads(self, given: Mapping[str, ModuleType]) -> None:
+        """A thread that is about to import one of `given` finds it in sys.modules right after having found its spec.
+        Python then loads it by the spec that the module itself has: that must not execute it again."""
+        if _thread._count():
+            for name in given:
+                self.set_spec(name)
+            return
+        while self._with_other_specs:
+            self.set_spec(self._with_other_specs.pop())
+
+    def has_spec(self, name: str) -> bool:
+        """Whether the module has a spec of its own: what stands in sys.modules need not be a module."""
+        return name in self._specs
+
+    def set_spec(self, name: str) -> None:
+        """Let the module have its true spec; while there are threads, the one that brings this very module again."""
+        true_spec = self._specs.get(name)
+        if true_spec is None:
+            return
+        with self._lock:
+            module = self._modules[name]
+            if _thread._count():
+                self._with_other_specs.append(name)
+                module.__spec__ = _spec(name, module, true_spec, self)
+            else:
+                module.__spec__ = true_spec
 
     def _closure(self, name: str) -> list[str]:
         """What comes back with `name`, in the order in which it once came."""
@@ -177,10 +213,13 @@ class _GivingLoader(Loader):
     def exec_module(self, module: ModuleType) -> None:
         # The import has written into the module what is true of this loader only.
         for name in _ATTRIBUTES:
+            if name == "__spec__" and self._modules.has_spec(self._name):
+                continue  # below
             if name in self._attributes:
                 setattr(module, name, self._attributes[name])
             elif name in _own(module):
                 delattr(module, name)
+        self._modules.set_spec(self._name)
         self._modules.give_back(self._name)
 
     def __getattr__(self, name: str) -> object:
@@ -192,18 +231,19 @@ def _own(module: ModuleType) -> dict[str, object]:
     return getattr(module, "__dict__", {})
 
 
-def _spec(name: str, module: ModuleType, modules: PreloadedModules) -> ModuleSpec:
+def _spec(
+    name: str, module: ModuleType, true_spec: ModuleSpec | None, modules: PreloadedModules
+) -> ModuleSpec:
     """As the module's own was, but for the loader."""
     loader = _GivingLoader(name, module, modules)
-    real = _own(module).get("__spec__")
-    if not isinstance(real, ModuleSpec):
+    if true_spec is None:
         return ModuleSpec(name, loader)
     spec = ModuleSpec(
-        name, loader, origin=real.origin, is_package=real.submodule_search_locations is not None
+        name, loader, origin=true_spec.origin, is_package=true_spec.submodule_search_locations is not None
     )
-    spec.submodule_search_locations = real.submodule_search_locations
-    spec.cached = real.cached
-    spec.has_location = real.has_location
+    spec.submodule_search_locations = true_spec.submodule_search_locations
+    spec.cached = true_spec.cached
+    spec.has_location = true_spec.has_location
     return spec
 
 
@@ -214,20 +254,22 @@ def _importable(directory: str, names: Container[str]) -> Iterator[str]:
     for entry in _listing(directory, names):
         name, _, rest = entry.partition("/")
         for suffix in suffixes:
-            if not rest and entry.endswith(suffix) and entry[: -len(suffix)] in names:
-                yield entry[: -len(suffix)]
+            if not rest and entry.endswith(suffix) and entry.removesuffix(suffix) in names:
+                yield entry.removesuffix(suffix)
             elif rest == f"__init__{suffix}" and name in names:
                 yield name
 
 
-def _listing(directory: str, packages: Container[str]) -> Iterator[str]:
-    """The names in it, and in those of its directories that have the name of one of `packages`."""
+def _listing(directory: str, names: Container[str]) -> Iterator[str]:
+    """The files in it, and in its directories, that may be the modules or packages `names`."""
     try:
         with os.scandir(directory) as entries:
             for entry in entries:
+                # There may be many thousands of others beside a script.
+                if entry.name.partition(".")[0] not in names:
+                    continue
                 yield entry.name
-                # All else is not looked at: there may be many thousands of files beside a script.
-                if entry.name in packages and entry.is_dir():
+                if entry.name in names and entry.is_dir():
                     yield from (f"{entry.name}/__init__{suffix}" for suffix in _init_suffixes(entry.path))
     except NotADirectoryError:
         from zipfile import BadZipFile, ZipFile

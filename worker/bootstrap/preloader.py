@@ -54,9 +54,8 @@ def serve(record: ImportRecord) -> None:
             modules = _preload(record, options["modules"], options["script_env"])
         _check(control.fileno())
         gc.freeze()
-        _tell_ready(
-            control, time.monotonic() - began, preloaded_files(record.new_modules(), options["modules"])
-        )
+        files = preloaded_files(record.new_modules(), options["modules"])
+        _tell_ready(control, time.monotonic() - began, files)
         request = _wait_for_a_task(control, surroundings, modules)
     except (Exception, SystemExit) as error:
         traceback.print_exc()

@@ -42,6 +42,7 @@ def arm(workers: int, say: Say) -> None:
     if workers > 1:
         # tf.data is TensorFlow's own: whichever Keras there is, and loops without any.
         importlib.import_module(".iterators", __name__).arm(workers)
+        importlib.import_module(".saves", __name__).remember_place()
         after_import("keras", functools.partial(_repair_and_say, workers, say))
 
 

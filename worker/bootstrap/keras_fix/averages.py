@@ -30,11 +30,12 @@ def repair(keras: ModuleType, workers: int) -> str | None:
 
     @functools.wraps(fit)
     def averaging_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        around = getattr(self, "_orch_epoch_ends", False)  # a callback of another fit's may call this one
         self._orch_epoch_ends = True
         try:
             return fit(self, *args, **kwargs)
         finally:
-            self._orch_epoch_ends = False
+            self._orch_epoch_ends = around
 
     # Called once an epoch, after its steps and before validation and the callbacks; and in evaluate.
     @functools.wraps(results)

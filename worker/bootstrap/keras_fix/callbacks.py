@@ -77,11 +77,15 @@ def repair(keras: ModuleType, workers: int) -> str | None:
         if not spans_workers(self.distribute_strategy):
             return fit(self, *args, **kwargs)
         given = signature.bind(self, *args, **kwargs).arguments.get("callbacks")
-        _fits[id(self)] = _agree(self, _flat(given))
+        agreed = _agree(self, _flat(given))
+        around = _fits.get(id(self))  # a callback of that one calls this one
+        _fits[id(self)] = agreed
         try:
             return fit(self, *args, **kwargs)
         finally:
-            del _fits[id(self)]
+            _fits.pop(id(self))
+            if around is not None:
+                _fits[id(self)] = around
 
     Trainer.fit = agreeing_fit
     _replace_list(CallbackList)
@@ -221,7 +225,9 @@ def _flat(callbacks: Any) -> list[Any]:
 def _write_elsewhere(callback: Any) -> None:
     name = _PATH_OF[_kind(callback)]
     scratch = os.environ.get("ORCH_SCRATCH_DIR") or tempfile.mkdtemp(prefix="orch-")
-    own = str(Path(scratch) / Path(getattr(callback, name)).name)
+    path = Path(getattr(callback, name))
+    # Two callbacks may have one file name, in different directories.
+    own = str(Path(scratch) / f"{path.stem}-{_number(callback):x}{path.suffix}")
     setattr(callback, name, own)
     if hasattr(callback, "_log_write_dir"):
         callback._log_write_dir = own

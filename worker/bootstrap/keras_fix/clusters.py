@@ -29,15 +29,24 @@ def replica_context() -> Any | None:
 
 def sum_in_step(values: Sequence[Any]) -> list[Any]:
     """Each tensor (or tf.IndexedSlices) summed over all replicas, in a replica context: one collective for
-    all dense ones of a traced step. None stays None."""
+    all dense ones of a type in a traced step. None stays None."""
     import tensorflow as tf
 
-    present = [value for value in values if value is not None]
-    if not present:
-        return list(values)
     context = tf.distribute.get_replica_context()
-    summed = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, present))
-    return [None if value is None else next(summed) for value in values]
+    # TensorFlow joins what it is given into one vector, whatever their types are.
+    kinds: dict[Any, list[int]] = {}
+    for index, value in enumerate(values):
+        if value is not None:
+            kinds.setdefault(value.dtype, []).append(index)
+    summed = list(values)
+    sums: list[Any] = []
+    for indices in kinds.values():
+        # One after the other, in the same order on all workers.
+        with tf.control_dependencies([one for one in sums if isinstance(one, tf.Tensor)]):
+            sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [values[index] for index in indices])
+        for index, total in zip(indices, sums, strict=True):
+            summed[index] = total
+    return summed
 
 
 def sum_now(strategy: Any, values: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from .clusters import first_local, spans_workers
 from .datasets import steps_left, take_steps
-from .steps import travels
+from .steps import is_kerass_own, travels
 
 
 def replace_make_function(trainer: Any) -> None:
@@ -65,12 +65,19 @@ def _make_function(model: Any, step_function: Any, trainer: Any) -> Any:
     import tensorflow as tf
 
     strategy = model.distribute_strategy
-    is_test = getattr(step_function, "__name__", "") == "test_step"
+    is_test = step_function == model.test_step or getattr(step_function, "__name__", "") == "test_step"
+
+    def is_local() -> bool:
+        """Whether the step's logs need no reducing: Keras reads the metrics themselves after its own test steps,
+        with the names of their logs."""
+        if is_test:
+            return is_kerass_own(model, "test_step") and is_kerass_own(model, "compute_metrics")
+        return travels(model)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def one_step(data: Any) -> Any:
         outputs = strategy.run(step_function, args=(data,))
-        return _logs(model, strategy, outputs, local=is_test or travels(model), trainer=trainer)
+        return _logs(model, strategy, outputs, local=is_local(), trainer=trainer)
 
     if not model.run_eagerly:
         one_step = tf.function(one_step, reduce_retracing=True)

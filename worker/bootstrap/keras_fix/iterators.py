@@ -17,7 +17,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
-import gc
 import itertools
 import queue
 import signal
@@ -28,11 +27,14 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from .. import spared_collector
 from ..after_import import after_import
 
 # References to a resource that nobody else holds: the holder's, the local variable's and getrefcount's own.
 _OURS_ALONE = 3
 _LOOK_AGAIN_S = 0.02
+# What somebody keeps on holding is looked at less and less often.
+_LOOK_RARELY_S = 1.0
 _JOIN_S = 1.0
 # Whatever else was registered to run at the exit may take its time.
 _LONGEST_FINALIZATION_S = 600
@@ -44,7 +46,7 @@ def arm(workers: int) -> None:
     if workers > 1:
         after_import("tensorflow", _repair_quietly)
         for module in ("tensorflow", "keras"):
-            after_import(module, _spare_the_collector)
+            spared_collector.spare(module)
 
 
 def repair(tensorflow: ModuleType) -> None:
@@ -93,12 +95,6 @@ def ends_of_this_process() -> _Ends:
 
     ends: _Ends = getattr(iterator_ops.OwnedIterator, _DONE)
     return ends
-
-
-def _spare_the_collector(module: ModuleType) -> None:
-    """What an import has made stays till the end: the last garbage collection, a second at the exit with
-    TensorFlow, need not look at it."""
-    gc.freeze()
 
 
 def _repair_quietly(tensorflow: ModuleType) -> None:
@@ -172,6 +168,7 @@ class _Ends:
         self._held: dict[int, tuple[weakref.ref[Any], list[Any]]] = {}
         self._dropped: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
         self._ended = False
 
     def share(self, iterator: Any, resource: Any) -> None:
@@ -180,8 +177,14 @@ class _Ends:
         dropped = self._dropped
         self._held[number] = (weakref.ref(iterator, lambda _: dropped.put(number)), [resource])
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="orch-iterators", daemon=True)
-            self._thread.start()
+            self._start_once()
+
+    def _start_once(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                thread = threading.Thread(target=self._work, name="orch-iterators", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def held(self) -> int:
         """How many resources are held: of iterators that are in use or wait to be destroyed."""
@@ -207,14 +210,16 @@ class _Ends:
     def _work(self) -> None:
         executor: Any = None
         shared: list[int] = []  # dropped, but somebody else still holds the resource
+        pause = _LOOK_AGAIN_S
         while True:
             try:
-                number = self._dropped.get(timeout=_LOOK_AGAIN_S if shared else None)
+                number = self._dropped.get(timeout=pause if shared else None)
             except queue.Empty:
-                pass
+                pause = min(2 * pause, _LOOK_RARELY_S)
             else:
                 if number is None:
                     return
+                pause = _LOOK_AGAIN_S
                 shared.append(number)
             for number in [number for number in shared if self._is_ours_alone(number)]:
                 shared.remove(number)

@@ -32,7 +32,7 @@ def replace_metrics_result(base_trainer: Any) -> None:
         ):
             return original(self)
         total = sum_now(strategy, _local_sum(variables, strategy))
-        with backend.StatelessScope(state_mapping=unpacked(variables, total, strategy)):
+        with backend.StatelessScope(state_mapping=_values(variables, total, strategy)):
             return original(self)
 
     base_trainer.Trainer.get_metrics_result = get_metrics_result
@@ -89,27 +89,53 @@ def _size(variable: Any) -> int:
     return size
 
 
-def packed(variables: Sequence[Any]) -> Any:
-    """This replica's values of the variables in one vector."""
+def packed(variables: Sequence[Any]) -> list[Any]:
+    """This replica's values of the variables in as few vectors as there are types to send them in."""
     import tensorflow as tf
 
-    flat = [tf.reshape(tf.cast(v.value, tf.float32), [-1]) for v in variables]
-    return tf.concat(flat, axis=0) if flat else tf.zeros([0])
+    return [
+        tf.concat([tf.reshape(tf.cast(one.value, wide), [-1]) for one in alike], axis=0)
+        for wide, alike in _by_type(variables)
+    ]
+
+
+def unpacked(variables: Sequence[Any], totals: Sequence[Any], strategy: Any) -> list[tuple[Any, Any]]:
+    """Each variable with its value over all replicas, from the sums of their packed vectors."""
+    values = []
+    for (_, alike), total in zip(_by_type(variables), totals, strict=True):
+        values.extend(_values(alike, total, strategy))
+    return values
+
+
+def _by_type(variables: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
+    """The variables by the type whose sums are exact enough for them."""
+    found: dict[Any, list[Any]] = {}
+    for variable in variables:
+        found.setdefault(_wide([variable]), []).append(variable)
+    return list(found.items())
+
+
+def _wide(variables: Sequence[Any]) -> Any:
+    """One type for the sums of all of them: counts above 2**24 are no longer whole in a float32."""
+    import tensorflow as tf
+
+    needs = any("64" in str(one.dtype) or "int32" in str(one.dtype) for one in variables)
+    return tf.float64 if needs else tf.float32
 
 
 def _local_sum(variables: Sequence[Any], strategy: Any) -> Any:
-    """The packed values of all replicas of this worker, summed."""
+    """The values of all replicas of this worker, summed, in one vector."""
     import tensorflow as tf
 
-    flat = []
+    flat, wide = [], _wide(variables)
     for variable in variables:
-        values = [tf.cast(value, tf.float32) for value in strategy.experimental_local_results(variable.value)]
+        values = [tf.cast(value, wide) for value in strategy.experimental_local_results(variable.value)]
         flat.append(tf.reshape(tf.add_n(values), [-1]))
     return tf.concat(flat, axis=0)
 
 
-def unpacked(variables: Sequence[Any], total: Any, strategy: Any) -> list[tuple[Any, Any]]:
-    """Each variable with its value over all replicas, from the sum of their packed vectors."""
+def _values(variables: Sequence[Any], total: Any, strategy: Any) -> list[tuple[Any, Any]]:
+    """Each variable with its value over all replicas, from one vector of them all."""
     import tensorflow as tf
 
     parts = tf.split(total, [_size(v) for v in variables]) if variables else []

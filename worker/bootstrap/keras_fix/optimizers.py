@@ -106,7 +106,12 @@ def _count_here(variable_class: Any) -> None:
     @functools.wraps(original)
     def direct_assign(self: Any, value: Any) -> None:
         aggregation = getattr(self._value, "aggregation", None)
-        if not _are_summed() or aggregation != tf.VariableAggregation.ONLY_FIRST_REPLICA:
+        if (
+            not _are_summed()
+            or aggregation != tf.VariableAggregation.ONLY_FIRST_REPLICA
+            # One of an optimizer that was made outside of the strategy's scope.
+            or not isinstance(self._value, tf.distribute.DistributedValues)
+        ):
             original(self, value)
             return
         part = self._value._get_replica(get_current_replica_id_as_int())

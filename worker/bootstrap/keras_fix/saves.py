@@ -25,19 +25,32 @@ SUFFIXES = (".weights.h5", ".keras", ".h5", ".hdf5")
 _saved: dict[str, int] = {}
 
 
+# The last TF_CONFIG that named a task: a script may take it away once it has its strategy.
+_last_config: list[str] = []
+
+
 class Chief:
-    """Whether this worker is the chief, by TF_CONFIG as it is now."""
+    """Whether this worker is the chief, by TF_CONFIG as it is now or, where it is gone, as it last was."""
 
     def __bool__(self) -> bool:
-        try:
-            config = json.loads(os.environ.get("TF_CONFIG", ""))
-            task, cluster = config["task"], config["cluster"]
-            return bool(
-                task["type"] == "chief"
-                or (task["type"] == "worker" and int(task["index"]) == 0 and "chief" not in cluster)
-            )
-        except (ValueError, KeyError, TypeError):
+        known = remember_place()
+        if known is None:
             return True
+        kind, index, cluster = known
+        return kind == "chief" or (kind == "worker" and index == 0 and "chief" not in cluster)
+
+
+def remember_place() -> tuple[str, int, list[str]] | None:
+    """This task's type and index and the cluster's types, as TF_CONFIG has or last had them; else None."""
+    for text in (os.environ.get("TF_CONFIG", ""), *_last_config):
+        try:
+            config = json.loads(text)
+            place = str(config["task"]["type"]), int(config["task"]["index"]), list(config["cluster"])
+        except (ValueError, KeyError, TypeError):
+            continue
+        _last_config[:] = [text]
+        return place
+    return None
 
 
 def repair(keras: ModuleType, workers: int) -> str | None:

@@ -31,10 +31,9 @@ class BatchUnit:
 usual_batch = BatchUnit()
 
 
-def replace_train_step(trainer: Any, base_trainer: Any) -> None:
+def replace_train_step(trainer: Any) -> None:
     """Give `trainer.TensorFlowTrainer` the step; models with a train_step of their own keep theirs."""
     original = trainer.TensorFlowTrainer.train_step
-    metrics_of_keras = base_trainer.Trainer.compute_metrics
 
     @functools.wraps(original)
     def train_step(self: Any, data: Any) -> Any:
@@ -42,7 +41,7 @@ def replace_train_step(trainer: Any, base_trainer: Any) -> None:
             replica_context() is None
             or self.optimizer is None
             or not self.trainable_weights
-            or type(self).compute_metrics is not metrics_of_keras
+            or not is_kerass_own(self, "compute_metrics")
             or not can_travel(self)
         ):
             return original(self, data)
@@ -53,16 +52,20 @@ def replace_train_step(trainer: Any, base_trainer: Any) -> None:
 
 def travels(model: Any) -> bool:
     """Whether the logs of the model's training step are already those of all workers."""
-    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-    from keras.src.trainers.trainer import Trainer
-
     return (
-        type(model).train_step is TensorFlowTrainer.train_step
-        and type(model).compute_metrics is Trainer.compute_metrics
+        is_kerass_own(model, "train_step")
+        and is_kerass_own(model, "compute_metrics")
         and model.optimizer is not None
         and bool(model.trainable_weights)
         and can_travel(model)
     )
+
+
+def is_kerass_own(model: Any, name: str) -> bool:
+    """Whether neither the model's class nor the model itself has a method `name` in place of Keras's."""
+    import keras
+
+    return getattr(getattr(model, name), "__func__", None) is getattr(keras.Model, name)
 
 
 def _train_step(model: Any, data: Any, trainer: Any) -> Any:
@@ -87,14 +90,12 @@ def _train_step(model: Any, data: Any, trainer: Any) -> Any:
         variable.assign(tf.where(tf.equal(examples, 0), old, variable.value))
     model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
     states = travelling(model)
-    numbers = tf.concat([packed(states), [weight]], axis=0)
-    *gradients, numbers = sum_in_step([*gradients, numbers])
+    sums = sum_in_step([*gradients, weight, *packed(states)])
+    gradients, weights, numbers = sums[: len(variables)], sums[len(variables)], sums[len(variables) + 1 :]
     strategy = tf.distribute.get_strategy()
     with summed_gradients():
-        model.optimizer.apply_gradients(
-            zip(_averaged(gradients, numbers[-1], strategy), variables, strict=True)
-        )
-    with backend.StatelessScope(state_mapping=unpacked(states, numbers[:-1], strategy)):
+        model.optimizer.apply_gradients(zip(_averaged(gradients, weights, strategy), variables, strict=True))
+    with backend.StatelessScope(state_mapping=unpacked(states, numbers, strategy)):
         return model.get_metrics_result()
 
 

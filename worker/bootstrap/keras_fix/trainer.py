@@ -52,7 +52,7 @@ def repair(keras: ModuleType, workers: int) -> str | None:
         import keras.src.backend.tensorflow.core as core
         import keras.src.trainers.trainer as base_trainer
 
-        replace_train_step(trainer, base_trainer)
+        replace_train_step(trainer)
         replace_metrics_result(base_trainer)
         replace_assign(core)
         replace_make_function(trainer)
@@ -148,7 +148,12 @@ def _reduce(values: Any, strategy: Any, operation: str, tree: Any) -> Any:
     flat = [tf.convert_to_tensor(v) if isinstance(v, int | float) else v for v in tree.flatten(values)]
     groups: dict[Any, list[int]] = {}
     for index, value in enumerate(flat):
-        groups.setdefault(value.dtype, []).append(index)
+        here = first_local(strategy, value)
+        if (kind := _number_type(here)) is None:
+            flat[index] = here
+        else:
+            groups.setdefault(kind, []).append(index)
+    before: list[Any] = []
     for indices in groups.values():
         parts = [flat[index] for index in indices]
 
@@ -156,8 +161,21 @@ def _reduce(values: Any, strategy: Any, operation: str, tree: Any) -> Any:
             return tf.concat([tf.reshape(value, [-1]) for value in some], axis=0)
 
         shapes = [tf.shape(first_local(strategy, part)) for part in parts]
-        packed = strategy.reduce(operation, strategy.run(pack, args=(parts,)), axis=None)
+        # One after the other, in the same order on all workers.
+        with tf.control_dependencies(before):
+            packed = strategy.reduce(operation, strategy.run(pack, args=(parts,)), axis=None)
+        before = [packed]
         sizes = [tf.reduce_prod(shape) for shape in shapes]
         for index, part, shape in zip(indices, tf.split(packed, sizes), shapes, strict=True):
             flat[index] = tf.ensure_shape(tf.reshape(part, shape), first_local(strategy, flat[index]).shape)
     return tree.pack_sequence_as(values, flat)
+
+
+def _number_type(value: Any) -> Any:
+    """The type of a dense tensor of numbers; None for anything else, which has no mean over the workers."""
+    import tensorflow as tf
+
+    if not hasattr(value, "dtype") or isinstance(value, tf.SparseTensor | tf.RaggedTensor | tf.IndexedSlices):
+        return None
+    kind = tf.as_dtype(value.dtype)
+    return kind if kind.is_floating or kind.is_integer else None

@@ -1,0 +1,45 @@
+"""Shows the run that `orch up` has started to its end; imported once that run is on its way."""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+
+from orchestrator.api import Run
+from orchestrator.cli import words
+from orchestrator.cli.keys import pressed_keys
+from orchestrator.cli.options import Screen
+from orchestrator.client_link import Supervised
+from orchestrator.foreground import follow_to_end
+from orchestrator.request import DisplayOptions
+from orchestrator.signal_inbox import SignalInbox
+from orchestrator.view.choice import View, open_view, wants_colour
+from orchestrator.view.output import Output
+from orchestrator.view.plain import LineStyle
+from orchestrator.view.terminal import TerminalView
+
+_STDOUT, _STDERR = 1, 2
+
+
+def show_to_end(
+    supervised: Supervised, run: Run, display: DisplayOptions, screen: Screen, inbox: SignalInbox
+) -> None:
+    """Until the supervisor has left and all lines are shown; what `inbox` collects are stop orders."""
+    tasks = None if display.tasks is None else frozenset(str(task) for task in display.tasks)
+    # With --json, stdout carries one document, the result: the lines go where orch's words go.
+    view = _view(display, screen, Output(_STDERR if screen.json else _STDOUT))
+    verbose = screen.verbose and not screen.quiet
+    if verbose:
+        words.say(f"{run.id} in {run.dir}")
+    # Echoed keys would tear the footer; unread, they wait for the shell.
+    with pressed_keys() if isinstance(view, TerminalView) else nullcontext():
+        follow_to_end(supervised, run.view, view, tasks, inbox, verbose)
+
+
+def _view(display: DisplayOptions, screen: Screen, out: Output) -> View:
+    style = LineStyle(
+        prefix=not display.no_prefix,
+        timestamps=display.timestamps,
+        colour=wants_colour(display.color, out.fileno(), os.environ),
+    )
+    return open_view(out, Output(_STDERR), style, os.environ, footer=not screen.quiet)

@@ -1,0 +1,100 @@
+"""Around imports: callbacks, zip files, subinterpreters, and what the garbage collector still sees afterwards."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+from tasks import finished
+
+LATE = """
+from _orch_bootstrap.after_import import after_import, before_import
+def while_it_is_imported():
+    before_import("late", lambda: print("before, late"))
+    after_import("late", lambda module: print("after, late", module.x))
+before_import("late", while_it_is_imported)
+after_import("late", lambda module: print("after", module.x))
+import late
+"""
+ZIPPED = """
+import sys
+from _orch_bootstrap.after_import import after_import
+sys.path.insert(0, "both.zip")
+for name in ("one", "two"):
+    after_import(name, lambda module: print("after", module.__name__, module.x))
+import importlib.util
+importlib.util.find_spec("one"), importlib.util.find_spec("two")
+import other
+import two
+import one
+"""
+SUBINTERPRETER = """
+import os
+try:
+    import _interpreters
+except ImportError:
+    import _xxsubinterpreters as _interpreters
+other = _interpreters.create()
+program = "import os, sys; print([p for p in sys.path if 'inject' in p], os.environ.get('PYTHONPATH'))"
+_interpreters.run_string(other, program)
+_interpreters.destroy(other)
+print(os.popen('echo "${PYTHONPATH-unset}"').read())
+"""
+FREEZING = """
+import gc, os
+from _orch_bootstrap import spared_collector
+class Cycle:
+    def __init__(self):
+        self.itself = self
+    def __del__(self):
+        os.write(1, b"freed\\n")
+def write(text):
+    log.write(text)
+log = open("log.csv", "w")
+write("step,loss")
+cycle = Cycle()
+spared_collector.spare("unittest.mock")
+import unittest.mock
+print(gc.get_freeze_count() > 2 * len(gc.get_objects()) // 10, gc.isenabled())
+"""
+WITH_TENSORFLOW = FREEZING.replace("unittest.mock", "tensorflow").replace(
+    'spared_collector.spare("tensorflow")', ""
+)
+
+
+def test_a_callback_registered_while_the_module_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text("x = 1")
+    task = finished(tmp_path, ["-c", LATE])
+    assert task.output.splitlines() == ["before, late", "after 1", "after, late 1"]
+
+
+def test_modules_of_one_zip_file_share_a_loader(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "both.zip", "w") as archive:
+        for name, text in (("one", "x = 1"), ("two", "x = 2"), ("other", "x = 3")):
+            archive.writestr(f"{name}.py", text)
+    task = finished(tmp_path, ["-c", ZIPPED])
+    assert task.output.splitlines() == ["after two 2", "after one 1"]
+
+
+@pytest.mark.parametrize("path", [None, "/some/where"])
+def test_a_subinterpreter_finds_all_as_the_script_left_it(path: str | None, tmp_path: Path) -> None:
+    task = finished(tmp_path, ["-c", SUBINTERPRETER], env={"PYTHONPATH": path})
+    assert task.output.splitlines()[:2] == [f"[] {path}", path or "unset"]
+
+
+def test_what_an_import_makes_is_frozen_and_the_script_is_not(tmp_path: Path) -> None:
+    task = finished(tmp_path, ["-c", FREEZING])
+    assert task.output.splitlines() == ["True True", "freed"]
+    assert (tmp_path / "log.csv").read_text() == "step,loss"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_script_with_tensorflow_has_its_end(tmp_path: Path) -> None:
+    config = {"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": {"type": "worker", "index": 0}}
+    env = {"TF_CONFIG": json.dumps(config)}
+    task = finished(tmp_path, ["-c", WITH_TENSORFLOW], env=env, fixes=True)
+    assert task.output.splitlines()[-2:] == ["True True", "freed"]
+    assert (tmp_path / "log.csv").read_text() == "step,loss"

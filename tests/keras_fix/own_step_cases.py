@@ -1,0 +1,163 @@
+"""Models with steps and metrics of their own, and fits within fits: what all workers must agree on."""
+
+from __future__ import annotations
+
+import csv
+import os
+import types
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from case_program import Place
+from shared_path_cases import begin
+from training_cases import BATCH, Values, compiled, data, fit, outcome
+
+EXAMPLES = 32
+OPTIONS = {"batch_size": BATCH, "verbose": 0, "shuffle": False}
+
+
+def straight_line() -> tuple[Any, Any]:
+    """The halves of its batches, which the workers get, differ."""
+    x = np.arange(EXAMPLES, dtype=np.float32).reshape(-1, 1) / 10
+    return x, 2 * x
+
+
+class Line(keras.Model):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1, kernel_initializer="ones")
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs)
+
+
+class OwnTestStep(Line):
+    def test_step(self, batch: Any) -> Any:
+        x, y = batch
+        return {"error": tf.reduce_mean(tf.abs(self(x) - y)), "count": tf.shape(x)[0]}
+
+
+class OwnMetrics(Line):
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        results = super().compute_metrics(x, y, y_pred, sample_weight)
+        results["range"] = tf.reduce_max(y_pred) - tf.reduce_min(y_pred)
+        return results
+
+
+def line(place: Place, kind: type[Line], rate: float, **options: Any) -> Any:
+    return compiled(place, kind, lambda: keras.optimizers.SGD(rate), loss="mse", metrics=[], **options)
+
+
+def own_test_step(place: Place) -> Values:
+    """Early stopping on what the model's own step gives: of one half of the data it falls, of the other it rises."""
+    x, y = straight_line()
+    model = line(place, OwnTestStep, 0.05)
+    seen: list[float] = []
+    note = keras.callbacks.LambdaCallback(on_test_batch_end=lambda batch, logs: seen.append(float(logs["error"])))
+    stop = keras.callbacks.EarlyStopping(monitor="val_error", patience=0, mode="min")
+    halves = np.repeat([0.4, 3.0, 0.4, 3.0], EXAMPLES // 4).astype(np.float32).reshape(-1, 1)
+    history = model.fit(x, y, epochs=8, validation_data=(x, y * halves), callbacks=[stop, note], **OPTIONS)
+    scores = model.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True)
+    several = line(place, OwnTestStep, 0.05, steps_per_execution=2)
+    return outcome(
+        model,
+        history,
+        error=scores["error"],
+        batches=np.array(seen),
+        several=several.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True)["error"],
+    )
+
+
+def test_step_of_the_object(place: Place) -> Values:
+    x, y = straight_line()
+    model = line(place, Line, 0.05)
+    model.test_step = types.MethodType(OwnTestStep.test_step, model)
+    return {"error": model.evaluate(x, y, batch_size=EXAMPLES, verbose=0, return_dict=True)["error"]}
+
+
+def own_metrics_method(place: Place) -> Values:
+    """The rate is lowered when the validation loss stands still."""
+    x, y = straight_line()
+    model = line(place, OwnMetrics, 0.01)
+    lower = keras.callbacks.ReduceLROnPlateau(monitor="val_loss", min_delta=1e-3, patience=1, factor=0.1)
+    history = model.fit(x, y, epochs=4, validation_data=(x * x, y), callbacks=[lower], **OPTIONS)
+    scores = model.evaluate(x * x, y, batch_size=BATCH, verbose=0, return_dict=True)
+    return outcome(model, history, **{f"score {name}": value for name, value in scores.items()})
+
+
+def fit_within_a_fit(place: Place) -> Values:
+    """A callback trains the model that is being trained; the outer fit goes on with its validation and callbacks."""
+    x, y = data()
+    model = compiled(place)
+    inner: list[Any] = []
+
+    class Trains(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 0:
+                inner.append(self.model.fit(x, y, epochs=1, **OPTIONS))
+
+    values = fit(place, model, callbacks=[Trains()], validation_data=(x, y), epochs=3)
+    return values | {"inner": inner[0].history["loss"]}
+
+
+def compiled_outside_of_the_scope(place: Place) -> Values:
+    """Keras takes that as long as the optimizer keeps nothing of each weight's."""
+    with place.scope():
+        model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile("sgd", "mse", metrics=["mae"])
+    x, y = straight_line()
+    return outcome(model, model.fit(x, y, epochs=2, **OPTIONS), steps=int(model.optimizer.iterations))
+
+
+class Pennies(keras.metrics.Metric):  # type: ignore[misc]
+    """Counts more than a float32 has digits for."""
+
+    def __init__(self) -> None:
+        super().__init__(name="pennies")
+        self.total = self.add_weight(shape=(), dtype="int64", initializer="zeros", name="total")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        count = tf.shape(y_true, out_type=tf.int64)[0]
+        self.total.assign(self.total + 10_000_001 * count)
+
+    def result(self) -> Any:
+        return self.total.value
+
+
+def counts_in_int64(place: Place) -> Values:
+    x, y = straight_line()
+    with place.scope():
+        model = Line()
+        model.compile("sgd", "mse", metrics=[Pennies()])
+    counted: list[int] = []
+    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: counted.append(int(logs["pennies"])))
+    history = model.fit(x, y, epochs=1, callbacks=[note], **OPTIONS)
+    return {"epoch": np.array(history.history["pennies"], np.int64), "steps": np.array(counted, np.int64)}
+
+
+def computed_in_float64(place: Place) -> Values:
+    keras.config.set_dtype_policy("float64")
+    x, y = straight_line()
+    model = line(place, Line, 0.01)
+    return outcome(model, model.fit(x, y, epochs=2, **OPTIONS))
+
+
+def two_logs_of_one_name(place: Place) -> Values:
+    """Both on the chief's paths; and TF_CONFIG is gone once the strategy is there."""
+    shared = begin(place)
+    tf_config = os.environ.pop("TF_CONFIG", "")
+    logs = []
+    for name in ("left", "right"):
+        (shared / name).mkdir(exist_ok=True)
+        logs.append(keras.callbacks.CSVLogger(str(shared / name / "log.csv")))
+    try:
+        fit(place, compiled(place), callbacks=logs)
+    finally:
+        os.environ["TF_CONFIG"] = tf_config
+    return {
+        "lines": np.array([len(list(csv.reader(Path(log.filename).open()))) for log in logs]),
+        "shared": np.array([Path(log.filename).is_relative_to(shared) for log in logs]),
+    }

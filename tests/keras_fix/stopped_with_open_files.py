@@ -1,0 +1,25 @@
+"""A script that leaves files open, made before and after TensorFlow's import is frozen: `... DIRECTORY`."""
+
+import gc
+import sys
+import threading
+from pathlib import Path
+
+from worker.bootstrap import leaving, stopping
+
+leaving.install()
+stopping.install()
+before = Path(sys.argv[1], "before").open("w")
+import tensorflow as tf  # noqa: E402
+
+gc.freeze()
+after = Path(sys.argv[1], "after").open("wb")
+tf.constant(1)
+before.write("before\n")
+after.write(b"after\n")
+print("ready", flush=True)
+try:
+    threading.Event().wait()
+finally:
+    before.write("finally\n")
+    after.write(b"finally\n")

@@ -1,0 +1,62 @@
+"""Two workers with models of their own making: equal numbers on both, and one process's where those are exact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from two_workers import Outcome, run_cases
+
+# A busy machine may take several times as long as a free one.
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+
+HERE = Path(__file__).parent
+CASES = [HERE / name for name in ("training_cases.py", "own_step_cases.py")]
+# As one process computes them, in float32 and in float64.
+LIKE_ONE = {
+    "own_test_step": 5e-5,
+    "test_step_of_the_object": 5e-5,
+    "fit_within_a_fit": 5e-5,
+    "compiled_outside_of_the_scope": 5e-5,
+    "counts_in_int64": 0.0,
+    "computed_in_float64": 1e-12,
+}
+EQUAL = [*LIKE_ONE, "own_metrics_method"]
+# What the workers computed from halves of a batch, averaged.
+HALVES = ("count",)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return run_cases(tmp_path_factory.mktemp("alone"), 1, CASES, list(LIKE_ONE))
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return run_cases(tmp_path_factory.mktemp("together"), 2, CASES, [*EQUAL, "two_logs_of_one_name"])
+
+
+@pytest.mark.parametrize("case", EQUAL)
+def test_the_workers_have_the_very_same_numbers(case: str, together: Outcome) -> None:
+    first, second = together.of(case)
+    assert first.keys() == second.keys()
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name], err_msg=f"{case}: {name}")
+
+
+@pytest.mark.parametrize("case", LIKE_ONE)
+def test_like_one_process(case: str, alone: Outcome, together: Outcome) -> None:
+    [reference], values = alone.of(case), together.of(case)[0]
+    assert values.keys() == reference.keys()
+    for name in reference:
+        if not name.endswith(HALVES):
+            np.testing.assert_allclose(
+                values[name], reference[name], rtol=LIKE_ONE[case], err_msg=f"{case}: {name}"
+            )
+
+
+def test_callbacks_on_one_path_when_the_cluster_is_no_longer_named(together: Outcome) -> None:
+    for rank, values in enumerate(together.of("two_logs_of_one_name")):
+        assert values["lines"].tolist() == [3, 3]  # a header and a line an epoch
+        assert values["shared"].tolist() == [rank == 0] * 2

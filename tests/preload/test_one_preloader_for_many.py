@@ -1,0 +1,125 @@
+"""For which tasks and runs a preloader will do: neither too few of them, nor one that it would be wrong for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from forking import PYTHON, Forking
+
+from orchestrator.agent_link import NotPreloaded, Preloaded
+
+SHIM = """#!/bin/sh
+PATH=/of/the/shim:$PATH ADDED=yes; export PATH ADDED
+unset TAKEN
+exec {python} "$@"
+"""
+FACTS = """
+import json, os, sys
+own = sorted(item for item in os.environ.items() if item[0] not in ("ORCH_PROGRESS_FD", "_"))
+print(json.dumps([own, sys.argv, sys.orig_argv, sys.path, open("/proc/self/cmdline").read().split("\\0")]))
+"""
+THREADS = """
+import sys, threading, traceback
+sys.setswitchinterval(1e-6)
+names = ["json", "decimal", "logging.config", "multiprocessing.pool", "concurrent.futures", "xml.dom.minidom",
+         "unittest.mock", "asyncio", "email.message", "http.client"]
+failed = []
+together = threading.Barrier(len(names))
+def bring(name):
+    together.wait()
+    try:
+        __import__(name)
+    except BaseException:
+        failed.append(traceback.format_exc())
+threads = [threading.Thread(target=bring, args=(name,)) for name in names]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(*failed)
+sys.exit(len(failed))
+"""
+BROUGHT = (
+    *("json", "decimal", "logging.config", "multiprocessing.pool", "concurrent.futures.thread"),
+    *("xml.dom.minidom", "unittest.mock", "asyncio", "email.message", "http.client"),
+)
+
+
+def test_the_next_test_of_a_suite(tmp_path: Path) -> None:
+    """Its name is in the environment, and concerns no import."""
+    with Forking(tmp_path) as agent:
+        agent.preload("json", env={"PYTEST_CURRENT_TEST": "one"})
+        agent.wait_until_preloaded()
+        agent.messages.clear()
+        agent.preload("json", env={"PYTEST_CURRENT_TEST": "two"})
+        assert agent.wait_for(Preloaded).seconds == 0
+        agent.run_task("a", ["-c", "import os; print(os.environ['PYTEST_CURRENT_TEST'])"], fork=True)
+        assert agent.ending("a").text == "two\n"
+        assert agent.method_of("a") == "fork", agent.refusals()
+
+
+def test_a_module_that_has_been_edited_since(tmp_path: Path) -> None:
+    directory = tmp_path / "library" / "mine"
+    directory.mkdir(parents=True)
+    (directory / "__init__.py").write_text("from .part import text")
+    (directory / "part.py").write_text("text = 'old'")
+    env = {"PYTHONPATH": str(directory.parent)}
+    print_it = ["-c", "import mine; print(mine.text)"]
+    with Forking(tmp_path) as agent:
+        agent.preload("mine", env=env)
+        agent.run_task("a", print_it, fork=True)
+        assert agent.ending("a").text == "old\n"
+        agent.messages.clear()
+        (directory / "part.py").write_text("text = 'edited'")
+        agent.preload("mine", env=env)
+        agent.run_task("b", print_it, fork=True)
+        assert agent.ending("b").text == "edited\n"
+        assert agent.method_of("b") == "fork", agent.refusals()
+
+
+def test_an_interpreter_behind_a_shim(tmp_path: Path) -> None:
+    """What a script that stands in for Python changes, it changes for forked tasks too."""
+    shim = tmp_path / "python"
+    shim.write_text(SHIM.format(python=PYTHON))
+    shim.chmod(0o700)
+    env = {"TAKEN": "x", "PYTHONPATH": str(tmp_path)}
+    with Forking(tmp_path) as agent:
+        agent.link.preload((str(shim),), env, str(tmp_path), ("json",), {}, str(tmp_path / "preloader.log"))
+        for name in "ab":
+            (tmp_path / "facts.py").write_text(FACTS)
+            bootstrap = {"task": "same", "hooks": True}
+            command = [str(shim), "facts.py", "x"]
+            agent.start(name, command, env, bootstrap=bootstrap, fork=name == "a")
+        forked, spawned = agent.ending("a"), agent.ending("b")
+        assert agent.method_of("a") == "fork", agent.refusals()
+    assert forked == spawned
+    assert "/of/the/shim" in forked.text and "TAKEN" not in forked.text
+
+
+def test_an_interpreter_behind_a_script_that_adds_words(tmp_path: Path) -> None:
+    shim = tmp_path / "python"
+    shim.write_text(f'#!/bin/sh\nexec {PYTHON} "$@" added\n')
+    shim.chmod(0o700)
+    with Forking(tmp_path) as agent:
+        log = tmp_path / "preloader.log"
+        agent.link.preload((str(shim),), {}, str(tmp_path), ("json",), {}, str(log))
+        assert "adds words" in agent.wait_for(NotPreloaded).reason
+
+
+def test_an_error_longer_than_a_message(tmp_path: Path) -> None:
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library/bad.py").write_text("raise ValueError('x' * 1_000_000)")
+    with Forking(tmp_path) as agent:
+        agent.preload("bad", env={"PYTHONPATH": str(tmp_path / "library")})
+        reason = agent.wait_for(NotPreloaded).reason
+        assert reason.startswith("ValueError: xxx") and len(reason) < 10_000
+        agent.run_task("a", ["-c", "print('hello')"], fork=True)
+        assert agent.ending("a").text == "hello\n"
+
+
+def test_threads_that_import_at_once(tmp_path: Path) -> None:
+    with Forking(tmp_path) as agent:
+        agent.preload(*BROUGHT)
+        for number in range(12):
+            agent.run_task(f"t{number}", ["-c", THREADS], fork=True)
+            ending = agent.ending(f"t{number}")
+            assert ending.exit_code == 0, ending.text
+            assert agent.method_of(f"t{number}") == "fork", agent.refusals()

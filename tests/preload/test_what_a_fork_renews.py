@@ -1,0 +1,102 @@
+"""What a process keeps of itself is the forked task's own: its end, its variables, its identity."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from forking import Forking
+from waiting import until, until_gone
+
+HELD_UP = """
+import os, pathlib, time
+forks = 0
+def hold_up():
+    global forks
+    forks += 1
+    if forks == 2:  # the task; the first was the process between
+        pathlib.Path("forked").write_text(str(os.getpid()))
+        while not pathlib.Path("go").exists():
+            time.sleep(0.005)
+os.register_at_fork(after_in_child=hold_up)
+"""
+LEFT_OPEN = """
+import os
+class Cycle:
+    def __init__(self):
+        self.itself = self
+    def __del__(self):
+        os.write(1, b"freed\\n")
+def write(text):
+    log.write(text)
+log = open("log.csv", "w")
+write("step,loss")
+cycle = Cycle()
+import json
+"""
+IDENTITY = """
+import hashlib, logging, multiprocessing, os, threading
+print(hashlib.sha256(bytes(multiprocessing.current_process().authkey)).hexdigest())
+assert threading.main_thread().native_id == os.getpid()
+began = os.stat(f"/proc/{os.getpid()}").st_ctime
+started = logging._startTime / (1e9 if isinstance(logging._startTime, int) else 1)
+assert started > began - 1, (started, began)
+"""
+
+
+def library(directory: Path, **modules: str) -> dict[str, str]:
+    """A directory of modules that is no script's; the variable that makes them importable."""
+    place = directory / "library"
+    place.mkdir()
+    for name, text in modules.items():
+        (place / f"{name}.py").write_text(text)
+    return {"PYTHONPATH": str(place)}
+
+
+def test_a_task_whose_agent_is_killed_before_it_has_looked_around(tmp_path: Path) -> None:
+    with Forking(tmp_path) as agent:
+        agent.preload("held_up", env=library(tmp_path, held_up=HELD_UP))
+        agent.run_task("a", ["-c", "open('began', 'w')"], fork=True)
+        forked = int(until(lambda: (tmp_path / "forked").exists() and (tmp_path / "forked").read_text()))
+        os.kill(agent.pid, signal.SIGKILL)
+        until_gone(agent.pid)
+        (tmp_path / "go").write_text("")
+        try:
+            until_gone(forked, timeout_s=30)
+        except AssertionError:
+            os.kill(forked, signal.SIGKILL)  # it is nobody's child any more
+            raise
+    assert not (tmp_path / "began").exists()
+
+
+@pytest.mark.parametrize("fork", [True, False])
+def test_what_a_script_leaves_open_is_written(fork: bool, tmp_path: Path) -> None:
+    with Forking(tmp_path) as agent:
+        agent.preload()
+        agent.run_task("a", ["-c", LEFT_OPEN], fork)
+        assert agent.ending("a").text == "freed\n"
+        assert agent.method_of("a") == ("fork" if fork else "spawn")
+    assert (tmp_path / "log.csv").read_text() == "step,loss"
+
+
+def test_siblings_share_no_secret_and_know_themselves(tmp_path: Path) -> None:
+    with Forking(tmp_path) as agent:
+        agent.preload("multiprocessing", "logging")
+        for name in "ab":
+            agent.run_task(name, ["-c", IDENTITY], fork=True)
+        endings = [agent.ending(name) for name in "ab"]
+        assert [agent.method_of(name) for name in "ab"] == ["fork", "fork"], agent.refusals()
+    assert [ending.exit_code for ending in endings] == [0, 0], endings
+    assert endings[0].text != endings[1].text
+
+
+def test_what_a_preloaded_module_has_printed_is_not_printed_by_tasks(tmp_path: Path) -> None:
+    env = library(tmp_path, talks="print('talking', end='')") | {"PYTHONUNBUFFERED": ""}
+    with Forking(tmp_path) as agent:
+        agent.preload("talks", env=env)
+        agent.run_task("a", ["-c", "print('first'); import talks"], fork=True)
+        assert agent.ending("a").text == "first\n"
+        assert agent.method_of("a") == "fork"
+        assert (tmp_path / "preloader.log").read_text() == "talking"

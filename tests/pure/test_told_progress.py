@@ -1,0 +1,81 @@
+"""What a task says of its progress: each field counts for itself, and none can be of any length."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.events import Progress, TaskProgressed, event_line, parse_event
+from orchestrator.told_progress import LONGEST_WORD, MOST_METRICS, told_progress
+
+# Any text at worst: each character 6 bytes in JSON.
+_SOME_KB = 16 << 10
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        '"epoch": 1e400',
+        '"epoch": NaN',
+        '"epoch": 99999999999999999999',
+        '"step": [3]',
+        '"steps": "many"',
+        '"phase": 7',
+        r'"phase": "a\ud800"',
+        '"metrics": 4',
+        r'"metrics": {"\ud800": 1}',
+        '"metrics": {"accuracy": "good"}',
+        '"examples_per_s": ' + "1" + "0" * 400,
+        '"unknown": {"deep": [[[[]]]]}',
+    ],
+)
+def test_one_bad_field_leaves_the_others(bad: str) -> None:
+    assert told_progress(f'{{"loss": 0.5, {bad}}}') == Progress(loss=0.5)
+    assert told_progress(f"{{{bad}}}") is None
+
+
+def test_one_bad_metric_leaves_the_others() -> None:
+    told = told_progress('{"metrics": {"a": 1, "b": "high", "c": null, "d": {}}}')
+    assert told is not None and told.metrics == {"a": 1.0, "c": None}
+
+
+def test_only_what_was_said_is_set() -> None:
+    told = told_progress('{"epoch": 3, "loss": null, "metrics": {}, "else": 1}')
+    assert told is not None and told.model_fields_set == {"epoch", "loss", "metrics"}
+
+
+@pytest.mark.parametrize("text", ["", "3", "[]", "null", "{", "{}", '{"else": 1}', "[" * 100_000])
+def test_what_is_no_progress_is_none(text: str) -> None:
+    assert told_progress(text) is None
+
+
+@pytest.mark.parametrize("letter", ["x", "\x01", "\U0001f40c"])
+def test_an_event_stays_small(letter: str) -> None:
+    long = letter * 50_000
+    metrics = {f"{number}{long}": 0.1234567890123456 for number in range(1000)}
+    told = told_progress(json.dumps({"phase": long, "epoch": 2, "metrics": metrics}))
+    assert told is not None and told.epoch == 2
+    assert told.phase == letter * LONGEST_WORD
+    assert len(told.metrics) == MOST_METRICS
+    event = TaskProgressed(at=1.0, mono=1.0, task="worker:0", progress=told)
+    assert len(event_line(event)) < _SOME_KB
+
+
+_TEXT = st.text(st.characters() | st.sampled_from("\ud800\udfff"))
+_ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | _TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXT, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(Progress.model_fields)), _ANY_JSON))
+def test_whatever_a_task_says_becomes_an_event_that_can_be_read(said: dict[str, object]) -> None:
+    told = told_progress(json.dumps(said))
+    if told is not None:
+        event = TaskProgressed(at=1.0, mono=1.0, task="worker:0", progress=told)
+        read = parse_event(event_line(event))
+        assert isinstance(read, TaskProgressed) and read.progress.phase == told.phase
