@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
 import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,3 +93,16 @@ def test_the_log_is_appended_to_and_private(agent: Driver) -> None:
         agent.wait_for(Exited, name)
     assert agent.text("a") == "before\none\ntwo\nthree\n"
     assert stat.S_IMODE(agent.log("b").stat().st_mode) == 0o600
+
+
+def test_a_log_is_closed_again_when_there_is_no_room_for_the_progress_pipe(tmp_path: Path) -> None:
+    program = (
+        "import os, resource\nfrom worker.task_process import TaskPipes\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))\n"
+        "try:\n    TaskPipes('log')\nexcept OSError as error:\n    print(error.errno)\n"
+        "print(os.open('/dev/null', os.O_RDONLY))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == [str(errno.EMFILE), "3"], done.stderr

@@ -56,12 +56,15 @@ def own_test_step(place: Place) -> Values:
     x, y = straight_line()
     model = line(place, OwnTestStep, 0.05)
     seen: list[float] = []
-    note = keras.callbacks.LambdaCallback(on_test_batch_end=lambda batch, logs: seen.append(float(logs["error"])))
+    note = keras.callbacks.LambdaCallback(
+        on_test_batch_end=lambda batch, logs: seen.append(float(logs["error"]))
+    )
     stop = keras.callbacks.EarlyStopping(monitor="val_error", patience=0, mode="min")
     halves = np.repeat([0.4, 3.0, 0.4, 3.0], EXAMPLES // 4).astype(np.float32).reshape(-1, 1)
     history = model.fit(x, y, epochs=8, validation_data=(x, y * halves), callbacks=[stop, note], **OPTIONS)
     scores = model.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True)
     several = line(place, OwnTestStep, 0.05, steps_per_execution=2)
+    several.fit(x, y, epochs=1, **OPTIONS)
     return outcome(
         model,
         history,
@@ -74,6 +77,7 @@ def own_test_step(place: Place) -> Values:
 def test_step_of_the_object(place: Place) -> Values:
     x, y = straight_line()
     model = line(place, Line, 0.05)
+    model.fit(x, y, epochs=1, **OPTIONS)
     model.test_step = types.MethodType(OwnTestStep.test_step, model)
     return {"error": model.evaluate(x, y, batch_size=EXAMPLES, verbose=0, return_dict=True)["error"]}
 
@@ -133,7 +137,9 @@ def counts_in_int64(place: Place) -> Values:
         model = Line()
         model.compile("sgd", "mse", metrics=[Pennies()])
     counted: list[int] = []
-    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: counted.append(int(logs["pennies"])))
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: counted.append(int(logs["pennies"]))
+    )
     history = model.fit(x, y, epochs=1, callbacks=[note], **OPTIONS)
     return {"epoch": np.array(history.history["pennies"], np.int64), "steps": np.array(counted, np.int64)}
 

@@ -13,14 +13,14 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 HERE = Path(__file__).parent
 CASES = [HERE / name for name in ("training_cases.py", "own_step_cases.py")]
-# As one process computes them, in float32 and in float64.
+# As one process computes them; metrics are kept in float32 everywhere.
 LIKE_ONE = {
     "own_test_step": 5e-5,
     "test_step_of_the_object": 5e-5,
     "fit_within_a_fit": 5e-5,
     "compiled_outside_of_the_scope": 5e-5,
     "counts_in_int64": 0.0,
-    "computed_in_float64": 1e-12,
+    "computed_in_float64": 1e-6,
 }
 EQUAL = [*LIKE_ONE, "own_metrics_method"]
 # What the workers computed from halves of a batch, averaged.

@@ -38,6 +38,8 @@ _LOOK_RARELY_S = 1.0
 _JOIN_S = 1.0
 # Whatever else was registered to run at the exit may take its time.
 _LONGEST_FINALIZATION_S = 600
+# They wait, with Python's global lock held, for what any thread's executor has to do (`tf.random.set_seed` does).
+_WAITS_FOR_THREADS = ("TFE_ContextClearCaches", "TFE_ContextSyncExecutors")
 _DONE = "_orch_iterators"
 
 
@@ -52,6 +54,7 @@ def arm(workers: int) -> None:
 def repair(tensorflow: ModuleType) -> None:
     """Take part in the ownership of every iterator that is made from now on; AttributeError for a TensorFlow
     that is built otherwise. Calling it again changes nothing."""
+    from tensorflow.python import pywrap_tfe
     from tensorflow.python.data.ops import iterator_ops, multi_device_iterator_ops
     from tensorflow.python.eager import context, executor
 
@@ -82,6 +85,8 @@ def repair(tensorflow: ModuleType) -> None:
         if context.executing_eagerly():
             ends.share(self, self._multi_device_iterator_resource)
 
+    for name in _WAITS_FOR_THREADS:
+        setattr(pywrap_tfe, name, ends.not_meanwhile(getattr(pywrap_tfe, name)))
     single._create_iterator = create_iterator
     several.__init__ = several_init
     setattr(single, _DONE, ends)
@@ -169,6 +174,8 @@ class _Ends:
         self._dropped: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
+        # Held while the executor is this thread's: destroying an iterator may need Python's global lock.
+        self._handing_over = threading.RLock()
         self._ended = False
 
     def share(self, iterator: Any, resource: Any) -> None:
@@ -185,6 +192,16 @@ class _Ends:
                 thread = threading.Thread(target=self._work, name="orch-iterators", daemon=True)
                 thread.start()
                 self._thread = thread
+
+    def not_meanwhile(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """`call`, never while an iterator is being handed over: each would wait for the other for ever."""
+
+        @functools.wraps(call)
+        def later(*args: Any, **kwargs: Any) -> Any:
+            with self._handing_over:
+                return call(*args, **kwargs)
+
+        return later
 
     def held(self) -> int:
         """How many resources are held: of iterators that are in use or wait to be destroyed."""
@@ -242,5 +259,5 @@ class _Ends:
             return  # it stays held: memory, but no wait
         del self._held[number]
         del resources
-        with self._executor_scope(executor):
+        with self._handing_over, self._executor_scope(executor):
             clear()
