@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.control import StopOrder, request
-from orchestrator.doing import late_start
 from orchestrator.errors import (
     EngineError,
     RunEnded,
@@ -22,6 +20,8 @@ from orchestrator.errors import (
     TaskFailed,
 )
 from orchestrator.events import StopReason
+from orchestrator.links.control import StopOrder, request
+from orchestrator.progress.doing import late_start
 from orchestrator.result import RunResult
 from orchestrator.runs import catalog, locks
 from orchestrator.runs.leftovers import end_leftovers

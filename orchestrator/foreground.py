@@ -6,13 +6,13 @@ import errno
 import time
 from collections.abc import Collection
 
-from orchestrator.client_link import Supervised
-from orchestrator.control import StopOrder, request
 from orchestrator.errors import EngineError
 from orchestrator.events import STOP_SIGNALS, StopReason
 from orchestrator.follow import Follower
+from orchestrator.links.client_link import Supervised
+from orchestrator.links.control import StopOrder, request
+from orchestrator.links.signal_inbox import SignalInbox
 from orchestrator.runs.reader import RunView
-from orchestrator.signal_inbox import SignalInbox
 from orchestrator.view.choice import View
 from orchestrator.view.output import OutputClosed
 

@@ -11,16 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from orchestrator import preflight, settings
 from orchestrator.api import STOP_MARGIN_S, Run, stop_run, tidy
-from orchestrator.client_link import Lifetime, Request, Supervised
-from orchestrator.environment import packed
+from orchestrator.configuration import settings
+from orchestrator.configuration.request import UpRequest
 from orchestrator.errors import UsageError
-from orchestrator.request import UpRequest
+from orchestrator.links.client_link import Lifetime, Request, Supervised
+from orchestrator.links.environment import packed
+from orchestrator.machine import preflight
 from orchestrator.runs import catalog
 from orchestrator.runs.paths import RunPaths, runs_dir
 from orchestrator.runs.reader import RunView
-from orchestrator.supervisor_start import StartedSupervisor, start_supervisor
+from orchestrator.supervision.supervisor_start import StartedSupervisor, start_supervisor
 
 
 class Cluster:

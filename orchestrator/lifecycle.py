@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from orchestrator import diagnosis
-from orchestrator.doing import late_start
 from orchestrator.errors import ExitCode
 from orchestrator.events import (
     AgentLost,
@@ -40,8 +39,9 @@ from orchestrator.events import (
     TeardownEnded,
     TeardownReason,
 )
+from orchestrator.progress.doing import late_start
+from orchestrator.progress.start_watch import StartWatch
 from orchestrator.result import Cause, CauseKind, FirstFailure, Outcome, RunResult, TaskEnd, shell_code
-from orchestrator.start_watch import StartWatch
 from orchestrator.state import RunState, TaskPhase, TaskState, apply
 
 RUN_TIMEOUT = "timeout"

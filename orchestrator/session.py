@@ -15,14 +15,14 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from orchestrator import settings
 from orchestrator.api import STOP_MARGIN_S, Run
-from orchestrator.client_link import Lifetime, Supervised, SupervisorLeft
+from orchestrator.configuration import settings
+from orchestrator.configuration.request import UpRequest
 from orchestrator.errors import UsageError
-from orchestrator.inheritance import Inheritance, inheritance
 from orchestrator.launch import create, make_room
-from orchestrator.request import UpRequest
-from orchestrator.supervisor_start import start_supervisor
+from orchestrator.links.client_link import Lifetime, Supervised, SupervisorLeft
+from orchestrator.machine.inheritance import Inheritance, inheritance
+from orchestrator.supervision.supervisor_start import start_supervisor
 
 
 class Session:

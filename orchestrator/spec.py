@@ -12,8 +12,8 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
 
+from orchestrator.configuration.durations import check_duration
 from orchestrator.cpu_budget import Cores
-from orchestrator.durations import check_duration
 from orchestrator.start_method import KerasOption, StartMethod, StartOption
 from orchestrator.tf_config import ROLES, WORKER, Role, TaskRef
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from orchestrator.doing import doing, waiting_for
 from orchestrator.events import Progress
+from orchestrator.progress.doing import doing, waiting_for
 from orchestrator.state import RunState, TaskState
 
 

@@ -15,10 +15,10 @@ from orchestrator.cli.options import Screen, color_mode
 from orchestrator.cli.sweep import sweep
 from orchestrator.cli.task_choice import chosen_tasks
 from orchestrator.errors import ExitCode, NoSuchRun, UsageError
+from orchestrator.links.signal_inbox import SignalInbox
 from orchestrator.runs.log_filter import LineFilter, parse_when
 from orchestrator.runs.log_query import LogQuery, query_blocks, query_lines, query_raw
 from orchestrator.runs.reader import RunView
-from orchestrator.signal_inbox import SignalInbox
 from orchestrator.tf_config import TaskRef
 from orchestrator.view.choice import wants_colour
 from orchestrator.view.output import Output

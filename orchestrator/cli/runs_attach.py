@@ -14,9 +14,9 @@ from orchestrator.cli.sweep import sweep
 from orchestrator.cli.task_choice import chosen_tasks
 from orchestrator.errors import ExitCode, NoSuchRun
 from orchestrator.follow import Follower
+from orchestrator.links.signal_inbox import SignalInbox
 from orchestrator.runs.log_seek import position_of_tail
 from orchestrator.runs.reader import RunView
-from orchestrator.signal_inbox import SignalInbox
 from orchestrator.view.choice import View, open_view, wants_colour
 from orchestrator.view.output import Output
 from orchestrator.view.plain import LineStyle

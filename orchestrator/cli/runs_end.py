@@ -7,7 +7,7 @@ from orchestrator.cli import words
 from orchestrator.cli.end_report import report_end
 from orchestrator.cli.options import Screen
 from orchestrator.cli.sweep import sweep
-from orchestrator.durations import parse_duration
+from orchestrator.configuration.durations import parse_duration
 from orchestrator.errors import ExitCode, NoSuchRun, UsageError
 
 

@@ -13,9 +13,9 @@ from orchestrator.cli import words
 from orchestrator.cli.keys import pressed_keys
 from orchestrator.cli.options import Screen
 from orchestrator.cli.sweep import sweep
+from orchestrator.links.signal_inbox import SignalInbox
 from orchestrator.runs import catalog
 from orchestrator.runs.reader import RunView
-from orchestrator.signal_inbox import SignalInbox
 from orchestrator.view.tables import RunRow, run_lines, status_lines
 
 _WATCH_S = 1.0

@@ -6,19 +6,20 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator import api, settings
+from orchestrator import api
 from orchestrator.api import Run
 from orchestrator.cli import words
 from orchestrator.cli.options import Screen
 from orchestrator.cli.sweep import say_swept
-from orchestrator.client_link import Lifetime
+from orchestrator.configuration import settings
+from orchestrator.configuration.request import UpRequest, WaitFor
 from orchestrator.errors import ExitCode, RunEnded
 from orchestrator.events import STOP_SIGNALS
 from orchestrator.launch import launch, make_room
-from orchestrator.request import UpRequest, WaitFor
+from orchestrator.links.client_link import Lifetime
+from orchestrator.links.signal_inbox import SignalInbox
 from orchestrator.result import RunResult
-from orchestrator.signal_inbox import SignalInbox
-from orchestrator.supervisor_start import StartedSupervisor
+from orchestrator.supervision.supervisor_start import StartedSupervisor
 
 
 def run_up(flags: Mapping[str, object], screen: Screen, started: StartedSupervisor) -> int:

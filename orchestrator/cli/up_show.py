@@ -9,10 +9,10 @@ from orchestrator.api import Run
 from orchestrator.cli import words
 from orchestrator.cli.keys import pressed_keys
 from orchestrator.cli.options import Screen
-from orchestrator.client_link import Supervised
+from orchestrator.configuration.request import DisplayOptions
 from orchestrator.foreground import follow_to_end
-from orchestrator.request import DisplayOptions
-from orchestrator.signal_inbox import SignalInbox
+from orchestrator.links.client_link import Supervised
+from orchestrator.links.signal_inbox import SignalInbox
 from orchestrator.view.choice import View, open_view, wants_colour
 from orchestrator.view.output import Output
 from orchestrator.view.plain import LineStyle

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator import preflight, settings
 from orchestrator.command.program import find_program
 from orchestrator.command.resolve import Surroundings, resolve_command, version_warning
+from orchestrator.configuration import settings
+from orchestrator.configuration.setting_table import SETTINGS
+from orchestrator.configuration.toml_file import read_toml
 from orchestrator.cpu_budget import INTRA_OP
 from orchestrator.doctor.facts import Asked, Facts, Interpreter
 from orchestrator.doctor.judge_network import PROXIES
@@ -20,9 +22,8 @@ from orchestrator.doctor.probe_machine import machine_facts
 from orchestrator.doctor.probe_network import network_facts
 from orchestrator.doctor.probe_state import state_facts
 from orchestrator.errors import UsageError
-from orchestrator.setting_table import SETTINGS
+from orchestrator.machine import preflight
 from orchestrator.spec import DEFAULT_WORKERS, CommandKind, JobSpec
-from orchestrator.toml_file import read_toml
 
 # Stands for any training script: a module that is nowhere, and of which the most is expected.
 _ANY_SCRIPT = ("-m", "any_training_script")

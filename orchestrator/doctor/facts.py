@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from orchestrator.cpu_budget import Cores
 
 if TYPE_CHECKING:
-    from orchestrator.headroom import FreeMemory, Headroom
+    from orchestrator.machine.headroom import FreeMemory, Headroom
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from orchestrator.doctor.facts import Gpus
-from orchestrator.kernel_files import PROC, read_text
+from orchestrator.machine.kernel_files import PROC, read_text
 
 # Waking a sleeping driver takes a second or two; a broken one hangs.
 SMI_S = 5.0

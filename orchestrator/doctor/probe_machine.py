@@ -10,12 +10,12 @@ import sys
 import time
 from pathlib import Path
 
-from orchestrator.cores import usable_cores
 from orchestrator.doctor.facts import Machine
 from orchestrator.errors import UsageError
-from orchestrator.headroom import free_memory, limits
-from orchestrator.kernel_files import CGROUPS, PROC, read_number, read_text
-from orchestrator.preflight import check_platform
+from orchestrator.machine.cores import usable_cores
+from orchestrator.machine.headroom import free_memory, limits
+from orchestrator.machine.kernel_files import CGROUPS, PROC, read_number, read_text
+from orchestrator.machine.preflight import check_platform
 
 _SHARED_MEMORY = Path("/dev/shm")
 _CLOCK_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")

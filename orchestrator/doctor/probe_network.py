@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from orchestrator.doctor.facts import Network
-from orchestrator.kernel_files import PROC, read_text
+from orchestrator.machine.kernel_files import PROC, read_text
 
 _LOCAL_HOST = "127.0.0.1"
 _ALL_PORTS = (32768, 60999)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from orchestrator.doctor.facts import StateDirectory
 from orchestrator.errors import UsageError
-from orchestrator.kernel_files import PROC, read_text
+from orchestrator.machine.kernel_files import PROC, read_text
 from orchestrator.runs.paths import state_dir
 
 _ESCAPED = re.compile(r"\\([0-7]{3})")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from orchestrator.durations import parse_duration
+from orchestrator.configuration.durations import parse_duration
 from orchestrator.runs.log_lines import Block
 from orchestrator.runs.log_text import clean_line, last_frame
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.doing import doing, late_tasks
+from orchestrator.progress.doing import doing, late_tasks
 from orchestrator.result import exit_text
 from orchestrator.state import RunPhase, RunState, TaskPhase, TaskState
 from orchestrator.view.amounts import duration, number, rate, size

@@ -15,9 +15,9 @@ from typing import TypeVar
 import psutil
 from waiting import PATIENCE_S, until
 
-from orchestrator.agent_link import AgentLink, AgentMessage, Empty, Exited, Held, Hello, Started
 from orchestrator.engines.base import AgentTerms
 from orchestrator.engines.local import LocalEngine
+from orchestrator.links.agent_link import AgentLink, AgentMessage, Empty, Exited, Held, Hello, Started
 
 # Long enough that a test which waits for it has failed.
 FOREVER_S = 600.0

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from agent_driving import Driver, python
 
-from orchestrator.agent_link import Exited
+from orchestrator.links.agent_link import Exited
 
 LOOK = """
 import json, os, resource, signal

@@ -17,8 +17,8 @@ import pytest
 from agent_driving import DAEMONISES, SLEEPER, Driver, python, signal_and_wait, state_letter
 from waiting import lives, until
 
-from orchestrator.agent_link import AgentMessage, Exited, ProgressMade, Started, StartFailed
 from orchestrator.events import Progress
+from orchestrator.links.agent_link import AgentMessage, Exited, ProgressMade, Started, StartFailed
 from worker import task_process
 from worker.task_process import TaskOrder
 

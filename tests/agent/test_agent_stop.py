@@ -20,7 +20,7 @@ from agent_driving import (
 )
 from waiting import lives, until, until_gone
 
-from orchestrator.agent_link import Empty, Exited, Started
+from orchestrator.links.agent_link import Empty, Exited, Started
 from orchestrator.runs.leftovers import end_leftovers
 
 

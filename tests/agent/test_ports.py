@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from agent_driving import Driver, can_bind, python
 
-from orchestrator.agent_link import Held, HoldFailed, Listening
+from orchestrator.links.agent_link import Held, HoldFailed, Listening
 from worker.ports import HeldPorts, HoldMode, PortsExhausted
 
 MODES: list[HoldMode] = ["reuse_port", "reuse_addr"]

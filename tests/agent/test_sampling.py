@@ -12,7 +12,7 @@ import pytest
 from agent_driving import SLEEPER, Driver, python
 from waiting import until
 
-from orchestrator.agent_link import Sampled
+from orchestrator.links.agent_link import Sampled
 from worker.processes import all_processes, descendants, proportional_bytes, read_stat, send_signal
 from worker.sampling import Sampler
 from worker.task_process import TaskProcess

@@ -9,7 +9,7 @@ from orchestrator.cpu_budget import Cores
 from orchestrator.doctor.facts import Asked, Facts, Gpus, Interpreter, Machine, Network, StateDirectory
 from orchestrator.doctor.findings import Finding, Level
 from orchestrator.doctor.judge import judge
-from orchestrator.headroom import FreeMemory, Headroom, Limit
+from orchestrator.machine.headroom import FreeMemory, Headroom, Limit
 
 GIB = 1 << 30
 MANY = 1000

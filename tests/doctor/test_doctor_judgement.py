@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from orchestrator.cpu_budget import Cores
 from orchestrator.doctor.findings import Finding, Level, is_healthy
 from orchestrator.doctor.judge import judge
-from orchestrator.headroom import FreeMemory, Headroom, Limit
+from orchestrator.machine.headroom import FreeMemory, Headroom, Limit
 
 NOTE, WARNING, PROBLEM = Level.NOTE, Level.WARNING, Level.PROBLEM
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agent_driving import Driver
 
-from orchestrator.agent_link import Exited, NotPreloaded, Preloaded, Started
+from orchestrator.links.agent_link import Exited, NotPreloaded, Preloaded, Started
 
 PYTHON = os.environ.get("ORCH_TEST_PYTHON", sys.executable)
 LIGHT = ("json", "decimal", "logging", "multiprocessing")

@@ -13,7 +13,7 @@ import pytest
 from forking import Forking
 from waiting import until, until_gone
 
-from orchestrator.agent_link import Started
+from orchestrator.links.agent_link import Started
 
 LOOK = """
 import ctypes, gc, json, os, resource, signal, sys, threading, warnings

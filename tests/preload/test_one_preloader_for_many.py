@@ -6,7 +6,7 @@ from pathlib import Path
 
 from forking import PYTHON, Forking
 
-from orchestrator.agent_link import NotPreloaded, Preloaded
+from orchestrator.links.agent_link import NotPreloaded, Preloaded
 
 SHIM = """#!/bin/sh
 PATH=/of/the/shim:$PATH ADDED=yes; export PATH ADDED

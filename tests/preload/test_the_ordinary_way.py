@@ -11,7 +11,7 @@ from agent_driving import SLEEPER
 from forking import Forking
 from waiting import until, until_gone
 
-from orchestrator.agent_link import NotPreloaded, Preloaded, Started, StartFailed
+from orchestrator.links.agent_link import NotPreloaded, Preloaded, Started, StartFailed
 
 HELLO = ["-c", "print('hello')"]
 

@@ -10,10 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator import events
-from orchestrator.doing import all_have_arrived, doing, late_start, progress_text, some_of, waiting_for
 from orchestrator.events import Event, Progress
 from orchestrator.lifecycle import RUN_TIMEOUT, START_LATE, Happen, Lifecycle, Terms
-from orchestrator.start_watch import LATE_S
+from orchestrator.progress.doing import (
+    all_have_arrived,
+    doing,
+    late_start,
+    progress_text,
+    some_of,
+    waiting_for,
+)
+from orchestrator.progress.start_watch import LATE_S
 from orchestrator.state import RunState, TaskPhase, apply
 
 LIMITED = Terms(run_id="run-1", timeout_s=60.0)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.events import Progress, TaskProgressed, event_line, parse_event
-from orchestrator.told_progress import LONGEST_WORD, MOST_METRICS, told_progress
+from orchestrator.progress.told_progress import LONGEST_WORD, MOST_METRICS, told_progress
 
 # Any text at worst: each character 6 bytes in JSON.
 _SOME_KB = 16 << 10

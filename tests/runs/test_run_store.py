@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from run_records import make_run, one_task, view_of
 
-from orchestrator.control import ControlServer
 from orchestrator.errors import UsageError
+from orchestrator.links.control import ControlServer
 from orchestrator.result import RunResult
 from orchestrator.runs.locks import is_held
 from orchestrator.runs.paths import RunPaths, runs_dir, state_dir

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from spec_making import Load, MakeSpec
 
-from orchestrator.request import UpRequest
-from orchestrator.settings import load
+from orchestrator.configuration.request import UpRequest
+from orchestrator.configuration.settings import load
 from orchestrator.spec import Command, CommandKind, JobSpec
 
 

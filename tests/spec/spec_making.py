@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.request import UpRequest
+from orchestrator.configuration.request import UpRequest
 from orchestrator.spec import JobSpec
 
 MakeSpec = Callable[..., JobSpec]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import UsageError
-from orchestrator.preflight import check_builtin_options
+from orchestrator.machine.preflight import check_builtin_options
 from orchestrator.spec import Command, CommandKind
 
 

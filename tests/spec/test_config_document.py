@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from spec_making import MakeSpec
 
-from orchestrator.config_document import config_document, config_lines, placeholder_plan
+from orchestrator.configuration.config_document import config_document, config_lines, placeholder_plan
 from orchestrator.plan import build_plan
 from orchestrator.runs.paths import RunPaths
 from orchestrator.tf_config import TFConfig

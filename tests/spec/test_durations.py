@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.durations import MAX_DURATION_S, check_duration, format_duration, parse_duration
+from orchestrator.configuration.durations import (
+    MAX_DURATION_S,
+    check_duration,
+    format_duration,
+    parse_duration,
+)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 from spec_making import MakeSpec
 
 from orchestrator.errors import UsageError
-from orchestrator.headroom import Headroom
-from orchestrator.preflight import check, check_platform, check_room, check_writable
+from orchestrator.machine.headroom import Headroom
+from orchestrator.machine.preflight import check, check_platform, check_room, check_writable
 
 
 def test_this_machine_will_do(make_spec: MakeSpec, tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 from spec_making import Load
 
 from orchestrator.color import ColorMode
+from orchestrator.configuration.request import WaitFor
+from orchestrator.configuration.settings import load
 from orchestrator.errors import UsageError
-from orchestrator.request import WaitFor
-from orchestrator.settings import load
 from orchestrator.spec import CommandKind
 from orchestrator.tf_config import TaskRef
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.config_document import config_document, placeholder_plan
+from orchestrator.configuration.config_document import config_document, placeholder_plan
+from orchestrator.configuration.setting_table import SETTINGS
+from orchestrator.configuration.settings import load
 from orchestrator.errors import UsageError
 from orchestrator.runs.paths import RunPaths
-from orchestrator.setting_table import SETTINGS
-from orchestrator.settings import load
 from orchestrator.spec import JobSpec
 
 _MANY = 50

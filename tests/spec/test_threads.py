@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from spec_making import Load, MakeSpec
 
-from orchestrator.config_document import config_document, config_lines, placeholder_plan
-from orchestrator.cores import usable_cores
+from orchestrator.configuration.config_document import config_document, config_lines, placeholder_plan
 from orchestrator.cpu_budget import INTER_OP, INTRA_OP, SET_BY_DEFAULT, VARIABLES, Cores
 from orchestrator.errors import UsageError
+from orchestrator.machine.cores import usable_cores
 from orchestrator.runs.paths import RunPaths
 
 LAYOUT = RunPaths(Path("/runs/job"))

@@ -11,8 +11,8 @@ from enum import StrEnum
 from pathlib import PurePath
 
 from orchestrator.color import ColorMode
-from orchestrator.durations import check_duration, parse_duration
-from orchestrator.request import WaitFor
+from orchestrator.configuration.durations import check_duration, parse_duration
+from orchestrator.configuration.request import WaitFor
 from orchestrator.start_method import KerasOption, StartOption
 from orchestrator.tf_config import TaskRef
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from orchestrator.durations import format_duration
+from orchestrator.configuration.durations import format_duration
 from orchestrator.plan import RunLayout, RunPlan, TaskPlan, build_plan
 from orchestrator.spec import JobSpec, mask_secrets
 

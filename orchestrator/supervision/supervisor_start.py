@@ -31,7 +31,7 @@ class StartedSupervisor:
 def start_supervisor() -> StartedSupervisor:
     """EngineError if the process cannot be made."""
     ours, its = socket.socketpair()
-    argv = isolated("orchestrator.supervisor_process", str(its.fileno()))
+    argv = isolated("orchestrator.supervision.supervisor_process", str(its.fileno()))
     try:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, pass_fds=(its.fileno(),), start_new_session=True

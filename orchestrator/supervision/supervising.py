@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from orchestrator.client_link import ClientLink, Lifetime, Request
-from orchestrator.environment import unpacked
 from orchestrator.errors import ExitCode, NameTaken, OrchError, UsageError
 from orchestrator.events import RunEndedEvent
-from orchestrator.held_agent import HeldAgent
 from orchestrator.lifecycle import Terms
+from orchestrator.links.client_link import ClientLink, Lifetime, Request
+from orchestrator.links.environment import unpacked
 from orchestrator.plan import PreloadPlan, RunPlan, build_plan, hold_mode, preload_plan, takes_bootstrap
 from orchestrator.result import Cause, CauseKind, RunResult
 from orchestrator.runs.catalog import live_runs
@@ -24,7 +23,8 @@ from orchestrator.runs.leftovers import end_leftovers
 from orchestrator.runs.locks import Lock
 from orchestrator.runs.store import RunRecord, RunStore, boot_id, lock_name, make_private, new_run_id
 from orchestrator.spec import JobSpec
-from orchestrator.supervisor import Supervisor
+from orchestrator.supervision.held_agent import HeldAgent
+from orchestrator.supervision.supervisor import Supervisor
 
 _PR_SET_CHILD_SUBREAPER = 36
 _HOST = "127.0.0.1"

@@ -20,25 +20,26 @@ from typing import Protocol, assert_never
 
 from pydantic import ValidationError
 
-from orchestrator import control, events
-from orchestrator.agent_link import AgentLink
-from orchestrator.agent_reports import AgentReports
-from orchestrator.client_link import ClientLink, Lifetime
+from orchestrator import events
 from orchestrator.clocks import now
-from orchestrator.control import ControlServer, StopOrder
 from orchestrator.engines.base import AgentTerms
 from orchestrator.events import Event, StopReason
-from orchestrator.held_agent import HeldAgent, Tenure
 from orchestrator.lifecycle import Action, Finish, Happen, Lifecycle, StartTasks, SweepHost, TearDown, Terms
-from orchestrator.line_progress import ProgressReader
+from orchestrator.links import control
+from orchestrator.links.agent_link import AgentLink
+from orchestrator.links.client_link import ClientLink, Lifetime
+from orchestrator.links.control import ControlServer, StopOrder
+from orchestrator.links.signal_inbox import SignalInbox
 from orchestrator.plan import PreloadPlan, RunPlan
-from orchestrator.progress_throttle import ProgressThrottle
+from orchestrator.progress.line_progress import ProgressReader
+from orchestrator.progress.progress_throttle import ProgressThrottle
 from orchestrator.result import RunResult
 from orchestrator.runs.leftovers import end_leftovers
 from orchestrator.runs.log_store import LogStore
 from orchestrator.runs.store import RunStore
-from orchestrator.signal_inbox import SignalInbox
 from orchestrator.state import RunState
+from orchestrator.supervision.agent_reports import AgentReports
+from orchestrator.supervision.held_agent import HeldAgent, Tenure
 
 _FIRST_ATTEMPT = 1
 _FOREVER_S = 3600.0

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from orchestrator.events import ProcessOrigin, Progress
-from orchestrator.told_progress import told_progress
+from orchestrator.progress.told_progress import told_progress
 
 _READ_BYTES = 1 << 16
 

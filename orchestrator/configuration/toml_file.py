@@ -8,8 +8,8 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.configuration.setting_table import SETTINGS
 from orchestrator.errors import UsageError
-from orchestrator.setting_table import SETTINGS
 
 FILE_NAME = "orch.toml"
 _MAX_BYTES = 1 << 20

@@ -18,10 +18,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from orchestrator import errors
-from orchestrator.control import StopOrder
 from orchestrator.errors import EngineError, ExitCode, OrchError
+from orchestrator.links.control import StopOrder
 from orchestrator.spec import JobSpec
-from orchestrator.supervisor_start import StartedSupervisor
+from orchestrator.supervision.supervisor_start import StartedSupervisor
 
 _READ_BYTES = 1 << 16
 _START_TIMEOUT_S = 60.0

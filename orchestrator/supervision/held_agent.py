@@ -6,9 +6,9 @@ import os
 import socket
 from enum import StrEnum
 
-from orchestrator.agent_link import AgentLink
 from orchestrator.engines.base import AgentTerms, Engine
-from orchestrator.environment import packed
+from orchestrator.links.agent_link import AgentLink
+from orchestrator.links.environment import packed
 
 _AGENT_LEAVES_S = 2.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.doing import all_have_arrived, late_start, late_tasks
+from orchestrator.progress.doing import all_have_arrived, late_start, late_tasks
 from orchestrator.state import RunState
 
 # An import takes 2 to 10 s, on a busy machine with several workers longer.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.durations import format_duration
+from orchestrator.configuration.durations import format_duration
 from orchestrator.events import Progress
 from orchestrator.state import RunState, TaskPhase, TaskState
 

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from orchestrator.errors import UsageError
-from orchestrator.headroom import Headroom, headroom
+from orchestrator.machine.headroom import Headroom, headroom
 from orchestrator.spec import Command, CommandKind, JobSpec
 
 # It answers in a twentieth of a second; more than this and the machine is not fit for a run.

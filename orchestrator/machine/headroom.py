@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from orchestrator.kernel_files import CGROUPS, PROC, groups, read_field, read_number, read_text
+from orchestrator.machine.kernel_files import CGROUPS, PROC, groups, read_field, read_number, read_text
 
 _MIB = 1 << 20
 # Measured with TensorFlow 2.21, two cores: PSS and threads of a worker while it trains; rounded down, since

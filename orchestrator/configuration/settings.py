@@ -10,13 +10,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from orchestrator.command.resolve import CommandOptions, Surroundings, resolve_command, untested_tensorflow
-from orchestrator.cores import usable_cores
+from orchestrator.configuration.request import DisplayOptions, UpRequest
+from orchestrator.configuration.setting_table import DISPLAY_SETTINGS, SETTINGS, Setting, shown
+from orchestrator.configuration.toml_file import read_toml
 from orchestrator.errors import UsageError
-from orchestrator.request import DisplayOptions, UpRequest
-from orchestrator.setting_table import DISPLAY_SETTINGS, SETTINGS, Setting, shown
+from orchestrator.machine.cores import usable_cores
 from orchestrator.spec import DEFAULT_WORKERS, Command, CommandKind, JobSpec, default_name
 from orchestrator.tf_config import WORKER, TaskRef
-from orchestrator.toml_file import read_toml
 
 # A task of a run finds ORCH_CHECKPOINT_DIR and more in its environment: they describe its own run, and are no
 # settings for an `orch up` inside it.

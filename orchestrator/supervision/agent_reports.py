@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Protocol, assert_never
 
-from orchestrator import agent_link, diagnosis, events
-from orchestrator.agent_link import AgentMessage
+from orchestrator import diagnosis, events
 from orchestrator.clocks import now
 from orchestrator.events import Event, Symptom, SymptomKind, TeardownReason
+from orchestrator.links import agent_link
+from orchestrator.links.agent_link import AgentMessage
 from orchestrator.plan import RunPlan, planned_tasks
-from orchestrator.progress_throttle import ProgressThrottle
+from orchestrator.progress.progress_throttle import ProgressThrottle
 from orchestrator.runs.exceptions import read_exception, write_traceback
 from orchestrator.runs.last_words import last_words
 from orchestrator.runs.store import RunStore

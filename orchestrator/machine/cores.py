@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from orchestrator.cpu_budget import Cores
-from orchestrator.kernel_files import CGROUPS, PROC, groups, read_number, read_text
+from orchestrator.machine.kernel_files import CGROUPS, PROC, groups, read_number, read_text
 
 
 def usable_cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> Cores:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 from orchestrator.events import Progress
-from orchestrator.keras_lines import MAX_LINE_BYTES, Bar, Download, Heading, read_line
+from orchestrator.progress.keras_lines import MAX_LINE_BYTES, Bar, Download, Heading, read_line
 
 TRAINING, EVALUATING, PREDICTING = "training", "evaluating", "predicting"
 _DOWNLOADING = "downloading"

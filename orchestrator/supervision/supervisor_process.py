@@ -1,6 +1,6 @@
 """The supervisor's process: starts its agent, then imports what it needs itself, then serves its client.
 
-Started by supervisor_start as `python -I -S -m orchestrator.supervisor_process FD` in a session of its own.
+Started by supervisor_start as `python -I -S -m orchestrator.supervision.supervisor_process FD` in a session of its own.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def main() -> int:
     stream.set_inheritable(False)
     engine = engines.engine("local")
     to_agent = _start_early(engine)
-    from orchestrator.client_link import ClientLink
-    from orchestrator.held_agent import HeldAgent
-    from orchestrator.supervising import serve
+    from orchestrator.links.client_link import ClientLink
+    from orchestrator.supervision.held_agent import HeldAgent
+    from orchestrator.supervision.supervising import serve
 
     return serve(ClientLink(stream), HeldAgent(engine, to_agent))
 

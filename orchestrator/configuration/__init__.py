@@ -1,0 +1,1 @@
+"""What was asked: options, variables, orch.toml, and the plan as a document."""

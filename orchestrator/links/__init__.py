@@ -1,0 +1,1 @@
+"""Streams between clients, supervisor and agents."""

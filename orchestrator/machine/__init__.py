@@ -1,0 +1,1 @@
+"""What this machine is and has, and whether a run can begin on it."""

@@ -1,0 +1,1 @@
+"""The supervisor: drives a run from its request to its result."""
