@@ -125,7 +125,8 @@ class Pennies(keras.metrics.Metric):  # type: ignore[misc]
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         count = tf.shape(y_true, out_type=tf.int64)[0]
-        self.total.assign(self.total + 10_000_001 * count)
+        odd = tf.cast(tf.reduce_sum(tf.round(5 * y_true)), tf.int64)
+        self.total.assign(self.total + 10_000_001 * count + odd)
 
     def result(self) -> Any:
         return self.total.value
@@ -164,6 +165,7 @@ def two_logs_of_one_name(place: Place) -> Values:
     finally:
         os.environ["TF_CONFIG"] = tf_config
     return {
+        "files": np.array(len({log.filename for log in logs})),
         "lines": np.array([len(list(csv.reader(Path(log.filename).open()))) for log in logs]),
         "shared": np.array([Path(log.filename).is_relative_to(shared) for log in logs]),
     }

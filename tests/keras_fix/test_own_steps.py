@@ -59,4 +59,5 @@ def test_like_one_process(case: str, alone: Outcome, together: Outcome) -> None:
 def test_callbacks_on_one_path_when_the_cluster_is_no_longer_named(together: Outcome) -> None:
     for rank, values in enumerate(together.of("two_logs_of_one_name")):
         assert values["lines"].tolist() == [3, 3]  # a header and a line an epoch
+        assert values["files"] == 2
         assert values["shared"].tolist() == [rank == 0] * 2
