@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def test_a_task_s_own_exception_is_told_with_where_all_of_it_stands(orch: Orch, 
 
 def test_an_exception_that_never_reached_the_log_is_told_all_the_same(orch: Orch) -> None:
     fall = "import os, sys; sys.stderr.close(); os.close(2); raise ValueError('nobody hears me')"
-    done = orch("up", "--", "python", "-c", fall)
+    done = orch("up", "--", sys.executable, "-c", fall)
     assert done.code == 1
     assert orch.result()["first_failure"]["exception"] == "ValueError: nobody hears me"
     assert "exception ValueError: nobody hears me" in done.err
@@ -85,7 +86,7 @@ def test_an_exception_that_never_reached_the_log_is_told_all_the_same(orch: Orch
 
 @pytest.mark.parametrize(("end", "code"), [("sys.exit('enough')", 1), ("sys.exit(3)", 3), ("os._exit(4)", 4)])
 def test_an_exit_is_no_exception(orch: Orch, end: str, code: int) -> None:
-    done = orch("up", "--", "python", "-c", f"import os, sys; {end}")
+    done = orch("up", "--", sys.executable, "-c", f"import os, sys; {end}")
     assert done.code == code
     first = orch.result()["first_failure"]
     assert (first["exception"], first["exception_file"]) == (None, None)
@@ -116,7 +117,7 @@ def test_config_shows_how_it_would_start(orch: Orch) -> None:
 
 
 def test_a_python_that_lets_nothing_in_front_of_its_script_is_started_without(orch: Orch) -> None:
-    told = orch("-v", "up", "--", "python", "-I", "-c", "raise ValueError('as ever')")
+    told = orch("-v", "up", "--", sys.executable, "-I", "-c", "raise ValueError('as ever')")
     assert told.code == 1
     assert "keep orch out of the script's process" in told.err
     first = orch.result()["first_failure"]
