@@ -1,6 +1,6 @@
 """Measures steady steps and the end of `fit`: orch beside a shell loop, Keras 3 beside tf_keras.
 
-    scripts/bench step [--rounds 5] [--steps 150] [--json FILE]
+    scripts/bench step [--rounds 5] [--steps 400] [--json FILE]
 
 A step's time is the median of the steps after the tenth. What runs by hand today with `fit` is tf_keras
 (TF_USE_LEGACY_KERAS=1): Keras 3 as released fails with several workers.
@@ -23,7 +23,7 @@ RETURN_AIM_S = 0.3
 
 def main() -> None:
     parser = options("Measures steady steps.", rounds=5)
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=400)
     arguments = parser.parse_args()
     lines: list[Compared] = []
     with tempfile.TemporaryDirectory(prefix="orch-bench-") as directory:
