@@ -5,6 +5,7 @@ OrchError (125)              orch itself could not do it
 ├── NoSuchRun (3)            no run answers to that name or id
 ├── NameTaken (4)            an explicit --name that is live
 ├── EngineError (125)        an agent or supervisor could not be started or was lost
+├── NewerFormat (125)        the run's files were written by a later version of orch
 └── RunEnded                 a run ended otherwise than by success; carries its result
     ├── TaskFailed (n)       a task failed; carries task, exit_code, log
     ├── RunTimedOut (124)
@@ -57,6 +58,10 @@ class NameTaken(OrchError):
 
 
 class EngineError(OrchError):
+    exit_code = ExitCode.ORCH
+
+
+class NewerFormat(OrchError):
     exit_code = ExitCode.ORCH
 
 

@@ -12,10 +12,13 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from orchestrator.result import AttemptEnd, TaskStack
+
 
 class _Frozen(BaseModel):
     # Unknown keys are passed over: an event written by a newer minor version stays readable.
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    # Who only reads events needs the reader of all of them below, and none of their own.
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
 
 # What a task says of itself may be any number; one that does not fit into 64 bits is none of a counter.
@@ -23,7 +26,8 @@ _Count = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class Progress(_Frozen):
-    """How far a task says it is; every field but `phase` may be unknown. `epoch` counts from 1."""
+    """How far a task says it is; every field but `phase` may be unknown. `epoch` counts from 1; `start_step` are the
+    steps over all epochs that had been done before this process's first: more than 0 where it resumed."""
 
     phase: str | None = None
     epoch: _Count | None = None
@@ -34,6 +38,7 @@ class Progress(_Frozen):
     metrics: dict[str, float | None] = Field(default_factory=dict)
     steps_per_s: float | None = None
     examples_per_s: float | None = None
+    start_step: _Count | None = None
 
 
 class StopReason(StrEnum):
@@ -61,6 +66,8 @@ class TeardownReason(StrEnum):
 
     FINISHED = "finished"  # all tasks did their work; only leftovers are swept
     FAILURE = "failure"
+    LIMIT = "limit"  # a time limit ran out, and a task is to blame
+    RESTART = "restart"  # somebody asked for another attempt
     REQUEST = "request"  # a StopReason
 
 
@@ -97,9 +104,13 @@ class PlannedTask(_Frozen):
     serves: bool
 
 
+# Pydantic reads "NaN" as a number, and JSON has no word to write it back.
+_Seconds = Annotated[float, Field(allow_inf_nan=False)]
+
+
 class _Event(_Frozen):
-    at: float
-    mono: float
+    at: _Seconds
+    mono: _Seconds
 
 
 # A process of its own from the first instruction on, or the copy of one that had imported what it needs.
@@ -124,7 +135,7 @@ class Preloaded(_Event):
 
     type: Literal["preloaded"] = "preloaded"
     modules: tuple[str, ...]
-    seconds: float
+    seconds: _Seconds
 
 
 class NotPreloaded(_Event):
@@ -145,12 +156,14 @@ class TaskStarted(_Event):
 
 
 class TaskStartFailed(_Event):
-    """The process could not be made; `exit_code` is 127 (no such command) or 126, as shells have it."""
+    """The process could not be made; `exit_code` is 127 (no such command) or 126, as shells have it;
+    `order` is its place among the exits (None in an older file)."""
 
     type: Literal["task_start_failed"] = "task_start_failed"
     task: str
     exit_code: int
     reason: str
+    order: int | None = None
 
 
 class TaskReady(_Event):
@@ -169,17 +182,31 @@ class TaskProgressed(_Event):
 class TaskExited(_Event):
     """Exactly one of `exit_code` and `signal` is set. `order` counts exits; `peers` holds the process state letters
     (man 5 proc) of the other tasks at that moment; `noticed_s` is how long the news took to reach the supervisor.
-    At the first bad exit `peer_symptoms` holds what others had raised by then, before anything was sent to them."""
+    At the first bad exit, where it says that it lost a peer, `peer_symptoms` holds what others had raised by then,
+    before anything was sent to them.
+    `oom_kills` are the kernel's out-of-memory kills where the task ran since it began (None: the kernel does not say);
+    `peak_bytes` is the most that one of its processes had resident."""
 
     type: Literal["task_exited"] = "task_exited"
     task: str
     exit_code: int | None
     signal: int | None
     order: int
-    noticed_s: float = 0.0
+    noticed_s: _Seconds = 0.0
     peers: dict[str, str] = Field(default_factory=dict)
     symptom: Symptom | None = None
     peer_symptoms: dict[str, Symptom] = Field(default_factory=dict)
+    oom_kills: int | None = None
+    peak_bytes: int | None = None
+
+
+class DiskFull(_Event):
+    """A task that ended badly by itself could write nothing more: `reason` is the place that it writes to, and why it
+    takes nothing."""
+
+    type: Literal["disk_full"] = "disk_full"
+    task: str
+    reason: str
 
 
 class StopRequested(_Event):
@@ -189,10 +216,100 @@ class StopRequested(_Event):
 
 
 class DeadlineReached(_Event):
-    """`deadline` is the name the lifecycle gave when it asked for it."""
+    """`deadline` is the name the lifecycle gave when it asked for it. For the stall's, `quiet_s` holds how long ago
+    each live task last wrote something, and `busy` are those that use the processor."""
 
     type: Literal["deadline_reached"] = "deadline_reached"
     deadline: str
+    quiet_s: dict[str, float] = Field(default_factory=dict)
+    busy: tuple[str, ...] = ()
+
+
+class RestartRequested(_Event):
+    """Somebody wants another attempt, now."""
+
+    type: Literal["restart_requested"] = "restart_requested"
+
+
+class RestartPlanned(_Event):
+    """Nothing of attempt `ended.attempt` is left; the next one begins in `delay_s` seconds."""
+
+    type: Literal["restart_planned"] = "restart_planned"
+    ended: AttemptEnd
+    delay_s: _Seconds
+
+
+class TaskRestartPlanned(_Event):
+    """One task failed and begins anew in `delay_s` seconds, at the same port, while the others go on."""
+
+    type: Literal["task_restart_planned"] = "task_restart_planned"
+    task: str
+    delay_s: _Seconds
+    text: str
+
+
+class TaskGivenUp(_Event):
+    """Nobody waits any more for the next start of this task: it has ended as it fell."""
+
+    type: Literal["task_given_up"] = "task_given_up"
+    task: str
+
+
+class TasksDismissed(_Event):
+    """Their work is done although they would serve for ever: they are told to end."""
+
+    type: Literal["tasks_dismissed"] = "tasks_dismissed"
+    tasks: tuple[str, ...]
+
+
+class Resumed(_Event):
+    """The first step of an attempt after the first. `position` counts steps over all epochs, from 0: what had been
+    done before it; `steps_lost` are those that an earlier attempt had done already."""
+
+    type: Literal["resumed"] = "resumed"
+    attempt: int
+    position: int | None
+    steps_lost: int | None
+    recovery_s: _Seconds
+
+
+# Whose doing a signal was: a user's (orch kill), a planned fault's, or orch's own when a limit was passed.
+SignalSource = Literal["user", "chaos", "limit"]
+
+
+class SignalRequested(_Event):
+    """`signal` goes to the task's whole group; `fault` is the index of a planned one, and `text` what that says."""
+
+    type: Literal["signal_requested"] = "signal_requested"
+    task: str
+    signal: int
+    by: SignalSource
+    fault: int | None = None
+    text: str | None = None
+
+
+class StacksTaken(_Event):
+    """What each task was doing; `why` is the deadline that asked, or "user"."""
+
+    type: Literal["stacks_taken"] = "stacks_taken"
+    why: str
+    stacks: dict[str, TaskStack]
+
+
+class MemoryExceeded(_Event):
+    """A task with all its descendants used more than it may (bytes, PSS)."""
+
+    type: Literal["memory_exceeded"] = "memory_exceeded"
+    task: str
+    memory_bytes: int
+    limit_bytes: int
+
+
+class StorageFailed(_Event):
+    """A file of the run cannot be written any more."""
+
+    type: Literal["storage_failed"] = "storage_failed"
+    reason: str
 
 
 class AgentLost(_Event):
@@ -203,7 +320,7 @@ class AgentLost(_Event):
 class TeardownBegan(_Event):
     type: Literal["teardown_began"] = "teardown_began"
     reason: TeardownReason
-    grace_s: float
+    grace_s: _Seconds
 
 
 class TeardownEnded(_Event):
@@ -229,6 +346,13 @@ class Noticed(_Event):
     verbose: bool = False
 
 
+class TensorBoardServes(_Event):
+    """Where the run's TensorBoard is found from now on; None: nowhere any more."""
+
+    type: Literal["tensorboard_serves"] = "tensorboard_serves"
+    url: str | None
+
+
 class RunEndedEvent(_Event):
     type: Literal["run_ended"] = "run_ended"
     outcome: str
@@ -245,13 +369,25 @@ Event = (
     | TaskReady
     | TaskProgressed
     | TaskExited
+    | DiskFull
     | StopRequested
+    | RestartRequested
+    | RestartPlanned
+    | TaskRestartPlanned
+    | TaskGivenUp
+    | TasksDismissed
+    | Resumed
+    | SignalRequested
+    | StacksTaken
+    | MemoryExceeded
+    | StorageFailed
     | DeadlineReached
     | AgentLost
     | TeardownBegan
     | TeardownEnded
     | LogTruncated
     | Noticed
+    | TensorBoardServes
     | RunEndedEvent
 )
 

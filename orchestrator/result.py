@@ -6,7 +6,7 @@ import signal as signals
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 Outcome = Literal["succeeded", "failed", "stopped", "timed_out", "lost"]
 
@@ -16,13 +16,15 @@ class CauseKind(StrEnum):
 
     EXITED = "exited"
     STOPPED = "stopped"
+    STALLED = "stalled"
     LEFT_EARLY = "left_early"
     LIMIT = "limit"
     ORCH = "orch"
 
 
 class _Document(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    # Each is read as a part of something else; building a reader of its own takes every command's time.
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
 
 class Cause(_Document):
@@ -47,6 +49,53 @@ class FirstFailure(_Document):
     exception_file: str | None = None
 
 
+class TaskStack(_Document):
+    """What one task was doing. `state` is the kernel's letter (man 5 proc); `frames` are the main thread's, the
+    innermost first, as `file.py:12 function`; `file` holds the whole text, `length` bytes from `offset`; `note` says
+    why there is none."""
+
+    how: Literal["signal", "py-spy", "none"]
+    state: str | None = None
+    frames: tuple[str, ...] = ()
+    note: str | None = None
+    file: str | None = None
+    offset: int = 0
+    length: int = 0
+
+
+class AttemptEnd(_Document):
+    """How an attempt ended that another one followed. `position` is the last step that was reached, counted over all
+    epochs; `resumed_at` the steps that the next attempt did not have to do again, `recovery_s` the time from the
+    failure to that attempt's first step; None where it is not known."""
+
+    attempt: int
+    cause: Cause | None
+    first_failure: FirstFailure | None
+    exit_code: int
+    detection_s: float | None = None
+    teardown_s: float | None = None
+    position: int | None = None
+    resumed_at: int | None = None
+    steps_lost: int | None = None
+    recovery_s: float | None = None
+
+
+class FaultReport(_Document):
+    """What became of a planned fault: `at_s` since the run's start (None: its moment never came), the time to orch's
+    knowing, to nothing left of the attempt, and to the next attempt's first step; seconds."""
+
+    fault: str
+    task: str | None = None
+    at_s: float | None = None
+    detection_s: float | None = None
+    teardown_s: float | None = None
+    recovery_s: float | None = None
+
+
+# How one ended whose failure ended nothing (TaskEnd.end).
+DONE_WITHOUT = "failed before; the others went on without it"
+
+
 class TaskEnd(_Document):
     """`end` says in words how it came: by itself, stopped by orch, or because of another's failure."""
 
@@ -54,12 +103,14 @@ class TaskEnd(_Document):
     state: str
     exit_code: int | None
     signal: int | None
+    restarts: int = 0
     end: str = ""
 
 
 class RunResult(_Document):
     """result.json. `detection_s` is from a task's exit to orch's knowing, `teardown_s` from there to nothing left,
-    `took_s` from the run's start to that; seconds."""
+    `took_s` from the run's start to that; seconds. `history` are the attempts before the last; `stacks` what the
+    tasks did when a time limit ran out, `not_restarted` why a failure was the last although restarts were wanted."""
 
     schema_version: Literal[1] = 1
     run_id: str
@@ -73,6 +124,10 @@ class RunResult(_Document):
     took_s: float | None = None
     tasks: tuple[TaskEnd, ...]
     checkpoint_dir: str | None = None
+    history: tuple[AttemptEnd, ...] = ()
+    faults: tuple[FaultReport, ...] = ()
+    stacks: dict[str, TaskStack] = Field(default_factory=dict)
+    not_restarted: str | None = None
 
     @property
     def succeeded(self) -> bool:

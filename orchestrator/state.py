@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import assert_never
 
 from orchestrator.events import (
     AgentLost,
     AttemptPlanned,
     DeadlineReached,
+    DiskFull,
     Event,
     LogTruncated,
+    MemoryExceeded,
     Noticed,
     NotPreloaded,
     PlannedTask,
@@ -19,18 +22,31 @@ from orchestrator.events import (
     Preloaded,
     ProcessOrigin,
     Progress,
+    RestartPlanned,
+    RestartRequested,
+    Resumed,
     RunEndedEvent,
+    SignalRequested,
+    StacksTaken,
     StopRequested,
+    StorageFailed,
     Symptom,
     TaskExited,
+    TaskGivenUp,
     TaskProgressed,
     TaskReady,
+    TaskRestartPlanned,
+    TasksDismissed,
     TaskStarted,
     TaskStartFailed,
     TeardownBegan,
     TeardownEnded,
     TeardownReason,
+    TensorBoardServes,
 )
+from orchestrator.progress.position import Course
+from orchestrator.result import AttemptEnd
+from orchestrator.tf_config import PS
 
 
 class RunPhase(StrEnum):
@@ -70,7 +86,11 @@ class TaskPhase(StrEnum):
 @dataclass(frozen=True)
 class TaskState:
     """One task of the current attempt. Times are monotonic seconds; `exit_order` counts exits from 0; `since_mono`
-    is when it began to do what it says it is doing."""
+    is when it began to do what it says it is doing. `signals` are those it was sent on purpose, the newest last;
+    `over_limit` is the memory (bytes) for which it is being ended, over `memory_limit`; `peak_bytes` the most that one
+    of its processes had resident; `full_disk` where it could write nothing more; `restarts` counts its own ones and
+    the run's; `course` is the way it went through its training; `fell` is it as it ended before, while it waits for its
+    next start."""
 
     plan: PlannedTask
     phase: TaskPhase = TaskPhase.PENDING
@@ -88,11 +108,25 @@ class TaskState:
     symptom: Symptom | None = None
     peer_symptoms: dict[str, Symptom] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
+    course: Course = field(default_factory=Course)
     restarts: int = 0
+    restart_due_mono: float | None = None
+    signals: tuple[SignalRequested, ...] = ()
+    over_limit: int | None = None
+    memory_limit: int | None = None
+    oom_kills: int | None = None
+    peak_bytes: int | None = None
+    full_disk: str | None = None
+    fell: TaskState | None = None
 
     @property
     def name(self) -> str:
         return self.plan.task
+
+    @property
+    def is_live(self) -> bool:
+        """It has a process."""
+        return self.pid is not None and not self.phase.is_end
 
     @property
     def ended_badly(self) -> bool:
@@ -103,7 +137,10 @@ class TaskState:
 @dataclass(frozen=True)
 class RunState:
     """A run by its events. `tasks` are in plan order; times are monotonic seconds; `preloading` are the modules
-    that a process the tasks will be forked from is importing just now."""
+    that a process the tasks will be forked from is importing just now; `history` are the attempts before this one;
+    `restart_due_mono` is when the next one begins; `restart_asked`: a user wants it; `storage_error` is why a file of
+    the run cannot be written; `stacks` are the last that were taken, and for what;
+    `tensorboard` is where it is served."""
 
     phase: RunPhase = RunPhase.STARTING
     attempt: int = 0
@@ -116,6 +153,18 @@ class RunState:
     preloading: tuple[str, ...] = ()
     exit_code: int | None = None
     ended_mono: float | None = None
+    history: tuple[AttemptEnd, ...] = ()
+    restart_due_mono: float | None = None
+    restart_asked: bool = False
+    storage_error: str | None = None
+    stacks: StacksTaken | None = None
+    tensorboard: str | None = None
+
+    @cached_property
+    def is_coordinated(self) -> bool:
+        """There are parameter servers: one task coordinates, the others serve it. Asked of each task after each event,
+        so not to be counted anew each time."""
+        return any(task.plan.role == PS for task in self.tasks.values())
 
     @property
     def is_ready(self) -> bool:
@@ -127,10 +176,20 @@ def apply(state: RunState, event: Event) -> RunState:
     """The state after `event`; never changes the one given."""
     match event:
         case AttemptPlanned():
-            tasks = {task.task: TaskState(plan=task) for task in event.tasks}
+            restarts = {task.name: task.restarts + 1 for task in state.tasks.values()}
+            tasks = {
+                task.task: TaskState(plan=task, restarts=restarts.get(task.task, 0)) for task in event.tasks
+            }
             # A stop that came before the plan still holds.
             phase = RunPhase.STARTING if state.teardown is None else RunPhase.STOPPING
-            return replace(state, phase=phase, attempt=event.attempt, tasks=tasks)
+            return replace(
+                state,
+                phase=phase,
+                attempt=event.attempt,
+                tasks=tasks,
+                restart_due_mono=None,
+                restart_asked=False,
+            )
         case TaskStarted():
             task = replace(
                 state.tasks[event.task],
@@ -140,16 +199,17 @@ def apply(state: RunState, event: Event) -> RunState:
                 start_ticks=event.start_ticks,
                 started_mono=event.mono,
                 since_mono=event.mono,
+                restart_due_mono=None,
+                fell=None,
                 method=event.method,
             )
             return _with_task(state, task)
         case TaskStartFailed():
-            order = sum(1 for task in state.tasks.values() if task.exit_order is not None)
             task = replace(
                 state.tasks[event.task],
                 phase=TaskPhase.FAILED,
                 exit_code=event.exit_code,
-                exit_order=order,
+                exit_order=_next_order(state) if event.order is None else event.order,
                 start_error=event.reason,
                 ended_mono=event.mono,
             )
@@ -162,11 +222,46 @@ def apply(state: RunState, event: Event) -> RunState:
         case TaskProgressed():
             task = state.tasks[event.task]
             since = task.since_mono if event.progress.phase == task.progress.phase else event.mono
-            return _with_task(state, replace(task, progress=event.progress, since_mono=since))
+            course = task.course.after(event.progress)
+            return _with_task(state, replace(task, progress=event.progress, course=course, since_mono=since))
         case TaskExited():
             return _with_task(state, _exited(state, event))
         case TeardownBegan():
             return _teardown(state, event)
+        case RestartRequested():
+            return replace(state, restart_asked=True)
+        case RestartPlanned():
+            return replace(
+                state,
+                phase=RunPhase.STARTING,
+                teardown=None,
+                teardown_mono=None,
+                restart_asked=False,
+                restart_due_mono=event.mono + event.delay_s,
+                history=(*state.history, event.ended),
+            )
+        case TaskRestartPlanned():
+            return _with_task(state, _begun_anew(state.tasks[event.task], event.mono + event.delay_s))
+        case TaskGivenUp():
+            task = state.tasks[event.task]
+            return _with_task(state, task.fell or task)
+        case TasksDismissed():
+            return _dismissed(state, event)
+        case Resumed():
+            return _resumed(state, event)
+        case SignalRequested():
+            task = state.tasks[event.task]
+            return _with_task(state, replace(task, signals=(*task.signals, event)))
+        case MemoryExceeded():
+            task = state.tasks[event.task]
+            over = replace(task, over_limit=event.memory_bytes, memory_limit=event.limit_bytes)
+            return _with_task(state, over)
+        case DiskFull():
+            return _with_task(state, _without_room(state.tasks[event.task], event.reason))
+        case StacksTaken():
+            return replace(state, stacks=event)
+        case StorageFailed():
+            return replace(state, storage_error=state.storage_error or event.reason)
         case StopRequested():
             return replace(state, stop=state.stop or event)
         case AgentLost():
@@ -180,6 +275,8 @@ def apply(state: RunState, event: Event) -> RunState:
             if event.verbose:
                 return state
             return replace(state, notices=(*state.notices, event.text))
+        case TensorBoardServes():
+            return replace(state, tensorboard=event.url)
         case RunEndedEvent():
             ended = _lose_the_rest(state, event.mono)
             phase = RunPhase(event.outcome)
@@ -196,6 +293,13 @@ def _with_task(state: RunState, task: TaskState) -> RunState:
     if state.phase is RunPhase.STARTING and changed.is_ready:
         return replace(changed, phase=RunPhase.RUNNING)
     return changed
+
+
+def _next_order(state: RunState) -> int:
+    """After all exits so far. Those are counted over all attempts."""
+    return 1 + max(
+        (task.exit_order for task in state.tasks.values() if task.exit_order is not None), default=-1
+    )
 
 
 def _exited(state: RunState, event: TaskExited) -> TaskState:
@@ -216,7 +320,44 @@ def _exited(state: RunState, event: TaskExited) -> TaskState:
         peers_at_exit=event.peers,
         symptom=event.symptom,
         peer_symptoms=event.peer_symptoms,
+        oom_kills=event.oom_kills,
+        peak_bytes=event.peak_bytes,
     )
+
+
+def _begun_anew(task: TaskState, due_mono: float) -> TaskState:
+    """The task as it stands before its next start, by itself."""
+    fell = replace(task, fell=None)
+    return TaskState(plan=task.plan, restarts=task.restarts + 1, restart_due_mono=due_mono, fell=fell)
+
+
+def _without_room(task: TaskState, reason: str) -> TaskState:
+    """The task, ended for want of room; or still waiting for its next start. One that has begun anew may find some."""
+    if task.fell is not None:
+        return replace(task, fell=replace(task.fell, full_disk=reason))
+    return replace(task, full_disk=reason) if task.phase.is_end else task
+
+
+def _dismissed(state: RunState, event: TasksDismissed) -> RunState:
+    tasks = {
+        name: replace(task, phase=TaskPhase.STOPPING) if name in event.tasks and task.is_live else task
+        for name, task in state.tasks.items()
+    }
+    return replace(state, tasks=tasks)
+
+
+def _resumed(state: RunState, event: Resumed) -> RunState:
+    if not state.history:
+        return state
+    *earlier, last = state.history
+    resumed = last.model_copy(
+        update={
+            "resumed_at": event.position,
+            "steps_lost": event.steps_lost,
+            "recovery_s": event.recovery_s,
+        }
+    )
+    return replace(state, history=(*earlier, resumed))
 
 
 def _lose_the_rest(state: RunState, mono: float) -> RunState:
@@ -227,7 +368,7 @@ def _lose_the_rest(state: RunState, mono: float) -> RunState:
         else replace(task, phase=TaskPhase.LOST, ended_mono=mono)
         for name, task in state.tasks.items()
     }
-    return replace(state, tasks=tasks)
+    return replace(state, tasks=tasks, tensorboard=None)
 
 
 def _teardown(state: RunState, event: TeardownBegan) -> RunState:
@@ -239,6 +380,7 @@ def _teardown(state: RunState, event: TeardownBegan) -> RunState:
         state,
         phase=RunPhase.STOPPING,
         tasks=tasks,
+        tensorboard=None,
         teardown=state.teardown or event.reason,
         teardown_mono=event.mono if state.teardown_mono is None else state.teardown_mono,
     )

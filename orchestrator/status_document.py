@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from orchestrator.events import Progress
 from orchestrator.progress.doing import doing, waiting_for
+from orchestrator.result import AttemptEnd
 from orchestrator.state import RunState, TaskState
 
 
@@ -16,7 +17,9 @@ class _Document(BaseModel):
 
 
 class RunStatus(_Document):
-    """`started_at` is Unix seconds, `uptime_s` up to now or the end."""
+    """`started_at` is Unix seconds, `uptime_s` up to now or the end. `history` are the attempts before this one, of at
+    most `most_attempts` (None: failures are not restarted); the next begins in `restart_in_s` seconds, if one does.
+    `tensorboard` is the address of its pages, while they are served."""
 
     id: str
     name: str
@@ -28,11 +31,16 @@ class RunStatus(_Document):
     directory: str
     checkpoint_dir: str
     exit_code: int | None
+    restart_in_s: float | None = None
+    most_attempts: int | None = None
+    history: tuple[AttemptEnd, ...] = ()
+    tensorboard: str | None = None
 
 
 class TaskStatus(_Document):
     """CPU in percent of one core, memory in bytes (PSS), both None when they are not known. `doing` is in words for
-    people; `waiting_for` are the tasks it cannot begin without and that have not come yet."""
+    people; `waiting_for` are the tasks it cannot begin without and that have not come yet; it alone is started again
+    in `restart_in_s` seconds."""
 
     task: str
     role: str
@@ -50,6 +58,7 @@ class TaskStatus(_Document):
     doing: str
     waiting_for: tuple[str, ...]
     log: str
+    restart_in_s: float | None = None
 
 
 class Status(_Document):
@@ -58,6 +67,11 @@ class Status(_Document):
     schema_version: Literal[1] = 1
     run: RunStatus
     tasks: tuple[TaskStatus, ...]
+
+
+def seconds_until(due_mono: float | None, now_mono: float) -> float | None:
+    """0 for what is due; None for what is not planned."""
+    return None if due_mono is None else round(max(0.0, due_mono - now_mono), 3)
 
 
 def task_statuses(
@@ -71,6 +85,8 @@ def task_statuses(
 def _task_status(task: TaskState, state: RunState, usage: dict[str, float], now_mono: float) -> TaskStatus:
     end = task.ended_mono if task.ended_mono is not None else now_mono
     memory = usage.get("memory_bytes")
+    # Of a run on its way down nothing is started again, whatever was planned.
+    is_planned = task.pid is None and state.teardown is None and not state.phase.is_end
     return TaskStatus(
         task=task.name,
         role=task.plan.role,
@@ -88,4 +104,5 @@ def _task_status(task: TaskState, state: RunState, usage: dict[str, float], now_
         doing=doing(task, state),
         waiting_for=waiting_for(task, state),
         log=task.plan.log,
+        restart_in_s=seconds_until(task.restart_due_mono, now_mono) if is_planned else None,
     )

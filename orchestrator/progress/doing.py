@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from orchestrator.configuration.durations import format_duration
 from orchestrator.events import Progress
 from orchestrator.state import RunState, TaskPhase, TaskState
+from orchestrator.tf_config import CHIEF, EVALUATOR, PS, WORKER
 
 # Who says one of these has come to where its peers wait for it; any step is a sign of that, too.
-_ARRIVED = frozenset({"waiting", "training", "evaluating", "predicting", "saving", "done"})
+_ARRIVED = frozenset({"waiting", "training", "serving", "evaluating", "predicting", "saving", "done"})
 # In these a task has steps of another kind, or none: its epoch was that of the training.
 _BESIDE_TRAINING = frozenset({"evaluating", "predicting"})
 _WITHOUT_STEPS = frozenset({"saving", "done"})
@@ -29,7 +30,7 @@ def doing(task: TaskState, state: RunState) -> str:
     if awaited:
         return f"waiting for {some_of(awaited)}"
     told = progress_text(task.progress)
-    if told == "waiting" and len(_cluster(state)) > 1:
+    if told == "waiting" and len(cluster_of(state)) > 1:
         return "connecting"
     if told or not task.plan.serves:
         return told
@@ -53,21 +54,21 @@ def progress_text(progress: Progress) -> str:
 
 def waiting_for(task: TaskState, state: RunState) -> tuple[str, ...]:
     """The tasks that this one cannot begin without and that have not come yet, in plan order."""
-    if not _waits(task):
+    if not _waits(task, state):
         return ()
-    return tuple(other.name for other in _cluster(state) if not _has_arrived(other))
+    return tuple(other.name for other in cluster_of(state) if not has_arrived(other))
 
 
 def all_have_arrived(state: RunState) -> bool:
     """Nobody will wait for anybody any more."""
-    return bool(state.tasks) and all(_has_arrived(task) for task in _cluster(state))
+    return bool(state.tasks) and all(has_arrived(task) for task in cluster_of(state))
 
 
 def late_tasks(state: RunState) -> list[TaskState]:
     """Those that others wait for, in plan order."""
-    if not any(_waits(task) for task in state.tasks.values()):
+    if not any(_waits(task, state) for task in state.tasks.values()):
         return []
-    return [task for task in _cluster(state) if not _has_arrived(task)]
+    return [task for task in cluster_of(state) if not has_arrived(task)]
 
 
 def late_start(state: RunState, now: float) -> str | None:
@@ -76,7 +77,7 @@ def late_start(state: RunState, now: float) -> str | None:
     late = late_tasks(state)
     if not late:
         return None
-    waiting = [task.name for task in state.tasks.values() if _waits(task)]
+    waiting = [task.name for task in state.tasks.values() if _waits(task, state)]
     awaited = [f"{task.name} ({_how_long(task, state, now)})" for task in late]
     return f"{some_of(waiting)} wait{'s' if len(waiting) == 1 else ''} for {some_of(awaited)}"
 
@@ -88,22 +89,30 @@ def some_of(names: Sequence[str]) -> str:
     return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 
-def _cluster(state: RunState) -> list[TaskState]:
+def cluster_of(state: RunState) -> list[TaskState]:
     """Those whose servers have to meet; an evaluator is on its own."""
-    return [task for task in state.tasks.values() if task.plan.serves and task.plan.role != "evaluator"]
+    return [task for task in state.tasks.values() if task.plan.serves and task.plan.role != EVALUATOR]
 
 
-def _waits(task: TaskState) -> bool:
+def serves_others(task: TaskState, state: RunState) -> bool:
+    """It does what others ask of it, and says nothing by itself: a parameter server, and a coordinator's worker."""
+    if task.plan.role == PS or task.progress.phase == "serving":
+        return True
+    leads = task.plan.index == 0 and all(other.plan.role != CHIEF for other in state.tasks.values())
+    return task.plan.role == WORKER and state.is_coordinated and not task.course.stepped and not leads
+
+
+def _waits(task: TaskState, state: RunState) -> bool:
     """It is where it can only go on with the others: it says so, or, saying nothing, has its port open."""
     if task.phase not in (TaskPhase.STARTING, TaskPhase.RUNNING) or not task.plan.serves:
         return False
     if task.progress.phase is not None or task.progress.step is not None:
         return task.progress.phase == "waiting"
-    # A parameter server waits for nobody.
-    return task.phase is TaskPhase.RUNNING and task.plan.role not in ("evaluator", "ps")
+    is_alone = task.plan.role == EVALUATOR or serves_others(task, state)
+    return task.phase is TaskPhase.RUNNING and not is_alone
 
 
-def _has_arrived(task: TaskState) -> bool:
+def has_arrived(task: TaskState) -> bool:
     if task.phase is TaskPhase.RUNNING or task.progress.phase in _ARRIVED or task.progress.step is not None:
         return True
     # It may have been there all along, saying nothing.

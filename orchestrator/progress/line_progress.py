@@ -53,6 +53,8 @@ class LineProgress:
         self._bar: Bar | None = None
         self._bar_ended = False
         self._trained_steps: int | None = None
+        self._first_epoch: int | None = None
+        self._start_step: int | None = None
         self._downloads = False
         self._missed = False
         self._anchor = (0.0, 0)
@@ -105,6 +107,9 @@ class LineProgress:
     def _begin_epoch(self, heading: Heading, now: float) -> Mapping[str, object]:
         if heading != self._heading:
             self._heading_at = now
+        if self._first_epoch is None:
+            # Nobody knows what stood in lines that were not read.
+            self._first_epoch = 0 if self._missed else heading.epoch
         self._heading = heading
         self._epoch_begins, self._missed, self._downloads = True, False, False
         self._phase, self._bar = TRAINING, None
@@ -126,6 +131,8 @@ class LineProgress:
             return {}
         if self._phase == TRAINING:
             self._trained_steps = bar.steps or self._trained_steps
+            if self._start_step is None and self._first_epoch and self._trained_steps:
+                self._start_step = (self._first_epoch - 1) * self._trained_steps
         # Once full, what passes is the validation's time.
         if before is None or before.step < bar.step:
             self._rate = self._pace(bar, now)
@@ -163,6 +170,8 @@ class LineProgress:
 
     def _told(self, bar: Bar) -> Mapping[str, object]:
         facts = self._place(bar.step, bar.steps) | {"steps_per_s": self._rate}
+        if self._start_step is not None:
+            facts["start_step"] = self._start_step
         if bar.values:
             if "loss" in bar.values:
                 facts["loss"] = bar.values["loss"]

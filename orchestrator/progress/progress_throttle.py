@@ -1,10 +1,15 @@
-"""At most one progress event a second a task; what came in between is merged, the last word is never lost."""
+"""At most one progress event a second a task; what came in between is merged, the last word is never lost.
+
+Only what a planned fault waits for passes at once: a second late, a step is another one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
+from orchestrator.chaos.fault import Fault
 from orchestrator.events import Progress
+from orchestrator.progress.position import position
 
 INTERVAL_S = 1.0
 # A phase has its own: those of the one before would stand there as if they were new.
@@ -14,9 +19,12 @@ _OF_ITS_OWN = frozenset({"epoch", "step"})
 
 
 class ProgressThrottle:
-    """Holds back progress until it is due. All times are monotonic seconds."""
+    """Holds back progress until it is due, or one of `faults` may be. All times are monotonic seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, faults: Sequence[Fault] = ()) -> None:
+        self._steps = {fault.step for fault in faults if fault.step is not None}
+        self._epochs = {fault.epoch for fault in faults if fault.epoch is not None}
+        self._awaited: set[str] = set()
         self._waiting: dict[str, Progress] = {}
         self._known: dict[str, Progress] = {}
         self._told_itself: dict[str, Set[str]] = {}
@@ -43,16 +51,19 @@ class ProgressThrottle:
 
     def due(self) -> float | None:
         """When take() next has something to give."""
-        return min((self._last.get(task, 0.0) + INTERVAL_S for task in self._waiting), default=None)
+        return min((self._due(task) for task in self._waiting), default=None)
 
     def take(self, now: float) -> list[tuple[str, Progress]]:
         """What may be told now."""
-        ready = [task for task in self._waiting if now >= self._last.get(task, 0.0) + INTERVAL_S]
+        ready = [task for task in self._waiting if now >= self._due(task)]
         return [(task, self._told(task, now)) for task in ready]
 
     def take_last(self, task: str, now: float) -> Progress | None:
         """What the task said last, if it has not been told: it is about to end."""
         return self._told(task, now) if task in self._waiting else None
+
+    def _due(self, task: str) -> float:
+        return 0.0 if task in self._awaited else self._last.get(task, 0.0) + INTERVAL_S
 
     def _merge(self, task: str, progress: Progress, fields: Set[str]) -> None:
         known = self._known.get(task, Progress())
@@ -62,7 +73,18 @@ class ProgressThrottle:
         merged = known.model_copy(update=said)
         if merged != known:
             self._known[task] = self._waiting[task] = merged
+            if self._is_awaited(known, merged):
+                self._awaited.add(task)
+
+    def _is_awaited(self, before: Progress, after: Progress) -> bool:
+        """Whether a step or an epoch that a fault waits for lies between, or is reached now."""
+        if not self._steps and not self._epochs:
+            return False
+        old, new = position(before), position(after)
+        passed = new is not None and any((-1 if old is None else old) < step <= new for step in self._steps)
+        return passed or any((before.epoch or 0) < epoch <= (after.epoch or 0) for epoch in self._epochs)
 
     def _told(self, task: str, now: float) -> Progress:
         self._last[task] = now
+        self._awaited.discard(task)
         return self._waiting.pop(task)

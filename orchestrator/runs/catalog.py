@@ -5,62 +5,160 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.errors import ExitCode, NoSuchRun
-from orchestrator.result import Cause, CauseKind, RunResult, TaskEnd
-from orchestrator.runs import locks
+from orchestrator.errors import NewerFormat, NoSuchRun
+from orchestrator.nearest import did_you_mean
+from orchestrator.result import RunResult
+from orchestrator.runs import locks, run_end
+from orchestrator.runs.documents import read_object
 from orchestrator.runs.leftovers import end_leftovers
-from orchestrator.runs.locks import Lock
+from orchestrator.runs.liveness import Liveness, events_tell_the_end, liveness_of
 from orchestrator.runs.paths import RunPaths, runs_dir
 from orchestrator.runs.reader import RunView
-from orchestrator.runs.store import write_atomically
+from orchestrator.runs.record import read_newer_record
+from orchestrator.runs.store import write_once
 
 # A supervisor shows its run within milliseconds of making its directory.
 _UNBORN_AFTER_S = 60.0
 
 
+@dataclass(frozen=True)
+class NewerRun:
+    """A run that a later orch wrote: whether it lives is known, and little else. `checkpoint_dir` is None where it
+    cannot be told; `error` says what to do."""
+
+    id: str
+    name: str
+    directory: str
+    is_live: bool
+    checkpoint_dir: str | None
+    error: NewerFormat
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Every run there is, oldest first, and those that this version cannot read."""
+
+    runs: list[RunView]
+    newer: list[NewerRun]
+
+
+def survey(besides: frozenset[str] = frozenset()) -> Survey:
+    """All that the state directory holds, or points to, but for those of these ids. What is not this user's is no run
+    of his."""
+    runs: dict[tuple[int, int], RunView] = {}
+    newer = []
+    for entry in _entries(besides):
+        # Not resolve(): that raises where a link leads back to itself.
+        paths = RunPaths(Path(os.path.realpath(entry)))
+        place = _own_place(paths.root)
+        if place is None:
+            continue
+        try:
+            view = RunView.open(paths, entry.name)
+        except NewerFormat as error:
+            newer.append(_newer(paths, entry.name, error))
+            continue
+        # One directory by two names is one run.
+        if view is not None and (place not in runs or view.is_original):
+            runs[place] = view
+    return Survey(sorted(runs.values(), key=_age_order), newer)
+
+
+def _entries(besides: frozenset[str]) -> list[Path]:
+    try:
+        there = list(runs_dir().iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        # Of a state directory below a file `up` says what is wrong; there are no runs in it.
+        return []
+    return sorted(entry for entry in there if not entry.name.startswith(".") and entry.name not in besides)
+
+
+def _own_place(root: Path) -> tuple[int, int] | None:
+    """What the kernel knows the directory by, if it is this user's; root may look at everybody's."""
+    try:
+        found = root.stat()
+    except (OSError, ValueError):
+        return None
+    return (found.st_dev, found.st_ino) if os.geteuid() in (0, found.st_uid) else None
+
+
+def _newer(paths: RunPaths, run_id: str, error: NewerFormat) -> NewerRun:
+    """As far as it can be guessed that its files' fields mean what they always have."""
+    read = read_newer_record(paths, run_id)
+
+    def end_is_told() -> bool:
+        return read_object(paths.result) is not None or events_tell_the_end(paths)
+
+    liveness = liveness_of(read.record, locks.probe(paths.lock), read.record.id == run_id, end_is_told)
+    return NewerRun(
+        id=run_id,
+        name=read.record.name,
+        directory=read.record.directory,
+        is_live=liveness is not Liveness.DEAD,
+        checkpoint_dir=read.record.checkpoint_dir if read.knows_checkpoints else None,
+        error=error,
+    )
+
+
+def _age_order(run: RunView) -> tuple[bool, float]:
+    """Since this machine's start by the clock that nobody sets; before it there is only the other."""
+    this_boot = run.same_boot
+    return this_boot, run.record.started_mono if this_boot else run.record.started_at
+
+
 def all_runs() -> list[RunView]:
     """Every readable run, oldest first."""
-    try:
-        entries = [entry for entry in runs_dir().iterdir() if not entry.name.startswith(".")]
-    except FileNotFoundError:
-        return []
-    # Not resolve(): that raises where a link leads back to itself.
-    views = (RunView.open(RunPaths(Path(os.path.realpath(entry)))) for entry in entries)
-    return sorted((view for view in views if view is not None), key=lambda view: view.record.started_at)
+    return survey().runs
 
 
-def find_run(wanted: str | None, directory: Path) -> RunView:
+def find_run(wanted: str | None, directory: Path, there: Survey | None = None) -> RunView:
     """The run that `wanted` (an id, the unique beginning of one, or a name) means, newest live one first.
 
-    Without `wanted`: the newest live run of `directory`, else its newest. NoSuchRun where there is none.
+    Without `wanted`: the newest live run of `directory`, else its newest. NoSuchRun where there is none; NewerFormat
+    where a later orch wrote it. `there` are all runs, where they have just been looked at.
     """
-    runs = all_runs()
+    there = there or survey()
     if wanted is None:
-        mine = [run for run in runs if run.record.directory == str(directory)]
-        if not mine:
+        mine = [run for run in there.runs if run.record.directory == str(directory)]
+        newer = [run for run in there.newer if run.directory == str(directory)]
+        if not mine and not newer:
             raise NoSuchRun(f"no run was started in {directory}; `orch ls --all` lists those of other places")
-        return _newest(mine)
-    for match in (
-        [run for run in runs if run.record.id == wanted],
-        [run for run in runs if run.record.name == wanted],
+        return _newest(mine, newer)
+    for match, newer in (
+        (
+            [run for run in there.runs if run.record.id == wanted],
+            [run for run in there.newer if run.id == wanted],
+        ),
+        (
+            [run for run in there.runs if run.record.name == wanted],
+            [run for run in there.newer if run.name == wanted],
+        ),
     ):
-        if match:
-            return _newest(match)
-    begun = [run for run in runs if run.record.id.startswith(wanted)]
-    if len(begun) > 1:
-        some = ", ".join(run.record.id for run in begun[-3:])
+        if match or newer:
+            return _newest(match, newer)
+    begun = [run for run in there.runs if run.record.id.startswith(wanted)]
+    newer = [run for run in there.newer if run.id.startswith(wanted)]
+    ids = [run.record.id for run in begun] + [run.id for run in newer]
+    if len(ids) > 1:
+        some = ", ".join(ids[-3:])
         raise NoSuchRun(
-            f"{wanted!r} begins the ids of {len(begun)} runs ({some} ...): write more of the one you mean"
+            f"{wanted!r} begins the ids of {len(ids)} runs ({some} ...): write more of the one you mean"
         )
-    if begun:
-        return begun[0]
-    raise NoSuchRun(f"no run {wanted!r}; `orch ls --all` lists them")
+    if ids:
+        return _newest(begun, newer)
+    known = dict.fromkeys(run.record.name for run in there.runs)
+    raise NoSuchRun(f"no run {wanted!r}; {did_you_mean(wanted, known, '`orch ls --all` lists them')}")
 
 
-def _newest(runs: list[RunView]) -> RunView:
+def _newest(runs: list[RunView], newer: list[NewerRun]) -> RunView:
+    """The newest live one, else the newest; NewerFormat where that may be one that cannot be read."""
     live = [run for run in runs if run.is_live]
+    refused = [run for run in newer if run.is_live or not runs]
+    if refused and not live:
+        raise refused[-1].error
     return (live or runs)[-1]
 
 
@@ -68,15 +166,16 @@ def live_runs(name: str) -> list[RunView]:
     return [run for run in all_runs() if run.record.name == name and run.is_live]
 
 
-def sweep_lost_runs() -> list[tuple[str, int]]:
-    """End what lost runs left running: (run id, processes ended) for each that had any.
+def sweep_lost_runs(there: Survey | None = None) -> list[tuple[str, int]]:
+    """End what lost runs (of `there`, if they have just been looked at) left running: (run id, processes ended) for
+    each that had any.
 
     A run is lost when its supervisor was killed: its agent ends all tasks then; only where that was killed too
     can a daemonised grandchild live on.
     """
     swept = []
-    for run in all_runs():
-        if run.paths.result.exists() or run.is_live or not run.same_boot:
+    for run in (there or survey()).runs:
+        if _has_result(run) or not run.may_be_swept:
             continue
         count = end_leftovers(run.record.id)
         if count:
@@ -84,22 +183,61 @@ def sweep_lost_runs() -> list[tuple[str, int]]:
     return swept
 
 
-def close_lost_runs() -> None:
-    """Write the result that a killed supervisor could not, under its lock, and remove what it would have removed."""
-    for run in all_runs():
-        if run.paths.result.exists() or run.is_live:
+def close_lost_runs(there: Survey | None = None) -> None:
+    """Write the result that a killed supervisor could not, and remove what it would have removed.
+
+    Not under the run's lock, which would make it look alive to others: a supervisor lets go of it once and for all,
+    and of several that write the result one does.
+    """
+    for run in (there or survey()).runs:
+        if _has_result(run):
+            _remove_the_rest(run)
             continue
-        run.refresh()  # before its lock is taken, which makes it look alive
-        lock = Lock.acquire(run.paths.lock)
-        if lock is None:
+        if not run.may_be_closed:
             continue
+        run.refresh()
         try:
-            if not run.paths.result.exists():
-                write_atomically(run.paths.result, lost_result(run).model_dump_json(indent=1) + "\n")
+            _put_aside(run)
+            # On a full disk they are the room that the result needs.
             shutil.rmtree(run.paths.scratch, ignore_errors=True)
-            run.paths.control.unlink(missing_ok=True)
-        finally:
-            lock.release()
+            run.paths.reserve.unlink(missing_ok=True)
+            write_once(run.paths.result, result_of(run).model_dump_json(indent=1) + "\n")
+            _remove_the_rest(run)
+        except (OSError, NewerFormat):
+            continue  # read-only for us, or just removed by another: it is told as it is all the same
+
+
+def _remove_the_rest(run: RunView) -> None:
+    """A supervisor that is killed right after it has written the result leaves these."""
+    left = [path for path in (run.paths.control, run.paths.reserve) if os.path.lexists(path)]
+    if not left or not run.may_be_closed:
+        return
+    for path in left:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError:
+            continue  # read-only for us
+
+
+def _has_result(run: RunView) -> bool:
+    try:
+        return run.result() is not None
+    except NewerFormat:
+        return True
+
+
+def _put_aside(run: RunView) -> None:
+    """What stands in the place of the result and is none; perhaps somebody can make something of it."""
+    if os.path.lexists(run.paths.result) and not _has_result(run):
+        run.paths.result.replace(run.paths.result.with_name("result.json.damaged"))
+
+
+def result_of(run: RunView) -> RunResult:
+    """How a run ended that is refreshed and does not live: its result; without one, what its events tell."""
+    result = run.result()
+    if result is not None:
+        return result
+    return run_end.result_from_events(run.record.id, run.state, run.record.checkpoint_dir)
 
 
 def remove_unborn_runs() -> None:
@@ -111,26 +249,3 @@ def remove_unborn_runs() -> None:
             continue
         if is_old and not hidden.is_symlink() and not locks.is_held(RunPaths(hidden).lock):
             shutil.rmtree(hidden, ignore_errors=True)
-
-
-def lost_result(run: RunView) -> RunResult:
-    """What can be said of a run whose end nobody saw."""
-    cause = Cause(task=None, kind=CauseKind.ORCH, text="the supervisor was killed; nobody saw the end")
-    ends = tuple(
-        TaskEnd(
-            task=task.name, state=task.phase, exit_code=task.exit_code, signal=task.signal, end=task.phase
-        )
-        for task in run.state.tasks.values()
-    )
-    return RunResult(
-        run_id=run.record.id,
-        outcome="lost",
-        exit_code=ExitCode.ORCH,
-        attempts=run.state.attempt,
-        cause=cause,
-        first_failure=None,
-        detection_s=None,
-        teardown_s=None,
-        tasks=ends,
-        checkpoint_dir=run.record.checkpoint_dir,
-    )

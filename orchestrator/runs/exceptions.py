@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from orchestrator.diagnosis import Uncaught
+from orchestrator.diagnosis.failure import Uncaught
 from orchestrator.runs.store import write_atomically
 
 # A message of any length is the task's affair; what is looked at here is not.

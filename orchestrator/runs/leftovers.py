@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Mapping
 
@@ -27,11 +28,8 @@ def end_leftovers(run_id: str, below: int | None = None) -> int:
         # A process caught in the middle of its exec shows no environment: an empty look is looked over once more.
         looked_again = not left
         for process in left:
-            try:
-                process.kill()  # psutil compares the start time: never a stranger with the same pid
+            if _kill(process):
                 ended.add((process.pid, process.create_time()))
-            except psutil.Error:
-                continue
         if left:
             psutil.wait_procs(left, timeout=_ROUND_S)
         else:
@@ -39,6 +37,24 @@ def end_leftovers(run_id: str, below: int | None = None) -> int:
         if below == os.getpid():
             _reap_children()
     return len(ended)
+
+
+def _kill(process: psutil.Process) -> bool:
+    """SIGKILL exactly the process that was looked at, never a stranger that has got its pid since."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError:
+        return False
+    try:
+        # What the descriptor holds on to is checked once more: is_running() compares the start time.
+        if not process.is_running():
+            return False
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except (psutil.Error, ProcessLookupError, PermissionError):
+        return False
+    finally:
+        os.close(pidfd)
+    return True
 
 
 def _leftovers(run_id: str, below: int | None) -> list[psutil.Process]:

@@ -58,6 +58,11 @@ class RunPaths:
         return self.root / "result.json"
 
     @property
+    def reserve(self) -> Path:
+        """Room for the end of a live run, should the disk be full by then."""
+        return self.root / ".reserve"
+
+    @property
     def lock(self) -> Path:
         return self.root / "lock"
 
@@ -96,6 +101,15 @@ class RunPaths:
     @property
     def agent_log(self) -> Path:
         return self.root / "agent.log"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Event files of the tasks, if the user wants any."""
+        return self.root / "tensorboard"
+
+    @property
+    def tensorboard_log(self) -> Path:
+        return self.root / "tensorboard.log"
 
     def task_log(self, task: str) -> Path:
         return self.logs / f"{_file_name(task)}.log"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -9,41 +10,15 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict
 
 from orchestrator.errors import UsageError
 from orchestrator.events import Event, event_line
 from orchestrator.result import RunResult
+from orchestrator.runs.event_file import EventFile, storage_reason
 from orchestrator.runs.locks import Lock
-from orchestrator.runs.paths import PRIVATE_DIR, PRIVATE_FILE, RunPaths, names_dir, runs_dir
-
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-class RunRecord(BaseModel):
-    """run.json. `directory` is where `up` was called; `spec` has its secrets masked."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    schema_version: Literal[1] = 1
-    id: str
-    name: str
-    directory: str
-    started_at: float
-    started_mono: float
-    boot_id: str
-    supervisor_pid: int
-    supervisor_start_ticks: int
-    checkpoint_dir: str
-    versions: dict[str, str]
-    spec: dict[str, Any]
-
-
-def boot_id() -> str:
-    """Differs after every reboot: pids and monotonic times of another boot mean nothing."""
-    return _BOOT_ID.read_text().strip()
+from orchestrator.runs.paths import PRIVATE_DIR, PRIVATE_FILE, RunPaths, runs_dir
+from orchestrator.runs.record import RunRecord, first_line
+from orchestrator.runs.reserve import Reserve
 
 
 def new_run_id(name: str) -> str:
@@ -65,20 +40,49 @@ def make_private(directory: Path) -> None:
 def write_atomically(path: Path, text: str) -> None:
     """Beside, then over: a reader sees the old document or the new one, never half of one."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
-    with os.fdopen(fd, "w") as out:
-        out.write(text)
-    beside.replace(path)
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE)
+    try:
+        with os.fdopen(fd, "w") as out:
+            out.write(text)
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)  # half of it is of no use, and takes room
+        raise
+
+
+def write_once(path: Path, text: str) -> bool:
+    """The same where nothing stands yet; False, and nothing changed, where something does."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    write_atomically(beside, text)
+    try:
+        os.link(beside, path, follow_symlinks=False)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        # Some file systems have no second names.
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK) or path.exists():
+            raise
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return True
 
 
 @dataclass
 class RunStore:
-    """One live run's directory, its lock and its event log; close() lets go of both."""
+    """One live run's directory, its lock and its event log; close() lets go of both.
+
+    From its publication on it never fails: what a full disk does not take is kept, tried again, and told of once.
+    """
 
     paths: RunPaths
     _lock: Lock
     _name_lock: Lock | None
-    _events_fd: int
+    _events: EventFile
+    _reserve: Reserve
+    result_is_written: bool = False
+    _has_told: bool = False
+    _failure: str | None = None
 
     @classmethod
     def create(cls, run_id: str, log_dir: Path | None, name_lock: Lock | None) -> RunStore:
@@ -91,45 +95,88 @@ class RunStore:
         lock = Lock.acquire(RunPaths(hidden).lock)
         if lock is None:
             raise UsageError(f"{hidden}: is in use")
-        of_run = RunPaths(hidden)
-        for directory in (of_run.logs, of_run.scratch, of_run.checkpoints, of_run.exceptions, of_run.stacks):
-            directory.mkdir(mode=PRIVATE_DIR)
-        paths = RunPaths(parent / run_id)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        events_fd = os.open(RunPaths(hidden).events, flags, PRIVATE_FILE)
-        return cls(paths, lock, name_lock, events_fd)
+        of_run, paths = RunPaths(hidden), RunPaths(parent / run_id)
+        try:
+            for directory in (
+                of_run.logs,
+                of_run.scratch,
+                of_run.checkpoints,
+                of_run.exceptions,
+                of_run.stacks,
+            ):
+                directory.mkdir(mode=PRIVATE_DIR)
+            reserve = Reserve(of_run.reserve)
+            return cls(paths, lock, name_lock, EventFile(of_run.events, paths.events), reserve)
+        except OSError:
+            lock.release()
+            shutil.rmtree(hidden, ignore_errors=True)
+            raise
 
     def publish(self, record: RunRecord) -> None:
         """From here on every verb finds the run."""
         hidden = self.paths.root.with_name(f".{self.paths.run_id}.new")
-        write_atomically(RunPaths(hidden).record, record.model_dump_json(indent=1) + "\n")
-        hidden.rename(self.paths.root)
-        if self.paths.root.parent.resolve() != runs_dir().resolve():
-            (runs_dir() / self.paths.run_id).symlink_to(self.paths.root)
+        try:
+            write_atomically(RunPaths(hidden).record, record.model_dump_json(indent=1) + "\n")
+            self._events.append(first_line(record))
+            hidden.rename(self.paths.root)
+            if self.paths.root.parent.resolve() != runs_dir().resolve():
+                (runs_dir() / self.paths.run_id).symlink_to(self.paths.root)
+        except OSError:
+            self.close()
+            for made in (hidden, self.paths.root):
+                shutil.rmtree(made, ignore_errors=True)
+            raise
 
     def append(self, event: Event) -> None:
-        os.write(self._events_fd, event_line(event))
+        self._events.append(event_line(event))
+
+    def take_failure(self) -> str | None:
+        """Why its files cannot be written, once."""
+        failure = self._events.failure or self._failure
+        if failure is None or self._has_told:
+            return None
+        self._has_told = True
+        return failure
 
     def write_sample(self, at: float, mono: float, tasks: dict[str, dict[str, float]]) -> None:
-        write_atomically(self.paths.sample, json.dumps({"at": at, "mono": mono, "tasks": tasks}))
+        try:
+            write_atomically(self.paths.sample, json.dumps({"at": at, "mono": mono, "tasks": tasks}))
+        except OSError as error:
+            # The one file that is written anew all the time: what it meets, the logs meet, too, and lines are lost.
+            is_there = self.paths.root.exists()
+            reason = (
+                storage_reason(self.paths.sample, error)
+                if is_there
+                else f"{self.paths.root}: was moved or removed"
+            )
+            self._failure = self._failure or reason
 
     def write_result(self, result: RunResult) -> None:
-        write_atomically(self.paths.result, result.model_dump_json(indent=1) + "\n")
+        """And before it what is left of the events; `result_is_written` says whether it could be."""
+        if not self._events.flush():
+            self._reserve.give_way()
+            self._events.flush()
+        text = result.model_dump_json(indent=1) + "\n"
+        try:
+            write_atomically(self.paths.result, text)
+        except OSError:
+            try:
+                self._reserve.become(self.paths.reserve, self.paths.result, text.encode())
+            except OSError:
+                return
+        self.result_is_written = True
 
     def remove_scratch(self) -> None:
         shutil.rmtree(self.paths.scratch, ignore_errors=True)
 
     def close(self) -> None:
-        if self._events_fd >= 0:
-            os.close(self._events_fd)
-            self._events_fd = -1
-        self.paths.control.unlink(missing_ok=True)
+        self._reserve.close()
+        for path in (self.paths.reserve, self.paths.control):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError:
+                continue  # read-only by now; it is of no harm
+        self._events.close()
         if self._name_lock is not None:
             self._name_lock.release()
         self._lock.release()
-
-
-def lock_name(name: str) -> Lock | None:
-    """The lock of the live run of that name; None when another run has it."""
-    make_private(names_dir())
-    return Lock.acquire(names_dir() / name)

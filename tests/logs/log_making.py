@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator.runs.log_index import log_name
-from orchestrator.runs.log_lines import Chunk
-from orchestrator.runs.log_reader import LogReader
-from orchestrator.runs.log_store import LogStore
+from orchestrator.logs.index import log_name
+from orchestrator.logs.lines import Chunk
+from orchestrator.logs.reader import LogReader
+from orchestrator.logs.store import LogStore
 
 
 class Writer:

@@ -10,9 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-from orchestrator.runs.log_index import log_name
-from orchestrator.runs.log_reader import LogReader
-from orchestrator.runs.log_store import LogStore
+from orchestrator.logs.index import log_name
+from orchestrator.logs.reader import LogReader
+from orchestrator.logs.store import LogStore
 from orchestrator.view.output import Output
 from orchestrator.view.plain import LineStyle, PlainView
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_making import Writer
 
-from orchestrator.runs.log_index import (
+from orchestrator.logs.index import (
     INDEX_NAME,
     IndexRecord,
     format_record,
@@ -23,7 +23,7 @@ from orchestrator.runs.log_index import (
     task_order,
     truncation,
 )
-from orchestrator.runs.log_store import (
+from orchestrator.logs.store import (
     MIN_INTERVAL_S,
     POLL_INTERVAL_S,
     TAIL_BYTES,
@@ -31,7 +31,7 @@ from orchestrator.runs.log_store import (
     LogStore,
     Tail,
 )
-from orchestrator.runs.log_watch import LogWatch, WatchUnavailable
+from orchestrator.logs.watch import LogWatch, WatchUnavailable
 
 
 def spans(logs_dir: Path, task: str = "worker:0") -> list[tuple[int, int]]:
@@ -319,3 +319,19 @@ def test_a_log_that_was_cut_and_one_of_a_new_attempt_begin_anew(writer: Writer) 
     writer.begin("worker:0", 2)
     writer.write("worker:0", b"young\n")
     assert writer.store.take_tails() == [Tail("worker:0", 2, b"young\n", missed=False)]
+
+
+def test_where_the_output_of_the_present_process_begins(writer: Writer) -> None:
+    writer.append("worker:0", b"first, unfinished")
+    writer.store.begin("worker:0", writer.now)
+    assert writer.store.begun_at("worker:0") == 17
+    assert spans(writer.dir) == [(0, 17)]
+    writer.write("worker:0", b"second\n")
+    assert writer.store.begun_at("worker:0") == 17
+    # It cuts the log, and then writes more than had been there.
+    writer.path("worker:0").write_bytes(b"new\n")
+    writer.poll()
+    writer.write("worker:0", b"x" * 50 + b"\n")
+    assert writer.store.begun_at("worker:0") == 0
+    writer.store.begin("worker:1", writer.now)
+    assert writer.store.begun_at("worker:1") == 0

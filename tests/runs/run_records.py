@@ -12,7 +12,8 @@ from orchestrator.events import Event
 from orchestrator.runs.locks import Lock
 from orchestrator.runs.paths import RunPaths
 from orchestrator.runs.reader import RunView
-from orchestrator.runs.store import RunRecord, RunStore, boot_id, new_run_id
+from orchestrator.runs.record import RunRecord, boot_id
+from orchestrator.runs.store import RunStore, new_run_id
 
 
 def make_run(
@@ -31,7 +32,7 @@ def make_run(
         name=name,
         directory=directory,
         started_at=time.time() if started_at is None else started_at,
-        started_mono=time.monotonic(),
+        started_mono=time.monotonic() if started_at is None else started_at,
         boot_id=boot or boot_id(),
         supervisor_pid=os.getpid(),
         supervisor_start_ticks=0,

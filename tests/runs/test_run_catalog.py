@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -16,7 +17,9 @@ from waiting import lives, until
 from orchestrator.errors import NoSuchRun
 from orchestrator.runs import catalog
 from orchestrator.runs.paths import runs_dir
+from orchestrator.runs.run_end import result_from_events
 from orchestrator.runs.store import RunStore
+from orchestrator.state import RunState
 
 HERE, ELSEWHERE = Path("/here"), Path("/there")
 
@@ -171,3 +174,58 @@ def test_the_beginning_of_several_ids_means_none_of_them() -> None:
         pytest.raises(NoSuchRun, match="begins the ids of 2 runs"),
     ):
         catalog.find_run("al", Path.cwd())
+
+
+def over(store: RunStore) -> RunStore:
+    """With its result written, and what a supervisor removes after that still there."""
+    store.paths.result.write_text(result_from_events(store.paths.run_id, RunState(), "").model_dump_json())
+    store.paths.control.touch()
+    store.paths.reserve.touch()
+    return store
+
+
+def left_over(store: RunStore) -> list[str]:
+    """What there still is of that, followed through no link."""
+    return [path.name for path in (store.paths.control, store.paths.reserve) if os.path.lexists(path)]
+
+
+def test_what_a_supervisor_killed_after_its_result_left_is_removed(stores: ExitStack) -> None:
+    dead = over(ended(1.0))
+    before = dead.paths.result.read_bytes(), dead.paths.result.stat().st_mtime_ns
+    leaving = over(live(stores, 2.0))
+    catalog.close_lost_runs()
+    assert left_over(dead) == []
+    assert (dead.paths.result.read_bytes(), dead.paths.result.stat().st_mtime_ns) == before
+    assert left_over(leaving) == ["control", ".reserve"], (
+        "it has its result, and its supervisor is still at work"
+    )
+
+
+def test_it_is_removed_with_the_end_of_a_lost_run_too() -> None:
+    lost = over(ended(1.0))
+    lost.paths.result.unlink()
+    lost.paths.scratch.mkdir(exist_ok=True)
+    catalog.close_lost_runs()
+    assert lost.paths.result.exists()
+    assert left_over(lost) == [] and not lost.paths.scratch.exists()
+
+
+def test_what_stands_in_its_place_harms_nobody(tmp_path: Path) -> None:
+    """A link goes and what it points to stays; a directory is none of ours and hinders nothing else."""
+    theirs = tmp_path / "theirs"
+    theirs.touch()
+    linked, blocked = over(ended(1.0)), over(ended(2.0))
+    for store, replace in ((linked, lambda path: path.symlink_to(theirs)), (blocked, Path.mkdir)):
+        store.paths.control.unlink()
+        replace(store.paths.control)
+    catalog.close_lost_runs()
+    assert left_over(linked) == [] and theirs.exists()
+    assert left_over(blocked) == ["control"]
+
+
+def test_another_machines_run_is_left_to_that() -> None:
+    strangers = over(ended(1.0, boot="another"))
+    record = json.loads(strangers.paths.record.read_text())
+    strangers.paths.record.write_text(json.dumps({**record, "host": "elsewhere.invalid"}))
+    catalog.close_lost_runs()
+    assert left_over(strangers) == ["control", ".reserve"]

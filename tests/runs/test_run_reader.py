@@ -14,8 +14,10 @@ from run_records import make_run, one_task, view_of
 from orchestrator import api, events
 from orchestrator.errors import RunLost
 from orchestrator.events import event_line
-from orchestrator.runs import catalog, reader
-from orchestrator.runs.reader import EventTail, RunView
+from orchestrator.runs import catalog, event_tail
+from orchestrator.runs.event_tail import EventTail
+from orchestrator.runs.paths import RunPaths
+from orchestrator.runs.reader import RunView
 from orchestrator.state import RunState, apply
 
 READY = events.TaskReady(at=1, mono=1, task="worker:0")
@@ -88,7 +90,7 @@ def test_progress_in_another_writing_is_read_all_the_same(tmp_path: Path) -> Non
 @pytest.mark.parametrize("block", [1, 300, 5_000, 1 << 20])
 def test_the_state_is_that_of_all_events(tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the blocks: lines longer than one, plans and starts between the progress, a read now and then."""
-    monkeypatch.setattr(reader, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(event_tail, "_BLOCK_BYTES", block)
     chance = random.Random(block)
     made: list[events.Event] = []
     for step in range(400):
@@ -134,7 +136,7 @@ def test_a_long_run_parses_a_few_of_its_lines(tmp_path: Path, monkeypatch: pytes
         parsed.append(line)
         return events.parse_event(line)
 
-    monkeypatch.setattr(reader, "parse_event", counting)
+    monkeypatch.setattr(event_tail, "parse_event", counting)
     path = written(tmp_path / "events.jsonl", [progressed(step, step % 8) for step in range(20_000)])
     assert len(EventTail(path).read()) == len(parsed)
     blocks = path.stat().st_size // (1 << 20) + 1
@@ -233,8 +235,27 @@ def test_the_sample_of_a_run_that_has_ended_is_none() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"id": "x"}', "\0"])
-def test_an_unreadable_record_is_no_run(text: str) -> None:
+def test_an_unreadable_record_is_told_by_the_events_first_line(text: str) -> None:
     store = make_run()
+    record = view_of(store.paths).record
     store.paths.record.write_text(text)
     store.close()
-    assert RunView.open(store.paths) is None
+    view = view_of(store.paths)
+    assert view.record == record
+    assert "run.json is damaged" in view.remarks()[0]
+
+
+def test_without_any_record_the_directorys_name_tells(tmp_path: Path) -> None:
+    store = make_run(started_at=86_400.0)
+    store.paths.record.unlink()
+    for event in one_task(5.0):
+        store.append(event)
+    lines = store.paths.events.read_bytes().splitlines(keepends=True)
+    store.paths.events.write_bytes(b"".join(lines[1:]))
+    view = view_of(store.paths)
+    assert (view.record.id, view.record.name, view.record.started_mono) == (store.paths.run_id, "job", 5.0)
+    assert view.is_live
+    store.close()
+    assert not view.is_live
+    (tmp_path / "anything").mkdir()
+    assert RunView.open(RunPaths(tmp_path / "anything")) is None

@@ -17,7 +17,8 @@ from orchestrator.links.control import ControlServer
 from orchestrator.result import RunResult
 from orchestrator.runs.locks import is_held
 from orchestrator.runs.paths import RunPaths, runs_dir, state_dir
-from orchestrator.runs.store import RunStore, lock_name, make_private, new_run_id, write_atomically
+from orchestrator.runs.run_names import lock_name
+from orchestrator.runs.store import RunStore, make_private, new_run_id, write_atomically
 
 RESULT = RunResult(
     run_id="x",

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from orchestrator.configuration.durations import parse_duration
-from orchestrator.runs.log_lines import Block
-from orchestrator.runs.log_text import clean_line, last_frame
+from orchestrator.logs.lines import Block
+from orchestrator.logs.text import clean_line, last_frame
 
 # A pattern with wildcards can take the square of a line's length: it is given the beginning only.
 MAX_SEARCHED_BYTES = 16 << 10
@@ -18,7 +18,7 @@ MAX_SEARCHED_BYTES = 16 << 10
 
 @dataclass(frozen=True)
 class LineFilter:
-    """Keeps lines that arrived in [since, until] (Unix seconds) and match `grep` (`invert`: do not).
+    """Keeps lines of `attempt` that arrived in [since, until] (Unix seconds) and match `grep` (`invert`: do not).
 
     Lines of unknown time (no index covers them) count as the last ones: `until` leaves them out. `grep` is
     looked for in a line as it is shown, without colours; one that is not plain text in its first 16 KiB.
@@ -28,6 +28,7 @@ class LineFilter:
     until: float | None = None
     grep: str | None = None
     invert: bool = False
+    attempt: int | None = None
 
     def __post_init__(self) -> None:
         """ValueError says what is wrong with the pattern."""
@@ -39,12 +40,12 @@ class LineFilter:
 
     @property
     def keeps_all(self) -> bool:
-        return self.since is None and self.until is None and self.grep is None
+        return self == LineFilter()
 
     def apply(self, blocks: Iterable[Block]) -> Iterator[Block]:
         """What is left of these blocks; a block is parted where lines between are left out."""
         for block in blocks:
-            if not self._is_in_time(block):
+            if not self._is_in_time(block) or self.attempt not in (None, block.attempt):
                 continue
             if self.grep is None:
                 yield block

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from orchestrator.runs.log_index import (
+from orchestrator.logs.index import (
     INDEX_NAME,
     IndexRecord,
     format_record,
-    read_records,
+    records_of,
     truncation,
 )
-from orchestrator.runs.log_watch import LogWatch, WatchUnavailable
+from orchestrator.logs.watch import LogWatch, WatchUnavailable
+from orchestrator.runs.event_file import storage_reason
 
 # Under a flood the logs are looked at this often; more would only make more and smaller chunks.
 MIN_INTERVAL_S = 0.01
@@ -47,7 +48,8 @@ class Tail(NamedTuple):
 class _Log:
     """One raw log: indexed up to `indexed`, and from there to `scanned` there is no newline.
 
-    What is there is indexed all the same at `overdue_at` (monotonic seconds).
+    What is there is indexed all the same at `overdue_at` (monotonic seconds). The process that writes it now began at
+    `begun`.
     """
 
     task: str
@@ -57,10 +59,12 @@ class _Log:
     scanned: int = 0
     seen: int = 0
     tailed: int = 0
+    begun: int = 0
     overdue_at: float | None = None
+    grown_at: float | None = None
 
     def restart(self) -> None:
-        self.indexed = self.scanned = self.seen = self.tailed = 0
+        self.indexed = self.scanned = self.seen = self.tailed = self.begun = 0
         self.overdue_at = None
 
 
@@ -82,10 +86,11 @@ class LogStore:
         self._logs: dict[str, _Log] = {}
         self._truncations: list[tuple[str, int]] = []
         self._unwritten = b""
+        self._failure: str | None = None
+        self._has_told = False
         self._not_before = 0.0
-        self._index = os.open(
-            logs_dir / INDEX_NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600
-        )
+        self._index_path = logs_dir / INDEX_NAME
+        self._index = os.open(self._index_path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._covered = _carry_on(self._index)
         self._watch: LogWatch | None = None
         self._must_poll = False
@@ -112,6 +117,18 @@ class LogStore:
             except WatchUnavailable:
                 self._must_poll = True
 
+    def begin(self, task: str, now: float) -> None:
+        """What its log gets from now on is another process's."""
+        log = self._logs.get(task)
+        if log is not None:
+            self._append(self._index_log(log, now, flush=True))
+            log.begun = log.seen
+
+    def begun_at(self, task: str) -> int:
+        """Where in its log (bytes) the output of the process begins that writes it now; 0 if it cut it meanwhile."""
+        log = self._logs.get(task)
+        return 0 if log is None else log.begun
+
     def fileno(self) -> int:
         """Readable when a log has grown; -1 without inotify."""
         return -1 if self._watch is None else self._watch.fileno()
@@ -135,9 +152,18 @@ class LogStore:
             return self._again(now, MIN_INTERVAL_S)
         return self._go_idle(now)
 
+    def grown(self) -> dict[str, float]:
+        """{task: when it was last seen to have written (monotonic seconds)}; without those that never have."""
+        return {log.task: log.grown_at for log in self._logs.values() if log.grown_at is not None}
+
     def take_truncations(self) -> list[tuple[str, int]]:
         """The tasks that cut their own logs since the last call, each with the number of bytes lost."""
         taken, self._truncations = self._truncations, []
+        return taken
+
+    def take_failure(self) -> str | None:
+        """Why the index cannot be written, once; what is not written is tried again all the same."""
+        taken, self._failure = self._failure, None
         return taken
 
     def take_tails(self) -> list[Tail]:
@@ -191,6 +217,8 @@ class LogStore:
             records.append(truncation(wall, log.task, log.attempt, log.seen))
             self._truncations.append((log.task, log.seen))
             log.restart()
+        if size != log.seen:
+            log.grown_at = now
         log.seen = size
         end = _chunk_end(log, now, flush=flush)
         if end > log.indexed:
@@ -204,8 +232,10 @@ class LogStore:
         try:
             while data:
                 data = data[os.write(self._index, data) :]
-        except OSError:  # the tasks' own writes fail just so; the run must not end for its log's sake
+        except OSError as error:  # the tasks' own writes fail just so
             self._unwritten = data
+            if not self._has_told:
+                self._has_told, self._failure = True, storage_reason(self._index_path, error)
             return False
         self._unwritten = b""
         return True
@@ -256,4 +286,4 @@ def _carry_on(index: int) -> dict[str, int]:
     whole = 0 if newline is None else newline + 1
     if whole < size:
         os.ftruncate(index, whole)
-    return {record.task: record.end for _, record in read_records(Path(f"/proc/self/fd/{index}"), 0, whole)}
+    return {record.task: record.end for _, record in records_of(index, 0, whole)}

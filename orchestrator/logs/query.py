@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.runs.log_filter import LineFilter, Tail, split_lines
-from orchestrator.runs.log_lines import MAX_LINE_BYTES, Block, Chunk, LineAssembler
-from orchestrator.runs.log_reader import START, LogReader, Position
-from orchestrator.runs.log_seek import line_before, newlines_before, position_of_tail, position_of_time
-from orchestrator.runs.log_text import clean_line
+from orchestrator.logs.filter import LineFilter, Tail, split_lines
+from orchestrator.logs.lines import MAX_LINE_BYTES, Block, Chunk, LineAssembler
+from orchestrator.logs.reader import START, LogReader, Position
+from orchestrator.logs.seek import line_before, newlines_before, position_of_tail, position_of_time
+from orchestrator.logs.text import clean_line
 
 
 @dataclass(frozen=True)

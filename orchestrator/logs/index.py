@@ -8,17 +8,23 @@ and the file begins again at 0. A last line without a newline was torn by a cras
 from __future__ import annotations
 
 import mmap
+import os
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from orchestrator.runs.documents import open_if_there
+
 INDEX_NAME = "index"
 _TRUNCATION = -1
 _BLOCK = 64 << 10
+# What goes on longer without the end of a line is no record.
+LONGEST_RECORD = 4 << 10
 _TRUNCATION_MARK = b" -1\n"
+# Seconds of no more digits than a date can be made of.
 _RECORD = re.compile(
-    rb"^(\d{1,12}\.\d{1,9}) ([A-Za-z0-9_.]{1,64}(?::\d{1,6})?) (\d{1,9}) (\d{1,18}) (-1|\d{1,18})\n",
+    rb"^(\d{1,11}\.\d{1,9}) ([A-Za-z0-9_.]{1,64}(?::\d{1,6})?) (\d{1,9}) (\d{1,18}) (-1|\d{1,18})\n",
     re.MULTILINE,
 )
 _LOG_NAME = re.compile(r"(?P<role>[A-Za-z0-9_.]+?)(?:-(?P<index>\d{1,6}))?\.log\Z")
@@ -99,17 +105,27 @@ def tasks_with_logs(logs_dir: Path) -> list[str]:
 
 def read_records(index: Path, start: int = 0, end: int | None = None) -> Iterator[tuple[int, IndexRecord]]:
     """Whole records of the index in [start, end), each with the position after it; none without a file."""
-    try:
-        file = index.open("rb")
-    except FileNotFoundError:
+    fd = open_if_there(index)
+    if fd < 0:
         return
-    with file:
-        file.seek(start)
-        rest = b""
-        while block := file.read(_BLOCK if end is None else min(_BLOCK, end - start - len(rest))):
-            whole, newline, rest = (rest + block).rpartition(b"\n")
-            yield from parse_records(whole + newline, start)
-            start += len(whole) + len(newline)
+    try:
+        yield from records_of(fd, start, end)
+    finally:
+        os.close(fd)
+
+
+def records_of(fd: int, start: int = 0, end: int | None = None) -> Iterator[tuple[int, IndexRecord]]:
+    """The same of an index that is open."""
+    rest = b""
+    while block := os.pread(
+        fd, _BLOCK if end is None else min(_BLOCK, end - start - len(rest)), start + len(rest)
+    ):
+        whole, newline, rest = (rest + block).rpartition(b"\n")
+        yield from parse_records(whole + newline, start)
+        start += len(whole) + len(newline)
+        if len(rest) > LONGEST_RECORD:
+            start += len(rest)
+            rest = b""
 
 
 def last_records(index: Path, end: int, tasks: Collection[str]) -> dict[str, IndexRecord]:
@@ -128,14 +144,17 @@ def last_records(index: Path, end: int, tasks: Collection[str]) -> dict[str, Ind
 def last_truncations(index: Path) -> dict[str, int]:
     """For each task that cut its log: the index position after its last such record."""
     found: dict[str, int] = {}
+    fd = open_if_there(index)
+    if fd < 0:
+        return found
     try:
-        with index.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
+        with os.fdopen(fd, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
             at = data.find(_TRUNCATION_MARK)
             while at >= 0:
                 end = at + len(_TRUNCATION_MARK)
                 for _, record in parse_records(data[data.rfind(b"\n", 0, at) + 1 : end]):
                     found[record.task] = end
                 at = data.find(_TRUNCATION_MARK, end)
-    except (FileNotFoundError, ValueError):  # mmap refuses an empty file with ValueError
+    except ValueError:  # mmap refuses an empty file with ValueError
         return {}
     return found

@@ -11,6 +11,8 @@ from typing import Self
 _IN_MODIFY = 0x2
 # The kernel queues at most 16,384 events (fs.inotify.max_queued_events) of 16 bytes: one read empties it.
 _DRAIN_BYTES = 16_384 * 16
+# Once for all: each one opened is a class of its own, and never quite gone again.
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class WatchUnavailable(OSError):
@@ -24,9 +26,8 @@ class LogWatch:
     """
 
     def __init__(self) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        self._add_watch: Callable[[int, bytes, int], int] = libc.inotify_add_watch
-        self._inotify = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._add_watch: Callable[[int, bytes, int], int] = _LIBC.inotify_add_watch
+        self._inotify = _LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._inotify < 0:
             raise WatchUnavailable(ctypes.get_errno(), "inotify_init1")
         self._epoll = select.epoll()

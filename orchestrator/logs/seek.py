@@ -7,9 +7,10 @@ from collections.abc import Collection
 from io import FileIO
 from pathlib import Path
 
-from orchestrator.runs.log_index import INDEX_NAME, IndexRecord, log_name, read_records
-from orchestrator.runs.log_lines import MAX_LINE_BYTES
-from orchestrator.runs.log_reader import START, Position
+from orchestrator.logs.index import INDEX_NAME, IndexRecord, log_name, read_records
+from orchestrator.logs.lines import MAX_LINE_BYTES
+from orchestrator.logs.reader import START, Position
+from orchestrator.runs.documents import open_if_there, open_regular
 
 _BLOCK = 1 << 20
 _FIRST_WINDOW = 64 << 10
@@ -72,7 +73,7 @@ def newlines_before(logs_dir: Path, task: str, offset: int) -> int:
 
 
 def _open(logs_dir: Path, task: str) -> FileIO:
-    return FileIO(logs_dir / log_name(task), "rb")
+    return FileIO(open_regular(logs_dir / log_name(task)), "rb")
 
 
 def _back_from_end(
@@ -99,9 +100,8 @@ def _back_from_end(
 def _newlines(record: IndexRecord, logs_dir: Path, files: dict[str, int]) -> int:
     fd = files.get(record.task)
     if fd is None:
-        try:
-            fd = os.open(logs_dir / log_name(record.task), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+        fd = open_if_there(logs_dir / log_name(record.task))
+        if fd < 0:
             return 0
         files[record.task] = fd
     count = 0

@@ -8,8 +8,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from orchestrator.runs.log_index import (
+from orchestrator.logs.index import (
     INDEX_NAME,
+    LONGEST_RECORD,
     IndexRecord,
     last_records,
     last_truncations,
@@ -17,7 +18,8 @@ from orchestrator.runs.log_index import (
     parse_records,
     tasks_with_logs,
 )
-from orchestrator.runs.log_lines import Chunk
+from orchestrator.logs.lines import Chunk
+from orchestrator.runs.documents import open_if_there
 
 _INDEX_BLOCK = 64 << 10
 # What a record costs besides its bytes, so that a million tiny ones do not make one endless call.
@@ -176,23 +178,23 @@ class LogReader:
     def _fill(self) -> bool:
         """Parse the next block of the index; False at its end. A line that has no newline yet is left."""
         if self._index < 0:
-            try:
-                self._index = os.open(self._logs_dir / INDEX_NAME, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
+            self._index = open_if_there(self._logs_dir / INDEX_NAME)
+            if self._index < 0:
                 return False
         block = os.pread(self._index, _INDEX_BLOCK, self._read_to)
         self._read_to += len(block)
         start = self._read_to - len(block) - len(self._torn)
         whole, newline, self._torn = (self._torn + block).rpartition(b"\n")
         self._queue.extend(parse_records(whole + newline, start))
+        if len(self._torn) > LONGEST_RECORD:
+            self._torn = b""
         return bool(block)
 
     def _pread(self, task: str, size: int, offset: int) -> bytes:
         fd = self._files.get(task, -1)
         if fd < 0:
-            try:
-                fd = os.open(self._logs_dir / log_name(task), os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
+            fd = open_if_there(self._logs_dir / log_name(task))
+            if fd < 0:
                 return b""
             self._files[task] = fd
         return os.pread(fd, size, offset)

@@ -1,0 +1,223 @@
+"""What an agent's messages become: the events they stand for, in the order that tells who fell first."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from run_records import make_run, one_task
+
+from orchestrator import events
+from orchestrator.events import Event, SymptomKind, TeardownReason
+from orchestrator.lifecycle.terms import Terms
+from orchestrator.links import agent_link
+from orchestrator.network import Network
+from orchestrator.plan import RunPlan
+from orchestrator.progress.progress_throttle import ProgressThrottle
+from orchestrator.result import TaskStack
+from orchestrator.runs.store import RunStore
+from orchestrator.state import RunState, apply
+from orchestrator.supervision.agent_reports import AgentReports
+from orchestrator.supervision.tensorboard_task import TensorBoardTask
+from orchestrator.tensorboard import TASK, TensorBoard
+
+RUN = "run-1"
+BOARD = TensorBoard(python="/usr/bin/python3", program="/serve.py")
+FELL = 'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\nValueError: boom\n'
+LOST = FELL.replace(
+    "ValueError: boom", "tensorflow.python.framework.errors_impl.UnavailableError: Socket closed"
+)
+
+
+@dataclass
+class Desk:
+    """Stands for the run and its planner: a real directory, a state made of events, and what was asked of it."""
+
+    store: RunStore
+    state: RunState = field(default_factory=RunState)
+    queue: deque[Event] = field(default_factory=deque)
+    lost: list[str] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.throttle = ProgressThrottle()
+        self.board = TensorBoardTask(BOARD, Network.HOST, self.store.paths, self.queue)
+        self.reports = AgentReports(self, self, self.store, self.throttle, Terms(RUN), self.board, self.queue)
+        for event in one_task(1.0):
+            self.state = apply(self.state, event)
+
+    def finish_task(self, task: str) -> None:
+        self.finished.append(task)
+
+    def log_begins_at(self, task: str) -> int:
+        return 0
+
+    def take_stack(self, task: str, native: bool, stack: TaskStack) -> None:
+        raise AssertionError("nobody asked")
+
+    def lose_agent(self, reason: str) -> None:
+        self.lost.append(reason)
+
+    def plan(self, attempt: int, ports: tuple[int, ...]) -> RunPlan:
+        raise AssertionError("nothing was held")
+
+    def exits(self, task: str, code: int, peers: dict[str, str] | None = None) -> events.TaskExited:
+        self.reports.take(
+            agent_link.Exited(
+                run_id=RUN,
+                type="exited",
+                task=task,
+                exit_code=code,
+                signal=None,
+                order=0,
+                mono=1.0,
+                peers=peers or {},
+            )
+        )
+        told = self.queue[-1]
+        assert isinstance(told, events.TaskExited)
+        return told
+
+    def tear_down(self, reason: TeardownReason) -> None:
+        self.state = apply(self.state, events.TeardownBegan(at=2, mono=2, reason=reason, grace_s=0.5))
+
+    def is_empty(self, swept: int) -> list[str]:
+        """What is told of it, in words."""
+        self.reports.take(agent_link.Empty(run_id=RUN, type="empty", swept=swept))
+        *before, last = self.queue
+        assert isinstance(last, events.TeardownEnded) and last.swept == swept
+        return [event.text for event in before if isinstance(event, events.Noticed)]
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    store = make_run()
+    yield Desk(store)
+    store.close()
+
+
+def test_without_ports_there_is_no_agent(desk: Desk) -> None:
+    desk.reports.take(agent_link.HoldFailed(run_id=RUN, type="hold_failed", reason="Too many open files"))
+    assert desk.lost == ["no ports: Too many open files"]
+    assert not desk.queue and desk.reports.plan is None
+
+
+def test_what_is_no_progress_is_none(desk: Desk) -> None:
+    for said in ("[]", "nonsense", '{"step": "many"}'):
+        desk.reports.take(
+            agent_link.ProgressMade(run_id=RUN, type="progress", task="worker:0", progress=said)
+        )
+    assert desk.throttle.due() is None
+    assert [event.type for event in (desk.exits("worker:0", 0),)] == ["task_exited"]
+    assert len(desk.queue) == 1
+
+
+def test_progress_that_was_held_back_stands_before_the_exit(desk: Desk) -> None:
+    said = agent_link.ProgressMade(run_id=RUN, type="progress", task="worker:0", progress='{"step": 7}')
+    desk.reports.take(said)
+    desk.exits("worker:0", 0)
+    first, second = desk.queue
+    assert isinstance(first, events.TaskProgressed) and first.progress.step == 7
+    assert isinstance(second, events.TaskExited) and desk.finished == ["worker:0"]
+
+
+def test_the_peers_last_words_are_read_at_the_first_failure_alone(desk: Desk) -> None:
+    for index, words in enumerate((LOST, FELL, FELL)):
+        desk.store.paths.task_log(f"worker:{index}").write_text(words)
+    assert desk.exits("worker:1", 0, {"worker:0": "R"}).peer_symptoms == {}
+    first = desk.exits("worker:0", 1, {"worker:2": "R"})
+    assert first.symptom is not None and first.symptom.kind is SymptomKind.COLLATERAL
+    assert first.peer_symptoms["worker:2"].kind is SymptomKind.OWN
+    assert desk.exits("worker:0", 1, {"worker:2": "R"}).peer_symptoms == {}
+
+
+def test_the_peers_are_not_asked_about_by_one_that_fell_by_itself(desk: Desk) -> None:
+    for index in range(2):
+        desk.store.paths.task_log(f"worker:{index}").write_text(FELL)
+    fell = desk.exits("worker:0", 1, {"worker:1": "R"})
+    assert fell.symptom is not None and fell.symptom.exception == "ValueError: boom"
+    assert fell.peer_symptoms == {}
+
+
+def test_figures_are_put_down_when_nothing_else_waits(desk: Desk) -> None:
+    usage = agent_link.Usage(cpu_percent=5.0, memory_bytes=7)
+    desk.reports.take(agent_link.Sampled(run_id=RUN, type="sample", mono=1.0, tasks={"worker:0": usage}))
+    assert not desk.store.paths.sample.exists()
+    desk.reports.write_usage()
+    assert json.loads(desk.store.paths.sample.read_text())["tasks"]["worker:0"]["memory_bytes"] == 7
+    desk.store.paths.sample.unlink()
+    desk.reports.write_usage()
+    assert not desk.store.paths.sample.exists()  # there was nothing new
+
+
+def test_a_full_disk_is_told_of_after_the_exit(desk: Desk) -> None:
+    desk.state = apply(desk.state, desk.exits("worker:0", 1))
+    desk.reports.take(
+        agent_link.DiskFull(
+            run_id=RUN, type="disk_full", task="worker:0", reason="/x: No space left on device"
+        )
+    )
+    state = apply(desk.state, desk.queue[-1])
+    assert state.tasks["worker:0"].full_disk == "/x: No space left on device"
+    again = events.TaskRestartPlanned(at=2, mono=2, task="worker:0", delay_s=1, text="again")
+    waits = apply(apply(desk.state, again), desk.queue[-1]).tasks["worker:0"]
+    assert waits.full_disk is None and waits.fell is not None and waits.fell.full_disk is not None
+    anew = events.TaskStarted(at=3, mono=3, task="worker:0", pid=1, start_ticks=1)
+    late = apply(apply(apply(desk.state, again), anew), desk.queue[-1])
+    assert late.tasks["worker:0"].full_disk is None
+
+
+def test_those_that_fall_in_a_teardown_are_not_asked_about(desk: Desk) -> None:
+    desk.store.paths.task_log("worker:0").write_text(LOST)
+    desk.store.paths.task_log("worker:1").write_text(FELL)
+    desk.tear_down(TeardownReason.REQUEST)
+    assert desk.exits("worker:0", 1, {"worker:1": "R"}).peer_symptoms == {}
+
+
+@pytest.mark.parametrize(
+    ("reason", "swept", "told"),
+    [
+        (TeardownReason.FINISHED, 0, []),
+        (TeardownReason.FINISHED, 1, ["killed 1 process that the tasks had left running"]),
+        (TeardownReason.FINISHED, 3, ["killed 3 processes that the tasks had left running"]),
+        (TeardownReason.REQUEST, 3, []),
+    ],
+)
+def test_what_the_tasks_of_a_finished_run_left_is_told(
+    desk: Desk, reason: TeardownReason, swept: int, told: list[str]
+) -> None:
+    desk.tear_down(reason)
+    assert desk.is_empty(swept) == told
+
+
+def test_tensorboard_is_none_of_the_tasks(desk: Desk) -> None:
+    start = agent_link.Started(run_id=RUN, type="started", task=TASK, pid=7, start_ticks=1)
+    desk.reports.take(start)
+    assert not desk.queue
+    assert desk.exits("worker:0", 1, {TASK: "S", "worker:1": "R"}).peers == {"worker:1": "R"}
+
+
+def test_where_tensorboard_is_and_that_it_is_gone_is_told_and_nothing_else(desk: Desk) -> None:
+    for _ in range(2):
+        desk.reports.take(agent_link.Listening(run_id=RUN, type="listening", task=TASK))
+    desk.reports.take(_board_exits())
+    *served, gone, notice = desk.queue
+    assert [event.type for event in served] == ["tensorboard_serves", "noticed", "tensorboard_serves"]
+    assert isinstance(gone, events.TensorBoardServes) and gone.url is None
+    assert isinstance(notice, events.Noticed)
+    assert "TensorBoard ended (exit 3); the training goes on" in notice.text
+
+
+def test_that_tensorboard_ends_with_the_run_is_not_told(desk: Desk) -> None:
+    desk.tear_down(TeardownReason.FINISHED)
+    desk.reports.take(_board_exits())
+    assert not desk.queue
+
+
+def _board_exits() -> agent_link.Exited:
+    return agent_link.Exited(
+        run_id=RUN, type="exited", task=TASK, exit_code=3, signal=None, order=0, mono=1.0, peers={}
+    )

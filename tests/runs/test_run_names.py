@@ -1,0 +1,102 @@
+"""The files of run names: removed when nobody has had them for long, and never under anybody who holds one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.runs import locks, run_names
+from orchestrator.runs.locks import Lock
+from orchestrator.runs.paths import names_dir
+from orchestrator.runs.run_names import lock_name, remove_free_names
+
+DAY = 86_400.0
+
+
+def there() -> set[str]:
+    return {path.name for path in names_dir().iterdir()}
+
+
+def test_free_ones_older_than_a_day_go() -> None:
+    for name in ("free", "young"):
+        lock = lock_name(name)
+        assert lock is not None
+        lock.release()
+    held = lock_name("held")
+    assert held is not None
+    (names_dir() / "directory").mkdir()
+    (names_dir() / "link").symlink_to("free")
+    for name in ("free", "held", "directory"):
+        os.utime(names_dir() / name, (1, 1))
+    remove_free_names(time.time())
+    assert there() == {"young", "held", "directory", "link"}
+    assert lock_name("held") is None
+    held.release()
+    remove_free_names(time.time())
+    assert there() == {"young", "directory", "link"}
+
+
+def test_without_a_state_directory_there_is_nothing_to_do() -> None:
+    remove_free_names(time.time())
+    assert not names_dir().exists()
+
+
+def test_a_lock_on_a_file_that_was_removed_meanwhile_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next who asks makes a new file, and two have the name."""
+    lock = lock_name("job")
+    assert lock is not None
+    lock.release()
+    flock, removed = locks.fcntl.flock, []
+
+    def remove_first(fd: int, how: int) -> None:
+        if not removed:
+            removed.append(fd)
+            (names_dir() / "job").unlink()
+        flock(fd, how)
+
+    monkeypatch.setattr(locks.fcntl, "flock", remove_first)
+    mine = lock_name("job")
+    assert mine is not None and removed
+    assert lock_name("job") is None
+    mine.release()
+
+
+def test_who_only_looks_does_not_take_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = lock_name("job")
+    assert lock is not None
+    lock.release()
+    looking = Lock.share(names_dir() / "job")
+    assert looking is not None
+    monkeypatch.setattr(run_names.time, "sleep", lambda _: looking.release())
+    mine = lock_name("job")
+    assert mine is not None
+    mine.release()
+
+
+TAKES = """
+import os, sys, time
+sys.path[:0] = {path!r}
+from orchestrator.runs import run_names
+run_names._FREE_FOR_S = -1e12
+taken = {taken!r}
+for number in range(150):
+    lock = run_names.lock_name("job")
+    if lock is not None:
+        fd = os.open(taken, os.O_CREAT | os.O_EXCL)  # two at once: FileExistsError
+        os.close(fd)
+        os.unlink(taken)
+        lock.release()
+    run_names.remove_free_names(time.time())
+"""
+
+
+def test_whoever_removes_and_takes_at_once_one_has_the_name(tmp_path: Path) -> None:
+    program = TAKES.format(path=sys.path, taken=str(tmp_path / "taken"))
+    several = [subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) for _ in range(3)]
+    told = [process.communicate(timeout=100)[1] for process in several]
+    assert [process.returncode for process in several] == [0, 0, 0], told

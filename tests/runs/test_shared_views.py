@@ -1,0 +1,134 @@
+"""One run under the eyes of several threads: wait() in one, down() in another, status() in a third."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from run_records import make_run, one_task, view_of
+
+from orchestrator import events
+from orchestrator.api import Run
+from orchestrator.errors import RunLost
+from orchestrator.runs.kept_file import KeptFile
+from orchestrator.runs.liveness import Liveness
+from orchestrator.runs.reader import RunView
+
+_EVENTS = 3_000
+
+
+@pytest.fixture(autouse=True)
+def _hasty_threads() -> Iterator[None]:
+    """They take turns so often that whatever they can do to each other happens."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def noticed(number: int) -> events.Noticed:
+    return events.Noticed(at=1, mono=number + 1, text=str(number))
+
+
+def at_once(*works: Callable[[], object]) -> None:
+    """All of these, each in a thread; the first error is raised."""
+    with ThreadPoolExecutor(len(works)) as pool:
+        for done in [pool.submit(work) for work in works]:
+            done.result()
+
+
+def test_the_first_to_enter_may_be_the_first_to_leave(tmp_path: Path) -> None:
+    """And whoever stays still sees this very run, wherever its directory has gone."""
+    store = make_run()
+    view = view_of(store.paths)
+    with ExitStack() as stays:
+        with ExitStack() as leaves:
+            leaves.enter_context(view.kept_open())
+            stays.enter_context(view.kept_open())
+            store.paths.root.rename(tmp_path / "moved")
+        for event in one_task(5.0):
+            store.append(event)
+        view.refresh()
+        assert view.state.tasks["worker:0"].phase == "running"
+        assert view.liveness is Liveness.LIVE
+    store.close()
+
+
+def test_a_file_is_closed_when_the_last_one_leaves(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    file = KeptFile(path)
+    with file.opened() as missing:
+        assert missing == -1
+        path.write_text("text")
+        with file.opened() as fd, file.opened() as same, file.if_kept() as kept:
+            assert fd == same == kept
+            assert os.pread(fd, 9, 0) == b"text"
+        assert os.pread(fd, 9, 0) == b"text"
+    with pytest.raises(OSError):
+        os.fstat(fd)
+    with file.if_kept() as kept:
+        assert kept == -1
+
+
+def test_each_event_is_taken_in_once() -> None:
+    store = make_run()
+    view = view_of(store.paths)
+    told: list[str] = []
+    all_written = threading.Event()
+
+    def look() -> None:
+        last = False
+        while not last:
+            last = all_written.is_set()
+            with view.kept_open():
+                told.extend(event.text for event in view.refresh() if isinstance(event, events.Noticed))
+                assert view.liveness is Liveness.LIVE
+
+    def write() -> None:
+        try:
+            for number in range(_EVENTS):
+                store.append(noticed(number))
+        finally:
+            all_written.set()
+
+    at_once(look, look, look, write)
+    store.close()
+    assert sorted(map(int, told)) == [*range(_EVENTS)]
+    assert len(view.state.notices) == _EVENTS
+
+
+def test_threads_that_wait_and_one_that_looks() -> None:
+    """The run lives for as long as its store is open; then each of those who wait hears that it was lost."""
+    store = make_run()
+    for event in one_task(5.0):
+        store.append(event)
+    run = Run(view_of(store.paths))
+    seen_often, all_looked = threading.Event(), threading.Semaphore(0)
+
+    def wait() -> None:
+        with pytest.raises(TimeoutError):
+            run.wait(0)
+        all_looked.release()
+        with pytest.raises(RunLost):
+            run.wait()
+
+    def look() -> None:
+        for _ in range(200):
+            status = run.status()
+            assert (status.run.state, status.tasks[0].state) == ("running", "running")
+        seen_often.set()
+
+    def end() -> None:
+        for _ in range(2):
+            all_looked.acquire()
+        seen_often.wait()
+        store.close()
+
+    at_once(wait, wait, look, end)
+    assert isinstance(run.view, RunView) and run.view.liveness is Liveness.DEAD

@@ -1,0 +1,118 @@
+"""Whatever bytes a run's files hold: reading never fails, and what is dead is never told to live."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from run_damage import file_of
+from truth import Made, Place
+
+from orchestrator import api
+from orchestrator.errors import NewerFormat, RunEnded
+from orchestrator.logs.query import LogQuery, query_lines
+from orchestrator.runs import catalog
+from orchestrator.runs.event_tail import EventTail
+from orchestrator.runs.paths import RunPaths
+from orchestrator.runs.reader import RunView
+from orchestrator.view.tables import status_lines
+
+FILES = ("run.json", "events.jsonl", "result.json", "sample.json", "index")
+Change = Callable[[bytes], bytes]
+
+
+def _overwrite(at: float, with_: bytes) -> Change:
+    return lambda data: data[: int(at * len(data))] + with_ + data[int(at * len(data)) + len(with_) :]
+
+
+def _insert(at: float, what: bytes) -> Change:
+    return lambda data: data[: int(at * len(data))] + what + data[int(at * len(data)) :]
+
+
+def _cut(begin: float, end: float) -> Change:
+    return lambda data: data[: int(begin * len(data))] + data[int(max(begin, end) * len(data)) :]
+
+
+places = st.floats(0, 1, allow_nan=False)
+junk = st.one_of(
+    st.binary(max_size=40),
+    st.sampled_from(
+        [b"\0" * 5000, b"\n", b"null", b'"', b"{", b"1e999", b"-1", b"9" * 500, b'"\\ud800"', b"NaN"]
+    ),
+)
+changes = st.lists(
+    st.one_of(
+        st.builds(_overwrite, places, junk), st.builds(_insert, places, junk), st.builds(_cut, places, places)
+    ),
+    min_size=1,
+    max_size=4,
+)
+harms = st.dictionaries(st.sampled_from(FILES), changes, min_size=1, max_size=3)
+
+
+@pytest.fixture
+def originals(made: Made, place: Place) -> list[tuple[RunPaths, dict[str, bytes]]]:
+    found = []
+    for run in (made.failed, made.lost):
+        paths = place(run)
+        paths.sample.write_text('{"tasks": {"worker:0": {"cpu_percent": 1.0, "memory_bytes": 4096}}}')
+        whole = {which: file_of(paths, which) for which in FILES}
+        found.append((paths, {which: path.read_bytes() for which, path in whole.items() if path.exists()}))
+    return found
+
+
+def _look_at(paths: RunPaths) -> None:
+    """All that the verbs do with a run that they only look at."""
+    view = RunView.open(paths)
+    if view is None:
+        return
+    assert not view.is_live
+    assert not view.may_be_swept or view.is_original
+    status = api.status_of(view)
+    assert status.run.state not in ("starting", "running", "stopping")
+    status.model_dump_json().encode()
+    "\n".join(status_lines(status, 80, colour=True)).encode()
+    "\n".join(view.remarks()).encode()
+    with suppress(RunEnded):
+        api.Run(view).wait(timeout_s=0)
+    for lines in query_lines(paths.logs, LogQuery(), lambda: True):
+        "".join(line.text for line in lines).encode()
+
+
+@settings(
+    max_examples=int(os.environ.get("ORCH_TEST_EXAMPLES", "40")), suppress_health_check=list(HealthCheck)
+)
+@given(harms=harms)
+def test_reading_never_fails(
+    harms: dict[str, list[Change]], originals: list[tuple[RunPaths, dict[str, bytes]]]
+) -> None:
+    for paths, whole in originals:
+        for which, data in whole.items():
+            for change in harms.get(which, ()):
+                data = change(data)
+            file_of(paths, which).write_bytes(data)
+        with suppress(NewerFormat):
+            _look_at(paths)
+    catalog.survey()
+
+
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@given(change=changes)
+def test_a_line_that_was_not_harmed_is_read(
+    change: list[Change], tmp_path: Path, originals: list[tuple[RunPaths, dict[str, bytes]]]
+) -> None:
+    """Behind any damage whole lines follow: they are all read."""
+    _, whole = originals[0]
+    damaged = whole["events.jsonl"]
+    for each in change:
+        damaged = each(damaged)
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(whole["events.jsonl"])
+    wanted = EventTail(path).read()
+    path.write_bytes(damaged + b"\n" + whole["events.jsonl"])
+    assert EventTail(path).read()[-len(wanted) :] == wanted

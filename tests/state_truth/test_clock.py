@@ -1,0 +1,68 @@
+"""The wall clock may be set at any time: order, ages and durations come from the one that nobody sets."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import ExitStack, closing
+
+import pytest
+from run_records import make_run, one_task
+from truth import Cli
+
+from orchestrator import api, events
+from orchestrator.runs import catalog
+from orchestrator.runs.record import RunRecord
+from orchestrator.runs.store import RunStore
+
+
+def with_clock(store: RunStore, started_at: float) -> RunStore:
+    """As if the clock had said that when the run began."""
+    record = RunRecord.model_validate_json(store.paths.record.read_bytes())
+    changed = record.model_copy(update={"started_at": started_at})
+    store.paths.record.write_text(changed.model_dump_json())
+    return store
+
+
+def test_the_newest_is_the_one_that_began_last() -> None:
+    with ExitStack() as stack:
+        first = stack.enter_context(closing(with_clock(make_run(), 2e9)))
+        second = stack.enter_context(closing(with_clock(make_run(), 1e9)))
+        found = [run.record.id for run in catalog.all_runs()]
+        assert found == [first.paths.run_id, second.paths.run_id]
+        assert api.find("job").id == second.paths.run_id
+
+
+def test_runs_of_earlier_boots_come_before_those_of_this_one() -> None:
+    old = make_run(started_at=2e9, boot="another")
+    new = make_run(started_at=1.0)
+    for store in (old, new):
+        store.close()
+    assert [run.record.id for run in catalog.all_runs()] == [old.paths.run_id, new.paths.run_id]
+
+
+@pytest.mark.parametrize("clock", [1.0, 4e9])
+def test_ages_and_durations_do_not_follow_it(clock: float, cli: Cli) -> None:
+    with closing(with_clock(make_run(), clock)) as store:
+        began = time.monotonic()
+        for event in one_task(began):
+            store.append(event.model_copy(update={"at": clock}))
+        store.append(
+            events.TaskExited(
+                at=clock - 1e6,
+                mono=began + 2,
+                task="worker:0",
+                exit_code=0,
+                signal=None,
+                order=0,
+                noticed_s=0,
+                peers={},
+            )
+        )
+        store.append(events.RunEndedEvent(at=clock - 2e6, mono=began + 3, outcome="succeeded", exit_code=0))
+        status = json.loads(cli("status", store.paths.run_id, "--json").out)
+        row = json.loads(cli("ls", "--all", "--json").out)["runs"][0]
+        assert status["tasks"][0]["uptime_s"] == 2.0
+        assert 3.0 <= status["run"]["uptime_s"] < 60.0
+        assert 3.0 <= row["took_s"] < 60.0
+        assert row["age_s"] < 60.0

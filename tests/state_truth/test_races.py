@@ -1,0 +1,83 @@
+"""Several commands at once on the same name, or the same run: one wins, and the others say so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from orch_command import Orch
+from truth import LASTS, Made, Place
+from waiting import until
+
+from orchestrator.runs import catalog
+from orchestrator.runs.paths import RunPaths, runs_dir
+
+CLOSES = """
+import sys, time
+from pathlib import Path
+from orchestrator.runs import catalog
+Path(sys.argv[1], "here-" + sys.argv[2]).touch()
+while not Path(sys.argv[1], "go").exists(): time.sleep(0.0005)
+catalog.close_lost_runs()
+"""
+CLOSERS = 3
+
+
+@pytest.fixture
+def orch(tmp_path: Path, state_dir: Path):
+    (tmp_path / "project").mkdir()
+    orch = Orch(tmp_path / "project", state_dir)
+    yield orch
+    orch.end_all()
+
+
+@pytest.mark.slow
+def test_one_of_twenty_gets_the_name(orch: Orch) -> None:
+    words = ("up", "-d", "--name", "wanted", "--", sys.executable, "-I", "-S", "-c", LASTS)
+    started = [orch.start(*words) for _ in range(20)]
+    codes = sorted(command.finish(timeout_s=110).code for command in started)
+    assert codes == [0] + [4] * 19
+    assert len(orch.run_dirs()) == 1
+    assert orch("down", "wanted").code == 0
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_while_it_is_ended(orch: Orch) -> None:
+    """Whichever comes first: `down` succeeds, and the result is one of the two, whole."""
+    for after in ("0", "0.05", "0.1", "0.2"):
+        program = f"import time; time.sleep({after})"
+        assert orch("up", "-d", "--name", "short", "--", sys.executable, "-I", "-S", "-c", program).code == 0
+        down = orch.start("down", "short")
+        waited = orch.start("wait", "short")
+        assert down.finish().code == 0
+        result = orch.result(orch.run_dirs()[-1])
+        assert (result["outcome"], result["exit_code"]) in (("succeeded", 0), ("stopped", 143))
+        assert waited.finish().code == result["exit_code"]
+
+
+def test_of_several_that_close_a_lost_run_one_does(made: Made, place: Place, tmp_path: Path) -> None:
+    """And meanwhile nobody takes it for alive."""
+    place(made.lost)
+    for number in range(8):
+        copy = runs_dir() / f"losing-20260101T000000Z-000{number}"
+        shutil.copytree(runs_dir() / made.lost.name, copy)
+        for file in ("run.json", "events.jsonl"):
+            text = (copy / file).read_text().replace(made.lost.name, copy.name)
+            (copy / file).write_text(text)
+    argv = [sys.executable, "-c", CLOSES, str(tmp_path)]
+    closers = [subprocess.Popen([*argv, str(number)]) for number in range(CLOSERS)]
+    until(lambda: all((tmp_path / f"here-{number}").exists() for number in range(CLOSERS)))
+    (tmp_path / "go").touch()
+    looks = 0
+    while any(closer.poll() is None for closer in closers) or not looks:
+        assert not [run.record.id for run in catalog.all_runs() if run.is_live]
+        looks += 1
+    assert [closer.returncode for closer in closers] == [0] * CLOSERS
+    for run in runs_dir().iterdir():
+        result = json.loads(RunPaths(run).result.read_text())
+        assert (result["run_id"], result["outcome"]) == (run.name, "lost")
+        assert not list(run.glob(".result*")) and not RunPaths(run).scratch.exists()
