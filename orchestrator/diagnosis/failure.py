@@ -9,9 +9,12 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
+from orchestrator.diagnosis.lacks import FULL_DISK, NO_FILES, NO_PROCESSES, killed_text, lack_of
+from orchestrator.diagnosis.sent_signals import meant_end, meant_stop
 from orchestrator.events import Symptom, SymptomKind
 from orchestrator.result import Cause, CauseKind, exit_text
 from orchestrator.state import RunState, TaskPhase, TaskState
+from orchestrator.tf_config import EVALUATOR
 
 TAIL_LINES = 20
 _MAX_LINE = 400
@@ -85,6 +88,21 @@ SIGNATURES = (
         "TensorFlow is missing where the command runs: pip install tensorflow, or name the interpreter that has it.",
     ),
     Signature(
+        re.compile(r"You must feed a value for placeholder tensor '(?:\w+/)*cond/"),
+        "A step of several replicas made variables, which get no first value there: make them before it, in the"
+        " strategy's scope, by `model.build(...)` or an Input layer, and `optimizer.build(model.trainable_variables)`.",
+    ),
+    Signature(
+        re.compile(r"'ShardedVariable' object has no attribute 'handle'"),
+        "Keras 3 cannot train variables that a partitioner cuts: leave --no-fixes out if you gave it, or"
+        " variable_partitioner.",
+    ),
+    Signature(
+        re.compile(r"must specify an aggregation method to update a AggregatingVariable in Replica Context"),
+        "Under CentralStorageStrategy a replica cannot set such a variable: leave --no-fixes out if you gave it, as"
+        " Keras 3's LossScaleOptimizer needs it; give a variable of your own an `aggregation`.",
+    ),
+    Signature(
         re.compile(r"has no attribute 'reset_states'"),
         "`reset_states` is Keras 2's name: call `reset_state`, or run on tf_keras with --keras legacy.",
     ),
@@ -96,7 +114,7 @@ SIGNATURES = (
     ),
     Signature(
         re.compile(r"No space left on device|ENOSPC"),
-        "The disk is full: free some space, or move checkpoints and logs with --checkpoint-dir and --log-dir.",
+        FULL_DISK,
     ),
     Signature(
         re.compile(r"CUDA_ERROR_OUT_OF_MEMORY|ResourceExhaustedError|\bOOM when allocating"),
@@ -104,7 +122,18 @@ SIGNATURES = (
     ),
     Signature(
         re.compile(r"MemoryError|std::bad_alloc|Cannot allocate memory"),
-        "The machine ran out of memory: fewer workers.",
+        "The machine ran out of memory, or met a limit (ulimit -v): fewer workers, or a smaller batch.",
+    ),
+    Signature(
+        re.compile(r"Too many open files|EMFILE"),
+        NO_FILES,
+    ),
+    Signature(
+        re.compile(
+            r"can't start new thread|pthread_create|Thread tf_\w* creation|BlockingIOError: \[Errno 11\] Resource temp"
+            r"|fork: (?:retry: )?Resource temporarily unavailable"
+        ),
+        NO_PROCESSES,
     ),
     Signature(
         re.compile(
@@ -230,14 +259,28 @@ def _goes_on(after: list[str]) -> bool:
     return sum(1 for line in after if line.strip() and not line[0].isspace()) > _LINES_AFTER
 
 
+def advice_on(first: TaskState) -> str | None:
+    """What to do about a failure: what is known for certain to have run out comes before what last words tell."""
+    lack = lack_of(first)
+    if lack is not None:
+        return lack.advice
+    return first.symptom.advice if first.symptom else None
+
+
 def find_cause(state: RunState, first: TaskState) -> Cause:
     """The task that the failure really began with; often, but not always, the first that ended badly."""
+    lack = lack_of(first)
+    if lack is not None:
+        return Cause(task=first.name, kind=CauseKind.LIMIT, text=lack.text)
     kind = first.symptom.kind if first.symptom else SymptomKind.UNKNOWN
     died_of_signal = first.signal is not None and kind is not SymptomKind.COLLATERAL
     if not died_of_signal and kind is not SymptomKind.OWN:
-        stopped = _first_stopped(first)
+        stopped = _first_stopped(first) or _stopped_before(state, first)
         if stopped is not None:
-            text = "stopped by SIGSTOP (or a debugger), so its peers lost it"
+            how = (
+                meant_stop(state.tasks[stopped], first.ended_mono or 0.0) if stopped in state.tasks else None
+            )
+            text = f"{how or 'stopped by SIGSTOP (or a debugger)'}, so its peers lost it"
             return Cause(task=stopped, kind=CauseKind.STOPPED, text=text)
     if kind is SymptomKind.COLLATERAL:
         left = _left_early(state, first)
@@ -256,11 +299,21 @@ def _first_stopped(first: TaskState) -> str | None:
     return next((task for task, letter in first.peers_at_exit.items() if letter in _STOPPED_LETTERS), None)
 
 
+def _stopped_before(state: RunState, first: TaskState) -> str | None:
+    """One that somebody here had stopped, and that goes on again: too late for a peer that says it lost one."""
+    if first.symptom is None or first.symptom.kind is not SymptomKind.COLLATERAL:
+        return None
+    others = (task for task in state.tasks.values() if task is not first)
+    return next((task.name for task in others if meant_stop(task, first.ended_mono or 0.0)), None)
+
+
 def _left_early(state: RunState, first: TaskState) -> TaskState | None:
     gone = [
         task
         for task in state.tasks.values()
-        if task.phase is TaskPhase.SUCCEEDED and (task.exit_order or 0) < (first.exit_order or 0)
+        if task.phase is TaskPhase.SUCCEEDED
+        and task.plan.role != EVALUATOR
+        and (task.exit_order or 0) < (first.exit_order or 0)
     ]
     return min(gone, key=lambda task: task.exit_order or 0, default=None)
 
@@ -277,8 +330,11 @@ def _own_failure(first: TaskState) -> tuple[str, str] | None:
 def _how(task: TaskState) -> str:
     if task.start_error is not None:
         return f"could not be started: {task.start_error}"
-    if task.signal == signals.SIGKILL:
-        return "SIGKILL, likely out of memory (or somebody's kill -9)"
     text = exit_text(task.exit_code, task.signal)
     meaning = _MEANINGS.get(task.exit_code or 0)
-    return f"{text}: {meaning}" if meaning and task.plan.serves else text
+    if meaning and task.plan.serves:
+        text = f"{text}: {meaning}"
+    meant = meant_end(task, text)
+    if meant is not None:
+        return meant
+    return killed_text(task) if task.signal == signals.SIGKILL else text

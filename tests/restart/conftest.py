@@ -1,0 +1,24 @@
+"""`orch` as the end-to-end tests have it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "e2e"))
+
+from orch_command import Orch
+
+
+@pytest.fixture
+def orch(tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Orch]:
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    directory = tmp_path / "here"
+    directory.mkdir()
+    command = Orch(directory, state_dir)
+    yield command
+    command.end_all()

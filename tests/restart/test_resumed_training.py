@@ -1,0 +1,121 @@
+"""Training that is killed and started again ends as if nothing had been: the same weights, the same losses."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from orch_command import Orch
+from trained_state import ABSOLUTE, RELATIVE, assert_same_training
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+SCRIPTS = Path(__file__).parent
+# A busy machine may take several times as long as a free one.
+LONGEST_S = 600.0
+
+
+def train(orch: Orch, where: str, options: tuple[str, ...], command: tuple[str, ...]) -> dict[str, Any]:
+    """The result of one run of two workers, with its own checkpoint directory."""
+    words = ("up", "-n", "2", "--name", where, "--checkpoint-dir", where, *options, "--", *command)
+    done = orch(*words, timeout_s=LONGEST_S)
+    assert done.code == 0, done.out + done.err
+    result: dict[str, Any] = orch.result(orch.run_dirs()[-1])
+    return result
+
+
+def ends(orch: Orch, where: str) -> list[dict[str, Any]]:
+    """What each worker wrote down at the end."""
+    return [dict(np.load(orch.directory / where / f"end-{rank}.npz")) for rank in range(2)]
+
+
+def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        np.testing.assert_allclose(value, other[name], rtol=RELATIVE, atol=ABSOLUTE, err_msg=name)
+
+
+def resumed(result: dict[str, Any]) -> dict[str, Any]:
+    """The attempt before the second and last."""
+    assert (result["outcome"], result["exit_code"], result["attempts"]) == ("succeeded", 0, 2)
+    (first,) = result["history"]
+    assert isinstance(first, dict)
+    return first
+
+
+@pytest.mark.parametrize("fault", ["kill worker:1 at step 20", "kill chief at step 20"])
+def test_the_built_in_program_killed_at_step_20_ends_as_if_undisturbed(orch: Orch, fault: str) -> None:
+    steps = 8
+    program = ("--epochs", "5", "--steps-per-epoch", str(steps), "--keep", "5")
+    train(orch, "whole", (), program)
+    result = train(orch, "killed", ("--on-failure", "restart", "--chaos", fault), program)
+    first = resumed(result)
+    assert first["cause"]["task"] == ("worker:1" if "worker:1" in fault else "worker:0")
+    # Killed in the third epoch, or a little later: nobody waits for a fault to come.
+    assert first["position"] >= 20
+    assert first["resumed_at"] % steps == 0
+    assert first["steps_lost"] == first["position"] - first["resumed_at"] <= steps
+    (report,) = result["faults"]
+    assert report["recovery_s"] > 0
+    for epoch in range(1, 6):
+        assert_same_training(orch.directory / f"killed/ckpt-{epoch}", orch.directory / f"whole/ckpt-{epoch}")
+    whole, killed = (
+        orch("logs", name, "--no-prefix", "--grep", "^held-out|^epoch 5/5").lines
+        for name in ("whole", "killed")
+    )
+    assert len(whole) == 4
+    assert {line.partition(" steps/s")[0].rpartition(",")[0] for line in killed} == {
+        line.partition(" steps/s")[0].rpartition(",")[0] for line in whole
+    }
+
+
+@pytest.mark.parametrize(
+    ("directories", "victim", "resumed_epochs"),
+    [
+        ("shared", "training", 2),
+        ("shared", "saving", 1),
+        ("own", "training", 2),
+        ("own", "late", 2),
+        ("own", "chief-late", 1),
+    ],
+)
+def test_fit_with_backups_ends_as_if_undisturbed(
+    orch: Orch, directories: str, victim: str, resumed_epochs: int
+) -> None:
+    shutil.copy(SCRIPTS / "fit_script.py", orch.directory)
+    train(orch, "whole", (), ("fit_script.py", directories, "nobody"))
+    result = train(orch, "killed", ("--on-failure", "restart"), ("fit_script.py", directories, victim))
+    first = resumed(result)
+    assert first["resumed_at"] == 6 * resumed_epochs
+    assert first["steps_lost"] <= 6
+    whole, killed = ends(orch, "whole"), ends(orch, "killed")
+    for rank in range(2):
+        assert killed[rank]["epochs"].tolist() == [*range(resumed_epochs, 5)]
+        later = {
+            name: value[resumed_epochs:] if name in ("epochs", "losses", "validated") else value
+            for name, value in whole[rank].items()
+        }
+        assert_equal(killed[rank], later)
+    assert not [*(orch.directory / "killed").glob("**/.*")], "nothing half written is left"
+
+
+@pytest.mark.parametrize(("how", "start"), [("manager", 10), ("preemption", None)])
+def test_a_loop_of_its_own_ends_as_if_undisturbed(orch: Orch, how: str, start: int | None) -> None:
+    shutil.copy(SCRIPTS / "loop_script.py", orch.directory)
+    train(orch, "whole", (), ("loop_script.py", how, "nobody"))
+    result = train(orch, "killed", ("--on-failure", "restart"), ("loop_script.py", how, "training"))
+    first = resumed(result)
+    assert first["exit_code"] == (42 if how == "preemption" else 137)
+    whole, killed = ends(orch, "whole"), ends(orch, "killed")
+    starts = {int(end.pop("start")) for end in killed}
+    assert len(starts) == 1
+    assert start is None or starts == {start}
+    assert starts == {first["resumed_at"]}
+    # Who is told to end finishes its step and saves: nothing is lost.
+    assert first["steps_lost"] == (0 if how == "preemption" else 2)
+    for rank in range(2):
+        whole[rank].pop("start")
+        assert_equal(killed[rank], whole[rank])

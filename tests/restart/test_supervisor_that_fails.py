@@ -1,0 +1,66 @@
+"""A supervisor with a fault of its own: the run ends, and what is told of it is what there was."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.configuration import settings
+from orchestrator.launch import launch
+from orchestrator.links.client_link import Lifetime
+from orchestrator.supervision.supervisor_start import StartedSupervisor
+
+pytestmark = pytest.mark.timeout(120)
+
+# A supervisor like any other, but for one that cannot plan a second attempt, nor (if told) a result.
+FAULTY = """
+import os, sys
+from orchestrator.supervision import supervising, supervisor_process
+
+plan = supervising.LocalPlanner.plan
+
+def fails_at_the_second(planner, attempt, ports):
+    if attempt > 1:
+        raise RuntimeError("a fault of its own")
+    return plan(planner, attempt, ports)
+
+def fails(*_):
+    raise RuntimeError("another one")
+
+supervising.LocalPlanner.plan = fails_at_the_second
+if sys.argv[2] == "no result":
+    supervising.run_result = fails
+os._exit(supervisor_process.main())
+"""
+PREEMPTED = "import os, sys, time; sys.exit(42) if os.environ['ORCH_TASK'] == 'worker:0' else time.sleep(600)"
+
+
+def start(fault: str) -> StartedSupervisor:
+    ours, its = socket.socketpair()
+    with its:
+        argv = [sys.executable, "-c", FAULTY, str(its.fileno()), fault]
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, pass_fds=(its.fileno(),), start_new_session=True
+        )
+    return StartedSupervisor(process, ours)
+
+
+@pytest.mark.parametrize("fault", ["only that", "no result"])
+def test_the_attempts_and_the_tasks_are_told_all_the_same(fault: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PREEMPTED]
+    up = settings.load({"workers": 2, "command": command, "max_restarts": 3}, {}, tmp_path)
+    with start(fault) as started:
+        supervised, run = launch(up, Lifetime.CLIENT, started)
+        assert supervised.wait(60)
+        supervised.close()
+    result = json.loads((run.dir / "result.json").read_text())
+    assert (result["outcome"], result["exit_code"], result["cause"]["kind"]) == ("failed", 125, "orch")
+    assert "RuntimeError: a fault of its own" in result["cause"]["text"]
+    assert (result["attempts"], [end["exit_code"] for end in result["history"]]) == (1, [42])
+    states = [(task["task"], task["state"]) for task in result["tasks"]]
+    assert states == ([] if fault == "no result" else [("worker:0", "failed"), ("worker:1", "stopped")])

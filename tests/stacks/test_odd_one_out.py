@@ -1,0 +1,309 @@
+"""Which task the others wait for: from stacks of real clusters (samples/), and from made-up evidence."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.diagnosis.stack_text import shortened, to_task_stack
+from orchestrator.diagnosis.stacks import odd_one_out, whereabouts
+from orchestrator.events import Progress
+from orchestrator.links.agent_link import Stacked
+from orchestrator.result import TaskStack
+
+SAMPLES = Path(__file__).parent / "samples"
+_NAME = re.compile(r"(?P<what>[a-z]+)-\d-worker-(?P<index>\d)-(?P<state>.)\.(?P<how>.*)\.txt")
+
+IN_A_COLLECTIVE = (
+    "tensorflow/python/eager/execute.py:53 quick_execute",
+    "keras/src/trainer.py:1 fit",
+    "train.py:9 main",
+)
+IN_USER_CODE = ("threading.py:324 wait", "train.py:31 load_data", "train.py:9 main")
+
+
+def sample(name: str) -> Stacked:
+    match = _NAME.fullmatch(name)
+    assert match
+    return Stacked(
+        run_id="run-1",
+        type="stacked",
+        task=f"worker:{match['index']}",
+        how="signal" if match["how"] == "faulthandler" else "py-spy",
+        state=match["state"],
+        text=(SAMPLES / name).read_text(),
+    )
+
+
+def cluster(what: str, but: str = "") -> dict[str, TaskStack]:
+    """The stacks of one recorded cluster, of each task the one by its own dump, `but` in its place if it has none."""
+    names = sorted(path.name for path in SAMPLES.glob(f"{what}-*"))
+    own = {sample(name).task: name for name in names if "faulthandler" in name}
+    other = {sample(name).task: name for name in names if but and name.endswith(f"{but}.txt")}
+    return {task: to_task_stack(sample(name)) for task, name in sorted((own | other).items())}
+
+
+def alike(stacks: dict[str, TaskStack]) -> dict[str, float]:
+    return dict.fromkeys(stacks, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("what", "but", "count", "why"),
+    [
+        ("sleep", "", 2, "the other one waits in TensorFlow, it is in on_train_batch_end (train.py:29)"),
+        (
+            "sleep",
+            "py-spy",
+            2,
+            "the other one waits in TensorFlow, it is in Stuck.on_train_batch_end (train.py:29)",
+        ),
+        ("generator", "", 3, "the others wait in TensorFlow, it is in wait_for_storage (train.py:21)"),
+        ("generator", "py-spy", 3, "the others wait in TensorFlow, it is in wait_for_storage (train.py:21)"),
+        ("lock", "", 3, "the others wait in TensorFlow, it is in take_twice (train.py:41)"),
+        ("native", "", 2, "the other one waits in TensorFlow, it is in lock_twice_in_c (train.py:48)"),
+        (
+            "native",
+            "py-spy-native",
+            2,
+            "the other one waits in TensorFlow, it is in lock_twice_in_c (train.py:48)",
+        ),
+        ("stop", "py-spy", 3, "stopped by SIGSTOP"),
+    ],
+)
+def test_real_clusters_of_which_worker_1_is_stuck(what: str, but: str, count: int, why: str) -> None:
+    stacks = cluster(what, but)
+    assert len(stacks) == count
+    assert all(stack.frames and stack.note is None for stack in stacks.values())
+    assert odd_one_out(stacks, alike(stacks), {}) == ("worker:1", why)
+
+
+def test_what_the_main_thread_waits_for_stands_first() -> None:
+    frames = cluster("generator")["worker:1"].frames
+    assert frames[:2] == ("train.py:21 wait_for_storage", "train.py:16 load_data")
+    assert "(called by TensorFlow in a thread of its own; the main thread:)" in frames
+    assert frames[-1] == "train.py:56 <module>"
+    assert len(frames) == 12
+
+
+def test_a_cut_says_how_much_is_left_out() -> None:
+    frames = cluster("sleep")["worker:0"].frames
+    assert frames[0] == "tensorflow/python/eager/execute.py:53 quick_execute"
+    assert frames[8:] == (
+        "... 5 more frames ...",
+        "worker/bootstrap/keras_fix/callbacks.py:84 agreeing_fit",
+        "train.py:53 main",
+        "train.py:56 <module>",
+    )
+
+
+def test_native_frames_and_the_users_own() -> None:
+    frames = cluster("native", "py-spy-native")["worker:1"].frames
+    assert "pthread_mutex_lock" in frames[0] + frames[1] and frames[0].split()[0].startswith("lib")
+    assert frames[4:8] == (
+        "... 3 more frames ...",
+        "train.py:48 lock_twice_in_c",
+        "train.py:35 Stuck.on_train_batch_end",
+        "keras/src/callbacks/callback_list.py:220 CallbackList._on_train_batch_end",
+    )
+    assert frames[-4:] == (
+        "... 6 more frames ...",
+        "train.py:60 main",
+        "train.py:63 <module>",
+        "... 1 more frame ...",
+    )
+
+
+def stack(frames: tuple[str, ...] = (), state: str = "S") -> TaskStack:
+    return TaskStack(how="signal" if frames else "none", state=state, frames=frames)
+
+
+def steps(*told: int | None) -> dict[str, Progress]:
+    return {f"worker:{index}": Progress(epoch=1, step=step) for index, step in enumerate(told)}
+
+
+def three(first: TaskStack, second: TaskStack, third: TaskStack) -> dict[str, TaskStack]:
+    return {"worker:0": first, "worker:1": second, "worker:2": third}
+
+
+WAITS, WORKS, SILENT = stack(IN_A_COLLECTIVE), stack(IN_USER_CODE), stack()
+STOPPED = stack(IN_A_COLLECTIVE, "T")
+ALL_WAIT = three(WAITS, WAITS, WAITS)
+
+
+@pytest.mark.parametrize(
+    ("stacks", "quiet_s", "progress", "task", "why"),
+    [
+        # stopped counts before anything else
+        (three(WORKS, WAITS, STOPPED), {"worker:0": 9.0}, steps(1, 2, 3), "worker:2", "stopped by SIGSTOP"),
+        (three(WAITS, STOPPED, STOPPED), {}, {}, "worker:1", "stopped by SIGSTOP, as is worker:2"),
+        (three(STOPPED, STOPPED, STOPPED), {}, {}, None, "all tasks are alike, stopped by SIGSTOP"),
+        (three(WAITS, WAITS, stack(state="Z")), {}, {}, "worker:2", "ended"),
+        (three(WAITS, stack(state="t"), WAITS), {}, {}, "worker:1", "stopped by a debugger"),
+        # then who is not in TensorFlow
+        (
+            three(WAITS, WORKS, WAITS),
+            {"worker:0": 9.0, "worker:1": 5.0, "worker:2": 5.0},
+            steps(1, 2, 2),
+            "worker:1",
+            "the others wait in TensorFlow, it is in load_data (train.py:31)",
+        ),
+        # of several of those the one that is behind
+        (
+            three(WORKS, WORKS, WAITS),
+            {},
+            steps(5, 4, 5),
+            "worker:1",
+            "it and 1 more are not in TensorFlow as the others are; it is in load_data (train.py:31); it is at step 4,"
+            " the other one is at step 5",
+        ),
+        # steps
+        (ALL_WAIT, {}, steps(20, 19, 20), "worker:1", "it is at step 19, the others are at step 20"),
+        (
+            ALL_WAIT,
+            {},
+            steps(20, None, 20),
+            None,
+            "all tasks are alike, in TensorFlow, called from main (train.py:9)",
+        ),
+        (three(SILENT, SILENT, SILENT), {}, steps(None, None, 3), None, "nothing tells the tasks apart"),
+        # silence
+        (
+            ALL_WAIT,
+            {"worker:0": 5.0, "worker:1": 5.0, "worker:2": 10.2},
+            steps(20, 20, 20),
+            "worker:2",
+            "it fell silent first, 5.2 s before the others; in TensorFlow, called from main (train.py:9)",
+        ),
+        (ALL_WAIT, {"worker:0": 5.0, "worker:1": 5.0, "worker:2": 5.4}, {}, None, None),
+        # one that did not answer at all may still be the one
+        ({"worker:0": SILENT}, {"worker:0": 5.0, "worker:1": 9.0}, {}, "worker:1", None),
+        # who is silent by nature is not suspected, unless it is stopped
+        ({"worker:0": WAITS, "evaluator:0": WORKS}, {"worker:0": 5.0}, {}, "worker:0", None),
+        ({"worker:0": WAITS, "ps:0": STOPPED}, {"worker:0": 5.0}, {}, "ps:0", "stopped by SIGSTOP"),
+        ({"worker:0": WORKS}, {"worker:0": 5.0}, {}, "worker:0", "in load_data (train.py:31)"),
+        ({}, {}, {}, None, "nothing tells the tasks apart"),
+    ],
+)
+def test_the_order_of_evidence(
+    stacks: dict[str, TaskStack],
+    quiet_s: dict[str, float],
+    progress: dict[str, Progress],
+    task: str | None,
+    why: str | None,
+) -> None:
+    found, words = odd_one_out(stacks, quiet_s, progress)
+    assert found == task
+    assert words and (why is None or words == why)
+
+
+def test_a_step_behind_counts_only_where_a_step_takes_its_time() -> None:
+    fast = {
+        name: told.model_copy(update={"steps_per_s": 100.0}) for name, told in steps(118, 121, 121).items()
+    }
+    assert odd_one_out(ALL_WAIT, {}, fast)[0] is None
+    slow = {name: told.model_copy(update={"steps_per_s": 0.5}) for name, told in steps(120, 121, 121).items()}
+    assert odd_one_out(ALL_WAIT, {}, slow)[0] == "worker:0"
+
+
+def test_several_that_are_as_far_behind() -> None:
+    task, why = odd_one_out(ALL_WAIT, {}, steps(19, 19, 20))
+    assert (task, why) == ("worker:0", "it and 1 more are at step 19, others at step 20")
+
+
+def test_a_library_of_the_users_is_told_with_who_called_it() -> None:
+    frames = ("requests/sessions.py:703 send", "train.py:31 load_data", "train.py:9 main")
+    assert (
+        whereabouts(stack(frames))
+        == "in send (requests/sessions.py:703), called from load_data (train.py:31)"
+    )
+
+
+def test_native_frames_and_few_of_pythons_leave_the_latter_whole() -> None:
+    native = tuple(f"libtensorflow.so.2 function_{number}" for number in range(20))
+    told = shortened((*native, "train.py:31 load_data", "train.py:9 main"))
+    assert told[-2:] == ("train.py:31 load_data", "train.py:9 main")
+    assert len(told) < 12 and sum("more frames" in frame for frame in told) == 1
+
+
+def test_another_epoch_is_told() -> None:
+    progress = steps(3, 70, 3)
+    progress["worker:1"] = Progress(epoch=1, step=70)
+    progress |= {name: Progress(epoch=2, step=3) for name in ("worker:0", "worker:2")}
+    why = "it is at epoch 1 step 70, the others are at epoch 2 step 3"
+    assert odd_one_out(ALL_WAIT, {}, progress) == ("worker:1", why)
+
+
+def answer(text: str, how: str = "signal") -> Stacked:
+    return Stacked(run_id="r", type="stacked", task="worker:0", how=how, state="S", text=text)  # type: ignore[arg-type]
+
+
+def test_a_dump_that_was_cut_after_a_hundred_threads_is_told_as_such() -> None:
+    thread = 'Thread 0x00007f00 (most recent call first):\n  File "/a/train.py", line 3 in work\n\n'
+    cut = to_task_stack(answer(thread * 3 + "...\n"))
+    assert cut.frames == () and cut.note == "its text holds no stack of a main thread"
+
+
+def test_a_stack_of_more_than_a_hundred_frames() -> None:
+    """faulthandler leaves out the outermost."""
+    frames = '  File "/home/ann/my train.py", line 3 in recurse\n' * 100
+    told = to_task_stack(answer(f"Current thread 0x00007f00 (most recent call first):\n{frames}  ...\n"))
+    assert told.frames[0] == "my train.py:3 recurse"
+    assert told.frames[8] == "... 90 more frames ..." and told.frames[-1] == "..."
+    assert whereabouts(told) == "in recurse (my train.py:3)"
+
+
+PIECES = st.sampled_from(
+    [
+        "Current thread 0x00007fde3e595040 (most recent call first):",
+        "Thread 0x00007f588bf9f6c0 (most recent call first):",
+        'Thread 14118 (idle): "MainThread"',
+        "Thread 14373 (active)",
+        '  File "/usr/lib/python3.11/threading.py", line 975 in run',
+        '  File "/v/lib/python3.11/site-packages/tensorflow/python/eager/execute.py", line 53 in quick_execute',
+        '  File "/v/lib/python3.11/site-packages/tensorflow/python/ops/script_ops.py", line 269 in __call__',
+        '  File "", line ??? in ',
+        "    0x7fd034edff16 (libc.so.6)",
+        "    main (train.py:53)",
+        "    (:3)",
+        "  ...",
+        "...",
+        "",
+    ]
+)
+TEXTS = st.one_of(st.text(), st.lists(st.one_of(PIECES, st.text()), max_size=40).map("\n".join))
+
+
+@given(TEXTS, st.sampled_from(["signal", "py-spy", "none"]), st.none() | st.text(max_size=2))
+def test_no_text_is_too_odd(text: str, how: str, state: str | None) -> None:
+    told = to_task_stack(answer(text, how).model_copy(update={"state": state}))
+    assert len(told.frames) <= 12
+    assert told.frames or told.note or how == "none"
+    whereabouts(told)
+
+
+NAMES = ["worker:0", "worker:1", "worker:2", "chief:0"]
+
+
+@given(
+    st.dictionaries(st.sampled_from(NAMES), TEXTS.map(lambda text: to_task_stack(answer(text)))),
+    st.dictionaries(st.sampled_from(NAMES), st.floats(allow_nan=True)),
+    st.dictionaries(
+        st.sampled_from(NAMES),
+        st.builds(
+            Progress,
+            epoch=st.none() | st.integers(-(2**63), 2**63 - 1),
+            step=st.none() | st.integers(-(2**63), 2**63 - 1),
+            steps_per_s=st.none() | st.floats(),
+        ),
+    ),
+)
+def test_whoever_is_named_was_asked_about(
+    stacks: dict[str, TaskStack], quiet_s: dict[str, float], progress: dict[str, Progress]
+) -> None:
+    task, why = odd_one_out(stacks, quiet_s, progress)
+    assert task is None or task in stacks or task in quiet_s
+    assert why

@@ -1,0 +1,64 @@
+"""The whole texts of stacks, written down and found again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from orchestrator.diagnosis.stack_text import to_task_stack
+from orchestrator.links.agent_link import Stacked
+from orchestrator.result import TaskStack
+from orchestrator.runs.stack_files import stored, whole_text
+
+
+def answer(text: str, file: str | None = None) -> Stacked:
+    return Stacked(run_id="r", type="stacked", task="worker:0", how="py-spy", text=text, file=file)
+
+
+def test_each_text_is_found_again(tmp_path: Path) -> None:
+    file = tmp_path / "stacks" / "worker-0.txt"
+    texts = ["first\n", "zweite Ä\n", "third"]
+    kept = [to_task_stack(stored(answer(text), file)) for text in texts]
+    assert [whole_text(stack, file) for stack in kept] == texts
+    assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
+    assert file.read_text().count("by py-spy:\n") == 3
+
+
+def test_what_stands_somewhere_already_is_not_written_twice(tmp_path: Path) -> None:
+    file = tmp_path / "worker-0.txt"
+    for message in (answer("text", file="/elsewhere"), answer("")):
+        assert stored(message, file) == message
+    assert not file.exists()
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    link = tmp_path / "worker-0.txt"
+    link.symlink_to(mine)
+    message = answer("text")
+    assert stored(message, link) == message
+    assert stored(message, mine / "below") == message
+    assert mine.read_text() == "mine"
+
+
+def test_a_text_that_is_gone(tmp_path: Path) -> None:
+    file = tmp_path / "worker-0.txt"
+    stack = to_task_stack(stored(answer("text"), file))
+    for changed in ({"file": None}, {"offset": -1}, {"offset": 1 << 70}, {"length": 0}):
+        assert whole_text(stack.model_copy(update=changed), file) is None
+    file.write_text("")
+    assert whole_text(stack, file) is None
+    file.unlink()
+    assert whole_text(stack, file) is None
+
+
+def test_what_stands_in_its_place_is_not_read(tmp_path: Path) -> None:
+    """A pipe would never end, a link may lead to anybody's secrets."""
+    secret = tmp_path / "id_rsa"
+    secret.write_text("hunter2")
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(secret)
+    stack = TaskStack(how="signal", file=str(secret), offset=0, length=7)
+    assert [whole_text(stack, file) for file in (pipe, link, tmp_path)] == [None] * 3

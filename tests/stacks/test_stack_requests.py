@@ -1,0 +1,55 @@
+"""Who gets which answer: several who ask at a time, with native frames or without."""
+
+from __future__ import annotations
+
+from orchestrator.result import TaskStack
+from orchestrator.supervision.stack_requests import NATIVE_PATIENCE_S, PATIENCE_S, StackRequests
+
+OWN = TaskStack(how="signal", frames=("train.py:3 main",))
+NATIVE = TaskStack(how="py-spy", frames=("libc.so.6 read", "train.py:3 main"))
+
+
+class Asker:
+    """One who has asked; `answers` are what it was given, each time."""
+
+    def __init__(self, requests: StackRequests, *tasks: str, native: bool = False) -> None:
+        self.answers: list[dict[str, TaskStack]] = []
+        requests.ask(tasks, native, 100.0, self.answers.append)
+
+
+def test_an_answer_is_for_those_who_asked_that_way() -> None:
+    requests = StackRequests()
+    native = Asker(requests, "a", native=True)
+    own, own_too = Asker(requests, "a"), Asker(requests, "a")
+    requests.answered("a", False, OWN, 100.1)
+    assert (native.answers, own.answers, own_too.answers) == ([], [{"a": OWN}], [{"a": OWN}])
+    late = Asker(requests, "a")
+    requests.answered("a", True, NATIVE, 100.2)
+    assert (native.answers, late.answers) == ([{"a": NATIVE}], [])
+    requests.answered("a", False, OWN, 100.3)
+    assert late.answers == [{"a": OWN}]
+    assert requests.due is None
+
+
+def test_each_kind_has_its_patience() -> None:
+    requests = StackRequests()
+    native, own = Asker(requests, "a", "b", native=True), Asker(requests, "a", "b")
+    assert requests.due == 100 + PATIENCE_S
+    requests.answered("a", False, OWN, 101.0)
+    requests.close_due(100 + PATIENCE_S)
+    assert (own.answers, native.answers) == ([{"a": OWN}], [])
+    assert requests.due == 100 + NATIVE_PATIENCE_S
+    requests.close_due(100 + NATIVE_PATIENCE_S)
+    assert native.answers == [{}]
+
+
+def test_a_task_that_ends_keeps_nobody_waiting() -> None:
+    requests = StackRequests()
+    asker = Asker(requests, "a", "b")
+    requests.answered("a", False, OWN, 100.1)
+    assert asker.answers == []
+    requests.ended("b", 100.2)
+    requests.ended("a", 100.2)
+    requests.give_up()
+    assert asker.answers == [{"a": OWN}]
+    assert Asker(requests).answers == [{}]  # of nobody: at once

@@ -1,0 +1,274 @@
+"""A real agent asks real processes what they are doing, whatever state those are in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from agent_driving import SLEEPER, Driver, python, signal_and_wait, state_letter
+from forking import Forking
+from waiting import until
+
+from orchestrator.diagnosis.stack_text import to_task_stack
+from orchestrator.links.agent_link import Exited, Stacked
+from worker import py_spy
+
+HANGS = """
+import sys, threading
+
+def outer():
+    print("up", flush=True)
+    inner()
+
+def inner():
+    threading.Event().wait()
+
+outer()
+"""
+# In C code, which no signal gets out of there.
+HOLDS_THE_LOCK = HANGS.replace(
+    "    threading.Event().wait()",
+    """    import ctypes
+    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex) or libc.pthread_mutex_lock(mutex)""",
+)
+TAKES_THE_SIGNAL = "import signal; signal.signal(signal.SIGURG, signal.SIG_IGN)\n" + HANGS
+BLOCKS_THE_SIGNAL = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])\n" + HANGS
+MANY_THREADS = HANGS.removesuffix("outer()\n") + (
+    "for _ in range(120): threading.Thread(target=inner, daemon=True).start()\nouter()\n"
+)
+needs_py_spy = pytest.mark.skipif(py_spy.find() is None, reason="py-spy is not installed")
+
+
+def script(agent: Driver, name: str, text: str) -> str:
+    (agent.directory / name).write_text(text)
+    return name
+
+
+def asked(agent: Driver, *tasks: str, native: bool = False) -> dict[str, Stacked]:
+    """The answers to a question, one for each of these tasks."""
+    agent.messages = [message for message in agent.messages if not isinstance(message, Stacked)]
+    agent.link.stacks(tasks, native)
+    return {task: agent.wait_for(Stacked, task) for task in tasks}
+
+
+def until_listening(agent: Driver, name: str) -> None:
+    """Until its bootstrap has opened the file, after which it tells the agent at once."""
+    until((agent.directory / f"{name}.stacks").exists)
+    agent.wait_for_line(name)
+
+
+def start_hanging(agent: Forking, name: str, text: str = HANGS, fork: bool = False) -> None:
+    agent.run_task(name, [script(agent, f"{name}.py", text)], fork)
+    until_listening(agent, name)
+
+
+@pytest.mark.parametrize("text", [HANGS, HOLDS_THE_LOCK], ids=["python", "interpreter lock held"])
+def test_a_task_tells_by_itself(agent: Forking, text: str) -> None:
+    start_hanging(agent, "a", text)
+    answer = asked(agent, "a")["a"]
+    assert (answer.how, answer.note) == ("signal", None)
+    assert answer.state in ("S", "R")  # just going to sleep, perhaps
+    places = [frame.split()[-1] for frame in to_task_stack(answer).frames]
+    assert places[-3:] == ["inner", "outer", "<module>"]
+    whole = (agent.directory / "a.stacks").read_bytes()
+    assert whole[answer.offset : answer.offset + answer.length].decode() == answer.text
+    assert answer.file == str(agent.directory / "a.stacks")
+    agent.end()
+
+
+def test_each_question_has_a_dump_of_its_own(agent: Forking) -> None:
+    """Also those that are asked while another one is under way."""
+    start_hanging(agent, "a")
+    first = asked(agent, "a")["a"]
+    for _ in range(3):
+        agent.link.stacks(("a",), False)
+    until(lambda: agent.receive() or sum(isinstance(message, Stacked) for message in agent.messages) == 4)
+    later = [message for message in agent.messages if isinstance(message, Stacked)][1:]
+    assert all(to_task_stack(message).frames == to_task_stack(first).frames for message in later)
+    assert all(message.offset > first.offset for message in later)
+    agent.end()
+
+
+@needs_py_spy
+def test_questions_of_both_kinds_at_a_time(agent: Forking) -> None:
+    """Each answer says which one it is of."""
+    start_hanging(agent, "a")
+    agent.link.stacks(("a", "never"), True)
+    agent.link.stacks(("a", "never"), False)
+    until(lambda: agent.receive() or sum(isinstance(message, Stacked) for message in agent.messages) == 4)
+    answers = {
+        (message.task, message.native): message for message in agent.messages if isinstance(message, Stacked)
+    }
+    assert {key: answer.how for key, answer in answers.items()} == {
+        ("a", True): "py-spy",
+        ("a", False): "signal",
+        ("never", True): "none",
+        ("never", False): "none",
+    }
+    frames = to_task_stack(answers["a", True]).frames
+    assert any(".so" in frame.split()[0] for frame in frames), frames
+    agent.end()
+
+
+def test_a_forked_task_tells_like_any_other(agent: Forking) -> None:
+    agent.preload("json")
+    start_hanging(agent, "a", fork=True)
+    assert agent.method_of("a") == "fork"
+    answer = asked(agent, "a")["a"]
+    assert answer.how == "signal"
+    assert [frame.split()[-1] for frame in to_task_stack(answer).frames][-2:] == ["outer", "<module>"]
+    agent.end()
+
+
+@needs_py_spy
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (TAKES_THE_SIGNAL, "it does not listen for the signal that asks for stacks"),
+        (BLOCKS_THE_SIGNAL, "it did not answer within"),
+        (MANY_THREADS, "its main thread is not in its own dump"),
+    ],
+    ids=["taken", "blocked", "threads"],
+)
+def test_who_does_not_answer_is_looked_into(agent: Forking, text: str, why: str) -> None:
+    start_hanging(agent, "a", text)
+    answer = asked(agent, "a")["a"]
+    assert (answer.how, answer.file) == ("py-spy", None), answer
+    assert answer.note is not None and why in answer.note
+    assert [frame.split()[-1] for frame in to_task_stack(answer).frames][-2:] == ["outer", "<module>"]
+    agent.end()
+
+
+@needs_py_spy
+def test_a_stopped_task_is_looked_into_and_stays_stopped(agent: Forking) -> None:
+    start_hanging(agent, "a")
+    start_hanging(agent, "b")
+    signal_and_wait(agent.pid_of("a"), signal.SIGSTOP, "T")
+    answers = asked(agent, "a", "b")
+    assert [(answer.how, answer.state) for answer in answers.values()] == [("py-spy", "T"), ("signal", "S")]
+    assert to_task_stack(answers["a"]).frames[-1].split() == ["a.py:11", "<module>"]
+    assert psutil.Process(agent.pid_of("a")).status() == psutil.STATUS_STOPPED
+    agent.end()
+
+
+@needs_py_spy
+def test_native_frames_on_request(agent: Forking) -> None:
+    start_hanging(agent, "a", HOLDS_THE_LOCK)
+    answer = asked(agent, "a", native=True)["a"]
+    assert answer.how == "py-spy"
+    frames = to_task_stack(answer).frames
+    assert any(".so" in frame.split()[0] and "pthread_mutex_lock" in frame for frame in frames), frames
+    assert any(frame.startswith("a.py:") and frame.endswith(" <module>") for frame in frames), frames
+    agent.end()
+
+
+@needs_py_spy
+def test_the_python_below_a_shell(agent: Forking) -> None:
+    name = script(agent, "below.py", HANGS)
+    agent.start("a", ["sh", "-c", f"{python('')[0]} {name}; exit 3"])
+    agent.wait_for_line("a")
+    answer = asked(agent, "a")["a"]
+    assert answer.how == "py-spy" and "bootstrap is not in it" in (answer.note or "")
+    assert to_task_stack(answer).frames[-1].endswith("<module>")
+    agent.end()
+
+
+def test_no_python_program(agent: Forking) -> None:
+    agent.start("a", ["sleep", "600"])
+    agent.pid_of("a")
+    answer = asked(agent, "a")["a"]
+    assert (answer.how, answer.text) == ("none", "")
+    assert answer.note is not None and "no Python program" in answer.note and "1 thread" in answer.note
+    agent.end()
+
+
+def test_without_py_spy_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent runs under an interpreter that it was not installed beside, with a PATH that it is not on."""
+    (tmp_path / "bin").mkdir()
+    interpreter = tmp_path / "bin" / "python"
+    interpreter.symlink_to(Path(sys.executable).resolve())
+    monkeypatch.setattr("sys.executable", str(interpreter))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    with Forking(tmp_path) as agent:
+        start_hanging(agent, "a")
+        os.kill(agent.pid_of("a"), signal.SIGSTOP)
+        until(lambda: state_letter(agent.pid_of("a")) == "T")
+        answer = asked(agent, "a")["a"]
+        assert (answer.how, answer.state) == ("none", "T")
+        assert "is stopped" in (answer.note or "") and 'pip install "tf-orch[stacks]"' in (answer.note or "")
+        agent.end()
+
+
+def test_those_that_are_not_there(agent: Forking) -> None:
+    agent.start("a", python("pass"))
+    agent.wait_for(Exited, "a")
+    answers = asked(agent, "a", "never")
+    assert {answer.how for answer in answers.values()} == {"none"}
+    assert {answer.note for answer in answers.values()} == {"it has not begun, or it has ended"}
+    agent.end()
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda agent: os.kill(agent.pid_of("a"), signal.SIGKILL),
+        lambda agent: agent.link.stop(0.0),
+    ],
+    ids=["killed", "torn down"],
+)
+def test_a_task_that_ends_meanwhile(agent: Forking, end: Callable[[Forking], object]) -> None:
+    start_hanging(agent, "a", BLOCKS_THE_SIGNAL)
+    agent.link.stacks(("a",), False)
+    end(agent)
+    assert agent.wait_for(Stacked, "a").how in ("none", "py-spy")
+    assert agent.wait_for(Exited, "a")
+    assert agent.end().swept == 0
+
+
+@needs_py_spy
+def test_a_teardown_does_not_wait_for_py_spy(agent: Forking) -> None:
+    """Nor is that counted among what the run left behind."""
+    start_hanging(agent, "a", HOLDS_THE_LOCK)
+    agent.link.stacks(("a",), True)
+    until(lambda: _spies(agent.pid))
+    empty = agent.end()
+    assert empty.swept == 0
+    assert agent.wait_for(Stacked, "a").task == "a"
+    assert not _spies(agent.pid)
+
+
+def _spies(agent_pid: int) -> list[int]:
+    return [child.pid for child in psutil.Process(agent_pid).children() if child.name() == "py-spy"]
+
+
+def test_the_agent_serves_others_while_it_waits(agent: Forking) -> None:
+    start_hanging(agent, "a", BLOCKS_THE_SIGNAL)
+    agent.link.stacks(("a",), False)
+    agent.start("b", python(SLEEPER))
+    agent.pid_of("b")
+    assert not any(isinstance(message, Stacked) for message in agent.messages)
+    assert agent.wait_for(Stacked, "a")
+    agent.end()
+
+
+@pytest.mark.parametrize("change", ["link", "pipe", "gone"])
+def test_a_stacks_file_that_is_none_any_more(agent: Forking, change: str) -> None:
+    start_hanging(agent, "a")
+    file = agent.directory / "a.stacks"
+    file.unlink()
+    other = agent.directory / "other"
+    other.write_text("mine")
+    if change == "link":
+        file.symlink_to(other)
+    elif change == "pipe":
+        os.mkfifo(file)
+    answer = asked(agent, "a")["a"]
+    assert answer.how != "signal" and str(file) in (answer.note or "")
+    assert other.read_text() == "mine"
+    agent.end()

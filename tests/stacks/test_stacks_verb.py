@@ -1,0 +1,151 @@
+"""`orch stacks` as it is installed, of light tasks: live runs, ended ones, and none."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from agent_driving import state_letter
+from orch_command import Orch
+from waiting import until
+
+from worker import py_spy
+
+HANGS = """
+import os, threading, time
+
+def load_data():
+    time.sleep(1000)
+
+def main():
+    print("up", flush=True)
+    if os.environ["ORCH_TASK"] == "worker:1":
+        load_data()
+    threading.Event().wait()
+
+main()
+"""
+
+
+@pytest.fixture
+def hanging(orch: Orch) -> Orch:
+    """Three tasks, all where they hang; worker:1 at another place than the others."""
+    assert orch("up", "-dq", "-n", "3", "--", orch.script("hang.py", HANGS)).code == 0
+    until(lambda: all("up" in log.read_text() for log in logs(orch)) and len(logs(orch)) == 3)
+    return orch
+
+
+def logs(orch: Orch) -> list[Path]:
+    return list((orch.run_dir() / "logs").glob("worker-*.log"))
+
+
+def test_a_live_run(hanging: Orch) -> None:
+    orch = hanging
+    shown = orch("stacks")
+    assert (shown.code, shown.err) == (0, "")
+    assert shown.lines[0] == "worker:0 and worker:2: in main (hang.py:11)"
+    assert "worker:1: in load_data (hang.py:5)" in shown.lines
+    assert f"    all threads: {orch.run_dir()}/stacks/worker-1.txt" in shown.lines
+    whole = orch("stacks", "--full", "1")
+    assert whole.lines[0] == "=== worker:1, by signal, state S"
+    assert f'  File "{orch.directory}/hang.py", line 5 in load_data' in whole.lines
+
+    document = orch("stacks", orch.run_dir().name, "0", "worker:1", "--json").document
+    assert (document["schema_version"], document["run"], document["live"]) == (1, orch.run_dir().name, True)
+    assert (list(document["stacks"]), document["silent"]) == (["worker:0", "worker:1"], [])
+    stack = document["stacks"]["worker:1"]
+    assert (stack["how"], stack["state"]) == ("signal", "S")
+    assert stack["frames"] == ["hang.py:5 load_data", "hang.py:10 main", "hang.py:13 <module>"]
+    text = Path(stack["file"]).read_bytes()[stack["offset"] :][: stack["length"]].decode()
+    assert text.splitlines()[1].endswith("line 5 in load_data")
+    assert (
+        orch("stacks", "--full", "--json", "1").document["stacks"]["worker:1"]["text"].count("hang.py") == 3
+    )
+    # Whoever asks changes nothing.
+    assert [task["state"] for task in orch.status()["tasks"]] == ["running"] * 3
+
+
+@pytest.mark.skipif(py_spy.find() is None, reason="py-spy is not installed")
+def test_a_stopped_task_and_native_frames(hanging: Orch) -> None:
+    orch = hanging
+    pid = orch.pids()[2]
+    assert orch("kill", "-q", "2", "-s", "STOP").code == 0
+    until(lambda: state_letter(pid) == "T")
+    shown = orch("stacks")
+    assert "worker:2: stopped by SIGSTOP" in shown.lines, shown.out
+    assert shown.err == "orch: worker:2 is stopped: `orch kill here worker:2 -s CONT` lets it go on\n"
+    native = orch("stacks", "--native", "1", "--json").document["stacks"]["worker:1"]
+    assert native["how"] == "py-spy"
+    assert any(frame.startswith("libc.so") for frame in native["frames"]), native
+    assert "hang.py:5 load_data" in native["frames"]
+    # What py-spy said is kept like what the task itself writes.
+    assert "load_data" in Path(native["file"]).read_bytes()[native["offset"] :][: native["length"]].decode()
+    assert state_letter(pid) == "T"
+
+
+def test_words(hanging: Orch) -> None:
+    orch = hanging
+    offered = orch(env={"COMP_WORDS": "orch stacks ", "COMP_CWORD": "2", "_ORCH_COMPLETE": "complete_bash"})
+    assert offered.lines == ["here", "worker:0", "worker:1", "worker:2"]
+    unknown = orch("stacks", "7")
+    assert unknown.code == 2 and "has no task worker:7; it has worker:0, worker:1, worker:2" in unknown.err
+    assert orch("stacks", "nowhere").code == 3
+    orch("kill", "-q", "0")
+    orch.result()
+    ended = orch("stacks", "1")
+    assert (ended.code, ended.out) == (0, "")
+    assert "has ended, and no stacks of it were recorded" in ended.err
+
+
+def test_a_run_that_a_limit_ended(orch: Orch) -> None:
+    """Its stacks are shown long after, all of them and those of one task."""
+    done = orch("up", "-q", "-n", "2", "--stall-timeout", "1s", "--", orch.script("hang.py", HANGS))
+    assert done.code == 124, done.err
+    recorded = orch.result()["stacks"]
+    assert set(recorded) == {"worker:0", "worker:1"}
+    shown = orch("stacks")
+    assert shown.code == 0
+    assert "has ended; this is what its tasks were doing when its time limit ran out" in shown.err
+    assert "worker:1: in load_data (hang.py:5)" in shown.lines
+    assert orch("stacks", "1", "--json").document == {
+        "schema_version": 1,
+        "run": orch.run_dir().name,
+        "live": False,
+        "stacks": {"worker:1": recorded["worker:1"]},
+        "silent": [],
+    }
+    assert "in load_data" in orch("stacks", "--full", "1").out
+
+    # Whatever path its result names: only the run's own file is read.
+    secret = orch.directory / "id_rsa"
+    secret.write_text("hunter2" * 1000)
+    path = orch.run_dir() / "result.json"
+    path.write_text(path.read_text().replace(recorded["worker:1"]["file"], str(secret)))
+    whole = orch("stacks", "--full", "1").out
+    assert "in load_data" in whole and "hunter2" not in whole
+
+
+def test_a_live_run_whose_events_are_gone(hanging: Orch) -> None:
+    """Its supervisor still knows who runs."""
+    orch = hanging
+    (orch.run_dir() / "events.jsonl").rename(orch.directory / "moved")
+    shown = orch("stacks")
+    assert "worker:1: in load_data (hang.py:5)" in shown.lines, shown.err
+    assert orch("stacks", "1").lines[0] == "worker:1: in load_data (hang.py:5)"
+
+
+@pytest.mark.slow
+def test_a_supervisor_that_does_not_answer(hanging: Orch) -> None:
+    """It is waited for, but not for ever."""
+    orch = hanging
+    supervisor = orch.supervisor()
+    assert supervisor is not None
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        refused = orch("stacks")
+        assert refused.code == 125
+        assert f"its supervisor, pid {supervisor}, does not answer; is it stopped?" in refused.err
+    finally:
+        os.kill(supervisor, signal.SIGCONT)

@@ -1,0 +1,115 @@
+"""What tasks do, as people see it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.result import Cause, CauseKind, RunResult, TaskStack
+from orchestrator.view.report import end_lines
+from orchestrator.view.stacks_view import stack_lines
+
+FRAMES = ("tensorflow/python/eager/execute.py:53 quick_execute", "train.py:9 main")
+
+
+def waiting(index: int) -> TaskStack:
+    return TaskStack(how="signal", state="S", frames=FRAMES, file=f"/run/stacks/worker-{index}.txt", length=9)
+
+
+def workers(*stacks: TaskStack) -> dict[str, TaskStack]:
+    return {f"worker:{index}": stack for index, stack in enumerate(stacks)}
+
+
+def test_who_does_the_same_stands_together() -> None:
+    stopped = TaskStack(how="py-spy", state="T", frames=("train.py:9 main",))
+    assert stack_lines(workers(waiting(0), stopped, waiting(2)), None) == [
+        "worker:0 and worker:2: in TensorFlow, called from main (train.py:9)",
+        "    tensorflow/python/eager/execute.py:53 quick_execute",
+        "    train.py:9 main",
+        "    all threads: /run/stacks/worker-0.txt and 1 more",
+        "worker:1: stopped by SIGSTOP",
+        "    train.py:9 main",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "names"),
+    [
+        (1, "worker:0"),
+        (4, "worker:0, worker:1, worker:2 and worker:3"),
+        (5, "worker:0, worker:1, worker:2 and 2 others"),
+    ],
+)
+def test_many_are_not_all_named(count: int, names: str) -> None:
+    first, *_ = stack_lines(workers(*(waiting(index) for index in range(count))), None)
+    assert first.split(": in")[0] == names
+
+
+def test_why_there_is_none() -> None:
+    none = TaskStack(how="none", state="S", note="it is no Python program; 1 thread")
+    assert stack_lines({"chief:0": none}, None) == [
+        "chief:0: not known",
+        "    (it is no Python program; 1 thread)",
+    ]
+
+
+def test_the_report_of_a_limit_shows_them_before_the_cause() -> None:
+    result = RunResult(
+        run_id="digits-1",
+        outcome="timed_out",
+        exit_code=124,
+        attempts=1,
+        cause=Cause(task="worker:1", kind=CauseKind.STOPPED, text="stopped by SIGSTOP"),
+        first_failure=None,
+        detection_s=None,
+        teardown_s=None,
+        tasks=(),
+        stacks=workers(waiting(0), TaskStack(how="none", state="T")),
+    )
+    lines = end_lines(result, 60, colour=False)
+    assert lines[:2] == [
+        "what the tasks were doing:",
+        "worker:0: in TensorFlow, called from main (train.py:9)",
+    ]
+    assert lines[-3:] == [
+        "worker:1: stopped by SIGSTOP",
+        "orch: digits-1 timed out",
+        "  cause     worker:1: stopped by SIGSTOP",
+    ]
+
+
+def test_nothing_of_nobody() -> None:
+    assert stack_lines({}, 80) == []
+
+
+ODD = st.text(st.characters(codec="utf-8"), max_size=40)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["worker:0", "worker:1", "ps:0"]),
+        st.builds(
+            TaskStack,
+            how=st.sampled_from(["signal", "none"]),
+            state=st.none() | st.sampled_from("RSTtDZ"),
+            frames=st.lists(ODD, max_size=12).map(tuple),
+            note=st.none() | ODD,
+            file=st.none() | ODD,
+        ),
+    ),
+    st.integers(1, 200),
+)
+def test_nothing_in_it_can_steer_the_terminal(stacks: dict[str, TaskStack], width: int) -> None:
+    for line in stack_lines(stacks, width):
+        assert line.replace("\t", " ").isprintable() or "\x1b" not in line
+        assert "\n" not in line and "\r" not in line
+
+
+def test_a_narrow_terminal_keeps_where_it_is_and_a_path_to_copy() -> None:
+    frame = "tensorflow/python/eager/polymorphic_function/concrete_function.py:1322 _call_flat"
+    stack = TaskStack(how="signal", state="S", frames=(frame,), file="/run/of/somebody/stacks/worker-0.txt")
+    assert stack_lines({"worker:0": stack}, 40)[-2:] == [
+        "    …oncrete_function.py:1322 _call_flat",
+        "    all threads: /run/of/somebody/stacks/worker-0.txt",
+    ]
