@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from orchestrator.counted import counted
+
 INTRA_OP, INTER_OP = "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"
 # What else has pools of its own: OpenMP's programs, and NumPy's OpenBLAS.
 OTHER_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -46,8 +48,8 @@ class Cores:
     def __str__(self) -> str:
         """`1 core`, `a quota of 3 of 64 cores`"""
         if self.is_limited_unseen:
-            return f"a quota of {self.usable:g} of {_count(self.allowed, 'core')}"
-        return _count(self.allowed, "core")
+            return f"a quota of {self.usable:g} of {counted(self.allowed, 'core')}"
+        return counted(self.allowed, "core")
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,9 @@ class CpuBudget:
     def __str__(self) -> str:
         """`2 cores for 4 tasks: TensorFlow's own pools, of 2 threads each`"""
         told = ", ".join(f"{name}={value}" for name, value in self.env.items())
-        own = f"TensorFlow's own pools, of {_count(self.cores.allowed, 'thread')} each"
+        own = f"TensorFlow's own pools, of {counted(self.cores.allowed, 'thread')} each"
         kept = f"; set already: {', '.join(self.users)}" if self.users else ""
-        return f"{self.cores} for {_count(self.tasks, 'task')}: {told or own}{kept}"
+        return f"{self.cores} for {counted(self.tasks, 'task')}: {told or own}{kept}"
 
 
 def threads_each(cores: float, tasks: int) -> int:
@@ -105,7 +107,3 @@ def cpu_budget(
         env={name: values[name] for name in names if name not in users},
         users=tuple(name for name in VARIABLES if name in users),
     )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"

@@ -11,8 +11,12 @@ from typing import Protocol
 
 from orchestrator.cpu_budget import CpuBudget, cpu_budget
 from orchestrator.events import PlannedTask
-from orchestrator.spec import Command, CommandKind, JobSpec, mask_secrets
-from orchestrator.tf_config import ClusterSpec, TaskRef, TFConfig
+from orchestrator.gpu_plan import GpuPlan
+from orchestrator.spec import Command, CommandKind, JobSpec, mask_secrets, mask_words
+from orchestrator.strategy import Strategy
+from orchestrator.task_devices import gpu_plan_of, task_devices_env
+from orchestrator.tensorboard import DIRECTORY_VARIABLE
+from orchestrator.tf_config import EVALUATOR, ClusterSpec, TaskRef, TFConfig
 
 _LOCAL_HOSTS = ("localhost", "127.0.0.1")
 _NO_PROXY = ("no_proxy", "NO_PROXY")
@@ -22,6 +26,8 @@ _REUSE_PORT = "TF_GRPC_REUSE_PORT"
 _UNBUFFERED = "PYTHONUNBUFFERED"
 _PYTHON_PATH = "PYTHONPATH"
 _LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
+# Steps that planned faults wait for: a task that tells its progress itself should not hold these back.
+_AWAITED_STEPS = "ORCH_PROGRESS_AT"
 # Of what all tasks get alike only this is not known before an attempt, and says nothing to an import.
 _NOT_PRELOADED = frozenset({"ORCH_ATTEMPT"})
 # Options of Python's that keep PYTHONPATH or the site's start-up code out, by which a bootstrap comes in: -I -E -S.
@@ -90,13 +96,15 @@ class PreloadPlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """One attempt, counted from 1. `tasks` stand in the order they are started; `budget` is their part of the cores."""
+    """One attempt, counted from 1. `tasks` stand in the order they are started; `budget` is their part of the cores,
+    `gpus` who sees which."""
 
     run_id: str
     attempt: int
     hold_mode: HoldMode
     tasks: tuple[TaskPlan, ...]
     budget: CpuBudget
+    gpus: GpuPlan
 
 
 def build_plan(
@@ -107,21 +115,30 @@ def build_plan(
     refs = spec.tasks
     if len(addresses) != len(refs):
         raise ValueError(f"{len(refs)} tasks need as many addresses, not {len(addresses)}")
-    cluster = _cluster(refs, addresses)
-    common = _common_env(spec, layout, attempt, environ)
-    python_path = {**environ, **spec.env}.get(_PYTHON_PATH)
+    common = {role: _common_env(spec, role, layout, attempt, environ) for role in spec.roles}
+    gpus = gpu_plan_of(spec, environ)
+    devices = task_devices_env(spec, addresses, environ, gpus)
     tasks = tuple(
-        _task_plan(spec, TFConfig(cluster=cluster, task=ref), address, layout, common, python_path)
+        _task_plan(
+            spec,
+            _tf_config(ref, refs, addresses),
+            address,
+            layout,
+            {**devices[str(ref)], **common[ref.type]},
+            environ,
+        )
         for ref, address in zip(refs, addresses, strict=True)
     )
-    return RunPlan(layout.run_id, attempt, hold_mode(spec, environ), tasks, _budget(spec, environ))
+    return RunPlan(layout.run_id, attempt, hold_mode(spec, environ), tasks, _budget(spec, environ), gpus)
 
 
 def preload_plan(spec: JobSpec, layout: RunLayout, environ: Mapping[str, str]) -> PreloadPlan | None:
-    """What to preload for this job, None if its tasks are not forked. Needs no port: it is the first to be started."""
+    """What to preload for this job, None if its tasks are not forked. Needs no port: it is the first to be started.
+
+    A role with another command, or an environment that an import would notice, is not forked (see role_settings)."""
     if not spec.command.start.fork:
         return None
-    common = _common_env(spec, layout, 0, environ)
+    common = _common_env(spec, None, layout, 0, environ)
     env = {name: value for name, value in common.items() if name not in _NOT_PRELOADED}
     start = spec.command.start
     scripts = MappingProxyType(dict(start.preload_env))
@@ -146,7 +163,11 @@ def takes_bootstrap(command: Command) -> bool:
 
 
 def _budget(spec: JobSpec, environ: Mapping[str, str]) -> CpuBudget:
-    return cpu_budget(spec.cores, len(spec.tasks), spec.threads, {**environ, **spec.env})
+    return _budget_of(spec, {**environ, **spec.env})
+
+
+def _budget_of(spec: JobSpec, users: Mapping[str, str]) -> CpuBudget:
+    return cpu_budget(spec.cores, len(spec.tasks), spec.threads, users)
 
 
 def hold_mode(spec: JobSpec, environ: Mapping[str, str]) -> HoldMode:
@@ -165,7 +186,7 @@ def planned_tasks(plan: RunPlan) -> tuple[PlannedTask, ...]:
             role=task.task.type,
             index=task.task.index,
             address=task.address,
-            argv=task.argv,
+            argv=mask_words(task.argv),
             cwd=str(task.cwd),
             env=mask_secrets(task.env),
             log=str(task.log),
@@ -175,11 +196,14 @@ def planned_tasks(plan: RunPlan) -> tuple[PlannedTask, ...]:
     )
 
 
-def _cluster(refs: Sequence[TaskRef], addresses: Sequence[str]) -> ClusterSpec:
+def _tf_config(task: TaskRef, refs: Sequence[TaskRef], addresses: Sequence[str]) -> TFConfig:
+    """An evaluator stands in its own alone: a coordinator would wait for its server, and never see one."""
     by_role: dict[str, list[str]] = {}
     for ref, address in zip(refs, addresses, strict=True):
-        by_role.setdefault(ref.type, []).append(address)
-    return ClusterSpec(addresses={role: tuple(those) for role, those in by_role.items()})
+        if ref.type != EVALUATOR or task.type == EVALUATOR:
+            by_role.setdefault(ref.type, []).append(address)
+    cluster = ClusterSpec(addresses={role: tuple(those) for role, those in by_role.items()})
+    return TFConfig(cluster=cluster, task=task)
 
 
 def _task_plan(
@@ -188,48 +212,56 @@ def _task_plan(
     address: str,
     layout: RunLayout,
     common: Mapping[str, str],
-    python_path: str | None,
+    environ: Mapping[str, str],
 ) -> TaskPlan:
-    name = str(tf_config.task)
+    name, role = str(tf_config.task), tf_config.task.type
+    command = spec.command_of(role)
     scratch = layout.task_scratch(name)
     own = {"TF_CONFIG": tf_config.to_json(), "ORCH_TASK": name, "ORCH_SCRATCH_DIR": str(scratch)}
+    python_path = {**environ, **spec.env_of(role)}.get(_PYTHON_PATH)
     return TaskPlan(
         task=tf_config.task,
         address=address,
         tf_config=tf_config,
-        argv=spec.command.argv,
+        argv=command.argv,
         env=MappingProxyType({**own, **common}),
         cwd=spec.cwd,
         log=layout.task_log(name),
         scratch=scratch,
-        serves=spec.command.serves,
-        bootstrap=_bootstrap(spec, name, layout, python_path),
-        fork=spec.command.start.fork,
+        serves=spec.serves(role),
+        bootstrap=_bootstrap(spec, command, name, layout, python_path),
+        fork=command.start.fork,
     )
 
 
 def _bootstrap(
-    spec: JobSpec, task: str, layout: RunLayout, python_path: str | None
+    spec: JobSpec, command: Command, task: str, layout: RunLayout, python_path: str | None
 ) -> Mapping[str, object] | None:
     """The built-in program has its own way with signals and with Keras: it gets none of the hooks."""
-    if not takes_bootstrap(spec.command):
+    if not takes_bootstrap(command):
         return None
-    hooks = spec.command.kind is not CommandKind.BUILTIN
+    hooks = command.kind is not CommandKind.BUILTIN
     return MappingProxyType(
         {
             "task": task,
             "exception_file": str(layout.task_exception(task)),
             "stacks_file": str(layout.task_stacks(task)),
-            "fixes": hooks and spec.fixes,
+            # DTensor's clients are no replicas of Keras's.
+            "fixes": hooks and spec.fixes and spec.strategy.strategy is not Strategy.DTENSOR,
             "hooks": hooks,
             "pythonpath": python_path,
         }
     )
 
 
-def _common_env(spec: JobSpec, layout: RunLayout, attempt: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """What all tasks of an attempt get alike. What the user has set stays, but for no_proxy's additions."""
-    users = {**environ, **spec.env}
+def _common_env(
+    spec: JobSpec, role: str | None, layout: RunLayout, attempt: int, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """What all tasks of an attempt get alike, or all of `role`. What the user has set stays, but for no_proxy's
+    additions."""
+    given = spec.env if role is None else spec.env_of(role)
+    command = spec.command if role is None else spec.command_of(role)
+    users = {**environ, **given}
     defaults = {name: "1" for name in (_UNBUFFERED, _REUSE_PORT) if name not in users}
     identity = {
         "ORCH_RUN_ID": layout.run_id,
@@ -237,9 +269,15 @@ def _common_env(spec: JobSpec, layout: RunLayout, attempt: int, environ: Mapping
         "ORCH_ATTEMPT": str(attempt),
         "ORCH_CHECKPOINT_DIR": str(spec.checkpoint_dir or layout.checkpoints),
     }
-    keras = {_LEGACY_KERAS: "1"} if spec.command.legacy_keras and _LEGACY_KERAS not in users else {}
-    threads = _budget(spec, environ).env
-    return identity | defaults | keras | dict(threads) | dict(spec.env) | _unproxied(users)
+    if spec.tensorboard is not None:
+        identity[DIRECTORY_VARIABLE] = str(layout.root / "tensorboard")
+    elif environ.get(DIRECTORY_VARIABLE) and environ.get("ORCH_RUN_ID"):
+        identity[DIRECTORY_VARIABLE] = ""  # that of the run around this one is taken back
+    keras = {_LEGACY_KERAS: "1"} if command.legacy_keras and _LEGACY_KERAS not in users else {}
+    threads = _budget_of(spec, users).env
+    steps = sorted({fault.step for fault in spec.chaos if fault.step is not None})
+    awaited = {_AWAITED_STEPS: ",".join(map(str, steps))} if steps else {}
+    return identity | awaited | defaults | keras | dict(threads) | dict(given) | _unproxied(users)
 
 
 def _unproxied(users: Mapping[str, str]) -> dict[str, str]:

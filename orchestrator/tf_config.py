@@ -9,16 +9,20 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from orchestrator.nearest import did_you_mean, nearest
+
 CHIEF, WORKER, PS, EVALUATOR = "chief", "worker", "ps", "evaluator"
 ROLES = (CHIEF, WORKER, PS, EVALUATOR)
 _SINGLE_ROLES = (CHIEF, EVALUATOR)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)\Z")
-_TASK = re.compile(r"(?P<role>[a-z_]+)(:(?P<index>\d{1,6}))?\Z")
+_MOST_DIGITS = 6
+_TASK = re.compile(r"(?P<role>[a-z_]+)(:(?P<index>\d{1,6}))?\Z", re.ASCII)
 
 
 def _known_role(role: str) -> str:
     if role not in ROLES:
-        raise ValueError(f"{role!r} is not a task type of TF_CONFIG; known: {', '.join(ROLES)}")
+        meant = did_you_mean(role, ROLES, f"known: {', '.join(ROLES)}")
+        raise ValueError(f"{role!r} is not a task type of TF_CONFIG; {meant}")
     return role
 
 
@@ -49,11 +53,15 @@ class TaskRef(BaseModel):
     @classmethod
     def parse(cls, text: str) -> TaskRef:
         """`worker:1`, `chief` (= chief:0), or a bare index for a worker; ValueError otherwise."""
-        if text.isascii() and text.isdigit():
+        if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS:
             return cls(type=WORKER, index=int(text))
         match = _TASK.match(text)
         if match is None or match["role"] not in ROLES:
-            raise ValueError(f"{text!r} is not a task; write worker:0, chief, ps:1, evaluator or 0")
+            near = nearest_task(text)
+            meant = (
+                "write worker:0, chief, ps:1, evaluator or 0" if near is None else f'did you mean "{near}"?'
+            )
+            raise ValueError(f"{text!r} is not a task; {meant}")
         if match["index"] is None and match["role"] not in _SINGLE_ROLES:
             raise ValueError(f"{text!r} names a role; which one of them? Write {text}:0")
         return cls(type=match["role"], index=int(match["index"] or 0))
@@ -63,6 +71,15 @@ class TaskRef(BaseModel):
         if self.type == CHIEF and CHIEF not in roles:
             return TaskRef(type=WORKER, index=0)
         return self
+
+
+def nearest_task(text: str) -> str | None:
+    """The task that a word like `workr:1` is probably meant to be."""
+    role, colon, index = text.partition(":")
+    near = nearest(role, ROLES)
+    if near is None or (colon and not (index.isascii() and index.isdigit() and len(index) <= _MOST_DIGITS)):
+        return None
+    return near if near in _SINGLE_ROLES and not index else f"{near}:{index or 0}"
 
 
 class ClusterSpec(BaseModel):
@@ -115,7 +132,10 @@ class TFConfig(BaseModel):
     @classmethod
     def from_json(cls, text: str) -> TFConfig:
         """Read somebody else's TF_CONFIG; ValueError (pydantic's) says what is wrong in it."""
-        data = json.loads(text)
+        try:
+            data = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("TF_CONFIG is nested too deeply") from error
         if not isinstance(data, dict):
             raise ValueError("TF_CONFIG must be a JSON object")
         return cls(cluster=ClusterSpec(addresses=data.get("cluster", {})), task=data.get("task", {}))

@@ -33,7 +33,7 @@ def choose_keras(
             raise UsageError(f"--keras 3: {_VARIABLE}={users} is set in the tasks' environment; unset it")
         return KerasChoice(legacy=False)
     if asked is KerasOption.LEGACY:
-        return _legacy(users, python, installed())
+        return legacy_choice(users, python, installed())
     if users is not None or program.start is None:
         return KerasChoice(legacy=False)
     try:
@@ -51,7 +51,9 @@ def choose_keras(
     )
 
 
-def _legacy(users: str | None, python: str, has: Installed | None) -> KerasChoice:
+def legacy_choice(users: str | None, python: str, has: Installed | None) -> KerasChoice:
+    """tf_keras, which is asked for; UsageError where it cannot be had, or where TF_USE_LEGACY_KERAS, `users`, says the
+    opposite."""
     if users is not None and users not in _ON:
         raise UsageError(f"--keras legacy: {_VARIABLE}={users} is set in the tasks' environment; unset it")
     if has is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import os
 import re
@@ -14,18 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.command.installed import Installed, installed_for, tensorflow_version
-from orchestrator.command.keras_choice import choose_keras
+from orchestrator.command.keras_choice import choose_keras, legacy_choice
 from orchestrator.command.program import Program, find_program
 from orchestrator.command.python_line import PYTHON, python_line, shebang_python
 from orchestrator.command.start_choice import choose_start
 from orchestrator.command.tensorflow_use import imports_tensorflow
 from orchestrator.errors import UsageError
+from orchestrator.nearest import did_you_mean, nearest
 from orchestrator.spec import Command, CommandKind
 from orchestrator.start_method import KerasOption, StartMethod, StartOption
 
 _QUIET = ("TF_CPP_MIN_LOG_LEVEL", "2")
 TESTED_TENSORFLOW = ((2, 20), (2, 21))
-# Short names share their ending and little else: be harder to please than difflib is.
+# Short names share their ending and little else: be harder to please than usual.
 _NEAR_FILE = 0.75
 
 # Python's own modules that run a program which they are given.
@@ -115,9 +115,12 @@ def _builtin(words: Sequence[str], around: Surroundings, options: CommandOptions
             f"the built-in program needs TensorFlow, which orch's Python ({sys.executable}) does not have:"
             " pip install 'tf-orch[tensorflow]', or name a program: -- train.py"
         )
-    # -P: a worker.py or tensorflow.py in the user's directory must not be taken for ours.
+    # Which of its trainings tf_keras is for, the program itself knows and is asked.
+    legacy = False
     if options.keras is KerasOption.LEGACY:
-        raise UsageError("--keras legacy: the built-in program is written for Keras 3")
+        users = around.environ.get("TF_USE_LEGACY_KERAS")
+        legacy = legacy_choice(users, sys.executable, installed_for(sys.executable, around.environ)).legacy
+    # -P: a worker.py or tensorflow.py in the user's directory must not be taken for ours.
     interpreter = (sys.executable, "-P")
     return Command(
         kind=CommandKind.BUILTIN,
@@ -125,11 +128,12 @@ def _builtin(words: Sequence[str], around: Surroundings, options: CommandOptions
         argv=(*interpreter, "-m", "worker", *words),
         serves=True,
         interpreter=interpreter,
-        start=_builtin_start(around, options),
+        start=_builtin_start(around, options, "tf_keras" if legacy else "keras"),
+        legacy_keras=legacy,
     )
 
 
-def _builtin_start(around: Surroundings, options: CommandOptions) -> StartMethod:
+def _builtin_start(around: Surroundings, options: CommandOptions, keras: str) -> StartMethod:
     if options.start is StartOption.SPAWN:
         return StartMethod(fork=False, reason="--start spawn asks for it")
     if "TF_USE_LEGACY_KERAS" in around.environ or "KERAS_BACKEND" in around.environ:
@@ -137,7 +141,7 @@ def _builtin_start(around: Surroundings, options: CommandOptions) -> StartMethod
     return StartMethod(
         fork=True,
         reason="it is written to be forked",
-        modules=("numpy", "tensorflow", "keras", *options.preload),
+        modules=("numpy", "tensorflow", keras, *options.preload),
         # Set by the program before it imports TensorFlow, unless its user has.
         preload_env=() if _QUIET[0] in around.environ else (_QUIET,),
     )
@@ -272,10 +276,8 @@ def _near_file(path: Path) -> str:
     if names is None:
         return f"; the directory {path.parent} does not exist"
     scripts = sorted(name for name in names if name.endswith(path.suffix or ".py"))
-    near = difflib.get_close_matches(path.name, scripts, n=1, cutoff=_NEAR_FILE)
-    if near:
-        return f"; did you mean {near[0]}?"
-    return f"; there are: {', '.join(scripts[:5])}" if scripts else "; is --cwd right?"
+    there = f"there are: {', '.join(scripts[:5])}" if scripts else "is --cwd right?"
+    return f"; {did_you_mean(path.name, scripts, there, _NEAR_FILE)}"
 
 
 def _near_command(word: str, around: Surroundings) -> str:
@@ -283,10 +285,12 @@ def _near_command(word: str, around: Surroundings) -> str:
     if word in here:
         return f"; for the one in {around.cwd} write ./{word}"
     if f"{word}.py" in here:
-        return f"; did you mean {word}.py?"
+        return f'; did you mean "{word}.py"?'
+    scripts = sorted(name for name in here if name.endswith(".py"))
+    if (script := nearest(word, scripts, _NEAR_FILE)) is not None:
+        return f'; did you mean "{script}"?'
     on_path = {name for folder in around.path.split(os.pathsep) for name in _names_in(Path(folder)) or []}
-    near = difflib.get_close_matches(word, sorted(on_path), n=1)
-    return f"; did you mean {near[0]}?" if near else "; install it, or give its path"
+    return f"; {did_you_mean(word, sorted(on_path), 'install it, or give its path')}"
 
 
 def _names_in(directory: Path) -> list[str] | None:

@@ -1,34 +1,44 @@
-"""The settings of `up`: each one's name, how its value is read from text and from typed data."""
+"""The settings of `up`: each one's name, how its value is read, where it goes."""
 
 from __future__ import annotations
 
-import json
-import re
-import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
-from pathlib import PurePath
 
 from orchestrator.color import ColorMode
-from orchestrator.configuration.durations import check_duration, parse_duration
 from orchestrator.configuration.request import WaitFor
+from orchestrator.configuration.setting_readers import (
+    DEVICE,
+    DURATION,
+    ENVIRONMENT,
+    FAULTS,
+    GPU_MEMORY,
+    GPUS,
+    LIMIT,
+    MESH,
+    MODULES,
+    ON_FAILURE,
+    PATH,
+    SIZE,
+    STRATEGY,
+    SWITCH,
+    TASKS,
+    TEXT,
+    THREADS,
+    WHOLE_NUMBER,
+    WORDS,
+    Reader,
+    one_of,
+)
+from orchestrator.nearest import nearest
+from orchestrator.network import Network
+from orchestrator.roles import ChiefOption
 from orchestrator.start_method import KerasOption, StartOption
-from orchestrator.tf_config import TaskRef
+from orchestrator.strategy import Communication
 
-_WHOLE = re.compile(r"[+-]?\d{1,15}\Z", re.ASCII)
-# What leaves a number to orch.
-AUTO = "auto"
-_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-
-
-@dataclass(frozen=True)
-class Reader:
-    """Two ways to one value; ValueError says what is wrong with it. `text`: an option's or a variable's word.
-    `typed`: a value that has a type already, from TOML or Python."""
-
-    text: Callable[[str], object]
-    typed: Callable[[object], object]
+_PREFIX = "ORCH_"
+# Other programs may have variables that begin so.
+_MISSPELT = 0.85
 
 
 @dataclass(frozen=True)
@@ -50,229 +60,63 @@ class Setting:
 
     @property
     def variable(self) -> str:
-        return f"ORCH_{self.name.upper()}"
+        return f"{_PREFIX}{self.name.upper()}"
 
-
-def shown(value: object) -> str:
-    """The value as it may stand in a message: one line, quoted if it is text, cut if it is long."""
-    if isinstance(value, str | PurePath):
-        text = json.dumps(str(value), ensure_ascii=not str(value).isprintable())
-    elif isinstance(value, bool):
-        text = "true" if value else "false"
-    else:
-        text = repr(value)
-    return text if len(text) <= 80 else text[:76] + " ..."
-
-
-def _whole_text(text: str) -> int:
-    if not _WHOLE.match(text.strip()):
-        raise ValueError(f"{shown(text)} is not a whole number")
-    return int(text)
-
-
-def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{shown(value)} is not a whole number{_unquoted_hint(value, _whole_text)}")
-    return _whole_text(str(value)) if abs(value) < 10**15 else _too_big(value)
-
-
-def _too_big(value: int) -> int:
-    raise ValueError(f"a number of {value.bit_length()} bits is too big")
-
-
-def _threads_text(text: str) -> int | None:
-    return None if text.strip().lower() == AUTO else _whole_text(text)
-
-
-def _threads(value: object) -> int | None:
-    if value == AUTO:
-        return None
-    try:
-        return _whole(value)
-    except ValueError as error:
-        raise ValueError(f"{error}; or write {AUTO}") from None
-
-
-def _duration(value: object) -> float:
-    if isinstance(value, str):
-        return parse_duration(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{shown(value)} is not a duration; write 30, 1.5 or a text such as 1h30m")
-    try:
-        return check_duration(float(value))
-    except OverflowError:
-        return check_duration(float("inf"))
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{shown(value)} is not text; put it in quotes")
-    return value
-
-
-def _path(value: object) -> str:
-    if isinstance(value, PurePath):
-        value = str(value)
-    if not isinstance(value, str):
-        raise ValueError(f"{shown(value)} is not a path; put it in quotes")
-    if not value:
-        raise ValueError("the path is empty; name a directory, or leave it out")
-    return value
-
-
-def _switch_text(text: str) -> bool:
-    word = text.strip().lower()
-    if word not in (*_TRUE, *_FALSE):
-        raise ValueError(f"{shown(text)} is neither true nor false; write 1 or 0")
-    return word in _TRUE
-
-
-def _switch(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{shown(value)} is neither true nor false{_unquoted_hint(value, _switch_text)}")
-    return value
-
-
-def _unquoted_hint(value: object, read: Callable[[str], object]) -> str:
-    if not isinstance(value, str):
-        return ""
-    try:
-        read(value)
-    except ValueError:
-        return ""
-    return "; take the quotes away"
-
-
-def _one_of(choices: type[StrEnum]) -> Reader:
-    def read(value: object) -> StrEnum:
-        word = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-        for choice in choices:
-            if choice == word:
-                return choice
-        raise ValueError(f"{shown(value)} is not known; write {' or '.join(choices)}")
-
-    return Reader(text=read, typed=read)
-
-
-def _pairs(words: Sequence[object]) -> dict[str, str]:
-    env = {}
-    for word in words:
-        name, equals, value = word.partition("=") if isinstance(word, str) else ("", "", "")
-        if not equals or not name:
-            raise ValueError(f"{shown(word)} is not NAME=VALUE")
-        env[name] = value
-    return env
-
-
-def _env(value: object) -> dict[str, str]:
-    """A table or a list of NAME=VALUE. Numbers become text; lists and tables inside are refused."""
-    if isinstance(value, list | tuple):
-        return _pairs(value)
-    if not isinstance(value, Mapping):
-        raise ValueError(f'{shown(value)} is not a table; write env = {{ NAME = "value" }}')
-    env = {}
-    for name, entry in value.items():
-        if isinstance(entry, bool) or not isinstance(entry, str | int | float):
-            raise ValueError(f"{name} is {shown(entry)}; a variable's value is text: put it in quotes")
-        env[str(name)] = entry if isinstance(entry, str) else _number_text(entry)
-    return env
-
-
-def _number_text(number: float) -> str:
-    if isinstance(number, int) and number.bit_length() > 4096:
-        _too_big(number)
-    return str(number)
-
-
-def _words_text(text: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(text))
-    except ValueError as error:
-        raise ValueError(f"{shown(text)} cannot be split into words: {error}") from None
-
-
-def _words(value: object) -> tuple[str, ...]:
-    if isinstance(value, str):
-        return _words_text(value)
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"{shown(value)} is not a command; write a text or a list of texts")
-    for word in value:
-        if not isinstance(word, str | PurePath):
-            raise ValueError(f"{shown(word)} is not text; put each word of the command in quotes")
-    return tuple(str(word) for word in value)
-
-
-def _modules(value: object) -> tuple[str, ...]:
-    """Names of modules: a text, parted by commas or blanks, or a list of such; each once, in their order."""
-    entries: Sequence[object] = value if isinstance(value, list | tuple) else [value]
-    modules: dict[str, None] = {}
-    for entry in entries:
-        if not isinstance(entry, str):
-            raise ValueError(f"{shown(entry)} is not the name of a module; put it in quotes")
-        modules.update(dict.fromkeys(entry.replace(",", " ").split()))
-    if not modules:
-        raise ValueError("no module is named; write numpy or leave it out")
-    return tuple(modules)
-
-
-def _tasks(value: object) -> tuple[TaskRef, ...]:
-    """`0,2`, `worker:1`, or a list of such words, indices and TaskRefs; each task once, in their order."""
-    entries: Sequence[object] = value if isinstance(value, list | tuple) else [value]
-    tasks: dict[TaskRef, None] = {}
-    for entry in entries:
-        if isinstance(entry, TaskRef):
-            tasks[entry] = None
-        elif isinstance(entry, str) or (isinstance(entry, int) and not isinstance(entry, bool)):
-            for word in _number_text(entry).split(",") if isinstance(entry, int) else entry.split(","):
-                tasks[_task(word.strip())] = None
-        else:
-            raise ValueError(f"{shown(entry)} is not a task; write worker:0 or 0")
-    if not tasks:
-        raise ValueError("no task is named; write 0,2 or leave it out to see all of them")
-    return tuple(tasks)
-
-
-def _task(word: str) -> TaskRef:
-    if len(word) > 64:
-        raise ValueError(f"{shown(word)} is not a task; write worker:0 or 0")
-    return TaskRef.parse(word)
-
-
-WHOLE_NUMBER = Reader(text=_whole_text, typed=_whole)
-THREADS = Reader(text=_threads_text, typed=_threads)
-DURATION = Reader(text=parse_duration, typed=_duration)
-TEXT = Reader(text=str, typed=_text)
-PATH = Reader(text=_path, typed=_path)
-SWITCH = Reader(text=_switch_text, typed=_switch)
-ENVIRONMENT = Reader(text=lambda text: _pairs(_words_text(text)), typed=_env)
-WORDS = Reader(text=_words_text, typed=_words)
-TASKS = Reader(text=_tasks, typed=_tasks)
-MODULES = Reader(text=_modules, typed=_modules)
 
 JOB_SETTINGS = (
     Setting("workers", WHOLE_NUMBER, "workers"),
+    Setting("ps", WHOLE_NUMBER, "ps"),
+    Setting("evaluator", SWITCH, "evaluator"),
+    Setting("chief", one_of(ChiefOption), "chief"),
     Setting("name", TEXT, "name"),
     Setting("timeout", DURATION, "timeout_s"),
+    Setting("start_timeout", LIMIT, "start_timeout_s"),
+    Setting("stall_timeout", LIMIT, "stall_timeout_s"),
+    Setting("evaluator_timeout", LIMIT, "evaluator_timeout_s"),
+    Setting("on_failure", ON_FAILURE, "on_failure"),
+    Setting("max_restarts", WHOLE_NUMBER, "max_restarts"),
+    Setting("memory_limit", SIZE, "memory_limit_bytes"),
+    Setting("chaos", FAULTS, "chaos"),
+    Setting("network", one_of(Network), "network"),
     Setting("grace", DURATION, "grace_s"),
     Setting("failure_grace", DURATION, "failure_grace_s"),
     Setting("env", ENVIRONMENT, "env"),
     Setting("cwd", PATH, "cwd"),
     Setting("checkpoint_dir", PATH, "checkpoint_dir"),
     Setting("log_dir", PATH, "log_dir"),
-    Setting("start", _one_of(StartOption), "start"),
+    Setting("start", one_of(StartOption), "start"),
     Setting("preload", MODULES, "preload"),
     Setting("no_fixes", SWITCH, "fixes"),
-    Setting("keras", _one_of(KerasOption), "keras"),
+    Setting("keras", one_of(KerasOption), "keras"),
     Setting("threads", THREADS, "threads"),
+    Setting("tensorboard", SWITCH, "tensorboard"),
+    Setting("strategy", STRATEGY, "strategy"),
+    Setting("replicas", WHOLE_NUMBER, "replicas"),
+    Setting("device", DEVICE, "device"),
+    Setting("tpu", TEXT, "tpu"),
+    Setting("mesh", MESH, "mesh"),
+    Setting("communication", one_of(Communication), "communication"),
+    Setting("gpus", GPUS, "gpus"),
+    Setting("gpu_memory", GPU_MEMORY, "gpu_memory"),
     Setting("command", WORDS, "command"),
 )
 DISPLAY_SETTINGS = (
     Setting("tasks", TASKS, "tasks"),
     Setting("timestamps", SWITCH, "timestamps"),
     Setting("no_prefix", SWITCH, "no_prefix"),
-    Setting("color", _one_of(ColorMode), "color"),
+    Setting("color", one_of(ColorMode), "color"),
     Setting("detach", SWITCH, "detach"),
-    Setting("wait", _one_of(WaitFor), "wait"),
+    Setting("wait", one_of(WaitFor), "wait"),
     Setting("replace", SWITCH, "replace"),
 )
 SETTINGS = {setting.name: setting for setting in (*JOB_SETTINGS, *DISPLAY_SETTINGS)}
+
+
+def misspelt_variables(names: Iterable[str]) -> Iterator[str]:
+    """A sentence on each variable that is heeded by nobody, and that nobody would miss."""
+    known = {setting.name.upper() for setting in SETTINGS.values()}
+    for name in names:
+        word = name.removeprefix(_PREFIX)
+        near = nearest(word, known, _MISSPELT) if name.startswith(_PREFIX) and word not in known else None
+        if near is not None:
+            yield f"{name} is no setting of orch's; did you mean {_PREFIX}{near}?"

@@ -2,35 +2,61 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
 from pydantic import ValidationError
 
+from orchestrator.chaos.fault import aimed
+from orchestrator.command.find_tensorboard import find_tensorboard
 from orchestrator.command.resolve import CommandOptions, Surroundings, resolve_command, untested_tensorflow
+from orchestrator.command.role_hints import role_hints
 from orchestrator.configuration.request import DisplayOptions, UpRequest
-from orchestrator.configuration.setting_table import DISPLAY_SETTINGS, SETTINGS, Setting, shown
+from orchestrator.configuration.role_settings import (
+    OPTION_OF,
+    ROLE_KEYS,
+    TABLE,
+    Given,
+    Resolving,
+    entries,
+    entry_name,
+    resolve_roles,
+    role_counts,
+)
+from orchestrator.configuration.setting_readers import shown
+from orchestrator.configuration.setting_table import DISPLAY_SETTINGS, SETTINGS, Setting, misspelt_variables
+from orchestrator.configuration.strategy_settings import (
+    OF_THE_STRATEGY,
+    checked_strategy,
+    gpu_notices,
+    strategy_given,
+    with_default_counts,
+)
 from orchestrator.configuration.toml_file import read_toml
 from orchestrator.errors import UsageError
 from orchestrator.machine.cores import usable_cores
-from orchestrator.spec import DEFAULT_WORKERS, Command, CommandKind, JobSpec, default_name
-from orchestrator.tf_config import WORKER, TaskRef
+from orchestrator.machine.gpus import gpu_inventory
+from orchestrator.spec import (
+    Command,
+    CommandKind,
+    FailurePolicy,
+    JobSpec,
+    RoleSettings,
+    default_name,
+)
+from orchestrator.tf_config import PS, TaskRef
 
 # A task of a run finds ORCH_CHECKPOINT_DIR and more in its environment: they describe its own run, and are no
 # settings for an `orch up` inside it.
 _INSIDE_A_TASK = "ORCH_RUN_ID"
 _OF_THE_COMMAND = ("start", "preload", "keras")
+# What a person can still read off and type.
+_MOST_SEED = 10**6
+# They decide which tasks there are and what each runs, and are no fields of a job by themselves.
+_OF_THE_ROLES = ("workers", "ps", "evaluator", "chief", "command", *OF_THE_STRATEGY)
 _PATHS = ("cwd", "checkpoint_dir", "log_dir")
-
-
-@dataclass(frozen=True)
-class Given:
-    """A value somebody gave, and where: `--workers`, `ORCH_WORKERS`, `orch.toml, line 3: workers`."""
-
-    value: Any
-    source: str
 
 
 def load(flags: Mapping[str, object], environ: Mapping[str, str], directory: Path) -> UpRequest:
@@ -45,15 +71,37 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str], directory: Pat
     given = {name: value for layer in layers for name, value in layer.items()}
     given |= _merged_env(layers) | _joined_command(layers) | _absolute_paths(given, directory)
     spec = _spec(given, environ, directory)
-    return UpRequest(spec=spec, display=_display(given, spec), notices=_notices(spec))
+    if spec.chaos:
+        _require_tasks(given["chaos"].source, tuple(fault.task for fault in spec.chaos if fault.task), spec)
+    notices = (
+        *_notices(spec, given, environ),
+        *role_hints(spec, {**environ, **spec.env}),
+        *gpu_notices(given, spec, environ),
+    )
+    return UpRequest(spec=spec, display=_display(given, spec), notices=notices)
 
 
 def _from_file(directory: Path) -> dict[str, Given]:
-    values = read_toml(directory)
-    return {
-        name: _read(f"{found.where}: {SETTINGS[name].key}", SETTINGS[name].reader.typed, found.value)
-        for name, found in values.items()
-    }
+    layer: dict[str, Given] = {}
+    for name, found in read_toml(directory).items():
+        if name in SETTINGS:
+            setting = SETTINGS[name]
+            given = _read(f"{found.where}: {setting.key}", setting.reader.typed, found.value)
+        else:
+            name, given = _role_entry(name, found.where, found.value)
+        if name in layer:
+            raise UsageError(f"{given.source}: given already ({layer[name].source}); keep one of them")
+        layer[name] = given
+    return layer
+
+
+def _role_entry(name: str, where: str, value: object) -> tuple[str, Given]:
+    """Of a name such as `roles.ps.env`, or `roles.ps` alone. A count is what the role's option says, too."""
+    _, role, *key = name.split(".")
+    if not key:
+        return name, Given(None, f"{where}: [{TABLE}.{role}]")
+    given = _read(f"{where}: {key[0].replace('_', '-')} of {role}", ROLE_KEYS[key[0]].typed, value)
+    return (OPTION_OF[role] if key[0] == "count" else name), given
 
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, Given]:
@@ -68,13 +116,24 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Given]:
 
 
 def _from_flags(flags: Mapping[str, object]) -> dict[str, Given]:
-    layer = {}
+    layer: dict[str, Given] = {}
     for name, value in flags.items():
-        if name not in SETTINGS:
+        if name == TABLE and value is not None:
+            layer |= _role_flags(value)
+        elif name not in (*SETTINGS, TABLE):
             raise UsageError(f"unknown option {shown(name)}; known: {', '.join(SETTINGS)}")
-        if value is not None and value != () and value != []:
+        elif value is not None and value != () and value != []:
             layer[name] = _from_flag(SETTINGS[name], value)
     return layer
+
+
+def _role_flags(table: object) -> dict[str, Given]:
+    """The table as Python gives it: `roles={"ps": {"count": 2}}`."""
+    try:
+        found = [*entries(table)]
+    except ValueError as error:
+        raise UsageError(f"{TABLE}: {error}") from error
+    return dict(_role_entry(entry_name(role, key), TABLE, value) for role, key, value in found)
 
 
 def _from_flag(setting: Setting, value: object) -> Given:
@@ -155,24 +214,38 @@ def _spec(given: Mapping[str, Given], environ: Mapping[str, str], directory: Pat
     fields: dict[str, Any] = {
         SETTINGS[name].field: found.value
         for name, found in given.items()
-        if SETTINGS[name] not in DISPLAY_SETTINGS and name not in ("workers", "command")
+        if name in SETTINGS and SETTINGS[name] not in DISPLAY_SETTINGS and name not in _OF_THE_ROLES
     }
+    strategy = strategy_given(given)
+    roles = role_counts(with_default_counts(given, strategy))
+    command, role_settings = _commands(given, roles, cwd.value, environ)
     fields |= {
-        "roles": {WORKER: given["workers"].value if "workers" in given else DEFAULT_WORKERS},
-        "command": _command(given, cwd.value, {**environ, **fields.get("env", {})}),
+        "roles": roles,
+        "role_settings": role_settings,
+        "command": command,
         "name": fields.get("name", default_name(directory)),
         "name_is_explicit": "name" in given,
         "directory": directory,
         "cwd": cwd.value,
         "inherited_tf_config": bool(environ.get("TF_CONFIG")),
         "cores": usable_cores(),
+        "gpu_inventory": gpu_inventory(environ),
     }
+    if "chaos" in given:
+        fields["chaos"] = aimed(fields["chaos"], fields["roles"], lambda: secrets.randbelow(_MOST_SEED))
+    if "on_failure" not in given and fields.get("max_restarts") and PS not in roles:
+        # Nobody says how often who does not want it; where there are parameter servers, it is about their workers.
+        fields["on_failure"] = FailurePolicy.RESTART
+    if fields.pop("tensorboard", False):
+        own = (role.command for role in role_settings.values())
+        fields["tensorboard"] = find_tensorboard([command, *filter(None, own)], environ)
     if "no_fixes" in given:
         fields["fixes"] = not given["no_fixes"].value
     try:
-        return JobSpec(**fields)
+        spec = JobSpec(**fields)
     except ValidationError as error:
         raise _blame(error, given) from error
+    return checked_strategy(given, strategy, spec)
 
 
 def _require_directory(given: Given) -> None:
@@ -188,16 +261,24 @@ def _require_directory(given: Given) -> None:
         raise UsageError(f"{given.source}: {path} is not a directory")
 
 
-def _command(given: Mapping[str, Given], cwd: Path, environ: Mapping[str, str]) -> Command:
-    options = {name: given[name].value for name in _OF_THE_COMMAND if name in given}
+def _commands(
+    given: Mapping[str, Given], roles: Mapping[str, int], cwd: Path, environ: Mapping[str, str]
+) -> tuple[Command, dict[str, RoleSettings]]:
+    """What all tasks run, and what is different about single roles."""
+    options = CommandOptions(**{name: given[name].value for name in _OF_THE_COMMAND if name in given})
+
+    def resolve(words: tuple[str, ...], env: Mapping[str, str], source: str) -> Command:
+        try:
+            return resolve_command(words, Surroundings(cwd, {**environ, **env}), options)
+        except UsageError as error:
+            # Words after `--` are before the user's eyes; those of a file or a variable may be forgotten.
+            if source == "the command":
+                raise
+            raise UsageError(f"{source}: {error}") from error
+
+    env = given["env"].value if "env" in given else {}
     command = given["command"]
-    try:
-        return resolve_command(command.value, Surroundings(cwd, environ), CommandOptions(**options))
-    except UsageError as error:
-        # Words after `--` are before the user's eyes; those of a file or a variable may be forgotten.
-        if command.source == "the command":
-            raise
-        raise UsageError(f"{command.source}: {error}") from error
+    return resolve_roles(given, roles, Resolving(resolve, command.value, command.source, env))
 
 
 def _blame(error: ValidationError, given: Mapping[str, Given]) -> UsageError:
@@ -231,10 +312,34 @@ def _span(role: str, count: int) -> str:
     return f"{role}:0" if count == 1 else f"{role}:0 to {role}:{count - 1}"
 
 
-def _notices(spec: JobSpec) -> tuple[str, ...]:
+def _notices(spec: JobSpec, given: Mapping[str, Given], environ: Mapping[str, str]) -> tuple[str, ...]:
     notices = []
+    policies = {spec.policy_of(role) for role in spec.roles}
+    if "max_restarts" in given and policies <= {FailurePolicy.ABORT, FailurePolicy.CONTINUE}:
+        source = given["max_restarts"].source
+        notices.append(f"{source} says how often to restart, but --on-failure {spec.on_failure} never does")
+    if not environ.get(_INSIDE_A_TASK):
+        notices += misspelt_variables(environ)
     if spec.inherited_tf_config:
         notices.append("TF_CONFIG is set in this environment; each task gets its own instead")
-    if spec.command.kind is CommandKind.BUILTIN and (warning := untested_tensorflow()):
+    if any(command.kind is CommandKind.BUILTIN for command in spec.commands) and (
+        warning := untested_tensorflow()
+    ):
         notices.append(warning)
-    return (*notices, *spec.command.notes)
+    if spec.tensorboard is not None and (unserved := spec.tensorboard.note(spec.network)):
+        notices.append(unserved)
+    notes = dict.fromkeys(note for command in spec.commands for note in command.notes)
+    return (*notices, *_chaos_notices(spec), *notes)
+
+
+def _chaos_notices(spec: JobSpec) -> Iterator[str]:
+    """Faults whose moment will hardly come."""
+    silent = spec.command.kind is CommandKind.EXECUTABLE and not spec.command.interpreter
+    for fault in spec.chaos:
+        if silent and fault.waits_for_progress:
+            yield (
+                f"--chaos: `{fault}` waits for progress, and {spec.command.words[0]} is no Python program:"
+                " its tasks have to tell it (ORCH_PROGRESS_FD)"
+            )
+        if fault.attempt > 1 and FailurePolicy.RESTART not in map(spec.policy_of, spec.roles):
+            yield f"--chaos: `{fault}` needs another attempt: --on-failure restart, or `orch restart`"

@@ -163,7 +163,7 @@ def test_builtin(around: Surroundings, words: tuple[str, ...]) -> None:
 
 def test_script_not_found(around: Surroundings) -> None:
     write(around, "train.py")
-    expected = f"script not found: trian.py in {around.cwd}; did you mean train.py?"
+    expected = f'script not found: trian.py in {around.cwd}; did you mean "train.py"?'
     with pytest.raises(UsageError, match=re.escape(expected)):
         resolve(around, "trian.py")
     with pytest.raises(UsageError, match=re.escape(expected)):
@@ -205,7 +205,9 @@ def test_path_too_long(around: Surroundings) -> None:
 
 
 def test_command_not_found(around: Surroundings) -> None:
-    with pytest.raises(UsageError, match=r"command not found: pyhton is not on PATH; did you mean python\?"):
+    with pytest.raises(
+        UsageError, match=r"command not found: pyhton is not on PATH; did you mean \"python\"\?"
+    ):
         resolve(around, "pyhton")
     with pytest.raises(
         UsageError, match=r"^command not found: qqqqqq is not on PATH; install it, or give its path"
@@ -218,8 +220,10 @@ def test_command_not_found_but_here(around: Surroundings) -> None:
     write(around, "train.py")
     with pytest.raises(UsageError, match=r"run\.sh is not on PATH; for the one in .* write \./run\.sh"):
         resolve(around, "run.sh")
-    with pytest.raises(UsageError, match=r"train is not on PATH; did you mean train\.py\?"):
+    with pytest.raises(UsageError, match=r"train is not on PATH; did you mean \"train\.py\"\?"):
         resolve(around, "train")
+    with pytest.raises(UsageError, match=r"train\.p is not on PATH; did you mean \"train\.py\"\?"):
+        resolve(around, "train.p")
 
 
 def test_program_not_found_by_path(around: Surroundings) -> None:

@@ -6,7 +6,16 @@ from collections.abc import Iterable
 
 from orchestrator import events
 from orchestrator.events import Event, StopReason, Symptom, SymptomKind, TeardownReason
-from orchestrator.lifecycle import Action, Finish, Happen, Lifecycle, StartTasks, SweepHost, TearDown, Terms
+from orchestrator.lifecycle.machine import (
+    Action,
+    Finish,
+    Happen,
+    Lifecycle,
+    StartTasks,
+    SweepHost,
+    TearDown,
+    Terms,
+)
 from orchestrator.result import RunResult
 
 TERMS = Terms(run_id="run-1", grace_s=10.0, failure_grace_s=0.5)

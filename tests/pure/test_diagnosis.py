@@ -5,13 +5,30 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
-from event_making import COLLATERAL, OWN, UNKNOWN, emptied, exited, feed, running, the_result
+from event_making import (
+    COLLATERAL,
+    OWN,
+    START,
+    TERMS,
+    UNKNOWN,
+    emptied,
+    exited,
+    feed,
+    planned,
+    ready,
+    running,
+    started,
+    the_result,
+)
 
-from orchestrator.diagnosis import SIGNATURES, TAIL_LINES, read_symptom
+from orchestrator.diagnosis.failure import SIGNATURES, TAIL_LINES, read_symptom
 from orchestrator.events import Symptom, SymptomKind, TaskExited
+from orchestrator.lifecycle.machine import Lifecycle
 from orchestrator.result import Cause, CauseKind, RunResult
+from orchestrator.spec import FailurePolicy
 
 
 def ended(*exits: TaskExited, tasks: int = 2) -> RunResult:
@@ -39,6 +56,20 @@ def test_a_stopped_peer_is_the_cause(letter: str, symptom: Symptom | None) -> No
 def test_a_stopped_peer_has_nothing_to_do_with_an_own_exception() -> None:
     cause = cause_of(exited(0, 1, symptom=OWN, peers={"worker:1": "T"}))
     assert (cause.task, cause.kind) == ("worker:0", CauseKind.EXITED)
+
+
+@pytest.mark.parametrize(("serves", "end"), [(True, "failed because of it"), (False, "failed, too")])
+def test_without_a_word_only_one_of_a_cluster_is_said_to_have_fallen_because_of_a_peer(
+    serves: bool, end: str
+) -> None:
+    plan = planned(2)
+    tasks = tuple(task.model_copy(update={"serves": serves}) for task in plan.tasks)
+    lifecycle = Lifecycle(replace(TERMS, on_failure=FailurePolicy.CONTINUE), START)
+    begun = (event for index in range(2) for event in (started(index), ready(index)))
+    feed(lifecycle, [plan.model_copy(update={"tasks": tasks}), *begun])
+    feed(lifecycle, [exited(0, 3, symptom=UNKNOWN), exited(1, 4, order=1, symptom=UNKNOWN)])
+    result = the_result(feed(lifecycle, [emptied()]))
+    assert [task.end for task in result.tasks] == ["failed", end]
 
 
 def test_a_stopped_peer_has_nothing_to_do_with_a_kill() -> None:
@@ -241,6 +272,15 @@ def test_what_python_really_prints(name: str, kind: SymptomKind, exception: str)
         ("ModuleNotFoundError: No module named 'tf_keras'", "pip install tf_keras"),
         ("ModuleNotFoundError: No module named 'tensorflow'", "pip install tensorflow"),
         ("AttributeError: 'Mean' object has no attribute 'reset_states'", "reset_state"),
+        (
+            "InvalidArgumentError: You must feed a value for placeholder tensor 'cond/else/_1/cond/Placeholder_1'",
+            "optimizer.build",
+        ),
+        ("AttributeError: 'ShardedVariable' object has no attribute 'handle'", "--no-fixes"),
+        (
+            "ValueError: You must specify an aggregation method to update a AggregatingVariable in Replica Context",
+            "--no-fixes",
+        ),
         ("OSError: [Errno 28] No space left on device", "disk is full"),
         ("ValueError: TF_CONFIG is malformed", "orch config"),
         ("MemoryError", "fewer workers"),

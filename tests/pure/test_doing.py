@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from orchestrator import events
 from orchestrator.events import Event, Progress
-from orchestrator.lifecycle import RUN_TIMEOUT, START_LATE, Happen, Lifecycle, Terms
+from orchestrator.lifecycle.actions import Deadline, Happen
+from orchestrator.lifecycle.machine import Lifecycle
+from orchestrator.lifecycle.terms import Terms
 from orchestrator.progress.doing import (
     all_have_arrived,
     doing,
@@ -146,7 +148,7 @@ def test_many_names_become_one_and_a_number() -> None:
 
 def late(lifecycle: Lifecycle, mono: float) -> list[str]:
     """What is noticed when the deadline comes."""
-    actions = lifecycle.handle(deadline(START_LATE, mono))
+    actions = lifecycle.handle(deadline(Deadline.START_LATE, mono))
     assert all(isinstance(action, Happen) for action in actions)
     happened = [action.event for action in actions if isinstance(action, Happen)]
     return [event.text for event in happened if isinstance(event, events.Noticed)]
@@ -158,9 +160,9 @@ def test_a_stuck_start_is_told_once() -> None:
     assert lifecycle.next_deadline() is None
     feed(lifecycle, [says(0, "waiting", START + 2)])
     due = START + 2 + LATE_S
-    assert lifecycle.next_deadline() == (due, START_LATE)
+    assert lifecycle.next_deadline() == (due, Deadline.START_LATE)
     feed(lifecycle, [says(1, "waiting", START + 5), says(2, "waiting", START + 5)])
-    assert lifecycle.next_deadline() == (due, START_LATE)
+    assert lifecycle.next_deadline() == (due, Deadline.START_LATE)
     assert late(lifecycle, due) == [
         "worker:0, worker:1 and worker:2 wait for worker:3 (importing tensorflow, 16s)"
     ]
@@ -179,7 +181,7 @@ def test_a_start_that_goes_on_is_not_told() -> None:
 def test_nobody_is_late_while_the_run_is_torn_down() -> None:
     lifecycle = Lifecycle(Terms(run_id="run-1"), START)
     feed(lifecycle, [planned(2), started(0), started(1), says(0, "waiting"), exited(1, 1)])
-    assert all(which != START_LATE for _, which in [lifecycle.next_deadline() or (0.0, "")])
+    assert all(which != Deadline.START_LATE for _, which in [lifecycle.next_deadline() or (0.0, "")])
 
 
 def test_a_time_out_in_a_stuck_start_names_who_was_missing() -> None:
@@ -189,7 +191,7 @@ def test_a_time_out_in_a_stuck_start_names_who_was_missing() -> None:
         started(0),
         started(1),
         says(0, "waiting"),
-        deadline(RUN_TIMEOUT, START + 60),
+        deadline(Deadline.TIMEOUT, START + 60),
     ]
     ends: list[Event] = [exited(0, None, 15), exited(1, None, 15, order=1), emptied()]
     feed(lifecycle, history)

@@ -31,15 +31,8 @@ from event_making import (
 
 from orchestrator.errors import ExitCode
 from orchestrator.events import StopReason, TeardownReason
-from orchestrator.lifecycle import (
-    RUN_TIMEOUT,
-    TEARDOWN_MARGIN_S,
-    TEARDOWN_OVERDUE,
-    Lifecycle,
-    StartTasks,
-    SweepHost,
-    TearDown,
-)
+from orchestrator.lifecycle.actions import Deadline, StartTasks, SweepHost, TearDown
+from orchestrator.lifecycle.machine import TEARDOWN_MARGIN_S, Lifecycle
 from orchestrator.result import CauseKind
 from orchestrator.state import RunPhase, TaskPhase
 
@@ -203,8 +196,8 @@ def test_a_stop_after_a_failure_does_not_hide_it() -> None:
 
 def test_the_time_limit_is_asked_for_and_kept() -> None:
     lifecycle = running(terms=replace(TERMS, timeout_s=30.0))
-    assert lifecycle.next_deadline() == (START + 30, RUN_TIMEOUT)
-    actions = feed(lifecycle, [deadline(RUN_TIMEOUT)])
+    assert lifecycle.next_deadline() == (START + 30, Deadline.TIMEOUT)
+    actions = feed(lifecycle, [deadline(Deadline.TIMEOUT)])
     assert actions == [TearDown(TeardownReason.REQUEST, TERMS.grace_s)]
     result = the_result(feed(lifecycle, [exited(0, None, 15), emptied()]))
     assert (result.outcome, result.exit_code) == ("timed_out", 124)
@@ -220,15 +213,15 @@ def test_no_time_limit_no_deadline() -> None:
 def test_a_time_limit_during_a_teardown_is_none() -> None:
     lifecycle = running(terms=replace(TERMS, timeout_s=30.0))
     feed(lifecycle, [exited(0, 3)])
-    assert feed(lifecycle, [deadline(RUN_TIMEOUT)]) == []
+    assert feed(lifecycle, [deadline(Deadline.TIMEOUT)]) == []
     assert the_result(feed(lifecycle, [emptied()])).exit_code == 3
 
 
 def test_an_agent_that_does_not_end_the_tasks_is_done_without() -> None:
     lifecycle = running()
     feed(lifecycle, [stop()])
-    assert lifecycle.next_deadline() == (START + TERMS.grace_s + TEARDOWN_MARGIN_S, TEARDOWN_OVERDUE)
-    assert feed(lifecycle, [deadline(TEARDOWN_OVERDUE)]) == [SweepHost()]
+    assert lifecycle.next_deadline() == (START + TERMS.grace_s + TEARDOWN_MARGIN_S, Deadline.TEARDOWN)
+    assert feed(lifecycle, [deadline(Deadline.TEARDOWN)]) == [SweepHost()]
     assert lifecycle.next_deadline() is None
     result = the_result(feed(lifecycle, [emptied()]))
     assert (result.outcome, result.exit_code) == ("failed", 125)

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from orchestrator import events
 from orchestrator.events import Event, Progress, StopReason, TeardownReason, event_line, parse_event
+from orchestrator.runs import run_end
 from orchestrator.state import RunPhase, RunState, TaskPhase, apply
 
 
@@ -70,6 +71,27 @@ def test_a_plan_that_comes_after_the_stop_does_not_hide_it() -> None:
     assert state.phase is RunPhase.STOPPING
 
 
+def test_a_failed_start_has_its_place_among_all_exits() -> None:
+    """Which are counted over all attempts: it does not come before one that was earlier in its own."""
+    later = folded(planned(3), exited(0, 1, order=4), not_started(1).model_copy(update={"order": 5}))
+    assert [task.exit_order for task in later.tasks.values()] == [4, 5, None]
+    # As it was written before it had a place: behind all that had ended by then.
+    older = folded(planned(3), exited(0, 1, order=4), not_started(1), not_started(2))
+    assert [task.exit_order for task in older.tasks.values()] == [4, 5, 6]
+    assert folded(planned(1), not_started(0)).tasks["worker:0"].exit_order == 0
+
+
+def test_who_is_live() -> None:
+    histories = ([ONE], [ONE, started(0)], [ONE, started(0), exited(0, 1)], [ONE, not_started(0)])
+    assert [folded(*history).tasks["worker:0"].is_live for history in histories] == [
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert folded(ONE, started(0), began(TeardownReason.REQUEST)).tasks["worker:0"].is_live
+
+
 def test_the_first_stop_and_the_first_teardown_count() -> None:
     state = folded(
         planned(1),
@@ -120,3 +142,10 @@ def test_an_event_of_a_newer_version_stays_readable() -> None:
     assert parse_event(line) == events.TaskReady(at=1, mono=1, task="worker:0")
     with pytest.raises(ValidationError):
         parse_event(b'{"type": "unheard_of", "at": 1, "mono": 1}')
+
+
+def test_a_lost_run_serves_no_tensorboard() -> None:
+    served = events.TensorBoardServes(at=1, mono=1, url="http://127.0.0.1:6006/")
+    state = folded(ONE, served)
+    assert state.tensorboard == served.url
+    assert run_end.lost(state, 2.0).tensorboard is None

@@ -8,7 +8,7 @@ import sys
 import pytest
 from event_making import emptied, exited, feed, running, the_result
 
-from orchestrator.diagnosis import Uncaught, read_symptom
+from orchestrator.diagnosis.failure import Uncaught, read_symptom
 from orchestrator.events import SymptomKind
 
 PROGRAM = """

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
+from spec_making import MakeSpec
 
 from orchestrator.errors import UsageError
-from orchestrator.machine.preflight import check_builtin_options
-from orchestrator.spec import Command, CommandKind
+from orchestrator.machine.preflight import check_builtin_options, check_builtin_program
+from orchestrator.spec import Command, CommandKind, RoleSettings
 
 
 def _builtin(*words: str) -> Command:
@@ -18,14 +20,44 @@ def _builtin(*words: str) -> Command:
 
 
 def test_right_options_pass(tmp_path: Path) -> None:
-    check_builtin_options(_builtin("--epochs", "3"), tmp_path)
+    check_builtin_options(_builtin("--epochs", "3"), tmp_path, os.environ)
 
 
 def test_wrong_ones_are_refused_with_the_programs_own_words(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"the built-in program: .*--epochs.*nonsense.*orch up -- --help"):
-        check_builtin_options(_builtin("--epochs", "nonsense"), tmp_path)
+        check_builtin_options(_builtin("--epochs", "nonsense"), tmp_path, os.environ)
 
 
 def test_unknown_ones_too(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--no-such-option"):
-        check_builtin_options(_builtin("--no-such-option"), tmp_path)
+        check_builtin_options(_builtin("--no-such-option"), tmp_path, os.environ)
+
+
+def test_the_evaluator_is_asked_for_itself(make_spec: MakeSpec, tmp_path: Path) -> None:
+    by_backup = {"command": _builtin("--checkpoint", "backup"), "cwd": tmp_path}
+    check_builtin_program(make_spec(**by_backup))
+    with pytest.raises(UsageError, match=r"the evaluator follows the checkpoints .* leave the evaluator out"):
+        check_builtin_program(make_spec(**by_backup, roles={"worker": 2, "evaluator": 1}))
+    own = Command(kind=CommandKind.EXECUTABLE, words=("true",), argv=("/bin/true",), serves=False)
+    settings = {"evaluator": RoleSettings(command=own)}
+    check_builtin_program(make_spec(**by_backup, roles={"worker": 2, "evaluator": 1}, role_settings=settings))
+
+
+def test_a_training_kept_otherwise_is_in_the_way(
+    make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "backup" / "worker-0").mkdir(parents=True)
+    (tmp_path / "backup" / "worker-0" / "latest.weights.h5").touch()
+    spec = {"command": _builtin(), "cwd": tmp_path}
+    with pytest.raises(UsageError, match="is of a training kept by --checkpoint backup"):
+        check_builtin_program(make_spec(**spec, checkpoint_dir=tmp_path))
+    # That of a run around this one is not its own, which is a new one.
+    monkeypatch.setenv("ORCH_CHECKPOINT_DIR", str(tmp_path))
+    check_builtin_program(make_spec(**spec))
+
+
+def test_it_knows_how_many_will_train(make_spec: MakeSpec, tmp_path: Path) -> None:
+    small = {"command": _builtin("--global-batch", "2"), "cwd": tmp_path}
+    check_builtin_program(make_spec(**small, roles={"worker": 2}))
+    with pytest.raises(UsageError, match="no example for some of 3 replicas"):
+        check_builtin_program(make_spec(**small, roles={"chief": 1, "worker": 2}))

@@ -12,6 +12,7 @@ import pytest
 from spec_making import MakeSpec
 
 from orchestrator.configuration.config_document import config_document, config_lines, placeholder_plan
+from orchestrator.network import Network
 from orchestrator.plan import build_plan
 from orchestrator.runs.paths import RunPaths
 from orchestrator.tf_config import TFConfig
@@ -85,7 +86,7 @@ def test_lines_for_people(make_spec: MakeSpec) -> None:
         "run          job: 2 workers",
         "command      t.py",
         "cwd          /somewhere",
-        "time limit   1h30m",
+        "time limits  whole run 1h30m, start 2m, stall none",
         "grace        10s, after a failure 500ms",
         "start        spawn: it is no Python script",
         "threads      1 core for 2 tasks: TensorFlow's own pools, of 1 thread each",
@@ -97,3 +98,33 @@ def test_lines_for_people(make_spec: MakeSpec) -> None:
     tf_config = next(line for line in lines if "TF_CONFIG=" in line)
     (word,) = shlex.split(tf_config.removeprefix("  env   "))
     assert TFConfig.from_json(word.removeprefix("TF_CONFIG=")).task.index == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, []),
+        ({"on_failure": "restart"}, ["on failure   restart, 3 times at most"]),
+        (
+            {"on_failure": "restart-task", "max_restarts": 9},
+            ["on failure   restart-task, each task 9 times at most"],
+        ),
+        (
+            {"on_failure": "continue", "memory_limit_bytes": 2 * 10**9},
+            ["on failure   continue", "memory       2 GB a task at most"],
+        ),
+    ],
+)
+def test_what_is_not_as_by_default_is_told(
+    make_spec: MakeSpec, options: dict[str, object], told: list[str]
+) -> None:
+    spec = make_spec(**options)
+    lines = config_lines(spec, placeholder_plan(spec, LAYOUT, {}))
+    assert [line for line in lines if line.startswith(("on failure", "memory"))] == told
+
+
+def test_a_private_network_is_told(make_spec: MakeSpec) -> None:
+    spec = make_spec(network=Network.PRIVATE)
+    assert document(spec)["spec"]["network"] == "private"
+    told = [line for line in config_lines(spec, placeholder_plan(spec, LAYOUT, {})) if "network" in line]
+    assert told == ["network      private: only this run's own tasks reach each other"]

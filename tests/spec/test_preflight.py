@@ -57,17 +57,23 @@ def test_platforms_that_will_do(kernel: str, python: tuple[int, int]) -> None:
 def test_more_workers_than_the_machine_can_hold(make_spec: MakeSpec) -> None:
     with pytest.raises(
         UsageError,
-        match=r"^--workers: 10,000 tasks are more than this machine can hold: .*, which is "
+        match=r"^4,097 tasks \(4,096 workers, 1 ps\) are more than this machine can hold: .*, which is "
         r"enough for [\d,]+; ask for [\d,]+ or fewer$",
     ):
-        check(make_spec(roles={"worker": 10_000}))
+        check(make_spec(roles={"worker": 4096, "ps": 1}))
+
+
+def test_the_room_for_workers_alone_is_told_by_their_option(make_spec: MakeSpec) -> None:
+    with pytest.raises(UsageError, match=r"^--workers: 5 tasks are more than this machine can hold: memory"):
+        check_room(make_spec(roles={"worker": 5}), Headroom(4, "memory"))
 
 
 def test_room_is_counted_over_all_roles(make_spec: MakeSpec) -> None:
     spec = make_spec(roles={"worker": 3, "ps": 2})
     check_room(spec, Headroom(5, "memory"))
     with pytest.raises(
-        UsageError, match="5 tasks are more than this machine can hold: memory, which is enough for 4; ask"
+        UsageError,
+        match=r"^5 tasks \(3 workers, 2 ps\) are more than this machine can hold: memory, which is enough for 4; ask",
     ):
         check_room(spec, Headroom(4, "memory"))
 

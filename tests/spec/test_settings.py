@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -14,6 +15,14 @@ from orchestrator.configuration.settings import load
 from orchestrator.errors import UsageError
 from orchestrator.spec import CommandKind
 from orchestrator.tf_config import TaskRef
+
+
+def test_a_misspelt_variable_is_said(load_here: Load) -> None:
+    environ = dict.fromkeys(("ORCH_WROKERS", "ORCH_STATE", "WORKERZ"), "2")
+    assert load_here(environ={**environ, "ORCH_RUN_ID": "of-the-run-around-this"}).notices == ()
+    assert load_here(environ=environ).notices == (
+        "ORCH_WROKERS is no setting of orch's; did you mean ORCH_WORKERS?",
+    )
 
 
 def test_defaults(load_here: Load, tmp_path: Path) -> None:
@@ -157,7 +166,7 @@ def test_home_is_expanded(load_here: Load, monkeypatch: pytest.MonkeyPatch) -> N
 FILE_MISTAKES = [
     ("\n\nwrokers = 4", 'orch.toml, line 3: unknown key "wrokers"; did you mean "workers"?'),
     ("logdir = 'x'", 'orch.toml, line 1: unknown key "logdir"; did you mean "log-dir"?'),
-    ("zzz = 1", 'orch.toml, line 1: unknown key "zzz"; known: workers, name,'),
+    ("zzz = 1", 'orch.toml, line 1: unknown key "zzz"; known: workers, ps,'),
     ("[up]\nworkers = 4", 'orch.toml, line 1: unknown key "up"; known:'),
     (
         "name = 'a'\nworkers = '4'",
@@ -175,8 +184,12 @@ FILE_MISTAKES = [
     ("grace = nan", "orch.toml, line 1: grace: nan is not a length of time"),
     ("grace = []", "orch.toml, line 1: grace: [] is not a duration"),
     ("timeout = 0", "orch.toml, line 1: timeout: a time-out of 0 would end the run at once; leave it out"),
+    (
+        "start-timeout = 0",
+        "orch.toml, line 1: start-timeout: a time-out of 0 would end the run at once; write off",
+    ),
     ("detach = 'true'", 'orch.toml, line 1: detach: "true" is neither true nor false; take the quotes away'),
-    ("color = 'red'", 'orch.toml, line 1: color: "red" is not known; write auto or always or never'),
+    ("color = 'red'", 'orch.toml, line 1: color: "red" is not known; write auto, always or never'),
     ("wait = 3", "orch.toml, line 1: wait: 3 is not known; write ready or done"),
     ("cwd = 3", "orch.toml, line 1: cwd: 3 is not a path; put it in quotes"),
     ("cwd = ''", "orch.toml, line 1: cwd: the path is empty"),
@@ -205,6 +218,24 @@ FILE_MISTAKES = [
         'orch.toml, line 2: "log_dir" is given twice, once with - and once with _',
     ),
 ]
+
+
+def test_a_pipe_in_the_place_of_the_file_is_not_waited_for(load_here: Load, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "orch.toml")
+    with pytest.raises(UsageError, match=r"orch\.toml: is no ordinary file; mend or remove it"):
+        load_here()
+
+
+def test_a_link_that_leads_nowhere_is_not_taken_for_no_file(load_here: Load, tmp_path: Path) -> None:
+    (tmp_path / "orch.toml").symlink_to("gone.toml")
+    with pytest.raises(
+        UsageError, match=r"orch\.toml: leads to gone\.toml, which is not there; mend or remove it"
+    ):
+        load_here()
+
+
+def test_a_byte_order_mark_is_no_mistake(load_here: Load) -> None:
+    assert load_here("\ufeffworkers = 3").spec.workers == 3
 
 
 @pytest.mark.parametrize(
@@ -266,7 +297,7 @@ def test_a_mistake_in_a_flag(load_here: Load, flags: dict[str, object], message:
 
 
 def test_a_task_that_could_not_exist_is_found_without_listing_all_that_could(load_here: Load) -> None:
-    with pytest.raises(UsageError, match="there is no worker:1000000000000 "):
+    with pytest.raises(UsageError, match="is not a task; write worker:0"):
         load_here(workers=10**12, tasks=str(10**12))
 
 
@@ -278,14 +309,21 @@ def test_a_file_that_is_not_text(load_here: Load, tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_read(load_here: Load, tmp_path: Path) -> None:
     (tmp_path / "orch.toml").mkdir()
+    open_before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(UsageError, match=r"orch\.toml: cannot be read \(Is a directory\); mend or remove it"):
         load_here()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= open_before
 
 
 def test_a_file_that_never_ends(load_here: Load, tmp_path: Path) -> None:
     (tmp_path / "orch.toml").symlink_to("/dev/zero")
-    with pytest.raises(UsageError, match="longer than 1 MiB"):
+    with pytest.raises(UsageError, match="is no ordinary file"):
         load_here()
+
+
+def test_a_file_that_is_no_file_of_settings(load_here: Load) -> None:
+    with pytest.raises(UsageError, match="longer than 1 MiB"):
+        load_here("#" * (1 << 20) + "#")
 
 
 def test_deeply_nested_toml(load_here: Load) -> None:

@@ -50,6 +50,8 @@ def expect_a_request_or_a_usage_error(
 
 words = st.sampled_from(
     ["", "1", "0", "-1", "30s", "true", "A=1", "/bin/true", "--epochs 3", "auto", "ready", "'", "~x/y", "0,1"]
+) | st.sampled_from(
+    ["restart", "restart-task", "private", "none", "2GiB", "1.5g", "kill 1 at step 2; stop 0 at 3s"]
 )
 texts = words | st.text(max_size=12)
 scalars = (

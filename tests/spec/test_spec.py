@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from spec_making import MakeSpec
 
-from orchestrator.spec import JobSpec, default_name, mask_secrets
+from orchestrator.spec import MOST_TASKS_OF_A_ROLE, JobSpec, default_name, mask_secrets
 
 
 def test_tasks_stand_in_order(make_spec: MakeSpec) -> None:
@@ -51,6 +51,7 @@ def test_roles_have_one_order_however_given(make_spec: MakeSpec) -> None:
         ({"grace_s": float("nan")}, "not a length of time"),
         ({"timeout_s": 0.0}, "leave it out for no limit"),
         ({"wrokers": 3}, "Extra inputs"),
+        ({"roles": {"worker": 1, "ps": 4097}}, "a role has at most 4,096 tasks, not 4,097"),
     ],
 )
 def test_refuses(make_spec: MakeSpec, changes: dict[str, Any], message: str) -> None:
@@ -82,7 +83,11 @@ names = st.from_regex(r"[A-Z][A-Z_]{0,8}", fullmatch=True).filter(
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 
 
-@given(env=st.dictionaries(names, texts, max_size=4), workers=st.integers(1, 10**6), grace=st.floats(0, 1e6))
+@given(
+    env=st.dictionaries(names, texts, max_size=4),
+    workers=st.integers(1, MOST_TASKS_OF_A_ROLE),
+    grace=st.floats(0, 1e6),
+)
 def test_crosses_a_pipe_unchanged(env: dict[str, str], workers: int, grace: float) -> None:
     spec = JobSpec.model_validate(
         {

@@ -50,7 +50,7 @@ def test_from_every_source(load_here: Load, source: dict[str, object]) -> None:
     ("flags", "source", "says"),
     [
         ({"start": "fork"}, "--start", "write auto or spawn"),
-        ({"keras": "2"}, "--keras", "write auto or 3 or legacy"),
+        ({"keras": "2"}, "--keras", "write auto, 3 or legacy"),
         ({"keras": True}, "--keras", "true is not known"),
         ({"preload": ["not a/module"]}, "--preload", "not the name of a Python module"),
         ({"preload": ["-c"]}, "--preload", "not the name of a Python module"),

@@ -1,0 +1,101 @@
+"""A made-up run with roles: its tasks by name, and what they tell."""
+
+from __future__ import annotations
+
+import signal as signals
+from dataclasses import replace
+
+from event_making import START, TERMS, emptied, feed, the_result
+
+from orchestrator import events
+from orchestrator.events import Symptom
+from orchestrator.lifecycle.machine import Lifecycle
+from orchestrator.lifecycle.terms import Terms
+from orchestrator.result import RunResult
+from orchestrator.spec import FailurePolicy
+
+PS_CLUSTER = ("chief:0", "worker:0", "worker:1", "ps:0")
+# As settings make them where the user says nothing.
+PS_TERMS = replace(
+    TERMS,
+    evaluator_timeout_s=600.0,
+    role_policies={"worker": FailurePolicy.RESTART_TASK, "evaluator": FailurePolicy.RESTART_TASK},
+)
+PLAIN_TERMS = replace(PS_TERMS, role_policies={"evaluator": FailurePolicy.RESTART_TASK})
+WITH_EVALUATOR = (*PS_CLUSTER, "evaluator:0")
+TWO_AND_EVALUATOR = ("worker:0", "worker:1", "evaluator:0")
+
+
+def planned(names: tuple[str, ...], *, serves: bool = True, mono: float = START) -> events.AttemptPlanned:
+    plans = tuple(
+        events.PlannedTask(
+            task=name,
+            role=name.partition(":")[0],
+            index=int(name.partition(":")[2]),
+            address=f"127.0.0.1:{20000 + at}",
+            argv=("true",),
+            cwd="/",
+            env={},
+            log=f"/logs/{name}.log",
+            serves=serves and not name.startswith("evaluator"),
+        )
+        for at, name in enumerate(names)
+    )
+    return events.AttemptPlanned(at=mono, mono=mono, attempt=1, tasks=plans)
+
+
+def begun(name: str, mono: float = START) -> list[events.Event]:
+    """Started, and ready."""
+    return [
+        events.TaskStarted(at=mono, mono=mono, task=name, pid=100, start_ticks=7),
+        events.TaskReady(at=mono, mono=mono, task=name),
+    ]
+
+
+def at_work(terms: Terms, names: tuple[str, ...] = PS_CLUSTER, *, serves: bool = True) -> Lifecycle:
+    """A lifecycle whose tasks all run, not one of which has told anything."""
+    lifecycle = Lifecycle(terms, START)
+    for event in (planned(names, serves=serves), *(event for name in names for event in begun(name))):
+        lifecycle.handle(event)
+    return lifecycle
+
+
+def exits(
+    name: str,
+    code: int | None = 0,
+    signal: int | None = None,
+    order: int = 0,
+    mono: float = START,
+    symptom: Symptom | None = None,
+) -> events.TaskExited:
+    return events.TaskExited(
+        at=mono,
+        mono=mono,
+        task=name,
+        exit_code=None if signal else code,
+        signal=signal,
+        order=order,
+        symptom=symptom,
+    )
+
+
+def tells(name: str, phase: str, step: int | None = None, mono: float = START) -> events.TaskProgressed:
+    progress = events.Progress(phase=phase, step=step)
+    return events.TaskProgressed(at=mono, mono=mono, task=name, progress=progress)
+
+
+def training(terms: Terms = PS_TERMS, names: tuple[str, ...] = PS_CLUSTER) -> Lifecycle:
+    lifecycle = at_work(terms, names)
+    servants = [name for name in names if name.startswith(("ps", "worker"))]
+    feed(lifecycle, [*(tells(name, "serving") for name in servants), tells("chief:0", "training", 3)])
+    return lifecycle
+
+
+def ended(lifecycle: Lifecycle, *stopped: str, mono: float = START + 9) -> RunResult:
+    """After a teardown in which these ended by SIGTERM."""
+    events = [exits(name, None, signals.SIGTERM, 9, mono) for name in stopped]
+    return the_result(feed(lifecycle, [*events, emptied(mono)]))
+
+
+def ends_of(result: RunResult) -> dict[str, tuple[str, str]]:
+    return {task.task: (task.state, task.end) for task in result.tasks}

@@ -1,0 +1,136 @@
+"""What a failed task was short of, in words: only what is known for certain."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.configuration.sizes import format_size, parse_size
+from orchestrator.diagnosis.lacks import FULL_DISK, NO_PROCESSES, killed_text, lack_of
+from orchestrator.events import PlannedTask, SignalRequested, Symptom, SymptomKind
+from orchestrator.state import TaskPhase, TaskState
+from orchestrator.supervision.memory_watch import MemoryWatch
+
+PLAN = PlannedTask(
+    task="worker:1",
+    role="worker",
+    index=1,
+    address=None,
+    argv=(),
+    cwd="/",
+    env={},
+    log="/x",
+    serves=True,
+)
+KILLED = TaskState(plan=PLAN, phase=TaskPhase.FAILED, signal=signal.SIGKILL, oom_kills=0)
+FELL = TaskState(plan=PLAN, phase=TaskPhase.FAILED, exit_code=1)
+DISK = "/data: No space left on device"
+
+
+def sent(number: int) -> SignalRequested:
+    return SignalRequested(at=0, mono=0, task="worker:1", signal=number, by="user")
+
+
+def said(task: TaskState) -> str | None:
+    lack = lack_of(task)
+    return None if lack is None else lack.text
+
+
+def test_over_its_limit_in_the_units_the_limit_was_given_in() -> None:
+    gib = 1 << 30
+    over = replace(KILLED, over_limit=int(1.2 * gib), memory_limit=gib)
+    assert said(over) == "used 1.2 GiB, over --memory-limit 1 GiB"
+    over = replace(KILLED, over_limit=612_000_000, memory_limit=500_000_000)
+    assert said(over) == "used 612 MB, over --memory-limit 500 MB"
+
+
+def test_the_kernels_kill_with_what_it_had_used() -> None:
+    killed = replace(KILLED, oom_kills=1, peak_bytes=300 << 20)
+    assert said(killed) == "killed by the kernel: out of memory (it had used up to 300 MiB)"
+    below_a_shell = replace(killed, signal=None, exit_code=137)
+    assert said(below_a_shell) == "exit 137: killed by the kernel, out of memory (it had used up to 300 MiB)"
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        KILLED,
+        replace(KILLED, oom_kills=None),
+        replace(KILLED, oom_kills=2, signals=(sent(signal.SIGKILL),)),
+        replace(KILLED, oom_kills=2, signal=signal.SIGSEGV),
+        replace(FELL, oom_kills=2),
+    ],
+)
+def test_any_other_end_is_not_taken_for_it(task: TaskState) -> None:
+    assert said(task) is None
+
+
+def test_somebodys_kill_is_told_as_far_as_it_is_known() -> None:
+    assert "the kernel counted no out-of-memory kill" in killed_text(KILLED)
+    assert "likely out of memory" in killed_text(replace(KILLED, oom_kills=None))
+
+
+def test_a_full_disk_explains_one_that_says_nothing_itself() -> None:
+    full = replace(FELL, exit_code=120, full_disk=DISK)
+    assert said(full) == f"exit 120, when it could write nothing more ({DISK})"
+    own = Symptom(kind=SymptomKind.OWN, exception="ValueError: x")
+    assert said(replace(full, symptom=own)) is None
+    assert said(replace(full, symptom=Symptom(kind=SymptomKind.COLLATERAL))) is None
+    assert said(replace(full, signals=(sent(signal.SIGTERM),))) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (
+            "python3: no more processes or threads can be made (Resource temporarily unavailable)",
+            NO_PROCESSES,
+        ),
+        ("[Errno 28] No space left on device: '/x.log'", FULL_DISK),
+        ("nosuch: no such file or directory", None),
+    ],
+)
+def test_a_start_that_failed_for_want_of_something(error: str, advice: str | None) -> None:
+    lack = lack_of(replace(FELL, exit_code=126, start_error=error))
+    assert (None if lack is None else lack.advice) == advice
+    if lack is not None:
+        assert lack.text == f"could not be started: {error}"
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [(signal.SIGXCPU, "CPU time (ulimit -t)"), (signal.SIGXFSZ, "a file's size (ulimit -f)")],
+)
+def test_signals_of_limits(number: int, told: str) -> None:
+    task = replace(FELL, exit_code=None, signal=number)
+    assert told in (said(task) or "")
+    assert said(replace(task, signals=(sent(number),))) is None
+
+
+def test_a_process_that_passes_the_limit_is_told_of_once() -> None:
+    watch = MemoryWatch(100)
+    assert [watch.exceeds("a", used) for used in (50, 100, 101, 200)] == [False, False, True, False]
+    assert watch.exceeds("b", 101)
+    watch.begun("a")
+    assert watch.exceeds("a", 101) and not watch.exceeds("b", 101)
+    assert not MemoryWatch(None).exceeds("a", 1 << 60)
+
+
+@pytest.mark.parametrize(
+    ("size", "like", "text"),
+    [
+        (0, None, "0 B"),
+        (1023, None, "1023 B"),
+        (1 << 20, None, "1 MiB"),
+        (1_610_612_736, None, "1.5 GiB"),
+        (10**10, 10**10, "10 GB"),
+        (512 << 20, 10**9, "537 MB"),
+        (3 << 50, None, "3072 TiB"),
+    ],
+)
+def test_sizes_in_words(size: int, like: int | None, text: str) -> None:
+    assert format_size(size, like) == text
+    if size:
+        assert abs(parse_size(text) - size) <= size * 0.06

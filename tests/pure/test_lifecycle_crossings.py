@@ -1,0 +1,176 @@
+"""What comes when something else has been decided already, or of a task that is gone: events in, actions out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from event_making import (
+    START,
+    TERMS,
+    agent_lost,
+    deadline,
+    emptied,
+    exited,
+    feed,
+    not_started,
+    planned,
+    ready,
+    running,
+    started,
+    stop,
+    the_result,
+)
+from test_lifecycle_limits import AT_WORK, LATE, STALL, STOPPED, end, silence, stacks
+from test_lifecycle_restarts import CONTINUE, RESTART, RESTART_TASK, at_step, fail, progressed, restart
+
+from orchestrator.events import SignalRequested, TeardownReason
+from orchestrator.lifecycle.actions import Deadline, PlanAttempt, SweepHost, TakeStacks, TearDown
+from orchestrator.lifecycle.machine import Lifecycle
+from orchestrator.lifecycle.terms import Terms
+from orchestrator.progress.start_watch import LATE_S
+from orchestrator.result import CauseKind
+
+T = START
+
+
+def plain(tasks: int, terms: Terms) -> Lifecycle:
+    """Commands that are no TensorFlow servers and tell nothing: they just run."""
+    lifecycle = Lifecycle(terms, T)
+    plan = planned(tasks)
+    unserved = tuple(task.model_copy(update={"serves": False}) for task in plan.tasks)
+    feed(lifecycle, [plan.model_copy(update={"tasks": unserved})])
+    for index in range(tasks):
+        feed(lifecycle, [started(index), ready(index)])
+    return lifecycle
+
+
+def test_a_restart_that_is_asked_for_while_a_stop_is_under_way_does_not_happen() -> None:
+    lifecycle = running()
+    feed(lifecycle, [stop()])
+    assert feed(lifecycle, [restart()]) == []
+    result = end(lifecycle)
+    assert (result.outcome, result.exit_code, result.attempts) == ("stopped", 130, 1)
+
+
+def test_an_agent_that_is_lost_as_the_next_attempt_is_being_planned_ends_the_run() -> None:
+    lifecycle = at_step(RESTART)
+    feed(lifecycle, [exited(1, 3), exited(0, None, 15, order=1)])
+    # The news of the loss stands in the queue before what follows from the attempt's end.
+    assert SweepHost() in feed(lifecycle, [emptied(T + 1), agent_lost(T + 1)])
+    assert lifecycle.next_deadline() is None
+    result = the_result(feed(lifecycle, [emptied(T + 2)]))
+    assert (result.outcome, result.exit_code, result.attempts) == ("failed", 125, 1)
+    assert result.cause is not None and result.cause.kind is CauseKind.ORCH
+
+
+def test_who_is_waited_for_is_said_once() -> None:
+    lifecycle = Lifecycle(TERMS, T)
+    feed(lifecycle, [planned(2), started(0), started(1), ready(0)])
+    assert lifecycle.next_deadline() == (T + LATE_S, Deadline.START_LATE)
+    feed(
+        lifecycle, [deadline(Deadline.START_LATE, T + LATE_S), deadline(Deadline.START_LATE, T + LATE_S + 1)]
+    )
+    (notice,) = lifecycle.state.notices
+    assert notice.startswith("worker:0 waits for worker:1 (")
+    assert lifecycle.next_deadline() is None
+
+
+def test_a_look_at_a_late_start_that_comes_too_soon_says_nothing() -> None:
+    lifecycle = Lifecycle(TERMS, T)
+    feed(lifecycle, [planned(2), started(0), started(1), ready(0), deadline(Deadline.START_LATE, T + 1)])
+    assert lifecycle.state.notices == ()
+    assert lifecycle.next_deadline() == (T + LATE_S, Deadline.START_LATE)
+
+
+def test_stacks_are_asked_for_once_although_both_limits_are_reached() -> None:
+    lifecycle = Lifecycle(replace(STALL, start_timeout_s=120.0), T)
+    feed(lifecycle, [planned(2), started(0), started(1), ready(0)])
+    at = T + 120
+    both = [silence(at, {}), deadline(Deadline.START_LIMIT, at)]
+    assert feed(lifecycle, both) == [TakeStacks(Deadline.STALL_LIMIT)]
+    feed(lifecycle, [stacks(at + 1, Deadline.STALL_LIMIT, w0=AT_WORK)])
+    cause = end(lifecycle).cause
+    assert cause is not None and cause.kind is CauseKind.STALLED
+
+
+def test_what_a_task_that_has_ended_last_wrote_is_no_sign_of_life() -> None:
+    lifecycle = running(3, terms=replace(CONTINUE, stall_timeout_s=5.0))
+    feed(lifecycle, [exited(2, 5)])
+    quiet = {"worker:0": 5.0, "worker:1": 5.0, "worker:2": 0.0}
+    assert feed(lifecycle, [silence(T + 5, quiet)]) == [TakeStacks(Deadline.STALL_LIMIT)]
+    feed(lifecycle, [stacks(T + 6, Deadline.STALL_LIMIT, w0=AT_WORK, w1=STOPPED)])
+    cause = end(lifecycle).cause
+    assert cause is not None and cause.task == "worker:1"
+
+
+def test_one_that_goes_on_is_not_blamed_for_being_behind() -> None:
+    lifecycle = running(terms=STALL)
+    feed(lifecycle, [progressed(0, 3, T + 1), progressed(1, 20, T + 1), silence(T + 9, {"worker:0": 0.5})])
+    feed(lifecycle, [stacks(T + 10, Deadline.STALL_LIMIT, w0=AT_WORK, w1=AT_WORK)])
+    cause = end(lifecycle).cause
+    assert cause is not None and (cause.task, cause.kind) == ("worker:1", CauseKind.STALLED)
+    assert cause.text.endswith("; in load_data (train.py:31)")
+
+
+def test_before_a_task_is_at_work_nobody_is_silent() -> None:
+    lifecycle = Lifecycle(STALL, T)
+    feed(lifecycle, [planned(2), started(0), started(1)])
+    assert feed(lifecycle, [silence(T + 60, {"worker:0": 60.0, "worker:1": 60.0})]) == []
+
+
+def test_a_task_that_was_stopped_before_it_listened_is_told_as_stopped() -> None:
+    lifecycle = Lifecycle(LATE, T)
+    feed(lifecycle, [planned(2), started(0), started(1), ready(0)])
+    by_hand = SignalRequested(at=T, mono=T + 1, task="worker:1", signal=19, by="user")
+    feed(lifecycle, [by_hand, deadline(Deadline.START_LIMIT, T + 120)])
+    feed(lifecycle, [stacks(T + 121, Deadline.START_LIMIT, w0=AT_WORK, w1=STOPPED)])
+    cause = end(lifecycle).cause
+    assert cause is not None and (cause.task, cause.kind) == ("worker:1", CauseKind.STOPPED)
+    assert cause.text.endswith("; stopped by SIGSTOP, sent by `orch kill`)")
+
+
+def test_a_late_task_that_says_nothing_of_itself_is_named_all_the_same() -> None:
+    lifecycle = Lifecycle(LATE, T)
+    feed(lifecycle, [planned(2), started(0), started(1), ready(0)])
+    feed(lifecycle, [deadline(Deadline.START_LIMIT, T + 120)])
+    feed(lifecycle, [stacks(T + 121, Deadline.START_LIMIT, w0=AT_WORK)])
+    cause = end(lifecycle).cause
+    assert cause is not None and (cause.task, cause.kind) == ("worker:1", CauseKind.LIMIT)
+
+
+@pytest.mark.parametrize(("ran_s", "again"), [(4.9, False), (5.0, True)])
+def test_a_plain_command_has_worked_when_it_ran_for_a_while(ran_s: float, again: bool) -> None:
+    lifecycle = plain(2, RESTART)
+    fail(lifecycle, T + ran_s)
+    assert (lifecycle.result is None) is again
+    if again:
+        assert feed(lifecycle, [deadline(Deadline.RESTART, T + ran_s + 1)]) == [PlanAttempt(2)]
+
+
+def test_a_task_that_cannot_be_started_anew_is_not_waited_for() -> None:
+    """It has never run: that counts as no time at all, however long the first one of that name did."""
+    lifecycle = plain(2, RESTART_TASK)
+    feed(lifecycle, [exited(1, 3, mono=T + 100), deadline(Deadline.TASK_RESTART, T + 101)])
+    # The second delay in a row is longer than the first, for it never was at work in between.
+    feed(lifecycle, [not_started(1, T + 101)])
+    assert lifecycle.next_deadline() == (T + 103, Deadline.TASK_RESTART)
+
+
+def test_one_task_anew_is_not_tried_before_its_first_step() -> None:
+    lifecycle = running(terms=RESTART_TASK)
+    assert feed(lifecycle, [exited(1, 3, mono=T + 1)]) == [
+        TearDown(TeardownReason.FAILURE, TERMS.failure_grace_s)
+    ]
+    not_restarted = end(lifecycle).not_restarted
+    assert not_restarted is not None and not_restarted.startswith("worker:1: ")
+
+
+def test_a_stop_and_a_step_in_the_same_moment() -> None:
+    """A first step of a later attempt that comes in as the run is being stopped is told all the same."""
+    lifecycle = at_step(RESTART)
+    fail(lifecycle, T + 5)
+    again = planned(2, T + 6).model_copy(update={"attempt": 2})
+    feed(lifecycle, [deadline(Deadline.RESTART, T + 6), again, started(0), started(1), ready(0), ready(1)])
+    feed(lifecycle, [stop(mono=T + 7), progressed(0, 21, T + 7)])
+    assert any(ended.recovery_s == 2.0 for ended in lifecycle.state.history)

@@ -1,0 +1,323 @@
+"""Another attempt after a failure, and one task anew: events in, actions out, no clock."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+import pytest
+from event_making import (
+    START,
+    TERMS,
+    agent_lost,
+    deadline,
+    emptied,
+    exited,
+    feed,
+    not_started,
+    planned,
+    ready,
+    running,
+    started,
+    stop,
+    teardowns,
+    the_result,
+)
+
+from orchestrator import events
+from orchestrator.events import TeardownReason
+from orchestrator.lifecycle.actions import (
+    Action,
+    Deadline,
+    Finish,
+    PlanAttempt,
+    StartTask,
+    StartTasks,
+    TearDown,
+)
+from orchestrator.lifecycle.machine import Lifecycle
+from orchestrator.lifecycle.restarts import Again, Refused, Restarts
+from orchestrator.lifecycle.terms import Terms
+from orchestrator.spec import FailurePolicy
+from orchestrator.state import RunPhase, TaskPhase
+
+RESTART = replace(TERMS, on_failure=FailurePolicy.RESTART, max_restarts=3)
+RESTART_TASK = replace(TERMS, on_failure=FailurePolicy.RESTART_TASK, max_restarts=2)
+CONTINUE = replace(TERMS, on_failure=FailurePolicy.CONTINUE)
+T = START
+
+
+def progressed(index: int, step: int, mono: float = START, **fields: object) -> events.TaskProgressed:
+    progress = events.Progress.model_validate({"phase": "training", "step": step, **fields})
+    return events.TaskProgressed(at=mono, mono=mono, task=f"worker:{index}", progress=progress)
+
+
+def restart(mono: float = START) -> events.RestartRequested:
+    return events.RestartRequested(at=mono, mono=mono)
+
+
+def attempt(number: int, mono: float, tasks: int = 2) -> list[events.Event]:
+    """Everything up to all tasks running."""
+    plan = planned(tasks, mono).model_copy(update={"attempt": number})
+    return [plan, *(started(i, mono) for i in range(tasks)), *(ready(i, mono) for i in range(tasks))]
+
+
+def at_step(terms: Terms, step: int = 20) -> Lifecycle:
+    lifecycle = running(terms=terms)
+    feed(lifecycle, [progressed(0, step), progressed(1, step)])
+    return lifecycle
+
+
+def fail(lifecycle: Lifecycle, mono: float, code: int | None = 3, number: int | None = None) -> list[Action]:
+    """worker:1 falls, worker:0 is ended, nothing is left."""
+    actions = feed(lifecycle, [exited(1, code, number, mono=mono)])
+    return [*actions, *feed(lifecycle, [exited(0, None, 15, order=1, mono=mono), emptied(mono)])]
+
+
+def test_a_failure_after_a_step_becomes_another_attempt() -> None:
+    lifecycle = at_step(RESTART)
+    assert fail(lifecycle, T + 5) == [TearDown(TeardownReason.FAILURE, TERMS.failure_grace_s)]
+    assert lifecycle.next_deadline() == (T + 6, Deadline.RESTART)
+    assert lifecycle.state.phase is RunPhase.STARTING
+    assert feed(lifecycle, [deadline(Deadline.RESTART, T + 6)]) == [PlanAttempt(2)]
+    actions = feed(lifecycle, attempt(2, T + 7))
+    assert actions == [StartTasks(("worker:0", "worker:1"))]
+    assert (lifecycle.state.attempt, lifecycle.state.phase) == (2, RunPhase.RUNNING)
+    assert [task.restarts for task in lifecycle.state.tasks.values()] == [1, 1]
+    result = the_result(feed(lifecycle, [exited(0, mono=T + 9), exited(1, mono=T + 9), emptied(T + 9)]))
+    assert (result.outcome, result.exit_code, result.attempts, result.cause) == ("succeeded", 0, 2, None)
+    (ended,) = result.history
+    assert ended.cause is not None and (ended.attempt, ended.exit_code, ended.cause.task) == (
+        1,
+        3,
+        "worker:1",
+    )
+
+
+def test_what_was_lost_is_counted_from_the_next_first_step() -> None:
+    lifecycle = running(terms=RESTART)
+    feed(lifecycle, [progressed(0, 18, epoch=3, steps=20)])  # 58 steps over all epochs
+    fail(lifecycle, T + 5)
+    feed(lifecycle, [deadline(Deadline.RESTART, T + 6), *attempt(2, T + 7)])
+    feed(lifecycle, [progressed(0, 1, T + 9, epoch=3, steps=20)])
+    (ended,) = lifecycle.state.history
+    assert (ended.position, ended.resumed_at, ended.steps_lost, ended.recovery_s) == (58, 40, 18, 4.0)
+
+
+def test_what_never_worked_is_not_tried_again() -> None:
+    lifecycle = running(terms=RESTART)
+    result = the_result(fail(lifecycle, T + 5))
+    assert (result.outcome, result.exit_code, result.attempts) == ("failed", 3, 1)
+    assert result.not_restarted is not None and "before its first step" in result.not_restarted
+
+
+@pytest.mark.parametrize(("after_s", "again"), [(4.9, False), (5.0, True)])
+def test_a_loop_that_tells_no_steps_has_worked_when_it_was_at_work_for_a_while(
+    after_s: float, again: bool
+) -> None:
+    lifecycle = running(terms=RESTART)
+    made = events.TaskProgressed(
+        at=T, mono=T + 20, task="worker:1", progress=events.Progress(phase="training")
+    )
+    feed(lifecycle, [made])
+    fail(lifecycle, T + 20 + after_s)
+    assert (lifecycle.result is None) is again
+
+
+def test_an_attempt_that_resumed_and_did_no_step_has_not_worked() -> None:
+    lifecycle = running(terms=RESTART)
+    feed(lifecycle, [progressed(1, 0, T + 1, epoch=4, steps=20)])
+    result = the_result(fail(lifecycle, T + 5))
+    assert result.attempts == 1
+
+
+def test_a_command_that_cannot_be_started_is_not_tried_again() -> None:
+    lifecycle = Lifecycle(RESTART, T)
+    feed(lifecycle, [planned(2), started(0), not_started(1)])
+    assert the_result(feed(lifecycle, [exited(0, None, 15, order=1), emptied()])).exit_code == 127
+
+
+@pytest.mark.parametrize("code", [42, 143])
+def test_who_asks_for_a_restart_needs_no_step(code: int) -> None:
+    lifecycle = running(terms=RESTART)
+    assert not any(isinstance(action, Finish) for action in fail(lifecycle, T + 5, code))
+    assert lifecycle.next_deadline() == (T + 6, Deadline.RESTART)
+
+
+def test_those_that_save_their_state_get_the_whole_grace() -> None:
+    lifecycle = at_step(RESTART)
+    assert teardowns(feed(lifecycle, [exited(0, 42)])) == [TearDown(TeardownReason.FAILURE, TERMS.grace_s)]
+
+
+def test_the_last_attempt_that_is_allowed_is_the_last() -> None:
+    lifecycle = at_step(RESTART)
+    at = T
+    for number, delay_s in ((2, 1), (3, 2), (4, 4)):
+        fail(lifecycle, at + 1)
+        assert lifecycle.next_deadline() == (at + 1 + delay_s, Deadline.RESTART)
+        at += 1 + delay_s
+        feed(lifecycle, [deadline(Deadline.RESTART, at), *attempt(number, at), progressed(0, 1, at)])
+    result = the_result(fail(lifecycle, at + 1, None, signal.SIGKILL))
+    assert (result.exit_code, result.attempts, len(result.history)) == (137, 4, 3)
+    assert result.not_restarted == "restarted 3 times already"
+
+
+def test_the_delays_grow_to_30_s_and_begin_anew_after_a_minute_of_health() -> None:
+    restarts = Restarts(100)
+    delays = [restarts.after(1.0, worked=True, asked_for=False) for _ in range(7)]
+    assert delays == [Again(float(s)) for s in (1, 2, 4, 8, 16, 30, 30)]
+    assert restarts.after(60.0, worked=True, asked_for=False) == Again(1.0)
+    assert restarts.after(59.9, worked=True, asked_for=False) == Again(2.0)
+
+
+def test_no_restarts_means_none() -> None:
+    assert Restarts(0).after(100.0, worked=True, asked_for=True) == Refused("--max-restarts is 0")
+
+
+@pytest.mark.parametrize("when", ["before", "torn down", "empty", "waiting"])
+def test_a_stop_wins_over_a_restart(when: str) -> None:
+    lifecycle = at_step(RESTART)
+    steps: list[tuple[str, list[events.Event]]] = [
+        ("before", [exited(1, 3)]),
+        ("torn down", [exited(0, None, 15, order=1)]),
+        ("empty", [emptied()]),
+        ("waiting", []),
+    ]
+    actions: list[Action] = []
+    for name, happening in steps:
+        incoming = [stop(), *happening] if name == when and name != "empty" else happening
+        # Both in the queue at once: the stop behind the end of the attempt, before what follows from it.
+        incoming = [*happening, stop()] if name == when == "empty" else incoming
+        actions += feed(lifecycle, incoming)
+    if not any(isinstance(action, Finish) for action in actions):
+        actions += feed(lifecycle, [emptied()])
+    result = the_result(actions)
+    assert result.attempts == 1
+    assert not any(isinstance(action, PlanAttempt) for action in actions)
+
+
+def test_a_lost_agent_is_the_end_also_between_attempts() -> None:
+    lifecycle = at_step(RESTART)
+    fail(lifecycle, T)
+    feed(lifecycle, [agent_lost()])
+    assert lifecycle.next_deadline() is None
+    assert the_result(feed(lifecycle, [emptied()])).exit_code == 125
+
+
+def test_a_restart_that_is_asked_for_needs_no_failure_and_counts_for_none() -> None:
+    lifecycle = running(terms=replace(TERMS, max_restarts=0))
+    assert feed(lifecycle, [restart()]) == [TearDown(TeardownReason.RESTART, TERMS.grace_s)]
+    feed(lifecycle, [exited(0, None, 15), exited(1, None, 15, order=1), emptied(T + 1)])
+    assert lifecycle.next_deadline() == (T + 1, Deadline.RESTART)
+    assert feed(lifecycle, [deadline(Deadline.RESTART, T + 1)]) == [PlanAttempt(2)]
+    feed(lifecycle, attempt(2, T + 2))
+    result = the_result(feed(lifecycle, [exited(0), exited(1, order=1), emptied(T + 3)]))
+    assert (result.exit_code, result.attempts, result.history[0].cause) == (0, 2, None)
+
+
+def test_a_restart_that_is_asked_for_does_not_wait_for_the_delay() -> None:
+    lifecycle = at_step(RESTART)
+    fail(lifecycle, T)
+    assert feed(lifecycle, [restart(T + 0.1)]) == [PlanAttempt(2)]
+    assert feed(lifecycle, [deadline(Deadline.RESTART, T + 1)]) == []
+    assert feed(lifecycle, [restart(T + 0.2)]) == []  # it is on its way
+
+
+def test_a_restart_asked_for_while_a_failure_is_torn_down_happens() -> None:
+    lifecycle = running()
+    feed(lifecycle, [exited(1, 3), restart(), exited(0, None, 15, order=1), emptied()])
+    assert lifecycle.next_deadline() == (T, Deadline.RESTART)
+
+
+def test_a_failure_after_a_restart_that_was_asked_for_is_one() -> None:
+    lifecycle = at_step(RESTART)
+    fail(lifecycle, T)
+    feed(lifecycle, [restart(), *attempt(2, T + 1)])
+    fail(lifecycle, T + 2)
+    assert lifecycle.next_deadline() == (T + 4, Deadline.RESTART)
+
+
+def test_one_task_begins_anew_while_the_others_go_on() -> None:
+    lifecycle = at_step(RESTART_TASK)
+    assert feed(lifecycle, [exited(1, None, 9, mono=T + 7)]) == []
+    assert lifecycle.next_deadline() == (T + 8, Deadline.TASK_RESTART)
+    assert lifecycle.state.tasks["worker:1"].phase is TaskPhase.PENDING
+    assert feed(lifecycle, [deadline(Deadline.TASK_RESTART, T + 8)]) == [StartTask("worker:1")]
+    feed(lifecycle, [started(1, T + 8), ready(1, T + 8)])
+    assert {name: task.restarts for name, task in lifecycle.state.tasks.items()} == {
+        "worker:0": 0,
+        "worker:1": 1,
+    }
+    result = the_result(feed(lifecycle, [exited(1, order=1), exited(0, order=2), emptied()]))
+    assert (result.exit_code, result.attempts) == (0, 1)
+
+
+def test_a_task_that_falls_too_often_ends_the_run() -> None:
+    lifecycle = at_step(RESTART_TASK)
+    for due in (T + 2, T + 5):
+        feed(lifecycle, [exited(1, 5, mono=due - 1)])
+        feed(lifecycle, [deadline(Deadline.TASK_RESTART, due + 1), started(1, due + 1), ready(1, due + 1)])
+    assert teardowns(feed(lifecycle, [exited(1, 5, mono=T + 9)]))
+    result = the_result(feed(lifecycle, [exited(0, None, 15, order=3), emptied()]))
+    assert (result.exit_code, result.not_restarted) == (5, "worker:1: restarted 2 times already")
+
+
+def test_a_stop_before_a_task_begins_anew_lets_it_be() -> None:
+    lifecycle = at_step(RESTART_TASK)
+    feed(lifecycle, [exited(1, 5), stop()])
+    assert feed(lifecycle, [deadline(Deadline.TASK_RESTART, T + 60)]) == []
+    result = the_result(feed(lifecycle, [exited(0, None, 15, order=1), emptied()]))
+    assert result.outcome == "stopped"
+    assert [task.end for task in result.tasks] == ["stopped by orch", "not started again"]
+
+
+def test_the_others_go_on_without_the_one_that_failed() -> None:
+    lifecycle = running(3, terms=CONTINUE)
+    assert feed(lifecycle, [exited(1, 5)]) == []
+    assert lifecycle.state.notices == ("worker:1: exit 5; the others go on",)
+    assert feed(lifecycle, [exited(0, order=1)]) == []
+    assert teardowns(feed(lifecycle, [exited(2, order=2)])) == [TearDown(TeardownReason.FAILURE, 0.5)]
+    result = the_result(feed(lifecycle, [emptied()]))
+    assert (result.outcome, result.exit_code) == ("failed", 5)
+    assert [task.state for task in result.tasks] == ["succeeded", "failed", "succeeded"]
+
+
+def test_the_last_one_to_fail_ends_a_run_that_goes_on() -> None:
+    lifecycle = running(terms=CONTINUE)
+    assert feed(lifecycle, [exited(0)]) == []
+    assert teardowns(feed(lifecycle, [exited(1, 7, order=1)])) == [TearDown(TeardownReason.FAILURE, 0.5)]
+    assert the_result(feed(lifecycle, [emptied()])).exit_code == 7
+
+
+def test_what_one_task_has_got_over_is_told_of_no_later_end() -> None:
+    lifecycle = at_step(RESTART_TASK)
+    feed(lifecycle, [exited(1, 5, mono=T + 1, noticed_s=0.2)])
+    feed(lifecycle, [deadline(Deadline.TASK_RESTART, T + 2), started(1, T + 2), ready(1, T + 2)])
+    result = the_result(feed(lifecycle, [exited(0, order=1), exited(1, order=2), emptied()]))
+    assert (result.exit_code, result.detection_s, result.not_restarted) == (0, None, None)
+
+
+def test_why_there_was_no_restart_is_told_of_that_attempt_alone() -> None:
+    lifecycle = running(terms=RESTART_TASK)
+    feed(lifecycle, [exited(1, 5), restart(), exited(0, None, 15, order=1), emptied()])
+    feed(lifecycle, [deadline(Deadline.RESTART, T), *attempt(2, T + 1)])
+    result = the_result(feed(lifecycle, [exited(0), exited(1, order=1), emptied()]))
+    assert (result.exit_code, result.not_restarted) == (0, None)
+
+
+def test_a_finished_run_does_not_begin_anew() -> None:
+    lifecycle = running()
+    feed(lifecycle, [exited(0), exited(1, order=1), restart()])
+    assert the_result(feed(lifecycle, [emptied()])).outcome == "succeeded"
+
+
+def test_steps_are_lost_since_the_last_attempt_that_made_any() -> None:
+    lifecycle = at_step(replace(RESTART, max_restarts=9), step=33)
+    fail(lifecycle, T + 5)
+    feed(lifecycle, [deadline(Deadline.RESTART, T + 6), *attempt(2, T + 7)])
+    fail(lifecycle, T + 8)
+    feed(
+        lifecycle,
+        [deadline(Deadline.RESTART, T + 10), *attempt(3, T + 10), progressed(0, 1, T + 11, start_step=20)],
+    )
+    assert (lifecycle.state.history[-1].resumed_at, lifecycle.state.history[-1].steps_lost) == (20, 13)

@@ -1,0 +1,264 @@
+"""Which task sees which GPU, on made-up machines: equal shares, each GPU once, shared only when asked."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.gpu_plan import GpuPlan, GpuRequest, plan_gpus
+from orchestrator.gpus import Gpu, GpuChoice, GpuInventory, GpuWay, parse_gpus, visible_names
+from orchestrator.strategy import (
+    Communication,
+    Mesh,
+    SettingMisfit,
+    Strategy,
+    StrategyChoice,
+)
+from orchestrator.tf_config import CHIEF, EVALUATOR, PS, WORKER, TaskRef
+
+GIB = 1 << 30
+
+
+def machine(count: int) -> GpuInventory:
+    return GpuInventory(tuple(Gpu(str(i), f"GPU-{i}aaa", "Made-up", 16 * GIB) for i in range(count)))
+
+
+def tasks(**roles: int) -> list[TaskRef]:
+    return [TaskRef(type=role, index=index) for role, count in roles.items() for index in range(count)]
+
+
+def split(
+    gpus: str | None = None,
+    count: int = 0,
+    workers: int = 2,
+    users: dict[str, str] | None = None,
+    others: dict[str, int] | None = None,
+    **request: object,
+) -> GpuPlan:
+    choice = None if gpus is None else parse_gpus(gpus)
+    asked = GpuRequest(choice=choice, **request)  # type: ignore[arg-type]
+    return plan_gpus(tasks(**{WORKER: workers, **(others or {})}), asked, machine(count), users or {})
+
+
+def visible(plan: GpuPlan) -> dict[str, str | None]:
+    return {task: env.get("CUDA_VISIBLE_DEVICES") for task, env in plan.env.items()}
+
+
+@given(st.integers(0, 16), st.integers(1, 8), st.sampled_from([None, "auto"]))
+def test_auto_gives_equal_shares_and_no_gpu_twice(count: int, workers: int, gpus: str | None) -> None:
+    plan = split(gpus, count, workers)
+    if not count:
+        assert not plan.shares
+        assert all(not env for env in plan.env.values())
+        return
+    given_out = [name for share in plan.shares.values() for name in share]
+    assert len({len(share) for share in plan.shares.values()}) == 1
+    assert len(plan.shares) == workers
+    assert len(set(given_out)) == len(given_out) == count // workers * workers
+    assert not plan.is_shared
+    # What is not used is told.
+    assert bool(plan.notes) == (len(given_out) < count)
+
+
+@given(st.integers(1, 16), st.integers(1, 8), st.data())
+def test_named_gpus_are_all_used_once_or_refused(count: int, workers: int, data: st.DataObject) -> None:
+    machines = [str(index) for index in range(count)]
+    names = data.draw(st.lists(st.sampled_from(machines), unique=True, min_size=1))
+    if len(names) % workers:
+        with pytest.raises(SettingMisfit, match="cannot be split equally") as refused:
+            split(",".join(names), count, workers)
+        assert refused.value.setting == "gpus"
+        return
+    plan = split(",".join(names), count, workers)
+    assert [name for share in plan.shares.values() for name in share] == names
+    assert not plan.is_shared
+
+
+@given(st.integers(1, 4), st.integers(1, 6), st.integers(0, 16))
+def test_so_many_a_task_or_a_refusal(each: int, workers: int, count: int) -> None:
+    if each * workers > count:
+        with pytest.raises(SettingMisfit, match="ask for fewer"):
+            split(f"per-task {each}", count, workers)
+        return
+    shares = split(f"per-task {each}", count, workers).shares
+    names = [name for share in shares.values() for name in share]
+    assert {len(share) for share in shares.values()} == {each}
+    assert len(set(names)) == each * workers
+
+
+def test_a_gpu_named_twice_is_shared_and_told() -> None:
+    strategy = StrategyChoice(Strategy.MULTI_WORKER_MIRRORED)
+    plan = split("0,0", 1, 2, strategy=strategy)
+    assert visible(plan) == {"worker:0": "0", "worker:1": "0"}
+    assert plan.is_shared
+    # Or the first would take all of its memory.
+    assert all(env["TF_FORCE_GPU_ALLOW_GROWTH"] == "true" for env in plan.env.values())
+    assert "GPU 0 is shared by worker:0 and worker:1" in plan.notes[0]
+    assert "communication is ring" in plan.notes[1]
+
+
+def test_one_gpu_under_two_names_is_shared_too() -> None:
+    assert split("0,GPU-0", 1, 2).is_shared
+
+
+def test_one_gpu_twice_in_one_task_is_refused() -> None:
+    with pytest.raises(SettingMisfit, match="worker:0 would see one GPU twice"):
+        split("0,0,1,1", 2, 2)
+
+
+def test_nccl_is_refused_where_it_cannot_work() -> None:
+    nccl = StrategyChoice(Strategy.MULTI_WORKER_MIRRORED, communication=Communication.NCCL)
+    assert visible(split("0,1", 2, 2, strategy=nccl)) == {"worker:0": "0", "worker:1": "1"}
+    with pytest.raises(SettingMisfit, match=r"NCCL refuses two processes on one GPU.*share GPU 0.*ring"):
+        split("0,0", 1, 2, strategy=nccl)
+    with pytest.raises(SettingMisfit, match=r"NCCL sums on GPUs, and worker:0 has none: .* no NVIDIA GPU"):
+        split(None, 0, 2, strategy=nccl)
+    with pytest.raises(SettingMisfit, match="worker:0 sees none"):
+        split("none", 2, 2, strategy=nccl)
+
+
+def test_too_few_gpus_are_for_nobody_unless_asked() -> None:
+    plan = split(None, 1, 2)
+    assert visible(plan) == {"worker:0": "-1", "worker:1": "-1"}
+    assert plan.notes == ("1 GPU for 2 tasks: none gets one, all train on the CPU; --gpus 0,0 shares it",)
+    with pytest.raises(SettingMisfit, match=r"too few; to share on purpose .* --gpus 0,0"):
+        split("0", 1, 2)
+
+
+def test_only_those_who_compute_get_gpus() -> None:
+    others = {CHIEF: 1, PS: 1, EVALUATOR: 1}
+    plan = split(None, 2, 2, others=others)
+    assert visible(plan) == {
+        "worker:0": "0",
+        "worker:1": "1",
+        "chief:0": "-1",
+        "ps:0": "-1",
+        "evaluator:0": "-1",
+    }
+    # A chief without parameter servers trains as the workers do.
+    assert visible(split(None, 3, 2, others={CHIEF: 1}))["chief:0"] is not None
+    assert visible(split(None, 0, 1, others={PS: 1})) == {"worker:0": None, "ps:0": "-1"}
+
+
+def test_a_role_may_ask_for_its_own() -> None:
+    plan = split(None, 4, 2, others={EVALUATOR: 1, PS: 1}, by_role={EVALUATOR: parse_gpus("0")})
+    assert plan.shares["evaluator:0"] == ("0",)
+    assert plan.shares["worker:0"] == ("1",)
+    assert plan.notes == ("3 GPUs for 2 tasks: 1 each; GPU 3 stays unused",)
+    plan = split("1,2", 4, 2, others={PS: 1}, by_role={PS: parse_gpus("per-task 1")})
+    assert plan.shares == {"worker:0": ("1",), "worker:1": ("2",), "ps:0": ("0",)}
+
+
+def test_all_who_take_what_is_left_take_it_together() -> None:
+    plan = split(None, 3, 2, others={EVALUATOR: 1}, by_role={EVALUATOR: parse_gpus("auto")})
+    assert plan.shares == {"worker:0": ("0",), "worker:1": ("1",), "evaluator:0": ("2",)}
+
+
+def test_the_users_variable_is_all_there_is() -> None:
+    shown = {"CUDA_VISIBLE_DEVICES": "3,1"}
+    plan = split(None, 4, 2, users=shown)
+    assert visible(plan) == {"worker:0": "3", "worker:1": "1"}
+    # An index keeps the meaning that it has in the user's variable.
+    assert "CUDA_DEVICE_ORDER" not in plan.env["worker:0"]
+    assert split(None, 4, 2).env["worker:0"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    with pytest.raises(SettingMisfit, match="GPU 0 is hidden by your CUDA_VISIBLE_DEVICES, which shows 3,1"):
+        split("0,1", 4, 2, users=shown)
+    assert not split(None, 4, 2, users={"CUDA_VISIBLE_DEVICES": ""}).shares
+
+
+def test_a_role_with_a_variable_of_its_own_is_left_alone() -> None:
+    plan = split(None, 2, 2, set_by_user=frozenset({WORKER}))
+    assert not plan.shares
+    assert visible(plan) == {"worker:0": None, "worker:1": None}
+
+
+def test_parts_of_a_gpu_are_taken_at_their_word() -> None:
+    plan = split("MIG-1-2,MIG-3-4", 1, 2)
+    assert visible(plan) == {"worker:0": "MIG-1-2", "worker:1": "MIG-3-4"}
+    pool = {"CUDA_VISIBLE_DEVICES": "MIG-1-2"}
+    assert visible(split(None, 1, 1, users=pool)) == {"worker:0": "MIG-1-2"}
+    with pytest.raises(SettingMisfit, match="there is no GPU MIG-9"):
+        split("MIG-9", 1, 1, users=pool)
+
+
+@pytest.mark.parametrize("gpus", ["0", "per-task 1"])
+def test_what_is_not_there_is_refused_with_the_reason(gpus: str) -> None:
+    with pytest.raises(SettingMisfit, match="this machine has no NVIDIA GPU"):
+        split(gpus, 0, 1)
+
+
+def test_none_hides_all() -> None:
+    assert visible(split("none", 2, 2)) == {"worker:0": "-1", "worker:1": "-1"}
+    assert visible(split("none", 0, 1)) == {"worker:0": "-1"}
+
+
+def test_memory_is_told_and_must_be_there() -> None:
+    env = split("0,1", 2, 2, memory=4 * GIB).env["worker:0"]
+    assert env["ORCH_GPU_MEMORY"] == str(4 * GIB)
+    assert "TF_FORCE_GPU_ALLOW_GROWTH" not in env
+    grow = split("0,1", 2, 2, memory="grow").env["worker:0"]
+    assert (grow["ORCH_GPU_MEMORY"], grow["TF_FORCE_GPU_ALLOW_GROWTH"]) == ("grow", "true")
+    kept = split("0,1", 2, 2, memory="grow", users={"TF_FORCE_GPU_ALLOW_GROWTH": "false"}).env["worker:0"]
+    assert "TF_FORCE_GPU_ALLOW_GROWTH" not in kept
+    with pytest.raises(SettingMisfit, match=r"2 tasks share GPU 0: .* ask for 8,589,934,592 or less"):
+        split("0,0", 1, 2, memory=10 * GIB)
+    assert split(None, 0, 1, memory="grow").notes == (
+        "--gpu-memory: no task sees a GPU, so it changes nothing",
+    )
+
+
+def test_logical_cpus_hide_the_gpus() -> None:
+    replicas = StrategyChoice(Strategy.MIRRORED, replicas=2)
+    assert visible(split(None, 4, 1, strategy=replicas)) == {"worker:0": "-1"}
+    with pytest.raises(SettingMisfit, match="all is done on the CPU") as refused:
+        split("0,1", 4, 1, strategy=replicas)
+    assert refused.value.setting == "replicas"
+
+
+def test_the_one_device_must_be_one_that_the_task_sees() -> None:
+    second = StrategyChoice(Strategy.ONE_DEVICE, device="GPU:1")
+    assert visible(split(None, 2, 1, strategy=second)) == {"worker:0": "0,1"}
+    with pytest.raises(SettingMisfit, match="there is no GPU:1: the process sees 1 GPU"):
+        split("0", 2, 1, strategy=second)
+    cpu = StrategyChoice(Strategy.ONE_DEVICE, device="CPU:0")
+    assert visible(split(None, 2, 1, strategy=cpu)) == {"worker:0": "-1"}
+
+
+def test_a_mesh_needs_a_gpu_for_each_of_its_devices_or_none() -> None:
+    mesh = StrategyChoice(Strategy.DTENSOR, mesh=Mesh(2, 2))
+    assert visible(split(None, 4, 2, strategy=mesh)) == {"worker:0": "0,1", "worker:1": "2,3"}
+    plan = split(None, 3, 2, strategy=mesh)
+    assert visible(plan) == {"worker:0": "-1", "worker:1": "-1"}
+    assert "which need 2 each" in plan.notes[0]
+    with pytest.raises(SettingMisfit, match="needs 2 GPUs each, and worker:0 would see 1; name 4"):
+        split("0,1", 4, 2, strategy=mesh)
+
+
+@pytest.mark.parametrize(
+    ("text", "choice"),
+    [
+        ("auto", GpuChoice(GpuWay.AUTO)),
+        (" NONE ", GpuChoice(GpuWay.NONE)),
+        ("0, 01", GpuChoice(GpuWay.NAMED, ("0", "1"))),
+        ("MIG-GPU-1a/2/0", GpuChoice(GpuWay.NAMED, ("MIG-GPU-1a/2/0",))),
+        ("per-task 2", GpuChoice(GpuWay.PER_TASK, each=2)),
+        ("per-task=2", GpuChoice(GpuWay.PER_TASK, each=2)),
+    ],
+)
+def test_words_for_gpus(text: str, choice: GpuChoice) -> None:
+    assert parse_gpus(text) == choice
+    assert parse_gpus(str(choice)) == choice
+
+
+@given(st.text())
+def test_any_other_word_is_refused_in_words(text: str) -> None:
+    try:
+        parse_gpus(text)
+    except ValueError as error:
+        assert "write" in str(error)
+
+
+def test_cuda_stops_at_the_first_word_that_is_none() -> None:
+    assert visible_names("0,1,-1,2") == ("0", "1")
+    assert visible_names("") == visible_names("-1") == visible_names("NoDevFiles") == ()

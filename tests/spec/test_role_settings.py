@@ -1,0 +1,298 @@
+"""Roles as they are asked for: options, the table [roles.*], what is refused, and what each task is started with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from spec_making import Load
+
+from orchestrator.configuration.config_document import config_document, config_lines, placeholder_plan
+from orchestrator.errors import UsageError
+from orchestrator.plan import RunPlan
+from orchestrator.runs.paths import RunPaths
+from orchestrator.spec import FailurePolicy, JobSpec
+
+ABORT, RESTART, RESTART_TASK, CONTINUE = FailurePolicy
+
+
+def planned(spec: JobSpec) -> RunPlan:
+    return placeholder_plan(spec, RunPaths(Path("/runs/x")), {"PATH": os.defpath})
+
+
+def tf_configs(spec: JobSpec) -> dict[str, dict[str, Any]]:
+    return {str(task.task): task.tf_config.as_dict() for task in planned(spec).tasks}
+
+
+# -- which tasks there are
+
+
+@pytest.mark.parametrize(
+    ("flags", "roles"),
+    [
+        ({}, {"worker": 1}),
+        ({"workers": "2", "ps": "1"}, {"chief": 1, "worker": 2, "ps": 1}),
+        ({"ps": 2, "chief": "worker0"}, {"worker": 1, "ps": 2}),
+        ({"workers": 3, "chief": "separate"}, {"chief": 1, "worker": 3}),
+        ({"workers": 2, "evaluator": True}, {"worker": 2, "evaluator": 1}),
+        ({"workers": 0, "chief": "separate", "evaluator": True}, {"chief": 1, "evaluator": 1}),
+        ({"workers": 2, "ps": 0}, {"worker": 2}),
+    ],
+)
+def test_the_options_say_which_tasks_there_are(
+    load_here: Load, flags: dict[str, object], roles: dict[str, int]
+) -> None:
+    assert dict(load_here(**flags).spec.roles) == roles
+
+
+@pytest.mark.parametrize(
+    ("toml", "roles"),
+    [
+        ("[roles.ps]", {"chief": 1, "worker": 1, "ps": 1}),
+        ("[roles.worker]\ncount = 3\n[roles.ps]\ncount = 2", {"chief": 1, "worker": 3, "ps": 2}),
+        ("[roles.ps]\n[roles.chief]\ncount = 0", {"worker": 1, "ps": 1}),
+        ("[roles.chief]\nenv = { A = '1' }", {"chief": 1, "worker": 1}),
+        ("[roles.evaluator]\non_failure = 'abort'", {"worker": 1, "evaluator": 1}),
+        ("[roles.evaluator]\ncount = 0", {"worker": 1}),
+        ("ps = 2\nevaluator = true", {"chief": 1, "worker": 1, "ps": 2, "evaluator": 1}),
+    ],
+)
+def test_the_file_says_it_too(load_here: Load, toml: str, roles: dict[str, int]) -> None:
+    assert dict(load_here(toml).spec.roles) == roles
+
+
+def test_a_flag_beats_a_variable_and_that_the_file(load_here: Load) -> None:
+    toml = "[roles.worker]\ncount = 5\n[roles.ps]\ncount = 5\n[roles.evaluator]"
+    environ = {"ORCH_WORKERS": "4", "ORCH_PS": "4", "ORCH_EVALUATOR": "0"}
+    assert dict(load_here(toml, environ, ps=1).spec.roles) == {"chief": 1, "worker": 4, "ps": 1}
+
+
+def test_python_gives_the_table_as_it_is(load_here: Load) -> None:
+    spec = load_here(workers=2, roles={"ps": {"count": 2, "on-failure": "continue", "env": {"A": "1"}}}).spec
+    assert (dict(spec.roles), spec.policy_of("ps")) == ({"chief": 1, "worker": 2, "ps": 2}, CONTINUE)
+    assert spec.env_of("ps") == {"A": "1"} and not spec.env_of("worker")
+
+
+@pytest.mark.parametrize(
+    ("toml", "flags", "message"),
+    [
+        (
+            "\n[roles.pss]\ncount = 2",
+            {},
+            'orch.toml, line 2: [roles]: unknown role "pss"; did you mean "ps"?',
+        ),
+        (
+            "[roles.ps]\ncuont = 2",
+            {},
+            'orch.toml, line 1: [roles]: ps has an unknown key "cuont"; did you mean "count"?',
+        ),
+        (
+            "workers = 2\n[roles.worker]\ncount = 2",
+            {},
+            "orch.toml, line 3: count of worker: given already (orch.toml, line 1: workers)",
+        ),
+        (
+            "[roles.ps]\n\ncount = 'two'",
+            {},
+            'orch.toml, line 3: count of ps: "two" is not a whole number',
+        ),
+        (
+            "[roles.evaluator]\non-failure = 'retry'",
+            {},
+            'orch.toml, line 2: on-failure of evaluator: "retry" is not known',
+        ),
+        (
+            "[roles.ps]\nenv = { ORCH_TASK = 'x' }",
+            {},
+            "orch.toml, line 2: env of ps: ORCH_TASK is set by orch",
+        ),
+        (
+            "[roles.ps]\nenv = { TF_GRPC_REUSE_PORT = '0' }",
+            {},
+            "orch.toml, line 2: env of ps: TF_GRPC_REUSE_PORT is the same for all tasks",
+        ),
+        ("roles = 3", {}, "orch.toml, line 1: [roles]: 3 is not a table; write [roles.ps]"),
+        ("[roles]\nps = 2", {}, "orch.toml, line 1: [roles]: ps is 2 and no table; write [roles.ps]"),
+        ("[roles.evaluator]\ncount = 2", {}, "orch.toml, line 2: count of evaluator: a job has at most one"),
+        (
+            "[roles.evaluator]\ncommand = 'no_such.py'",
+            {},
+            "orch.toml, line 2: command of evaluator: script not found: no_such.py",
+        ),
+        ("", {"ps": "-1"}, "--ps: must be at least 0, not -1"),
+        ("", {"workers": 4097}, "--workers: a role has at most 4,096 tasks, not 4,097"),
+        (
+            "[roles.ps]\ncount = 2000000",
+            {},
+            "orch.toml, line 2: count of ps: a role has at most 4,096 tasks, not 2,000,000",
+        ),
+        (
+            "",
+            {"ps": 1, "workers": 0},
+            "--workers: must be at least 1, not 0: parameter servers need a worker",
+        ),
+        (
+            "",
+            {"workers": 0},
+            "--workers: must be at least 1, not 0: without a chief of its own it is the chief",
+        ),
+        ("", {"chief": "first"}, '--chief: "first" is not known; write separate or worker0'),
+        ("", {"roles": {"boss": {}}}, 'roles: unknown role "boss"; known: chief, worker, ps, evaluator'),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(
+    load_here: Load, toml: str, flags: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UsageError) as raised:
+        load_here(toml, **flags)
+    assert str(raised.value).startswith(message)
+
+
+# -- TF_CONFIG
+
+
+def test_nobody_but_the_evaluator_knows_of_it(load_here: Load) -> None:
+    found = tf_configs(load_here(workers=2, ps=1, evaluator=True).spec)
+    cluster = {
+        "chief": ["127.0.0.1:10001"],
+        "worker": ["127.0.0.1:10002", "127.0.0.1:10003"],
+        "ps": ["127.0.0.1:10004"],
+    }
+    places = [("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0)]
+    assert found == {
+        **{f"{role}:{i}": {"cluster": cluster, "task": {"type": role, "index": i}} for role, i in places},
+        "evaluator:0": {
+            "cluster": cluster | {"evaluator": ["127.0.0.1:10005"]},
+            "task": {"type": "evaluator", "index": 0},
+        },
+    }
+
+
+def test_a_single_worker_has_one_too(load_here: Load) -> None:
+    expected = {"cluster": {"worker": ["127.0.0.1:10001"]}, "task": {"type": "worker", "index": 0}}
+    assert tf_configs(load_here(workers=1).spec) == {"worker:0": expected}
+
+
+# -- what each role runs
+
+
+def test_a_role_has_its_own_command_and_environment(load_here: Load, tmp_path: Path) -> None:
+    for name in ("train.py", "look.py"):
+        (tmp_path / name).write_text("import tensorflow\n")
+    toml = (
+        "command = 'train.py --fast'\nworkers = 2\nevaluator = true\nenv = { A = 'all', B = 'all' }\n"
+        "[roles.evaluator]\ncommand = ['look.py', 'x']\nenv = { B = 'own' }\n"
+        "[roles.worker]\ncommand = '--size 3'\n"
+    )
+    tasks = {str(task.task): task for task in planned(load_here(toml).spec).tasks}
+    assert tasks["worker:1"].argv[1:] == ("train.py", "--fast", "--size", "3")
+    assert tasks["evaluator:0"].argv[1:] == ("look.py", "x")
+    assert (tasks["worker:1"].env["A"], tasks["worker:1"].env["B"]) == ("all", "all")
+    assert (tasks["evaluator:0"].env["A"], tasks["evaluator:0"].env["B"]) == ("all", "own")
+    assert (tasks["worker:1"].serves, tasks["evaluator:0"].serves) == (True, False)
+
+
+def test_commands_of_all_roles_need_none_for_all(load_here: Load) -> None:
+    toml = "[roles.worker]\ncommand = '/bin/true'\n[roles.evaluator]\ncommand = '/bin/false'\n"
+    spec = load_here(toml, command=[]).spec
+    assert [str(command) for command in spec.commands] == ["/bin/true", "/bin/false"]
+
+
+def forked(load_here: Load, toml: str) -> dict[str, bool]:
+    spec = load_here(toml).spec
+    return {str(task.task): task.fork for task in planned(spec).tasks}
+
+
+def test_only_what_imports_the_same_is_forked_from_one_process(load_here: Load, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import tensorflow as tf\n")
+    (tmp_path / "same.py").write_text("import tensorflow as tf\nprint(1)\n")
+    (tmp_path / "other.py").write_text(
+        "import tensorflow as tf\nimport numpy as np\nfrom tensorflow import keras\n"
+    )
+    train = "command = 'train.py'\nps = 1\nevaluator = true\n"
+    assert set(forked(load_here, train).values()) == {True}
+    others = "[roles.ps]\ncommand = 'same.py'\n[roles.evaluator]\nenv = { CUDA_VISIBLE_DEVICES = '-1' }\n"
+    assert set(forked(load_here, train + others).values()) == {True}
+    found = forked(load_here, train + "[roles.ps]\nenv = { OMP_NUM_THREADS = '1' }\n")
+    assert found == {"chief:0": True, "worker:0": True, "ps:0": False, "evaluator:0": True}
+    spec = load_here(train + "[roles.evaluator]\ncommand = '/bin/true'\n").spec
+    assert not spec.command_of("evaluator").start.fork
+    reason = load_here(train + "[roles.ps]\nenv = { LANG = 'C' }\n").spec.command_of("ps").start.reason
+    assert reason == "its role has an environment of its own (LANG)"
+    if not load_here(train + "[roles.ps]\ncommand = 'other.py'\n").spec.command_of("ps").start.fork:
+        return
+    raise AssertionError("another script's imports are not those of the others")
+
+
+# -- what follows a failure
+
+
+@pytest.mark.parametrize(
+    ("toml", "flags", "policies"),
+    [
+        ("", {"workers": 2}, {"worker": ABORT}),
+        ("", {"workers": 2, "evaluator": True}, {"worker": ABORT, "evaluator": RESTART_TASK}),
+        ("", {"ps": 1}, {"chief": ABORT, "worker": RESTART_TASK, "ps": ABORT}),
+        ("", {"ps": 1, "on_failure": "continue"}, {"chief": CONTINUE, "worker": CONTINUE, "ps": CONTINUE}),
+        (
+            "[roles.ps]\non-failure = 'restart'",
+            {"on_failure": "abort"},
+            {"chief": ABORT, "worker": ABORT, "ps": RESTART},
+        ),
+        ("", {"workers": 2, "max_restarts": 5}, {"worker": RESTART}),
+        ("", {"ps": 1, "max_restarts": 5}, {"chief": ABORT, "worker": RESTART_TASK, "ps": ABORT}),
+    ],
+)
+def test_each_roles_policy(
+    load_here: Load, toml: str, flags: dict[str, object], policies: dict[str, FailurePolicy]
+) -> None:
+    spec = load_here(toml, **flags).spec
+    assert {role: spec.policy_of(role) for role in spec.roles} == policies
+
+
+def test_restarts_that_some_role_makes_are_no_odd_wish(load_here: Load) -> None:
+    assert not load_here(ps=1, max_restarts=5).notices
+    assert load_here(workers=2, max_restarts=5, on_failure="abort").notices
+
+
+@pytest.mark.parametrize(("given", "seconds"), [(None, 600.0), ("off", None), ("5s", 5.0)])
+def test_how_long_the_evaluator_is_waited_for(
+    load_here: Load, given: str | None, seconds: float | None
+) -> None:
+    assert load_here(evaluator=True, evaluator_timeout=given).spec.evaluator_timeout_s == seconds
+
+
+# -- what is shown
+
+
+def test_the_plan_shows_roles_and_hides_their_secrets(load_here: Load) -> None:
+    toml = "evaluator = true\n[roles.evaluator]\nenv = { API_TOKEN = 'hush' }\ncommand = '/bin/echo --password hush'\n"
+    spec = load_here(toml, workers=2, ps=2).spec
+    lines = config_lines(spec, planned(spec))
+    assert lines[0].endswith("1 chief, 2 workers, 2 ps, 1 evaluator")
+    own = next(line for line in lines if line.startswith("role         evaluator"))
+    assert "command /bin/echo --password '***'" in own and "on failure restart-task" in own
+    assert "hush" not in "\n".join(lines) and "hush" not in str(config_document(spec, planned(spec)))
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "told"),
+    [
+        ("import tensorflow", {"workers": 2, "evaluator": True}, "train.py holds no word of an evaluator"),
+        ("if role == 'evaluator': follow()", {"workers": 2, "evaluator": True}, None),
+        ("import tensorflow", {"workers": 2, "ps": 1}, "train.py holds no word of parameter servers"),
+        ("tf.distribute.Server(spec).join()", {"workers": 2, "ps": 1}, None),
+        ("import roles_of_mine", {"workers": 2, "ps": 1}, None),
+        ("import tensorflow", {"workers": 2}, None),
+    ],
+)
+def test_a_script_that_knows_nothing_of_its_role_is_told_of(
+    load_here: Load, tmp_path: Path, text: str, flags: dict[str, Any], told: str | None
+) -> None:
+    (tmp_path / "train.py").write_text(text)
+    (tmp_path / "roles_of_mine.py").write_text("ParameterServerStrategy")
+    notices = [one for one in load_here(command=["train.py"], **flags).notices if "holds no word" in one]
+    assert len(notices) == (told is not None)
+    assert told is None or notices[0].startswith(told)
