@@ -6,8 +6,9 @@ import time
 from collections.abc import Collection
 
 from orchestrator.events import Event, Noticed, NotPreloaded, Preloaded
-from orchestrator.runs.log_reader import START, LogReader, Position
+from orchestrator.logs.reader import START, LogReader, Position
 from orchestrator.runs.reader import RunView
+from orchestrator.view.attempts import most_attempts, said_aloud
 from orchestrator.view.choice import View
 from orchestrator.view.footer import Moment, loads_of
 
@@ -58,10 +59,14 @@ class Follower:
 
     def refresh(self) -> None:
         """Take in the run's events now and tell the view how the run stands."""
-        for event in self._run.refresh():
-            text = verbose_words(event) if self._verbose else None
+        happened = self._run.refresh()
+        most = most_attempts(self._run.record.spec, self._run.state.history)
+        for event in happened:
+            text = said_aloud(event, most)
             if isinstance(event, Noticed) and not event.verbose:
                 text = event.text
+            if text is None and self._verbose:
+                text = verbose_words(event)
             if text is not None:
                 self._view.say(f"orch: {text}")
         sample = {"tasks": self._run.sample()}
@@ -72,6 +77,7 @@ class Follower:
             started=self._run.record.started_mono,
             loads=loads_of(sample),
             hint=self.hint,
+            most_attempts=most,
         )
         self._view.update(moment)
 

@@ -11,16 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from orchestrator.api import STOP_MARGIN_S, Run, stop_run, tidy
+from orchestrator.api import Run, tidy
 from orchestrator.configuration import settings
 from orchestrator.configuration.request import UpRequest
 from orchestrator.errors import UsageError
 from orchestrator.links.client_link import Lifetime, Request, Supervised
 from orchestrator.links.environment import packed
-from orchestrator.machine import preflight
+from orchestrator.machine import preflight, shared_places
 from orchestrator.runs import catalog
 from orchestrator.runs.paths import RunPaths, runs_dir
 from orchestrator.runs.reader import RunView
+from orchestrator.stop import STOP_MARGIN_S, stop_run
 from orchestrator.supervision.supervisor_start import StartedSupervisor, start_supervisor
 
 
@@ -28,7 +29,8 @@ class Cluster:
     """A run that lasts as long as its `with`: leaving it stops whatever still runs.
 
     The keywords are the options of `orch up` in snake case, values typed or as text (`timeout="5m"`). `command` is
-    the words after `--`; without it the built-in program runs. orch.toml and ORCH_* count as on the command line.
+    the words after `--`, or text as in orch.toml; without it the built-in program runs. orch.toml and ORCH_* count
+    as on the command line.
     A process forked within the `with` may leave it, too: the run is not its own, and goes on.
     """
 
@@ -39,7 +41,7 @@ class Cluster:
         directory: Path | None = None,
         **options: object,
     ) -> None:
-        flags = {"workers": workers, "command": list(command) or None, **options}
+        flags = {"workers": workers, "command": words_of(command), **options}
         self._request = settings.load(flags, os.environ, directory or Path.cwd())
         self._supervised: Supervised | None = None
         self._run: Run | None = None
@@ -64,9 +66,15 @@ class Cluster:
                 self._supervised.close()
 
 
+def words_of(command: Sequence[str]) -> str | list[str] | None:
+    """A command as the settings take it: text is cut into words as that of orch.toml is; None for none."""
+    return (command if isinstance(command, str) else list(command)) or None
+
+
 def make_room(up: UpRequest) -> list[tuple[str, int]]:
     """What comes before anything is started: the checks, tidy() (whose answer it returns), --replace."""
     preflight.check(up.spec)
+    shared_places.check_state()
     preflight.check_writable(runs_dir(), "the state directory (XDG_STATE_HOME)")
     swept = tidy()
     if up.display.replace:

@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from orchestrator.network import Network
+
 
 @dataclass(frozen=True)
 class AgentTerms:
     """What an agent is told on its command line. `log` takes what it says on stderr (None: it has this process's).
 
-    An agent can be started before there is a run: its `run_id` is empty, and a message tells it all three then.
+    An agent can be started before there is a run: its `run_id` is empty, and a message tells it all of them then.
     """
 
     run_id: str
     failure_grace_s: float
     log: Path | None
+    network: Network = Network.HOST
 
 
 class Engine(Protocol):

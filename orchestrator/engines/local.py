@@ -10,6 +10,7 @@ import subprocess
 from orchestrator.engines.base import AgentTerms
 from orchestrator.errors import EngineError
 from orchestrator.isolation import isolated
+from orchestrator.network import Network
 
 _BUFFER_BYTES = 1 << 20
 _LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -26,9 +27,10 @@ class LocalEngine:
         # Many tasks' worth of messages fit, so that neither side waits for the other in a burst.
         for end in (ours, its):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-        argv = isolated(
-            "worker.agent", "--run-id", terms.run_id, "--failure-grace", str(terms.failure_grace_s)
-        )
+        words = ["--run-id", terms.run_id, "--failure-grace", str(terms.failure_grace_s)]
+        if terms.network is not Network.HOST:  # its default; and which one it is may be told later
+            words += ["--network", terms.network.value]
+        argv = isolated("worker.agent", *words)
         log = None if terms.log is None else os.open(terms.log, _LOG_FLAGS, 0o600)
         try:
             self._agent = subprocess.Popen(

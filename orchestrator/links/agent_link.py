@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from orchestrator.events import ProcessOrigin, Progress
+from orchestrator.network import Network
 from orchestrator.progress.told_progress import told_progress
 
 _READ_BYTES = 1 << 16
@@ -66,6 +67,7 @@ class StartFailed(_Message):
     task: str
     exit_code: int
     reason: str
+    order: int | None = None
 
 
 class Listening(_Message):
@@ -99,6 +101,8 @@ class Sampled(_Message):
 
 
 class Exited(_Message):
+    """`oom_kills` and `peak_bytes` as in TaskExited."""
+
     type: Literal["exited"]
     task: str
     exit_code: int | None
@@ -106,6 +110,33 @@ class Exited(_Message):
     order: int
     mono: float
     peers: dict[str, str]
+    oom_kills: int | None = None
+    peak_bytes: int | None = None
+
+
+class DiskFull(_Message):
+    """As the event DiskFull."""
+
+    type: Literal["disk_full"]
+    task: str
+    reason: str
+
+
+class Stacked(_Message):
+    """What one task was doing: the answer to `stacks`, one message a task, at most some 2 s later. `native`: as
+    it was asked for. `text` is cut at 256 KiB; where it stands in a file of the task's host already, `file`, `offset`
+    and `length` say so."""
+
+    type: Literal["stacked"]
+    task: str
+    native: bool = False
+    how: Literal["signal", "py-spy", "none"]
+    state: str | None = None
+    text: str = ""
+    note: str | None = None
+    file: str | None = None
+    offset: int = 0
+    length: int = 0
 
 
 class Empty(_Message):
@@ -127,9 +158,14 @@ AgentMessage = (
     | ProgressMade
     | Sampled
     | Exited
+    | DiskFull
+    | Stacked
     | Empty
 )
-_ADAPTER: TypeAdapter[AgentMessage] = TypeAdapter(Annotated[AgentMessage, Field(discriminator="type")])
+# Of a session each run has its own id: pydantic would keep the last 16,384 of such words.
+_ADAPTER: TypeAdapter[AgentMessage] = TypeAdapter(
+    Annotated[AgentMessage, Field(discriminator="type")], config=ConfigDict(cache_strings="keys")
+)
 
 
 class AgentLink:
@@ -147,9 +183,11 @@ class AgentLink:
         """End of file at the agent: it ends everything and leaves."""
         self._stream.close()
 
-    def serve(self, run_id: str, failure_grace_s: float, log: str, environ: Mapping[str, str]) -> bool:
+    def serve(
+        self, run_id: str, failure_grace_s: float, log: str, environ: Mapping[str, str], network: Network
+    ) -> bool:
         """Have an agent whose last run has ended serve another one; False when it is gone. `environ` is what that
-        run's tasks inherit, packed."""
+        run's tasks inherit, packed. Into a private network an agent can be sent, but never back out of it."""
         try:
             if self._stream.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b"":
                 return False
@@ -158,7 +196,9 @@ class AgentLink:
         except OSError:
             return False
         self._run_id = run_id
-        return self._send("run", failure_grace_s=failure_grace_s, log=log, environ=dict(environ))
+        return self._send(
+            "run", failure_grace_s=failure_grace_s, log=log, environ=dict(environ), network=network.value
+        )
 
     def read(self) -> tuple[list[AgentMessage], bool]:
         """(messages that have arrived, whether the stream still lives). Foreign runs' messages are dropped."""
@@ -186,9 +226,11 @@ class AgentLink:
         serves: bool,
         bootstrap: Mapping[str, object] | None = None,
         fork: bool = False,
+        memory_limit: int | None = None,
     ) -> bool:
         """`env` is what the task gets besides the agent's own environment; `bootstrap` what is injected into its
-        Python, None for nothing; `fork`: from the preloader, as soon as that is there."""
+        Python, None for nothing; `fork`: from the preloader, as soon as that is there. One that passes
+        `memory_limit` (bytes) is told of at once."""
         return self._send(
             "start",
             task=task,
@@ -200,6 +242,7 @@ class AgentLink:
             serves=serves,
             bootstrap=None if bootstrap is None else dict(bootstrap),
             fork=fork,
+            memory_limit=memory_limit,
         )
 
     def preload(
@@ -221,6 +264,15 @@ class AgentLink:
             script_env=dict(script_env),
             log=log,
         )
+
+    def signal(self, task: str, number: int) -> bool:
+        """To the task's whole group; one that has just ended gets none."""
+        return self._send("signal", task=task, signal=number)
+
+    def stacks(self, tasks: tuple[str, ...], native: bool) -> bool:
+        """Have each task say what it is doing: a `stacked` for each comes back. `native`: with py-spy, where there is
+        one, even if the task answers by itself."""
+        return self._send("stacks", tasks=tasks, native=native)
 
     def stop(self, grace_s: float) -> bool:
         return self._send("stop", grace_s=grace_s)

@@ -2,7 +2,8 @@
 
 client -> supervisor: the request, then stop orders; its end of file is an orderly stop (unless detached). A session
 sends its next request when its last run has ended.
-supervisor -> client: created {root} or refused {exit_code, message}; its end of file: the supervisor has left.
+supervisor -> client: created {root} or refused {exit_code, message}; ended {result} where that cannot be put down;
+its end of file: the supervisor has left.
 JSON lines over a socket pair.
 """
 
@@ -15,16 +16,18 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from orchestrator import errors
 from orchestrator.errors import EngineError, ExitCode, OrchError
 from orchestrator.links.control import StopOrder
+from orchestrator.result import RunResult
 from orchestrator.spec import JobSpec
 from orchestrator.supervision.supervisor_start import StartedSupervisor
 
 _READ_BYTES = 1 << 16
 _START_TIMEOUT_S = 60.0
+_ENDED = b'{"ended": '
 _REFUSALS: dict[int, type[OrchError]] = {
     ExitCode.USAGE: errors.UsageError,
     ExitCode.NAME_TAKEN: errors.NameTaken,
@@ -60,6 +63,7 @@ class Supervised:
         self._stream = started.stream
         self._process = started.process
         self._was_refused = False
+        self._heard = b""
 
     @property
     def was_refused(self) -> bool:
@@ -74,10 +78,11 @@ class Supervised:
         """The directory of the run that was asked for, once it is there; the error that it was refused with
         otherwise."""
         self._was_refused = False
+        self._heard = b""
         self._send(request.model_dump_json().encode())
         self._stream.settimeout(_START_TIMEOUT_S)
         try:
-            line = _read_line(self._stream)
+            line = _read_answer(self._stream)
         except TimeoutError as error:
             raise EngineError(f"the supervisor did not answer within {_START_TIMEOUT_S:g} s") from error
         self._stream.setblocking(False)
@@ -98,12 +103,21 @@ class Supervised:
 
     def has_left(self) -> bool:
         """Whether the supervisor's end is closed. Never blocks."""
+        # A socket with a time limit waits for data in spite of MSG_DONTWAIT; create() may have been left in the middle.
+        self._stream.setblocking(False)
         try:
-            return self._stream.recv(_READ_BYTES, socket.MSG_DONTWAIT) == b""
+            while data := self._stream.recv(_READ_BYTES):
+                self._heard += data
         except BlockingIOError:
             return False
         except OSError:
             return True
+        return True
+
+    def told_result(self) -> RunResult | None:
+        """How the run ended, where the supervisor has told it because result.json could not be written."""
+        lines = [line for line in self._heard.split(b"\n") if line.startswith(_ENDED)]
+        return RunResult.model_validate(json.loads(lines[-1])["ended"]) if lines else None
 
     def close(self) -> None:
         """Let go: of a foreground run, that is an order to stop. Waits for the supervisor of a run that ended."""
@@ -141,7 +155,7 @@ class ClientLink:
         return self._stream.fileno()
 
     def read_request(self) -> Request | None:
-        """Wait for the next request; None if the client left before it was whole."""
+        """Wait for the next request; None if the client left before it was whole, or speaks of something else."""
         while True:
             while b"\n" not in self._inbox:
                 try:
@@ -152,9 +166,12 @@ class ClientLink:
                     return None
                 self._inbox += data
             line, _, self._inbox = self._inbox.partition(b"\n")
-            # A stop order that came when its run had just ended is none for the next one.
-            if "op" not in json.loads(line):
+            try:
                 return Request.model_validate_json(line)
+            except ValidationError:
+                # A stop order that came when its run had just ended is none for the next one.
+                if not _is_order(line):
+                    return None
 
     def read_orders(self) -> tuple[list[StopOrder], bool]:
         """(stop orders that have arrived, whether the client is still there). Never blocks."""
@@ -173,6 +190,10 @@ class ClientLink:
     def refused(self, error: OrchError) -> None:
         self._answer({"refused": {"exit_code": int(error.exit_code), "message": str(error)}})
 
+    def ended(self, result: RunResult) -> None:
+        """How the run ended, for a client that will find no result.json."""
+        self._answer({"ended": result.model_dump(mode="json")})
+
     def close(self) -> None:
         self._stream.close()
 
@@ -181,6 +202,22 @@ class ClientLink:
             self._stream.sendall(json.dumps(answer).encode() + b"\n")
         except OSError:
             return  # the client has left; read_orders says so
+
+
+def _is_order(line: bytes) -> bool:
+    try:
+        StopOrder.model_validate_json(line)
+    except ValidationError:
+        return False
+    return True
+
+
+def _read_answer(stream: socket.socket) -> bytes:
+    """The answer to the last request; how an earlier run ended may stand before it, and is nobody's news any more."""
+    while lines := _read_line(stream).splitlines():
+        if not lines[-1].startswith(_ENDED):
+            return lines[-1]
+    return b""
 
 
 def _read_line(stream: socket.socket) -> bytes:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Self
 
@@ -21,6 +22,7 @@ class SignalInbox:
         self._before: dict[signal.Signals, object] = {}
         self._arrived: list[signal.Signals] = []
         self._fd = self._wake_fd = -1
+        self._stays_deaf = False
 
     def __enter__(self) -> Self:
         self._fd, self._wake_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -32,12 +34,32 @@ class SignalInbox:
     def __exit__(self, *_: object) -> None:
         signal.set_wakeup_fd(-1)
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            if not self._stays_deaf:
+                signal.signal(number, handler)  # type: ignore[arg-type]
         os.close(self._fd)
         os.close(self._wake_fd)
 
     def _arrive(self, number: int, frame: FrameType | None) -> None:
         self._arrived.append(signal.Signals(number))
+
+    @contextmanager
+    def settled(self, exit_code: int) -> Iterator[None]:
+        """What is done within decides nothing any more: a signal is passed over, and one more ends this process at once
+        with that code. From its end on none changes anything: for a process that then leaves."""
+
+        def pass_over(number: int, frame: FrameType | None) -> None:
+            self._arrive(number, frame)
+            if len(self._arrived) > 1:
+                os._exit(exit_code)
+
+        self._arrived.clear()
+        for number in self._numbers:
+            signal.signal(number, pass_over)
+        yield
+        # No handler: the interpreter takes those away before it has taken itself down.
+        self._stays_deaf = True
+        for number in self._numbers:
+            signal.signal(number, signal.SIG_IGN)
 
     def wait(self, timeout_s: float, *others: int) -> None:
         """Until a signal comes, one of the `others` (descriptors) is readable, or the time is over."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
+_MOST_DIGITS = 20
 
 
 def read_text(path: Path) -> str:
@@ -20,16 +21,21 @@ def read_text(path: Path) -> str:
 def read_number(*paths: Path) -> int | None:
     """The number in the first of the files that holds one; "max" and -1 are none."""
     texts = (read_text(path).strip() for path in paths)
-    return next((int(text) for text in texts if text.isascii() and text.isdigit()), None)
+    return next((int(text) for text in texts if _is_number(text)), None)
 
 
 def read_field(path: Path, field: str) -> int:
     """The number behind `field` in a file of lines `field number`; 0 where it has none."""
     for line in read_text(path).splitlines():
         name, _, number = line.partition(" ")
-        if name == field and number.isdigit():
+        if name == field and _is_number(number):
             return int(number)
     return 0
+
+
+def _is_number(text: str) -> bool:
+    """In the digits that the kernel writes, and as many as its numbers have."""
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 
 def groups(proc: Path, cgroups: Path, controller: str) -> Iterator[Path]:

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
+from orchestrator.counted import counted
 from orchestrator.errors import UsageError
 from orchestrator.machine.headroom import Headroom, headroom
+from orchestrator.machine.private_network import probe_private_network
+from orchestrator.machine.process_limits import check_limits
+from orchestrator.machine.tpus import check_tpu
+from orchestrator.network import Network
+from orchestrator.roles import in_words
+from orchestrator.runs.paths import runs_dir
 from orchestrator.spec import Command, CommandKind, JobSpec
+from orchestrator.strategy import Strategy
+from orchestrator.task_devices import STRATEGY, strategy_env
+from orchestrator.tf_config import CHIEF, EVALUATOR, WORKER
 
 # It answers in a twentieth of a second; more than this and the machine is not fit for a run.
 _ANSWER_S = 30.0
+_PREFLIGHT = "preflight"
 OLDEST_KERNEL = (5, 4)
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
 
@@ -25,11 +38,14 @@ def check(spec: JobSpec) -> None:
     Starts no task and leaves nothing behind.
     """
     check_platform(sys.platform, platform.release(), sys.version_info[:2])
-    check_builtin_options(spec.command, spec.cwd)
-    check_room(spec, headroom(spec.command.serves))
+    check_tpu(spec.strategy, {**os.environ, **spec.env})
+    check_builtin_program(spec)
+    check_limits(spec)
+    check_room(spec, headroom(any(command.serves for command in spec.commands)))
     for directory, option in ((spec.log_dir, "--log-dir"), (spec.checkpoint_dir, "--checkpoint-dir")):
         if directory is not None:
             check_writable(directory, option)
+    check_network(spec.network)
 
 
 def check_platform(system: str, kernel: str, python: tuple[int, int]) -> None:
@@ -45,17 +61,60 @@ def check_platform(system: str, kernel: str, python: tuple[int, int]) -> None:
         )
 
 
-def check_builtin_options(command: Command, cwd: Path) -> None:
-    """Ask the built-in program, which knows its options, whether they are right: one refusal instead of N."""
-    if command.kind is not CommandKind.BUILTIN or not command.words:
+def check_builtin_program(spec: JobSpec) -> None:
+    """Ask the built-in program for every role that runs it; once for those whom nothing tells apart. UsageError."""
+    asked = set()
+    for role in spec.roles:
+        command, own = spec.command_of(role), frozenset(spec.env_of(role).items())
+        question = (command, own, role == EVALUATOR)
+        if question not in asked:
+            asked.add(question)
+            check_builtin_options(command, spec.cwd, builtin_environ(spec, role))
+
+
+def builtin_environ(spec: JobSpec, role: str) -> dict[str, str]:
+    """What the built-in program's options are asked in: the role's environment, as far as it is known already."""
+    told = strategy_env(spec.strategy, os.environ)
+    computing = spec.workers + spec.roles.get(CHIEF, 0)
+    # A run's own directory is not there yet.
+    checkpoints = spec.checkpoint_dir or runs_dir() / _PREFLIGHT / "checkpoints"
+    return {
+        **os.environ,
+        "ORCH_CHECKPOINT_DIR": str(checkpoints),
+        **spec.env_of(role),
+        **told,
+        "ORCH_RUN_ID": _PREFLIGHT,
+        "ORCH_TASK": f"{role}:0",
+        "ORCH_TRAINERS": str(computing),
+    }
+
+
+def check_builtin_options(command: Command, cwd: Path, environ: Mapping[str, str]) -> None:
+    """Ask the built-in program, which knows its options, whether they are right: one refusal instead of N.
+
+    `environ` is the tasks': what orch tells them is half of what the program is asked."""
+    if command.kind is not CommandKind.BUILTIN:
         return
-    argv = [sys.executable, "-P", "-m", "worker.options", *command.words]
+    kept = environ.get("ORCH_CHECKPOINT_DIR")
+    by_default = not command.words and not command.legacy_keras and not (kept and Path(kept).exists())
+    if by_default and environ.get(STRATEGY) == Strategy.MULTI_WORKER_MIRRORED:
+        return  # all of it is by default
+    keras = {"TF_USE_LEGACY_KERAS": "1"} if command.legacy_keras else {}
     asked = subprocess.run(
-        argv, cwd=cwd, capture_output=True, text=True, errors="replace", timeout=_ANSWER_S, check=False
+        [sys.executable, "-P", "-m", "worker.options", *command.words],
+        cwd=cwd,
+        env={**environ, **keras},
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_ANSWER_S,
+        check=False,
     )
     if asked.returncode:
         reason = asked.stderr.strip().rpartition("\n")[2].partition("error: ")[2] or asked.stderr.strip()
-        raise UsageError(f"the built-in program: {reason}; `orch up -- --help` lists its options")
+        # A question is better answered than followed by more.
+        more = "" if reason.endswith("?") else "; `orch up -- --help` lists its options"
+        raise UsageError(f"the built-in program: {reason}{more}")
 
 
 def check_room(spec: JobSpec, room: Headroom) -> None:
@@ -63,9 +122,22 @@ def check_room(spec: JobSpec, room: Headroom) -> None:
     asked = sum(spec.roles.values())
     most = max(1, room.tasks)
     if asked > most:
+        given = (
+            f"--workers: {counted(asked, 'task')}" if set(spec.roles) == {WORKER} else in_words(spec.roles)
+        )
         raise UsageError(
-            f"--workers: {asked:,} tasks are more than this machine can hold: {room.what},"
+            f"{given} are more than this machine can hold: {room.what},"
             f" which is enough for {most:,}; ask for {most:,} or fewer"
+        )
+
+
+def check_network(network: Network) -> None:
+    """Refuse a private network where the kernel does; a child tries it."""
+    refused = probe_private_network() if network is Network.PRIVATE else None
+    if refused is not None:
+        raise UsageError(
+            f"--network private: {refused.reason}; to allow it: {refused.fix};"
+            " or --network host, where whoever reaches this machine's ports can run graphs in the workers"
         )
 
 

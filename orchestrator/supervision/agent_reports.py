@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Iterable
 from typing import Protocol, assert_never
 
-from orchestrator import diagnosis, events
+from orchestrator import events
 from orchestrator.clocks import now
+from orchestrator.counted import counted
+from orchestrator.diagnosis.failure import read_symptom
+from orchestrator.diagnosis.stack_text import to_task_stack
 from orchestrator.events import Event, Symptom, SymptomKind, TeardownReason
+from orchestrator.lifecycle.terms import Terms
 from orchestrator.links import agent_link
 from orchestrator.links.agent_link import AgentMessage
 from orchestrator.plan import RunPlan, planned_tasks
 from orchestrator.progress.progress_throttle import ProgressThrottle
+from orchestrator.result import TaskStack
 from orchestrator.runs.exceptions import read_exception, write_traceback
 from orchestrator.runs.last_words import last_words
+from orchestrator.runs.stack_files import stored
 from orchestrator.runs.store import RunStore
 from orchestrator.state import RunState
+from orchestrator.supervision.memory_watch import MemoryWatch
+from orchestrator.supervision.tensorboard_task import TensorBoardTask, without_it
 
 
 class Planner(Protocol):
@@ -32,8 +39,14 @@ class Run(Protocol):
     @property
     def state(self) -> RunState: ...
 
-    def finish_log(self, task: str) -> None:
-        """Nothing more of the task's will be written."""
+    def finish_task(self, task: str) -> None:
+        """It has exited: nothing more comes from it."""
+
+    def log_begins_at(self, task: str) -> int:
+        """Where in the task's log (bytes) the output of its present process begins."""
+
+    def take_stack(self, task: str, native: bool, stack: TaskStack) -> None:
+        """What a task was doing when it was asked, with `native` frames or without."""
 
     def lose_agent(self, reason: str) -> None: ...
 
@@ -42,7 +55,14 @@ class AgentReports:
     """One run's reports. Events go to the end of `queue`; `plan` is the attempt's, once its ports are held."""
 
     def __init__(
-        self, run: Run, planner: Planner, store: RunStore, throttle: ProgressThrottle, queue: deque[Event]
+        self,
+        run: Run,
+        planner: Planner,
+        store: RunStore,
+        throttle: ProgressThrottle,
+        terms: Terms,
+        tensorboard: TensorBoardTask,
+        queue: deque[Event],
     ) -> None:
         self.plan: RunPlan | None = None
         self._serving: frozenset[str] = frozenset()
@@ -50,10 +70,19 @@ class AgentReports:
         self._planner = planner
         self._store = store
         self._throttle = throttle
+        self._tensorboard = tensorboard
         self._queue = queue
+        self._memory_limit = terms.memory_limit_bytes
+        self._memory = MemoryWatch(terms.memory_limit_bytes)
         self._usage: dict[str, dict[str, float]] = {}
+        self._has_new_usage = False
 
     def take(self, message: AgentMessage) -> None:
+        is_ending = self._run.state.teardown is not None
+        if not self._tensorboard.take(message, is_ending):
+            self._take(without_it(message))
+
+    def _take(self, message: AgentMessage) -> None:
         match message:
             case agent_link.Hello():
                 return
@@ -73,7 +102,11 @@ class AgentReports:
                 self._take_start(message)
             case agent_link.StartFailed():
                 failed = events.TaskStartFailed(
-                    **now(), task=message.task, exit_code=message.exit_code, reason=message.reason
+                    **now(),
+                    task=message.task,
+                    exit_code=message.exit_code,
+                    reason=message.reason,
+                    order=message.order,
                 )
                 self._happened(failed)
             case agent_link.Listening():
@@ -86,6 +119,11 @@ class AgentReports:
                 self._take_sample(message)
             case agent_link.Exited():
                 self._take_exit(message)
+            case agent_link.DiskFull():
+                self._happened(events.DiskFull(**now(), task=message.task, reason=message.reason))
+            case agent_link.Stacked():
+                kept = stored(message, self._store.paths.task_stacks(message.task))
+                self._run.take_stack(message.task, message.native, to_task_stack(kept))
             case agent_link.Empty():
                 self._take_emptiness(message)
             case _:
@@ -96,6 +134,7 @@ class AgentReports:
 
     def _take_start(self, message: agent_link.Started) -> None:
         self._throttle.forget(message.task)
+        self._memory.begun(message.task)
         started = events.TaskStarted(
             **now(),
             task=message.task,
@@ -110,10 +149,12 @@ class AgentReports:
     def _take_exit(self, message: agent_link.Exited) -> None:
         at = now()
         self._usage.pop(message.task, None)
-        self._run.finish_log(message.task)  # its last lines may tell progress
+        self._run.finish_task(message.task)  # its last lines may tell progress
         progress = self._throttle.take_last(message.task, at["mono"])
         if progress is not None:
             self._happened(events.TaskProgressed(**at, task=message.task, progress=progress))
+        symptom = None if message.exit_code == 0 else self._symptom(message.task)
+        peers = message.peers if self._is_blamed_on_a_peer(symptom) else {}
         exited = events.TaskExited(
             **at,
             task=message.task,
@@ -122,13 +163,19 @@ class AgentReports:
             order=message.order,
             noticed_s=max(0.0, at["mono"] - message.mono),
             peers=message.peers,
-            symptom=None if message.exit_code == 0 else self._symptom(message.task),
-            peer_symptoms=self._raised_by(message.peers) if self._is_first_failure(message) else {},
+            oom_kills=message.oom_kills,
+            peak_bytes=message.peak_bytes,
+            symptom=symptom,
+            peer_symptoms=self._raised_by(peers),
         )
         self._happened(exited)
 
-    def _is_first_failure(self, message: agent_link.Exited) -> bool:
-        if message.exit_code == 0 or self._run.state.teardown is not None:
+    def _is_blamed_on_a_peer(self, symptom: Symptom | None) -> bool:
+        """Whether it is the first failure, and says itself that a peer is to blame: only then the others' last words
+        count, and to read them takes 6 ms each."""
+        if symptom is None or symptom.kind is not SymptomKind.COLLATERAL:
+            return False
+        if self._run.state.teardown is not None:
             return False
         waiting = (event for event in self._queue if isinstance(event, events.TaskExited))
         return all(event.exit_code == 0 for event in waiting)
@@ -139,25 +186,39 @@ class AgentReports:
         return {task: symptom for task, symptom in symptoms.items() if symptom.kind is SymptomKind.OWN}
 
     def _symptom(self, task: str) -> Symptom:
-        """What the task put down itself when it fell; else what its log ends with."""
+        """What the task put down itself when it fell; else what its log ends with. Nothing of an earlier start."""
         paths = self._store.paths
         uncaught = read_exception(paths.task_exception(task))
-        symptom = diagnosis.read_symptom(last_words(paths.task_log(task)), uncaught)
+        words = last_words(paths.task_log(task), self._run.log_begins_at(task))
+        symptom = read_symptom(words, uncaught)
         if uncaught is None or not write_traceback(uncaught, paths.task_traceback(task)):
             return symptom
         return symptom.model_copy(update={"exception_file": str(paths.task_traceback(task))})
 
+    def cpu_percent(self) -> dict[str, float]:
+        """{task: percent of a core} as last measured."""
+        return {task: usage["cpu_percent"] for task, usage in self._usage.items()}
+
     def _take_sample(self, message: agent_link.Sampled) -> None:
         self._usage |= {task: usage.model_dump() for task, usage in message.tasks.items()}
-        try:
+        self._has_new_usage = True
+        for task, usage in message.tasks.items():
+            limit = self._memory_limit
+            if limit is not None and self._memory.exceeds(task, usage.memory_bytes):
+                exceeded = events.MemoryExceeded(
+                    **now(), task=task, memory_bytes=usage.memory_bytes, limit_bytes=limit
+                )
+                self._happened(exceeded)
+
+    def write_usage(self) -> None:
+        """Put the last figures down, if there are new ones: when nothing waits that is more urgent, since a disk may
+        take its time."""
+        if self._has_new_usage:
+            self._has_new_usage = False
             self._store.write_sample(tasks=self._usage, **now())
-        except OSError as error:
-            # Figures to look at are not worth a run, on a full disk for instance.
-            sys.stderr.write(f"sample.json: {error}\n")
 
     def _take_emptiness(self, message: agent_link.Empty) -> None:
         if message.swept and self._run.state.teardown is TeardownReason.FINISHED:
-            many = "processes" if message.swept > 1 else "process"
-            text = f"killed {message.swept} {many} that the tasks had left running"
+            text = f"killed {counted(message.swept, 'process', 'processes')} that the tasks had left running"
             self._happened(events.Noticed(**now(), text=text))
         self._happened(events.TeardownEnded(**now(), swept=message.swept))

@@ -9,6 +9,7 @@ from enum import StrEnum
 from orchestrator.engines.base import AgentTerms, Engine
 from orchestrator.links.agent_link import AgentLink
 from orchestrator.links.environment import packed
+from orchestrator.network import Network
 
 _AGENT_LEAVES_S = 2.0
 
@@ -28,17 +29,25 @@ class HeldAgent:
         self._engine = engine
         self._link = None if stream is None else AgentLink(stream, run_id="")
         self._tenure = Tenure.ONE_RUN
+        # That of the runs it has served: one that has served none can still be sent into any.
+        self._network: Network | None = None
 
     def serve(self, terms: AgentTerms, tenure: Tenure) -> AgentLink:
         """The link to an agent that serves this run from now on; EngineError if it cannot be started."""
         self._tenure = tenure
-        if self._link is not None and self._link.serve(
-            terms.run_id, terms.failure_grace_s, str(terms.log), packed(os.environ)
+        if (
+            self._link is not None
+            and self._network in (None, terms.network)
+            and self._link.serve(
+                terms.run_id, terms.failure_grace_s, str(terms.log), packed(os.environ), terms.network
+            )
         ):
+            self._network = terms.network
             return self._link
         self.end()
         (stream,) = self._engine.start_agents(terms)
         self._link = AgentLink(stream, terms.run_id)
+        self._network = terms.network
         return self._link
 
     def run_ended(self) -> None:

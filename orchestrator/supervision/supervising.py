@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import platform
 import time
@@ -11,9 +12,12 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from orchestrator.clocks import now
+from orchestrator.diagnosis.lacks import storage_advice
 from orchestrator.errors import ExitCode, NameTaken, OrchError, UsageError
-from orchestrator.events import RunEndedEvent
-from orchestrator.lifecycle import Terms
+from orchestrator.events import AgentLost, RunEndedEvent
+from orchestrator.lifecycle.terms import Terms
+from orchestrator.lifecycle.verdict import Known, run_result
 from orchestrator.links.client_link import ClientLink, Lifetime, Request
 from orchestrator.links.environment import unpacked
 from orchestrator.plan import PreloadPlan, RunPlan, build_plan, hold_mode, preload_plan, takes_bootstrap
@@ -21,10 +25,16 @@ from orchestrator.result import Cause, CauseKind, RunResult
 from orchestrator.runs.catalog import live_runs
 from orchestrator.runs.leftovers import end_leftovers
 from orchestrator.runs.locks import Lock
-from orchestrator.runs.store import RunRecord, RunStore, boot_id, lock_name, make_private, new_run_id
+from orchestrator.runs.paths import runs_dir
+from orchestrator.runs.record import RunRecord, boot_id
+from orchestrator.runs.run_names import lock_name
+from orchestrator.runs.store import RunStore, make_private, new_run_id
+from orchestrator.runs.supervisor_process import start_ticks
 from orchestrator.spec import JobSpec
+from orchestrator.state import RunState, apply
 from orchestrator.supervision.held_agent import HeldAgent
 from orchestrator.supervision.supervisor import Supervisor
+from orchestrator.tensorboard import TensorBoard
 
 _PR_SET_CHILD_SUBREAPER = 36
 _HOST = "127.0.0.1"
@@ -37,12 +47,16 @@ _NO_BOOTSTRAP = (
 def serve(client: ClientLink, agent: HeldAgent) -> int:
     """One request, or a session's until its client has left; the exit code of the last."""
     _become_subreaper()
+    # What has been imported stays, and is not to be looked through each time.
+    gc.freeze()
     code: int = ExitCode.ORCH
     try:
         while (request := client.read_request()) is not None:
             told_to_leave, code = _serve_one(request, client, agent)
             if told_to_leave or request.lifetime is not Lifetime.SESSION:
                 break
+            # A run leaves circles of objects behind, and by itself Python clears them away after hundreds of runs.
+            gc.collect()
     finally:
         agent.end()
         client.close()
@@ -61,7 +75,7 @@ def _serve_one(request: Request, client: ClientLink, agent: HeldAgent) -> tuple[
         client.refused(error)
         return False, error.exit_code
     except OSError as error:
-        client.refused(UsageError(f"the run's files cannot be made: {error}"))
+        client.refused(UsageError(_cannot_make(request.spec, error)))
         return False, ExitCode.USAGE
     _speak_to(store.paths.supervisor_log)
     client.created(store.paths.root)
@@ -73,34 +87,56 @@ def _serve_one(request: Request, client: ClientLink, agent: HeldAgent) -> tuple[
     except Exception as error:
         traceback.print_exc()
         agent.end()
-        result = _crashed(terms, store, error)
+        result = _crashed(terms, store, supervisor.state, error, time.monotonic() - started_mono)
     finally:
         store.close()
+    if not store.result_is_written:
+        client.ended(result)
     return supervisor.was_signalled, result.exit_code
 
 
-def _crashed(terms: Terms, store: RunStore, error: Exception) -> RunResult:
+def _cannot_make(spec: JobSpec, error: OSError) -> str:
+    """Where, why, and what to do."""
+    place = error.filename or spec.log_dir or runs_dir()
+    why = error.strerror or str(error)
+    advice = storage_advice(why)
+    return f"the run's files cannot be made in {place}: {why}" + (f". {advice}" if advice else "")
+
+
+def _crashed(terms: Terms, store: RunStore, state: RunState, error: Exception, took_s: float) -> RunResult:
     """A fault of orch's own: nothing is left running, and what can be said of it is written down."""
     end_leftovers(terms.run_id, below=os.getpid())
     reason = f"{type(error).__name__}: {error}"
     text = f"the supervisor could not go on ({reason}); see {store.paths.supervisor_log}"
-    result = RunResult(
-        run_id=terms.run_id,
-        outcome="failed",
-        exit_code=ExitCode.ORCH,
-        attempts=1,
-        cause=Cause(task=None, kind=CauseKind.ORCH, text=text),
-        first_failure=None,
-        detection_s=None,
-        teardown_s=None,
-        tasks=(),
-        checkpoint_dir=terms.checkpoint_dir,
+    cause = Cause(task=None, kind=CauseKind.ORCH, text=text)
+    result = _as_far_as_known(terms, state, took_s).model_copy(
+        update={"outcome": "failed", "exit_code": ExitCode.ORCH, "cause": cause}
     )
-    store.append(
-        RunEndedEvent(at=time.time(), mono=time.monotonic(), outcome="failed", exit_code=ExitCode.ORCH)
-    )
+    store.append(RunEndedEvent(**now(), outcome="failed", exit_code=ExitCode.ORCH))
     store.write_result(result)
     return result
+
+
+def _as_far_as_known(terms: Terms, state: RunState, took_s: float) -> RunResult:
+    """What had become of the attempts and the tasks when the supervisor was lost."""
+    lost = AgentLost(**now(), reason="the supervisor could not go on")
+    try:
+        return run_result(terms, apply(state, lost), Known(took_s=took_s))
+    except Exception:  # that may be the very fault
+        traceback.print_exc()
+        return RunResult(
+            run_id=terms.run_id,
+            outcome="failed",
+            exit_code=ExitCode.ORCH,
+            attempts=state.attempt,
+            cause=None,
+            first_failure=None,
+            detection_s=None,
+            teardown_s=None,
+            tasks=(),
+            checkpoint_dir=terms.checkpoint_dir,
+            history=state.history,
+        )
 
 
 @dataclass(frozen=True)
@@ -120,10 +156,12 @@ class LocalPlanner:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        command = self.spec.command
-        if command.interpreter and not takes_bootstrap(command):
-            return (_NO_BOOTSTRAP,)
-        return ()
+        closed = (each for each in self.spec.commands if each.interpreter and not takes_bootstrap(each))
+        return (_NO_BOOTSTRAP,) if any(closed) else ()
+
+    @property
+    def tensorboard(self) -> TensorBoard | None:
+        return self.spec.tensorboard
 
     def ports_needed(self) -> int:
         return len(self.spec.tasks)
@@ -150,8 +188,9 @@ def _create_run(spec: JobSpec, started_mono: float) -> RunStore:
         started_at=time.time(),
         started_mono=started_mono,
         boot_id=boot_id(),
+        host=platform.node(),
         supervisor_pid=os.getpid(),
-        supervisor_start_ticks=_start_ticks(),
+        supervisor_start_ticks=start_ticks(os.getpid()) or 0,
         checkpoint_dir=str(checkpoint_dir),
         versions=_versions(),
         spec=spec.masked().model_dump(mode="json"),
@@ -177,6 +216,15 @@ def _terms(spec: JobSpec, store: RunStore) -> Terms:
         grace_s=spec.grace_s,
         failure_grace_s=spec.failure_grace_s,
         timeout_s=spec.timeout_s,
+        start_timeout_s=spec.start_timeout_s,
+        stall_timeout_s=spec.stall_timeout_s,
+        evaluator_timeout_s=spec.evaluator_timeout_s,
+        on_failure=spec.on_failure,
+        role_policies={role: spec.policy_of(role) for role in spec.roles},
+        max_restarts=spec.max_restarts,
+        memory_limit_bytes=spec.memory_limit_bytes,
+        faults=spec.chaos,
+        network=spec.network,
         checkpoint_dir=str(spec.checkpoint_dir or store.paths.checkpoints),
     )
 
@@ -193,11 +241,6 @@ def _become_subreaper() -> None:
     """Should the agent be killed, its tasks' orphans fall to this process and not to init."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
-
-
-def _start_ticks() -> int:
-    stat = Path("/proc/self/stat").read_text()
-    return int(stat.rpartition(")")[2].split()[19])
 
 
 def _versions() -> dict[str, str]:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol, assert_never
+from typing import assert_never
 
 from pydantic import ValidationError
 
@@ -24,49 +24,44 @@ from orchestrator import events
 from orchestrator.clocks import now
 from orchestrator.engines.base import AgentTerms
 from orchestrator.events import Event, StopReason
-from orchestrator.lifecycle import Action, Finish, Happen, Lifecycle, StartTasks, SweepHost, TearDown, Terms
-from orchestrator.links import control
+from orchestrator.lifecycle.actions import (
+    Action,
+    Deadline,
+    Finish,
+    Happen,
+    PlanAttempt,
+    SendSignal,
+    StartTask,
+    StartTasks,
+    SweepHost,
+    TakeStacks,
+    TearDown,
+)
+from orchestrator.lifecycle.machine import Lifecycle
+from orchestrator.lifecycle.terms import Terms
 from orchestrator.links.agent_link import AgentLink
 from orchestrator.links.client_link import ClientLink, Lifetime
 from orchestrator.links.control import ControlServer, StopOrder
 from orchestrator.links.signal_inbox import SignalInbox
-from orchestrator.plan import PreloadPlan, RunPlan
-from orchestrator.progress.line_progress import ProgressReader
 from orchestrator.progress.progress_throttle import ProgressThrottle
-from orchestrator.result import RunResult
+from orchestrator.result import RunResult, TaskStack
 from orchestrator.runs.leftovers import end_leftovers
-from orchestrator.runs.log_store import LogStore
 from orchestrator.runs.store import RunStore
 from orchestrator.state import RunState
+from orchestrator.supervision import control_desk
 from orchestrator.supervision.agent_reports import AgentReports
+from orchestrator.supervision.attempt_starts import AttemptStarts, Planner
 from orchestrator.supervision.held_agent import HeldAgent, Tenure
+from orchestrator.supervision.run_logs import RunLogs
+from orchestrator.supervision.stack_requests import StackRequests
+from orchestrator.supervision.tensorboard_task import TensorBoardTask
 
-_FIRST_ATTEMPT = 1
 _FOREVER_S = 3600.0
-# While the logs grow, their lines are looked at for progress no more often; Keras draws a frame in that time.
-_LINES_INTERVAL_S = 0.05
+# A process that uses more of a core than this is at work.
+_BUSY_PERCENT = 5.0
+# Connections that have not asked for anything yet: whoever opens more loses the first.
+_MOST_UNHEARD = 64
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-class Planner(Protocol):
-    """Plans an attempt once its ports are known, and before that what it can begin with."""
-
-    @property
-    def hold_mode(self) -> str: ...
-
-    @property
-    def start_reason(self) -> str:
-        """Why tasks are forked or not, in words."""
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """What those should hear who want to hear more."""
-
-    def ports_needed(self) -> int: ...
-
-    def preload(self) -> PreloadPlan | None: ...
-
-    def plan(self, attempt: int, ports: tuple[int, ...]) -> RunPlan: ...
 
 
 class Supervisor:
@@ -89,13 +84,16 @@ class Supervisor:
         self._lifetime = lifetime
         self._selector = selectors.DefaultSelector()
         self._queue: deque[Event] = deque()
+        self._unheard: deque[socket.socket] = deque()
         self._lifecycle = Lifecycle(terms, time.monotonic())
-        self._logs = LogStore(store.paths.logs)
-        self._logs_due: float | None = None
-        self._lines_due = 0.0
-        self._lines = ProgressReader()
-        self._throttle = ProgressThrottle()
-        self._reports = AgentReports(self, planner, store, self._throttle, self._queue)
+        self._throttle = ProgressThrottle(terms.faults)
+        self._logs = RunLogs(store.paths.logs, self._throttle, self._queue)
+        tensorboard = TensorBoardTask(planner.tensorboard, terms.network, store.paths, self._queue)
+        self._starts = AttemptStarts(
+            planner, store, self._logs, terms.memory_limit_bytes, tensorboard, self._queue
+        )
+        self._stacks = StackRequests()
+        self._reports = AgentReports(self, planner, store, self._throttle, terms, tensorboard, self._queue)
         self._agent: AgentLink | None = None
         self._result: RunResult | None = None
         self._signalled = False
@@ -132,31 +130,57 @@ class Supervisor:
 
     def _turn(self) -> None:
         ready = self._selector.select(self._patience())
-        for key, _ in ready:
+        # The agent first: no task's end waits until the others' logs have been read.
+        for key, _ in sorted(ready, key=lambda each: each[0].data != self._read_agent):
             key.data()
+            self._decide()
+            if self._result is not None:
+                return
         mono = time.monotonic()
-        if self._logs_due is not None and mono >= self._logs_due:
-            self._index_logs()
+        if self._logs.due is not None and mono >= self._logs.due:
+            self._logs.index()
         for task, progress in self._throttle.take(mono):
             self._happened(events.TaskProgressed(**now(), task=task, progress=progress))
         deadline = self._lifecycle.next_deadline()
         if deadline is not None and mono >= deadline[0]:
-            self._happened(events.DeadlineReached(**now(), deadline=deadline[1]))
+            self._happened(self._deadline_reached(deadline[1]))
+        self._stacks.close_due(mono)
+        self._decide()
+        self._reports.write_usage()
+        self._decide()  # that they could not be put down is news, and may be all that comes
+
+    def _decide(self) -> None:
+        """Work off the queue."""
+        self._look_at_storage()
         while self._queue and self._result is None:
             event = self._queue.popleft()
             self._store.append(event)
             for action in self._lifecycle.handle(event):
                 self._perform(action)
+            self._look_at_storage()
 
     def _patience(self) -> float:
         """Seconds until something is due by itself."""
         deadline = self._lifecycle.next_deadline()
         wakes = [
             wake
-            for wake in (self._logs_due, self._throttle.due(), deadline and deadline[0])
+            for wake in (self._logs.due, self._throttle.due(), self._stacks.due, deadline and deadline[0])
             if wake is not None
         ]
         return max(0.0, min(wakes, default=_FOREVER_S + time.monotonic()) - time.monotonic())
+
+    def _look_at_storage(self) -> None:
+        for reason in (self._store.take_failure(), self._logs.take_failure()):
+            if reason is not None:
+                self._happened(events.StorageFailed(**now(), reason=reason))
+
+    def _deadline_reached(self, deadline: str) -> Event:
+        if deadline != Deadline.STALL_LIMIT:
+            return events.DeadlineReached(**now(), deadline=deadline)
+        at = now()
+        quiet_s = self._logs.quiet_s(at["mono"])
+        busy = tuple(task for task, used in self._reports.cpu_percent().items() if used > _BUSY_PERCENT)
+        return events.DeadlineReached(**at, deadline=deadline, quiet_s=quiet_s, busy=busy)
 
     def _happened(self, event: Event) -> None:
         self._queue.append(event)
@@ -170,6 +194,16 @@ class Supervisor:
         match action:
             case StartTasks():
                 self._start_tasks()
+            case PlanAttempt():
+                if self._agent is not None:
+                    self._starts.hold_ports(self._agent, action.attempt)
+            case StartTask():
+                self._start_task_again(action.task)
+            case SendSignal():
+                if self._agent is not None:
+                    self._agent.signal(action.task, action.signal)
+            case TakeStacks():
+                self._take_stacks(action.why)
             case TearDown():
                 self._tear_down(action)
             case SweepHost():
@@ -182,46 +216,38 @@ class Supervisor:
                 assert_never(action)
 
     def _start_agent(self) -> None:
-        terms = AgentTerms(self._terms.run_id, self._terms.failure_grace_s, self._store.paths.agent_log)
+        terms = AgentTerms(
+            self._terms.run_id,
+            self._terms.failure_grace_s,
+            self._store.paths.agent_log,
+            self._terms.network,
+        )
         several = self._lifetime is Lifetime.SESSION
         self._agent = self._held_agent.serve(terms, Tenure.SEVERAL_RUNS if several else Tenure.ONE_RUN)
         self._watch(self._agent.fileno(), self._read_agent)
-        # Before the agent has said a word, let alone the ports are known: an import is what takes longest.
-        self._preload(self._agent)
-        self._agent.hold(_FIRST_ATTEMPT, self._planner.ports_needed(), self._planner.hold_mode)
-
-    def _preload(self, agent: AgentLink) -> None:
-        for remark in self._planner.remarks:
-            self._happened(events.Noticed(**now(), text=remark, verbose=True))
-        preload = self._planner.preload()
-        if preload is None:
-            self._happened(events.NotPreloaded(**now(), reason=self._planner.start_reason))
-            return
-        log = str(self._store.paths.preloader_log)
-        agent.preload(preload.argv, preload.env, str(preload.cwd), preload.modules, preload.script_env, log)
-        self._happened(events.PreloadBegan(**now(), modules=preload.modules))
+        self._starts.begin(self._agent)
 
     def _start_tasks(self) -> None:
-        plan = self._reports.plan
-        assert plan is not None and self._agent is not None
-        for task in plan.tasks:
-            name = str(task.task)
-            task.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._store.paths.task_exception(name).unlink(missing_ok=True)
-            self._logs.add(name, plan.attempt, task.log)
-            port = int(task.address.rpartition(":")[2]) if task.address else None
-            self._agent.start(
-                name,
-                task.argv,
-                dict(task.env),
-                str(task.cwd),
-                str(task.log),
-                port,
-                task.serves,
-                task.bootstrap,
-                task.fork,
-            )
-        self._watch_logs()
+        if self._agent is None or self._reports.plan is None:
+            return
+        self._starts.start_all(self._agent, self._reports.plan)
+        watched = self._logs.fileno()
+        if watched >= 0 and watched not in self._selector.get_map():
+            self._watch(watched, self._logs.index)
+        self._logs.index()
+
+    def _start_task_again(self, name: str) -> None:
+        if self._agent is not None and self._reports.plan is not None:
+            restarts = self.state.tasks[name].restarts
+            self._starts.start_again(self._agent, self._reports.plan, name, restarts)
+
+    def _take_stacks(self, why: str) -> None:
+        live = tuple(task.name for task in self.state.tasks.values() if task.is_live)
+        self.ask_for_stacks(
+            live,
+            False,
+            lambda stacks: self._happened(events.StacksTaken(**now(), why=why, stacks=stacks)),
+        )
 
     def _tear_down(self, action: TearDown) -> None:
         self._happened(events.TeardownBegan(**now(), reason=action.reason, grace_s=action.grace_s))
@@ -231,12 +257,14 @@ class Supervisor:
     def _sweep_host(self) -> None:
         """Without the agent, everything of the run is a child of this subreaper or carries the run's id."""
         self._end_agent()
+        self._stacks.give_up()
         swept = end_leftovers(self._terms.run_id, below=os.getpid())
         self._happened(events.TeardownEnded(**now(), swept=swept))
 
     def _finish(self, result: RunResult) -> None:
         for task in self._lifecycle.state.tasks:
-            self.finish_log(task)
+            self._logs.finish(task)
+        self._stacks.give_up()
         self._let_go_of_agent()
         self._held_agent.run_ended()
         self._store.remove_scratch()
@@ -260,9 +288,9 @@ class Supervisor:
         for _ in inbox.take():
             self._signalled = True
             again = self._lifecycle.state.stop is not None
-            self._stop(StopOrder(reason=StopReason.TERMINATE, force=again))
+            self.stop(StopOrder(reason=StopReason.TERMINATE, force=again))
 
-    def _stop(self, order: StopOrder) -> None:
+    def stop(self, order: StopOrder) -> None:
         self._happened(events.StopRequested(**now(), reason=order.reason, force=order.force))
 
     def _read_client(self) -> None:
@@ -271,23 +299,52 @@ class Supervisor:
         except ValidationError:
             orders, is_there = [], False
         for order in orders:
-            self._stop(order)
+            self.stop(order)
         if not is_there:
             self._selector.unregister(self._client.fileno())
             if self._lifetime is not Lifetime.DETACHED:
-                self._stop(StopOrder(reason=StopReason.CLIENT_GONE))
+                self.stop(StopOrder(reason=StopReason.CLIENT_GONE))
 
     def _accept_control(self, server: ControlServer) -> None:
         connection = server.accept()
-        if connection is not None:
-            self._watch(connection.fileno(), partial(self._serve_control, connection))
+        if connection is None:
+            return
+        self._watch(connection.fileno(), partial(self._serve_control, connection))
+        self._unheard.append(connection)
+        if len(self._unheard) > _MOST_UNHEARD:
+            oldest = self._unheard.popleft()
+            self._selector.unregister(oldest.fileno())
+            oldest.close()
 
     def _serve_control(self, connection: socket.socket) -> None:
+        if connection not in self._unheard:
+            return  # closed just now, when another one came
+        self._unheard.remove(connection)
         self._selector.unregister(connection.fileno())
-        with connection:
-            order = control.serve(connection)
-        if order is not None:
-            self._stop(order)
+        control_desk.serve(connection, self)
+
+    def signal_task(self, task: str, number: int) -> None:
+        """On behalf of a user."""
+        self._happened(events.SignalRequested(**now(), task=task, signal=number, by="user"))
+
+    def restart(self) -> None:
+        """On behalf of a user."""
+        self._happened(events.RestartRequested(**now()))
+
+    def ask_for_stacks(
+        self, tasks: tuple[str, ...], native: bool, done: Callable[[dict[str, TaskStack]], None]
+    ) -> None:
+        """`done` gets, within seconds, what there is of {task: stack}."""
+        if self._agent is not None and tasks:
+            self._agent.stacks(tasks, native)
+        self._stacks.ask(tasks if self._agent is not None else (), native, time.monotonic(), done)
+
+    def take_stack(self, task: str, native: bool, stack: TaskStack) -> None:
+        """One task's answer."""
+        self._stacks.answered(task, native, stack, time.monotonic())
+
+    def log_begins_at(self, task: str) -> int:
+        return self._logs.begun_at(task)
 
     def _read_agent(self) -> None:
         assert self._agent is not None
@@ -308,40 +365,10 @@ class Supervisor:
         self._end_agent()
         self._happened(events.AgentLost(**now(), reason=reason))
 
-    # -- logs
-
-    def _watch_logs(self) -> None:
-        """inotify where there is any; else the store asks for its next poll itself."""
-        watched = self._logs.fileno()
-        if watched >= 0 and watched not in self._selector.get_map():
-            self._watch(watched, self._index_logs)
-        self._index_logs()
-
-    def _index_logs(self) -> None:
-        mono = time.monotonic()
-        delay_s = self._logs.poll(mono)
-        self._logs_due = None if delay_s is None else mono + delay_s
-        if delay_s is None or mono >= self._lines_due:
-            self._lines_due = mono + _LINES_INTERVAL_S
-            self._read_progress()
-        self._report_truncations()
-
-    def finish_log(self, task: str) -> None:
-        """Index all that the task has written; it will write no more."""
-        self._logs.finish(task, time.monotonic())
-        self._read_progress()
-        self._report_truncations()
-
-    def _read_progress(self) -> None:
-        mono = time.monotonic()
-        for tail in self._logs.take_tails():
-            progress = self._lines.read(tail.task, tail.attempt, tail.data, mono, missed=tail.missed)
-            if progress is not None:
-                self._throttle.put_read(tail.task, progress)
-
-    def _report_truncations(self) -> None:
-        for task, lost in self._logs.take_truncations():
-            self._happened(events.LogTruncated(**now(), task=task, lost=lost))
+    def finish_task(self, task: str) -> None:
+        """It has exited: all that it has written is indexed, and nobody waits for it any more."""
+        self._stacks.ended(task, time.monotonic())
+        self._logs.finish(task)
 
 
 @contextmanager

@@ -1,0 +1,70 @@
+"""An agent in a private network does all that it does elsewhere; one that serves several runs changes networks."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from agent_driving import POLITE, Driver, python
+from waiting import until
+
+from orchestrator import Session
+from orchestrator.links.agent_link import Listening, Sampled
+from orchestrator.network import Network
+
+pytestmark = pytest.mark.usefixtures("no_leaked_descriptors")
+LISTENER = """
+import socket, sys, time
+server = socket.socket()
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+server.bind(("127.0.0.1", int(sys.argv[1])))
+server.listen()
+time.sleep(600)
+"""
+SAYS_NETWORK = "import os; print(os.readlink('/proc/self/ns/net'))"
+
+
+def test_readiness_samples_and_stops(tmp_path: Path) -> None:
+    with Driver(tmp_path, network=Network.PRIVATE) as agent:
+        (port,) = agent.hold(1)
+        agent.start("worker:0", [*python(LISTENER), str(port)], port=port, serves=True)
+        agent.start("worker:1", python(POLITE))
+        agent.wait_for(Listening, "worker:0")
+        agent.wait_for_line("worker:1")
+        sample = agent.wait_for(Sampled).tasks["worker:0"]
+        assert sample.memory_bytes > 1 << 20
+        agent.end(grace_s=60)
+        assert {message.task: message.exit_code for message in agent.exits()}["worker:1"] == 5
+
+
+def test_the_ports_are_the_networks_own(tmp_path: Path) -> None:
+    """Somebody outside may have the same one."""
+    with Driver(tmp_path, network=Network.PRIVATE) as agent, socket.socket() as outside:
+        (port,) = agent.hold(1)
+        outside.bind(("", port))
+        agent.start("worker:0", [*python(LISTENER), str(port)], port=port, serves=True)
+        agent.wait_for(Listening, "worker:0")
+
+
+def test_a_session_goes_from_one_network_to_the_other_and_back() -> None:
+    host = str(Path("/proc/self/ns/net").readlink())
+    seen = []
+    with Session() as session:
+        for network in ("host", "private", "private", "host"):
+            command = [sys.executable, "-c", SAYS_NETWORK]
+            with session.up(command=command, network=network) as run:
+                run.wait()
+                seen.append(until(lambda run=run: run.log("worker:0").read_text()).strip())  # type: ignore[misc]
+    assert [network == host for network in seen] == [True, False, False, True]
+    assert seen[1] == seen[2], "the agent was kept"
+
+
+@pytest.mark.parametrize("network", list(Network))
+def test_the_agents_words_do_not_claim_another_network(tmp_path: Path, network: Network) -> None:
+    """One that was started before its run was known is told of a private network later."""
+    with Driver(tmp_path, network=network) as agent:
+        words = psutil.Process(agent.pid).cmdline()
+    assert ("--network" in words) is ("private" in words) is (network is Network.PRIVATE)

@@ -1,0 +1,174 @@
+"""Where the kernel forbids a private network: found out before anything starts, said why, and never gone without."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from filtered import is_possible
+from people import Person
+
+from orchestrator.machine.private_network import explain, probe_private_network
+
+HERE = Path(__file__).parent
+FILTERED = (sys.executable, str(HERE / "filtered.py"))
+needs_a_filter = pytest.mark.skipif(not is_possible(), reason="the filter is written for other processors")
+UNSHARE = "unshare(CLONE_NEWUSER | CLONE_NEWNET)"
+
+
+def kernel(tmp_path: Path, **settings: str) -> Path:
+    """A /proc with these files; `__` stands for a slash."""
+    for name, text in settings.items():
+        path = tmp_path / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("number", "settings", "reason", "fix"),
+    [
+        (
+            errno.ENOSPC,
+            {"sys__user__max_user_namespaces": "0\n"},
+            "user.max_user_namespaces is 0 here",
+            "sysctl -w user.max_user_namespaces=15000 as root",
+        ),
+        (
+            errno.ENOSPC,
+            {"sys__user__max_net_namespaces": "0\n"},
+            "max_net_namespaces is 0",
+            "net_namespaces=15",
+        ),
+        (errno.ENOSPC, {"sys__user__max_net_namespaces": "90\n"}, "are taken (unshare", "lsns -t net"),
+        (
+            errno.EPERM,
+            {"sys__kernel__unprivileged_userns_clone": "0\n"},
+            "kernel.unprivileged_userns_clone is 0",
+            "sysctl -w kernel.unprivileged_userns_clone=1",
+        ),
+        (
+            errno.EPERM,
+            {"sys__kernel__apparmor_restrict_unprivileged_userns": "1\n"},
+            "apparmor_restrict_unprivileged_userns is 1",
+            "apparmor_restrict_unprivileged_userns=0",
+        ),
+        (errno.EINVAL, {}, "this kernel has no namespaces", "CONFIG_USER_NS"),
+        (
+            errno.EPERM,
+            {"self__status": "Name:\tx\nSeccomp:\t2\n"},
+            "a system call filter",
+            "--cap-add SYS_ADMIN",
+        ),
+        (
+            errno.EPERM,
+            {"self__status": "Name:\tx\nSeccomp:\t0\n"},
+            "the kernel refuses it",
+            "unshare -Un true",
+        ),
+    ],
+)
+def test_the_setting_that_forbids_it_is_named(
+    tmp_path: Path, number: int, settings: dict[str, str], reason: str, fix: str
+) -> None:
+    refused = explain(UNSHARE, number, kernel(tmp_path, **settings))
+    assert reason in refused.reason
+    assert UNSHARE in refused.reason
+    assert fix in refused.fix
+
+
+def test_it_is_found_out_by_trying(anybody: Person) -> None:
+    """Whether it is said truly of root, too, the runs of other tests show."""
+    assert probe_private_network() is None
+    assert anybody("up", "--network", "private", "--", "true").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "trial",
+    [
+        ["/no/such/python"],
+        ["true"],
+        ["echo", "[]"],
+        ["echo", "{}"],
+        ["echo", '{"step": "x", "number": null}'],
+    ],
+)
+def test_a_trial_that_fails_is_no_permission(trial: list[str]) -> None:
+    refused = probe_private_network(trial=trial)
+    assert refused is not None
+    assert "gave no answer" in refused.reason
+
+
+@needs_a_filter
+def test_up_refuses_before_anything_is_there(person: Person) -> None:
+    done = person("up", "--network", "private", "--", "true", before=FILTERED)
+    assert done.returncode == 2
+    assert "--network private: a system call filter keeps it from this process" in done.stderr
+    assert "--network host" in done.stderr
+    assert person.runs() == []
+
+
+@pytest.mark.slow
+@needs_a_filter
+def test_up_on_the_hosts_network_does_not_mind(anybody: Person) -> None:
+    assert anybody("up", "--network", "host", "--", "true", before=FILTERED).returncode == 0
+
+
+@needs_a_filter
+def test_the_doctor_says_so(anybody: Person) -> None:
+    def exposure(private: bool) -> dict[str, str]:
+        (anybody.home / "orch.toml").write_text('network = "private"\n' if private else "")
+        done = anybody("doctor", "--json", "--workers", "1", before=FILTERED)
+        (found,) = (f for f in json.loads(done.stdout)["findings"] if f["topic"] == "exposure")
+        assert isinstance(found, dict)
+        return found
+
+    asked = exposure(private=True)
+    assert asked["level"] == "problem"
+    assert "cannot be had here: a system call filter" in asked["text"]
+    assert "--cap-add" in asked["fix"]
+    assert "cannot be had here: a system call filter" in exposure(private=False)["fix"]
+
+
+@needs_a_filter
+@pytest.mark.parametrize("told", ["at its start", "by a message"])
+def test_an_agent_that_gets_none_holds_and_starts_nothing(tmp_path: Path, told: str) -> None:
+    """Should it be forbidden between the trial and the run: never a run that is open to all instead."""
+    program = f"""
+import sys
+sys.path[:0] = {[str(HERE), str(HERE.parent), str(HERE.parent / "agent")]!r}
+from pathlib import Path
+from filtered import forbid_namespaces
+forbid_namespaces()
+from agent_driving import Driver
+from orchestrator.links.agent_link import Empty, HoldFailed
+from orchestrator.network import Network
+directory = Path({str(tmp_path)!r})
+at_start = {told == "at its start"!r}
+with Driver(directory, network=Network.PRIVATE if at_start else Network.HOST) as agent:
+    if not at_start:
+        agent.link.serve("run-2", 0.1, str(directory / "agent.log"), {{}}, Network.PRIVATE)
+    agent.link.hold(1, 1, "reuse_port")
+    print(agent.wait_for(HoldFailed).reason)
+    agent.start("worker:0", ["touch", str(directory / "started")])
+    agent.end()
+    print([type(message).__name__ for message in agent.messages])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        cwd=HERE.parents[1],
+    )
+    reason, kinds = done.stdout.splitlines()
+    assert reason.startswith(f"a private network cannot be made: {UNSHARE}: Operation not permitted") or (
+        "CLONE_NEWNET" in reason
+    )
+    assert kinds == "['Hello', 'HoldFailed', 'Empty']"
+    assert not (tmp_path / "started").exists()

@@ -1,0 +1,68 @@
+"""A real disk that is soon full: a tmpfs in a mount namespace of its own, and commands that are run there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Self
+
+_HOLD = 'mount -t tmpfs -o "size=$2,mode=700" tmpfs "$1" && echo mounted && exec sleep 3600'
+_HERE = 'cd "$1" && shift && exec "$@"'
+
+
+class NoDisk(Exception):
+    """This machine does not let us mount one; its words."""
+
+
+class SmallDisk:
+    """Mounted on `path`, of `size` bytes, from the beginning of its `with` to the end."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path = path
+        self._size = size
+
+    def __enter__(self) -> Self:
+        self.path.mkdir()
+        as_root = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+        argv = ["unshare", *as_root, "--mount", "--propagation", "private"]
+        argv += ["sh", "-c", _HOLD, "sh", str(self.path), str(self._size)]
+        try:
+            self._holder = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        except FileNotFoundError as error:
+            raise NoDisk(str(error)) from error
+        assert self._holder.stdout is not None
+        if self._holder.stdout.readline() != "mounted\n":
+            raise NoDisk(f"no file system can be mounted here: {self._holder.communicate()[1]}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._holder.kill()
+        self._holder.communicate()
+
+    def before(self, cwd: Path) -> tuple[str, ...]:
+        """Words in front of a command, which is then run in `cwd` where the disk is mounted."""
+        user = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
+        pid = str(self._holder.pid)
+        return ("nsenter", "--target", pid, "--mount", *user, "sh", "-c", _HERE, "sh", str(cwd))
+
+    @property
+    def seen(self) -> Path:
+        """What is on the disk, as this process sees it."""
+        return Path(f"/proc/{self._holder.pid}/root{self.path}")
+
+    def fill(self, leave: int = 0) -> None:
+        """Take all room but `leave` bytes."""
+        with (self.seen / "filler").open("ab", buffering=0) as filler:
+            while (free := self.free() - leave) > 0:
+                try:
+                    filler.write(b"\0" * min(free, 1 << 16))
+                except OSError:
+                    return
+
+    def free(self) -> int:
+        found = os.statvfs(self.seen)
+        return found.f_bavail * found.f_frsize
+
+    def make_room(self) -> None:
+        (self.seen / "filler").unlink()

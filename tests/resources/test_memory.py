@@ -1,0 +1,104 @@
+"""Tasks that use too much memory: ended at the limit they were given, or by the kernel, and told as such."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import pytest
+from memory_group import MemoryGroup
+from orch_command import Orch
+from waiting import until
+
+EATER = """
+import os, sys, time
+if os.environ["ORCH_TASK"] == "worker:1":
+    kept = []
+    while True:
+        kept.append(bytearray(b"x" * (10 << 20)))
+        time.sleep(0.02)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_one_over_its_limit_is_ended_and_named(orch: Orch) -> None:
+    eater = orch.script("eater.py", EATER)
+    done = orch("up", "-n", "3", "--memory-limit", "200MiB", "--", sys.executable, "-I", "-S", eater)
+    result = orch.result()
+    cause = result["cause"]
+    assert (cause["task"], cause["kind"]) == ("worker:1", "limit")
+    assert "over --memory-limit 200 MiB" in cause["text"]
+    assert done.code == result["exit_code"] == 128 + signal.SIGKILL
+    assert result["first_failure"]["signal"] == signal.SIGKILL
+    assert "--memory-limit" in result["first_failure"]["advice"]
+    (exceeded,) = orch.events("memory_exceeded")
+    assert exceeded["task"] == "worker:1"
+    assert exceeded["memory_bytes"] > exceeded["limit_bytes"] == 200 << 20
+    assert "over --memory-limit 200 MiB" in done.err
+
+
+SHARING = """
+import json, os, time
+shared = b"x" * (60 << 20)
+for _ in range(3):
+    if os.fork() == 0:
+        time.sleep(600)
+def used():
+    try:
+        with open(os.environ["ORCH_RUN_DIR"] + "/sample.json") as file:
+            return json.load(file)["tasks"]["worker:0"]["memory_bytes"]
+    except (OSError, KeyError):
+        return 0
+while used() < 60 << 20:
+    time.sleep(0.05)
+print("looked at", flush=True)
+if os.fork() == 0:
+    own = b"y" * (150 << 20)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_what_its_children_use_counts_and_what_they_share_counts_once(orch: Orch) -> None:
+    """Four processes with 60 MiB between them have no more than these. Then a child takes 150 of its own."""
+    sharing = orch.script("sharing.py", SHARING)
+    done = orch("up", "--memory-limit", "120MiB", "--", sys.executable, "-I", "-S", sharing)
+    assert "looked at" in done.out
+    (exceeded,) = orch.events("memory_exceeded")
+    assert exceeded["memory_bytes"] > 120 << 20
+    assert done.code == 128 + signal.SIGKILL
+
+
+def test_the_kernels_kill_is_told_from_somebody_elses(orch: Orch, memory_group: MemoryGroup) -> None:
+    eater = orch.script("eater.py", EATER)
+    up = ("up", "-n", "2", "--", sys.executable, "-I", "-S", eater)
+    done = orch.start(*up, before=memory_group.before).finish()
+    result = orch.result()
+    assert (result["cause"]["task"], result["cause"]["kind"]) == ("worker:1", "limit")
+    assert "killed by the kernel: out of memory" in result["cause"]["text"]
+    assert done.code == 128 + signal.SIGKILL
+    assert "ran out of memory" in result["first_failure"]["advice"]
+
+
+@pytest.mark.slow
+def test_of_a_kill_by_a_shells_child_too(orch: Orch, memory_group: MemoryGroup) -> None:
+    eater = orch.script("eater.py", EATER)
+    script = f'"{sys.executable}" -I -S {eater}; exit $?'
+    orch.start("up", "-n", "2", "--", "sh", "-c", script, before=memory_group.before).finish()
+    result = orch.result()
+    assert (result["first_failure"]["exit_code"], result["cause"]["kind"]) == (137, "limit")
+    assert "killed by the kernel, out of memory" in result["cause"]["text"]
+
+
+def test_a_kill_by_somebody_is_not_taken_for_the_kernels(orch: Orch) -> None:
+    script = orch.script("sleeper.py", "import time\nprint('up', flush=True)\ntime.sleep(600)\n")
+    up = orch.start("up", "-n", "2", "--", sys.executable, "-I", "-S", script)
+    up.until_out("up", 2)
+    os.kill(until(orch.pids)[1], signal.SIGKILL)
+    done = up.finish()
+    result = orch.result()
+    assert (result["cause"]["task"], result["cause"]["kind"]) == ("worker:1", "exited")
+    assert "the kernel counted no out-of-memory kill" in result["cause"]["text"]
+    assert done.code == 128 + signal.SIGKILL

@@ -1,0 +1,204 @@
+"""A run's own files on a disk that takes nothing more: nothing raises, nothing is lost that can be kept."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from orch_command import Orch
+from small_disk import SmallDisk
+from waiting import until
+
+from worker.full_disks import full_disk
+
+# Runs where the small disk is mounted: it is filled, and perhaps emptied again, between what the store is told.
+PROGRAM = """
+import json, os, sys, time
+sys.path[:0] = {path!r}
+from pathlib import Path
+os.environ["XDG_STATE_HOME"] = {disk!r}
+from run_records import make_run, one_task
+from orchestrator import events
+from orchestrator.result import RunResult
+from orchestrator.logs.store import LogStore
+
+def fill():
+    with open({disk!r} + "/filler", "wb", buffering=0) as filler:
+        try:
+            while True: filler.write(b"x" * 4096)
+        except OSError: pass
+
+def notice(n):
+    store.append(events.Noticed(at=float(n), mono=float(n), text="x" * 500 + str(n)))
+
+RESULT = RunResult(run_id="x", outcome="failed", exit_code=125, attempts=1, cause=None, first_failure=None,
+                   detection_s=None, teardown_s=None, tasks=())
+store = make_run()
+told = []
+{steps}
+print(json.dumps({{"told": told, "written": store.result_is_written, "root": str(store.paths.root)}}))
+"""
+
+
+def on_disk(disk: SmallDisk, steps: str) -> tuple[dict[str, Any], Path]:
+    """(what the program says, the run's directory as it is seen from here)."""
+    path = [*(str(Path(__file__).resolve().parents[1] / name) for name in ("runs",)), *sys.path]
+    program = PROGRAM.format(path=path, disk=str(disk.path), steps=steps)
+    argv = [*disk.before(disk.path.parent), sys.executable, "-c", program]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    return said, disk.seen / Path(said["root"]).relative_to(disk.path)
+
+
+def numbers(run: Path) -> list[float]:
+    """Which of the notices stand in the file; every line is whole."""
+    events = map(json.loads, (run / "events.jsonl").read_text().splitlines())
+    return [event["mono"] for event in events if event["type"] == "noticed"]
+
+
+def test_events_wait_for_room_and_keep_their_order(disk: SmallDisk) -> None:
+    said, run = on_disk(
+        disk,
+        """
+for n in range(3): notice(n)
+fill()
+for n in range(3, 60): notice(n); told.append(store.take_failure())
+os.unlink(os.environ["XDG_STATE_HOME"] + "/filler")
+notice(60)
+store.close()
+""",
+    )
+    assert numbers(run) == list(range(61))
+    (reason,) = [reason for reason in said["told"] if reason]  # once
+    assert reason == f"{said['root']}/events.jsonl: No space left on device"
+
+
+def test_the_end_is_written_into_the_room_that_was_kept_for_it(disk: SmallDisk) -> None:
+    said, run = on_disk(
+        disk,
+        """
+fill()
+for n in range(100): notice(n)
+store.write_result(RESULT)
+store.close()
+""",
+    )
+    assert said["written"]
+    assert json.loads((run / "result.json").read_text())["exit_code"] == 125
+    assert numbers(run) == list(range(100))
+    assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_result_that_not_even_its_own_room_takes_is_told_as_not_written(disk: SmallDisk) -> None:
+    said, run = on_disk(
+        disk,
+        """
+import shutil
+shutil.rmtree(store.paths.root)
+store.write_result(RESULT)
+store.close()
+""",
+    )
+    assert said["written"] is False
+    assert not run.exists()
+
+
+def test_a_sample_that_cannot_be_written_is_a_sign_and_leaves_no_part_of_itself(disk: SmallDisk) -> None:
+    said, run = on_disk(
+        disk,
+        """
+store.write_sample(1.0, 1.0, {"worker:0": {"cpu_percent": 1.0}})
+fill()
+store.write_sample(2.0, 2.0, {f"worker:{n}": {"cpu_percent": 1.0} for n in range(500)})
+told.append(store.take_failure())
+store.close()
+""",
+    )
+    assert said["told"] == [f"{said['root']}/sample.json: No space left on device"]
+    assert json.loads((run / "sample.json").read_text())["at"] == 1.0
+    assert not [path.name for path in run.iterdir() if path.name.startswith(".sample")]
+
+
+def test_the_index_tells_once_and_goes_on_when_there_is_room(disk: SmallDisk) -> None:
+    said, run = on_disk(
+        disk,
+        """
+logs = LogStore(store.paths.logs)
+log = store.paths.task_log("worker:0")
+logs.add("worker:0", 1, log)
+with log.open("ab", buffering=0) as out:
+    for n in range(400):
+        if n == 50:
+            os.posix_fallocate(out.fileno(), 0, 100_000); os.ftruncate(out.fileno(), 50)
+            fill()
+        try: out.write(b"x\\n")
+        except OSError: pass
+        logs.poll(float(n)); told.append(logs.take_failure())
+os.unlink(os.environ["XDG_STATE_HOME"] + "/filler")
+logs.poll(1000.0)
+logs.close()
+store.close()
+""",
+    )
+    assert [reason for reason in said["told"] if reason] in (
+        [],
+        [f"{said['root']}/logs/index: No space left on device"],
+    )
+    records = (run / "logs" / "index").read_text().splitlines()
+    assert all(len(record.split()) == 5 for record in records)
+    last = records[-1].split()
+    assert int(last[3]) + int(last[4]) == (run / "logs" / "worker-0.log").stat().st_size
+
+
+def test_a_run_that_there_is_no_room_for_is_not_there_at_all(disk: SmallDisk) -> None:
+    """Neither where no file can be made, nor where the last of the room went to what a run keeps for its end."""
+    said, run = on_disk(
+        disk,
+        """
+from orchestrator.runs.record import RunRecord
+from orchestrator.runs.store import RunStore, new_run_id
+
+def publish_without_room():
+    fresh = RunStore.create(new_run_id("third"), None, None)
+    fill()
+    fresh.publish(RunRecord(id="x", name="third", directory="/", started_at=1.0, started_mono=1.0, boot_id="x",
+        supervisor_pid=1, supervisor_start_ticks=1, checkpoint_dir="/", versions={}, spec={"x": "x" * 100_000}))
+
+def refused(make):
+    try: make()
+    except OSError as error: told.append(os.strerror(error.errno))
+
+fill()
+refused(lambda: make_run("second"))
+os.unlink(os.environ["XDG_STATE_HOME"] + "/filler")
+refused(publish_without_room)
+told += sorted(path.name for path in store.paths.root.parent.iterdir())
+store.close()
+""",
+    )
+    assert said["told"] == ["No space left on device", "No space left on device", run.name]
+
+
+def test_a_full_disk_is_known_by_trying(disk: SmallDisk, tmp_path: Path) -> None:
+    assert full_disk([str(disk.seen), str(tmp_path), "/nowhere"]) is None
+    disk.fill()
+    assert full_disk([str(tmp_path), str(disk.seen)]) == f"{disk.seen}: No space left on device"
+    assert [path.name for path in disk.seen.iterdir()] == ["filler"]
+
+
+def test_a_run_whose_directory_is_gone_ends_and_its_client_hears_how(orch: Orch) -> None:
+    sleeper = orch.script("sleeper.py", "import time\nprint('up', flush=True)\ntime.sleep(600)\n")
+    up = orch.start("up", "-n", "2", "--", sys.executable, "-I", "-S", sleeper)
+    up.until_out("up", 2)
+    pids = until(orch.pids)
+    shutil.rmtree(orch.run_dir())
+    done = up.finish()
+    assert done.code == 125
+    assert "was moved or removed" in done.err
+    assert "Traceback" not in done.err
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

@@ -1,0 +1,25 @@
+"""Fixtures of the security tests: the installed `orch`, and somebody else on this machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# The installed command and the other user stand among the tests that are theirs.
+sys.path += [str(Path(__file__).resolve().parents[1] / name) for name in ("e2e", "network")]
+
+from orch_command import Orch
+
+
+@pytest.fixture
+def orch(tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Orch]:
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    directory = tmp_path / "here"
+    directory.mkdir()
+    command = Orch(directory, state_dir)
+    yield command
+    command.end_all()

@@ -1,0 +1,151 @@
+"""Files for this user alone, whatever the umask; no socket of orch's own on any network."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+from orch_command import Orch
+from people import ORDINARY
+from waiting import until
+
+from orchestrator.links.control import ControlServer, StopOrder, ask
+
+PRIVATE = {"directory": 0o700, "file": 0o600, "socket": 0o600}
+
+
+def kind_and_mode(path: Path) -> tuple[str, int]:
+    mode = path.lstat().st_mode
+    kinds = ((stat.S_ISDIR, "directory"), (stat.S_ISREG, "file"), (stat.S_ISSOCK, "socket"))
+    return next(kind for matches, kind in kinds if matches(mode)), stat.S_IMODE(mode)
+
+
+def open_to_others(directory: Path) -> dict[str, int]:
+    """What is not private, by its name."""
+    found = {
+        path: kind_and_mode(path) for path in (directory, *directory.rglob("*")) if not path.is_symlink()
+    }
+    return {str(path): mode for path, (kind, mode) in found.items() if mode != PRIVATE[kind]}
+
+
+def test_all_files_are_private_whatever_the_umask(orch: Orch) -> None:
+    """Of a run that goes on and of one that has failed with an exception."""
+    orch.script(
+        "train.py",
+        "import sys, time\nprint('up', flush=True)\ntime.sleep(float(sys.argv[1]))\nraise ValueError",
+    )
+    (orch.directory / "up.sh").write_text('umask 0; exec "$@"')
+    before = ("sh", str(orch.directory / "up.sh"))
+    where = (
+        "--log-dir",
+        str(orch.directory / "new/logs"),
+        "--checkpoint-dir",
+        str(orch.directory / "new/kept"),
+    )
+    going_on = orch.start("up", *where, "--", "train.py", "600", before=before)
+    going_on.until_out("up")
+    failed = orch.start("up", "--name", "failed", "--", "train.py", "0", before=before)
+    assert failed.finish().code == 1, failed.err
+    assert len(orch.run_dirs()) == 2
+    assert open_to_others(orch.state) == {}
+    assert open_to_others(orch.directory / "new") == {}
+
+
+def test_orch_listens_on_no_network(orch: Orch) -> None:
+    """The ports that its agent holds for the tasks are bound and never listen; nobody else has one at all."""
+    orch.script("train.py", "import time\nprint('up', flush=True)\ntime.sleep(600)")
+    up = orch.start("up", "-n", "2", "--", "train.py")
+    up.until_out("up", 2)
+    agent = orch.agent()
+    inodes = sockets_of(agent)
+    assert len(inodes & bound_inodes()) == 0, "it is in no table of the kernel's, since it is not connected"
+    ports = {int(task["address"].rpartition(":")[2]) for task in orch.status()["tasks"]}
+    assert {connection.laddr.port for connection in psutil.Process(agent).net_connections("inet")} <= ports
+    for connection in psutil.Process(agent).net_connections("inet"):
+        assert connection.status != psutil.CONN_LISTEN
+    for pid in (orch.supervisor(), up.process.pid):
+        assert psutil.Process(pid).net_connections("inet") == []
+
+
+def sockets_of(pid: int | None) -> set[str]:
+    links = (entry.readlink() for entry in Path(f"/proc/{pid}/fd").iterdir())
+    return {str(link)[8:-1] for link in links if str(link).startswith("socket:[")}
+
+
+def bound_inodes() -> set[str]:
+    tables = (
+        Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+        for name in ("tcp", "tcp6", "udp", "udp6", "raw")
+    )
+    return {line.split()[9] for table in tables for line in table}
+
+
+def test_a_strangers_control_socket_is_not_believed() -> None:
+    """His answer would be taken for the supervisor's."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to be others for a moment")
+    path = Path("/tmp") / f"orch-strange-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        os.seteuid(ORDINARY)
+        try:
+            listener.bind(str(path))
+            listener.listen()
+            path.chmod(0o666)
+        finally:
+            os.seteuid(0)
+        heard = []
+
+        def answer() -> None:
+            for _ in range(2):
+                connection, _ = listener.accept()
+                with connection:
+                    heard.append(connection.recv(4096))
+                    if heard[-1]:
+                        connection.sendall(b'{"ok": true}')
+
+        server = threading.Thread(target=answer, daemon=True)
+        server.start()
+        try:
+            answers = []
+            for user in (ORDINARY + 1, ORDINARY):
+                os.seteuid(user)
+                try:
+                    answers.append(ask(path, StopOrder()))
+                finally:
+                    os.seteuid(0)
+        finally:
+            server.join(60)
+            path.unlink()
+    assert answers == [None, {"ok": True}]
+    assert heard[0] == b""
+
+
+def test_a_stranger_is_not_heard_at_the_control_socket(tmp_path: Path) -> None:
+    """Should he get as far as it: the directory around it is private, too."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to be somebody else for a moment")
+    path = Path("/tmp") / f"orch-control-{os.getpid()}"
+    server = ControlServer(path)
+    try:
+        path.chmod(0o666)
+        with socket.socket(socket.AF_UNIX) as client:
+            os.seteuid(ORDINARY)
+            try:
+                client.connect(str(path))
+            finally:
+                os.seteuid(0)
+            assert server.accept() is None
+            client.settimeout(60)
+            assert client.recv(1) == b""
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            connection = until(server.accept)
+            connection.close()
+    finally:
+        server.close()
+        path.unlink()
