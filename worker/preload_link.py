@@ -19,8 +19,13 @@ _OPTIONS = "ORCH_PRELOAD"
 _MESSAGE_BYTES = 1 << 16
 # Variables of one run, or of one test of a test suite: a preloader may serve the next.
 _OF_ONE_RUN = ("ORCH_", "PYTEST_CURRENT_TEST")
-# Those that tell a run's tasks apart; nothing reads them at import. (The bootstrap's directory is in the second.)
-_OF_ONE_TASK = ("TF_CONFIG", injection.SEARCH_PATH)
+# Those that tell a run's tasks apart; nothing reads them at import. (The bootstrap's directory is in the second; CUDA,
+# DTensor and the TPU's resolver look when they are started.)
+_OF_ONE_TASK = (
+    *("TF_CONFIG", injection.SEARCH_PATH),
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TF_FORCE_GPU_ALLOW_GROWTH"),
+    *("DTENSOR_CLIENT_ID", "DTENSOR_NUM_CLIENTS", "DTENSOR_JOB_NAME", "DTENSOR_JOBS", "TPU_NAME"),
+)
 
 
 @dataclass(frozen=True)

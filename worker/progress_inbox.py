@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 from typing import Any
 
 from worker.task_process import TaskProcess
@@ -14,6 +15,9 @@ _READ_BYTES = 1 << 16
 _LAST_BYTES = 1 << 20
 # Progress is handed on at most this often a task; what comes in between is merged.
 _INTERVAL_S = 0.1
+# What is to be handed on at once waits no longer than this after the last that was: a task that says it of all
+# it tells is no burden.
+_AT_ONCE_S = 0.01
 # Another phase has steps of its own: these must not be merged into what is said of it.
 _OF_ONE_PHASE = ("step", "steps", "steps_per_s", "examples_per_s")
 
@@ -25,6 +29,7 @@ class ProgressInbox:
         self._poller = poller
         self._pending: dict[str, dict[str, Any]] = {}
         self._due = 0.0
+        self._at_once_due = 0.0
 
     @property
     def due(self) -> float:
@@ -64,6 +69,7 @@ class ProgressInbox:
             return {}
         pending, self._pending = self._pending, {}
         self._due = now + _INTERVAL_S
+        self._at_once_due = now + _AT_ONCE_S
         taken = {name: _text(progress) for name, progress in pending.items()}
         return {name: text for name, text in taken.items() if text}
 
@@ -76,6 +82,12 @@ class ProgressInbox:
             return
         if progress.pop("sigterm", None) == "again":
             task.ask_again()
+        if progress.pop("at_once", None) is True:
+            self._due = min(self._due, self._at_once_due)
+        if "stacks" in progress:
+            # No other is taken at a task's word: this one harms nobody who does not listen.
+            listens = progress.pop("stacks") == signal.SIGURG
+            task.stacks_signal = int(signal.SIGURG) if listens else None
         if progress:
             pending = self._pending.setdefault(task.name, {})
             if progress.get("phase", pending.get("phase")) != pending.get("phase"):

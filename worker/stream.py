@@ -38,11 +38,11 @@ class Stream:
         except ConnectionResetError:
             data = b""
         if not data:
-            self._poller.unregister(self._source)
+            self.fall_deaf()
             self.fall_silent()
             return [], False
         *lines, self._inbox = (self._inbox + data).split(b"\n")
-        return [json.loads(line) for line in lines], True
+        return [_message(line) for line in lines], True
 
     def send(self, message: dict[str, object]) -> None:
         if self._is_heard:
@@ -51,6 +51,13 @@ class Stream:
     def fall_silent(self) -> None:
         """Say no more: nobody listens, or what happens from here on is no news."""
         self._is_heard = False
+
+    def fall_deaf(self) -> None:
+        """Hear no more: nobody speaks, or it cannot be understood."""
+        try:
+            self._poller.unregister(self._source)
+        except FileNotFoundError:
+            return
 
     def flush(self) -> None:
         """Write what the other end takes now."""
@@ -74,3 +81,18 @@ class Stream:
                 self._poller.unregister(self._sink)
         except (FileExistsError, FileNotFoundError):
             return
+
+
+def _message(line: bytes) -> dict[str, Any]:
+    """ValueError where it is none. NaN would be a deadline that never comes."""
+    try:
+        message = json.loads(line, parse_constant=_refuse)
+    except RecursionError as error:
+        raise ValueError("a message is nested too deeply") from error
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise ValueError(f"not a message: {line[:200]!r}")
+    return message
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no number")

@@ -10,11 +10,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from worker.injection import injected_env
+from worker.oom_kills import OomMark
 from worker.processes import read_stat
 
 PR_SET_PDEATHSIG = 1
@@ -47,6 +48,36 @@ class TaskOrder:
     serves: bool
     bootstrap: Mapping[str, object] | None
     fork: bool
+    memory_limit: int | None = None
+
+    @classmethod
+    def of(cls, message: Mapping[str, Any], bootstrap: Mapping[str, object] | None) -> TaskOrder:
+        """What a `start` message orders, with these options for the bootstrap."""
+        return cls(
+            name=message["task"],
+            argv=message["argv"],
+            env=message["env"],
+            cwd=message["cwd"],
+            log=message["log"],
+            port=message["port"],
+            serves=message["serves"],
+            bootstrap=bootstrap,
+            fork=message.get("fork", False),
+            memory_limit=message.get("memory_limit"),
+        )
+
+    @property
+    def stacks_file(self) -> str | None:
+        """Where its bootstrap writes stacks, if it has one."""
+        file = (self.bootstrap or {}).get("stacks_file")
+        return file if isinstance(file, str) else None
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The directories that it writes to, as far as they are known: for its log, and for its checkpoints."""
+        checkpoints = self.env.get("ORCH_CHECKPOINT_DIR")
+        log_dir = str(Path(self.log).parent)
+        return (log_dir,) if checkpoints is None else (log_dir, checkpoints)
 
     def environ(self) -> dict[str, str]:
         """The whole environment that the task is started with."""
@@ -70,6 +101,12 @@ class TaskProcess:
     is_ready: bool = False
     method: Method = "spawn"
     was_asked_to_stop: bool = False
+    memory_limit: int | None = None
+    places: tuple[str, ...] = ()
+    peak_bytes: int | None = None
+    stacks_file: str | None = None
+    stacks_signal: int | None = None
+    oom_mark: OomMark = field(default_factory=OomMark.now)
 
     def signal_group(self, number: int) -> None:
         """To the whole group. Safe while the leader has not been reaped: until then its pid is nobody else's."""
@@ -89,12 +126,12 @@ class TaskProcess:
 
     def reap(self) -> tuple[int | None, int | None] | None:
         """(exit code, signal) of the leader, one of them None; None when it has not exited."""
-        info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG)
-        if info is None:
+        pid, status, usage = os.wait4(self.pid, os.WNOHANG)
+        if pid == 0:
             return None
-        if info.si_code == os.CLD_EXITED:
-            return info.si_status, None
-        return None, info.si_status
+        self.peak_bytes = usage.ru_maxrss * 1024
+        code = os.waitstatus_to_exitcode(status)
+        return (code, None) if code >= 0 else (None, -code)
 
     def close(self) -> None:
         for fd in (self.pidfd, self.progress_fd):
@@ -170,6 +207,9 @@ def adopted(order: TaskOrder, pid: int, pidfd: int, pipes: TaskPipes, method: Me
         started_mono=time.monotonic(),
         method=method,
         is_ready=not order.serves,
+        memory_limit=order.memory_limit,
+        places=order.places,
+        stacks_file=order.stacks_file,
     )
 
 
@@ -195,6 +235,8 @@ def spawn(
         raise StartFailed(f"{missing}: no such file or directory", COMMAND_NOT_FOUND) from error
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
+        if error.errno == errno.EAGAIN:
+            reason = f"no more processes or threads can be made ({reason})"
         if error.errno == errno.ENOEXEC:
             reason += " (a script needs a first line such as #!/usr/bin/env python3)"
         raise StartFailed(f"{argv[0]}: {reason}", COMMAND_NOT_RUNNABLE) from error

@@ -18,6 +18,7 @@ from waiting import PATIENCE_S, until
 from orchestrator.engines.base import AgentTerms
 from orchestrator.engines.local import LocalEngine
 from orchestrator.links.agent_link import AgentLink, AgentMessage, Empty, Exited, Held, Hello, Started
+from orchestrator.network import Network
 
 # Long enough that a test which waits for it has failed.
 FOREVER_S = 600.0
@@ -31,11 +32,13 @@ def python(program: str) -> list[str]:
 
 SLEEPER = "import time; time.sleep(600)"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); {SLEEPER}"
-POLITE = f"""
-import signal, sys
+# In short sleeps: a signal that comes right before one begins is heard after it.
+POLITE = """
+import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
 print("up", flush=True)
-{SLEEPER}
+while True:
+    time.sleep(0.1)
 """
 # Deaf itself, and so is its grandchild, which is in a session of its own and nobody's child any more.
 DAEMONISES = f"""
@@ -56,12 +59,18 @@ print("up", flush=True)
 class Driver:
     """One agent and its stream; tasks log into `directory`. Ends the agent at the end of its `with`."""
 
-    def __init__(self, directory: Path, run_id: str = "run-1", failure_grace_s: float = 0.1) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        run_id: str = "run-1",
+        failure_grace_s: float = 0.1,
+        network: Network = Network.HOST,
+    ) -> None:
         self.messages: list[AgentMessage] = []
         self.directory = directory
         self._engine = LocalEngine()
         (self.stream,) = self._engine.start_agents(
-            AgentTerms(run_id, failure_grace_s, directory / "agent.log")
+            AgentTerms(run_id, failure_grace_s, directory / "agent.log", network)
         )
         self.link = AgentLink(self.stream, run_id)
         self.open = True

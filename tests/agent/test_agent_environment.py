@@ -36,6 +36,9 @@ print(json.dumps({
 }))
 """
 
+# Signals 32 and 33, which glibc keeps to itself: a process that posix_spawn started may find them ignored.
+C_LIBRARYS_OWN = 0b11 << 31
+
 
 @pytest.fixture
 def odd_world() -> Iterator[None]:
@@ -74,7 +77,7 @@ def test_a_task_finds_the_users_world(
     assert seen["blocked"] == 0
     # Python itself ignores SIGPIPE and, where there is one, SIGXFSZ.
     python_ignores = 1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1)
-    assert not seen["ignored"] & ~python_ignores
+    assert not seen["ignored"] & ~python_ignores & ~C_LIBRARYS_OWN
     progress = int(seen["env"]["ORCH_PROGRESS_FD"])
     assert set(seen["fds"]) <= {0, 1, 2, progress}
 
@@ -82,7 +85,7 @@ def test_a_task_finds_the_users_world(
 def test_a_task_that_is_no_python_has_all_signals_as_they_are_at_first(agent: Driver) -> None:
     agent.start("a", ["grep", "-E", "^Sig(Ign|Blk)", "/proc/self/status"])
     agent.wait_for(Exited)
-    assert {int(line.split()[1], 16) for line in agent.text("a").splitlines()} == {0}
+    assert {int(line.split()[1], 16) & ~C_LIBRARYS_OWN for line in agent.text("a").splitlines()} == {0}
 
 
 def test_the_log_is_appended_to_and_private(agent: Driver) -> None:

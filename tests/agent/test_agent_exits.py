@@ -79,6 +79,17 @@ def test_the_first_bad_exit_tells_how_the_peers_were(agent: Driver) -> None:
     agent.end()
 
 
+def test_what_fails_after_a_task_has_begun_anew_tells_of_its_peers_too(agent: Driver) -> None:
+    agent.start("stays", python(SLEEPER))
+    agent.start("again", python("raise SystemExit(3)"))
+    assert agent.wait_for(Exited, "again").peers.keys() == {"stays"}
+    signal_and_wait(agent.pid_of("stays"), signal.SIGSTOP, "T")
+    agent.messages = [message for message in agent.messages if not isinstance(message, Exited)]
+    agent.start("again", python("raise SystemExit(3)"))
+    assert agent.wait_for(Exited, "again").peers == {"stays": "T"}
+    agent.end()
+
+
 def test_a_peer_that_was_stopped_below_its_shell_is_told(agent: Driver) -> None:
     sleeper = shlex.join(python("import os, time; print('below', os.getpid(), flush=True); time.sleep(600)"))
     agent.start("shell", ["sh", "-c", f"{sleeper}; exit $?"])
@@ -87,7 +98,7 @@ def test_a_peer_that_was_stopped_below_its_shell_is_told(agent: Driver) -> None:
     below = int(found[1])
     assert below != agent.pid_of("shell")
     signal_and_wait(below, signal.SIGSTOP, "T")
-    assert state_letter(agent.pid_of("shell")) == "S"
+    until(lambda: state_letter(agent.pid_of("shell")) == "S")
     (agent.directory / "go").touch()
     assert agent.wait_for(Exited, "ends").peers == {"shell": "T"}
     agent.end()
@@ -145,8 +156,11 @@ def test_a_log_that_cannot_be_made_is_a_failed_start(agent: Driver) -> None:
 
 def test_a_failed_start_has_its_place_in_the_order_of_exits(agent: Driver) -> None:
     agent.start("a", ["no-such-command"])
+    assert agent.wait_for(StartFailed, "a").order == 0
     agent.start("b", ["false"])
     assert agent.wait_for(Exited, "b").order == 1
+    agent.start("c", ["no-such-command"])
+    assert agent.wait_for(StartFailed, "c").order == 2
 
 
 def test_messages_of_another_run_are_not_obeyed(agent: Driver) -> None:

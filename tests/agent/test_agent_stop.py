@@ -97,7 +97,8 @@ def test_ports_are_free_again_when_it_is_empty(agent: Driver) -> None:
     ports = agent.hold(3)
     assert not any(can_bind(port) for port in ports)
     agent.end()
-    assert all(can_bind(port) for port in ports)
+    # Another program may have taken one for a moment.
+    until(lambda: all(can_bind(port) for port in ports))
 
 
 def test_at_the_end_of_the_stream_everything_ends(tmp_path: Path) -> None:

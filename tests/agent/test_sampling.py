@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import psutil
@@ -14,7 +14,7 @@ from waiting import until
 
 from orchestrator.links.agent_link import Sampled
 from worker.processes import all_processes, descendants, proportional_bytes, read_stat, send_signal
-from worker.sampling import Sampler
+from worker.sampling import Sample, Sampler
 from worker.task_process import TaskProcess
 
 MIB = 1 << 20
@@ -45,9 +45,17 @@ def process(program: str, lines: int = 0) -> Iterator[TaskProcess]:
             child.kill()
 
 
+def look(sampler: Sampler, now: float, tasks: Sequence[TaskProcess]) -> list[Sample]:
+    """All that it has to tell at that time."""
+    frames = []
+    while tasks and sampler.due <= now:
+        frames.append(sampler.take(now, tasks))
+    return [frame for frame in frames if frame]
+
+
 def test_shared_memory_is_counted_once() -> None:
     with process(SHARES, lines=2) as task:
-        (sample,) = Sampler(0.0).samples(1e9, [task])
+        (sample,) = look(Sampler(0.0), 1e9, [task])
         tree = [psutil.Process(task.pid), *psutil.Process(task.pid).children(recursive=True)]
         resident = sum(each.memory_info().rss for each in tree)
     assert resident > 2 * 64 * MIB
@@ -58,40 +66,100 @@ def test_cpu_is_that_of_the_task_and_its_children() -> None:
     # The child does the work, and as much of it each second as it gets.
     burns = "import os, time\nif os.fork() == 0:\n    print('up', flush=True)\n    while True: pass\n"
     burns += SLEEPER
-    with process(burns, lines=1) as busy, process(SLEEPER) as idle:
+    # Its start is work too, and so is the way from its word to its sleep.
+    idles = "print('up', flush=True)\n" + SLEEPER
+    with process(burns, lines=1) as busy, process(idles, lines=1) as idle:
+        until(lambda: psutil.Process(idle.pid).status() == psutil.STATUS_SLEEPING)
         sampler = Sampler(0.0)
         now = time.monotonic() + 2
-        list(sampler.samples(now, [busy, idle]))
+        look(sampler, now, [busy, idle])
         child = psutil.Process(busy.pid).children()[0]
         spent = child.cpu_times().user
         until(lambda: child.cpu_times().user > spent + 0.3)
-        (sample,) = sampler.samples(now + 10, [busy, idle])
+        (sample,) = look(sampler, now + 10, [busy, idle])
     # At least 0.3 s of work in what the sampler was told were 10 s.
     assert 0.0 < sample[busy.name]["cpu_percent"] < 100
     assert sample[idle.name]["cpu_percent"] == 0.0
 
 
+def test_a_task_that_has_begun_anew_is_measured_from_its_own_start() -> None:
+    """Under the same name, and while the one before had used much more."""
+    burns = "while True: pass"
+    sampler = Sampler(0.0)
+    with process(burns) as before:
+        until(lambda: psutil.Process(before.pid).cpu_times().user > 0.5)
+        now = time.monotonic() + 2
+        look(sampler, now, [before])
+    with process(burns) as again:
+        assert again.name == before.name
+        until(lambda: psutil.Process(again.pid).cpu_times().user > 0.1)
+        (sample,) = look(sampler, now + 10, [again])
+    # At least 0.1 s of work in what the sampler was told were some 12 s.
+    assert sample[again.name]["cpu_percent"] > 0.0
+
+
 def test_nothing_before_it_is_due_and_nothing_for_nobody() -> None:
     sampler = Sampler(100.0)
     with process(SLEEPER) as task:
-        assert list(sampler.samples(100.5, [task])) == []
-        assert list(sampler.samples(200.0, [])) == []
-        assert len(list(sampler.samples(200.0, [task]))) == 1
+        assert look(sampler, 100.5, [task]) == []
+        assert look(sampler, 200.0, []) == []
+        assert len(look(sampler, 200.0, [task])) == 1
         assert sampler.due >= 202.0
+
+
+def test_with_a_limit_one_that_passes_it_is_seen_between_the_samples() -> None:
+    with process(SHARES, lines=2) as over, process(SHARES, lines=2) as under, process(SLEEPER) as free:
+        over.memory_limit, under.memory_limit = 50 * MIB, 200 * MIB
+        over.name, under.name, free.name = "over", "under", "free"
+        tasks = [over, under, free]
+        sampler = Sampler(100.0)
+        assert {name for frame in look(sampler, 101.0, tasks) for name in frame} == {
+            "over",
+            "under",
+            "free",
+        }
+        due = sampler.due
+        (frame,) = look(sampler, due, tasks)
+        assert frame.keys() == {"over"} and frame["over"]["memory_bytes"] > 50 * MIB
+        assert look(Sampler(100.0), 100.5, tasks) == []
+        sampler.hasten(0.0)
+        over.memory_limit = 200 * MIB
+        assert look(sampler, due + 0.4, tasks) == []
+
+
+def test_what_is_shared_does_not_pass_a_limit_by_being_counted_twice() -> None:
+    with process(SHARES, lines=2) as task:
+        task.memory_limit = 100 * MIB
+        sampler = Sampler(100.0)
+        look(sampler, 101.0, [task])
+        assert look(sampler, sampler.due, [task]) == []
 
 
 def test_many_tasks_come_in_short_frames() -> None:
     with process(SLEEPER) as task:
         tasks = [TaskProcess(f"worker:{n}", task.pid, -1, 0, None, False, -1, 0.0) for n in range(20)]
-        frames = list(Sampler(0.0).samples(1e6, tasks))
+        frames = look(Sampler(0.0), 1e6, tasks)
     assert sorted(name for frame in frames for name in frame) == sorted(each.name for each in tasks)
     assert len(frames) == 3
+
+
+def test_a_look_is_taken_a_process_at_a_time() -> None:
+    """Between two, there may be a death to tell of; and who has died is not told of any more."""
+    with process(SHARES, lines=2) as two, process(SLEEPER) as one:
+        two.name, one.name = "two", "one"
+        sampler = Sampler(0.0)
+        pieces = [sampler.take(1e6, [two, one])]
+        while sampler.due <= 1e6:
+            pieces.append(sampler.take(1e6, [two, one]))
+        assert len(pieces) > 3 and [set(piece) for piece in pieces if piece] == [{"two", "one"}]
+        assert sampler.take(2e6, [two, one]) == {}
+        assert [set(frame) for frame in look(sampler, 2e6, [one])] == [{"one"}]
 
 
 def test_a_task_that_is_gone_costs_nothing() -> None:
     with process(SLEEPER) as task:
         pass
-    (sample,) = Sampler(0.0).samples(1e6, [task])
+    (sample,) = look(Sampler(0.0), 1e6, [task])
     assert sample[task.name] == {"cpu_percent": 0.0, "memory_bytes": 0}
 
 

@@ -1,0 +1,69 @@
+"""The supervisor's end of a stream whose other end is gone: every order says so, and nothing raises."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from orchestrator.links.agent_link import AgentLink
+from orchestrator.network import Network
+
+
+@dataclass
+class Pair:
+    link: AgentLink
+    agent: socket.socket
+
+    def leaves(self, unread: bool) -> None:
+        """The agent's end goes, having read what it was told or not: its end of file, or a reset."""
+        if unread:
+            assert self.link.stop(0.0)
+        self.agent.close()
+
+    def takes_another_run(self) -> bool:
+        return self.link.serve("run-2", 0.5, "/dev/null", {}, Network.HOST)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    ours, its = socket.socketpair()
+    with ours, its:
+        yield Pair(AgentLink(ours, "run-1"), its)
+
+
+both_ways = pytest.mark.parametrize("unread", [False, True], ids=["end-of-file", "reset"])
+
+
+@both_ways
+def test_what_is_read_then_is_the_end(pair: Pair, unread: bool) -> None:
+    assert pair.link.read() == ([], True)
+    pair.leaves(unread)
+    assert pair.link.read() == ([], False)
+
+
+@both_ways
+def test_it_takes_no_other_run(pair: Pair, unread: bool) -> None:
+    pair.leaves(unread)
+    assert not pair.takes_another_run()
+
+
+def test_one_that_is_there_takes_one_and_hears_it(pair: Pair) -> None:
+    assert pair.takes_another_run()
+    assert b'"run_id": "run-2"' in pair.agent.recv(1 << 16)
+
+
+def test_every_order_says_so(pair: Pair) -> None:
+    pair.leaves(unread=False)
+    link = pair.link
+    orders = (
+        link.hold(1, 2, "reuse_port"),
+        link.start("worker:0", ("true",), {}, "/", "/dev/null", None, False),
+        link.preload(("python",), {}, "/", (), {}, "/dev/null"),
+        link.signal("worker:0", 10),
+        link.stacks(("worker:0",), False),
+        link.stop(1.0),
+    )
+    assert orders == (False,) * 6
