@@ -50,9 +50,9 @@ class Task:
         return self.wait()
 
     def wait_for_line(self, text: str) -> None:
-        """Until its log holds `text`; AssertionError when it ends without."""
+        """Until its log holds a whole line with `text`; AssertionError when it ends without."""
         deadline = time.monotonic() + LONGEST_RUN_S
-        while text not in self.output:
+        while text not in self.output.rpartition("\n")[0]:
             ended = self.process.poll() is not None
             assert not ended or text in self.output, f"ended without {text!r}:\n{self.output}"
             assert time.monotonic() < deadline, f"no {text!r} in:\n{self.output}"

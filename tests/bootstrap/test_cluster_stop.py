@@ -67,7 +67,7 @@ def test_a_stop_while_it_waits_for_peers_that_never_come(tmp_path: Path) -> None
         ({"worker": 2}, "worker:0", "short", "waiting"),
         ({"worker": 2}, "worker:1", "short", "waiting"),
         ({"chief": 1, "worker": 1, "ps": 1}, "chief:0", "coordinate", "waiting"),
-        ({"chief": 1, "worker": 1, "ps": 1}, "ps:0", "serve", "training"),
+        ({"chief": 1, "worker": 1, "ps": 1}, "ps:0", "serve", "serving"),
     ],
 )
 def test_every_wait_can_be_ended(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import zipfile
 from pathlib import Path
 
@@ -42,6 +43,8 @@ _interpreters.run_string(other, program)
 _interpreters.destroy(other)
 print(os.popen('echo "${PYTHONPATH-unset}"').read())
 """
+# Of what an import makes the collector hears nothing, where Python lets the script's own be told apart.
+IS_SPARED = sys.version_info < (3, 13)
 FREEZING = """
 import gc, os
 from _orch_bootstrap import spared_collector
@@ -86,7 +89,7 @@ def test_a_subinterpreter_finds_all_as_the_script_left_it(path: str | None, tmp_
 
 def test_what_an_import_makes_is_frozen_and_the_script_is_not(tmp_path: Path) -> None:
     task = finished(tmp_path, ["-c", FREEZING])
-    assert task.output.splitlines() == ["True True", "freed"]
+    assert task.output.splitlines() == [f"{IS_SPARED} True", "freed"]
     assert (tmp_path / "log.csv").read_text() == "step,loss"
 
 
@@ -96,5 +99,5 @@ def test_a_script_with_tensorflow_has_its_end(tmp_path: Path) -> None:
     config = {"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": {"type": "worker", "index": 0}}
     env = {"TF_CONFIG": json.dumps(config)}
     task = finished(tmp_path, ["-c", WITH_TENSORFLOW], env=env, fixes=True)
-    assert task.output.splitlines()[-2:] == ["True True", "freed"]
+    assert task.output.splitlines()[-2:] == [f"{IS_SPARED} True", "freed"]
     assert (tmp_path / "log.csv").read_text() == "step,loss"

@@ -43,7 +43,17 @@ STANDARD_MODULES = {"__future__", "_json", "faulthandler", "fcntl", "atexit"}
 OWN_MODULES = {"_orch_bootstrap"} | {
     f"_orch_bootstrap.{part}"
     for part in (
-        *("after_import", "cluster", "exceptions", "install", "leaving", "options", "stacks", "stopping"),
+        *(
+            "after_import",
+            "cluster",
+            "devices",
+            "exceptions",
+            "install",
+            "leaving",
+            "options",
+            "stacks",
+            "stopping",
+        ),
         *("telling", "tensorflow_hooks"),
     )
 }

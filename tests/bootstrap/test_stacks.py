@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -63,3 +64,15 @@ def test_a_crash_prints_where_it_was(tmp_path: Path) -> None:
     with running(tmp_path, ["-c", "import ctypes; ctypes.string_at(8)"]) as task:
         assert task.wait() == -signal.SIGSEGV
         assert "Fatal Python error: Segmentation fault" in task.output and "in string_at" in task.output
+
+
+def test_leave_to_be_traced_is_no_matter_where_nobody_asks_for_it(tmp_path: Path) -> None:
+    """A kernel without Yama does not know the call; the script hears nothing of it either way."""
+    script = (
+        "import sys; print('ctypes' in sys.modules, flush=True); import threading; threading.Event().wait()"
+    )
+    with running(tmp_path, ["-c", script], tracer=os.getpid()) as task:
+        task.wait_for_line("True")
+        assert task.output == "True\n"
+    with running(tmp_path, ["-c", script]) as task:
+        task.wait_for_line("False")

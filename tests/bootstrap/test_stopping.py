@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 from tasks import Task, running
 
@@ -44,6 +45,8 @@ def script(directory: Path, wait: str, before: str = "", after: str = "") -> Pat
 def test_last_words_are_said(tmp_path: Path, wait: str) -> None:
     with running(tmp_path, [script(tmp_path, wait)]) as task:
         task.wait_for_line("ready")
+        if wait == WAITS["child"]:
+            wait_for_child(task)
         assert task.stop() == 143
         assert task.output.splitlines() == ["ready", "finally", "done", "atexit"]
         assert (tmp_path / "unclosed.txt").read_text() == "buffered"
@@ -76,19 +79,17 @@ def test_a_handler_of_the_scripts_own_wins(tmp_path: Path, before: str, code: in
 
 
 @pytest.mark.parametrize(
-    ("wait", "code"),
+    ("catch", "code"),
     [
-        (
-            "try:\n        time.sleep(1000)\n    except SystemExit as stop: print(type(stop).__name__, stop.code)",
-            0,
-        ),
-        ("try:\n        time.sleep(1000)\n    except SystemExit: sys.exit(5)", 5),
-        ("try:\n        time.sleep(1000)\n    except SystemExit: raise ValueError('in the end')", 1),
+        ("as stop: print(type(stop).__name__, stop.code)", 0),
+        (": sys.exit(5)", 5),
+        (": raise ValueError('in the end')", 1),
     ],
 )
-def test_a_script_that_catches_it_ends_as_it_likes(tmp_path: Path, wait: str, code: int) -> None:
+def test_a_script_that_catches_it_ends_as_it_likes(tmp_path: Path, catch: str, code: int) -> None:
+    wait = f"try:\n        print('within', flush=True); time.sleep(1000)\n    except SystemExit {catch}"
     with running(tmp_path, [script(tmp_path, wait)]) as task:
-        task.wait_for_line("ready")
+        task.wait_for_line("within")
         assert task.stop() == code
         assert task.output.splitlines()[-1] == "atexit"
         assert "SystemExit 143" in task.output or code != 0
@@ -110,13 +111,57 @@ def test_one_raised_where_it_would_be_lost_is_raised_again(tmp_path: Path) -> No
         "        while not os.path.exists('go'): pass\n"
         "        print('deleted', flush=True)\n"
     )
-    with running(tmp_path, [script(tmp_path, "Slow(); time.sleep(1000)", before=before)]) as task:
+    is_raised_again(tmp_path, "Slow(); time.sleep(1000)", before)
+
+
+def test_one_that_comes_at_the_exit_where_it_would_be_lost_cuts_nothing_short(tmp_path: Path) -> None:
+    text = (
+        "import atexit, os\n"
+        "class Slow:\n"
+        "    def __del__(self):\n"
+        "        print('deleting', flush=True)\n"
+        "        while not os.path.exists('go'): pass\n"
+        "        print('deleted', flush=True)\n"
+        "atexit.register(Slow)\n"
+    )
+    with running(tmp_path, ["-c", text]) as task:
+        task.wait_for_line("deleting")
+        task.process.send_signal(signal.SIGTERM)
+        wait_until_taken(task)
+        (tmp_path / "go").write_text("")
+        assert task.wait() == 0
+        assert task.output.splitlines()[:2] == ["deleting", "deleted"]
+
+
+def test_one_that_python_ignored_is_raised_again(tmp_path: Path) -> None:
+    # In the callback of a weak reference, as `import` itself has them.
+    before = (
+        "import weakref\n"
+        "class Dies: pass\n"
+        "def slow(_):\n"
+        "    try:\n"
+        "        print('deleting', flush=True)\n"
+        "        time.sleep(1000)\n"
+        "    finally:\n"
+        "        print('deleted', flush=True)\n"
+        "dies = Dies(); callback = weakref.ref(dies, slow)\n"
+    )
+    is_raised_again(tmp_path, "del dies; time.sleep(1000)", before)
+
+
+def is_raised_again(tmp_path: Path, wait: str, before: str) -> None:
+    with running(tmp_path, [script(tmp_path, wait, before=before)]) as task:
         task.wait_for_line("deleting")
         task.process.send_signal(signal.SIGTERM)
         wait_until_taken(task)
         (tmp_path / "go").write_text("")
         assert task.wait() == 143
         assert task.output.splitlines() == ["ready", "deleting", "deleted", "finally", "done", "atexit"]
+
+
+def wait_for_child(task: Task) -> None:
+    while not any(child.name() == "sleep" for child in psutil.Process(task.process.pid).children()):
+        assert task.process.poll() is None, task.output
 
 
 def wait_until_taken(task: Task) -> None:

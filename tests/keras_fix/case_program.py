@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -55,7 +56,7 @@ def main(module_paths: str, directory: str, cases: Sequence[str]) -> None:
         part.rename(part.with_suffix(".npz"))
         print(f"done {case}", flush=True)
     if workers > 1:
-        _meet()
+        _meet(place)
 
 
 def _load(path: Path) -> Any:
@@ -69,11 +70,19 @@ def _load(path: Path) -> Any:
     return module
 
 
-def _meet() -> None:
-    """Until all workers are here: who leaves early looks like a crash to the others."""
+def _meet(place: Place) -> None:
+    """Until all workers are here: who leaves early looks like a crash to the others. The first one's process also
+    answers them at the barrier, and so is the last to leave."""
     from tensorflow.python.eager import context
 
     context.context().wait_at_barrier("end of the cases", 120_000)
+    others = [place.directory / f"met-{rank}" for rank in range(1, place.workers)]
+    if place.rank > 0:
+        others[place.rank - 1].touch()
+        return
+    deadline = time.monotonic() + 60
+    while not all(other.exists() for other in others) and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 if __name__ == "__main__":

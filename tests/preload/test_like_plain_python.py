@@ -158,20 +158,21 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forking]:
         yield agent
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
 @pytest.mark.parametrize("case", CASES)
-def test_like_plain_python(case: str, method: str, shared: Forking) -> None:
+def test_like_plain_python(case: str, shared: Forking) -> None:
     files, words = CASES[case]
     lay_out(shared.directory, files)
-    name = f"{case} {method}".replace(" ", "-").replace("/", "-")
-    shared.run_task(name, words, method == "fork")
-    found = shared.ending(name)
-    assert shared.method_of(name) == method, shared.refusals()
+    names = {method: f"{case} {method}".replace(" ", "-").replace("/", "-") for method in ("spawn", "fork")}
+    for method, name in names.items():
+        shared.run_task(name, words, method == "fork")
     expected = run_plain(shared.directory, words, shared.env)
+    found = {method: shared.ending(name) for method, name in names.items()}
     for file in {name.partition("/")[0] for name in files}:
         remove(shared.directory / file)
-    assert found.text.splitlines() == expected.text.splitlines()
-    assert found == expected
+    for method, ending in found.items():
+        assert shared.method_of(names[method]) == method, shared.refusals()
+        assert ending.text.splitlines() == expected.text.splitlines(), method
+        assert ending == expected, method
 
 
 def remove(path: Path) -> None:

@@ -131,16 +131,17 @@ def test_options_that_are_the_preloaders_too(tmp_path: Path) -> None:
 
 def test_a_variable_changed_before_the_import_is_told(tmp_path: Path) -> None:
     (tmp_path / "library").mkdir()
-    (tmp_path / "library/late.py").write_text("import os\nos.environ['TF_LATE'] = 'x'\n")
+    (tmp_path / "library/late.py").write_text("import os\nos.environ['OMP_LATE'] = 'x'\n")
     program = (
-        "import os\nos.environ['OTHER'] = 'x'\nimport late\nos.environ['TF_CONFIG'] = '{}'\nimport decimal\n"
+        "import os\nos.environ['OTHER'] = 'x'\nimport late\n"
+        "os.environ['TF_LATE'] = 'no matter to decimal'\nimport decimal\n"
     )
     with Forking(tmp_path) as agent:
         agent.preload("decimal", env={"PYTHONPATH": str(tmp_path / "library")})
         agent.run_task("a", ["-c", program], fork=True)
         text = agent.ending("a").text
     assert agent.method_of("a") == "fork"
-    assert text.startswith("orch: TF_LATE was changed before decimal was imported")
+    assert text.startswith("orch: OMP_LATE was changed before decimal was imported")
     assert text.count("\n") == 1 and "--start spawn" in text
 
 

@@ -6,7 +6,8 @@ import os
 
 
 class Place:
-    """How many tasks train together (chief and workers), and whether this one is their chief."""
+    """How many tasks train together in step (chief and workers), and whether this one is their chief. Where there are
+    parameter servers the chief alone trains; an evaluator is always alone."""
 
     def __init__(self, workers: int, is_chief: bool) -> None:
         self.workers = workers
@@ -28,4 +29,6 @@ def place() -> Place | None:
         kind, index = task.get("type"), int(task.get("index", 0))
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
+    if "ps" in cluster or kind == "evaluator":
+        workers = 1
     return Place(workers, kind in ("chief", "master") or (not chiefs and kind == "worker" and index == 0))

@@ -25,6 +25,9 @@ def install(options: Mapping[str, object]) -> None:
     _try("printing stacks at a crash", stacks.print_crashes)
     if stacks_file is not None:
         _try("writing stacks on request", lambda: stacks.listen(stacks_file, pipe))
+    tracer = wanted.tracer
+    if tracer is not None:
+        _try("letting py-spy in", lambda: stacks.allow(tracer))
     if wanted.hooks:
         _try("a quick end", leaving.install)
         _try("an orderly stop", stopping.install)

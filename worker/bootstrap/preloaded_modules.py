@@ -17,8 +17,10 @@ from .import_record import ImportRecord
 
 _ATTRIBUTES = ("__name__", "__loader__", "__package__", "__spec__", "__path__", "__file__", "__cached__")
 # Variables that TensorFlow, Keras, NumPy and the libraries below them look at while they are imported.
+_READ_BY_TENSORFLOW = ("TF_", "TF2_", "KERAS_", "XLA_", "TPU_", "GRPC_", "ABSL_", "PROTOCOL_BUFFERS_")
 _READ_AT_IMPORT = (
-    *("TF_", "TF2_", "KERAS_", "XLA_", "CUDA_", "NVIDIA_", "TPU_", "GRPC_", "ABSL_", "PROTOCOL_BUFFERS_"),
+    *_READ_BY_TENSORFLOW,
+    *("CUDA_", "NVIDIA_"),
     *("OMP_", "OPENBLAS_", "GOTO_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "NUMPY_", "NPY_", "HDF5_", "LD_"),
 )
 _READ_LATER = ("TF_CONFIG",)
@@ -107,7 +109,7 @@ class PreloadedModules(MetaPathFinder):
             roots = [self._effects.pop(each) for each in list(self._effects) if each in given]
             called = [self._on_return.pop(each) for each in given.keys() & self._on_return.keys()]
             if roots:
-                self._compare_environment(roots[0].root)
+                self._compare_environment(roots[0].root, "tensorflow" in given)
             self._prepare_for_threads(given)
             # In this order: what is in neither would be imported a second time by another thread.
             sys.modules.update(given)
@@ -184,10 +186,13 @@ class PreloadedModules(MetaPathFinder):
                         f"{entry}/{name} is another {name} than the preloaded modules use; see --start spawn"
                     )
 
-    def _compare_environment(self, root: str) -> None:
+    def _compare_environment(self, root: str, with_tensorflow: bool) -> None:
+        """What TensorFlow alone reads may still be set when numpy comes before it."""
         names = sorted(self._environ.keys() | os.environ.keys())
         for name in names:
             if self._environ.get(name) == os.environ.get(name) or name in _READ_LATER:
+                continue
+            if name.startswith(_READ_BY_TENSORFLOW) and not with_tensorflow:
                 continue
             if name.startswith(_READ_AT_IMPORT):
                 self._say(

@@ -19,6 +19,7 @@ else:
 # Its default is to be ignored, so that it harms nobody who does not listen: a program that this process becomes by
 # exec, say. Scripts take SIGUSR1 and SIGUSR2 for themselves, and those kill who has no handler.
 STACKS_SIGNAL = _signal.SIGURG
+_PR_SET_PTRACER = 0x59616D61
 # Above what a script opens: its own descriptors get the numbers they would have had.
 _FIRST_DESCRIPTOR = 200
 
@@ -40,6 +41,15 @@ def listen(path: str, pipe: ProgressPipe) -> None:
     faulthandler.register(STACKS_SIGNAL, file=_open(path), all_threads=True, chain=False)
     _notice_claims(pipe)
     pipe.stacks(int(STACKS_SIGNAL))
+
+
+def allow(tracer: int) -> None:
+    """Let that process and its descendants look into this one (Yama, kernel.yama.ptrace_scope=1, asks for it).
+
+    py-spy is the agent's child as this process is, and no ancestor of it. A kernel without Yama needs no leave."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(tracer), 0, 0, 0)
 
 
 def _open(path: str) -> int:

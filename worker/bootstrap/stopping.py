@@ -10,6 +10,7 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal as _signal
+    from collections.abc import Callable
     from types import FrameType
 else:
     import _signal  # signal itself imports enum
@@ -19,6 +20,7 @@ EXIT_CODE = 128 + _signal.SIGTERM
 _RETRY_S = 0.001
 # Called by C++ code that turns what is raised in it into another exception: TensorFlow's errors as they are made.
 _ERRORS_MODULE = "tensorflow/python/framework/errors_impl.py"
+_SUBPROCESS_MODULE = "/subprocess.py"
 
 TENSORFLOW_RUNTIME = "tensorflow.python.eager.context"
 _kept: list[object] = []
@@ -56,6 +58,7 @@ def install() -> None:
     if _signal.getsignal(_signal.SIGTERM) != _signal.SIG_DFL:
         return
     _signal.signal(_signal.SIGTERM, _stop)
+    sys.unraisablehook = _not_ignored(sys.unraisablehook)
     os.register_at_fork(before=_put_off, after_in_parent=_put_off_no_more, after_in_child=_be_as_python_is)
 
 
@@ -99,23 +102,51 @@ def raise_stop() -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    global _is_put_off
     # Asked again, the script still gets to finish what it does at its end.
     if not _heard.locked():
         return
     if _would_be_lost(frame):
-        _is_put_off = True
-        _thread.start_new_thread(_try_again, (_thread.get_ident(),))
+        _raise_later()
         return
     raise_stop()
 
 
+def _raise_later() -> None:
+    global _is_put_off
+    _is_put_off = True
+    try:
+        _thread.start_new_thread(_try_again, (_thread.get_ident(),))
+    except RuntimeError:
+        # Python 3.12 starts no thread when it ends, as it does: what the script does last goes on, until asked again.
+        _is_put_off = False
+
+
+def _not_ignored(
+    hook: Callable[[sys.UnraisableHookArgs], object],
+) -> Callable[[sys.UnraisableHookArgs], object]:
+    """The same hook, but that a stop which Python had to ignore (in the callback of a weak reference, as imports
+    make them, or in a generator that is freed) is raised again. The last words of the process are left to end."""
+
+    def told(ignored: sys.UnraisableHookArgs) -> object:
+        at_the_end = any(word in (ignored.err_msg or "") for word in ("atexit", "shutdown"))
+        if not isinstance(ignored.exc_value, Stop) or at_the_end:
+            return hook(ignored)
+        _heard.acquire(blocking=False)
+        _raise_later()
+        return None
+
+    return told
+
+
 def _would_be_lost(frame: FrameType | None) -> bool:
-    """Whether an exception raised here would reach no script: Python ignores those of `__del__`."""
+    """Whether an exception raised here would reach no script (Python ignores those of `__del__`), or would leave a
+    child that was just started to nobody."""
     while frame is not None:
         code = frame.f_code
-        if code.co_name == "__del__" or (
-            code.co_name == "__init__" and code.co_filename.endswith(_ERRORS_MODULE)
+        if (
+            code.co_name == "__del__"
+            or (code.co_name == "__init__" and code.co_filename.endswith(_ERRORS_MODULE))
+            or (code.co_name == "_execute_child" and code.co_filename.endswith(_SUBPROCESS_MODULE))
         ):
             return True
         frame = frame.f_back

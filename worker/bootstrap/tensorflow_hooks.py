@@ -6,9 +6,10 @@ those of a step.
 
 from __future__ import annotations
 
+import os
 import sys
 
-from . import cluster, stopping
+from . import cluster, devices, stopping
 from .after_import import after_import, before_import
 from .telling import say, say_broken
 
@@ -28,6 +29,16 @@ _armed = False
 def install(pipe: ProgressPipe, fixes: bool) -> None:
     """Arm all of it, for a TensorFlow that is imported later or has been already."""
     before_import("tensorflow", lambda: pipe.phase("importing"))
+    if devices.is_asked_for(os.environ):
+        after_import("tensorflow", _quietly("setting up devices", _configure_devices))
+    after_import(
+        "tensorflow.python.distribute.collective_all_reduce_strategy",
+        _quietly("--communication", _apply_communication),
+    )
+    after_import(
+        "tensorflow.python.autograph.pyct.loader",
+        _quietly("tidying up after autograph", _write_into_scratch),
+    )
     after_import("tensorflow", lambda _: pipe.phase("starting"))
     after_import(
         "tensorflow.python.pywrap_tfe", _quietly("joining a cluster", lambda m: _hook_context(m, pipe))
@@ -49,6 +60,23 @@ def _quietly(part: str, callback: Callable[[ModuleType], None]) -> Callable[[Mod
             say_broken(part, error)
 
     return guarded
+
+
+def _configure_devices(tensorflow: ModuleType) -> None:
+    devices.configure(tensorflow, os.environ)
+
+
+def _apply_communication(strategies: ModuleType) -> None:
+    from . import communication
+
+    if communication.is_asked_for(os.environ):
+        communication.apply(strategies, os.environ)
+
+
+def _write_into_scratch(loader: ModuleType) -> None:
+    from . import autograph_files
+
+    autograph_files.into_scratch(loader)
 
 
 # -- joining a cluster, and being one's server
@@ -130,7 +158,7 @@ def _hook_server(bindings: Any, pipe: ProgressPipe) -> None:
 
     def server_join(server: object) -> None:
         stopping.raise_again()
-        pipe.phase("training")
+        pipe.phase("serving")
         joined.append(server)
         blocking.interruptibly(lambda: join(server))
         joined.remove(server)
@@ -179,12 +207,11 @@ def _arm_fixes_once() -> None:
     _armed = True
     try:
         place = cluster.place()
-        if place is None or place.workers < 2:
-            return
         from . import keras_fix
 
         arm = getattr(keras_fix, "arm", None)
         if arm is not None:
-            arm(place.workers, say if place.is_chief else lambda line: None)
+            is_heard = place is None or place.is_chief
+            arm(1 if place is None else place.workers, say if is_heard else lambda line: None)
     except Exception as error:
         say_broken("the Keras fixes", error)

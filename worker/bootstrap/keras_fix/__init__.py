@@ -1,4 +1,5 @@
-"""Makes Keras 3 train rightly over several workers, for this process only, once a script has imported it."""
+"""Makes Keras 3 train rightly over several workers and under each strategy, for this process only, once a script has
+imported it."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from types import ModuleType
 
 from ..after_import import after_import
+from .notices import telling
 
 # Keras 2 is built otherwise, and so is the training step of Keras 3 before the first of these. From the upper
 # bound on nobody has looked yet. There the fixes stay off.
@@ -26,7 +28,19 @@ PIECES: tuple[str, ...] = (
     "seeds",
     "averages",
     "saves",
+    "backups",
     "callbacks",
+)
+# What concerns one worker as well: a run of it is started again, too.
+ALONE: tuple[str, ...] = ("backups",)
+# What one strategy shows, whatever the number of workers: modules with `repair(keras, tell)`, which change nothing
+# elsewhere, and say what they repaired when it first matters. Each wraps what those before it have made.
+UNDER_STRATEGIES: tuple[str, ...] = (
+    "central_storage",
+    "server_counts",
+    "cut_variables",
+    "loss_scaling",
+    "late_variables",
 )
 
 _UPDATE = 'pip install --upgrade "keras>=3.10,<3.16"'
@@ -36,10 +50,12 @@ _DONE = "_orch_multi_worker_fix"
 def arm(workers: int, say: Say) -> None:
     """Repair Keras for a cluster of `workers` as soon as it is imported; `say` gets the one log line, if any.
 
-    Imports nothing but the standard library by itself. Never raises into the script's import: what goes wrong
-    here is said.
+    For one worker the backups are made safe, and what is wrong under one strategy. Imports nothing but the standard
+    library by itself. Never raises into the script's import: what goes wrong here is said.
     """
-    if workers > 1:
+    if workers < 2:
+        after_import("keras", functools.partial(_repair_alone, say))
+    else:
         # tf.data is TensorFlow's own: whichever Keras there is, and loops without any.
         importlib.import_module(".iterators", __name__).arm(workers)
         importlib.import_module(".saves", __name__).remember_place()
@@ -67,6 +83,24 @@ def repair(keras: ModuleType, workers: int) -> str | None:
     return f"Keras {version} is broken with {workers} workers; fixed for this process: {', '.join(words)}"
 
 
+def repair_alone(keras: ModuleType) -> None:
+    """Repair what concerns a single worker in the imported `keras`; nothing is said of it."""
+    version = str(getattr(keras, "__version__", ""))
+    if is_known(version) and not hasattr(keras, _DONE):
+        setattr(keras, _DONE, True)
+        for name in ALONE:
+            importlib.import_module(f".{name}", __name__).repair(keras, 1)
+
+
+def repair_under_strategies(keras: ModuleType, say: Say) -> None:
+    """Repair what is wrong under one strategy in the imported `keras`; `say` gets a line when it first matters."""
+    version = str(getattr(keras, "__version__", ""))
+    if is_known(version) and keras.backend.backend() == "tensorflow":
+        tell = telling(keras, say)
+        for name in UNDER_STRATEGIES:
+            importlib.import_module(f".{name}", __name__).repair(keras, tell)
+
+
 def is_known(version: str) -> bool:
     return FIRST_KNOWN <= parse_version(version) < FIRST_UNKNOWN
 
@@ -77,9 +111,18 @@ def parse_version(version: str) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
+def _repair_alone(say: Say, keras: ModuleType) -> None:
+    try:
+        repair_alone(keras)
+        repair_under_strategies(keras, say)
+    except Exception as error:
+        say(f"Keras is as released, or repaired in part: {type(error).__name__}: {error}")
+
+
 def _repair_and_say(workers: int, say: Say, keras: ModuleType) -> None:
     try:
         line = repair(keras, workers)
+        repair_under_strategies(keras, say)
     except Exception as error:
         line = f"Keras could not be fixed for {workers} workers: {type(error).__name__}: {error}"
     if line is not None:

@@ -78,6 +78,7 @@ def _saving_beside(save: Callable[..., Any]) -> Callable[..., Any]:
         if final is None or kwargs.get("max_shard_size") or kwargs.get("zipped") is False:
             return save(model, filepath, *args, **kwargs)
         suffix = next(suffix for suffix in SUFFIXES if final.name.endswith(suffix))
+        _remove_unfinished(final, final.name.removesuffix(suffix))
         beside = final.with_name(f".{final.name.removesuffix(suffix)}.{_own_mark()}{suffix}")
         try:
             result = save(model, str(beside), *args, **kwargs)
@@ -107,6 +108,7 @@ def _checkpointing_beside(save: Callable[..., Any]) -> Callable[..., Any]:
         if checkpoint_number:
             prefix = f"{prefix}-{int(checkpoint_number)}"
         final = Path(prefix)
+        _remove_unfinished(final, final.name)
         beside = final.with_name(f".{final.name}.{_own_mark()}")
         try:
             save(self, str(beside), None, session, options)
@@ -209,5 +211,21 @@ def _parts(prefix: Path) -> list[Path]:
     ]
 
 
+def _remove_unfinished(final: Path, name: str) -> None:
+    """What this task was writing beside the path in an attempt before, when it was killed."""
+    if os.environ.get("ORCH_ATTEMPT", "1") == "1" or str(final.resolve()) in _saved:
+        return
+    start = f".{name}.{_task_mark()}-"
+    for unfinished in final.parent.glob(".*") if final.parent.is_dir() else ():
+        pid = unfinished.name.removeprefix(start).partition(".")[0]
+        if unfinished.name.startswith(start) and pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+
+
 def _own_mark() -> str:
-    return f"{os.environ.get('ORCH_TASK', 'worker').replace(':', '-')}-{os.getpid()}"
+    return f"{_task_mark()}-{os.getpid()}"
+
+
+def _task_mark() -> str:
+    return os.environ.get("ORCH_TASK", "worker").replace(":", "-")

@@ -1,0 +1,112 @@
+"""The devices that orch has planned are there when a script's TensorFlow is: before its own first line on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tasks import finished
+
+from worker.bootstrap.devices import configure, is_asked_for, wanted_cpus
+
+MIB = 1 << 20
+TUTORIAL = """
+import tensorflow as tf
+strategy = tf.distribute.MirroredStrategy()
+print("replicas", strategy.num_replicas_in_sync)
+"""
+
+
+def test_an_unmodified_script_finds_its_replicas(tmp_path: Path) -> None:
+    (tmp_path / "tutorial.py").write_text(TUTORIAL)
+    task = finished(tmp_path, ["tutorial.py"], env={"ORCH_REPLICAS": "3", "CUDA_VISIBLE_DEVICES": "-1"})
+    assert task.process.returncode == 0, task.output
+    assert "replicas 3" in task.output
+
+
+def test_what_makes_no_sense_is_said_and_stops_nothing(tmp_path: Path) -> None:
+    """The module of that name is one of the script's own: whatever it is, it is told the error by nobody."""
+    (tmp_path / "tensorflow.py").write_text("config = None\n")
+    (tmp_path / "script.py").write_text("import tensorflow\nprint('went on')\n")
+    task = finished(tmp_path, ["script.py"], env={"ORCH_REPLICAS": "many"})
+    assert task.process.returncode == 0
+    assert "went on" in task.output
+    assert "ORCH_REPLICAS: 'many' is not a whole number" in task.output
+
+
+@pytest.mark.parametrize(
+    ("environ", "cpus"),
+    [
+        ({}, None),
+        ({"ORCH_REPLICAS": ""}, None),
+        ({"ORCH_REPLICAS": "4"}, 4),
+        ({"ORCH_MESH": "batch=2,model=2"}, 4),
+        ({"ORCH_MESH": "batch=2,model=2", "DTENSOR_JOBS": "a:1,b:2"}, 2),
+        ({"ORCH_MESH": "model=3"}, 3),
+    ],
+)
+def test_how_many_logical_cpus(environ: dict[str, str], cpus: int | None) -> None:
+    assert wanted_cpus(environ) == cpus
+    assert is_asked_for(environ) == (cpus is not None)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{"ORCH_REPLICAS": "0"}, {"ORCH_MESH": "batch"}, {"ORCH_MESH": "batch=3", "DTENSOR_JOBS": "a:1,b:2"}],
+)
+def test_a_variable_that_says_nothing_sensible(environ: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="ORCH_"):
+        wanted_cpus(environ)
+
+
+@dataclass
+class Config:
+    """Where there are GPUs: what was asked of tf.config, by the names it has there."""
+
+    gpus: list[str]
+    logical: dict[str, list[int | None]] = field(default_factory=dict)
+    visible: list[str] | None = None
+
+    def list_physical_devices(self, kind: str) -> list[str]:
+        return ["CPU:0"] if kind == "CPU" else self.gpus
+
+    def get_visible_devices(self, kind: str) -> list[str]:
+        return self.gpus if self.visible is None else self.visible
+
+    def set_visible_devices(self, devices: list[str], kind: str) -> None:
+        self.visible = devices
+
+    def LogicalDeviceConfiguration(self, memory_limit: int | None = None) -> int | None:
+        return memory_limit
+
+    def set_logical_device_configuration(self, device: str, parts: list[int | None]) -> None:
+        self.logical[device] = parts
+
+
+def configured(environ: dict[str, str], *gpus: str) -> Config:
+    config = Config(list(gpus))
+    tensorflow: Any = SimpleNamespace(config=config)
+    configure(tensorflow, environ)
+    return config
+
+
+def test_replicas_are_logical_cpus_also_where_there_are_gpus() -> None:
+    config = configured({"ORCH_REPLICAS": "2"}, "GPU:0")
+    assert config.logical == {"CPU:0": [None, None]}
+    assert config.visible == []
+
+
+def test_a_mesh_takes_the_gpus_it_was_given() -> None:
+    assert configured({"ORCH_MESH": "batch=2"}, "GPU:0", "GPU:1").logical == {}
+    assert configured({"ORCH_MESH": "batch=2"}).logical == {"CPU:0": [None, None]}
+
+
+def test_each_gpu_gives_so_much_memory() -> None:
+    config = configured({"ORCH_GPU_MEMORY": str(2048 * MIB + 5)}, "GPU:0", "GPU:1")
+    assert config.logical == {"GPU:0": [2048], "GPU:1": [2048]}
+    both = configured({"ORCH_GPU_MEMORY": str(8 * MIB), "ORCH_MESH": "batch=1"}, "GPU:0")
+    assert both.logical == {"GPU:0": [8]}
+    assert configured({"ORCH_GPU_MEMORY": "grow"}, "GPU:0").logical == {}

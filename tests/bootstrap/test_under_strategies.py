@@ -1,0 +1,128 @@
+"""What Keras 3 gets wrong under one strategy alone is right in an unmodified script of orch's, and said once."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from tasks import finished, running
+
+from worker.bootstrap.keras_fix import UNDER_STRATEGIES, notices, repair_under_strategies
+
+SCRIPT = Path(__file__).with_name("replicas_script.py")
+# A busy machine may take several times as long as a free one: a test that meets it has hung.
+LONGEST_RUN_S = 300.0
+TWO_REPLICAS = {"ORCH_REPLICAS": "2", "CUDA_VISIBLE_DEVICES": "-1", "TF_CONFIG": None}
+
+
+def found_by(directory: Path, *cases: str, fixes: bool) -> tuple[dict[str, Any], list[str]]:
+    """What each case of the script came to, and what orch said meanwhile."""
+    with running(directory, [SCRIPT, *cases], env=TWO_REPLICAS, fixes=fixes) as task:
+        assert task.process.wait(LONGEST_RUN_S) == 0, task.output
+    lines = task.output.splitlines()
+    found = [json.loads(line) for line in lines if line.startswith("{")]
+    return {one["case"]: one["found"] for one in found}, [line for line in lines if line.startswith("orch:")]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(360)
+def test_metrics_under_central_storage(tmp_path: Path) -> None:
+    found, said = found_by(tmp_path, "metrics one", "metrics central_storage", fixes=True)
+    assert found["metrics central_storage"] == pytest.approx(found["metrics one"], rel=1e-5)
+    assert [line for line in said if "sums up metrics wrongly under CentralStorageStrategy" in line] == said
+    assert len(said) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(360)
+def test_an_overflow_in_one_replica(tmp_path: Path) -> None:
+    found, said = found_by(tmp_path, "overflow mirrored", "overflow central_storage", fixes=True)
+    # The step in which one replica's gradient overflows is left out by both, and the scale is halved.
+    assert set(found) == {"overflow mirrored", "overflow central_storage"}
+    for steps in found.values():
+        assert steps == [[0.75, 4.0, 1.0], [0.75, 2.0, 1.0], [0.5, 2.0, 2.0]]
+    assert [line for line in said if "looks for overflow in the first replica alone" in line] == said
+    assert len(said) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(360)
+def test_an_optimizer_that_was_not_built(tmp_path: Path) -> None:
+    found, said = found_by(tmp_path, "late one", "late mirrored", "late mirrored scaled", fixes=True)
+    assert found["late mirrored"] == pytest.approx(found["late one"], rel=1e-5)
+    assert found["late mirrored scaled"] == pytest.approx(found["late one"], rel=1e-5)
+    assert sum("cannot make an optimizer's variables" in line for line in said) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(360)
+def test_without_the_fixes_central_storage_keeps_other_metrics(tmp_path: Path) -> None:
+    found, said = found_by(tmp_path, "metrics one", "metrics central_storage", fixes=False)
+    assert found["metrics central_storage"][-1] == pytest.approx(found["metrics one"][-1], rel=1e-5)
+    assert found["metrics central_storage"] != pytest.approx(found["metrics one"], rel=1e-2)
+    assert said == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(360)
+def test_without_the_fixes_an_overflow_spoils_the_weights_or_fails(tmp_path: Path) -> None:
+    found, said = found_by(tmp_path, "overflow mirrored", "overflow central_storage", fixes=False)
+    assert not math.isfinite(found["overflow mirrored"][-1][0])
+    assert "must specify an aggregation method" in found["overflow central_storage"]
+    assert said == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(360)
+def test_without_the_fixes_an_optimizer_that_was_not_built_fails(tmp_path: Path) -> None:
+    found, said = found_by(tmp_path, "late mirrored", fixes=False)
+    assert "You must feed a value for placeholder tensor" in found["late mirrored"]
+    assert said == []
+
+
+@pytest.mark.parametrize("fixes", [True, False])
+def test_a_keras_built_otherwise_is_told_of_and_imported(fixes: bool, tmp_path: Path) -> None:
+    """One whose version is known, and whose parts are not where they were."""
+    (tmp_path / "keras.py").write_text(
+        "from types import SimpleNamespace\n"
+        "__version__ = '3.15.1'\n"
+        "backend = SimpleNamespace(backend=lambda: 'tensorflow')\n"
+    )
+    (tmp_path / "script.py").write_text("import keras\nprint('went on with', keras.__version__)\n")
+    task = finished(tmp_path, ["script.py"], env={"TF_CONFIG": None}, fixes=fixes)
+    assert task.process.returncode == 0, task.output
+    said = [line for line in task.output.splitlines() if line.startswith("orch:")]
+    assert len(said) == int(fixes)
+    assert all("Keras is as released, or repaired in part: ModuleNotFoundError" in line for line in said)
+    assert "went on with 3.15.1" in task.output
+
+
+def keras_of(version: str, backend: str) -> ModuleType:
+    """A module with what is looked at before anything is changed, and nothing that could be."""
+    module = ModuleType("keras")
+    module.__version__ = version  # type: ignore[attr-defined]
+    module.backend = SimpleNamespace(backend=lambda: backend)  # type: ignore[attr-defined]
+    return module
+
+
+@pytest.mark.parametrize(
+    ("version", "backend"),
+    [("3.15.1", "jax"), ("3.9.2", "tensorflow"), ("3.16.0", "tensorflow"), ("2.15", "")],
+)
+def test_other_versions_and_backends_are_left_alone(version: str, backend: str) -> None:
+    before = set(sys.modules)
+    repair_under_strategies(keras_of(version, backend), pytest.fail)
+    assert not any(name.endswith(UNDER_STRATEGIES) for name in set(sys.modules) - before)
+
+
+def test_a_fault_is_told_once() -> None:
+    said: list[str] = []
+    tell = notices.telling(keras_of("3.15.1", "tensorflow"), said.append)
+    for fault in ("does this", "does that", "does this"):
+        tell(fault)
+    assert said == [f"Keras 3.15.1 {fault}; fixed for this process" for fault in ("does this", "does that")]
