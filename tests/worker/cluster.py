@@ -142,6 +142,74 @@ def run_workers(
         yield cluster
 
 
+class Roles:
+    """The tasks of a cluster that has roles, by their names; one that has ended can be started again."""
+
+    def __init__(
+        self, directory: Path, cluster: dict[str, list[str]], arguments: Sequence[str], env: dict[str, str]
+    ) -> None:
+        self.checkpoints = directory / "checkpoints"
+        self.tasks: dict[str, Task] = {}
+        self._directory, self._cluster, self._arguments, self._env = directory, cluster, arguments, env
+
+    def start(self, name: str) -> Task:
+        """The task `name` (`ps:1`), on its own address; its log goes on where it was."""
+        role, _, index = name.partition(":")
+        own = {role: ["127.0.0.1:1"]} if role == "evaluator" else {}
+        config = {"cluster": {**self._cluster, **own}, "task": {"type": role, "index": int(index)}}
+        scratch = self._directory / f"scratch-{role}-{index}"
+        scratch.mkdir(exist_ok=True)
+        log = self._directory / f"{role}-{index}.log"
+        with log.open("ab") as out:
+            process = subprocess.Popen(
+                [sys.executable, *PROGRAM, *self._arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(ROOT),
+                    "TF_CONFIG": json.dumps(config),
+                    "ORCH_CHECKPOINT_DIR": str(self.checkpoints),
+                    "ORCH_SCRATCH_DIR": str(scratch),
+                    **self._env,
+                },
+                cwd=self._directory,
+                start_new_session=True,
+            )
+        self.tasks[name] = Task(name, process, log, scratch)
+        return self.tasks[name]
+
+    def describe(self) -> str:
+        return "\n".join(
+            f"== {name}: {task.process.poll()}\n{task.output}" for name, task in self.tasks.items()
+        )
+
+    def end(self) -> None:
+        for task in self.tasks.values():
+            _end(task.process)
+
+
+@contextlib.contextmanager
+def run_roles(
+    directory: Path, roles: dict[str, int], arguments: Sequence[str] = (), env: dict[str, str] | None = None
+) -> Iterator[Roles]:
+    """`roles` (`{"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}`) as processes; all are killed at the end."""
+    directory.mkdir(parents=True, exist_ok=True)
+    counts = {role: count for role, count in roles.items() if role != "evaluator"}
+    with held_ports(sum(counts.values())) as ports:
+        free = iter(ports)
+        cluster = {role: [f"127.0.0.1:{next(free)}" for _ in range(count)] for role, count in counts.items()}
+        started = Roles(directory, cluster, arguments, env or {})
+        try:
+            for role, count in roles.items():
+                for index in range(count):
+                    started.start(f"{role}:{index}")
+            yield started
+        finally:
+            started.end()
+
+
 @contextlib.contextmanager
 def held_ports(count: int) -> Iterator[list[int]]:
     """Free ports, bound with SO_REUSEADDR and not listening: TensorFlow's server alone can take them."""

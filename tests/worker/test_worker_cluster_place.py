@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.training.cluster import ClusterError, Place, read_place
+from worker.training.cluster import ClusterError, Place, check_place, read_place
 
 
 def config(cluster: object, task: object) -> dict[str, str]:
@@ -31,7 +31,7 @@ def test_worker_zero_is_the_chief() -> None:
 def test_a_chief_of_its_own_comes_before_worker_zero() -> None:
     cluster = {"chief": ["a:1"], "worker": ["b:2", "c:3"]}
     assert read_place(config(cluster, {"type": "chief", "index": 0})) == Place(
-        "chief:0", 0, ("a:1", "b:2", "c:3")
+        "chief:0", 0, ("a:1", "b:2", "c:3"), has_own_chief=True
     )
     worker = read_place(config(cluster, {"type": "worker", "index": 0}))
     assert (worker.rank, worker.is_chief, worker.peers) == (1, False, ("a:1", "c:3"))
@@ -46,12 +46,75 @@ def test_a_chief_of_its_own_comes_before_worker_zero() -> None:
         ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": "x"}}', "cannot be read"),
         ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}', "does not have"),
         ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": -1}}', "does not have"),
-        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "evaluator", "index": 0}}', "workers only"),
+        (
+            '{"cluster": {"worker": ["a:1"]}, "task": {"type": "master", "index": 0}}',
+            "knows chief, worker, ps",
+        ),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "ps", "index": 0}}', "does not have"),
     ],
 )
 def test_what_cannot_train_is_said(text: str, says: str) -> None:
     with pytest.raises(ClusterError, match=says):
         read_place({"TF_CONFIG": text})
+
+
+SERVED = {"chief": ["a:1"], "worker": ["b:2", "c:3"], "ps": ["d:4", "e:5"]}
+
+
+@pytest.mark.parametrize(
+    ("role", "index", "rank"),
+    [("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2), ("ps", 0, 3), ("ps", 1, 4), ("evaluator", 0, 5)],
+)
+def test_each_role_has_its_place_and_one_is_the_chief(role: str, index: int, rank: int) -> None:
+    place = read_place(config(SERVED, {"type": role, "index": index}))
+    assert (place.task, place.role, place.rank) == (f"{role}:{index}", role, rank)
+    assert place.is_chief is (role == "chief")
+    assert (place.workers, place.servers) == (3, ("d:4", "e:5"))
+
+
+def test_an_evaluator_is_one_in_its_own_cluster_or_in_none() -> None:
+    for cluster in ({"worker": ["a:1", "b:2"]}, {"worker": ["a:1", "b:2"], "evaluator": ["c:3"]}, {}):
+        place = read_place(config(cluster, {"type": "evaluator", "index": 0}))
+        assert (place.role, place.is_chief) == ("evaluator", False)
+        check_place(place, "multi_worker_mirrored")
+
+
+def test_an_evaluator_is_refused_where_it_could_read_no_checkpoint() -> None:
+    with pytest.raises(ClusterError, match="leave the evaluator out"):
+        check_place(place_in({"worker": ["a:1"]}, "evaluator"), "dtensor")
+
+
+def place_in(cluster: object, role: str) -> Place:
+    return read_place(config(cluster, {"type": role, "index": 0}))
+
+
+@pytest.mark.parametrize("role", ["chief", "worker", "ps", "evaluator"])
+def test_parameter_server_has_a_use_for_all_roles(role: str) -> None:
+    check_place(place_in(SERVED, role), "parameter_server")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "strategy", "says"),
+    [
+        (SERVED, "multi_worker_mirrored", "multi_worker_mirrored takes no parameter servers"),
+        (SERVED, "mirrored", "mirrored takes no parameter servers"),
+        ({"worker": ["a:1", "b:2"]}, "parameter_server", "has no parameter server:"),
+        ({"worker": ["a:1"], "ps": ["b:2"]}, "parameter_server", "has no chief:"),
+        (
+            {"chief": ["a:1"], "worker": [], "ps": ["b:2"]},
+            "parameter_server",
+            "has no worker beside the chief:",
+        ),
+        ({"worker": ["a:1", "b:2"]}, "one_device", "one_device is one process"),
+    ],
+)
+def test_a_strategy_without_a_use_for_a_role_says_so(
+    cluster: dict[str, list[str]], strategy: str, says: str
+) -> None:
+    for role in cluster:
+        if cluster[role]:
+            with pytest.raises(ClusterError, match=says):
+                check_place(place_in(cluster, role), strategy)
 
 
 json_values = st.recursive(
@@ -68,4 +131,4 @@ def test_any_json_is_a_place_or_an_error(value: object) -> None:
         place = read_place({"TF_CONFIG": json.dumps(value)})
     except ClusterError:
         return
-    assert 0 <= place.rank < place.workers
+    assert place.role in ("ps", "evaluator") or 0 <= place.rank < place.workers

@@ -26,6 +26,7 @@ def test_digits_are_the_1797_of_uci() -> None:
     assert digits.train_images.shape == (1442, 8, 8, 1)
     assert digits.test_images.shape == (355, 8, 8, 1)
     assert digits.classes == 10
+    assert digits.headline == "digits: 1442 training and 355 held-out images of 8x8x1, 10 classes"
     assert digits.train_images.dtype == np.float32
     assert (digits.train_images.min(), digits.train_images.max()) == (0.0, 1.0)
     every_label = np.concatenate([digits.train_labels, digits.test_labels])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from worker.training import iterator_hold
+from worker.training.loops import iterator_hold
 
 
 class Iterator:

@@ -12,7 +12,8 @@ from cluster import LONGEST_RUN_S, ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.options import LARGEST_SEED, Options, parse_options
+from worker.option_fields import LARGEST_SEED, Options
+from worker.options import parse_options
 
 
 def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,15 +35,27 @@ def test_all_options() -> None:
             *["--keep=1", "--summary"],
         ]
     )
-    assert options == Options(3, 8, 0.01, 5, "synthetic", "off", 0, Path("here"), 1, True)
+    assert options == Options(
+        epochs=3,
+        batch_size=8,
+        learning_rate=0.01,
+        steps_per_epoch=5,
+        dataset="synthetic",
+        auto_shard="off",
+        seed=0,
+        checkpoint_dir=Path("here"),
+        keep=1,
+        summary=True,
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--epochs", "0"], "argument --epochs: '0' is not a whole number of at least 1"),
+        (["--epochs", "0"], "argument --epochs: '0' is not a whole number from 1 to 100000000"),
+        (["--epochs=--"], "argument --epochs: '--' is"),
         (["--epochs", "1.5"], "argument --epochs: '1.5' is not a whole number"),
-        (["--batch-size", "-4"], "argument --batch-size: '-4' is not a whole number of at least 1"),
+        (["--batch-size", "-4"], "argument --batch-size: '-4' is not a whole number from 1 to 2147483647"),
         (["--keep", "none"], "argument --keep: 'none' is not"),
         (["--steps-per-epoch", "0"], "argument --steps-per-epoch"),
         (["--learning-rate", "0"], "argument --learning-rate: '0' is not a number above 0"),
@@ -50,12 +63,15 @@ def test_all_options() -> None:
         (["--learning-rate", "inf"], "argument --learning-rate: 'inf'"),
         (["--seed", "-1"], "argument --seed: '-1'"),
         (["--seed", str(LARGEST_SEED + 1)], "argument --seed"),
-        (["--auto-shard", "file"], "argument --auto-shard: invalid choice: 'file'"),
-        (["--dataset", "cifar"], "argument --dataset: 'cifar' is neither digits, mnist, synthetic nor"),
+        (["--auto-shard", "file"], "--auto-shard file shares files out, and digits is held in memory"),
+        (
+            ["--dataset", "cifar"],
+            "argument --dataset: 'cifar' is no data set; write digits, mnist, synthetic, a file",
+        ),
         (["--dataset", "/nowhere/x.npz"], "argument --dataset: there is no file '/nowhere/x.npz'"),
         (["--checkpoint-dir", __file__], "is a file, not a directory"),
-        (["--epoch", "3"], "unrecognized arguments: --epoch 3"),
-        (["stray"], "unrecognized arguments: stray"),
+        (["--epoch", "3"], "'--epoch' is not known; did you mean \"--epochs\"?"),
+        (["stray"], "'stray' is not known"),
     ],
 )
 def test_bad_values_are_refused(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +128,7 @@ def test_a_task_that_is_not_a_worker_is_refused() -> None:
     config = '{"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "task": {"type": "ps", "index": 0}}'
     process = run_program(TF_CONFIG=config)
     assert process.returncode == 2
-    assert "the built-in program runs workers only" in process.stderr
+    assert "multi_worker_mirrored takes no parameter servers" in process.stderr
 
 
 def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.progress import LONGEST_LINE, VARIABLE, ProgressChannel, encode
+from worker.progress import AWAITED_VARIABLE, LONGEST_LINE, VARIABLE, ProgressChannel, encode
 
 
 @pytest.fixture
@@ -48,6 +48,19 @@ def test_steps_are_sent_at_most_five_times_a_second_and_phases_always(pipe: tupl
     assert lines[:2] == [{"phase": "importing"}, {"phase": "training", "epoch": 1, "epochs": 2}]
     assert {line["phase"] for line in lines[2:]} == {"training"}
     assert 4 <= len(lines[2:]) <= 5
+
+
+def test_an_awaited_step_is_sent_at_once_and_marked(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = pipe
+    monkeypatch.setenv(VARIABLE, str(writer))
+    monkeypatch.setenv(AWAITED_VARIABLE, "3,x,70")
+    channel = ProgressChannel.from_environment()
+    channel.phase("training")
+    for position in range(1, 6):
+        channel.step(lambda position=position: {"step": position}, position)  # type: ignore[misc]
+    assert received(reader)[1:] == [{"phase": "training", "step": 3, "at_once": True}]
 
 
 def test_step_values_are_not_made_when_no_line_is_due(pipe: tuple[int, int]) -> None:

@@ -70,3 +70,36 @@ def test_without_the_guard_the_same_process_does_not_end() -> None:
             assert process.wait(LONGEST_RUN_S) == -signal.SIGQUIT
         finally:
             process.kill()
+
+
+HANDED_OVER = """
+import os, signal, sys, threading
+from worker.training.signals import end_on_signal_again, end_on_signals, hand_over_signal
+end_on_signals()
+heard = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: heard.set())
+hand_over_signal(signal.SIGTERM)
+if sys.argv[1] == "heard":
+    os.kill(os.getpid(), signal.SIGTERM)
+    # Nothing interrupts a call that blocks: the handler's turn is when Python code runs.
+    while not heard.wait(0.01):
+        pass
+    print("handled", flush=True)
+end_on_signal_again(signal.SIGTERM)
+os.kill(os.getpid(), signal.SIGTERM)
+threading.Event().wait(60)
+"""
+
+
+@pytest.mark.parametrize("before", ["heard", "unheard"])
+def test_a_signal_that_was_handed_over_calls_pythons_handler_until_it_is_taken_back(before: str) -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", HANDED_OVER, before],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_RUN_S,
+        check=False,
+    )
+    assert process.returncode == 143, process.stderr
+    assert process.stdout == ("handled\n" if before == "heard" else "")

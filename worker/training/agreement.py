@@ -13,6 +13,8 @@ from worker.training.cluster import Place
 
 def sum_over_workers(strategy: Any, place: Place, values: list[float]) -> npt.NDArray[np.float64]:
     """The element-wise sum of all workers' `values`, the same on each; all must call it with as many."""
+    if place.workers == 1:
+        return np.asarray(values, dtype=np.float64)
     replicas_here = strategy.num_replicas_in_sync // place.workers
 
     def one_replica() -> Any:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import fcntl
 import os
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from worker.counted import counted
+from worker.record_files import RecordError, find_files, names_records, shortage
+from worker.training.records import Records, first_damage, open_records, read_all, read_description
+
 DIGITS = Path(__file__).with_name("digits.npz")
 HELD_OUT_EVERY = 5
 SMALLEST_SIDE = 4
+MNIST_FORM = ((28, 28, 1), 10)
 MOST_CLASSES = 10_000
 SYNTHETIC_EXAMPLES, SYNTHETIC_SIDE, SYNTHETIC_CLASSES = 2000, 8, 10
 
@@ -28,7 +33,11 @@ class DatasetError(ValueError):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images (n, height, width, channels) float32, labels (n,) int32 below `classes`; no part is empty."""
+    """Images (n, height, width, channels) float32, labels (n,) int32 below `classes`; no part is empty.
+
+    With `records` the training part stays in files, and its arrays here hold none of it. Whole-number pixels were
+    divided by `brightest`.
+    """
 
     name: str
     classes: int
@@ -36,12 +45,32 @@ class Dataset:
     train_labels: Labels
     test_images: Images
     test_labels: Labels
+    records: Records | None = None
+    brightest: float = 1.0
+
+    @property
+    def examples(self) -> int:
+        """How many there are to train on."""
+        return len(self.train_images) if self.records is None else self.records.examples
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        return self.test_images.shape[1:]
+
+    @property
+    def headline(self) -> str:
+        """What it is and how much of it, in a line."""
+        size = "x".join(str(side) for side in self.image_shape)
+        return (
+            f"{self.name}: {self.examples} training and {len(self.test_images)} held-out "
+            f"images of {size}, {counted(self.classes, 'class', 'classes')}"
+        )
 
 
 def load_dataset(name: str, seed: int) -> Dataset:
-    """The data set `name`: digits, mnist, synthetic (made from `seed`) or a .npz file; DatasetError.
+    """The data set `name`: digits, mnist, synthetic (made from `seed`), a .npz file or TFRecord files; DatasetError.
 
-    mnist imports Keras and downloads once; the others need NumPy only.
+    mnist imports Keras and downloads once, TFRecord files import TensorFlow; the others need NumPy only.
     """
     match name:
         case "digits":
@@ -50,8 +79,59 @@ def load_dataset(name: str, seed: int) -> Dataset:
             return from_arrays("mnist", _load_mnist())
         case "synthetic":
             return from_arrays("synthetic", _make_synthetic(seed))
+        case _ if names_records(name):
+            return _from_records(name)
         case _:
             return from_arrays(Path(name).name, _read_npz(Path(name)))
+
+
+def image_form(name: str, seed: int) -> tuple[tuple[int, int, int], int]:
+    """The images' (height, width, channels) and the number of classes of the data set `name`; DatasetError.
+
+    NumPy is enough, and nothing is downloaded.
+    """
+    if name == "mnist":
+        return MNIST_FORM
+    if names_records(name):
+        try:
+            form = read_description(find_files(name).description)
+        except RecordError as error:
+            raise DatasetError(str(error)) from error
+        return form.shape, form.classes
+    dataset = load_dataset(name, seed)
+    height, width, channels = dataset.image_shape
+    return (height, width, channels), dataset.classes
+
+
+def in_memory(dataset: Dataset) -> Dataset:
+    """The same data set without files, its training part read; DatasetError."""
+    if dataset.records is None:
+        return dataset
+    try:
+        images, labels = read_all(dataset.records)
+    except RecordError as error:
+        raise DatasetError(str(error)) from error
+    return replace(dataset, train_images=images, train_labels=labels, records=None)
+
+
+def check_sharing(dataset: Dataset, auto_shard: str, workers: int) -> None:
+    """DatasetError if `auto_shard` is file and there are fewer files than workers."""
+    if auto_shard == "file" and dataset.records is not None:
+        lack = shortage(len(dataset.records.files), workers)
+        if lack is not None:
+            raise DatasetError(lack)
+
+
+def damage(dataset: Dataset) -> str | None:
+    """What is wrong with the files that the data set is read from, None if they are whole or there are none."""
+    return None if dataset.records is None else first_damage(dataset.records)
+
+
+def may_be_damage(error: Exception) -> bool:
+    """Whether TensorFlow raises such an error for a record that it cannot read."""
+    import tensorflow as tf
+
+    return isinstance(error, tf.errors.DataLossError | tf.errors.InvalidArgumentError)
 
 
 def from_arrays(name: str, arrays: dict[str, AnyArray]) -> Dataset:
@@ -92,6 +172,7 @@ def from_arrays(name: str, arrays: dict[str, AnyArray]) -> Dataset:
         train_labels=labels.astype(np.int32),
         test_images=_as_pixels(test_images, scale),
         test_labels=test_labels.astype(np.int32),
+        brightest=scale,
     )
 
 
@@ -151,6 +232,27 @@ def _read_npz(path: Path) -> dict[str, AnyArray]:
             return {key: archive[key] for key in archive.files}
     except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
         raise DatasetError(f"{path} cannot be read as a .npz file of plain arrays: {error}") from error
+
+
+def _from_records(name: str) -> Dataset:
+    from worker.training.quiet import without_chatter
+
+    with without_chatter():
+        import tensorflow  # noqa: F401
+    try:
+        records, images, labels = open_records(name)
+    except RecordError as error:
+        raise DatasetError(str(error)) from error
+    return Dataset(
+        name=Path(name).name,
+        classes=records.format.classes,
+        train_images=np.empty((0, *records.format.shape), np.float32),
+        train_labels=np.empty(0, np.int32),
+        test_images=images,
+        test_labels=labels,
+        records=records,
+        brightest=records.format.brightest,
+    )
 
 
 def _load_mnist() -> dict[str, AnyArray]:

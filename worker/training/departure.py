@@ -18,8 +18,8 @@ PEERS_LEAVE_S = 5.0
 CONNECT_S = 1.0
 
 
-def leave(place: Place) -> NoReturn:
-    """End this process with code 0 once every worker has got here; the chief goes last.
+def leave(place: Place, code: int = 0) -> NoReturn:
+    """End this process with `code` once every worker has got here; the chief goes last.
 
     The chief serves the coordination service, and a worker that sees it vanish logs that the tasks have
     crashed. So the chief holds a connection to each peer and stays until their ends close them. Ending by
@@ -32,7 +32,7 @@ def leave(place: Place) -> NoReturn:
         if place.workers > 1:
             _wait_for_all()
         _wait_until_closed(connections, time.monotonic() + PEERS_LEAVE_S)
-    end_now(0)
+    end_now(code)
 
 
 def end_now(code: int) -> NoReturn:

@@ -1,16 +1,17 @@
-"""The held-out evaluation: every worker takes its share, all get the same numbers."""
+"""The held-out evaluation: a distributed test step in which every replica has its share, the same numbers for all."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from worker.training.agreement import sum_over_workers
-from worker.training.cluster import Place
 from worker.training.datasets import Dataset
 
+# Examples a replica takes at once, at most.
 BATCH = 256
 
 
@@ -23,24 +24,51 @@ class Evaluation:
     examples: int
 
 
-def evaluate(model: Any, dataset: Dataset, place: Place, strategy: Any) -> Evaluation:
-    """Loss and accuracy on the held-out part; every worker must call it."""
-    images = dataset.test_images[place.rank :: place.workers]
-    labels = dataset.test_labels[place.rank :: place.workers]
+def evaluate(
+    model: Any, dataset: Dataset, strategy: Any, step: Callable[..., Any] | None = None
+) -> Evaluation:
+    """Loss and accuracy on the held-out part; every worker must call it.
 
-    def loss_and_hits(some: Any, expected: Any) -> tuple[Any, Any]:
-        logits = model(some, training=False)
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(expected, logits)
-        hits = tf.equal(tf.argmax(logits, axis=1, output_type=tf.int32), expected)
-        return tf.reduce_sum(losses), tf.math.count_nonzero(hits)
-
-    compiled = tf.function(loss_and_hits, reduce_retracing=True)
-    loss = hits = 0.0
-    for start in range(0, len(images), BATCH):
-        one_loss, one_hits = compiled(
-            tf.constant(images[start : start + BATCH]), tf.constant(labels[start : start + BATCH])
+    Who does so again and again gives the model's `test_step`, which otherwise is compiled each time.
+    Each example counts once: the shares are of one size, and what fills up the last ones weighs nothing.
+    """
+    examples, replicas = len(dataset.test_images), strategy.num_replicas_in_sync
+    rows = min(BATCH, -(-examples // replicas))
+    step = step or test_step(model, strategy)
+    totals = np.zeros(3)
+    for first in range(0, examples, rows * replicas):
+        images, labels, weights = (
+            strategy.experimental_distribute_values_from_function(_share(values, first, rows))
+            for values in (dataset.test_images, dataset.test_labels, np.ones(examples, np.float32))
         )
-        loss += float(one_loss)
-        hits += float(one_hits)
-    loss, hits, examples = sum_over_workers(strategy, place, [loss, hits, float(len(images))])
-    return Evaluation(loss / examples, hits / examples, int(examples))
+        totals += step(images, labels, weights).numpy()
+    loss, hits, seen = totals
+    return Evaluation(float(loss / seen), float(hits / seen), round(seen))
+
+
+def test_step(model: Any, strategy: Any) -> Callable[..., Any]:
+    """A function of a share for each replica to the sums over all: loss, right answers, examples, float32 (3,)."""
+
+    def one_replica(images: Any, labels: Any, weights: Any) -> Any:
+        logits = model(images, training=False)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        hits = tf.cast(tf.equal(tf.argmax(logits, axis=1, output_type=tf.int32), labels), tf.float32)
+        return tf.stack([tf.reduce_sum(part * weights) for part in (losses, hits, tf.ones_like(losses))])
+
+    def step(images: Any, labels: Any, weights: Any) -> Any:
+        sums = strategy.run(one_replica, args=(images, labels, weights))
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
+
+    compiled: Callable[..., Any] = tf.function(step, autograph=False)
+    return compiled
+
+
+def _share(values: Any, first: int, rows: int) -> Callable[[Any], Any]:
+    """What gives a replica its `rows` of those from `first` on, zeros where there are no more."""
+
+    def share(context: Any) -> Any:
+        start = first + context.replica_id_in_sync_group * rows
+        part = values[start : start + rows]
+        return tf.constant(np.concatenate([part, np.zeros((rows - len(part), *part.shape[1:]), part.dtype)]))
+
+    return share

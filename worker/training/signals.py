@@ -9,8 +9,10 @@ completion calls _exit.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
+from typing import Any
 
 FATAL = (signal.SIGTERM, signal.SIGINT)
 SIGSET_BYTES = 128  # sizeof(sigset_t)
@@ -48,6 +50,7 @@ class _AioControlBlock(ctypes.Structure):
 
 # The C library writes into these until the process ends.
 _armed: list[tuple[_AioControlBlock, ctypes.Array[ctypes.c_char]]] = []
+_by_number: dict[int, _AioControlBlock] = {}
 
 
 def end_on_signals() -> None:
@@ -59,10 +62,37 @@ def end_on_signals() -> None:
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, FATAL)
     for number in FATAL:
-        _armed.append(_arm(number))
+        _arm(number)
 
 
-def _arm(number: signal.Signals) -> tuple[_AioControlBlock, ctypes.Array[ctypes.c_char]]:
+def hand_over_signal(number: signal.Signals) -> None:
+    """From now on the next such signal calls the handler that Python has for it, instead of ending the process.
+
+    The C library's own thread raises it in itself, where nothing is blocked. Python calls its handler in the main
+    thread as soon as that runs Python code; it interrupts no call that blocks. Every later one is lost, until
+    `end_on_signal_again`.
+    """
+    library = ctypes.CDLL(None)
+    # glibc looks at these as the read completes.
+    _complete_by(_by_number[number], library["raise"], number)
+
+
+def end_on_signal_again(number: signal.Signals) -> None:
+    """Take back `hand_over_signal`: the next such signal ends the process, also if one has been handed over."""
+    library = ctypes.CDLL(None)
+    block = _by_number[number]
+    if _asynchronous_io(library).aio_error(ctypes.byref(block)) == errno.EINPROGRESS:
+        _complete_by(block, library._exit, 128 + number)
+    else:
+        _arm(number)
+
+
+def _complete_by(block: _AioControlBlock, function: Any, argument: int) -> None:
+    block.event.value = argument
+    block.event.function = ctypes.cast(function, ctypes.c_void_p).value
+
+
+def _arm(number: signal.Signals) -> None:
     library = ctypes.CDLL(None, use_errno=True)
     mask = (ctypes.c_uint64 * (SIGSET_BYTES // 8))()
     mask[0] = 1 << (number - 1)
@@ -71,12 +101,12 @@ def _arm(number: signal.Signals) -> tuple[_AioControlBlock, ctypes.Array[ctypes.
         raise OSError(ctypes.get_errno(), "signalfd failed")
     buffer = ctypes.create_string_buffer(SIGINFO_BYTES)
     block = _AioControlBlock(descriptor=descriptor, buffer=ctypes.addressof(buffer), size=SIGINFO_BYTES)
-    block.event.value = 128 + number
     block.event.notify = SIGEV_THREAD
-    block.event.function = ctypes.cast(library._exit, ctypes.c_void_p).value
+    _complete_by(block, library._exit, 128 + number)
     if _asynchronous_io(library).aio_read(ctypes.byref(block)) != 0:
         raise OSError(ctypes.get_errno(), "aio_read failed")
-    return block, buffer
+    _armed.append((block, buffer))
+    _by_number[number] = block
 
 
 def _asynchronous_io(library: ctypes.CDLL) -> ctypes.CDLL:

@@ -1,4 +1,4 @@
-"""Keeps the data iterator of `fit` alive after `fit`, as destroying it waits for seconds.
+"""Keeps the data iterator of a training alive after it, as destroying it waits for seconds.
 
 The destructor of a tf.data iterator cancels the thread that tunes it and joins it. TensorFlow (2.21 and
 before) wakes that thread by a cancellation callback, but marks the cancellation as done only after its
@@ -14,6 +14,12 @@ from typing import Any
 _held: list[Any] = []
 
 
+def hold(iterator: Any) -> Any:
+    """The iterator, which lives as long as the process from now on."""
+    _held.append(iterator)
+    return iterator
+
+
 def hold_iterators(model: Any) -> None:
     """Let the iterators that `model.fit` trains from live as long as the process; end it by `os._exit`."""
     model.make_train_function()
@@ -21,7 +27,7 @@ def hold_iterators(model: Any) -> None:
 
     def step_and_hold(iterator: Any) -> Any:
         if not any(iterator is other for other in _held):
-            _held.append(iterator)
+            hold(iterator)
         return step(iterator)
 
     model.train_function = step_and_hold

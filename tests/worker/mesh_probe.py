@@ -1,0 +1,68 @@
+"""Run by a test in a process of its own: a mesh beside the Keras model it must equal, step by step. Prints JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import keras
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+from worker.training.cluster import Place
+from worker.training.datasets import load_dataset
+from worker.training.mesh.adam import Adam
+from worker.training.mesh.devices import Devices
+from worker.training.mesh.network import Network
+from worker.training.mesh.steps import Steps
+from worker.training.model import build_model, build_network
+from worker.training.weight_table import weight_table
+
+STEPS = 4
+EXAMPLES = 24
+RATE = 0.003
+
+
+def main(batch: int, model: int) -> None:
+    devices = Devices.join((batch, model), Place())
+    data = load_dataset("digits", 7)
+    keras.utils.set_random_seed(7)
+    reference = build_model((8, 8, 1), data.classes, RATE)
+    table = weight_table((8, 8, 1), data.classes, 1)
+    network = Network(devices, table, reference.get_weights())
+    steps = Steps(devices, network, Adam(devices, table, RATE))
+    found, expected = [], []
+    for step in range(STEPS):
+        images = data.train_images[step * EXAMPLES : (step + 1) * EXAMPLES]
+        labels = data.train_labels[step * EXAMPLES : (step + 1) * EXAMPLES]
+        steps.forget()
+        steps.train(images, labels)
+        found.append(steps.values())
+        reference.reset_metrics()
+        expected.append(reference.train_on_batch(images, labels, return_dict=True))
+    apart = max(
+        float(
+            abs(dtensor.relayout(weight.read_value(), devices.whole(len(weight.shape))).numpy() - value).max()
+        )
+        for weight, value in zip(network.weights, reference.get_weights(), strict=True)
+    )
+    held = [
+        [int(tf.size(part)) for part in dtensor.unpack(weight.read_value())] for weight in network.weights
+    ]
+    told = devices.told_by_first(41, Place())
+    print(
+        json.dumps(
+            {
+                "found": [dict(values) for values in found],
+                "expected": [{name: float(value) for name, value in values.items()} for values in expected],
+                "apart": apart,
+                "held": held,
+                "told": told,
+                "shapes": [list(weight.shape) for weight in build_network((12, 9, 3), 7, 2).get_weights()],
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

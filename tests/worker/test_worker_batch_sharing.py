@@ -1,0 +1,68 @@
+"""Global batches that replicas cannot share: refused in one sentence, before anything starts where that is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from worker.batch_sharing import unshareable
+from worker.option_checks import contradiction
+from worker.option_fields import Options
+
+TWO = {"ORCH_TRAINERS": "2"}
+
+
+@pytest.mark.parametrize(
+    ("options", "told", "says"),
+    [
+        (Options(global_batch=1), TWO, "no example for some of 2 replicas: take at least 2"),
+        (Options(global_batch=3, input="function"), TWO, "cannot be shared evenly by 2 replicas"),
+        (Options(global_batch=3, auto_shard="off"), TWO, "cannot be shared evenly by 2 replicas"),
+        (
+            Options(global_batch=3, strategy="mirrored", replicas=4, loop="custom"),
+            {},
+            "for some of 4 replicas",
+        ),
+        (Options(global_batch=6, strategy="central_storage", replicas=4), {}, "take a multiple of 4"),
+    ],
+)
+def test_what_the_tasks_would_fail_by_is_refused_before(
+    options: Options, told: dict[str, str], says: str
+) -> None:
+    found = contradiction(options, told)
+    assert found is not None and says in found
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (Options(global_batch=3), TWO),
+        (Options(global_batch=3, last_batch="short"), TWO),
+        (Options(global_batch=1), {}),
+        # A setting of orch's own, and no word about this run.
+        (Options(global_batch=1), {"ORCH_WORKERS": "2"}),
+        (Options(global_batch=6, strategy="mirrored", replicas=4, loop="custom"), {}),
+        (Options(global_batch=1, strategy="one_device"), TWO),
+        (Options(global_batch=1, strategy="parameter_server", loop="custom"), TWO),
+    ],
+)
+def test_what_can_be_shared_is_not_refused(options: Options, told: dict[str, str]) -> None:
+    assert contradiction(options, told) is None
+
+
+@pytest.mark.parametrize(("files", "refused"), [(1, False), (2, True)])
+def test_auto_shares_files_out_only_where_there_are_enough(files: int, refused: bool, tmp_path: Path) -> None:
+    names = ["test.tfrecord", "dataset.json", *(f"train-{number}.tfrecord" for number in range(files))]
+    for name in names:
+        (tmp_path / name).touch()
+    options = Options(dataset=str(tmp_path), auto_shard="auto", global_batch=3)
+    assert (contradiction(options, TWO) is not None) is refused
+    assert contradiction(options, {}) is None
+
+
+def test_workers_with_several_devices_each_are_counted_by_their_devices() -> None:
+    options = Options(global_batch=6, input="function")
+    assert contradiction(options, TWO) is None
+    found = unshareable(options, 4, 2, global_batch=6, own_streams=False)
+    assert found is not None and "by 4 replicas" in found

@@ -1,0 +1,269 @@
+"""Who gets which examples, by TensorFlow's own sharding, for workers that are looked at in turn in one process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from worker.cells import CannotTrain
+from worker.option_fields import Options
+from worker.training.cluster import Place
+from worker.training.datasets import Dataset, DatasetError, check_sharing, from_arrays, load_dataset
+
+if TYPE_CHECKING:
+    from worker.training.job import Job
+
+EXAMPLES, BATCH = 53, 8
+SLOW = pytest.mark.slow
+pytestmark = pytest.mark.timeout(300)
+Numbers = list[list[int]]
+
+
+def arrays() -> Dataset:
+    images = np.arange(EXAMPLES * 16, dtype=np.float32).reshape(EXAMPLES, 4, 4)
+    labels = np.arange(EXAMPLES) % 3
+    parts = {"x_train": images, "y_train": labels, "x_test": images[:4], "y_test": labels[:4]}
+    return from_arrays("arrays", parts)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
+    from worker.training.record_writing import write_records
+
+    directory = tmp_path_factory.mktemp("shards")
+    write_records(arrays(), directory, 5)
+    return {"memory": arrays(), "files": load_dataset(str(directory), 0)}
+
+
+def job_of(dataset: Dataset, worker: int, workers: int = 2, replicas: int = 2, **options: Any) -> Job:
+    from worker.training.job import Job
+
+    place = Place(task=f"worker:{worker}", rank=worker, addresses=tuple(f"h:{n}" for n in range(workers)))
+    return Job(Options(global_batch=BATCH, **options), place, dataset, replicas)
+
+
+def share_of(job: Job, first_step: int = 0, passes: int | None = None, make: Any = None) -> Any:
+    """What this job's worker reads, by the steps that MultiWorkerMirroredStrategy takes: by default the numbers."""
+    import tensorflow as tf
+    from tensorflow.python.data.experimental.ops import distribute
+    from tensorflow.python.distribute import input_ops
+
+    from worker.training import distribution
+    from worker.training.pipeline import numbers_of
+
+    make = make or numbers_of
+    rank, workers, replicas = job.place.rank, job.place.workers, job.replicas
+    distribution._check(job)
+    if distribution._by_function(job):
+        context = tf.distribute.InputContext(workers, rank, replicas)
+        return distribution._batches_of_pipeline(job, context, first_step, make, passes)
+    batches = distribution._global_batches(job, first_step, make, passes)
+    sizes = distribute.batch_sizes_for_worker(BATCH, workers, replicas // workers, rank)
+    return input_ops.auto_shard_dataset(batches.rebatch(sizes), workers, rank, replicas)
+
+
+def read(dataset: Any, elements: int | None = None) -> Numbers:
+    taken = dataset if elements is None else dataset.take(elements)
+    return [element.numpy().tolist() for element in taken]
+
+
+def flat(numbers: Numbers) -> list[int]:
+    return [number for element in numbers for number in element]
+
+
+WAYS = [
+    ("memory", {}),
+    ("memory", {"auto_shard": "auto"}),
+    ("memory", {"input": "function"}),
+    ("memory", {"last_batch": "short"}),
+    ("files", {}),
+    ("files", {"auto_shard": "file"}),
+    ("files", {"auto_shard": "auto"}),
+    ("files", {"input": "function"}),
+    ("files", {"input": "function", "auto_shard": "file"}),
+    ("files", {"input": "function", "auto_shard": "auto"}),
+    ("files", {"last_batch": "short"}),
+]
+
+
+@pytest.mark.parametrize(("where", "options"), WAYS)
+@pytest.mark.parametrize(
+    ("workers", "replicas"), [(2, 2), pytest.param(2, 4, marks=SLOW), pytest.param(1, 2, marks=SLOW)]
+)
+def test_in_a_pass_each_example_goes_to_one_worker(
+    where: str, options: dict[str, str], workers: int, replicas: int, data: dict[str, Dataset]
+) -> None:
+    seen = [
+        flat(read(share_of(job_of(data[where], worker, workers, replicas, **options), passes=1)))
+        for worker in range(workers)
+    ]
+    assert Counter(number for one in seen for number in one) == Counter(range(EXAMPLES))
+    assert all(seen)
+    if options.get("auto_shard") in ("file", "auto") and where == "files" and workers == 2:
+        assert [len(one) for one in seen] == [32, 21]  # of files of 11, 11, 11, 10, 10: every second
+    elif workers == 2:
+        assert abs(len(seen[0]) - len(seen[1])) <= BATCH
+
+
+@pytest.mark.parametrize("where", ["memory", "files"])
+@pytest.mark.parametrize("source", ["dataset", "function"])
+def test_without_sharding_each_worker_reads_all(where: str, source: str, data: dict[str, Dataset]) -> None:
+    jobs = [job_of(data[where], worker, auto_shard="off", input=source) for worker in range(2)]
+    seen = [flat(read(share_of(job, passes=1))) for job in jobs]
+    assert all(sorted(one) == list(range(EXAMPLES)) for one in seen)
+    assert seen[0] != seen[1]
+
+
+@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=SLOW)])
+@pytest.mark.parametrize("where", ["memory", "files"])
+def test_a_function_gives_the_batches_that_the_strategy_would_cut(
+    where: str, replicas: int, data: dict[str, Dataset]
+) -> None:
+    for worker in range(2):
+        cut = read(share_of(job_of(data[where], worker, 2, replicas)), 40)
+        made = read(share_of(job_of(data[where], worker, 2, replicas, input="function")), 40)
+        assert cut == made
+        assert {len(one) for one in cut} == {BATCH // replicas}
+
+
+RESUMED_SLOWLY = [
+    pytest.param(*way, marks=SLOW)
+    for way in (
+        ("memory", {"auto_shard": "auto"}),
+        ("memory", {"auto_shard": "off"}),
+        ("files", {"auto_shard": "auto"}),
+        ("files", {"auto_shard": "off"}),
+        ("files", {"input": "function"}),
+        ("files", {"input": "function", "auto_shard": "file"}),
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("where", "options"),
+    [
+        ("memory", {}),
+        ("memory", {"input": "function"}),
+        ("memory", {"last_batch": "short"}),
+        ("files", {}),
+        ("files", {"auto_shard": "file"}),
+        ("files", {"last_batch": "short"}),
+        *RESUMED_SLOWLY,
+    ],
+)
+def test_a_resumed_worker_goes_on_with_the_next_batch(
+    where: str, options: dict[str, str], data: dict[str, Dataset]
+) -> None:
+    """Beyond the first pass too, whose end comes within a step."""
+    for worker in range(2):
+        job = job_of(data[where], worker, **options)
+        whole = read(share_of(job), 30)
+        assert read(share_of(job, first_step=11), 19) == whole[11:]
+        assert flat(whole[:6]) != flat(whole[7:13])
+
+
+@pytest.mark.parametrize("where", ["memory", "files"])
+def test_a_short_last_batch_is_shared_by_all_replicas(where: str, data: dict[str, Dataset]) -> None:
+    shares = [read(share_of(job_of(data[where], worker, last_batch="short")), 14) for worker in range(2)]
+    job = job_of(data[where], 0, last_batch="short")
+    assert job.steps == 7
+    for epoch in (slice(0, 7), slice(7, 14)):
+        assert [len(one) for one in shares[0][epoch]] == [4] * 6 + [3]
+        assert [len(one) for one in shares[1][epoch]] == [4] * 6 + [2]
+        both = Counter(flat(shares[0][epoch]) + flat(shares[1][epoch]))
+        assert both == Counter(range(EXAMPLES))
+    assert shares[0][:7] != shares[0][7:]
+
+
+def test_by_file_a_worker_stays_with_its_files_and_all_take_as_many_steps(data: dict[str, Dataset]) -> None:
+    jobs = [job_of(data["files"], worker, auto_shard="file") for worker in range(2)]
+    shares = [read(share_of(job), 40) for job in jobs]
+    assert [len(share) for share in shares] == [40, 40]
+    owned = [set(flat(share)) for share in shares]
+    assert not owned[0] & owned[1]
+    assert [len(numbers) for numbers in owned] == [32, 21]
+    assert jobs[0].steps == jobs[1].steps == EXAMPLES // BATCH
+
+
+@pytest.mark.parametrize("source", ["dataset", "function"])
+def test_the_examples_of_files_are_those_of_memory(source: str, data: dict[str, Dataset]) -> None:
+    expected = {
+        image.tobytes(): label
+        for image, label in zip(arrays().train_images, arrays().train_labels, strict=True)
+    }
+    from worker.training import distribution
+
+    job = job_of(data["files"], 0, input=source)
+    make = distribution.examples_of(job.dataset)
+    for images, labels in share_of(job, make=make).take(20):
+        assert images.shape == (4, 4, 4, 1)
+        for image, label in zip(images.numpy(), labels.numpy(), strict=True):
+            assert expected[image.tobytes()] == label
+
+
+@pytest.mark.parametrize("where", ["memory", "files"])
+@pytest.mark.parametrize(
+    "options", [{}, {"input": "function"}, {"auto_shard": "auto"}, {"last_batch": "short"}]
+)
+def test_tensorflow_knows_that_the_stream_never_ends(
+    where: str, options: dict[str, str], data: dict[str, Dataset]
+) -> None:
+    """Else workers would ask each other in every step whether all have a batch."""
+    import tensorflow as tf
+
+    from worker.training import distribution
+
+    job = job_of(data[where], 0, **options)
+    if distribution._by_function(job):
+        batches = share_of(job)
+    else:
+        batches = distribution.batches_for_fit(job, SimpleNamespace(), 0)
+    assert int(batches.cardinality()) == tf.data.INFINITE_CARDINALITY
+
+
+def test_auto_takes_examples_where_files_are_too_few(data: dict[str, Dataset]) -> None:
+    shares = [
+        read(share_of(job_of(data["files"], worker, 6, 6, auto_shard="auto"), passes=1))
+        for worker in range(6)
+    ]
+    assert Counter(number for one in shares for number in flat(one)) == Counter(range(EXAMPLES))
+
+
+def test_what_cannot_be_shared_out_is_said(data: dict[str, Dataset]) -> None:
+    from worker.training import distribution
+
+    with pytest.raises(DatasetError, match="there are 5 for 6 workers"):
+        check_sharing(data["files"], "file", 6)
+    check_sharing(data["files"], "file", 5)
+    check_sharing(data["files"], "auto", 6)
+    with pytest.raises(CannotTrain, match="the last batch of 5 has no example for some of 6 replicas"):
+        share_of(job_of(data["memory"], 0, 6, 6, last_batch="short"))
+    with pytest.raises(CannotTrain, match="cannot be shared evenly by 3 replicas"):
+        share_of(job_of(data["memory"], 0, 3, 3, input="function"))
+    with pytest.raises(CannotTrain, match="take a multiple of 3, or --loop custom"):
+        distribution.batches_for_fit(job_of(data["memory"], 0, 1, 3), SimpleNamespace(), 0)
+
+
+@pytest.mark.parametrize(
+    ("times", "workers", "off", "says"),
+    [
+        ([1, 1, 1], 2, False, "3 distinct examples of 3: each exactly once"),
+        (
+            [2, 2, 2],
+            2,
+            True,
+            "3 distinct examples of 3: each 2 times, once by each worker, as --auto-shard off has it",
+        ),
+        ([2, 2, 2], 2, False, "3 distinct examples of 3: NOT each once, 3 more than once"),
+        ([1, 0, 3], 2, False, "2 distinct examples of 3: NOT each once, 1 never and 1 more than once"),
+        ([2, 0, 2], 2, True, "2 distinct examples of 3: NOT each once, 1 never and 2 more than once"),
+    ],
+)
+def test_the_check_says_what_was_seen(times: list[int], workers: int, off: bool, says: str) -> None:
+    from worker.training.data_check import verdict
+
+    assert verdict(np.array(times), workers, off=off).endswith(says)

@@ -1,0 +1,162 @@
+"""Strategies and loops of the training program: what contradicts, what is refused, and the TPU's way in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cluster import run_workers
+
+from worker.cells import LOOPS, STRATEGIES, refusal
+from worker.option_checks import contradiction
+from worker.option_fields import Options
+from worker.tpu_places import no_tpu
+
+TPU_PROGRAM = Path(__file__).with_name("tpu_program.py")
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (Options(replicas=2), "--replicas splits one process's CPU for mirrored and central_storage"),
+        (Options(strategy="one_device", replicas=2), "not for one_device"),
+        (Options(strategy="mirrored", device="CPU:0"), "--device names the device of one_device"),
+        (Options(strategy="one_device", device="cpu"), "'cpu' is not a device; write CPU:0 or GPU:1"),
+        (Options(strategy="mirrored", tpu="mine"), "--tpu names the TPU of --strategy tpu"),
+        (Options(strategy="mirrored", communication="ring"), "mirrored has none"),
+        (Options(strategy="dtensor", loop="fit"), "DTensor"),
+        (Options(strategy="parameter_server", loop="fit"), "ParameterServerStrategy"),
+        (
+            Options(strategy="dtensor", loop="custom", mesh=(2, 1), precision="mixed_float16"),
+            "dtensor computes in float32",
+        ),
+        (Options(strategy="tpu", tpu="mine", precision="mixed_float16"), "take --precision mixed_bfloat16"),
+        (Options(strategy="tpu"), "there is no TPU on this machine and none is named"),
+    ],
+)
+def test_what_contradicts_is_refused_in_one_sentence(options: Options, says: str) -> None:
+    found = contradiction(options, {})
+    assert found is not None
+    assert says in found
+    assert "\n" not in found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(),
+        Options(strategy="mirrored", replicas=4, loop="custom", precision="mixed_float16"),
+        Options(strategy="central_storage", replicas=2, precision="mixed_bfloat16"),
+        Options(strategy="one_device", device="gpu:1"),
+        Options(strategy="one_device", device="/device:CPU:0"),
+        Options(strategy="tpu", tpu="mine"),
+        Options(strategy="tpu", tpu="mine", precision="mixed_bfloat16"),
+        Options(communication="ring"),
+    ],
+)
+def test_what_fits_together_is_not_refused(options: Options) -> None:
+    assert contradiction(options, {}) is None
+
+
+def test_an_evaluator_that_could_read_no_checkpoint_is_refused() -> None:
+    kept_by_backup, on_a_mesh = (
+        Options(checkpoint="backup"),
+        Options(strategy="dtensor", loop="custom", mesh=(2, 1)),
+    )
+    for task in ("evaluator:0", "worker:0"):
+        said = [
+            contradiction(options, {"ORCH_TASK": task}) for options in (kept_by_backup, on_a_mesh, Options())
+        ]
+        if task == "worker:0":
+            assert said == [None, None, None]
+        else:
+            backup, mesh, by_default = said
+            assert backup is not None and "--checkpoint backup writes none" in backup
+            assert mesh is not None and "those of dtensor hold its own sharded weights" in mesh
+            assert by_default is None
+
+
+def test_no_more_cells_are_refused_than_the_two_that_cannot_be() -> None:
+    refused = {
+        (strategy, loop)
+        for strategy in STRATEGIES
+        for loop in LOOPS
+        if refusal(strategy, loop, legacy_keras=False)
+    }
+    assert refused == {("parameter_server", "fit"), ("dtensor", "fit")}
+    assert refusal("parameter_server", "fit", legacy_keras=True) is None
+
+
+def test_a_tpu_is_there_when_it_is_named(tmp_path: Path) -> None:
+    assert no_tpu(None, {}, tmp_path) is not None
+    assert no_tpu("mine", {}, tmp_path) is None
+    for variable in ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_CONFIG"):
+        assert no_tpu(None, {variable: "something"}, tmp_path) is None
+        assert no_tpu(None, {variable: ""}, tmp_path) is not None
+
+
+def test_a_tpu_is_resolved_connected_initialized_and_trained_on(tmp_path: Path) -> None:
+    arguments = ["--strategy", "tpu", "--tpu", "stand-in", "--loop", "custom", "--export", "none"]
+    arguments += ["--epochs", "1", "--steps-per-epoch", "5"]
+    with run_workers(tmp_path, 1, arguments, program=("-P", str(TPU_PROGRAM))) as cluster:
+        assert cluster.wait() == [0], cluster.describe()
+        (output,) = cluster.outputs
+    asked = [line for line in output.splitlines() if "stand-in" in line]
+    assert asked == [
+        "resolve stand-in",
+        "connect resolver of stand-in",
+        "initialize resolver of stand-in",
+        "strategy of resolver of stand-in",
+    ]
+    assert "tpu with custom: 2 replicas on CPU:0, CPU:1" in output
+    assert "epoch 1/1: loss" in output
+    assert "on 355 examples" in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--strategy", "tpu", "--tpu", "grpc://127.0.0.1:1"], "the TPU grpc://127.0.0.1:1 cannot be used"),
+        (["--strategy", "tpu", "--tpu", "grpc://nowhere"], "grpc://nowhere is not grpc://host:port"),
+        (["--strategy", "tpu", "--tpu", "local"], "the TPU local cannot be used"),
+        (["--strategy", "one_device", "--device", "CPU:3"], "there is no such device here; there is CPU:0"),
+        (["--communication", "nccl"], "this worker sees none"),
+        (["--strategy", "mirrored", "--global-batch", "33"], "take a multiple of 2, or --loop custom"),
+    ],
+)
+def test_what_this_machine_lacks_ends_the_program_with_one_line(
+    arguments: list[str], says: str, tmp_path: Path
+) -> None:
+    with run_workers(tmp_path, 1, arguments) as cluster:
+        assert cluster.wait() == [2], cluster.describe()
+        (output,) = cluster.outputs
+    (line,) = [line for line in output.splitlines() if line.startswith("worker: error: ")]
+    assert says in line
+    assert "Traceback" not in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "strategy", [["--strategy", "one_device"], ["--strategy", "dtensor", "--mesh", "batch=1"]]
+)
+def test_checkpoints_that_cannot_be_read_end_the_program_with_one_line(
+    strategy: list[str], tmp_path: Path
+) -> None:
+    kept = tmp_path / "checkpoints"
+    kept.mkdir()
+    for name in ("ckpt-1.index", "ckpt-1.data-00000-of-00001"):
+        (kept / name).write_bytes(b"torn")
+    with run_workers(tmp_path, 1, strategy) as cluster:
+        assert cluster.wait() == [2], cluster.describe()
+        (output,) = cluster.outputs
+    (line,) = [line for line in output.splitlines() if line.startswith("worker: error: ")]
+    assert f"none of the 1 checkpoints in {kept} can be read" in line
+    assert "Traceback" not in output
+
+
+def test_one_process_does_not_train_as_one_of_several(tmp_path: Path) -> None:
+    with run_workers(tmp_path, 2, ["--strategy", "one_device"], started=[0]) as cluster:
+        assert cluster.wait() == [2], cluster.describe()
+        assert "TF_CONFIG has 2 workers, and one_device is one process" in cluster.outputs[0]

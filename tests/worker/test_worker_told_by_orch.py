@@ -1,0 +1,49 @@
+"""In a run of orch's the program's own options may not contradict the processes and devices that orch has made."""
+
+from __future__ import annotations
+
+import pytest
+
+from worker.option_fields import Options
+from worker.told_by_orch import against_orch
+
+RUN = {"ORCH_RUN_ID": "run-1", "ORCH_STRATEGY": "mirrored"}
+
+
+@pytest.mark.parametrize(
+    ("options", "environ"),
+    [
+        (Options(strategy="mirrored"), RUN),
+        (Options(strategy="mirrored", replicas=2), {**RUN, "ORCH_REPLICAS": "2"}),
+        (
+            Options(strategy="dtensor", mesh=(2, 1)),
+            {**RUN, "ORCH_STRATEGY": "dtensor", "ORCH_MESH": "batch=2,model=1"},
+        ),
+        (Options(communication="ring"), {**RUN, "ORCH_STRATEGY": "multi_worker_mirrored"}),
+        # Nobody has made its processes for it.
+        (Options(strategy="one_device"), {"ORCH_STRATEGY": "mirrored"}),
+        (Options(strategy="one_device"), {"ORCH_RUN_ID": "run-1"}),
+    ],
+)
+def test_what_agrees(options: Options, environ: dict[str, str]) -> None:
+    assert against_orch(options, environ) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "message"),
+    [
+        (Options(strategy="one_device"), RUN, "--strategy one_device: this run has --strategy mirrored"),
+        (
+            Options(strategy="mirrored", replicas=3),
+            {**RUN, "ORCH_REPLICAS": "2"},
+            "this run has --replicas 2",
+        ),
+        (Options(strategy="mirrored", replicas=3), RUN, "this run was given no --replicas"),
+        (Options(strategy="mirrored", mesh=(1, 2)), RUN, "orch up --mesh batch=1,model=2"),
+    ],
+)
+def test_what_does_not(options: Options, environ: dict[str, str], message: str) -> None:
+    said = against_orch(options, environ)
+    assert said is not None
+    assert message in said
+    assert "say it before the --" in said

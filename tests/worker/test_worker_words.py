@@ -1,0 +1,56 @@
+"""What the built-in program says of itself: its name where nobody else puts it, one thing as one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from cluster import ROOT
+
+from worker.counted import counted
+from worker.training.cluster import Place
+from worker.training.report import others_of, say_by_name
+
+THREE = ("a:1", "a:2", "a:3")
+
+
+def test_a_task_names_itself_unless_orch_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = Place("worker:1", 1, THREE)
+    monkeypatch.delenv("ORCH_RUN_ID", raising=False)
+    say_by_name(place, f"waiting for {others_of(place)}")
+    monkeypatch.setenv("ORCH_RUN_ID", "run-1")
+    say_by_name(place, f"waiting for {others_of(Place('worker:1', 1, THREE[:2]))}")
+    assert capsys.readouterr().out.splitlines() == [
+        "worker:1: waiting for the 2 other workers",
+        "waiting for the other worker",
+    ]
+
+
+def test_counts_in_words() -> None:
+    assert [counted(number, "epoch") for number in (0, 1, 2)] == ["0 epochs", "1 epoch", "2 epochs"]
+    assert counted(2, "class", "classes") == "2 classes"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--loop", "custm"], "argument --loop: 'custm' is not known; did you mean \"custom\"?"),
+        (["--loop", "zzz"], "argument --loop: 'zzz' is not known; choose from fit, custom"),
+        (["--dataset", "mnits"], "argument --dataset: 'mnits' is no data set; did you mean \"mnist\"?"),
+        (["--auto_shard=file"], "'--auto_shard=file' is not known; did you mean \"--auto-shard\"?"),
+    ],
+)
+def test_a_misspelt_word_is_answered_with_the_nearest(arguments: list[str], says: str) -> None:
+    asked = subprocess.run(
+        [sys.executable, "-P", "-m", "worker.options", *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert asked.returncode == 2
+    assert asked.stderr.rstrip().endswith(says)

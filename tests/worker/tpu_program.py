@@ -1,0 +1,48 @@
+"""The training program with another strategy in the place of the TPU's hardware; prints what it is asked to do."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from worker.options import parse_options
+from worker.progress import ProgressChannel
+from worker.training.cluster import read_place
+from worker.training.datasets import load_dataset
+
+CORES = 2
+
+
+class StandIn:
+    """As many logical CPU devices as it has cores, there once it is initialized."""
+
+    def resolve(self, name: str | None) -> str:
+        print(f"resolve {name}")
+        return f"resolver of {name}"
+
+    def connect(self, resolver: str) -> None:
+        print(f"connect {resolver}")
+
+    def initialize(self, resolver: str) -> None:
+        import tensorflow as tf
+
+        print(f"initialize {resolver}")
+        (cpu,) = tf.config.list_physical_devices("CPU")
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * CORES)
+
+    def strategy(self, resolver: str) -> Any:
+        import tensorflow as tf
+
+        print(f"strategy of {resolver}")
+        return tf.distribute.MirroredStrategy([f"CPU:{core}" for core in range(CORES)])
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    options = parse_options(sys.argv[1:])
+    from worker.training.job import Job
+    from worker.training.run import run
+
+    dataset = load_dataset(options.dataset, options.seed)
+    run(Job(options, read_place(os.environ), dataset), ProgressChannel(None), StandIn())

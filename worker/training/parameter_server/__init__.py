@@ -1,0 +1,1 @@
+"""Training with parameter servers: one chief says what is done, workers compute, parameter servers hold the weights."""

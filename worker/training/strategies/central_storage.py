@@ -1,0 +1,20 @@
+"""CentralStorageStrategy, with a Keras 3 that keeps its metrics and its loss scale rightly under it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from worker.bootstrap.keras_fix.central_storage import repair
+
+VARIABLE_DEVICE = "CPU:0"
+
+
+def central_storage(compute_devices: Sequence[str]) -> Any:
+    """The strategy: copies of the model compute on the devices, its variables are on the CPU."""
+    import keras
+
+    repair(keras, tell=lambda fault: None)
+    return tf.distribute.experimental.CentralStorageStrategy(list(compute_devices), VARIABLE_DEVICE)
