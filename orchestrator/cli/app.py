@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli import doctor, logs, runs, up
+from orchestrator.cli import doctor, kill, logs, prune, runs, stacks, up
 from orchestrator.cli.options import Color, JsonOut, Quiet, Screen, Verbose
 from orchestrator.cli.verb import Verb
 from orchestrator.cli.words import forget_stdout, open_missing_streams, say
@@ -58,16 +58,32 @@ def _require_a_directory() -> None:
         raise UsageError("the current directory is no longer there; cd to one that is") from None
 
 
+# Of these the first sentence is too long for the list of verbs, which would cut it.
+_IN_SHORT = {
+    "config": "Show what `orch up` would start, and start nothing.",
+    "logs": "Print a run's logs, merged; live or long after.",
+    "kill": "Send a signal to a task and all its processes.",
+    "restart": "Have all tasks of a live run end and begin anew.",
+    "stacks": "Show what each task is doing now.",
+    "doctor": "Look at this machine for what is known to go wrong.",
+}
+
 app.command("up", cls=Verb, context_settings={"allow_interspersed_args": False})(up.up)
-app.command("config", cls=Verb, context_settings={"allow_interspersed_args": False})(up.config)
+app.command(
+    "config", cls=Verb, context_settings={"allow_interspersed_args": False}, short_help=_IN_SHORT["config"]
+)(up.config)
 app.command("status", cls=Verb)(runs.status)
 app.command("ps", cls=Verb, hidden=True)(runs.status)
-app.command("logs", cls=Verb)(logs.logs)
+app.command("logs", cls=Verb, short_help=_IN_SHORT["logs"])(logs.logs)
 app.command("down", cls=Verb)(runs.down)
+app.command("kill", cls=Verb, short_help=_IN_SHORT["kill"])(kill.kill)
+app.command("restart", cls=Verb, short_help=_IN_SHORT["restart"])(runs.restart)
+app.command("stacks", cls=Verb, short_help=_IN_SHORT["stacks"])(stacks.stacks)
 app.command("wait", cls=Verb)(runs.wait)
 app.command("ls", cls=Verb)(runs.ls)
 app.command("attach", cls=Verb)(runs.attach)
-app.command("doctor", cls=Verb)(doctor.doctor)
+app.command("prune", cls=Verb)(prune.prune)
+app.command("doctor", cls=Verb, short_help=_IN_SHORT["doctor"])(doctor.doctor)
 
 
 def main() -> int:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import typer
+
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z", re.ASCII)
 
 
 def run_words(incomplete: str) -> list[str]:
     """Names of runs, live ones first; their ids once the beginning of one is typed."""
     try:
-        return list(dict.fromkeys(_run_words(incomplete)))
+        # What stands in a damaged or foreign run.json is no word for a shell.
+        return [word for word in dict.fromkeys(_run_words(incomplete)) if _PLAIN.match(word)]
     except OSError:
         return []
 
@@ -25,6 +29,14 @@ def log_words(context: typer.Context, incomplete: str) -> list[str]:
         ]
     except OSError:
         return []
+
+
+def signal_words(incomplete: str) -> list[str]:
+    """Signals by their short names; by their long ones once such a one is begun."""
+    from orchestrator.signal_names import short_names
+
+    prefix = "SIG" if incomplete.startswith("SIG") else ""
+    return [name for name in (prefix + short for short in short_names()) if name.startswith(incomplete)]
 
 
 def _run_words(incomplete: str) -> Iterator[str]:

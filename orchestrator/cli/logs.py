@@ -31,6 +31,9 @@ def logs(
     until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Up to then.")] = None,
     grep: Annotated[str | None, typer.Option("--grep", metavar="RE", help="Only lines that match.")] = None,
     invert: Annotated[bool, typer.Option("--invert", help="Only lines that do not match --grep.")] = False,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", metavar="N", min=1, help="Only lines of the run's Nth attempt.")
+    ] = None,
     timestamps: Annotated[
         bool, typer.Option("--timestamps", "-t", help="The time before each line.")
     ] = False,
@@ -52,6 +55,7 @@ def logs(
         until=until,
         grep=grep,
         invert=invert,
+        attempt=attempt,
         timestamps=timestamps,
         no_prefix=no_prefix,
         raw=raw,

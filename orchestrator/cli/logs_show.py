@@ -10,19 +10,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator import api
+from orchestrator.cli import words
 from orchestrator.cli.options import Screen, color_mode
 from orchestrator.cli.sweep import sweep
-from orchestrator.cli.task_choice import chosen_tasks
-from orchestrator.errors import ExitCode, NoSuchRun, UsageError
+from orchestrator.cli.task_choice import chosen_tasks, run_and_tasks
+from orchestrator.errors import ExitCode, UsageError
 from orchestrator.links.signal_inbox import SignalInbox
-from orchestrator.runs.log_filter import LineFilter, parse_when
-from orchestrator.runs.log_query import LogQuery, query_blocks, query_lines, query_raw
+from orchestrator.logs.filter import LineFilter, parse_when
+from orchestrator.logs.query import LogQuery, query_blocks, query_lines, query_raw
 from orchestrator.runs.reader import RunView
-from orchestrator.tf_config import TaskRef
 from orchestrator.view.choice import wants_colour
 from orchestrator.view.output import Output
-from orchestrator.view.plain import LineStyle, format_block
+from orchestrator.view.plain import AttemptMarks, LineStyle, format_block
 
 _STDOUT = 1
 _LOOK_S = 0.05
@@ -39,6 +38,7 @@ class LogRequest:
     until: str | None
     grep: str | None
     invert: bool
+    attempt: int | None
     timestamps: bool
     no_prefix: bool
     raw: bool
@@ -47,8 +47,7 @@ class LogRequest:
 def show_logs(request: LogRequest, screen: Screen) -> int:
     if request.raw and screen.json:
         raise UsageError("--raw is the tasks' bytes and --json is lines: give one of them")
-    sweep()
-    run, task_words = _run_and_tasks(request.words)
+    run, task_words = run_and_tasks(request.words, sweep())
     if task_words:
         run.refresh()  # only to know which tasks there are
     query = LogQuery(
@@ -57,6 +56,8 @@ def show_logs(request: LogRequest, screen: Screen) -> int:
         tail=request.tail,
         follow=request.follow,
     )
+    if run.is_trimmed and not screen.quiet:
+        words.say(f"{run.record.id}: its logs have been removed")
     out = Output(_STDOUT)
     pieces = _pieces(run, query, request, screen, out)
     with SignalInbox((signal.SIGINT, signal.SIGTERM)) as inbox:
@@ -73,26 +74,6 @@ def show_logs(request: LogRequest, screen: Screen) -> int:
     return ExitCode.OK
 
 
-def _run_and_tasks(words: tuple[str, ...]) -> tuple[RunView, tuple[str, ...]]:
-    """The first word is a run if there is such a run; a task's name is one only where no run has it."""
-    if not words:
-        return api.find().view, ()
-    try:
-        return api.find(words[0]).view, words[1:]
-    except NoSuchRun:
-        if not _is_task(words[0]):
-            raise
-    return api.find().view, words
-
-
-def _is_task(word: str) -> bool:
-    try:
-        TaskRef.parse(word)
-    except ValueError:
-        return False
-    return True
-
-
 def _line_filter(request: LogRequest) -> LineFilter:
     if request.invert and request.grep is None:
         raise UsageError("--invert turns --grep round: give --grep RE as well")
@@ -102,6 +83,7 @@ def _line_filter(request: LogRequest) -> LineFilter:
         until=_moment("--until", request.until, now),
         grep=_pattern(request.grep),
         invert=request.invert,
+        attempt=request.attempt,
     )
 
 
@@ -135,5 +117,9 @@ def _pieces(
     else:
         colour = wants_colour(color_mode(screen), out.fileno(), os.environ)
         style = LineStyle(not request.no_prefix, request.timestamps, colour)
+        marked = AttemptMarks()
         for blocks in query_blocks(logs, query, is_over):
-            yield b"".join([format_block(block, style) for block in blocks if not block.lost])
+            for attempt, some in marked.part(blocks):
+                if attempt is not None and not screen.quiet:
+                    words.say(f"attempt {attempt}")
+                yield b"".join([format_block(block, style) for block in some if not block.lost])

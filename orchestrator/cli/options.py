@@ -11,6 +11,7 @@ import typer
 from orchestrator.cli.completion import run_words
 from orchestrator.color import ColorMode
 from orchestrator.errors import UsageError
+from orchestrator.nearest import did_you_mean, listed
 
 JsonOut = Annotated[bool, typer.Option("--json", help="One JSON document (or JSON lines) on stdout.")]
 Color = Annotated[
@@ -48,9 +49,11 @@ def screen_of(
 ) -> Screen:
     """The verb's own options together with those given before it."""
     before = context.obj if isinstance(context.obj, Screen) else Screen()
-    return Screen(
+    screen = Screen(
         json or before.json, color or before.color, quiet or before.quiet, verbose or before.verbose
     )
+    color_mode(screen)  # a wrong word is refused whether or not anything is painted
+    return screen
 
 
 def color_mode(screen: Screen) -> ColorMode:
@@ -60,5 +63,6 @@ def color_mode(screen: Screen) -> ColorMode:
         return ColorMode.AUTO
     if word not in set(ColorMode):
         source = "--color" if screen.color else "ORCH_COLOR"
-        raise UsageError(f'{source}: "{word}" is not known; write {", ".join(ColorMode)}')
+        meant = did_you_mean(word, ColorMode, f"write {listed(tuple(ColorMode))}")
+        raise UsageError(f'{source}: "{word}" is not known; {meant}')
     return ColorMode(word)

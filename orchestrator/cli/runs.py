@@ -1,4 +1,4 @@
-"""`orch status`, `ls`, `down`, `wait` and `attach`."""
+"""`orch status`, `ls`, `down`, `restart`, `wait` and `attach`."""
 
 from __future__ import annotations
 
@@ -53,6 +53,20 @@ def down(
     from orchestrator.cli import runs_end
 
     return runs_end.end_run(run, force, screen_of(context, json, color, quiet, verbose))
+
+
+def restart(
+    context: typer.Context,
+    run: RunArgument = None,
+    json: JsonOut = False,
+    quiet: Quiet = False,
+    color: Color = None,
+    verbose: Verbose = False,
+) -> int:
+    """Have all tasks of a live run end and begin anew, as another attempt."""
+    from orchestrator.cli import runs_end
+
+    return runs_end.restart_run(run, screen_of(context, json, color, quiet, verbose))
 
 
 def wait(

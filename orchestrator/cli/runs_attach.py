@@ -15,7 +15,7 @@ from orchestrator.cli.task_choice import chosen_tasks
 from orchestrator.errors import ExitCode, NoSuchRun
 from orchestrator.follow import Follower
 from orchestrator.links.signal_inbox import SignalInbox
-from orchestrator.runs.log_seek import position_of_tail
+from orchestrator.logs.seek import position_of_tail
 from orchestrator.runs.reader import RunView
 from orchestrator.view.choice import View, open_view, wants_colour
 from orchestrator.view.output import Output
@@ -31,8 +31,7 @@ def attach_to(
     wanted: str | None, tasks: str | None, timestamps: bool, no_prefix: bool, screen: Screen
 ) -> int:
     """0 when the user left, the run's exit code when it ended."""
-    sweep()
-    run = api.find(wanted)
+    run = api.find(wanted, there=sweep())
     if not run.view.is_live:
         raise NoSuchRun(f"{run.id} is not live; `orch logs {run.id}` shows what it wrote")
     run.view.refresh()
@@ -44,7 +43,8 @@ def attach_to(
     follower = Follower(run.view, view, chosen, position, screen.verbose and not screen.quiet)
     follower.hint = "q leaves, the run goes on"
     try:
-        left = _follow(run.view, follower, view)
+        with run.view.kept_open():
+            left = _follow(run.view, follower, view)
     finally:
         follower.close()
     if left:

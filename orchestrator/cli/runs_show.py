@@ -10,11 +10,10 @@ from pathlib import Path
 
 from orchestrator import api
 from orchestrator.cli import words
-from orchestrator.cli.keys import pressed_keys
 from orchestrator.cli.options import Screen
 from orchestrator.cli.sweep import sweep
-from orchestrator.links.signal_inbox import SignalInbox
-from orchestrator.runs import catalog
+from orchestrator.errors import NewerFormat
+from orchestrator.runs.disk_use import disk_bytes
 from orchestrator.runs.reader import RunView
 from orchestrator.view.tables import RunRow, run_lines, status_lines
 
@@ -24,11 +23,12 @@ _LEAVE_KEYS = frozenset("qQ\x03\x04")
 
 
 def show_status(wanted: str | None, watch: bool, screen: Screen) -> int:
-    sweep()
-    run = api.find(wanted)
+    run = api.find(wanted, there=sweep())
     if watch and not screen.json and sys.stdout.isatty():
         return _watch(run, screen)
     status = run.status()
+    for remark in run.view.remarks():
+        words.say(f"{run.id}: {remark}")
     if screen.json:
         words.print_json(status.model_dump(mode="json"))
     else:
@@ -38,6 +38,9 @@ def show_status(wanted: str | None, watch: bool, screen: Screen) -> int:
 
 def _watch(run: api.Run, screen: Screen) -> int:
     """Redraw the table until the run ends or the user leaves."""
+    from orchestrator.cli.keys import pressed_keys
+    from orchestrator.links.signal_inbox import SignalInbox
+
     with SignalInbox((signal.SIGINT, signal.SIGTERM)) as inbox, pressed_keys() as keys:
         while True:
             status = run.status()
@@ -53,9 +56,12 @@ def _watch(run: api.Run, screen: Screen) -> int:
 
 
 def show_runs(everywhere: bool, screen: Screen) -> int:
-    sweep()
-    views = [view for view in catalog.all_runs() if everywhere or view.record.directory == str(Path.cwd())]
-    rows = [_row(view) for view in reversed(views)]
+    there = sweep()
+    here = str(Path.cwd())
+    rows = [_row(view) for view in reversed(there.runs) if everywhere or view.record.directory == here]
+    for newer in there.newer:
+        if everywhere or newer.directory in ("", here):
+            words.say(f"{'live: ' if newer.is_live else ''}{newer.error}")
     if screen.json:
         words.print_json({"schema_version": 1, "runs": [_document(row) for row in rows]})
     elif rows:
@@ -67,15 +73,22 @@ def show_runs(everywhere: bool, screen: Screen) -> int:
 
 def _row(view: RunView) -> RunRow:
     took: float | None
-    result = view.result()
-    if result is not None:
-        state, tasks = str(result.outcome), len(result.tasks)
-        took = max(0.0, view.paths.result.stat().st_mtime - view.record.started_at)
+    try:
+        result = None if view.is_live else view.result()
+    except NewerFormat:
+        result = None  # its events are of this format, and tell the same
+    if result is not None and result.took_s is not None:
+        state, tasks, took = str(result.outcome), len(result.tasks), result.took_s
+        attempts = result.attempts
     else:
         view.refresh()
-        state, tasks = str(view.state.phase), len(view.state.tasks)
-        took = max(0.0, view.now_mono() - view.record.started_mono) if view.is_live else None
-    age = max(0.0, time.time() - view.record.started_at)
+        state, tasks, attempts = str(view.state.phase), len(view.state.tasks), view.state.attempt
+        end = view.now_mono() if view.state.ended_mono is None else view.state.ended_mono
+        # Of a lost run nobody saw the end.
+        took = None if state == "lost" else max(0.0, end - view.record.started_mono)
+    # A clock that was set since says nothing of what began after the machine did.
+    since_mono = time.monotonic() - view.record.started_mono if view.same_boot else None
+    age = max(0.0, time.time() - view.record.started_at if since_mono is None else since_mono)
     return RunRow(
         id=view.record.id,
         name=view.record.name,
@@ -83,21 +96,10 @@ def _row(view: RunView) -> RunRow:
         tasks=tasks,
         age_s=age,
         took_s=took,
-        size_bytes=_size(view.paths.root),
+        size_bytes=disk_bytes(view.paths.root),
         directory=view.record.directory,
+        attempts=attempts,
     )
-
-
-def _size(root: Path) -> int:
-    """Bytes that the files of the run take on disk; what vanishes meanwhile counts for nothing."""
-    total = 0
-    for directory, _, names in os.walk(root):
-        for name in names:
-            try:
-                total += (Path(directory) / name).lstat().st_blocks * 512
-            except OSError:
-                continue
-    return total
 
 
 def _document(row: RunRow) -> dict[str, object]:
@@ -106,6 +108,7 @@ def _document(row: RunRow) -> dict[str, object]:
         "name": row.name,
         "state": row.state,
         "tasks": row.tasks,
+        "attempts": row.attempts,
         "age_s": round(row.age_s, 3),
         "took_s": None if row.took_s is None else round(row.took_s, 3),
         "size_bytes": row.size_bytes,

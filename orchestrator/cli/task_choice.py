@@ -1,12 +1,15 @@
-"""Which tasks of a run the user's words mean."""
+"""Which run, and which tasks of it, the user's words mean."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.errors import UsageError
+from orchestrator import api
+from orchestrator.errors import NoSuchRun, UsageError
+from orchestrator.nearest import nearest
+from orchestrator.runs.catalog import Survey
 from orchestrator.runs.reader import RunView
-from orchestrator.tf_config import TaskRef
+from orchestrator.tf_config import ROLES, TaskRef, nearest_task
 
 
 def chosen_tasks(run: RunView, words: Sequence[str], source: str) -> frozenset[str] | None:
@@ -28,3 +31,33 @@ def chosen_tasks(run: RunView, words: Sequence[str], source: str) -> frozenset[s
             raise UsageError(f"{source}: {run.record.id} has no task {name}; it has {listed}")
         chosen.add(name)
     return frozenset(chosen) or None
+
+
+def run_and_tasks(words: tuple[str, ...], there: Survey) -> tuple[RunView, tuple[str, ...]]:
+    """The first word is a run if there is such a run; a task's name is one only where no run has it. `there`
+    are all runs."""
+    if not words:
+        return api.find(there=there).view, ()
+    try:
+        return api.find(words[0], there=there).view, words[1:]
+    except NoSuchRun:
+        if not _is_task(words[0]):
+            _refuse_a_misspelt_task(words[0], there)
+            raise
+    return api.find(there=there).view, words
+
+
+def _refuse_a_misspelt_task(word: str, there: Survey) -> None:
+    """NoSuchRun that names the task, where the word is more like one than like a run's name."""
+    near = nearest_task(word)
+    names = [run.record.name for run in there.runs]
+    if near is not None and nearest(word.partition(":")[0], [*names, *ROLES]) in ROLES:
+        raise NoSuchRun(f'no run and no task {word!r}; did you mean "{near}"?')
+
+
+def _is_task(word: str) -> bool:
+    try:
+        TaskRef.parse(word)
+    except ValueError:
+        return False
+    return True

@@ -11,6 +11,16 @@ from typing import Annotated, Any
 
 import typer
 
+from orchestrator.cli.device_options import (
+    CommunicationOption,
+    Device,
+    GpuMemory,
+    Gpus,
+    MeshOption,
+    Replicas,
+    StrategyOption,
+    Tpu,
+)
 from orchestrator.cli.options import Color, JsonOut, Quiet, Screen, Verbose, screen_of
 
 Words = Annotated[
@@ -23,13 +33,97 @@ Words = Annotated[
     ),
 ]
 Workers = Annotated[
-    str | None, typer.Option("--workers", "-n", metavar="N", help="Workers; index 0 is the chief.")
+    str | None,
+    typer.Option(
+        "--workers",
+        "-n",
+        metavar="N",
+        help="Workers; the first is the chief, unless it has a task of its own.",
+    ),
+]
+Ps = Annotated[
+    str | None,
+    typer.Option("--ps", metavar="M", help="Parameter servers; the run succeeds with its chief."),
+]
+Evaluator = Annotated[
+    bool, typer.Option("--evaluator", help="One task besides that evaluates the checkpoints.")
+]
+Chief = Annotated[
+    str | None,
+    typer.Option(
+        "--chief",
+        metavar="separate|worker0",
+        help="A task of its own, as by default with parameter servers, or the first worker.",
+        autocompletion=lambda: ["separate", "worker0"],
+    ),
+]
+EvaluatorTimeout = Annotated[
+    str | None,
+    typer.Option(
+        "--evaluator-timeout",
+        metavar="TIME",
+        help="How long to wait for the evaluator once the training has ended (10m); off for no limit.",
+    ),
 ]
 Name = Annotated[
     str | None, typer.Option("--name", metavar="NAME", help="The run's name. Default: the directory's.")
 ]
 Timeout = Annotated[
     str | None, typer.Option("--timeout", metavar="TIME", help="End the run after this: 90, 5m, 1h30m.")
+]
+StartTimeout = Annotated[
+    str | None,
+    typer.Option(
+        "--start-timeout",
+        metavar="TIME",
+        help="From the first task that is ready to the last (2m); off for no limit.",
+    ),
+]
+StallTimeout = Annotated[
+    str | None,
+    typer.Option(
+        "--stall-timeout",
+        metavar="TIME",
+        help="End the run, and say who hangs, when a task is silent so long.",
+    ),
+]
+OnFailure = Annotated[
+    str | None,
+    typer.Option(
+        "--on-failure",
+        metavar="POLICY",
+        help="abort (default), restart all tasks, restart-task, or continue without it; for all roles.",
+        autocompletion=lambda: ["abort", "restart", "restart-task", "continue"],
+    ),
+]
+MaxRestarts = Annotated[
+    str | None,
+    typer.Option(
+        "--max-restarts",
+        metavar="N",
+        help="How often it is restarted (3); alone it means --on-failure restart.",
+    ),
+]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option("--memory-limit", metavar="SIZE", help="What a task may use: 2GiB, 512MB."),
+]
+Chaos = Annotated[
+    str | None,
+    typer.Option(
+        "--chaos",
+        metavar="FAULTS",
+        help='Break it on purpose: "kill worker:1 at step 20; stop chief at 30s for 25s".',
+    ),
+]
+NetworkOption = Annotated[
+    str | None,
+    typer.Option(
+        "--network",
+        metavar="host|private",
+        help="private: nobody outside this run can reach its servers.",
+        autocompletion=lambda: ["host", "private"],
+    ),
 ]
 Grace = Annotated[
     str | None, typer.Option("--grace", metavar="TIME", help="From SIGTERM to SIGKILL when stopping (10s).")
@@ -80,6 +174,13 @@ Threads = Annotated[
         help="Threads in each of a task's TensorFlow pools; auto leaves them to TensorFlow.",
     ),
 ]
+TensorBoardOption = Annotated[
+    bool,
+    typer.Option(
+        "--tensorboard",
+        help="Have the tasks write TensorBoard event files, and serve them on 127.0.0.1 where it is installed.",
+    ),
+]
 # Parameters of a verb that orch.toml and the environment have no say in.
 _NO_SETTINGS = frozenset(("context", "dry_run", "json", "color", "quiet", "verbose"))
 
@@ -88,6 +189,17 @@ def up(
     context: typer.Context,
     command: Words = None,
     workers: Workers = None,
+    ps: Ps = None,
+    evaluator: Evaluator = False,
+    chief: Chief = None,
+    strategy: StrategyOption = None,
+    replicas: Replicas = None,
+    device: Device = None,
+    tpu: Tpu = None,
+    mesh: MeshOption = None,
+    communication: CommunicationOption = None,
+    gpus: Gpus = None,
+    gpu_memory: GpuMemory = None,
     name: Name = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Leave the run alone in the background.")
@@ -96,8 +208,16 @@ def up(
         str | None, typer.Option("--wait", metavar="ready|done", help="Detach, but return only then.")
     ] = None,
     timeout: Timeout = None,
+    start_timeout: StartTimeout = None,
+    stall_timeout: StallTimeout = None,
+    evaluator_timeout: EvaluatorTimeout = None,
     grace: Grace = None,
     failure_grace: FailureGrace = None,
+    on_failure: OnFailure = None,
+    max_restarts: MaxRestarts = None,
+    memory_limit: MemoryLimit = None,
+    chaos: Chaos = None,
+    network: NetworkOption = None,
     env: Env = None,
     cwd: Cwd = None,
     checkpoint_dir: CheckpointDir = None,
@@ -107,6 +227,7 @@ def up(
     no_fixes: NoFixes = False,
     keras: Keras = None,
     threads: Threads = None,
+    tensorboard: TensorBoardOption = False,
     tasks: Annotated[
         str | None, typer.Option("--tasks", metavar="0,2", help="Whose lines to show (all are logged).")
     ] = None,
@@ -150,10 +271,29 @@ def config(
     context: typer.Context,
     command: Words = None,
     workers: Workers = None,
+    ps: Ps = None,
+    evaluator: Evaluator = False,
+    chief: Chief = None,
+    strategy: StrategyOption = None,
+    replicas: Replicas = None,
+    device: Device = None,
+    tpu: Tpu = None,
+    mesh: MeshOption = None,
+    communication: CommunicationOption = None,
+    gpus: Gpus = None,
+    gpu_memory: GpuMemory = None,
     name: Name = None,
     timeout: Timeout = None,
+    start_timeout: StartTimeout = None,
+    stall_timeout: StallTimeout = None,
+    evaluator_timeout: EvaluatorTimeout = None,
     grace: Grace = None,
     failure_grace: FailureGrace = None,
+    on_failure: OnFailure = None,
+    max_restarts: MaxRestarts = None,
+    memory_limit: MemoryLimit = None,
+    chaos: Chaos = None,
+    network: NetworkOption = None,
     env: Env = None,
     cwd: Cwd = None,
     checkpoint_dir: CheckpointDir = None,
@@ -163,6 +303,7 @@ def config(
     no_fixes: NoFixes = False,
     keras: Keras = None,
     threads: Threads = None,
+    tensorboard: TensorBoardOption = False,
     json: JsonOut = False,
     color: Color = None,
     quiet: Quiet = False,

@@ -18,6 +18,7 @@ from orchestrator.events import STOP_SIGNALS
 from orchestrator.launch import launch, make_room
 from orchestrator.links.client_link import Lifetime
 from orchestrator.links.signal_inbox import SignalInbox
+from orchestrator.machine import process_limits, shared_places
 from orchestrator.result import RunResult
 from orchestrator.supervision.supervisor_start import StartedSupervisor
 
@@ -26,17 +27,16 @@ def run_up(flags: Mapping[str, object], screen: Screen, started: StartedSupervis
     """`started` is a supervisor that waits for the request."""
     request = settings.load(flags, os.environ, Path.cwd())
     if not screen.quiet:
-        for notice in request.notices:
+        doubts = (*shared_places.doubts(request.spec), *process_limits.memory_doubts(request.spec))
+        for notice in (*request.notices, *doubts):
             words.say(notice)
     say_swept(make_room(request))
     if request.display.detach or request.display.wait is not None:
         return _detached(request, screen, started)
-    result = _in_the_foreground(request, screen, started)
-    _report_end(result, screen)
-    return result.exit_code
+    return _in_the_foreground(request, screen, started)
 
 
-def _in_the_foreground(request: UpRequest, screen: Screen, started: StartedSupervisor) -> RunResult:
+def _in_the_foreground(request: UpRequest, screen: Screen, started: StartedSupervisor) -> int:
     # From the first process on, a signal is a stop order and no exception.
     with SignalInbox(STOP_SIGNALS) as inbox:
         supervised, run = launch(request, Lifetime.CLIENT, started)
@@ -47,7 +47,11 @@ def _in_the_foreground(request: UpRequest, screen: Screen, started: StartedSuper
             show_to_end(supervised, run, request.display, screen, inbox)
         finally:
             supervised.close()
-    return api.result_of(run.view)
+        result = supervised.told_result() or api.result_of(run.view)
+        # Whoever signals this process from now on gets the run's exit code all the same.
+        with inbox.settled(result.exit_code):
+            _report_end(result, screen)
+    return result.exit_code
 
 
 def _detached(request: UpRequest, screen: Screen, started: StartedSupervisor) -> int:

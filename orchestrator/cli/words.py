@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping
 
 from orchestrator.cli.options import Screen, color_mode
+from orchestrator.view.output import named_in_errors
 from orchestrator.view.safe_text import safe_lines
 
 _STDOUT, _STDERR = 1, 2
@@ -28,14 +29,14 @@ def say_line(text: str) -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    for line in lines:
-        sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    with named_in_errors(_STDOUT):
+        for line in lines:
+            sys.stdout.write(line + "\n")
+        sys.stdout.flush()
 
 
 def print_json(document: Mapping[str, object]) -> None:
-    sys.stdout.write(json.dumps(document, indent=1) + "\n")
-    sys.stdout.flush()
+    print_lines([json.dumps(document, indent=1)])
 
 
 def colour_on(screen: Screen, fd: int) -> bool:

@@ -23,7 +23,9 @@ from orchestrator.doctor.probe_network import network_facts
 from orchestrator.doctor.probe_state import state_facts
 from orchestrator.errors import UsageError
 from orchestrator.machine import preflight
+from orchestrator.network import Network
 from orchestrator.spec import DEFAULT_WORKERS, CommandKind, JobSpec
+from orchestrator.tf_config import WORKER
 
 # Stands for any training script: a module that is nowhere, and of which the most is expected.
 _ANY_SCRIPT = ("-m", "any_training_script")
@@ -94,12 +96,14 @@ def _request(
     python = _python(spec)
     asked = Asked(
         spec.workers,
-        str(spec.command) if is_named else None,
+        str(spec.masked().command) if is_named else None,
         serves=spec.command.serves,
         threads=spec.threads,
         refused=_refusal(spec),
         is_python=bool(python),
         is_read=not is_named or _is_read(spec, of_tasks),
+        is_private=spec.network is Network.PRIVATE,
+        besides={role: count for role, count in spec.roles.items() if role != WORKER},
     )
     return _Request(asked, python or _any_python(of_tasks, directory), of_tasks)
 
@@ -127,7 +131,7 @@ def _any_python(environ: Mapping[str, str], directory: Path) -> tuple[str, ...]:
 def _refusal(spec: JobSpec) -> str | None:
     """What `up` would find out before it begins, but for what the facts show themselves."""
     try:
-        preflight.check_builtin_options(spec.command, spec.cwd)
+        preflight.check_builtin_program(spec)
         for directory, option in ((spec.log_dir, "--log-dir"), (spec.checkpoint_dir, "--checkpoint-dir")):
             if directory is not None:
                 preflight.check_writable(directory, option)

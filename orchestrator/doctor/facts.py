@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.cpu_budget import Cores
+from orchestrator.tf_config import WORKER
 
 if TYPE_CHECKING:
     from orchestrator.machine.headroom import FreeMemory, Headroom
@@ -14,9 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asked:
-    """What would be started: `command` None is any training script. `serves`: it starts TensorFlow's servers;
-    `is_python`: a Python runs it; `is_read`: its source was found, and says whether it needs TensorFlow. `threads`:
-    --threads, None when it is left to orch. `refused`: why `orch up` would not even begin."""
+    """What would be started: `besides` counts the tasks of the other roles. `command` None is any training script.
+    `serves`: it starts TensorFlow's servers; `is_python`: a Python runs it; `is_read`: its source was found, and says
+    whether it needs TensorFlow; `is_private`: in a network of its own. `threads`: --threads, None when it is left to
+    orch. `refused`: why `orch up` would not even begin."""
 
     workers: int
     command: str | None
@@ -25,6 +27,17 @@ class Asked:
     refused: str | None = None
     is_python: bool = True
     is_read: bool = True
+    is_private: bool = False
+    besides: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def roles(self) -> Mapping[str, int]:
+        """How many tasks of each role."""
+        return {role: count for role, count in {WORKER: self.workers, **self.besides}.items() if count}
+
+    @property
+    def tasks(self) -> int:
+        return sum(self.roles.values())
 
 
 @dataclass(frozen=True)
@@ -72,7 +85,8 @@ class Network:
     """`bind_error`: why nobody can listen on 127.0.0.1 and be reached; `share_error`: why a port cannot be bound twice
     with SO_REUSEPORT. `addresses`: where
     this machine can be reached from others. `port_server`: the variable's value, `port_server_error` why it does not
-    answer. `taken` of the ports `first` to `last` that the kernel hands out are in use."""
+    answer. `private_refused`: why a run cannot have a network of its own, `private_fix` what would allow it. `taken` of
+    the ports `first` to `last` that the kernel hands out are in use."""
 
     bind_error: str | None
     share_error: str | None
@@ -82,6 +96,8 @@ class Network:
     addresses: tuple[str, ...]
     port_server: str | None = None
     port_server_error: str | None = None
+    private_refused: str | None = None
+    private_fix: str | None = None
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from orchestrator.counted import counted
 from orchestrator.doctor.facts import Facts
 from orchestrator.doctor.findings import Finding, Level
 
 _TOPIC = "gpus"
-_GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 
 
 def judge_gpus(facts: Facts) -> Iterator[Finding]:
@@ -34,7 +34,7 @@ def judge_gpus(facts: Facts) -> Iterator[Finding]:
         elif gpus.smi_error is None:
             yield Finding(Level.OK, _TOPIC, "no NVIDIA GPU: TensorFlow uses the cores")
         return
-    many = f"{len(gpus.devices)} GPU{'s' * (len(gpus.devices) != 1)}"
+    many = counted(len(gpus.devices), "GPU")
     if gpus.library is None:
         yield Finding(
             Level.WARNING,
@@ -58,12 +58,13 @@ def judge_gpus(facts: Facts) -> Iterator[Finding]:
         )
     else:
         yield Finding(Level.OK, _TOPIC, names, gpus.library)
-    if facts.asked.workers > 1 and facts.variables.get(_GROWTH, "").lower() not in ("1", "true"):
+    workers = facts.asked.workers
+    if workers > len(gpus.devices):
+        names = ",".join(str(at % len(gpus.devices)) for at in range(workers))
         yield Finding(
             Level.WARNING,
             _TOPIC,
-            f"{facts.asked.workers} workers see the same {many}, and each takes almost all of their memory",
+            f"{many} for {workers} workers: none gets one, and all train on the cores",
             "CUDA_VISIBLE_DEVICES",
-            f"--env {_GROWTH}=true, or --env CUDA_VISIBLE_DEVICES=-1 to train on the cores, or choose by"
-            " ORCH_TASK in the script",
+            f"--workers {len(gpus.devices)}, or --gpus {names} to share on purpose",
         )

@@ -12,7 +12,8 @@ _RISK = (
     "TensorFlow's servers listen on every interface without authentication: who reaches them can run graphs in"
     " the workers"
 )
-_SHUT = "a firewall for incoming TCP, or a network of its own: unshare -rn sh -c 'ip link set lo up; exec orch up ...'"
+_PRIVATE = "orch up --network private"
+_TOPIC = "exposure"
 # In the order in which gRPC looks for them; the others are read by downloads.
 _GRPC_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 PROXIES = (*_GRPC_PROXIES, "all_proxy", "HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
@@ -23,7 +24,9 @@ def judge_network(facts: Facts) -> Iterator[Finding]:
     network = facts.network
     yield from _ports(network)
     yield from _port_server(network)
-    if facts.asked.serves:
+    if facts.asked.is_private:
+        yield _private(network)
+    elif facts.asked.serves:
         yield _reachable(network)
     yield from _proxies(facts.variables)
 
@@ -72,19 +75,45 @@ def _port_server(network: Network) -> Iterator[Finding]:
         )
 
 
+def _private(network: Network) -> Finding:
+    if network.private_refused is None:
+        return Finding(
+            Level.OK, _TOPIC, "the run has a network of its own (--network private): nobody else is in it"
+        )
+    return Finding(
+        Level.PROBLEM,
+        _TOPIC,
+        f"--network private is set, and cannot be had here: {network.private_refused}",
+        fix=network.private_fix or "--network host",
+    )
+
+
 def _reachable(network: Network) -> Finding:
+    """Of other users of this machine nothing is known; they reach them in any case."""
+    shut = _shut(network)
     if not network.addresses:
-        return Finding(Level.OK, "exposure", "no other machine can reach the workers' servers")
+        return Finding(
+            Level.OK, _TOPIC, "no other machine can reach the workers' servers, only users of this one"
+        )
     public = [address for address in network.addresses if ipaddress.ip_address(address).is_global]
     if public:
         return Finding(
             Level.WARNING,
-            "exposure",
+            _TOPIC,
             f"{_RISK}; this machine has an address of the internet",
             ", ".join(public),
-            _SHUT,
+            shut,
         )
-    return Finding(Level.NOTE, "exposure", _RISK, ", ".join(network.addresses), _SHUT)
+    return Finding(Level.NOTE, _TOPIC, _RISK, ", ".join(network.addresses), shut)
+
+
+def _shut(network: Network) -> str:
+    if network.private_refused is None:
+        return f"{_PRIVATE}, or a firewall for incoming TCP"
+    return (
+        f"a firewall for incoming TCP; {_PRIVATE} cannot be had here: {network.private_refused}, which"
+        f" {network.private_fix} would change"
+    )
 
 
 def _proxies(variables: Mapping[str, str]) -> Iterator[Finding]:

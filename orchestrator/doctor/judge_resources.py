@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from orchestrator.counted import counted
 from orchestrator.cpu_budget import INTRA_OP, SET_UNDER_QUOTA
 from orchestrator.doctor.facts import Asked, Facts, Machine
 from orchestrator.doctor.findings import Finding, Level
+from orchestrator.roles import in_words
 
 _GIB, _MB = 1 << 30, 10**6
 # Measured with TensorFlow 2.21 on two cores, docs/tensorflow.md: a worker once it trains a small model (PSS), started
@@ -37,26 +39,26 @@ def judge_resources(facts: Facts) -> Iterator[Finding]:
 def _cores(asked: Asked, machine: Machine, is_told: bool) -> Iterator[Finding]:
     """`is_told`: somebody has chosen how many threads TensorFlow starts."""
     cores = machine.cores
-    usable = f"{cores.usable:g} of {cores.machine} cores"
+    usable = f"{cores.usable:g} of {counted(cores.machine, 'core')}"
     if cores.is_limited_unseen and not is_told:
         yield Finding(
             Level.WARNING,
             "cores",
-            f"a quota gives {cores.usable:g} cores' time, but TensorFlow sizes its thread pools by the"
+            f"a quota gives the time of {counted(cores.usable, 'core')}, but TensorFlow sizes its thread pools by the"
             f" {cores.allowed} it may run on",
             cores.quota_at,
             f"--threads {math.ceil(cores.usable)}",
         )
-    elif asked.workers > cores.usable:
+    elif asked.tasks > cores.usable:
         yield Finding(
             Level.NOTE,
             "cores",
-            f"{asked.workers} workers share {usable}: they train, and each step takes longer",
+            f"{_asked(asked)} share {usable}: they train, and each step takes longer",
             "affinity mask",
-            f"--workers {max(1, int(cores.usable))} for speed",
+            f"{_fewer(asked, max(1, int(cores.usable)))} for speed",
         )
     else:
-        yield Finding(Level.OK, "cores", f"{usable} for {_workers(asked)}", "affinity mask")
+        yield Finding(Level.OK, "cores", f"{usable} for {_asked(asked)}", "affinity mask")
 
 
 def _memory(asked: Asked, machine: Machine) -> Iterator[Finding]:
@@ -66,14 +68,14 @@ def _memory(asked: Asked, machine: Machine) -> Iterator[Finding]:
         yield Finding(Level.OK, "memory", there, free.where)
         return
     room = machine.rooms["memory"].tasks
-    needed = asked.workers * SPAWNED
-    takes = f"{_workers(asked)} take{'s' * (asked.workers == 1)} about {needed / _GIB:.1f} GiB"
-    if room < asked.workers and asked.workers > 1:
-        fix = f"--workers {max(1, room)}, or give the machine or container more memory"
+    needed = asked.tasks * SPAWNED
+    takes = f"{_asked(asked)} take{'s' * (asked.tasks == 1)} about {needed / _GIB:.1f} GiB"
+    if room < asked.tasks and asked.tasks > 1:
+        fix = f"{_fewer(asked, max(1, room))}, or give the machine or container more memory"
         yield Finding(
             Level.PROBLEM, "memory", f"{there}, and {takes}: `orch up` refuses that", free.where, fix
         )
-    elif free.size < asked.workers * IMPORTING:
+    elif free.size < asked.tasks * IMPORTING:
         yield Finding(
             Level.WARNING,
             "memory",
@@ -82,11 +84,11 @@ def _memory(asked: Asked, machine: Machine) -> Iterator[Finding]:
             "start fewer workers, or give the machine or container more memory",
         )
     else:
-        forked = asked.workers * FORKED / _GIB
+        forked = asked.tasks * FORKED / _GIB
         yield Finding(
             Level.OK, "memory", f"{there}; {takes} ({forked:.1f} forked), models and data apart", free.where
         )
-    if machine.commit_left is not None and machine.commit_left < asked.workers * IMPORTING:
+    if machine.commit_left is not None and machine.commit_left < asked.tasks * IMPORTING:
         yield Finding(
             Level.WARNING,
             "memory",
@@ -102,16 +104,16 @@ def _rooms(asked: Asked, machine: Machine) -> Iterator[Finding]:
     for limit, room in machine.rooms.items():
         if limit == "memory":
             continue
-        if room.tasks < asked.workers:
+        if room.tasks < asked.tasks:
             yield Finding(
                 # One task is always let through: the estimate is only an estimate.
-                Level.PROBLEM if asked.workers > 1 else Level.WARNING,
+                Level.PROBLEM if asked.tasks > 1 else Level.WARNING,
                 str(limit),
-                f"{room.what}: enough for {_tasks(room.tasks)}, not {asked.workers:,}",
+                f"{room.what}: enough for {counted(room.tasks, 'task')}, not {_needed(asked)}",
                 fix=_FIXES[limit],
             )
         elif limit not in _TOLD_ELSEWHERE:
-            yield Finding(Level.OK, str(limit), f"{room.what}: enough for {_tasks(room.tasks)}")
+            yield Finding(Level.OK, str(limit), f"{room.what}: enough for {counted(room.tasks, 'task')}")
 
 
 def _limits(machine: Machine) -> Iterator[Finding]:
@@ -120,7 +122,7 @@ def _limits(machine: Machine) -> Iterator[Finding]:
         yield Finding(
             Level.WARNING,
             "open files",
-            f"each task may open {machine.open_files} files: libraries, logs and a socket to each peer",
+            f"each task may open {counted(machine.open_files, 'file')}: libraries, logs and a socket to each peer",
             "ulimit -Sn",
             f"ulimit -n {_FEW_FILES}",
         )
@@ -128,7 +130,7 @@ def _limits(machine: Machine) -> Iterator[Finding]:
         yield Finding(
             Level.WARNING,
             "file size",
-            f"a file may hold {machine.file_size:,} bytes: logs and checkpoints end there, with SIGXFSZ",
+            f"a file may hold {counted(machine.file_size, 'byte')}: logs and checkpoints end there, with SIGXFSZ",
             "ulimit -f",
             "ulimit -f unlimited",
         )
@@ -150,9 +152,15 @@ def _limits(machine: Machine) -> Iterator[Finding]:
         )
 
 
-def _tasks(count: int) -> str:
-    return f"{count:,} task{'s' * (count != 1)}"
+def _asked(asked: Asked) -> str:
+    """`2 workers`, or all tasks and which they are."""
+    return in_words(asked.roles)
 
 
-def _workers(asked: Asked) -> str:
-    return f"{asked.workers} worker{'s' * (asked.workers != 1)}"
+def _needed(asked: Asked) -> str:
+    return _asked(asked) if asked.besides else f"{asked.tasks:,}"
+
+
+def _fewer(asked: Asked, count: int) -> str:
+    """To start so many at most; which roles are to have fewer is the user's choice."""
+    return counted(count, "task") if asked.besides else f"--workers {count}"

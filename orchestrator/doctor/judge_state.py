@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from orchestrator.counted import counted
 from orchestrator.doctor.facts import StateDirectory
 from orchestrator.doctor.findings import Finding, Level
 
@@ -116,7 +117,7 @@ def _room(state: StateDirectory) -> Iterator[Finding]:
         yield Finding(
             Level.WARNING,
             "disk",
-            f"{free}, but room for {state.free_files} files only",
+            f"{free}, but room for {counted(state.free_files, 'file')} only",
             state.path,
             "make room (df -i), or --log-dir on another disk",
         )

@@ -12,6 +12,7 @@ import psutil
 
 from orchestrator.doctor.facts import Network
 from orchestrator.machine.kernel_files import PROC, read_text
+from orchestrator.machine.private_network import probe_private_network
 
 _LOCAL_HOST = "127.0.0.1"
 _ALL_PORTS = (32768, 60999)
@@ -22,11 +23,12 @@ _PORT_SERVER_S = 1.0
 
 
 def network_facts(environ: Mapping[str, str], proc: Path = PROC) -> Network:
-    """Binds a few sockets for a moment, one of which listens on 127.0.0.1."""
+    """Binds a few sockets for a moment, one of which listens on 127.0.0.1; a child tries a network of its own."""
     bind_error, share_error = _binding()
     first, last = _port_range(proc)
     taken = {port for port in _taken_ports(proc) if first <= port <= last}
     server = environ.get(_PORT_SERVER) or None
+    no_private = probe_private_network(proc)
     return Network(
         bind_error=bind_error,
         share_error=share_error,
@@ -36,6 +38,8 @@ def network_facts(environ: Mapping[str, str], proc: Path = PROC) -> Network:
         addresses=_addresses(),
         port_server=server,
         port_server_error=_port_server_error(server) if server else None,
+        private_refused=no_private.reason if no_private else None,
+        private_fix=no_private.fix if no_private else None,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from orchestrator.counted import counted
 from orchestrator.doctor.facts import Facts
 from orchestrator.doctor.findings import Finding, Level, is_healthy
 from orchestrator.doctor.judge_software import KERASES, TENSORFLOWS, installed
@@ -54,6 +55,8 @@ def doctor_document(facts: Facts, findings: Sequence[Finding]) -> dict[str, obje
         "schema_version": 1,
         "healthy": is_healthy(findings),
         "workers": facts.asked.workers,
+        "tasks": facts.asked.tasks,
+        "roles": dict(facts.asked.roles),
         "command": facts.asked.command,
         "python": {
             "path": python.path,
@@ -90,7 +93,7 @@ def count_text(findings: Sequence[Finding]) -> str:
     counts = {
         level: sum(finding.level is level for finding in findings) for level in (Level.PROBLEM, Level.WARNING)
     }
-    told = [f"{count} {level}{'s' * (count != 1)}" for level, count in counts.items() if count]
+    told = [counted(count, level) for level, count in counts.items() if count]
     return ", ".join(told) or "nothing stands in the way"
 
 

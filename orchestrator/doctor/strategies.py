@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-# The Keras versions whose `fit` orch mends, from the first and up to but without the second.
+# The Keras versions that orch mends, from the first and up to but without the second.
 MENDED_KERAS = ((3, 10), (3, 16))
 _KERAS_3, _TF_KERAS = "Keras 3", "tf_keras"
 _FIT, _LOOP = "fit", "custom loop"
@@ -53,26 +53,23 @@ def strategies(keras: str | None, tf_keras: str | None, *, is_tried: bool) -> tu
 
 
 def _of_keras_3(version: tuple[int, int]) -> list[StrategyRow]:
-    first, beyond = MENDED_KERAS
-    if first <= version < beyond:
-        fit = StrategyRow(
-            "MultiWorkerMirrored",
-            _FIT,
-            _KERAS_3,
-            Works.FIXED,
-            "fails by itself with two workers or more; off with --no-fixes",
-        )
-    else:
-        fit = StrategyRow("MultiWorkerMirrored", _FIT, _KERAS_3, Works.UNTRIED, "orch's fix stays off")
     return [
-        fit,
+        _fit_mended("MultiWorkerMirrored", "fails by itself with two workers or more", version),
         StrategyRow("MultiWorkerMirrored", _LOOP, _KERAS_3, Works.YES),
         StrategyRow(
             "ParameterServer", _FIT, _KERAS_3, Works.NO, "Keras 3 does not support it; tf_keras does"
         ),
         StrategyRow("ParameterServer", _LOOP, _KERAS_3, Works.YES, "on ClusterCoordinator"),
-        StrategyRow("Mirrored, OneDevice, CentralStorage", _FIT, _KERAS_3, Works.YES),
+        StrategyRow("Mirrored, OneDevice", _FIT, _KERAS_3, Works.YES),
+        _fit_mended("CentralStorage", "sums up metrics wrongly by itself", version),
     ]
+
+
+def _fit_mended(strategy: str, fault: str, version: tuple[int, int]) -> StrategyRow:
+    first, beyond = MENDED_KERAS
+    if first <= version < beyond:
+        return StrategyRow(strategy, _FIT, _KERAS_3, Works.FIXED, f"{fault}; off with --no-fixes")
+    return StrategyRow(strategy, _FIT, _KERAS_3, Works.UNTRIED, "orch's fix stays off")
 
 
 def _of_tf_keras() -> list[StrategyRow]:

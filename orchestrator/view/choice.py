@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from orchestrator.color import ColorMode
-from orchestrator.runs.log_lines import Chunk
-from orchestrator.runs.log_reader import LogReader
+from orchestrator.logs.lines import Chunk
+from orchestrator.logs.reader import LogReader
 from orchestrator.view.footer import Moment
 from orchestrator.view.output import Output
 from orchestrator.view.plain import LineStyle, PlainView

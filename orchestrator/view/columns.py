@@ -12,6 +12,8 @@ from orchestrator.view.palette import DIM, painted
 from orchestrator.view.safe_text import safe
 
 _GAP = "  "
+# Fewer cells of a text than this tell nothing.
+_LEAST_CUT = 12
 
 
 class Cell(NamedTuple):
@@ -23,11 +25,13 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Column:
-    """`rank` 0 always stays; of the others the highest goes first when the width is short."""
+    """`rank` 0 always stays; of the others the highest goes first when the width is short. Words that tell something by
+    their beginning `may_be_cut` where they would stand last."""
 
     title: str
     rank: int = 0
     right: bool = False
+    may_be_cut: bool = False
 
 
 def lay_out(
@@ -42,7 +46,8 @@ def lay_out(
     widths = {i: max(cell_len(columns[i].title), *(cell_len(row[i].text) for row in rows), 0) for i in kept}
     while width is not None and _total(widths) > width:
         least = max(widths, key=lambda i: columns[i].rank)
-        if columns[least].rank == 0:
+        room = width - _total(widths) + widths[least]
+        if columns[least].rank == 0 or (columns[least].may_be_cut and room >= _LEAST_CUT):
             break
         del widths[least]
     titles = [Cell(column.title, (DIM,)) for column in columns]
@@ -56,6 +61,7 @@ def fit(cells: Sequence[Cell], width: int | None, *, colour: bool) -> str:
     for text, sgr in cells:
         text = safe(text)
         if room is not None:
+            text = text.replace("\t", " ")  # it would take as many cells as the terminal likes
             taken = cell_len(text)
             if taken > room:
                 text = set_cell_size(text, room - 1) + "…" if room > 0 else ""

@@ -9,6 +9,7 @@ from orchestrator.progress.doing import doing, late_tasks
 from orchestrator.result import exit_text
 from orchestrator.state import RunPhase, RunState, TaskPhase, TaskState
 from orchestrator.view.amounts import duration, number, rate, size
+from orchestrator.view.attempts import attempt_text, due_text, resumed_text
 from orchestrator.view.columns import Cell, Column, fit, lay_out
 from orchestrator.view.palette import BOLD, CYAN, DIM, GREEN, RED, YELLOW, task_colour
 
@@ -33,7 +34,7 @@ TASK_COLUMNS = (
     Column("STATE"),
     Column("PID", rank=7, right=True),
     Column("UP", rank=3, right=True),
-    Column("PROGRESS", rank=1),
+    Column("PROGRESS", rank=1, may_be_cut=True),
     Column("LOSS", rank=2, right=True),
     Column("STEPS/S", rank=4, right=True),
     Column("CPU", rank=5, right=True),
@@ -53,7 +54,8 @@ class TaskLoad:
 
 @dataclass(frozen=True)
 class Moment:
-    """A run at one moment. `now` and `started` are monotonic seconds, as are the times of the last lines."""
+    """A run at one moment. `now` and `started` are monotonic seconds, as are the times of the last lines;
+    `most_attempts` is how many it may have, None where it is not restarted by itself."""
 
     name: str
     state: RunState
@@ -62,6 +64,7 @@ class Moment:
     loads: Mapping[str, TaskLoad] = field(default_factory=dict)
     last_lines: Mapping[str, float] = field(default_factory=dict)
     hint: str = ""
+    most_attempts: int | None = None
 
 
 def loads_of(sample: Mapping[str, object] | None) -> dict[str, TaskLoad]:
@@ -106,7 +109,7 @@ def task_row(task: TaskState, moment: Moment) -> list[Cell]:
         Cell(state_text(task), PHASE_COLOURS[task.phase]),
         Cell(str(task.pid) if task.pid is not None and alive else ""),
         Cell(duration(_uptime(task, moment.now))),
-        Cell(doing(task, moment.state)),
+        Cell(_doing(task, moment)),
         Cell(number(task.progress.loss)),
         Cell(rate(task.progress.steps_per_s) if alive else ""),
         Cell(f"{load.cpu_percent:.0f}%" if load.cpu_percent is not None and alive else ""),
@@ -122,28 +125,53 @@ def state_text(task: TaskState) -> str:
     return task.phase.value
 
 
+def _doing(task: TaskState, moment: Moment) -> str:
+    if task.phase is TaskPhase.PENDING and task.restart_due_mono is not None:
+        return f"starts again {due_text(task.restart_due_mono, moment.now)}"
+    return doing(task, moment.state)
+
+
 def _run_line(moment: Moment, width: int, *, colour: bool) -> str:
     state = moment.state
     end = moment.now if state.ended_mono is None else state.ended_mono
     cells = [
         Cell(moment.name, (BOLD,)),
         Cell("  "),
-        Cell(_phase_text(state), PHASE_COLOURS[state.phase]),
+        Cell(_phase_text(moment), PHASE_COLOURS[state.phase]),
         Cell(f"  {duration(end - moment.started)}"),
     ]
-    if state.attempt > 1:
-        cells.append(Cell(f"  attempt {state.attempt}"))
+    if state.attempt > 1 and not is_between_attempts(state):
+        cells.append(Cell(f"  {attempt_text(state.attempt, moment.most_attempts)}"))
     if moment.hint:
         cells.append(Cell(f"  {moment.hint}", (DIM,)))
+    resumed = _resumed(state)
+    if resumed:
+        cells.append(Cell(f"  {resumed}", (DIM,)))
     return fit(cells, width, colour=colour)
 
 
-def _phase_text(state: RunState) -> str:
+def _phase_text(moment: Moment) -> str:
+    state = moment.state
+    if is_between_attempts(state):
+        following = attempt_text(state.attempt + 1, moment.most_attempts)
+        return f"{following} {due_text(state.restart_due_mono or 0.0, moment.now)}"
     counts = len(state.tasks)
     ready = sum(1 for task in state.tasks.values() if task.phase is TaskPhase.RUNNING)
     if state.phase is RunPhase.STARTING and counts:
         return f"starting ({ready} of {counts} ready)"
     return state.phase.value.replace("_", " ")
+
+
+def is_between_attempts(state: RunState) -> bool:
+    """Nothing of the last attempt is left, and the next one has not begun."""
+    return state.phase is RunPhase.STARTING and state.restart_due_mono is not None
+
+
+def _resumed(state: RunState) -> str:
+    """Where this attempt went on, if it has."""
+    if not state.history or state.history[-1].attempt != state.attempt - 1:
+        return ""
+    return resumed_text(state.history[-1].resumed_at, state.history[-1].steps_lost)
 
 
 def _uptime(task: TaskState, now: float) -> float | None:

@@ -7,9 +7,12 @@ import select
 import stat
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # A pipe that poll(2) calls writable takes this much without blocking (PIPE_BUF).
 _SAFE_WRITE = 4096
+_STREAMS = {1: "standard output", 2: "standard error"}
 
 
 class OutputClosed(BrokenPipeError):
@@ -72,7 +75,8 @@ class Output:
         while self._queue:
             data = self._queue[0]
             try:
-                written = self._write_once(data)
+                with named_in_errors(self._fd):
+                    written = self._write_once(data)
             except BlockingIOError:
                 return
             except BrokenPipeError as error:
@@ -94,3 +98,13 @@ class Output:
         poller = select.poll()
         poller.register(self._fd, select.POLLOUT)
         return os.write(self._fd, data[:_SAFE_WRITE]) if poller.poll(0) else 0
+
+
+@contextmanager
+def named_in_errors(fd: int) -> Iterator[None]:
+    """An OSError of what is written to `fd` says which stream that is, as those of files say which file."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or _STREAMS.get(fd)
+        raise

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 
-from orchestrator.runs.log_lines import Block, Chunk, LineAssembler
-from orchestrator.runs.log_reader import LogReader
-from orchestrator.runs.log_text import clean_lines
+from orchestrator.counted import counted
+from orchestrator.logs.lines import Block, Chunk, LineAssembler
+from orchestrator.logs.reader import LogReader
+from orchestrator.logs.text import clean_lines
 from orchestrator.view.amounts import size
 from orchestrator.view.footer import Moment
 from orchestrator.view.output import Output
@@ -56,7 +57,7 @@ def size_note(full_size: int) -> str:
 
 def truncation_note(task: str, lost: int) -> str:
     """What is said when a task has cut its own log."""
-    return f"{task} truncated its own log: {lost:,} bytes are gone"
+    return f"{task} truncated its own log: {counted(lost, 'byte')} gone"
 
 
 def format_block(block: Block, style: LineStyle) -> bytes:
@@ -72,6 +73,25 @@ def format_block(block: Block, style: LineStyle) -> bytes:
         return data
     # One pass over the whole block, which gives one start too many at its end.
     return start + data.replace(b"\n", b"\n" + start)[: -len(start)]
+
+
+class AttemptMarks:
+    """Finds where in a log a later attempt begins than any before."""
+
+    def __init__(self) -> None:
+        self._latest: int | None = None
+
+    def part(self, blocks: Sequence[Block]) -> Iterator[tuple[int | None, Sequence[Block]]]:
+        """The blocks in parts, each with the attempt that begins with it, None where none does. At least one part."""
+        begun, start = None, 0
+        for number, block in enumerate(blocks):
+            if self._latest is None or block.attempt <= self._latest:
+                self._latest = self._latest or block.attempt
+                continue
+            yield begun, blocks[start:number]
+            self._latest = begun = block.attempt
+            start = number
+        yield begun, blocks[start:]
 
 
 class PlainView:

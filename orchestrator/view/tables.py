@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from orchestrator.counted import counted
 from orchestrator.result import exit_text
-from orchestrator.status_document import Status, TaskStatus
+from orchestrator.status_document import RunStatus, Status, TaskStatus
 from orchestrator.view.amounts import duration, number, rate, size
+from orchestrator.view.attempts import attempt_text, due_text, resumed_text
 from orchestrator.view.columns import Cell, Column, fit, lay_out
 from orchestrator.view.footer import PHASE_COLOURS
 from orchestrator.view.palette import BOLD, DIM, task_colour
@@ -17,7 +19,7 @@ _STATUS_COLUMNS = (
     Column("STATE"),
     Column("PID", rank=5, right=True),
     Column("UP", rank=3, right=True),
-    Column("PROGRESS", rank=1),
+    Column("PROGRESS", rank=1, may_be_cut=True),
     Column("LOSS", rank=2, right=True),
     Column("STEPS/S", rank=7, right=True),
     Column("CPU", rank=4, right=True),
@@ -30,6 +32,7 @@ _LS_COLUMNS = (
     Column("NAME", rank=4),
     Column("STATE"),
     Column("TASKS", rank=3, right=True),
+    Column("ATTEMPTS", rank=7, right=True),
     Column("AGE", rank=1, right=True),
     Column("TOOK", rank=5, right=True),
     Column("SIZE", rank=2, right=True),
@@ -49,6 +52,7 @@ class RunRow:
     took_s: float | None
     size_bytes: int
     directory: str
+    attempts: int = 1
 
 
 def status_lines(status: Status, width: int | None, *, colour: bool) -> list[str]:
@@ -57,14 +61,19 @@ def status_lines(status: Status, width: int | None, *, colour: bool) -> list[str
     head = [
         Cell(run.id, (BOLD,)),
         Cell("  "),
-        Cell(run.state.replace("_", " "), PHASE_COLOURS.get(run.state, ())),
+        Cell(_run_state_text(run), PHASE_COLOURS.get(run.state, ())),
         Cell(f"  {duration(run.uptime_s)}"),
     ]
-    if run.attempt > 1:
-        head.append(Cell(f"  attempt {run.attempt}"))
+    if run.attempt > 1 and not _is_between_attempts(run):
+        head.append(Cell(f"  {attempt_text(run.attempt, run.most_attempts)}"))
+    if run.history and run.history[-1].attempt == run.attempt - 1:
+        resumed = resumed_text(run.history[-1].resumed_at, run.history[-1].steps_lost)
+        head.append(Cell(f"  {resumed}" if resumed else "", (DIM,)))
     if run.exit_code is not None:
         head.append(Cell(f"  exit code {run.exit_code}"))
     lines = [fit(head, width, colour=colour), fit([Cell(run.dir, (DIM,))], width, colour=colour)]
+    if run.tensorboard is not None:
+        lines.append(fit([Cell(f"TensorBoard: {run.tensorboard}")], width, colour=colour))
     if status.tasks:
         rows = [_status_row(task) for task in status.tasks]
         lines += lay_out(_STATUS_COLUMNS, rows, width, colour=colour)
@@ -81,6 +90,7 @@ def run_lines(runs: Sequence[RunRow], width: int | None, *, colour: bool) -> lis
             Cell(run.name),
             Cell(run.state.replace("_", " "), PHASE_COLOURS.get(run.state, ())),
             Cell(str(run.tasks)),
+            Cell(str(run.attempts) if run.attempts > 1 else ""),
             Cell(duration(run.age_s)),
             Cell(duration(run.took_s)),
             Cell(size(run.size_bytes)),
@@ -88,9 +98,9 @@ def run_lines(runs: Sequence[RunRow], width: int | None, *, colour: bool) -> lis
         ]
         for run in runs
     ]
-    many = f"{len(runs)} runs" if len(runs) != 1 else "1 run"
     oldest = max(run.age_s for run in runs)
-    total = f"{many}, {size(sum(run.size_bytes for run in runs))}, the oldest from {duration(oldest)} ago"
+    many, taken = counted(len(runs), "run"), sum(run.size_bytes for run in runs)
+    total = f"{many}, {size(taken)}, the oldest from {duration(oldest)} ago"
     return [
         *lay_out(_LS_COLUMNS, rows, width, colour=colour),
         fit([Cell(total, (DIM,))], width, colour=colour),
@@ -105,7 +115,7 @@ def _status_row(task: TaskStatus) -> list[Cell]:
         Cell(_state_text(task), PHASE_COLOURS.get(task.state, ())),
         Cell(str(task.pid) if task.pid is not None else ""),
         Cell(duration(task.uptime_s)),
-        Cell(task.doing),
+        Cell(task.doing if task.restart_in_s is None else f"starts again {due_text(task.restart_in_s, 0.0)}"),
         Cell(number(progress.loss) if progress else ""),
         Cell(rate(progress.steps_per_s) if progress and alive else ""),
         Cell(f"{task.cpu_percent:.0f}%" if task.cpu_percent is not None and alive else ""),
@@ -113,6 +123,16 @@ def _status_row(task: TaskStatus) -> list[Cell]:
         Cell(str(task.restarts) if task.restarts else ""),
         Cell(task.address or ""),
     ]
+
+
+def _run_state_text(run: RunStatus) -> str:
+    if _is_between_attempts(run):
+        return f"{attempt_text(run.attempt + 1, run.most_attempts)} {due_text(run.restart_in_s or 0.0, 0.0)}"
+    return run.state.replace("_", " ")
+
+
+def _is_between_attempts(run: RunStatus) -> bool:
+    return run.state == "starting" and run.restart_in_s is not None
 
 
 def _state_text(task: TaskStatus) -> str:

@@ -10,9 +10,10 @@ from os import terminal_size
 
 from rich.cells import cell_len
 
-from orchestrator.runs.log_lines import Block, Chunk, LineAssembler
-from orchestrator.runs.log_reader import LogReader
-from orchestrator.runs.log_text import clean_line, last_frame
+from orchestrator.counted import counted
+from orchestrator.logs.lines import Block, Chunk, LineAssembler
+from orchestrator.logs.reader import LogReader
+from orchestrator.logs.text import clean_line, last_frame
 from orchestrator.view.amounts import size
 from orchestrator.view.footer import Moment, footer_lines
 from orchestrator.view.output import Output
@@ -143,7 +144,8 @@ class TerminalView:
     def _skip_notes(self) -> list[str]:
         notes = [f"... {size(passed)} skipped ({task})" for task, passed in self._passed_over.items()]
         notes += [
-            f"... {count:,} lines skipped ({task})" for task, count in self._queue.take_skipped().items()
+            f"... {counted(count, 'line')} skipped ({task})"
+            for task, count in self._queue.take_skipped().items()
         ]
         self._passed_over.clear()
         return [painted(note, DIM, colour=self._style.colour) for note in notes]

@@ -1,4 +1,4 @@
-"""`orch doctor` as a process on this machine, whole and with things broken on purpose."""
+"""`orch doctor` on this machine, whole and with things broken on purpose: as a process, and within this one."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from typing import Any
 import pytest
 from waiting import PATIENCE_S
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "e2e"))
+
+from orch_within import run_within
+
 ORCH = Path(sys.executable).with_name("orch")
 
 
 class Doctor:
-    """The installed command in a directory of its own; `before` are words in front of it."""
+    """The command in a directory of its own; as a process where there are words to stand `before` it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -31,16 +35,25 @@ class Doctor:
     def run(
         self, *words: str, before: tuple[str, ...] = (), env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
+        environ = self.env | (env or {})
+        if not before:
+            return self._within(words, environ)
         return subprocess.run(
             [*before, str(ORCH), "doctor", *words],
             cwd=self.directory,
-            env=self.env | (env or {}),
+            env=environ,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
             check=False,
         )
+
+    def _within(self, words: tuple[str, ...], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        traces = self.directory.parent / "doctor-within"
+        code = run_within(("doctor", *words), self.directory, environ, traces)
+        out, err = (traces.with_suffix(end).read_text() for end in (".out", ".err"))
+        return subprocess.CompletedProcess(words, code, out, err)
 
     def findings(
         self, *words: str, before: tuple[str, ...] = (), env: dict[str, str] | None = None, code: int = 0
@@ -70,7 +83,7 @@ def limited(*limit: str) -> tuple[str, ...]:
 
 
 def test_this_machine_in_columns(doctor: Doctor) -> None:
-    done = doctor.run("--workers", "2")
+    done = doctor.run("--workers", "2", before=("env",))
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
     lines = done.stdout.splitlines()
@@ -89,9 +102,13 @@ def test_quiet_on_a_healthy_machine(doctor: Doctor) -> None:
 
 
 def test_more_workers_than_can_be(doctor: Doctor) -> None:
-    found = doctor.findings("--workers", "5000", code=1)
+    found = doctor.findings("--workers", "4000", code=1)
     assert found["memory"][0]["level"] == "problem"
     assert "--workers " in found["memory"][0]["fix"]
+    (doctor.directory / "orch.toml").write_text("[roles.ps]\ncount = 4000\n[roles.evaluator]\n")
+    (memory,) = doctor.findings("--workers", "4000", code=1)["memory"]
+    assert "8,002 tasks (1 chief, 4,000 workers, 4,000 ps, 1 evaluator) take about" in memory["text"]
+    assert "--workers" not in memory["fix"]
 
 
 def test_few_open_files(doctor: Doctor) -> None:

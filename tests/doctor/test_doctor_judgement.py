@@ -78,10 +78,24 @@ CASES: list[tuple[dict[str, Any], Level, str, str, str | None]] = [
         {"machine": {"cores": Cores(64, 64, 3.0, "/sys/fs/cgroup/cpu.max")}},
         WARNING,
         "cores",
-        "3 cores' time, but TensorFlow sizes its thread pools by the 64",
+        "time of 3 cores, but TensorFlow sizes its thread pools by the 64",
         "--threads 3",
     ),
     ({"machine": {"rooms": room(Limit.MEMORY, 1)}}, PROBLEM, "memory", "refuses", "--workers 1"),
+    (
+        {"machine": {"rooms": room(Limit.MEMORY, 3)}, "asked": {"besides": {"ps": 1, "evaluator": 1}}},
+        PROBLEM,
+        "memory",
+        "4 tasks (2 workers, 1 ps, 1 evaluator) take about 1.7 GiB",
+        "3 tasks",
+    ),
+    (
+        {"machine": {"rooms": room(Limit.FILES, 3)}, "asked": {"besides": {"ps": 2}}},
+        PROBLEM,
+        "open files",
+        "enough for 3 tasks, not 4 tasks (2 workers, 2 ps)",
+        "raise it",
+    ),
     (
         {"machine": {"free_memory": FreeMemory(GIB, "/sys/fs/cgroup/a")}},
         WARNING,
@@ -129,6 +143,36 @@ CASES: list[tuple[dict[str, Any], Level, str, str, str | None]] = [
         "unset PORTSERVER_ADDRESS",
     ),
     ({"network": {"addresses": ("10.0.0.7",)}}, NOTE, "exposure", "without authentication", "firewall"),
+    (
+        {"network": {"addresses": ("10.0.0.7",)}},
+        NOTE,
+        "exposure",
+        "without authentication",
+        "--network private",
+    ),
+    (
+        {
+            "network": {
+                "addresses": ("10.0.0.7",),
+                "private_refused": "user.max_user_namespaces is 0",
+                "private_fix": "sysctl -w it",
+            }
+        },
+        NOTE,
+        "exposure",
+        "without authentication",
+        "cannot be had here: user.max_user_namespaces is 0, which sysctl -w it would change",
+    ),
+    (
+        {
+            "asked": {"is_private": True},
+            "network": {"private_refused": "user.max_user_namespaces is 0", "private_fix": "sysctl -w it"},
+        },
+        PROBLEM,
+        "exposure",
+        "cannot be had here: user.max_user_namespaces is 0",
+        "sysctl -w it",
+    ),
     (
         {"network": {"addresses": ("10.0.0.7", "2a00:1450::5")}},
         WARNING,
@@ -236,15 +280,15 @@ def test_one_worker_is_never_too_many_for_the_memory() -> None:
     assert not bad(with_changed(machine=short, asked={"serves": False}))
 
 
-def test_workers_share_a_gpu_unless_told_otherwise() -> None:
+def test_fewer_gpus_than_workers_are_for_none_of_them() -> None:
     whole = {"devices": ("nvidia0",), "driver": "550.1", "library": "/usr/lib64/libcuda.so.1"}
     cuda = packages(**{"nvidia-cudnn-cu12": "9.1"})
     warning = only(with_changed(gpus=whole, interpreter=cuda))
-    assert warning.level is WARNING and "2 workers see the same 1 GPU" in warning.text
+    assert warning.level is WARNING and "1 GPU for 2 workers: none gets one" in warning.text
+    assert "--gpus 0,0 to share" in (warning.fix or "")
     assert not bad(with_changed(gpus=whole, interpreter=cuda, asked={"workers": 1}))
-    assert not bad(
-        with_changed(gpus=whole, interpreter=cuda, variables={"TF_FORCE_GPU_ALLOW_GROWTH": "true"})
-    )
+    two = {**whole, "devices": ("nvidia0", "nvidia1")}
+    assert not bad(with_changed(gpus=two, interpreter=cuda))
     assert not bad(with_changed(gpus=whole, variables={"CUDA_VISIBLE_DEVICES": "-1"}))
     note = only(with_changed(gpus=whole, asked={"workers": 1}))
     assert note.level is NOTE and "tensorflow[and-cuda]" in (note.fix or "")

@@ -78,7 +78,8 @@ def works(facts: Facts) -> dict[tuple[str, str, str], Works]:
 
 def test_strategies_of_what_is_installed() -> None:
     table = works(HEALTHY)
-    assert table["MultiWorkerMirrored", "fit", "Keras 3"] is Works.FIXED
+    for mended in ("MultiWorkerMirrored", "CentralStorage"):
+        assert table[mended, "fit", "Keras 3"] is Works.FIXED
     assert table["ParameterServer", "fit", "Keras 3"] is Works.NO
     assert table["ParameterServer", "fit", "tf_keras"] is Works.YES
     versions = {"tensorflow": "2.21.0", "keras": "3.15.1"}
@@ -91,8 +92,8 @@ def test_strategies_of_what_is_installed() -> None:
 def test_nothing_is_said_of_versions_nobody_tried() -> None:
     untried = with_changed(interpreter={"tensorflow_warning": "TensorFlow 2.9 was not tested"})
     assert set(works(untried).values()) == {Works.UNTRIED}
-    newer = strategies("3.16.0", None, is_tried=True)
-    assert newer[0].works is Works.UNTRIED
+    newer = {row.strategy: row.works for row in strategies("3.16.0", None, is_tried=True) if row.way == "fit"}
+    assert newer["MultiWorkerMirrored"] is newer["CentralStorage"] is Works.UNTRIED
 
 
 @pytest.mark.parametrize("width", [None, 100, 50])
@@ -108,3 +109,10 @@ def test_the_versions_are_those_that_the_fix_knows() -> None:
     """The two packages never import each other; the doctor must not promise another range."""
     assert (FIRST_KNOWN, FIRST_UNKNOWN) == MENDED_KERAS
     assert PYTHON.versions["keras"].startswith("3.")
+
+
+def test_the_document_counts_the_tasks_of_all_roles() -> None:
+    facts = with_changed(asked={"workers": 2, "besides": {"chief": 1, "ps": 3}})
+    document = doctor_document(facts, judge(facts))
+    assert (document["workers"], document["tasks"]) == (2, 6)
+    assert document["roles"] == {"worker": 2, "chief": 1, "ps": 3}

@@ -70,6 +70,13 @@ def test_what_matters_least_goes_first_on_a_narrow_terminal() -> None:
     assert titles[25] == ["TASK", "STATE"]
 
 
+def test_on_the_narrowest_the_beginning_of_what_a_task_does_is_left() -> None:
+    lines = footer_lines(full_moment(), 40, 24, colour=False)
+    assert lines[1].split() == ["TASK", "STATE", "PROGRESS"]
+    assert "epoch 2/5" in lines[2] and lines[2].endswith("…")
+    assert footer_lines(full_moment(), 24, 24, colour=False)[1].split() == ["TASK", "STATE"]
+
+
 def test_more_tasks_than_fit_are_counted_and_trouble_is_shown() -> None:
     state = running(20, exited("worker:15", 1))
     lines = footer_lines(moment(state), 100, 12, colour=False)
@@ -129,7 +136,11 @@ cells = st.text(st.characters(blacklist_categories=("Cc", "Cs", "Mn", "Me", "Cf"
 
 @given(st.lists(st.tuples(cells, cells, cells), min_size=1, max_size=4), st.integers(1, 60))
 def test_columns_never_exceed_their_width(rows: list[tuple[Cell, Cell, Cell]], width: int) -> None:
-    columns = (Column("FIRST"), Column("SECOND", rank=2, right=True), Column("THIRD", rank=1))
+    columns = (
+        Column("FIRST"),
+        Column("SECOND", rank=2, right=True),
+        Column("THIRD", rank=1, may_be_cut=True),
+    )
     for line in lay_out(columns, rows, width, colour=False):
         assert cell_len(line) <= width
 

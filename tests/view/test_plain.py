@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.runs.log_lines import Block, Chunk
-from orchestrator.runs.log_reader import LogReader
-from orchestrator.runs.log_store import LogStore
-from orchestrator.runs.log_text import clean_line
+from orchestrator.logs.lines import Block, Chunk
+from orchestrator.logs.reader import LogReader
+from orchestrator.logs.store import LogStore
+from orchestrator.logs.text import clean_line
 from orchestrator.view.output import Output
 from orchestrator.view.palette import painted, task_colour, without_colour
 from orchestrator.view.plain import LineStyle, PlainView, format_block, line_start, local_time
@@ -87,7 +87,7 @@ def test_a_sequence_cut_in_two_chunks_is_still_one(shown: Shown) -> None:
 def test_a_cut_log_is_said_on_stderr(shown: Shown) -> None:
     shown.view.show([chunk("worker:0", b"a\n"), chunk("worker:0", b"", lost=1234), chunk("worker:0", b"b\n")])
     assert shown.out == b"worker:0 | a\nworker:0 | b\n"
-    assert b"worker:0 truncated its own log: 1,234 bytes are gone\n" in shown.err
+    assert b"worker:0 truncated its own log: 1,234 bytes gone\n" in shown.err
 
 
 def test_only_a_stopped_run_leaves_lines_out_and_says_so(shown: Shown, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.result import Cause, CauseKind, FirstFailure, RunResult, TaskEnd
+import pytest
+
+from orchestrator.result import DONE_WITHOUT, Cause, CauseKind, FirstFailure, RunResult, TaskEnd
 from orchestrator.view.palette import without_colour
 from orchestrator.view.report import end_lines
 
@@ -49,6 +51,15 @@ def test_a_failure_tells_everything_and_the_cause_last() -> None:
     ]
 
 
+def test_who_was_done_without_before_is_told_and_nobody_called_the_first() -> None:
+    result = failed()
+    earlier = TaskEnd(task="worker:1", state="failed", exit_code=3, signal=None, end=DONE_WITHOUT)
+    tasks = (result.tasks[0], earlier, *result.tasks[2:])
+    lines = end_lines(result.model_copy(update={"tasks": tasks}), None, colour=False)
+    assert f"  peers     worker:1: {DONE_WITHOUT}" in lines
+    assert lines[-1] == "  cause     worker:2: exit 1"
+
+
 def test_advice_comes_after_the_cause() -> None:
     lines = end_lines(failed(advice="install tf_keras"), None, colour=False)
     assert lines[-1] == "  to do     install tf_keras"
@@ -80,3 +91,71 @@ def test_a_time_limit_has_no_culprit() -> None:
     lines = end_lines(result, None, colour=False)
     assert lines[0].startswith("orch: digits-1 timed out")
     assert lines[-1] == "  cause     --timeout 5m is over"
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("/runs/r/events.jsonl: No space left on device", "`orch prune`"),
+        ("/runs/r/logs/index: File too large", "ulimit -f"),
+        ("/runs/r/sample.json: Read-only file system", "--log-dir"),
+        ("--timeout: not done after 3 s", None),
+    ],
+)
+def test_what_to_do_when_orch_itself_could_not_write(text: str, advice: str | None) -> None:
+    told = _lines(cause=Cause(task=None, kind=CauseKind.LIMIT, text=text))
+    if advice is None:
+        assert told[-1].startswith("  cause ")
+    else:
+        assert told[-1].startswith("  to do ") and advice in told[-1]
+
+
+def test_why_one_task_is_not_started_again() -> None:
+    told = _lines(not_restarted="worker:1: it failed before its first step, and would again")
+    assert told[-1] == "  restart   worker:1 not again: it failed before its first step, and would again"
+
+
+def _lines(**told: object) -> list[str]:
+    result = RunResult.model_validate(
+        {
+            "run_id": "r",
+            "outcome": "failed",
+            "exit_code": 125,
+            "attempts": 1,
+            "cause": None,
+            "first_failure": None,
+            "detection_s": None,
+            "teardown_s": None,
+            "tasks": (),
+            **told,
+        }
+    )
+    return end_lines(result, None, colour=False)
+
+
+def test_what_tensorflow_says_at_every_start_is_one_line() -> None:
+    result = failed()
+    assert result.first_failure is not None
+    lines = (
+        "I0000 00:00:1.1 7 port.cc:153] oneDNN custom operations are on. You may see ...",
+        "I0000 00:00:1.1 7 cudart_stub.cc:31] Could not find cuda drivers on your machine, GPU will not be used.",
+        "E0000 00:00:1.1 7 cuda_platform.cc:52] failed call to cuInit: INTERNAL",
+        "ValueError: bad",
+    )
+    first = result.first_failure.model_copy(update={"lines": lines})
+    told = end_lines(result.model_copy(update={"first_failure": first}), None, colour=False)
+    assert told[1:4] == [
+        "  │ ... 2 lines of TensorFlow's start ...",
+        f"  │ {lines[2]}",
+        "  │ ValueError: bad",
+    ]
+
+
+def test_hundreds_of_peers_are_told_by_the_first_and_the_last() -> None:
+    ends = [
+        TaskEnd(task=f"worker:{n}", state="stopped", exit_code=143, signal=None, end="stopped by orch")
+        for n in range(300)
+    ]
+    result = failed().model_copy(update={"tasks": tuple(ends)})
+    lines = end_lines(result, None, colour=False)
+    assert "  peers     worker:0, worker:1, worker:3 to worker:299: stopped by orch" in lines

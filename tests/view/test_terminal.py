@@ -13,9 +13,9 @@ from screen import Screen, Watched
 
 from orchestrator.color import ColorMode
 from orchestrator.events import Progress
-from orchestrator.runs.log_lines import Chunk
-from orchestrator.runs.log_reader import LogReader
-from orchestrator.runs.log_store import LogStore
+from orchestrator.logs.lines import Chunk
+from orchestrator.logs.reader import LogReader
+from orchestrator.logs.store import LogStore
 from orchestrator.view.choice import is_capable, open_view, wants_colour
 from orchestrator.view.output import Output
 from orchestrator.view.plain import LineStyle, PlainView
@@ -192,7 +192,7 @@ def test_orchs_own_words_keep_their_place(watched: Watched) -> None:
         "worker:0 | before",
         "orch: port taken, trying another",
         "worker:0 | after",
-        "worker:0 truncated its own log: 5 bytes are gone",
+        "worker:0 truncated its own log: 5 bytes gone",
     ]
 
 

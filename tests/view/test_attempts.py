@@ -1,0 +1,245 @@
+"""Attempts on the screen: what ended one, the wait for the next, where it went on, and the report's history."""
+
+from __future__ import annotations
+
+import pytest
+from moments import exited, moment, planned, progressed, running
+
+from orchestrator.events import (
+    AttemptPlanned,
+    Event,
+    Progress,
+    RestartPlanned,
+    Resumed,
+    RunEndedEvent,
+    StopReason,
+    StopRequested,
+    TaskRestartPlanned,
+    TaskStarted,
+    TeardownBegan,
+    TeardownReason,
+)
+from orchestrator.logs.lines import Block
+from orchestrator.result import AttemptEnd, Cause, CauseKind, FirstFailure, RunResult
+from orchestrator.state import RunState, apply
+from orchestrator.status_document import RunStatus, Status, seconds_until, task_statuses
+from orchestrator.view.attempts import (
+    attempt_text,
+    due_text,
+    history_text,
+    most_attempts,
+    resumed_text,
+    said_aloud,
+    what_ended,
+)
+from orchestrator.view.footer import Moment, footer_lines
+from orchestrator.view.plain import AttemptMarks
+from orchestrator.view.report import end_lines
+from orchestrator.view.tables import RunRow, run_lines, status_lines
+
+KILLED = AttemptEnd(
+    attempt=1,
+    cause=Cause(task="worker:1", kind=CauseKind.EXITED, text="SIGKILL"),
+    first_failure=FirstFailure(
+        task="worker:1", exit_code=None, signal=9, exception=None, log="/logs/worker-1.log", advice=None
+    ),
+    exit_code=137,
+    position=115,
+)
+ASKED = AttemptEnd(attempt=1, cause=None, first_failure=None, exit_code=0)
+RESUMED = Resumed(at=0, mono=30, attempt=2, position=96, steps_lost=19, recovery_s=8.25)
+
+
+def between(ended: AttemptEnd = KILLED, *more: Event) -> RunState:
+    """Attempt 1 is over since second 20, the next one begins 2 s later."""
+    over: list[Event] = [
+        exited("worker:1", None, 9),
+        TeardownBegan(at=0, mono=18, reason=TeardownReason.FAILURE, grace_s=0.5),
+        exited("worker:0", None, 15),
+        RestartPlanned(at=0, mono=20, ended=ended, delay_s=2),
+    ]
+    return running(2, *over, *more)
+
+
+def second_attempt(*more: Event) -> RunState:
+    begun: list[Event] = [
+        AttemptPlanned(at=0, mono=22, attempt=2, tasks=(planned("worker:0"), planned("worker:1"))),
+        TaskStarted(at=0, mono=22, task="worker:0", pid=7, start_ticks=1),
+    ]
+    return between(KILLED, *begun, *more)
+
+
+def head(state: RunState, now: float, most: int | None = 4) -> str:
+    at = Moment(name="digits", state=state, now=now, started=10.0, hint="^C stops", most_attempts=most)
+    return footer_lines(at, 120, 24, colour=False)[0]
+
+
+def status_of(state: RunState, now: float, most: int | None = 4) -> list[str]:
+    run = RunStatus(
+        id="digits-1",
+        name="digits",
+        state=state.phase,
+        attempt=state.attempt,
+        started_at=0.0,
+        uptime_s=now - 10,
+        dir="/runs/digits-1",
+        directory="/work",
+        checkpoint_dir="/c",
+        exit_code=None,
+        restart_in_s=seconds_until(state.restart_due_mono, now),
+        most_attempts=most,
+        history=state.history,
+    )
+    return status_lines(Status(run=run, tasks=task_statuses(state, {}, now)), None, colour=False)
+
+
+def test_between_attempts_the_seconds_to_the_next_are_counted_down() -> None:
+    state = between()
+    assert head(state, 20.0) == "digits  attempt 2 of 4 in 2s  10s  ^C stops"
+    assert head(state, 21.5) == "digits  attempt 2 of 4 in 1s  11s  ^C stops"
+    assert head(state, 23.0, None) == "digits  attempt 2 now  13s  ^C stops"
+    assert status_of(state, 20.5)[0] == "digits-1  attempt 2 of 4 in 2s  10s"
+
+
+def test_a_stop_between_attempts_is_what_is_shown() -> None:
+    stopping = between(
+        KILLED,
+        StopRequested(at=0, mono=21, reason=StopReason.INTERRUPT),
+        TeardownBegan(at=0, mono=21, reason=TeardownReason.REQUEST, grace_s=10),
+    )
+    assert head(stopping, 21.0).startswith("digits  stopping")
+    assert "stopping" in status_of(stopping, 21.0)[0]
+    ended = apply(stopping, RunEndedEvent(at=0, mono=21, outcome="stopped", exit_code=130))
+    assert head(ended, 30.0).startswith("digits  stopped  11s")
+
+
+def test_the_next_attempt_is_numbered_and_says_where_it_went_on() -> None:
+    assert head(second_attempt(), 25.0) == "digits  starting (0 of 2 ready)  15s  attempt 2 of 4  ^C stops"
+    resumed = second_attempt(progressed("worker:0", Progress(epoch=3, step=1, steps=48)), RESUMED)
+    went_on = "attempt 2 of 4  ^C stops  resumed at step 96 (19 lost)"
+    assert head(resumed, 31.0).endswith(went_on)
+    assert status_of(resumed, 31.0)[0].endswith("attempt 2 of 4  resumed at step 96 (19 lost)")
+
+
+def test_a_task_that_alone_begins_anew_counts_down_in_its_row() -> None:
+    again = TaskRestartPlanned(at=0, mono=20, task="worker:1", delay_s=4, text="SIGKILL")
+    state = running(2, exited("worker:1", None, 9), again)
+    assert "starts again in 3s" in footer_lines(moment(state, 21.0), 120, 24, colour=False)[3]
+    assert "starts again in 3s" in status_of(state, 21.0)[-1]
+    begun = apply(state, TaskStarted(at=0, mono=24, task="worker:1", pid=8, start_ticks=1))
+    assert "again" not in footer_lines(moment(begun, 25.0), 120, 24, colour=False)[3]
+    assert "again" not in status_of(begun, 25.0)[-1]
+
+
+def test_what_happens_is_said_aloud() -> None:
+    planned_restart = RestartPlanned(at=0, mono=20, ended=KILLED, delay_s=2)
+    assert said_aloud(planned_restart, 4) == "worker:1: SIGKILL; attempt 2 of 4 in 2.0s"
+    asked = RestartPlanned(at=0, mono=20, ended=ASKED, delay_s=0)
+    assert said_aloud(asked, None) == "restarted on request; attempt 2 now"
+    assert said_aloud(RESUMED, 4) == "attempt 2 resumed at step 96 (19 lost), 8.2s later"
+    unknown = RESUMED.model_copy(update={"position": None, "steps_lost": None})
+    assert said_aloud(unknown, 4) == "attempt 2 trains again, 8.2s later"
+    again = TaskRestartPlanned(at=0, mono=20, task="ps:0", delay_s=1, text="exit 1\x1b[2J")
+    assert said_aloud(again, 4) == "ps:0: exit 1; it is started again in 1.0s"
+    assert said_aloud(exited("worker:0", 0), 4) is None
+
+
+@pytest.mark.parametrize(
+    ("position", "lost", "text"),
+    [
+        (96, 19, "resumed at step 96 (19 lost)"),
+        (1234567, 0, "resumed at step 1,234,567 (none lost)"),
+        (96, None, "resumed at step 96"),
+        (0, 115, "began anew (115 steps lost)"),
+        (0, 1, "began anew (1 step lost)"),
+        (0, None, "began anew"),
+        (None, None, ""),
+    ],
+)
+def test_where_an_attempt_went_on(position: int | None, lost: int | None, text: str) -> None:
+    assert resumed_text(position, lost) == text
+
+
+def test_the_limit_counts_only_while_it_holds() -> None:
+    assert [attempt_text(number, 3) for number in (2, 3, 4)] == [
+        "attempt 2 of 3",
+        "attempt 3 of 3",
+        "attempt 4",
+    ]
+    restart = {"on_failure": "restart", "max_restarts": 3}
+    assert most_attempts(restart, ()) == most_attempts(restart, (KILLED, KILLED)) == 4
+    assert most_attempts(restart, (KILLED, ASKED)) == 5
+    assert most_attempts({"on_failure": "abort", "max_restarts": 3}, ()) is None
+    assert most_attempts({}, ()) is None
+    assert [due_text(5.0, now) for now in (1.0, 4.2, 5.0, 9.0)] == ["in 4s", "in 1s", "now", "now"]
+
+
+def test_of_an_attempt_the_cause_is_told_or_else_the_first_failure() -> None:
+    assert what_ended(KILLED) == "worker:1: SIGKILL"
+    assert what_ended(KILLED.model_copy(update={"cause": None})) == "worker:1: SIGKILL"
+    limit = Cause(task=None, kind=CauseKind.LIMIT, text="two\nlines")
+    assert what_ended(KILLED.model_copy(update={"cause": limit})) == "two lines"
+    assert what_ended(ASKED) == "restarted on request"
+
+
+def result(history: tuple[AttemptEnd, ...], **more: object) -> RunResult:
+    return RunResult(
+        run_id="digits-1",
+        outcome="succeeded",
+        exit_code=0,
+        attempts=len(history) + 1,
+        cause=None,
+        first_failure=None,
+        detection_s=None,
+        teardown_s=None,
+        tasks=(),
+        took_s=41.0,
+        history=history,
+    ).model_copy(update=more)
+
+
+def test_the_report_has_a_line_for_each_attempt() -> None:
+    first = KILLED.model_copy(update={"resumed_at": 96, "steps_lost": 19, "recovery_s": 8.25})
+    second = ASKED.model_copy(update={"attempt": 2, "position": 200})
+    assert end_lines(result((first, second)), None, colour=False) == [
+        "orch: digits-1 succeeded after 41s in 3 attempts",
+        "  attempt   1, at step 115: worker:1: SIGKILL; attempt 2 resumed at step 96 (19 lost), 8.2s after that",
+        "  attempt   2, at step 200: restarted on request",
+    ]
+
+
+def test_of_very_many_attempts_the_last_are_shown() -> None:
+    history = tuple(KILLED.model_copy(update={"attempt": number}) for number in range(1, 101))
+    lines = end_lines(result(history), None, colour=False)
+    assert lines[1] == "  attempts  92 before these"
+    assert [line.split(",")[0].split()[-1] for line in lines[2:]] == [str(n) for n in range(93, 101)]
+
+
+def test_why_it_was_not_restarted_is_told_before_the_cause() -> None:
+    cause = Cause(task="worker:0", kind=CauseKind.EXITED, text="exit 1")
+    told = end_lines(result((), outcome="failed", cause=cause, not_restarted="it failed"), None, colour=False)
+    assert told[-2:] == ["  restart   not again: it failed", "  cause     worker:0: exit 1"]
+    assert history_text(ASKED) == "1: restarted on request"
+
+
+def test_ls_counts_attempts_where_there_were_more_than_one() -> None:
+    row = RunRow("digits-1", "digits", "failed", 2, 9.0, 3.0, 2_000_000, "/work")
+    again = RunRow("digits-2", "digits", "running", 2, 9.0, 3.0, 2_000_000, "/work", attempts=3)
+    assert "ATTEMPTS" not in run_lines([row], None, colour=False)[0]
+    lines = run_lines([row, again], None, colour=False)
+    assert lines[0].split().index("ATTEMPTS") == 4
+    assert lines[2].split()[4] == "3"
+
+
+def block(attempt: int, text: bytes = b"x\n") -> Block:
+    return Block("worker:0", attempt, 0.0, text)
+
+
+def test_a_log_is_parted_where_a_later_attempt_begins() -> None:
+    marks = AttemptMarks()
+    one, two, three = block(1), block(2), block(3)
+    assert [*marks.part([one, one])] == [(None, [one, one])]
+    assert [*marks.part([])] == [(None, [])]
+    assert [*marks.part([one, two, one, two])] == [(None, [one]), (2, [two, one, two])]
+    assert [*marks.part([two, three])] == [(None, [two]), (3, [three])]
+    assert [*AttemptMarks().part([two])] == [(None, [two])]
