@@ -8,39 +8,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGKILL
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import (
     EngineError,
+    NoSuchRun,
     RunEnded,
     RunLost,
     RunStopped,
     RunTimedOut,
     TaskFailed,
+    UsageError,
 )
-from orchestrator.events import StopReason
-from orchestrator.links.control import StopOrder, request
 from orchestrator.progress.doing import late_start
-from orchestrator.result import RunResult
-from orchestrator.runs import catalog, locks
-from orchestrator.runs.leftovers import end_leftovers
+from orchestrator.result import RunResult, TaskStack
+from orchestrator.runs import catalog
+from orchestrator.runs.liveness import Liveness
 from orchestrator.runs.reader import RunView
-from orchestrator.status_document import RunStatus, Status, task_statuses
+from orchestrator.status_document import RunStatus, Status, seconds_until, task_statuses
+from orchestrator.view.attempts import most_attempts
+
+# Who only looks at runs gives no orders, and need not wait for what those need (the methods import it).
+if TYPE_CHECKING:
+    from orchestrator.links.control import Order
+    from orchestrator.stop import Ended
 
 _LOOK_S = 0.02
-# A stop takes its grace and then a moment (the supervisor itself gives up on its agent after some); past that
-# the supervisor is in trouble.
-STOP_MARGIN_S = 20.0
-
-
-@dataclass(frozen=True)
-class Ended:
-    """What `down` did: the tasks that were running, and how many processes it had to end besides."""
-
-    run_id: str
-    tasks: tuple[str, ...]
-    swept: int
+_ORDER_TIMEOUT_S = 5.0
+# The tasks have some 2 s to answer; native stacks make py-spy read all of TensorFlow's symbols.
+_STACKS_TIMEOUT_S, _NATIVE_STACKS_TIMEOUT_S = 15.0, 90.0
 
 
 class Run:
@@ -68,12 +66,17 @@ class Run:
 
     def wait(self, timeout_s: float | None = None, check: bool = True) -> RunResult:
         """Wait for the end. With `check`, anything but success raises; TimeoutError after `timeout_s` seconds."""
+        from orchestrator.stop import untold
+
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while self._view.is_live:
-            if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(f"{self.id} still runs after {timeout_s:g} s")
-            time.sleep(_LOOK_S)
-        result = result_of(self._view)
+        with self._view.kept_open():
+            while (liveness := self._view.liveness) is not Liveness.DEAD:
+                if liveness is Liveness.UNKNOWN:
+                    raise untold(self._view)
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise TimeoutError(f"{self.id} still runs after {timeout_s:g} s")
+                time.sleep(_LOOK_S)
+            result = result_of(self._view)
         if check:
             raise_for(result)
         return result
@@ -104,22 +107,66 @@ class Run:
             time.sleep(_LOOK_S)
             self._view.refresh()
 
+    def kill(self, task: str, signal: int = SIGKILL) -> int:
+        """Send `signal` to the whole group of a task ("worker:1") of this live run; the pid of its leader. UsageError
+        if there is no such live task, NoSuchRun if the run has ended."""
+        from orchestrator.links.control import KillOrder
+
+        return int(self.order(KillOrder(task=task, signal=signal))["pid"])
+
+    def restart(self) -> None:
+        """Have all tasks end and begin anew, as another attempt with new ports. UsageError while the run is being
+        stopped, NoSuchRun if it has ended."""
+        from orchestrator.links.control import RestartOrder
+
+        self.order(RestartOrder())
+
+    def stacks(self, *tasks: str, native: bool = False) -> dict[str, TaskStack]:
+        """What these tasks (none named: all live ones) are doing now; takes up to some seconds. `native`: by py-spy,
+        with the frames of C and C++ code. UsageError, NoSuchRun."""
+        from orchestrator.links.control import StacksOrder
+
+        timeout_s = _NATIVE_STACKS_TIMEOUT_S if native else _STACKS_TIMEOUT_S
+        answer = self.order(StacksOrder(tasks=tasks, native=native), timeout_s)
+        return {task: TaskStack.model_validate(stack) for task, stack in answer["stacks"].items()}
+
+    def order(self, order: Order, timeout_s: float = _ORDER_TIMEOUT_S) -> dict[str, Any]:
+        """Have the live run's supervisor do something; its answer. UsageError with the reason if it refuses, NoSuchRun
+        if the run has ended, EngineError if nobody answers."""
+        from orchestrator.links.control import ask
+
+        answer = ask(self._view.paths.control, order, timeout_s) if self._view.is_live else None
+        if answer is None:
+            if not self._view.is_live:
+                raise NoSuchRun(f"{self.id} has ended; `orch up` begins another run")
+            raise EngineError(
+                f"{self.id}: its supervisor, pid {self._view.record.supervisor_pid}, does not answer; is it stopped?"
+                f" See {self.dir}/supervisor.log"
+            )
+        if not answer.get("ok"):
+            raise UsageError(f"{self.id}: {answer.get('error', 'the supervisor refused')}")
+        return answer
+
     def down(self, force: bool = False) -> Ended:
         """Stop the run and wait until nothing of it is left; idempotent."""
+        from orchestrator.stop import stop_run
+
         return stop_run(self._view, force)
 
 
 def tidy() -> list[tuple[str, int]]:
     """End what lost runs left and write down their ends; (run id, processes ended) where there were any."""
-    swept = catalog.sweep_lost_runs()
-    catalog.close_lost_runs()
+    there = catalog.survey()
+    swept = catalog.sweep_lost_runs(there)
+    catalog.close_lost_runs(there)
     catalog.remove_unborn_runs()
     return swept
 
 
-def find(run: str | None = None, directory: Path | None = None) -> Run:
-    """The run meant by an id, the beginning of one, or a name; without one the newest of `directory`, live first."""
-    return Run(catalog.find_run(run, directory or Path.cwd()))
+def find(run: str | None = None, directory: Path | None = None, there: catalog.Survey | None = None) -> Run:
+    """The run meant by an id, the beginning of one, or a name; without one the newest of `directory`, live first.
+    `there` are all runs, if they have just been looked at."""
+    return Run(catalog.find_run(run, directory or Path.cwd(), there))
 
 
 def status(run: str | None = None) -> Status:
@@ -151,17 +198,18 @@ def status_of(view: RunView) -> Status:
         directory=view.record.directory,
         checkpoint_dir=view.record.checkpoint_dir,
         exit_code=view.state.exit_code,
+        restart_in_s=seconds_until(view.state.restart_due_mono, view.now_mono()),
+        most_attempts=most_attempts(view.record.spec, view.state.history),
+        history=view.state.history,
+        tensorboard=view.state.tensorboard,
     )
     return Status(run=run, tasks=task_statuses(view.state, view.sample(), view.now_mono()))
 
 
 def result_of(view: RunView) -> RunResult:
-    """How an ended run ended; a lost one's result is made up from what is known."""
-    result = view.result()
-    if result is not None:
-        return result
+    """How an ended run ended; where there is no result, what its events tell."""
     view.refresh()
-    return catalog.lost_result(view)
+    return catalog.result_of(view)
 
 
 def raise_for(result: RunResult) -> None:
@@ -181,28 +229,3 @@ def raise_for(result: RunResult) -> None:
     message = f"run {result.run_id} {result.outcome}{where}"
     kinds: Mapping[str, type[RunEnded]] = {"timed_out": RunTimedOut, "stopped": RunStopped, "lost": RunLost}
     raise kinds.get(result.outcome, RunEnded)(message, result)
-
-
-def stop_run(view: RunView, force: bool) -> Ended:
-    """Ask the supervisor for a stop and wait until it has let go of the run; sweep what a lost run left."""
-    view.refresh()
-    running = tuple(task.name for task in view.state.tasks.values() if not task.phase.is_end)
-    order = StopOrder(reason=StopReason.DOWN, force=force)
-    heard = False
-    grace_s = 0.0 if force else float(view.record.spec["grace_s"])
-    deadline = time.monotonic() + grace_s + STOP_MARGIN_S
-    while locks.is_held(view.paths.lock):
-        if time.monotonic() >= deadline:
-            pid = view.record.supervisor_pid
-            raise EngineError(
-                f"{view.record.id}: its supervisor, pid {pid}, has been asked to stop and has not; is it stopped?"
-                f" `kill -CONT {pid}` lets it go on, `kill -KILL {pid}` ends it with all its tasks"
-            )
-        # A run that has just been made does not listen yet.
-        heard = heard or request(view.paths.control, order)
-        time.sleep(_LOOK_S)
-    # Without a result the supervisor did not get to its end, perhaps only just now.
-    swept = end_leftovers(view.record.id) if view.same_boot and view.result() is None else 0
-    catalog.close_lost_runs()
-    view.refresh()
-    return Ended(view.record.id, running, swept)

@@ -15,13 +15,14 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from orchestrator.api import STOP_MARGIN_S, Run
+from orchestrator.api import Run
 from orchestrator.configuration import settings
 from orchestrator.configuration.request import UpRequest
 from orchestrator.errors import UsageError
-from orchestrator.launch import create, make_room
+from orchestrator.launch import create, make_room, words_of
 from orchestrator.links.client_link import Lifetime, Supervised, SupervisorLeft
 from orchestrator.machine.inheritance import Inheritance, inheritance
+from orchestrator.stop import STOP_MARGIN_S
 from orchestrator.supervision.supervisor_start import start_supervisor
 
 
@@ -61,7 +62,7 @@ class Session:
         """A run that lasts as long as its `with`; the arguments are Cluster's. UsageError for what is wrong with
         them, at once; when it is entered: UsageError while another run of this session goes on or is being made by
         another thread, NameTaken, EngineError."""
-        flags = {"workers": workers, "command": list(command) or None, **options}
+        flags = {"workers": workers, "command": words_of(command), **options}
         return self._cluster(settings.load(flags, os.environ, directory or Path.cwd()))
 
     def close(self) -> None:

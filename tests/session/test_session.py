@@ -13,7 +13,7 @@ import pytest
 from waiting import until
 
 import orchestrator
-from orchestrator import NameTaken, Session, UsageError, api
+from orchestrator import Cluster, NameTaken, Session, UsageError, api
 from orchestrator.api import Run
 
 SLEEPS = ["sleep", "600"]
@@ -193,3 +193,11 @@ sys.stdin.read()
         kept = [supervisor_of(run), agent_of(run)]
         os.kill(client.pid, signal.SIGKILL)
     until(lambda: not any(process.is_running() for process in kept))
+
+
+def test_a_command_may_be_text_as_in_the_file(tmp_path: Path) -> None:
+    """Text is a sequence, too: of letters."""
+    with pytest.raises(UsageError, match="not found: no-such-command is not on PATH"):
+        Cluster(command="no-such-command --option", directory=tmp_path)
+    with Session() as session, pytest.raises(UsageError, match="not found: no-such-command is not on PATH"):
+        session.up(command="no-such-command --option", directory=tmp_path)

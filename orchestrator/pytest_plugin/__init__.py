@@ -1,0 +1,104 @@
+"""The pytest plugin `orch`: the fixtures orch_cluster and orch_preloaded, and failing tests that show their runs.
+
+Loaded by every pytest of an environment that has orch: what starts clusters is imported by the first test that does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from orchestrator.pytest_plugin.clusters import ClustersOfTest, PreloadedClusters
+
+_TIMEOUT = "orch_timeout"
+# As pytest cuts the names of its own.
+_NAME_LENGTH = 30
+# The test that is being run; its clusters, once it has any.
+_ITEM = pytest.StashKey[pytest.Item]()
+_CLUSTERS = pytest.StashKey["ClustersOfTest"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini(
+        _TIMEOUT,
+        "time limit of a run that a test starts without saying one (orch up --timeout)",
+        default="5m",
+    )
+
+
+@pytest.fixture
+def orch_cluster(
+    request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ClustersOfTest]:
+    """Starts clusters: orch_cluster(workers=2, command=["train.py"]) is the finished Run, with wait=False a live one.
+
+    The other arguments are orchestrator.Cluster's. Runs are kept in the test's tmp_path; what still runs is stopped
+    when the test ends.
+    """
+    clusters = _clusters_of(request.node, tmp_path_factory)
+    yield clusters
+    clusters.close()
+
+
+@pytest.fixture(scope="session")
+def orch_preloaded(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PreloadedClusters]:
+    """As orch_cluster, one cluster at a time; what tasks import (TensorFlow) is kept from one to the next."""
+    from orchestrator.pytest_plugin.clusters import PreloadedClusters
+
+    def of_this_test() -> ClustersOfTest:
+        return _clusters_of(pytestconfig.stash[_ITEM], tmp_path_factory)
+
+    with PreloadedClusters(of_this_test) as clusters:
+        yield clusters
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.config.stash[_ITEM] = item
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """A test leaves no cluster, whichever fixture has started it; its own fixtures' ends may still use them."""
+    try:
+        yield
+    finally:
+        clusters = item.stash.get(_CLUSTERS, None)
+        if clusters is not None:
+            clusters.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    clusters = item.stash.get(_CLUSTERS, None)
+    if clusters is not None and report.failed:
+        report.sections += clusters.told()
+    return report
+
+
+def _clusters_of(item: pytest.Item, directories: pytest.TempPathFactory) -> ClustersOfTest:
+    """The test's, made when they are first asked for."""
+    clusters = item.stash.get(_CLUSTERS, None)
+    if clusters is None:
+        from orchestrator.pytest_plugin.clusters import ClustersOfTest
+
+        state_home = directories.getbasetemp() / "orch-state"
+        timeout = str(item.config.getini(_TIMEOUT))
+        clusters = ClustersOfTest(partial(_directory, item, directories), state_home, timeout)
+        item.stash[_CLUSTERS] = clusters
+    return clusters
+
+
+def _directory(item: pytest.Item, directories: pytest.TempPathFactory) -> Path:
+    """The test's tmp_path; a fixture of a wider scope cannot ask for it: there it is one beside, if it has none."""
+    own = getattr(item, "funcargs", {}).get("tmp_path")
+    name = "".join(letter if letter.isalnum() else "_" for letter in item.name)
+    return own or directories.mktemp(name[:_NAME_LENGTH], numbered=True)

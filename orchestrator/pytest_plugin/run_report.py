@@ -1,0 +1,53 @@
+"""How a run stands, as text for the report of a failed test: its last lines, then its cause, then where to look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator.api import Run
+from orchestrator.logs.filter import LineFilter
+from orchestrator.logs.query import LogQuery, query_lines
+from orchestrator.view.report import end_lines
+
+_LINES = 50
+# Of a run in which no task failed, whose own lines would be told.
+_FEW_LINES = 8
+# A line may have megabytes.
+_LINE_LENGTH = 400
+
+
+def report_of(run: Run) -> str:
+    """The last lines of all tasks; then of a live run how each stands, of an ended one cause and first failure."""
+    return "\n".join([*_last_lines(run, _LINES), *_state(run), f"run directory: {run.dir}"])
+
+
+def brief_report_of(run: Run) -> str:
+    """The same for an assertion's message: the lines are the failed task's, where one failed."""
+    live = run.view.is_live
+    told = not live and run.wait(check=False).first_failure is not None
+    lines = [] if told else _last_lines(run, _FEW_LINES)
+    return "\n".join([*lines, *_state(run), f"run directory: {run.dir}"])
+
+
+def _last_lines(run: Run, count: int) -> Iterator[str]:
+    query = LogQuery(lines=LineFilter(), tail=count)
+    logs = run.view.paths.logs
+    if not logs.is_dir():
+        yield "no logs are left of it"
+        return
+    lines = [line for some in query_lines(logs, query, lambda: not run.view.is_live) for line in some]
+    yield f"last lines of all tasks ({len(lines)}):" if lines else "its tasks have written nothing"
+    for line in lines:
+        cut = " ..." if len(line.text) > _LINE_LENGTH else ""
+        yield f"  {line.task} | {line.text[:_LINE_LENGTH]}{cut}"
+
+
+def _state(run: Run) -> Iterator[str]:
+    status = run.status()
+    if run.view.is_live:
+        yield f"{run.id} is {status.run.state}:"
+        for task in status.tasks:
+            pid = f", pid {task.pid}" if task.pid else ""
+            yield f"  {task.task}: {task.state}{pid}{f', {task.doing}' if task.doing else ''}"
+        return
+    yield from end_lines(run.wait(check=False), None, colour=False)

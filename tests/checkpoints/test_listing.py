@@ -1,0 +1,200 @@
+"""What is told of checkpoints from their files alone."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+from bundle_files import index_bytes, shard_path, write_bundle
+from hypothesis import given
+from hypothesis import strategies as some
+
+from orchestrator.checkpoints import CheckpointKind, list_checkpoints
+from orchestrator.checkpoints.bundle_index import DamagedIndex, read_index
+from orchestrator.checkpoints.state_file import latest_named
+from orchestrator.errors import UsageError
+
+
+def problems(directory: Path) -> dict[str, tuple[str, ...]]:
+    return {one.name: one.problems for one in list_checkpoints(directory)}
+
+
+def test_whole_ones_are_told_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for number in (10, 9):
+        write_bundle(tmp_path / f"ckpt-{number}", 300, 7)
+    (tmp_path / "checkpoint").write_text(
+        'model_checkpoint_path: "ckpt-10"\nall_model_checkpoint_paths: "ckpt-9"\n'
+    )
+    first, second = list_checkpoints(tmp_path)
+    assert (first.number, second.number, second.prefix) == (9, 10, tmp_path / "ckpt-10")
+    assert first.whole and second.whole
+    assert (first.is_latest, second.is_latest) == (False, True)
+    assert second.index == tmp_path / "ckpt-10.index"
+    assert second.shards == (shard_path(second.prefix, 0, 2), shard_path(second.prefix, 1, 2))
+    assert second.shards_expected == 2
+    assert second.bytes == 307 + second.index.stat().st_size
+    assert second.modified == max(path.stat().st_mtime for path in (*second.shards, second.index))
+    assert second.kind is CheckpointKind.TENSORFLOW
+
+
+def test_each_file_that_is_missing_or_torn_is_told(tmp_path: Path) -> None:
+    for name in ("no-shard-1", "short-2", "no-index-3", "torn-index-4", "empty-5", "foreign-6"):
+        write_bundle(tmp_path / name, 300, 7)
+    shard_path(tmp_path / "no-shard-1", 1, 2).unlink()
+    os.truncate(shard_path(tmp_path / "short-2", 0, 2), 299)
+    (tmp_path / "no-index-3.index").unlink()
+    os.truncate(tmp_path / "torn-index-4.index", 60)
+    os.truncate(tmp_path / "empty-5.index", 0)
+    (tmp_path / "foreign-6.index").write_text("an index of something else, and long enough to be one\n" * 2)
+    told = problems(tmp_path)
+    assert told.pop("no-shard-1") == ("no-shard-1.data-00001-of-00002 is missing",)
+    assert told.pop("short-2") == ("short-2.data-00000-of-00002 is cut off: 299 of 300 bytes",)
+    assert told.pop("no-index-3") == (
+        "no-index-3.index is missing: it is still being written, or was never finished",
+    )
+    assert all(name in said for name, (said,) in told.items())
+    assert [said.partition(" is ")[2] for (said,) in told.values()] == [
+        "damaged: it is cut off, or no checkpoint's index: the mark at its end is missing",
+        "damaged: it is cut off: 0 bytes",
+        "damaged: it is cut off, or no checkpoint's index: the mark at its end is missing",
+    ]
+
+
+def test_the_index_tells_how_many_shards_there_must_be_whatever_lies_beside(tmp_path: Path) -> None:
+    """An earlier save under the same name had four."""
+    write_bundle(tmp_path / "w", 5)
+    shard_path(tmp_path / "w", 3, 4).write_bytes(b"left over")
+    (one,) = list_checkpoints(tmp_path)
+    assert one.whole and one.shards == (shard_path(tmp_path / "w", 0, 1),)
+
+
+def test_what_is_being_written_hidden_or_foreign_is_none(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "ckpt-1_temp" / "part-00000-of-00001", 5)
+    write_bundle(tmp_path / ".beside" / "ckpt-1", 5)
+    write_bundle(tmp_path / ".ckpt-2", 5)
+    for name in (
+        "events.out.tfevents.1",
+        "history.json",
+        "x.data-1-of-2",
+        "ckpt-1.index.tempstate77",
+        ".index",
+    ):
+        (tmp_path / name).write_bytes(b"-")
+    (tmp_path / "a-directory.index").mkdir()
+    assert problems(tmp_path / "a-directory.index") == {}
+    assert list(problems(tmp_path)) == []
+
+
+def test_links_to_files_are_followed_and_those_to_directories_are_not(tmp_path: Path) -> None:
+    there = tmp_path / "elsewhere"
+    write_bundle(there / "ckpt-1", 5)
+    looked_at = tmp_path / "looked-at"
+    looked_at.mkdir()
+    for name in ("ckpt-1.index", "ckpt-1.data-00000-of-00001"):
+        (looked_at / name).symlink_to(there / name)
+    (looked_at / "loop").symlink_to(looked_at)
+    write_bundle(looked_at / "ckpt-2", 5)
+    shard_path(looked_at / "ckpt-2", 0, 1).unlink()
+    shard_path(looked_at / "ckpt-2", 0, 1).symlink_to("nowhere")
+    assert problems(looked_at) == {"ckpt-1": (), "ckpt-2": ("ckpt-2.data-00000-of-00001 is missing",)}
+
+
+def test_a_pipe_in_the_place_of_an_index_holds_nobody_up(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "ckpt-1", 5).unlink()
+    os.mkfifo(tmp_path / "ckpt-1.index")
+    assert "missing" in problems(tmp_path)["ckpt-1"][0]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_an_index_that_must_not_be_read(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "ckpt-1", 5).chmod(0)
+    assert problems(tmp_path) == {"ckpt-1": ("ckpt-1.index cannot be read: Permission denied",)}
+
+
+def test_the_latest_one_that_is_not_there(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "ckpt-1", 5)
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "ckpt-2"\n')
+    first, second = list_checkpoints(tmp_path)
+    assert first.whole and not first.is_latest
+    assert (second.number, second.is_latest, second.shards, second.bytes) == (2, True, (), 0)
+    assert "ckpt-2.index is missing" in second.problems[0]
+
+
+def test_a_directory_in_the_place_of_the_state_file_keeps_nothing_open(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "checkpoint/ckpt-1", 5)
+    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    assert [one.name for one in list_checkpoints(tmp_path)] == ["ckpt-1"]
+    assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_of_very_many_missing_data_files_some_are_named(tmp_path: Path) -> None:
+    (tmp_path / "ckpt-1.data-00000-of-99999").write_bytes(b"x")
+    told = problems(tmp_path)["ckpt-1"]
+    assert len(told) == 10
+    assert told[-1] == "99,990 more of its 99,999 data files are missing"
+
+
+def test_what_keras_and_saved_model_write(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "model.07.keras", "w") as archive:
+        archive.writestr("config.json", "{}")
+    (tmp_path / "torn.keras").write_bytes((tmp_path / "model.07.keras").read_bytes()[:-30])
+    (tmp_path / "at-3.weights.h5").write_bytes(b"\x89HDF\r\n\x1a\n and more")
+    (tmp_path / "no.weights.h5").write_bytes(b"PK")
+    (tmp_path / "exported").mkdir()
+    (tmp_path / "exported/saved_model.pb").write_bytes(b"program")
+    write_bundle(tmp_path / "exported/variables/variables", 5)
+    shard_path(tmp_path / "exported/variables/variables", 0, 1).unlink()
+    found = {one.name: one for one in list_checkpoints(tmp_path)}
+    assert {name: (one.kind.value, one.number) for name, one in found.items()} == {
+        "model.07.keras": ("keras", 7),
+        "torn.keras": ("keras", None),
+        "at-3.weights.h5": ("weights.h5", 3),
+        "no.weights.h5": ("weights.h5", None),
+        "exported": ("saved_model", None),
+    }
+    assert [name for name, one in found.items() if one.whole] == ["at-3.weights.h5", "model.07.keras"]
+    assert found["exported"].problems == ("variables/variables.data-00000-of-00001 is missing",)
+    assert found["no.weights.h5"].problems == ("no.weights.h5 is no HDF5 file",)
+
+
+def test_a_directory_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nowhere: checkpoints cannot be looked for here: No such file"):
+        list_checkpoints(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="embedded null"):
+        list_checkpoints("\0")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ('model_checkpoint_path: "ckpt-3"\n', "ckpt-3"),
+        ("# said by hand\n  model_checkpoint_path:'a\\'b'", "a'b"),
+        ('model_checkpoint_path: "\\303\\244-1"', "ä-1"),
+        ('model_checkpoint_path: "/elsewhere/ckpt-1"', "/elsewhere/ckpt-1"),
+        ('all_model_checkpoint_paths: "ckpt-3"', None),
+        ('model_checkpoint_path: "ckpt', None),
+        ("", None),
+    ],
+)
+def test_the_state_file_is_read_as_far_as_it_can_be(text: str, name: str | None) -> None:
+    assert latest_named(text, Path("/d")) == (None if name is None else Path("/d", name))
+
+
+def test_a_compressed_index_is_left_to_tensorflow() -> None:
+    assert read_index(index_bytes(5, compression=1)) is None
+
+
+@given(cut=some.integers(0, 250), bit=some.integers(0, 8 * 200))
+def test_a_damaged_index_is_read_or_refused_and_nothing_else(cut: int, bit: int) -> None:
+    whole = index_bytes(300, 7, 2**40)
+    index = read_index(whole)
+    assert index is not None and index.shard_bytes == (300, 7, 2**40)
+    flipped = bytearray(whole)
+    flipped[bit // 8 % len(flipped)] ^= 1 << bit % 8
+    for damaged in (whole[:cut], whole[cut:], bytes(flipped)):
+        try:
+            read_index(damaged)
+        except DamagedIndex:
+            pass

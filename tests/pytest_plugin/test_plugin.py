@@ -1,0 +1,194 @@
+"""The plugin in a session of its own: fixtures, reports of failed tests, assertions."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from inner_session import BASE, base_of
+
+import orchestrator.pytest_plugin.clusters  # noqa: F401  (pytester forgets what an inner session imports)
+
+pytest_plugins = ["pytester"]
+
+IMPORTS = """
+import os
+import pytest
+from orchestrator.testing import assert_chief_checkpoint, assert_failed_first, assert_succeeded
+FAILS = ["sh", "-c", "echo said by $ORCH_TASK; [ $ORCH_TASK != worker:1 ] || exit 3; exec sleep 600"]
+SLEEPS = ["sleep", "600"]
+"""
+
+
+def ran(pytester: pytest.Pytester, text: str, *words: str) -> pytest.RunResult:
+    pytester.makepyfile(IMPORTS + text)
+    return pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:xdist", base_of(pytester), *words)
+
+
+def test_a_run_is_finished_kept_in_the_tests_directory_and_unknown_to_the_user(
+    pytester: pytest.Pytester, state_dir: Path
+) -> None:
+    ran(
+        pytester,
+        """
+def test_finished(orch_cluster, tmp_path):
+    first = orch_cluster(workers=2, command=["sh", "-c", "echo $ORCH_TASK $MINE"], env={"MINE": "it is"})
+    second = orch_cluster(command=["false"])
+    assert first.status().run.state == "succeeded"
+    assert second.status().run.state == "failed"
+    assert first.log("worker:1").read_text() == "worker:1 it is\\n"
+    assert first.dir.parent == second.dir.parent == tmp_path / "orch"
+    assert os.environ["XDG_STATE_HOME"].endswith("orch-state")
+    assert assert_succeeded(first).run_id == first.id
+    with pytest.raises(AssertionError):
+        assert_succeeded(second)
+
+def test_after_it(tmp_path):
+    assert not os.environ["XDG_STATE_HOME"].endswith("orch-state")
+    assert list(tmp_path.iterdir()) == []
+""",
+    ).assert_outcomes(passed=2)
+    assert not state_dir.exists()
+    state = pytester.path / BASE / "orch-state"
+    assert state.stat().st_mode & 0o777 == 0o700
+    assert len(list((state / "orch/runs").iterdir())) == 2
+
+
+def test_a_failed_test_tells_of_its_runs_and_others_do_not(pytester: pytest.Pytester) -> None:
+    result = ran(
+        pytester,
+        """
+@pytest.fixture
+def cluster(orch_cluster):
+    return orch_cluster(workers=2, command=FAILS)
+
+def test_failed(cluster):
+    assert cluster.id == "the test's own"
+
+@pytest.fixture
+def broken(orch_cluster):
+    orch_cluster(command=SLEEPS, wait=False).wait_ready()
+    raise ValueError("the fixture's own")
+
+def test_broken(broken):
+    pass
+
+def test_passed(cluster):
+    print(cluster.id)
+""",
+        "-rA",
+    )
+    result.assert_outcomes(passed=1, failed=1, errors=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*ERROR at setup of test_broken*",
+            "*- orch run *",
+            "its tasks have written nothing",
+            "* is running:",
+            "  worker:0: running, pid *",
+            "*test_failed*",
+            "E *the test's own*",
+            "*- orch run *",
+            "last lines of all tasks (2):",
+            "  worker:? | said by worker:?",
+            "* failed after *",
+            "  peers     worker:0: stopped by orch",
+            "  cause     worker:1: exit 3 (the first to fail)",
+            "run directory: *",
+            "all its lines: XDG_STATE_HOME=*/orch-state orch logs *",
+        ]
+    )
+    assert str(result.stdout).count("- orch run ") == 2
+
+
+def test_what_still_runs_is_stopped_with_its_test(pytester: pytest.Pytester) -> None:
+    """By either fixture; the test's own fixtures may still use it when they end."""
+    ran(
+        pytester,
+        """
+runs = []
+
+@pytest.fixture
+def user(orch_cluster):
+    runs.append(orch_cluster(workers=2, command=SLEEPS, wait=False))
+    yield
+    assert runs[-1].status().run.state in ("starting", "running")
+
+def test_a(user, orch_cluster):
+    runs.append(orch_cluster(command=SLEEPS, wait=False))
+    assert all(run.view.is_live for run in runs)
+
+def test_b(orch_preloaded):
+    assert [run.wait(timeout_s=0, check=False).outcome for run in runs] == ["stopped", "stopped"]
+    runs.append(orch_preloaded(command=SLEEPS, wait=False))
+    runs[-1].wait_ready()
+
+def test_c(orch_preloaded):
+    assert runs[-1].wait(timeout_s=0, check=False).outcome == "stopped"
+    runs.append(orch_preloaded(command=["true"]))
+    assert_succeeded(runs[-1])
+    assert runs[-1].view.record.supervisor_pid == runs[-2].view.record.supervisor_pid
+    assert "PYTEST_CURRENT_TEST" in os.environ
+""",
+    ).assert_outcomes(passed=3)
+
+
+def test_a_preloaded_cluster_finds_what_the_last_tests_imported(pytester: pytest.Pytester) -> None:
+    pytester.path.joinpath("look.py").write_text("import decimal")
+    ran(
+        pytester,
+        """
+import json
+seconds = []
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_it(orch_preloaded, times, tmp_path):
+    run = orch_preloaded(workers=2, command=["look.py"], preload="decimal")
+    assert_succeeded(run)
+    assert run.dir.parent == tmp_path / "orch"
+    events = map(json.loads, run.view.paths.events.read_text().splitlines())
+    seconds.extend(event["seconds"] for event in events if event["type"] == "preloaded")
+    assert len(seconds) == times and seconds[0] > 0 and not any(seconds[1:])
+""",
+    ).assert_outcomes(passed=2)
+
+
+def test_a_run_has_a_time_limit(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\norch_timeout = 300ms\n")
+    ran(
+        pytester,
+        """
+def test_default(orch_cluster):
+    assert orch_cluster(command=SLEEPS).wait(check=False).outcome == "timed_out"
+
+def test_own(orch_cluster):
+    assert orch_cluster(command=["sleep", "1"], timeout="5m").wait(check=False).outcome == "succeeded"
+    assert orch_cluster(command=["sleep", "1"], timeout=None).wait(check=False).outcome == "succeeded"
+""",
+    ).assert_outcomes(passed=2)
+
+
+def test_what_is_wrong_with_the_arguments_fails_the_test_and_starts_nothing(
+    pytester: pytest.Pytester,
+) -> None:
+    result = ran(
+        pytester,
+        """
+def test_option(orch_cluster):
+    orch_cluster(worker=2)
+
+def test_command(orch_preloaded):
+    orch_preloaded(command=["no-such-command"])
+""",
+    )
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["*UsageError: unknown option*", "*UsageError: *no-such-command*"])
+
+
+def test_the_plugin_imports_nothing_until_a_test_starts_a_cluster() -> None:
+    program = "import sys, orchestrator.pytest_plugin; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = {name for name in done.stdout.split() if name.partition(".")[0] in ("orchestrator", "pydantic")}
+    assert loaded == {"orchestrator", "orchestrator.pytest_plugin"}
