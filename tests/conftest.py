@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import psutil
 import pytest
+from heeded_signals import heed_signals
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadScopeScheduling
+
+heed_signals()
 
 # A busy machine is no finding.
 hypothesis.settings.register_profile("without_a_clock", deadline=None)
@@ -17,6 +25,40 @@ hypothesis.settings.load_profile("without_a_clock")
 
 # What has been told to end may take this long on a busy machine; what has not never ends.
 _LAST_EXITS_S = 10.0
+
+# Of several test processes one runs all of a set: what is made once for it costs more than most tests do.
+_TOGETHER = {
+    "tests/worker/test_worker_records.py": "trained",
+    "tests/worker/test_worker_training.py": "trained",
+    "tests/worker/test_worker_data_sharing.py": "TensorFlow within",
+    "tests/worker/test_worker_history.py": "TensorFlow within",
+}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    """With `--dist loadgroup`: each test by itself, but for those sets.
+
+    The mark `xdist_group` counts for nothing with pytest 9.2, which lets no plugin change a test's id.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Sets(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _TOGETHER.get(nodeid.partition("::")[0], nodeid)
+
+    return Sets(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of several processes none is to be left alone with a long test at the end: what may take long comes first."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=_time_limit, reverse=True)
+
+
+def _time_limit(item: pytest.Item) -> float:
+    mark = item.get_closest_marker("timeout")
+    return float(mark.args[0]) if mark else 0.0
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +75,11 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(autouse=True)
 def nothing_left(state_dir: Path) -> Iterator[None]:
     """Fails a test that leaves a process: below this one, or anywhere with the test's state directory."""
-    before = {process.pid for process in _of_this_test(state_dir)}
+    started, children = _started(), _own_children()
+    before = set() if children == set() else {process.pid for process in _of_this_test(state_dir)}
     yield
+    if children is not None and _own_children() == children and _started() == started:
+        return  # to look at every process of the machine takes longer than most tests do
     left = [process for process in _of_this_test(state_dir) if process.pid not in before]
     _, left = psutil.wait_procs(left, timeout=_LAST_EXITS_S if left else 0)
     told = [_description(process) for process in left if process.is_running()]
@@ -51,6 +96,20 @@ def no_leaked_descriptors() -> Iterator[None]:
     gc.collect()
     left = {fd: what for fd, what in _descriptors().items() if before.get(fd) != what}
     assert not left, f"left open: {left}"
+
+
+def _started() -> tuple[float, ...]:
+    """Differs as soon as a child has ended and been waited for."""
+    return tuple(resource.getrusage(resource.RUSAGE_CHILDREN))
+
+
+def _own_children() -> set[int] | None:
+    """The children of this process, the ended among them; None where the kernel does not list them."""
+    try:
+        lists = [(task / "children").read_text() for task in Path("/proc/self/task").iterdir()]
+    except OSError:
+        return None
+    return {int(pid) for pid in " ".join(lists).split()}
 
 
 def _of_this_test(state_dir: Path) -> list[psutil.Process]:

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from orch_within import run_within
 from waiting import PATIENCE_S, until
 
 from orchestrator import api
 from orchestrator.runs import locks
 
 _AT_A_TIME = 4
+# Verbs that look, ask or tell and then are done. To start a process and to import everything once more costs them most.
+_BRIEF = {"status", "ps", "ls", "logs", "config", "wait", "down", "kill", "restart", "stacks", "prune"}
 ORCH = Path(sys.executable).with_name("orch")
 
 
@@ -80,7 +83,11 @@ class Started:
 
 
 class Orch:
-    """`orch` in one directory. Call it with its words; `env` adds variables, None takes one away."""
+    """`orch` in one directory. Call it with its words; `env` adds variables, None takes one away.
+
+    Verbs that are brief are run within this process: what the installed command adds to them is seen by the tests that
+    `start` them, that give them an `env`, or that pipe them.
+    """
 
     def __init__(self, directory: Path, state: Path) -> None:
         self.directory = directory
@@ -94,6 +101,9 @@ class Orch:
         cwd: Path | None = None,
         timeout_s: float = PATIENCE_S,
     ) -> Finished:
+        verb = next((word for word in words if not word.startswith("-")), None)
+        if verb in _BRIEF and env is None:
+            return self.within(*words, cwd=cwd)
         done = subprocess.run(
             [str(ORCH), *words],
             cwd=cwd or self.directory,
@@ -105,6 +115,16 @@ class Orch:
         )
         return Finished(
             done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+        )
+
+    def within(
+        self, *words: str, env: dict[str, str | None] | None = None, cwd: Path | None = None
+    ) -> Finished:
+        """What these words come to in this process: they must be brief, or be refused."""
+        traces = self.state.parent / "command-within"
+        code = run_within(words, cwd or self.directory, self.environ(env), traces)
+        return Finished(
+            code, *(traces.with_suffix(end).read_text(errors="replace") for end in (".out", ".err"))
         )
 
     def start(
@@ -147,6 +167,10 @@ class Orch:
         """What `orch status --json` says, asked within this process: cheap enough to poll."""
         return api.find(run, self.directory).status().model_dump(mode="json")
 
+    def all_within(self, commands: Iterable[tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], Finished]]:
+        """Each of these commands and how it ended; all are brief, or are refused."""
+        return ((words, self.within(*words)) for words in commands)
+
     def all(self, commands: Iterable[tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], Finished]]:
         """Each of these commands and how it ended; a few run at a time."""
         waiting = [*commands]
@@ -156,7 +180,13 @@ class Orch:
             yield from ((words, command.finish()) for words, command in started)
 
     def pids(self) -> list[int]:
-        return [task["pid"] for task in self.status()["tasks"]]
+        """The tasks' pids, as soon as they are known: what a task says may be shown before it is told as started."""
+
+        def known() -> list[int] | None:
+            pids = [task["pid"] for task in self.status()["tasks"]]
+            return None if None in pids else pids
+
+        return until(known)
 
     def phases(self) -> list[str | None]:
         """What each task of the only run said last of how far it is."""

@@ -15,7 +15,7 @@ _VERBS_ON_RUNS = ("status", "logs", "down", "wait", "attach")
 _REFUSED = {
     ("--workers", "0", *_RUNS_NOTHING): "--workers: must be at least 1, not 0",
     ("--workers", "-1", *_RUNS_NOTHING): "--workers: must be at least 1, not -1",
-    ("--workers", "10000"): "--workers: 10,000 tasks are more than this machine can hold",
+    ("--workers", "10000"): "--workers: a role has at most 4,096 tasks, not 10,000",
     ("--workers", "two", *_RUNS_NOTHING): '--workers: "two" is not a whole number',
     ("--workers", "2.5", *_RUNS_NOTHING): '--workers: "2.5" is not a whole number',
     ("--", "no-such-command-here"): "command not found: no-such-command-here",
@@ -39,8 +39,15 @@ _REFUSED = {
 }
 
 
+def test_the_command_refuses(orch: Orch) -> None:
+    done = orch("up", "--workers", "0", *_RUNS_NOTHING)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("orch: --workers: must be at least 1, not 0") and done.err.count("\n") == 1
+    assert orch.run_dirs() == []
+
+
 def test_up_refuses(orch: Orch) -> None:
-    for words, done in orch.all(("up", *words) for words in _REFUSED):
+    for words, done in orch.all_within(("up", *words) for words in _REFUSED):
         assert (done.code, done.out) == (2, ""), words
         assert _REFUSED[words[1:]] in done.err and "Traceback" not in done.err, words
     assert orch.run_dirs() == []
@@ -57,14 +64,14 @@ def test_up_refuses(orch: Orch) -> None:
 )
 def test_orch_toml_is_refused(orch: Orch, toml: str, message: str) -> None:
     (orch.directory / "orch.toml").write_text(toml)
-    for _, done in orch.all([("up", "--", "true"), ("config", "--", "true")]):
+    for _, done in orch.all_within([("up", "--", "true"), ("config", "--", "true")]):
         assert (done.code, done.out) == (2, "")
         assert message in done.err and "orch.toml" in done.err
     assert orch.run_dirs() == []
 
 
 def test_a_refused_variable_is_named(orch: Orch) -> None:
-    done = orch("up", "--", "true", env={"ORCH_WORKERS": "many"})
+    done = orch.within("up", "--", "true", env={"ORCH_WORKERS": "many"})
     assert done.code == 2 and 'ORCH_WORKERS: "many" is not a whole number' in done.err
     assert orch.run_dirs() == []
 
@@ -86,14 +93,14 @@ def test_a_state_directory_that_cannot_be_made(orch: Orch) -> None:
 
 
 def test_a_run_that_does_not_exist(orch: Orch) -> None:
-    for words, done in orch.all((verb, "nothing-of-that-name") for verb in _VERBS_ON_RUNS):
+    for words, done in orch.all_within((verb, "nothing-of-that-name") for verb in _VERBS_ON_RUNS):
         assert (done.code, done.out) == (3, ""), words
         assert "no run 'nothing-of-that-name'" in done.err, words
 
 
 def test_a_directory_without_runs(orch: Orch) -> None:
     assert orch("down").code == 0
-    for words, done in orch.all((verb,) for verb in _VERBS_ON_RUNS if verb != "down"):
+    for words, done in orch.all_within((verb,) for verb in _VERBS_ON_RUNS if verb != "down"):
         assert done.code == 3 and "no run was started in" in done.err, words
 
 
@@ -111,7 +118,7 @@ def test_words_that_fit_no_run_or_task(orch: Orch) -> None:
         ("attach",): (3, "is not live"),
         ("frobnicate",): (2, "No such command 'frobnicate'"),
     }
-    for words, done in orch.all(refused):
+    for words, done in orch.all_within(refused):
         code, message = refused[words]
         assert (done.code, done.out) == (code, ""), words
         assert message in done.err, words

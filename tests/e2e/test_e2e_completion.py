@@ -27,6 +27,7 @@ def test_the_shells_script(orch: Orch) -> None:
 
 def test_verbs_and_options(orch: Orch) -> None:
     verbs = {"up", "config", "status", "logs", "down", "wait", "ls", "attach", "doctor"}
+    verbs |= {"kill", "restart", "stacks", "prune"}
     assert set(_offered(orch, "orch ")) == verbs
     assert _offered(orch, "orch do") == ["down", "doctor"]
     assert _offered(orch, "orch up --work") == ["--workers"]

@@ -43,7 +43,7 @@ def test_whose_lines(orch: Orch, spoken: Path) -> None:
         ("here", "worker:0"): _of(0),
         ("here", "0", "1"): _of(0) + _of(1),
     }
-    for words, done in orch.all(("logs", *words) for words in expected):
+    for words, done in orch.all_within(("logs", *words) for words in expected):
         assert (done.code, done.err) == (0, ""), words
         assert sorted(done.lines) == expected[words[1:]], words
 
@@ -56,7 +56,7 @@ def test_which_lines(orch: Orch, spoken: Path) -> None:
         ("--grep", "says [13]", "--invert"): [_of(0)[1], _of(1)[1]],
         ("--grep", "nothing like it"): [],
     }
-    for words, done in orch.all(("logs", *words) for words in expected):
+    for words, done in orch.all_within(("logs", *words) for words in expected):
         assert (done.code, sorted(done.lines)) == (0, expected[words[1:]]), words
 
 
@@ -86,7 +86,7 @@ def test_timestamps(orch: Orch, spoken: Path) -> None:
 
 
 def test_json_lines(orch: Orch, spoken: Path) -> None:
-    for _, done in orch.all([("logs", "--json", "1"), ("--json", "logs", "1")]):
+    for _, done in orch.all_within([("logs", "--json", "1"), ("--json", "logs", "1")]):
         lines = [json.loads(line) for line in done.lines]
         assert [line["text"] for line in lines] == [f"worker:1 says {i}" for i in (1, 2, 3)]
         for line in lines:
@@ -119,7 +119,7 @@ def test_hard_text(orch: Orch) -> None:
 
 def test_bytes_are_not_lines(orch: Orch, spoken: Path) -> None:
     refused = [("logs", "--raw", "--json"), ("--json", "logs", "--raw")]
-    for words, done in orch.all(refused):
+    for words, done in orch.all_within(refused):
         assert (done.code, done.out) == (2, ""), words
         assert "--raw" in done.err and "--json" in done.err, words
 

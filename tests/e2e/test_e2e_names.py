@@ -31,7 +31,7 @@ def test_an_evil_directory(orch: Orch) -> None:
     "option", ["--cwd", "--checkpoint-dir", "--log-dir", "--name", "--timeout", "--tasks"]
 )
 def test_an_evil_word(orch: Orch, option: str) -> None:
-    done = orch("up", option, f"/proc/{_EVIL}", "--", "true")
+    done = orch.within("up", option, f"/proc/{_EVIL}", "--", "true")
     assert (done.code, done.out) == (2, "")
     assert _is_harmless(done) and option in done.err
 

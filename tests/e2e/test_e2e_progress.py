@@ -84,16 +84,20 @@ def _steps(orch: Orch) -> list[int | None]:
 
 
 def test_a_start_that_is_stuck_names_who_is_missing(orch: Orch) -> None:
-    script = orch.script("stuck.py", STUCK)
-    started = orch.start("up", "-n", "2", "--start", "spawn", "--timeout", "8s", "--", script)
+    started = orch.start("up", "-n", "2", "--start", "spawn", "--", orch.script("stuck.py", STUCK))
     until(lambda: orch.run_dirs() and _waiting(orch) == [["worker:1"], []])
     assert "waiting for worker:1" in orch("status").lines[3]
     with pytest.raises(TimeoutError, match=r"not ready after 0 s: worker:0 waits for worker:1 \(starting"):
         api.find(None, orch.directory).wait_ready(timeout_s=0)
-    done = started.finish()
+    assert orch("down", "--force").code == 0
+    assert started.finish().code == 143
+
+
+def test_a_time_out_of_a_start_that_is_stuck_names_who_is_missing(orch: Orch) -> None:
+    done = orch("up", "-n", "2", "--start", "spawn", "--timeout", "15s", "--", orch.script("stuck.py", STUCK))
     assert done.code == 124
     cause = orch.result()["cause"]["text"]
-    assert cause.startswith("--timeout: not done after 8 s; worker:0 waits for worker:1 (starting")
+    assert cause.startswith("--timeout: not done after 15 s; worker:0 waits for worker:1 (starting")
     assert cause in done.err
 
 

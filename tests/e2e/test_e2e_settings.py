@@ -15,7 +15,7 @@ _ECHO = ("sh", "-c", 'echo "$ORCH_TASK $WORD"')
 
 
 def _planned(orch: Orch, *words: str, **more: Any) -> dict[str, Any]:
-    done = orch("config", "--json", *words, **more)
+    done = orch.within("config", "--json", *words, **more)
     assert done.code == 0, done.err
     document = done.document
     assert isinstance(document, dict)
@@ -163,7 +163,8 @@ def test_a_full_disk_under_stdout(orch: Orch) -> None:
             check=False,
         )
     assert done.returncode == 125
-    assert b"No space left on device" in done.stderr and b"Traceback" not in done.stderr
+    assert b"standard output: No space left on device" in done.stderr
+    assert b"Traceback" not in done.stderr and b"Exception ignored" not in done.stderr
     assert orch.result()["outcome"] == "stopped"
 
 

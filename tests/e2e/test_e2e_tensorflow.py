@@ -65,11 +65,20 @@ def _nothing_is_left(orch: Orch, pids: list[int]) -> None:
             assert run_id not in Path(f"/proc/{process.pid}/environ").read_bytes(), process
         except OSError:
             continue
-    for task in orch.status()["tasks"]:
-        with socket.socket() as probe:
-            # Gets past the kernel's own TIME_WAIT, not past anybody who holds or serves the port.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", int(task["address"].rpartition(":")[2])))
+    ports = [int(task["address"].rpartition(":")[2]) for task in orch.status()["tasks"]]
+    # Another program may have taken one for a moment.
+    until(lambda: all(_can_be_had(port) for port in ports))
+
+
+def _can_be_had(port: int) -> bool:
+    with socket.socket() as probe:
+        # Gets past the kernel's own TIME_WAIT, not past anybody who holds or serves the port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def _blamed(orch: Orch, code: int, kind: str) -> None:

@@ -12,7 +12,7 @@ from waiting import until, until_gone
 
 import orchestrator
 from orchestrator import Cluster, Run
-from orchestrator.runs.log_reader import LogReader
+from orchestrator.logs.reader import LogReader
 
 # What the contract gives them is 2 s; a busy machine may need more, what is not ended never goes.
 GONE_WITHIN_S = 20.0

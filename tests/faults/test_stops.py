@@ -81,7 +81,7 @@ def test_a_signal_to_the_supervisor_is_an_orderly_stop(number: signal.Signals) -
     assert (result.outcome, result.exit_code) == ("stopped", 143)
 
 
-@pytest.mark.parametrize("_", range(5))
+@pytest.mark.parametrize("_", [0, 1, *(pytest.param(time, marks=pytest.mark.slow) for time in range(2, 12))])
 def test_a_stop_right_after_the_start(_: int) -> None:
     """Nothing may be waited for that never comes: not the control socket, not tasks that never started."""
     with cluster(SLEEP) as run:
@@ -217,18 +217,16 @@ def test_nothing_starts_when_the_request_is_wrong(state_dir: Path) -> None:
     assert list(ls()) == []
 
 
-CLUSTERS = 20
-
-
-def test_twenty_clusters_at_once_share_no_port() -> None:
-    made = [Cluster(workers=2, command=["sleep", "600"], grace="0s") for _ in range(CLUSTERS)]
+@pytest.mark.parametrize("clusters", [6, pytest.param(20, marks=pytest.mark.slow)])
+def test_clusters_at_once_share_no_port(clusters: int) -> None:
+    made = [Cluster(workers=2, command=["sleep", "600"], grace="0s") for _ in range(clusters)]
     with ExitStack() as stack:
         with ThreadPoolExecutor(8) as pool:
             runs_made = list(pool.map(lambda each: stack.enter_context(each), made))
         for run in runs_made:
             run.wait_ready()
         addresses = [task.address for run in runs_made for task in run.status().tasks]
-        assert len(addresses) == 2 * CLUSTERS
+        assert len(addresses) == 2 * clusters
         assert len(set(addresses)) == len(addresses)
         ports = [int((address or "").rpartition(":")[2]) for address in addresses]
         assert not any(binds(port) for port in ports)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import signal
@@ -24,9 +25,17 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("moment", ["at once", "later"])
-@pytest.mark.parametrize("index", [0, 1])
-@pytest.mark.parametrize("fault", FAULTS)
+# Each fault, each task and each moment; all of them together are a longer proof.
+QUICK = {("exception", 1, "at once"), ("exit", 0, "later"), ("killed", 1, "later"), ("crashed", 0, "at once")}
+
+
+@pytest.mark.parametrize(
+    ("fault", "index", "moment"),
+    [
+        pytest.param(*each, marks=() if each in QUICK else pytest.mark.slow)
+        for each in itertools.product(FAULTS, (0, 1), ("at once", "later"))
+    ],
+)
 def test_the_one_that_failed_is_named_and_all_are_gone(fault: str, index: int, moment: str) -> None:
     ends, exit_code, number = FAULTS[fault]
     wait = "wait_for('up-0', 'up-1')" if moment == "later" else ""

@@ -1,0 +1,56 @@
+"""`orch` from its words to its exit code within this process: no other one has to import it all once more."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from orchestrator.cli.app import main
+
+
+def run_within(words: Sequence[str], directory: Path, environ: dict[str, str], traces: Path) -> int:
+    """The exit code; stdout and stderr go to `traces` with `.out` and `.err`."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.chdir(directory))
+        stack.enter_context(_variables(environ))
+        for number, suffix in ((1, ".out"), (2, ".err")):
+            stack.enter_context(_stream(number, traces.with_suffix(suffix)))
+        argv, sys.argv = sys.argv, ["orch", *words]
+        stack.callback(setattr, sys, "argv", argv)
+        return main()
+
+
+@contextlib.contextmanager
+def _variables(environ: dict[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    _become(environ)
+    try:
+        yield
+    finally:
+        _become(before)
+
+
+def _become(environ: dict[str, str]) -> None:
+    for name in os.environ.keys() - environ.keys():
+        del os.environ[name]
+    os.environ.update(environ)
+
+
+@contextlib.contextmanager
+def _stream(number: int, path: Path) -> Iterator[None]:
+    """The descriptor and Python's stream above it lead into the file."""
+    name = {1: "stdout", 2: "stderr"}[number]
+    stream, kept = getattr(sys, name), os.dup(number)
+    stream.flush()
+    with path.open("w", encoding="utf-8", errors="surrogateescape") as file:
+        os.dup2(file.fileno(), number)
+        setattr(sys, name, file)
+        try:
+            yield
+        finally:
+            setattr(sys, name, stream)
+            os.dup2(kept, number)
+            os.close(kept)

@@ -1,0 +1,143 @@
+"""--chaos on real processes: each fault at its moment, and what became of it in the result."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Any
+
+import pytest
+from orch_command import Orch
+
+import orchestrator
+
+# `LAST` steps, told as a program does that lets nobody wait for one; it stays a while where something is to come.
+STEPS = """
+import json, os, time
+fd = int(os.environ["ORCH_PROGRESS_FD"])
+awaited = os.environ.get("ORCH_PROGRESS_AT", "").split(",")
+for step in range(1, LAST + 1):
+    told = {"phase": "training", "epoch": 1, "epochs": 1, "step": step, "steps": LAST}
+    is_awaited = str(step) in awaited
+    os.write(fd, json.dumps(told | {"at_once": is_awaited}).encode() + b"\\n")
+    time.sleep(1.5 if is_awaited else 0.05)
+"""
+
+
+def steps(orch: Orch, last: int) -> str:
+    return orch.script("train.py", STEPS.replace("LAST", str(last)))
+
+
+def sent(orch: Orch) -> list[tuple[str, int, int | None]]:
+    return [(event["task"], event["signal"], event["fault"]) for event in orch.events("signal_requested")]
+
+
+def step_told_before(orch: Orch, fault: int, task: str) -> int:
+    """The last step that the task had told when that fault fell on it."""
+    lines = (orch.run_dir() / "events.jsonl").read_text().splitlines()
+    step = 0
+    for event in map(json.loads, lines):
+        if event["type"] == "signal_requested" and event["fault"] == fault:
+            return step
+        if event["type"] == "task_progressed" and event["task"] == task:
+            step = event["progress"]["step"]
+    raise AssertionError("it never fell")
+
+
+def test_a_kill_at_a_step(orch: Orch) -> None:
+    done = orch("up", "-n", "2", "--chaos", "kill worker:1 at step 12", "--", steps(orch, 10_000))
+    assert done.code == 137
+    assert "SIGKILL, sent by --chaos (kill worker:1 at step 12)" in done.err.splitlines()[-1]
+    result = orch.result()
+    assert result["cause"]["task"] == result["first_failure"]["task"] == "worker:1"
+    assert sent(orch) == [("worker:1", signal.SIGKILL, 0)]
+    assert step_told_before(orch, 0, "worker:1") >= 12
+    (report,) = result["faults"]
+    assert (report["fault"], report["task"]) == ("kill worker:1 at step 12", "worker:1")
+    assert 0 < report["at_s"] < result["took_s"]
+    assert 0 < report["detection_s"] < report["at_s"] + result["took_s"]
+    assert report["teardown_s"] == result["teardown_s"]
+    assert report["recovery_s"] is None
+    (line,) = [line for line in done.err.splitlines() if line.startswith("  chaos ")]
+    assert "kill worker:1 at step 12: after" in line and "all gone in" in line
+
+
+def test_a_stop_that_ends_in_time_is_survived(orch: Orch) -> None:
+    chaos = "stop any#1 at step 3 for 300ms; kill 0 at step 999"
+    done = orch("up", "-n", "2", "--chaos", chaos, "--", steps(orch, 12))
+    assert done.code == 0, done.err
+    stopped, never = orch.result()["faults"]
+    assert sent(orch) == [(stopped["task"], signal.SIGSTOP, 0), (stopped["task"], signal.SIGCONT, 0)]
+    assert stopped["at_s"] > 0
+    assert stopped["detection_s"] is stopped["teardown_s"] is stopped["recovery_s"] is None
+    assert never == {
+        "fault": "kill worker:0 at step 999",
+        "task": "worker:0",
+        "at_s": None,
+        "detection_s": None,
+        "teardown_s": None,
+        "recovery_s": None,
+    }
+    assert "kill worker:0 at step 999: its moment never came" in done.err
+
+
+def test_a_stop_that_nobody_takes_back_is_named(orch: Orch) -> None:
+    words = ("--chaos", "stop worker:1 at step 3", "--stall-timeout", "5s")
+    done = orch("up", "-n", "2", *words, "--", steps(orch, 10_000))
+    assert done.code == 124
+    result = orch.result()
+    assert (result["cause"]["task"], result["cause"]["kind"]) == ("worker:1", "stopped")
+    assert "sent by --chaos (stop worker:1 at step 3)" in result["cause"]["text"]
+    (report,) = result["faults"]
+    assert report["detection_s"] >= 4
+    assert report["teardown_s"] == result["teardown_s"]
+
+
+def test_every_attempt_has_its_own(orch: Orch) -> None:
+    chaos = "kill 1 at step 5; kill 0 at step 3 in attempt 2; kill 0 at ready in attempt 4"
+    words = ("--chaos", chaos, "--on-failure", "restart")
+    done = orch("up", "-n", "2", *words, "--", steps(orch, 12))
+    assert done.code == 0, done.err
+    result = orch.result()
+    assert result["attempts"] == 3
+    assert sent(orch) == [("worker:1", signal.SIGKILL, 0), ("worker:0", signal.SIGKILL, 1)]
+    first, second, third = result["faults"]
+    for report, end in zip((first, second), result["history"], strict=True):
+        assert end["cause"]["task"] == report["task"]
+        assert report["detection_s"] > 0
+        assert report["teardown_s"] == end["teardown_s"]
+        assert report["recovery_s"] == end["recovery_s"] > 0
+    assert first["at_s"] < second["at_s"]
+    assert third["at_s"] is None
+
+
+def test_a_task_that_is_started_again_alone(orch: Orch) -> None:
+    words = ("--chaos", "kill worker:1 at step 5", "--on-failure", "restart-task")
+    done = orch("up", "-n", "2", *words, "--", steps(orch, 12))
+    assert done.code == 0, done.err
+    (report,) = orch.result()["faults"]
+    assert report["detection_s"] > 0 and report["recovery_s"] > 0
+    assert report["teardown_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("chaos", "sentence"),
+    [
+        ("kill worker:1 at noon", '--chaos: at character 18, "noon": is not step 20'),
+        ("kill worker:7 at ready", "--chaos: there is no worker:7 in this run"),
+    ],
+)
+def test_a_mistake_starts_nothing(orch: Orch, chaos: str, sentence: str) -> None:
+    done = orch("up", "-n", "2", "--chaos", chaos, "--", "sleep", "600")
+    assert done.code == 2
+    assert sentence in done.err
+    assert orch.run_dirs() == []
+
+
+def test_from_python_as_a_test_of_ones_own_would_do_it(orch: Orch) -> None:
+    script = steps(orch, 12)
+    options: dict[str, Any] = {"chaos": "kill worker:1 at step 5", "on_failure": "restart"}
+    with orchestrator.Cluster(workers=2, command=[script], directory=orch.directory, **options) as run:
+        result = run.wait()
+    assert result.attempts == 2
+    assert [fault.task for fault in result.faults] == ["worker:1"]

@@ -1,0 +1,116 @@
+"""`orch up --tensorboard`: event files in the run's directory, served beside the tasks while they run."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+from orch_command import Orch
+from waiting import until
+
+from orchestrator.command.find_tensorboard import find_tensorboard
+from orchestrator.network import Network
+from orchestrator.tensorboard import TensorBoard
+
+pytestmark = pytest.mark.timeout(180)
+
+# Prints what it was told of the cluster and of TensorBoard, and ends when the file `go` is there.
+SCRIPT = """
+import json, os, pathlib, sys, time
+print(json.dumps([os.environ.get("ORCH_TENSORBOARD_DIR"), json.loads(os.environ["TF_CONFIG"])]), flush=True)
+while not pathlib.Path("go").exists():
+    time.sleep(0.02)
+"""
+
+
+def serving(orch: Orch) -> str | None:
+    """The address that status tells."""
+    if not orch.run_dirs() or not (orch.run_dirs()[-1] / "run.json").exists():
+        return None
+    url = orch.status()["run"]["tensorboard"]
+    assert url is None or isinstance(url, str)
+    return url
+
+
+def test_it_is_served_while_the_run_lasts_and_is_none_of_its_tasks(orch: Orch) -> None:
+    script = orch.script("train.py", SCRIPT)
+    started = orch.start("up", "--tensorboard", "--workers", "2", "--no-prefix", "--", script)
+    until(lambda: serving(orch) is not None)
+    url = serving(orch)
+    assert url is not None and url.startswith("http://127.0.0.1:")
+    with urllib.request.urlopen(f"{url}data/logdir", timeout=60) as answer:
+        logdir = json.load(answer)["logdir"]
+    assert logdir == str(orch.run_dir() / "tensorboard")
+    assert [task["task"] for task in orch.status()["tasks"]] == ["worker:0", "worker:1"]
+    assert f"TensorBoard: {url}" in orch("status").out
+    (orch.directory / "go").touch()
+    done = started.finish()
+    assert done.code == 0, done.err
+    assert done.err.count(f"orch: TensorBoard: {url}") == 1
+    for line in done.lines:
+        directory, tf_config = json.loads(line)
+        assert directory == logdir
+        assert list(tf_config["cluster"]) == ["worker"]
+    assert serving(orch) is None
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", int(url.rstrip("/").rpartition(":")[2]))) != 0
+
+
+def test_its_end_is_no_failure_of_the_run(orch: Orch) -> None:
+    script = orch.script("train.py", SCRIPT)
+    started = orch.start("up", "--tensorboard", "--", script)
+    until(lambda: serving(orch) is not None)
+    agent = orch.agent()
+    assert agent is not None
+    (board,) = [
+        child
+        for child in psutil.Process(agent).children()
+        if "serve_tensorboard" in " ".join(child.cmdline())
+    ]
+    board.kill()
+    until(lambda: serving(orch) is None)
+    (orch.directory / "go").touch()
+    done = started.finish()
+    assert done.code == 0, done.err
+    assert "orch: TensorBoard ended (SIGKILL); the training goes on; see " in done.err
+    assert orch.result()["outcome"] == "succeeded"
+
+
+def test_without_the_package_training_runs_all_the_same_and_why_is_said(tmp_path: Path) -> None:
+    from orchestrator.spec import Command, CommandKind
+
+    without = tmp_path / "python"
+    without.write_text("#!/bin/sh\nexit 1\n")
+    without.chmod(0o700)
+    command = Command(
+        kind=CommandKind.SCRIPT,
+        words=("train.py",),
+        argv=(str(without), "train.py"),
+        serves=True,
+        interpreter=(str(without),),
+    )
+    nobody = find_tensorboard([command], {}, own=None)
+    assert nobody == TensorBoard() and not nobody.serves(Network.HOST)
+    assert "pip install tensorboard" in (nobody.note(Network.HOST) or "")
+    # orch's own Python has it, and steps in.
+    assert find_tensorboard([command], {}).python == sys.executable
+
+
+def test_nobody_could_reach_it_in_a_private_network() -> None:
+    board = TensorBoard(python=sys.executable, program="serve.py")
+    assert board.serves(Network.HOST) and board.note(Network.HOST) is None
+    assert not board.serves(Network.PRIVATE)
+    assert "private network" in (board.note(Network.PRIVATE) or "")
+
+
+def test_only_who_asks_for_it_gets_a_directory_for_event_files(orch: Orch) -> None:
+    script = orch.script("train.py", SCRIPT)
+    (orch.directory / "go").touch()
+    done = orch("up", "--no-prefix", "--", script)
+    assert json.loads(done.lines[0])[0] is None
+    assert not (orch.run_dir() / "tensorboard").exists()

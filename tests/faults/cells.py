@@ -1,0 +1,186 @@
+"""A cell of the matrix: what happens, at which moment, and how the run must end; run_cell proves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import remains
+from scene import Moment, Scene, Who
+from small_disk_cells import run_on_small_disk
+from strikes import Strike
+from wrong import Kind, NotHere, require
+
+from orchestrator import api
+from orchestrator.machine.private_network import probe_private_network
+from orchestrator.result import CauseKind, Outcome, RunResult
+
+Culprit = Literal[Who.VICTIM, Who.PEERS]
+Check = Callable[[Scene, RunResult], None]
+
+
+@dataclass(frozen=True)
+class Ends:
+    """How a run must end. `cause` and `first` are the victim, one of its peers, or nobody; `kind` None: no cause."""
+
+    outcome: Outcome
+    exit_code: int
+    cause: Culprit | None = None
+    kind: CauseKind | None = None
+    first: Culprit | None = None
+    attempts: int = 1
+
+    def __str__(self) -> str:
+        words = f"{self.outcome}, {self.exit_code}"
+        if self.kind is not None:
+            words += f"; cause: {self.cause or 'none of the tasks'}, {self.kind}"
+        if self.attempts > 1:
+            words += f"; attempt {self.attempts}"
+        return words
+
+
+def failed(
+    code: int,
+    cause: Culprit | None = Who.VICTIM,
+    kind: CauseKind = CauseKind.EXITED,
+    first: Culprit | None = Who.VICTIM,
+    attempts: int = 1,
+) -> Ends:
+    return Ends("failed", code, cause, kind, first, attempts)
+
+
+def timed_out(cause: Culprit | None, kind: CauseKind) -> Ends:
+    return Ends("timed_out", 124, cause, kind)
+
+
+def succeeded(attempts: int = 1) -> Ends:
+    return Ends("succeeded", 0, attempts=attempts)
+
+
+def stopped(code: int = 143, attempts: int = 1) -> Ends:
+    return Ends("stopped", code, attempts=attempts)
+
+
+ORCH_FAILED = failed(125, None, CauseKind.ORCH, None)
+LOST = Ends("lost", 125, None, CauseKind.ORCH)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """`fault` in words; `breaks` is what the tasks do themselves and `strike` what is done from outside. `client`: what
+    an `orch up` in the foreground must exit with (None: the run is this process's own). `vanishes`: nobody will find
+    the run's directory. `or_ends`: who is quicker is not orch's to say. `disk_bytes`: orch's own files are on a disk of
+    that size. `check` looks at more."""
+
+    fault: str
+    moment: Moment
+    ends: Ends
+    breaks: str = "nothing"
+    strike: Strike | None = None
+    client: int | None = None
+    victim: int = 1
+    workers: int = 2
+    times: int = 1
+    options: Mapping[str, object] = field(default_factory=dict)
+    vanishes: bool = False
+    or_ends: Ends | None = None
+    disk_bytes: int | None = None
+    check: Check | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.fault} | {self.moment}"
+
+
+def cells(fault: str, moments: Iterable[Moment] | Moment, ends: Ends, **fields: object) -> tuple[Cell, ...]:
+    """The same fault at several moments, with the same end."""
+    each = (moments,) if isinstance(moments, Moment) else tuple(moments)
+    return tuple(Cell(fault, moment, ends, **fields) for moment in each)  # type: ignore[arg-type]
+
+
+def run_cell(cell: Cell, directory: Path, make: type[Scene] = Scene) -> None:
+    """One run in `directory`, through its fault to its end; Wrong (or AssertionError) for whatever is, NotHere where
+    it cannot be tried. `make` says of what. XDG_STATE_HOME must be this cell's alone."""
+    if cell.disk_bytes is not None:
+        run_on_small_disk(cell, directory)
+    else:
+        run_here(cell, directory, make)
+
+
+def run_here(cell: Cell, directory: Path, make: type[Scene] = Scene) -> None:
+    """In this process, whatever disk the state directory is on."""
+    require_possible(cell.options)
+    here = directory / "here"
+    here.mkdir()
+    scene = make(
+        here,
+        cell.moment,
+        cell.breaks,
+        cell.victim,
+        cell.workers,
+        cell.times,
+        as_command=cell.client is not None,
+        options=cell.options,
+    )
+    with scene.started(), scene.run.view.kept_open() if cell.vanishes else nullcontext():
+        scene.reach_the_moment()
+        if cell.strike is not None:
+            cell.strike(scene)
+        result = scene.result()
+        if result.outcome != "lost":
+            remains.require_no_task_left(scene)
+        if scene.client is not None:
+            code = scene.client.wait(remains.GONE_WITHIN_S)
+            require(code == cell.client, Kind.EXIT_CODE, f"{code}, not {cell.client}: {scene.client_said()}")
+    ends = cell.ends
+    if cell.or_ends is not None and result.outcome == cell.or_ends.outcome:
+        ends = cell.or_ends
+    check_end(ends, scene, result)
+    if result.outcome == "lost":
+        # What a killed supervisor could not do, the next command does.
+        api.tidy()
+    elif not cell.vanishes:
+        remains.require_whole_events(scene)
+    remains.require_nothing_left(scene)
+    if cell.vanishes:
+        require(not scene.run.dir.exists(), Kind.FILE, scene.run.dir)
+    else:
+        _require_one_truth(scene, result)
+    if cell.check is not None:
+        cell.check(scene, result)
+
+
+def require_possible(options: Mapping[str, object]) -> None:
+    """NotHere if this machine refuses what they ask for."""
+    if options.get("network") == "private" and (refused := probe_private_network()) is not None:
+        raise NotHere(refused.reason)
+
+
+def _require_one_truth(scene: Scene, result: RunResult) -> None:
+    """What is written down, shown and told is the same."""
+    written, shown = scene.run.view.result(), scene.run.status().run.state
+    require(written == result, Kind.EVENTS, f"written {written}, told {result}")
+    require(shown == result.outcome, Kind.EVENTS, f"{shown}, not {result.outcome}")
+
+
+def check_end(ends: Ends, scene: Scene, result: RunResult) -> None:
+    """Wrong if the run has not ended as it must."""
+    cause, first = result.cause, result.first_failure
+    for kind, seen, wanted in (
+        (Kind.OUTCOME, result.outcome, ends.outcome),
+        (Kind.EXIT_CODE, result.exit_code, ends.exit_code),
+        (Kind.CAUSE, None if cause is None else cause.kind, ends.kind),
+        (Kind.CAUSE, None if cause is None else _culprit(cause.task, scene), ends.cause),
+        (Kind.CAUSE, None if first is None else _culprit(first.task, scene), ends.first),
+        (Kind.CAUSE, result.attempts, ends.attempts),
+    ):
+        require(seen == wanted, kind, f"{seen}, not {wanted}, in {result.model_dump_json(indent=1)}")
+
+
+def _culprit(task: str | None, scene: Scene) -> Culprit | None:
+    if task is None:
+        return None
+    return Who.VICTIM if task == scene.victim_name else Who.PEERS

@@ -1,0 +1,215 @@
+"""What is done to a run from outside, step by step; each step waits until it has taken effect."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from scene import Scene, Who
+from waiting import lives, until
+
+from orchestrator import api
+from orchestrator.events import SignalRequested
+from orchestrator.links import control
+from orchestrator.links.control import KillOrder, RestartOrder
+from orchestrator.state import RunPhase
+
+Strike = Callable[[Scene], None]
+_TASKS = (Who.VICTIM, Who.PEERS)
+
+
+def send(who: Who, number: signal.Signals) -> Strike:
+    """A signal to that process; to a task's leader, not its group."""
+
+    def strike(scene: Scene) -> None:
+        pids = scene.task_pids(who) if who in _TASKS else [scene.pid_of(who)]
+        assert pids and None not in pids, f"there is no {who}"
+        for pid in pids:
+            assert pid is not None
+            os.kill(pid, number)
+            if number == signal.SIGSTOP:
+                until(lambda pid=pid: _letter(pid) in "TtZX")  # type: ignore[misc]
+
+    return strike
+
+
+def gone(who: Who) -> Strike:
+    """Wait until those tasks have exited."""
+
+    def strike(scene: Scene) -> None:
+        pids = scene.task_pids(who)
+        until(lambda: not any(lives(pid) for pid in pids))
+
+    return strike
+
+
+def kill_both(scene: Scene) -> None:
+    """Supervisor and agent, so that neither can do anything about the other's end."""
+    pids = [scene.pid_of(Who.AGENT), scene.pid_of(Who.SUPERVISOR)]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            assert pid is not None
+            os.kill(pid, number)
+
+
+def touch(name: str) -> Strike:
+    return lambda scene: scene.touch(name)
+
+
+def stopping(scene: Scene) -> None:
+    """Wait until orch is stopping the run."""
+    until(lambda: scene.run.status().run.state == RunPhase.STOPPING or scene.has_ended())
+
+
+def known(task_state: str) -> Strike:
+    """Wait until orch knows that the victim is in this state."""
+
+    def strike(scene: Scene) -> None:
+        def is_so() -> bool:
+            states = {task.task: task.state for task in scene.run.status().tasks}
+            return states[scene.victim_name] == task_state
+
+        until(lambda: is_so() or scene.has_ended())
+
+    return strike
+
+
+def stop(scene: Scene) -> None:
+    scene.order_stop()
+
+
+def stop_by_force(scene: Scene) -> None:
+    scene.order_stop(force=True)
+
+
+def downs_at_once(scene: Scene) -> None:
+    """Four `orch down` at the same time; each waits until nothing is left."""
+    runs = [api.find(scene.run.id) for _ in range(4)]
+    threads = [threading.Thread(target=run.down) for run in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def restart(scene: Scene) -> None:
+    """`orch restart`."""
+    answer = control.ask(scene.run.view.paths.control, RestartOrder())
+    assert answer is not None and answer["ok"], answer
+
+
+def restart_is_refused(scene: Scene) -> None:
+    answer = control.ask(scene.run.view.paths.control, RestartOrder())
+    assert answer is not None and not answer["ok"], answer
+
+
+def kill_order(scene: Scene) -> None:
+    """`orch kill` of the victim."""
+    order = KillOrder(task=scene.victim_name, signal=signal.SIGKILL)
+    answer = control.ask(scene.run.view.paths.control, order)
+    assert answer is not None and answer["ok"], answer
+
+
+def was_stopped(scene: Scene) -> None:
+    """Wait until a planned fault has stopped a task and let it go on. To see it stopped one may come too late."""
+
+    def is_so() -> bool:
+        return any(
+            isinstance(event, SignalRequested) and event.signal == signal.SIGCONT for event in scene.events()
+        )
+
+    until(lambda: is_so() or scene.has_ended())
+
+
+def steal_ports(scene: Scene) -> None:
+    """Another program wants the tasks' ports: it gets none."""
+    for address in scene.addresses():
+        host, _, port = address.rpartition(":")
+        with socket.socket() as thief:
+            try:
+                thief.bind((host, int(port)))
+            except OSError:
+                continue
+        raise AssertionError(f"{address} could be taken")
+
+
+def delete_run_directory(scene: Scene) -> None:
+    def is_gone() -> bool:
+        # Something may be written into it meanwhile.
+        shutil.rmtree(scene.run.dir, ignore_errors=True)
+        return not scene.run.dir.exists()
+
+    until(is_gone)
+
+
+def fill_disk(_: Scene) -> None:
+    """Not a byte is free any more where orch's own files are."""
+    state = Path(os.environ["XDG_STATE_HOME"])
+    with (state / "filler").open("ab", buffering=0) as filler:
+        while (found := os.statvfs(state)).f_bavail:
+            try:
+                filler.write(b"\0" * min(found.f_bavail * found.f_frsize, 1 << 16))
+            except OSError:
+                return
+
+
+def call_from_outside(scene: Scene) -> None:
+    """Nothing listens where the tasks do, for one who is not in their network."""
+    addresses = scene.addresses()
+    assert addresses
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        with socket.socket() as caller:
+            caller.settimeout(60.0)
+            refused = caller.connect_ex((host, int(port)))
+        assert refused == errno.ECONNREFUSED, f"{address}: {os.strerror(refused)}"
+
+
+def look_at_stacks(scene: Scene) -> None:
+    """`orch stacks`: each task is where the script makes it wait. A stopped one can only be read by py-spy, if that is
+    there and let in; else it is told to be stopped."""
+    stacks = scene.run.stacks()
+    assert len(stacks) == scene.workers, stacks
+    for task, stack in stacks.items():
+        is_told = any("staged_task.py" in frame for frame in stack.frames)
+        assert is_told or (stack.how, stack.state) == ("none", "T"), f"{task}: {stack}"
+
+
+def talk_nonsense(scene: Scene) -> None:
+    """To the control socket: no order, half an order, and one that is too long."""
+    directory = os.open(scene.run.dir, os.O_PATH | os.O_DIRECTORY)
+    try:
+        for words in (b"\xff\xfe\n", b'{"op": "stop"', b"x" * 100_000, b'{"op": "format disk"}\n', b""):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+                stranger.settimeout(60.0)
+                stranger.connect(f"/proc/self/fd/{directory}/control")
+                try:
+                    stranger.sendall(words)
+                    stranger.shutdown(socket.SHUT_WR)
+                    stranger.recv(1 << 16)
+                except OSError:
+                    continue
+    finally:
+        os.close(directory)
+
+
+def in_turn(*strikes: Strike) -> Strike:
+    def strike(scene: Scene) -> None:
+        for each in strikes:
+            each(scene)
+
+    return strike
+
+
+def _letter(pid: int) -> str:
+    """The state of a process (man 5 proc); X when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"

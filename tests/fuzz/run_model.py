@@ -1,0 +1,289 @@
+"""A made-up world around a lifecycle: an agent with tasks, a clock, people. It does what the supervisor does."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator import events
+from orchestrator.events import Event, Progress, StopReason, TeardownReason, event_line, parse_event
+from orchestrator.lifecycle.actions import (
+    Action,
+    Finish,
+    Happen,
+    PlanAttempt,
+    SendSignal,
+    StartTask,
+    StartTasks,
+    SweepHost,
+    TakeStacks,
+    TearDown,
+)
+from orchestrator.lifecycle.machine import Lifecycle
+from orchestrator.lifecycle.terms import Terms
+from orchestrator.result import RunResult, TaskStack
+from orchestrator.state import RunState, apply
+
+START = 1000.0
+# So many turns no run of a handful of tasks takes to end once nobody asks for anything any more.
+MANY = 3000
+
+
+@dataclass
+class Agent:
+    """`orders` it has not obeyed yet, oldest first; `running` tasks with the times they began at."""
+
+    orders: deque[Callable[[], None]] = field(default_factory=deque)
+    running: dict[str, float] = field(default_factory=dict)
+    exits: int = 0
+    is_ending: bool = False
+    is_there: bool = True
+
+
+class World:
+    """`queue` holds what has happened and has not been taken in; `written` all events taken in, as on disk."""
+
+    def __init__(self, terms: Terms, tasks: int, serves: bool, names: Sequence[str] | None = None) -> None:
+        """`names` of the tasks; without them so many workers."""
+        self.terms = terms
+        self.lifecycle = Lifecycle(terms, START)
+        self.names = list(names or (f"worker:{index}" for index in range(tasks)))
+        self.serves = serves
+        self.now = START
+        self.queue: deque[Event] = deque()
+        self.written = RunState()
+        self.agent = Agent()
+        self.results: list[RunResult] = []
+        self.restarts: list[tuple[float, bool]] = []
+        self.task_restarts: dict[str, list[float]] = {}
+        self.is_torn_down = False
+        self.has_stopped = False
+        self.was_asked = False
+        self.planned = 0
+        self.agent.orders.append(lambda: self._held(1))
+
+    # -- what the supervisor does
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.results)
+
+    def happened(self, event: Event) -> None:
+        self.queue.append(event)
+
+    def stamp(self) -> dict[str, float]:
+        return {"at": self.now, "mono": self.now}
+
+    def take_in(self) -> list[Action]:
+        """The next of what has happened, and what the lifecycle wants done about it."""
+        event = self.queue.popleft()
+        before = self.written
+        self.written = apply(self.written, parse_event(event_line(event)))
+        actions = self.lifecycle.handle(event)
+        assert self.lifecycle.state == self.written, "the fold of what is on disk is another"
+        match event:
+            case events.StopRequested():
+                self.has_stopped = True
+            case events.AttemptPlanned() if not self.is_torn_down:
+                self.was_asked = False
+            case events.RestartRequested():
+                self.was_asked = True
+            case events.RestartPlanned():
+                assert self.was_asked or before.teardown in (TeardownReason.FAILURE, TeardownReason.LIMIT)
+                self.restarts.append((event.delay_s, self.was_asked))
+                self.is_torn_down = False
+            case events.TaskRestartPlanned():
+                self.task_restarts.setdefault(event.task, []).append(event.delay_s)
+        for action in actions:
+            self._perform(action)
+        return actions
+
+    def _perform(self, action: Action) -> None:
+        assert not self.is_over, f"{action} after the end"
+        match action:
+            case StartTasks():
+                self._may_start()
+                assert action.tasks == tuple(self.names)
+                for name in action.tasks:
+                    self._order(lambda name=name: self._start(name))  # type: ignore[misc]
+            case StartTask():
+                self._may_start()
+                assert self.lifecycle.state.tasks[action.task].phase == "pending"
+                assert action.task not in self.agent.running
+                self._order(lambda: self._start(action.task))
+            case PlanAttempt():
+                self._may_start()
+                assert action.attempt == self.lifecycle.state.attempt + 1
+                self._order(lambda: self._held(action.attempt))
+            case SendSignal():
+                self._order(lambda: self._signal(action.task, action.signal))
+            case TakeStacks():
+                self._order(lambda: self._stacks(action.why))
+            case TearDown():
+                self.is_torn_down = True
+                self.happened(
+                    events.TeardownBegan(**self.stamp(), reason=action.reason, grace_s=action.grace_s)
+                )
+                self._order(self._stop)
+            case SweepHost():
+                self.agent = Agent(is_there=False)
+                self.happened(events.TeardownEnded(**self.stamp(), swept=1))
+            case Happen():
+                self.happened(action.event)
+            case Finish():
+                self.results.append(action.result)
+
+    def _may_start(self) -> None:
+        assert not self.is_torn_down, "a start while the attempt is taken down"
+        assert not self.has_stopped, "a start after a stop"
+
+    def _order(self, order: Callable[[], None]) -> None:
+        if self.agent.is_there:
+            self.agent.orders.append(order)
+
+    # -- what the agent does
+
+    def obey(self) -> None:
+        """The agent's next order."""
+        self.agent.orders.popleft()()
+
+    def _held(self, attempt: int) -> None:
+        plans = tuple(
+            events.PlannedTask(
+                task=name,
+                role=name.partition(":")[0],
+                index=int(name.partition(":")[2]),
+                address=f"127.0.0.1:{attempt * 100 + index}",
+                argv=("true",),
+                cwd="/",
+                env={},
+                log=f"/logs/{name.replace(':', '-')}.log",
+                serves=self.serves and name != "evaluator:0",
+            )
+            for index, name in enumerate(self.names)
+        )
+        self.planned += 1
+        self.happened(events.AttemptPlanned(**self.stamp(), attempt=attempt, tasks=plans))
+
+    def _start(self, name: str) -> None:
+        if self.agent.is_ending:
+            return  # the stop was quicker
+        self.agent.running[name] = self.now
+        pid = 100 + self.agent.exits * 10 + self.names.index(name)
+        self.happened(events.TaskStarted(**self.stamp(), task=name, pid=pid, start_ticks=pid))
+
+    def cannot_start(self) -> None:
+        """The next start fails, if a start is what the agent has to do next."""
+        self.obey()
+        if self.queue and isinstance(self.queue[-1], events.TaskStarted):
+            started = self.queue.pop()
+            assert isinstance(started, events.TaskStarted)
+            del self.agent.running[started.task]
+            self.agent.exits += 1
+            self.happened(
+                events.TaskStartFailed(
+                    **self.stamp(), task=started.task, exit_code=127, reason="no such file"
+                )
+            )
+
+    def _signal(self, name: str, number: int) -> None:
+        if number == 9 and name in self.agent.running:
+            self.exits(name, None, 9)
+
+    def _stacks(self, why: str) -> None:
+        stacks = {
+            name: TaskStack(how="signal", state="S", frames=("a.py:1 f",)) for name in self.agent.running
+        }
+        self.happened(events.StacksTaken(**self.stamp(), why=why, stacks=stacks))
+
+    def _stop(self) -> None:
+        self.agent.is_ending = True
+
+    def emptied(self) -> None:
+        """The agent's teardown is done: nothing is left."""
+        assert self.agent.is_ending
+        for name in list(self.agent.running):
+            self.exits(name, None, 15)
+        self.agent.is_ending = False
+        self.happened(events.TeardownEnded(**self.stamp()))
+
+    def is_lost(self) -> None:
+        self.agent = Agent(is_there=False)
+        self.happened(events.AgentLost(**self.stamp(), reason="the agent was lost"))
+
+    # -- what tasks do
+
+    def exits(self, name: str, code: int | None, signal: int | None = None) -> None:
+        del self.agent.running[name]
+        self.happened(
+            events.TaskExited(
+                **self.stamp(),
+                task=name,
+                exit_code=code,
+                signal=signal,
+                order=self.agent.exits,
+                noticed_s=0.01,
+            )
+        )
+        self.agent.exits += 1
+
+    def is_ready(self, name: str) -> None:
+        self.happened(events.TaskReady(**self.stamp(), task=name))
+
+    def steps(self, name: str, step: int) -> None:
+        progress = Progress(phase="training", epoch=1, epochs=2, step=step, steps=50)
+        self.happened(events.TaskProgressed(**self.stamp(), task=name, progress=progress))
+
+    # -- what people do
+
+    def stop(self, reason: StopReason, *, force: bool) -> None:
+        self.happened(events.StopRequested(**self.stamp(), reason=reason, force=force))
+
+    # -- the clock
+
+    def wait(self, seconds: float) -> None:
+        """Time passes, and whatever is due meanwhile is told in its time."""
+        until = self.now + seconds
+        while (wanted := self.lifecycle.next_deadline()) is not None and wanted[0] <= until:
+            self.now = max(self.now, wanted[0])
+            self.reach(wanted)
+        self.now = until
+
+    def reach(self, wanted: tuple[float, str]) -> None:
+        """Tell the lifecycle that what it asked for is due: something must come of it, or it would ask for ever."""
+        before = self.lifecycle.state
+        self.take_in_all()
+        if self.is_over or self.lifecycle.next_deadline() != wanted:
+            return
+        quiet_s = {name: self.now - at for name, at in self.agent.running.items()}
+        self.happened(events.DeadlineReached(**self.stamp(), deadline=wanted[1], quiet_s=quiet_s))
+        actions = self.take_in()
+        moved = self.lifecycle.next_deadline() != wanted or self.lifecycle.state != before
+        assert actions or moved, f"{wanted} at {self.now} led to nothing"
+        self.take_in_all()
+
+    def take_in_all(self) -> None:
+        while self.queue and not self.is_over:
+            self.take_in()
+
+    def comes_to_its_end(self, code: int) -> None:
+        """Nobody asks for anything any more; tasks exit with `code`, the agent does what it was told."""
+        for _ in range(MANY):
+            if self.is_over:
+                return
+            if self.queue:
+                self.take_in()
+            elif self.agent.orders:
+                self.obey()
+            elif self.agent.is_ending:
+                self.emptied()
+            elif self.agent.running:
+                name = next(iter(self.agent.running))
+                self.exits(name, code)
+            else:
+                wanted = self.lifecycle.next_deadline()
+                assert wanted is not None, f"it waits for ever: {self.lifecycle.state}"
+                self.now = max(self.now, wanted[0])
+                self.reach(wanted)
+        raise AssertionError(f"it does not end: {self.lifecycle.state}")

@@ -1,0 +1,227 @@
+"""Whatever an agent says, or is told: understood, or an end in order; never a hang."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from fuzzing import any_bytes, as_json, damaged, documents, fuzzed, torn
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from waiting import PATIENCE_S, until
+
+from orchestrator.engines.base import AgentTerms
+from orchestrator.engines.local import LocalEngine
+from orchestrator.links.agent_link import AgentLink
+from worker.stream import Stream
+
+RUN = "run-1"
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory)
+
+
+# -- from the agent
+
+SAID: list[dict[str, Any]] = [
+    {"type": "hello", "host": "h", "pid": 1, "cores": 2},
+    {"type": "held", "attempt": 1, "ports": [1, 2]},
+    {"type": "started", "task": "worker:0", "pid": 5, "start_ticks": 7, "method": "fork"},
+    {"type": "progress", "task": "worker:0", "progress": "{}"},
+    {"type": "sample", "mono": 1.0, "tasks": {"worker:0": {"cpu_percent": 1.0, "memory_bytes": 5}}},
+    {
+        "type": "exited",
+        "task": "worker:0",
+        "exit_code": 1,
+        "signal": None,
+        "order": 0,
+        "mono": 1.0,
+        "peers": {"worker:1": "S"},
+    },
+    {"type": "stacked", "task": "worker:0", "how": "none"},
+    {"type": "empty", "swept": 0},
+]
+said = st.sampled_from(SAID).map(lambda message: {**message, "run_id": RUN})
+frames = (
+    said.map(as_json)
+    | said.flatmap(damaged).map(as_json)
+    | said.map(as_json).flatmap(torn)
+    | documents.map(as_json)
+    | any_bytes
+)
+
+
+@given(st.lists(frames, max_size=5), st.integers(1, 50))
+@fuzzed(80)
+def test_anything_from_an_agent_is_a_message_or_a_validation_error(lines: list[bytes], size: int) -> None:
+    ours, its = socket.socketpair()
+    with ours, its:
+        link = AgentLink(ours, RUN)
+        data = b"\n".join(lines) + b"\n"
+        its.sendall(data[:60_000])
+        its.shutdown(socket.SHUT_WR)
+        is_there = True
+        while is_there:
+            try:
+                messages, is_there = link.read()
+            except ValidationError:
+                return
+            assert all(message.run_id == RUN for message in messages)
+
+
+@given(st.lists(said, min_size=1, max_size=6), st.lists(st.integers(1, 400), max_size=5))
+@fuzzed(40)
+def test_messages_arrive_however_the_stream_was_cut(messages: list[dict[str, Any]], cuts: list[int]) -> None:
+    ours, its = socket.socketpair()
+    with ours, its:
+        link = AgentLink(ours, RUN)
+        data = b"".join(as_json(message) + b"\n" for message in messages)
+        found = []
+        for begin, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True):
+            its.sendall(data[begin:end])
+            found += link.read()[0]
+        assert [message.type for message in found] == [message["type"] for message in messages]
+
+
+# -- to the agent
+
+ORDERED: list[dict[str, Any]] = [
+    {"type": "hold", "attempt": 1, "count": 1, "mode": "reuse_port"},
+    {
+        "type": "start",
+        "task": "worker:0",
+        "argv": ["/bin/true"],
+        "env": {},
+        "cwd": "/",
+        "log": "/dev/null",
+        "port": None,
+        "serves": False,
+    },
+    {"type": "signal", "task": "worker:0", "signal": 10},
+    {"type": "stacks", "tasks": ["worker:0"], "native": False},
+    {"type": "stop", "grace_s": 0.1},
+]
+ordered = st.sampled_from(ORDERED).map(lambda message: {**message, "run_id": RUN})
+# Of these no number may be so large that to obey takes for ever, and no command another than /bin/true.
+safe_damage = st.sampled_from(
+    [None, True, -1, 0, 10**30, 99_999, "", "x", "\ud800", "\x00", [], {}, [None], {"": None}, float("nan")]
+)
+
+
+@st.composite
+def bad_orders(draw: st.DrawFn) -> bytes:
+    order = dict(draw(ordered))
+    is_hold = order["type"] == "hold"
+    for key in draw(st.lists(st.sampled_from(sorted(order)), min_size=1, max_size=2, unique=True)):
+        if draw(st.booleans()):
+            del order[key]
+        elif not (is_hold and key == "count"):
+            order[key] = draw(safe_damage)
+    return as_json(order)
+
+
+@given(
+    st.lists(ordered.map(as_json) | bad_orders() | any_bytes.filter(lambda d: b"hold" not in d), max_size=5)
+)
+@fuzzed(60)
+def test_the_agents_stream_gives_messages_or_a_value_error(lines: list[bytes]) -> None:
+    out, into = os.pipe2(os.O_CLOEXEC)
+    with select.epoll() as poller, os.fdopen(into, "wb") as sink:
+        stream = Stream(out, os.dup(into), poller)
+        try:
+            os.set_blocking(into, False)
+            with contextlib.suppress(BlockingIOError):
+                sink.write(b"\n".join(lines)[:60_000] + b"\n")
+                sink.flush()
+            try:
+                messages, _ = stream.read(out)
+            except ValueError:
+                return
+            assert all(isinstance(message["type"], str) for message in messages)
+        finally:
+            os.close(out)
+            os.close(stream._sink)
+
+
+class Wild:
+    """A real agent with one task in its care that ignores SIGTERM, and whatever is said to it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.engine = LocalEngine()
+        (self.stream,) = self.engine.start_agents(AgentTerms(RUN, 0.05, directory / "agent.log"))
+        self.heard = b""
+
+    def say(self, data: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.stream.sendall(data + b"\n")
+
+    def hears(self, word: bytes) -> bool:
+        """Whether the agent has said that by now, or has left."""
+        if word in self.heard:
+            return True  # it may have come while another word was listened for
+        if not select.select([self.stream], [], [], 0.05)[0]:
+            return False
+        try:
+            data = self.stream.recv(1 << 16)
+        except ConnectionResetError:
+            return True
+        self.heard += data
+        return not data or word in self.heard
+
+    def close(self) -> None:
+        self.stream.close()
+        assert self.engine.agents_gone(PATIENCE_S), "the agent did not leave"
+
+
+def start_order(program: str, **changes: object) -> bytes:
+    argv = [os.path.realpath("/bin/sh"), "-c", program]
+    return as_json({**ORDERED[1], "run_id": RUN, "argv": argv, **changes})
+
+
+@given(st.lists(bad_orders() | any_bytes.filter(lambda data: b"hold" not in data), min_size=1, max_size=6))
+@fuzzed(4)
+def test_an_agent_obeys_or_leaves_and_takes_its_tasks_along(place: Path, lines: list[bytes]) -> None:
+    """Whatever it is told: it goes on, or is gone in order; its task is ended in both cases, as deaf as that is."""
+    agent = Wild(place)
+    try:
+        agent.say(start_order("trap '' TERM; sleep 600 & wait", task="worker:7"))
+        until(lambda: agent.hears(b'"started"'))
+        pid = next(
+            message["pid"]
+            for message in map(json.loads, agent.heard.splitlines())
+            if message["type"] == "started"
+        )
+        for line in lines:
+            agent.say(line)
+        # It answers, unless it has left: it never hangs.
+        agent.say(as_json({"type": "hold", "run_id": RUN, "attempt": 99, "count": 1, "mode": "reuse_port"}))
+        until(lambda: agent.hears(b'"attempt": 99') or agent.hears(b'"hold_failed"'))
+    finally:
+        agent.close()
+    until(lambda: not psutil.pid_exists(pid))
+
+
+def test_an_agent_that_cannot_understand_says_so_and_leaves_nothing(place: Path) -> None:
+    agent = Wild(place)
+    agent.say(start_order("trap '' TERM; setsid sleep 600 & sleep 600", task="worker:7"))
+    until(lambda: agent.hears(b'"started"'))
+    agent.say(b"[1, 2")
+    agent.say(b"and more of it")
+    # The end of its stream is all the news there is: what it said then would be of its own making.
+    until(lambda: agent.hears(b"never said"))
+    assert b'"exited"' not in agent.heard
+    agent.close()
+    assert "JSONDecodeError" in (place / "agent.log").read_text()

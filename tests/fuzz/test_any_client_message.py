@@ -1,0 +1,227 @@
+"""Whatever clients send to a supervisor: an order or a refusal; none of them can hold it up."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fuzzing import DEEP, any_bytes, as_json, damaged, fuzzed, torn
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from waiting import PATIENCE_S, until
+
+from orchestrator.links import control
+from orchestrator.links.client_link import ClientLink
+from orchestrator.links.control import ControlServer, KillOrder, NoOrder, RestartOrder, StopOrder
+from orchestrator.state import RunState
+from orchestrator.supervision import control_desk
+
+orders = st.sampled_from(
+    [
+        {"op": "stop", "reason": "down", "force": False},
+        {"op": "kill", "task": "worker:0", "signal": 9},
+        {"op": "restart"},
+        {"op": "stacks", "tasks": [], "native": False},
+    ]
+)
+any_order = (
+    orders.map(as_json) | orders.flatmap(damaged).map(as_json) | orders.map(as_json).flatmap(torn) | any_bytes
+)
+
+
+class Asked:
+    """Stands for the run: notes what it was asked to do. It has no tasks."""
+
+    def __init__(self) -> None:
+        self.state = RunState()
+        self.did: list[str] = []
+
+    def stop(self, order: StopOrder) -> None:
+        self.did.append("stop")
+
+    def signal_task(self, task: str, number: int) -> None:
+        self.did.append("signal")
+
+    def restart(self) -> None:
+        self.did.append("restart")
+
+    def ask_for_stacks(self, tasks: tuple[str, ...], native: bool, done: Any) -> None:
+        self.did.append("stacks")
+        done({})
+
+
+@given(any_order)
+@fuzzed(80)
+def test_any_order_gets_an_answer(data: bytes) -> None:
+    ours, its = socket.socketpair()
+    run = Asked()
+    with its:
+        its.sendall(data[:60_000])
+        its.shutdown(socket.SHUT_WR)
+        ours.setblocking(False)
+        control_desk.serve(ours, run)
+        its.settimeout(PATIENCE_S)
+        answer = b""
+        while more := its.recv(1 << 16):
+            answer += more
+    answered = json.loads(answer)
+    assert answered["ok"] is bool(run.did)
+    assert run.did or answered["error"]
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (
+            b'{"op": "kill", "task": "worker:0", "signal": true}',
+            "no order: kill.signal: Input should be a valid integer",
+        ),
+        (
+            b'{"op": "kill", "task": "worker:0", "signal": "9"}',
+            "no order: kill.signal: Input should be a valid integer",
+        ),
+        (b'{"op": "stop", "force": "no"}', "no order: stop.force: Input should be a valid boolean"),
+        (b"hello", "no order: Invalid JSON"),
+    ],
+)
+def test_what_looks_like_an_order_is_refused_in_one_line(data: bytes, error: str) -> None:
+    ours, its = socket.socketpair()
+    with its, ours:
+        its.sendall(data)
+        ours.setblocking(False)
+        with pytest.raises(NoOrder) as refused:
+            control.read_order(ours)
+    assert str(refused.value).startswith(error) and "\n" not in str(refused.value)
+
+
+def test_a_client_that_never_reads_holds_nobody_up() -> None:
+    ours, its = socket.socketpair()
+    with its:
+        ours.setblocking(False)
+        control.answer(ours, ok=True, stacks={"worker:0": "x" * (8 << 20)})
+        until(lambda: ours.fileno() == -1)  # this thread was not held up, and nobody is for ever
+
+
+def test_a_client_that_says_nothing_is_no_order() -> None:
+    ours, its = socket.socketpair()
+    with its, ours:
+        ours.setblocking(False)
+        with pytest.raises(NoOrder):
+            control.read_order(ours)
+
+
+def test_many_connections_and_then_a_word(tmp_path: Path) -> None:
+    """Hundreds that say nothing, or leave again: the next one is heard all the same."""
+    server = ControlServer(tmp_path / "control")
+    opened: list[socket.socket] = []
+    accepted: list[socket.socket] = []
+    try:
+        for number in range(300):
+            with contextlib.suppress(BlockingIOError):
+                client = socket.socket(socket.AF_UNIX)
+                client.setblocking(False)
+                client.connect(str(tmp_path / "control"))
+                opened.append(client)
+            if number % 3 == 0 and opened:
+                opened.pop().close()
+            while (connection := server.accept()) is not None:
+                accepted.append(connection)
+        assert len(accepted) >= 200
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(tmp_path / "control"))
+            client.sendall(KillOrder(task="worker:0", signal=9).model_dump_json().encode())
+            last = until(server.accept)
+            with last:
+                assert control.read_order(last) == KillOrder(task="worker:0", signal=9)
+    finally:
+        for one in [*opened, *accepted]:
+            one.close()
+        server.close()
+
+
+def test_who_has_an_order_waits_to_be_let_in(tmp_path: Path) -> None:
+    """However many are before it, and although none is let in just now."""
+    server = ControlServer(tmp_path / "control")
+    accepted: list[socket.socket] = []
+    callers: list[socket.socket] = []
+    try:
+        with contextlib.suppress(BlockingIOError):
+            while len(callers) < 5000:
+                callers.append(socket.socket(socket.AF_UNIX))
+                callers[-1].setblocking(False)
+                callers[-1].connect(str(tmp_path / "control"))
+        answers: list[object] = []
+        asking = threading.Thread(
+            target=lambda: answers.append(control.ask(tmp_path / "control", RestartOrder(), PATIENCE_S))
+        )
+        asking.start()
+        last = None
+        while last is None:
+            select.select([server], [], [], PATIENCE_S)
+            accepted += filter(None, [server.accept()])
+            if len(accepted) == len(callers):  # one of them was not let in, and the one who asks was
+                last = accepted.pop()
+        select.select([last], [], [], PATIENCE_S)
+        assert control.read_order(last) == RestartOrder()
+        control.answer(last, ok=True)
+        asking.join()
+        assert answers == [{"ok": True}]
+    finally:
+        for one in [*callers, *accepted]:
+            one.close()
+        server.close()
+
+
+@given(st.lists(any_order, max_size=4))
+@fuzzed(60)
+def test_anything_from_the_client_that_started_it(lines: list[bytes]) -> None:
+    """Stop orders are heard up to the first thing that is none."""
+    ours, its = socket.socketpair()
+    with its, ours:
+        link = ClientLink(ours)
+        its.sendall(b"".join(line + b"\n" for line in lines)[:60_000])
+        its.shutdown(socket.SHUT_WR)
+        is_there = True
+        while is_there:
+            try:
+                heard, is_there = link.read_orders()
+            except ValidationError:
+                return
+            assert all(isinstance(order, StopOrder) for order in heard)
+
+
+@given(st.lists(any_order | st.just(DEEP), max_size=3))
+@fuzzed(60)
+def test_no_request_is_made_of_anything_else(lines: list[bytes]) -> None:
+    ours, its = socket.socketpair()
+    with its, ours:
+        link = ClientLink(ours)
+        its.sendall(b"".join(line.replace(b"\n", b" ") + b"\n" for line in lines)[:60_000])
+        its.shutdown(socket.SHUT_WR)
+        assert link.read_request() is None
+
+
+def test_an_answer_of_any_size_arrives_whole(tmp_path: Path) -> None:
+    server = ControlServer(tmp_path / "control")
+    answers: list[dict[str, object] | None] = []
+    stacks = {f"worker:{index}": "x" * 4096 for index in range(2048)}
+    asking = threading.Thread(
+        target=lambda: answers.append(control.ask(tmp_path / "control", RestartOrder(), PATIENCE_S))
+    )
+    asking.start()
+    try:
+        connection = until(server.accept)
+        until(lambda: select.select([connection], [], [], 0)[0])
+        assert control.read_order(connection) == RestartOrder()
+        control.answer(connection, ok=True, stacks=stacks)
+    finally:
+        asking.join()
+        server.close()
+    assert answers == [{"ok": True, "stacks": stacks}]

@@ -1,0 +1,233 @@
+"""Whatever stands in a run's directory: it is read for what it tells, and nothing fails on it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fuzzing import any_bytes, as_json, damaged, fuzzed, torn
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from orchestrator import events
+from orchestrator.api import Run
+from orchestrator.cli import runs_show
+from orchestrator.diagnosis.failure import Uncaught
+from orchestrator.events import Event, event_line, parse_event
+from orchestrator.result import Cause, CauseKind, FirstFailure, RunResult, TaskEnd
+from orchestrator.runs.event_tail import EventTail
+from orchestrator.runs.exceptions import read_exception
+from orchestrator.runs.paths import RunPaths
+from orchestrator.runs.reader import RunView
+from orchestrator.runs.store import RunRecord
+from orchestrator.state import RunState
+from orchestrator.view.report import end_lines
+from orchestrator.view.tables import run_lines, status_lines
+
+CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+TASK = events.PlannedTask(
+    task="worker:0",
+    role="worker",
+    index=0,
+    address="127.0.0.1:1",
+    argv=("true",),
+    cwd="/",
+    env={"A": "1"},
+    log="/x",
+    serves=False,
+)
+EVENTS: list[Event] = [
+    events.AttemptPlanned(
+        at=1, mono=1, attempt=1, tasks=(TASK, TASK.model_copy(update={"task": "worker:1"}))
+    ),
+    events.TaskStarted(at=1, mono=1, task="worker:0", pid=1, start_ticks=1),
+    events.TaskReady(at=1, mono=2, task="worker:0"),
+    events.TaskProgressed(
+        at=1,
+        mono=3,
+        task="worker:0",
+        progress=events.Progress(
+            phase="training", epoch=1, epochs=2, step=3, steps=4, loss=0.5, metrics={"a": 1}
+        ),
+    ),
+    events.SignalRequested(at=1, mono=3, task="worker:0", signal=9, by="user"),
+    events.MemoryExceeded(at=1, mono=3, task="worker:0", memory_bytes=5, limit_bytes=4),
+    events.TaskExited(
+        at=1,
+        mono=4,
+        task="worker:0",
+        exit_code=3,
+        signal=None,
+        order=0,
+        peers={"worker:1": "T"},
+        symptom=events.Symptom(kind=events.SymptomKind.OWN, exception="ValueError", lines=("a",)),
+    ),
+    events.DiskFull(at=1, mono=4, task="worker:0", reason="/x: No space left on device"),
+    events.StacksTaken(at=1, mono=4, why="user", stacks={}),
+    events.TaskRestartPlanned(at=1, mono=4, task="worker:0", delay_s=1, text="again"),
+    events.TaskGivenUp(at=1, mono=4, task="worker:0"),
+    events.TeardownBegan(at=1, mono=5, reason=events.TeardownReason.FAILURE, grace_s=0.5),
+    events.TeardownEnded(at=1, mono=6, swept=1),
+    events.RunEndedEvent(at=1, mono=7, outcome="failed", exit_code=3),
+]
+RECORD = RunRecord(
+    id="job-20260101T000000Z-0000",
+    name="job",
+    directory="/here",
+    started_at=time.time(),
+    started_mono=1.0,
+    boot_id="x",
+    supervisor_pid=1,
+    supervisor_start_ticks=1,
+    checkpoint_dir="/c",
+    versions={},
+    spec={},
+)
+RESULT = RunResult(
+    run_id=RECORD.id,
+    outcome="failed",
+    exit_code=3,
+    attempts=1,
+    cause=Cause(task="worker:0", kind=CauseKind.EXITED, text="exit 3"),
+    first_failure=FirstFailure(
+        task="worker:0", exit_code=3, signal=None, exception="E", log="/x", advice="a", lines=("l",)
+    ),
+    detection_s=0.1,
+    teardown_s=0.1,
+    took_s=1.0,
+    tasks=(TaskEnd(task="worker:0", state="failed", exit_code=3, signal=None, end="failed"),),
+)
+UNCAUGHT = {"type": "ValueError", "message": "m", "text": "Traceback ...\nValueError: m\n", "at": 1.0}
+event_documents = st.sampled_from(EVENTS).map(lambda event: json.loads(event_line(event)))
+damaged_events = event_documents.flatmap(damaged).map(as_json)
+torn_events = st.sampled_from(EVENTS).map(event_line).flatmap(torn)
+any_event_line = damaged_events | torn_events | any_bytes | st.sampled_from(EVENTS).map(event_line)
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory)
+
+
+@given(any_event_line)
+@example(b'{"type": "teardown_ended", "at": "NaN", "mono": 1.0, "swept": 0}')
+@fuzzed(80)
+def test_a_line_is_an_event_or_a_value_error(line: bytes) -> None:
+    try:
+        event = parse_event(line)
+    except ValueError:
+        return
+    assert parse_event(event_line(event)).model_dump_json() == event.model_dump_json()
+
+
+@given(st.lists(any_event_line.map(lambda line: line.replace(b"\n", b" ") + b"\n"), max_size=8), st.data())
+@fuzzed(60)
+def test_events_around_the_damage_are_read(place: Path, lines: list[bytes], data: st.DataObject) -> None:
+    """What is whole before and behind a damaged line counts, however the file has grown."""
+    good = event_line(EVENTS[1])
+    whole = [good, *lines, good]
+    content = b"".join(whole)
+    cut = data.draw(st.integers(0, len(content)))
+    path = place / "events.jsonl"
+    path.write_bytes(content[:cut])
+    tail = EventTail(path)
+    found = tail.read()
+    with path.open("ab") as file:
+        file.write(content[cut:])
+    found += tail.read()
+    assert found[0] == found[-1] == EVENTS[1]
+    assert tail.read() == []
+
+
+def a_run(place: Path, record: bytes, happened: bytes, sample: bytes, result: bytes) -> RunView | None:
+    paths = RunPaths(place / "run")
+    paths.root.mkdir(exist_ok=True)
+    for path, data in (
+        (paths.record, record),
+        (paths.events, happened),
+        (paths.sample, sample),
+        (paths.result, result),
+    ):
+        path.write_bytes(data)
+    return RunView.open(paths)
+
+
+def is_shown(view: RunView) -> None:
+    """As `orch status`, `orch ls` and the report at a run's end show it: safe lines, and JSON."""
+    status = Run(view).status()
+    json.dumps(status.model_dump(mode="json"))
+    lines = status_lines(status, 100, colour=False)
+    lines += run_lines([runs_show._row(view)], 100, colour=False)
+    result = view.result()
+    if result is not None:
+        lines += end_lines(result, 100, colour=False)
+        result.model_dump_json()
+    for line in lines:
+        assert CONTROL.search(line) is None, line
+        line.encode()
+
+
+WHOLE = b"".join(map(event_line, EVENTS))
+SAMPLE = {"at": 1.0, "mono": 1.0, "tasks": {"worker:0": {"cpu_percent": 1.0, "memory_bytes": 5}}}
+
+
+@given(st.lists(any_event_line, max_size=6), st.integers(0, len(EVENTS)))
+@fuzzed(60)
+def test_any_events_make_a_state_that_can_be_shown(place: Path, lines: list[bytes], kept: int) -> None:
+    happened = b"".join(map(event_line, EVENTS[:kept])) + b"\n".join(lines) + b"\n"
+    view = a_run(place, RECORD.model_dump_json().encode(), happened, as_json(SAMPLE), b"")
+    assert view is not None
+    is_shown(view)
+    assert view.state.phase.is_end
+
+
+@given(damaged(json.loads(RECORD.model_dump_json())).map(as_json) | any_bytes)
+@fuzzed(60)
+def test_any_record(place: Path, record: bytes) -> None:
+    view = a_run(place, record, WHOLE, as_json(SAMPLE), b"")
+    if view is not None:
+        is_shown(view)
+
+
+@given(damaged(json.loads(RESULT.model_dump_json())).map(as_json) | any_bytes)
+@fuzzed(60)
+def test_any_result(place: Path, result: bytes) -> None:
+    view = a_run(place, RECORD.model_dump_json().encode(), WHOLE, b"", result)
+    assert view is not None
+    is_shown(view)
+
+
+@given(damaged(SAMPLE).map(as_json) | any_bytes)
+@example(as_json([1]))
+@example(as_json({"tasks": {"worker:0": 3}}))
+@example(as_json({"tasks": {"worker:0": {"memory_bytes": math.nan, "cpu_percent": "x"}}}))
+@fuzzed(60)
+def test_any_sample(place: Path, sample: bytes) -> None:
+    happened = b"".join(map(event_line, EVENTS[:4]))
+    view = a_run(place, RECORD.model_dump_json().encode(), happened, sample, b"")
+    assert view is not None
+    view.refresh()
+    view.state = replace(view.state, phase=RunState().phase)  # as if it were live: only then is a sample read
+    json.dumps(view.sample())
+    for usage in view.sample().values():
+        assert {type(value) for value in usage.values()} <= {int, float}
+
+
+@given(damaged(UNCAUGHT).map(as_json) | st.just(as_json(UNCAUGHT)).flatmap(torn) | any_bytes)
+@fuzzed(80)
+def test_any_exception_file(place: Path, data: bytes) -> None:
+    path = place / "worker-0.json"
+    path.write_bytes(data)
+    found = read_exception(path)
+    if found is not None:
+        assert isinstance(found, Uncaught)
+        found.model_dump_json().encode()
+        (place / "worker-0.txt").write_text(found.text)

@@ -1,0 +1,349 @@
+"""A lifecycle in a world where anything may happen at any moment, under every policy: it ends, once, and rightly."""
+
+from __future__ import annotations
+
+import pytest
+from fuzzing import effort
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from run_model import World
+
+from orchestrator import events
+from orchestrator.chaos.fault import Fault
+from orchestrator.errors import ExitCode
+from orchestrator.events import StopReason
+from orchestrator.lifecycle.restarts import LONGEST_DELAY_S
+from orchestrator.lifecycle.terms import Terms
+from orchestrator.result import CauseKind, RunResult, shell_code
+from orchestrator.spec import FailurePolicy
+from orchestrator.state import TaskPhase
+from orchestrator.tf_config import TaskRef
+
+# Hundreds of whole runs: on a busy machine they take their time.
+pytestmark = pytest.mark.timeout(900)
+
+CLUSTERS = (
+    ("worker:0",),
+    ("worker:0", "worker:1"),
+    ("worker:0", "worker:1", "worker:2"),
+    ("worker:0", "worker:1", "evaluator:0"),
+    ("chief:0", "worker:0", "evaluator:0"),
+    ("chief:0", "worker:0", "worker:1", "ps:0"),
+    ("chief:0", "worker:0", "ps:0", "evaluator:0"),
+    ("worker:0", "ps:0"),
+)
+NAMES = st.sampled_from(sorted({name for cluster in CLUSTERS for name in cluster}))
+POLICIES = st.dictionaries(
+    st.sampled_from(["chief", "worker", "ps", "evaluator"]), st.sampled_from(FailurePolicy), max_size=2
+)
+EXITS = st.sampled_from([0, 0, 1, 3, 42, 143])
+ANY_TASK = st.none() | st.integers(0, 2).map(lambda index: TaskRef(type="worker", index=index))
+FAULTS = st.one_of(
+    st.builds(Fault, signal=st.just(9), task=ANY_TASK, step=st.integers(0, 3), attempt=st.integers(1, 2)),
+    st.builds(Fault, signal=st.sampled_from([9, 15]), task=ANY_TASK, at_s=st.sampled_from([0.0, 3.0])),
+    st.builds(Fault, signal=st.just(19), task=ANY_TASK, for_s=st.sampled_from([None, 2.0])),
+    st.builds(Fault, signal=st.just(10), task=ANY_TASK, epoch=st.integers(1, 2)),
+)
+TERMS = st.builds(
+    Terms,
+    run_id=st.just("run-1"),
+    timeout_s=st.sampled_from([None, None, 5.0, 200.0]),
+    start_timeout_s=st.sampled_from([None, 20.0]),
+    stall_timeout_s=st.sampled_from([None, 5.0]),
+    evaluator_timeout_s=st.sampled_from([None, 0.0, 30.0]),
+    on_failure=st.sampled_from(FailurePolicy),
+    role_policies=POLICIES,
+    max_restarts=st.integers(0, 3),
+    faults=st.lists(FAULTS, max_size=2).map(tuple),
+)
+_STOPPED = {
+    StopReason.INTERRUPT: ExitCode.INTERRUPTED,
+    StopReason.OUTPUT_CLOSED: ExitCode.OUTPUT_CLOSED,
+    StopReason.TIMEOUT: ExitCode.TIMED_OUT,
+}
+
+
+class AnyRun(RuleBasedStateMachine):
+    """Each rule is something that may happen next; what has happened is taken in sooner or later."""
+
+    @initialize(terms=TERMS, names=st.sampled_from(CLUSTERS), serves=st.booleans())
+    def begin(self, terms: Terms, names: tuple[str, ...], serves: bool) -> None:
+        self.world = World(terms, len(names), serves, names)
+        self.users_restarts = 0
+
+    # -- orch goes on
+
+    @precondition(lambda self: self.world.queue and not self.world.is_over)
+    @rule()
+    def the_next_is_taken_in(self) -> None:
+        self.world.take_in()
+
+    @precondition(lambda self: not self.world.is_over)
+    @rule()
+    def all_is_taken_in(self) -> None:
+        self.world.take_in_all()
+
+    @precondition(lambda self: self.world.agent.orders)
+    @rule()
+    def the_agent_does_as_it_was_told(self) -> None:
+        self.world.obey()
+
+    @precondition(lambda self: self.world.agent.orders)
+    @rule()
+    def the_agent_catches_up(self) -> None:
+        while self.world.agent.orders:
+            self.world.obey()
+
+    @rule()
+    def all_is_done(self) -> None:
+        settle(self.world)
+
+    @precondition(lambda self: self.world.agent.is_ending)
+    @rule()
+    def nothing_is_left(self) -> None:
+        self.world.emptied()
+
+    @precondition(lambda self: self.world.agent.orders)
+    @rule()
+    def a_start_fails(self) -> None:
+        self.world.cannot_start()
+
+    # -- tasks
+
+    @rule(name=NAMES, code=EXITS)
+    def a_task_exits(self, name: str, code: int) -> None:
+        if name in self.world.agent.running:
+            self.world.exits(name, code)
+
+    @rule(name=NAMES)
+    def a_task_is_killed(self, name: str) -> None:
+        if name in self.world.agent.running:
+            self.world.exits(name, None, 9)
+
+    @rule(name=NAMES)
+    def a_task_listens(self, name: str) -> None:
+        if name in self.world.agent.running:
+            self.world.is_ready(name)
+
+    @rule()
+    def all_tasks_listen(self) -> None:
+        for name in self.world.agent.running:
+            self.world.is_ready(name)
+
+    @rule(name=NAMES, step=st.integers(0, 3))
+    def a_task_steps(self, name: str, step: int) -> None:
+        if name in self.world.agent.running:
+            self.world.steps(name, step)
+
+    # -- people, and the machine
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 3.0, 20.0, 70.0]))
+    def time_passes(self, seconds: float) -> None:
+        if not self.world.is_over:
+            self.world.wait(seconds)
+
+    @rule(reason=st.sampled_from([*StopReason]), force=st.booleans(), chance=st.integers(0, 2))
+    def somebody_stops_it(self, reason: StopReason, force: bool, chance: int) -> None:
+        if chance == 0:
+            self.world.stop(reason, force=force)
+
+    @rule()
+    def somebody_restarts_it(self) -> None:
+        self.users_restarts += 1
+        self.world.happened(events.RestartRequested(**self.world.stamp()))
+
+    @rule(name=NAMES, number=st.sampled_from([9, 19]))
+    def somebody_signals_a_task(self, name: str, number: int) -> None:
+        if name in self.world.lifecycle.state.tasks:
+            self.world.happened(
+                events.SignalRequested(**self.world.stamp(), task=name, signal=number, by="user")
+            )
+
+    @rule(name=NAMES)
+    def a_task_takes_too_much(self, name: str) -> None:
+        if name in self.world.agent.running and name in self.world.lifecycle.state.tasks:
+            self.world.happened(
+                events.MemoryExceeded(**self.world.stamp(), task=name, memory_bytes=2, limit_bytes=1)
+            )
+
+    @rule(chance=st.integers(0, 9))
+    def the_disk_is_full(self, chance: int) -> None:
+        if chance == 0:
+            self.world.happened(
+                events.StorageFailed(**self.world.stamp(), reason="/x: No space left on device")
+            )
+
+    @precondition(lambda self: self.world.agent.is_there)
+    @rule(chance=st.integers(0, 9))
+    def the_agent_dies(self, chance: int) -> None:
+        if chance == 0:
+            self.world.is_lost()
+
+    # -- what holds at every moment
+
+    @invariant()
+    def there_are_no_more_restarts_than_agreed(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        terms = self.world.terms
+        by_itself = [delay for delay, asked in self.world.restarts if not asked]
+        is_restarted = FailurePolicy.RESTART in (terms.on_failure, *terms.role_policies.values())
+        assert len(by_itself) <= (terms.max_restarts if is_restarted else 0)
+        assert len(self.world.restarts) - len(by_itself) <= self.users_restarts
+        for name, delays in self.world.task_restarts.items():
+            assert terms.policy_of(name.partition(":")[0]) is FailurePolicy.RESTART_TASK
+            follows_the_rule(delays)
+        follows_the_rule(by_itself)
+
+    @invariant()
+    def an_end_is_an_end(self) -> None:
+        if not hasattr(self, "world") or not self.world.is_over:
+            return
+        assert len(self.world.results) == 1
+        assert self.world.lifecycle.next_deadline() is None
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        self.world.comes_to_its_end(code=1 if self.world.planned % 2 else 0)
+        (result,) = self.world.results
+        every_start_has_an_end(self.world)
+        agrees_with_itself(self.world, result)
+
+
+def follows_the_rule(delays: list[float]) -> None:
+    """1, 2, 4 ... 30 seconds; from 1 again after a time of health."""
+    for before, delay in zip([0.0, *delays], delays, strict=False):
+        assert delay in (1.0, min(LONGEST_DELAY_S, 2 * before)), delays
+
+
+def every_start_has_an_end(world: World) -> None:
+    state = world.lifecycle.state
+    assert all(task.phase.is_end or task.phase is TaskPhase.PENDING for task in state.tasks.values()), state
+    assert [past.attempt for past in state.history] == list(range(1, len(state.history) + 1))
+
+
+def agrees_with_itself(world: World, result: RunResult) -> None:
+    """The exit code is that of the table in docs/cli.md."""
+    state = world.lifecycle.state
+    cause, first = result.cause, result.first_failure
+    assert (result.exit_code == 0) == (result.outcome == "succeeded")
+    assert len(result.faults) == len(world.terms.faults)
+    match result.outcome:
+        case "succeeded":
+            assert cause is None
+            assert first is None
+            assert {task.state for task in result.tasks if task.task in deciding(world)} == {"succeeded"}
+            others = {task.task: task.state for task in result.tasks if task.task not in deciding(world)}
+            assert others.pop("evaluator:0", "") != "failed"
+            assert not others or "ps:0" in world.names
+        case "stopped":
+            assert state.stop is not None
+            assert result.exit_code == _STOPPED.get(state.stop.reason, ExitCode.TERMINATED)
+        case "timed_out":
+            assert result.exit_code == ExitCode.TIMED_OUT
+            assert cause is not None
+        case "failed":
+            assert cause is not None
+            if cause.kind is CauseKind.ORCH or state.storage_error is not None:
+                return
+            blamed = world.terms.on_failure
+            if cause.kind is CauseKind.LEFT_EARLY:
+                assert "ps:0" in world.names
+            if first is None:
+                assert (result.exit_code, cause.kind) == (1, CauseKind.LEFT_EARLY)
+            else:
+                assert result.exit_code == shell_code(first.exit_code, first.signal)
+                blamed = world.terms.policy_of(first.task.partition(":")[0])
+            if blamed in (FailurePolicy.RESTART, FailurePolicy.RESTART_TASK) and first is not None:
+                lost = state.stop is not None or state.agent_lost is not None
+                assert result.not_restarted or lost, f"it could have gone on: {result}"
+            if set(world.terms.role_policies.values()) | {blamed} == {FailurePolicy.CONTINUE}:
+                workers = {task.state for task in result.tasks if task.task in deciding(world)}
+                assert workers <= {"succeeded", "failed"}
+        case other:
+            raise AssertionError(other)
+
+
+def deciding(world: World) -> set[str]:
+    """Whose success the run's is."""
+    if "ps:0" in world.names:
+        return {world.names[0]}
+    return {name for name in world.names if name != "evaluator:0"}
+
+
+# -- what was found so
+
+
+def at_work(policy: FailurePolicy) -> World:
+    """Two tasks that have done three steps."""
+    world = World(Terms(run_id="run-1", on_failure=policy), 2, serves=True)
+    settle(world)
+    step_all(world)
+    return world
+
+
+def step_all(world: World) -> None:
+    for name in world.names:
+        world.is_ready(name)
+        world.steps(name, 3)
+    world.take_in_all()
+
+
+def settle(world: World) -> None:
+    """Until nothing more comes of what has happened by itself."""
+    while not world.is_over and (world.queue or world.agent.orders or world.agent.is_ending):
+        world.take_in_all()
+        while world.agent.orders:
+            world.obey()
+        if world.agent.is_ending:
+            world.emptied()
+
+
+def test_a_task_that_is_begun_anew_is_waited_for_by_one_that_is_done_at_that_moment() -> None:
+    world = at_work(FailurePolicy.RESTART_TASK)
+    world.exits("worker:0", 1)
+    world.exits("worker:1", 0)
+    world.comes_to_its_end(code=0)
+    assert (world.results[0].outcome, world.task_restarts) == ("succeeded", {"worker:0": [1.0]})
+
+
+def test_a_restart_asked_for_before_the_ports_are_there_starts_nothing_that_is_not_ended() -> None:
+    world = World(Terms(run_id="run-1"), 1, serves=True)
+    world.happened(events.RestartRequested(**world.stamp()))
+    world.obey()
+    world.take_in_all()
+    assert not world.agent.running
+    world.comes_to_its_end(code=0)
+    assert (world.results[0].outcome, world.results[0].attempts) == ("succeeded", 2)
+
+
+def test_a_disk_that_is_full_between_two_attempts_is_the_cause() -> None:
+    world = at_work(FailurePolicy.RESTART)
+    world.exits("worker:0", 1)
+    settle(world)
+    assert world.restarts == [(1.0, False)]
+    world.happened(events.StorageFailed(**world.stamp(), reason="/x: No space left on device"))
+    world.comes_to_its_end(code=0)
+    (result,) = world.results
+    assert (result.exit_code, result.cause and result.cause.kind) == (ExitCode.ORCH, CauseKind.LIMIT)
+
+
+def test_a_recovery_is_counted_from_the_failure_or_the_wish_that_it_follows() -> None:
+    world = at_work(FailurePolicy.RESTART)
+    world.exits("worker:0", 1)
+    settle(world)
+    world.wait(2.0)
+    settle(world)
+    step_all(world)
+    world.wait(1000.0)
+    world.happened(events.RestartRequested(**world.stamp()))
+    settle(world)
+    world.wait(1.0)
+    settle(world)
+    step_all(world)
+    assert [past.recovery_s for past in world.lifecycle.state.history] == [2.0, 1.0]
+
+
+AnyRun.TestCase.settings = effort(60, stateful_step_count=40)
+test_any_run = AnyRun.TestCase

@@ -1,0 +1,180 @@
+"""Whatever a user or another program writes where orch reads words: a value, or a ValueError that says so."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fuzzing import DEEP, any_text, as_json, damaged, documents, fuzzed, torn
+from hypothesis import example, given
+from hypothesis import strategies as st
+from waiting import until
+
+from orchestrator.configuration.durations import MAX_DURATION_S, format_duration, parse_duration
+from orchestrator.configuration.sizes import MAX_SIZE, parse_size
+from orchestrator.machine import kernel_files
+from orchestrator.tf_config import TaskRef, TFConfig
+from worker.bootstrap.options import Options
+from worker.injection import injected_env
+from worker.processes import read_stat
+
+figures = st.text("0123456789.eE+-_ \u0663\u00b2\uff11naif", max_size=12)
+lengths = st.lists(figures | st.sampled_from(["ms", "s", "m", "h", "d", "S", " "]), max_size=6).map("".join)
+amounts = st.lists(figures | st.sampled_from(["k", "Ki", "MiB", "GB", "g", "b", "i", " "]), max_size=5).map(
+    "".join
+)
+
+
+@given(lengths | any_text)
+@fuzzed(100)
+def test_any_length_of_time(text: str) -> None:
+    try:
+        seconds = parse_duration(text)
+    except ValueError as error:
+        assert str(error)
+        return
+    assert 0 <= seconds <= MAX_DURATION_S
+    assert math.isclose(parse_duration(format_duration(seconds)), seconds, abs_tol=0.0006)
+
+
+@given(amounts | any_text)
+@fuzzed(100)
+def test_any_amount_of_memory(text: str) -> None:
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        assert str(error)
+        return
+    assert 1 <= size <= MAX_SIZE
+    assert parse_size(str(size)) == size
+
+
+refs = st.lists(
+    st.sampled_from(
+        ["worker", "chief", "ps", "evaluator", ":", "0", "1", "999999", " ", "\u0663", "-", "\n"]
+    ),
+    max_size=4,
+).map("".join)
+
+
+@given(refs | any_text | figures)
+@example("9" * 5000)
+@fuzzed(100)
+def test_any_name_of_a_task(text: str) -> None:
+    try:
+        task = TaskRef.parse(text)
+    except ValueError as error:
+        assert str(error)
+        return
+    assert text.isascii()
+    assert TaskRef.parse(str(task)) == task
+
+
+CLUSTER = {
+    "cluster": {"chief": ["a.b:1"], "worker": ["10.0.0.1:2", "[::1]:3"], "ps": ["h:65535"]},
+    "task": {"type": "worker", "index": 1},
+}
+
+
+@given(
+    (damaged(CLUSTER) | documents).map(lambda found: as_json(found).decode())
+    | st.just(as_json(CLUSTER)).flatmap(torn).map(lambda data: data.decode("utf-8", "replace"))
+    | any_text
+)
+@example(DEEP.decode())
+@fuzzed(100)
+def test_any_tf_config(text: str) -> None:
+    try:
+        config = TFConfig.from_json(text)
+    except ValueError as error:
+        assert str(error)
+        return
+    assert TFConfig.from_json(config.to_json()) == config
+
+
+@given(
+    st.dictionaries(st.sampled_from(["task", "exception_file", "stacks_file", "fixes", "hooks"]), documents)
+)
+@fuzzed(60)
+def test_any_options_of_the_bootstrap(values: dict[str, object]) -> None:
+    options = Options(values)
+    assert isinstance(options.task, str)
+    for file in (options.exception_file, options.stacks_file):
+        assert file is None or (isinstance(file, str) and file)
+    assert {options.fixes, options.hooks} <= {True, False}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "3", '{"task": 3, "hooks": true}', "[" * 100_000, "\udcff"]
+)
+def test_a_python_starts_whatever_orch_bootstrap_says(text: str, tmp_path: Path) -> None:
+    """It is the user's program that runs: what orch had in mind for it must not keep it from that."""
+    env = {**os.environ, **injected_env({"task": "worker:0"}, os.environ), "ORCH_BOOTSTRAP": text}
+    done = subprocess.run(
+        [sys.executable, "-c", "import os; print('ran', 'ORCH_BOOTSTRAP' in os.environ)"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "ran False\n"), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory)
+
+
+kernel_lines = st.lists(
+    st.tuples(
+        st.sampled_from(["oom_kill", "Pss:", "0::/a/b", "3:memory,cpu:/x", "::", "0::/../.."]),
+        st.sampled_from([" ", ":", "\n", "\t"]),
+        figures,
+    ).map("".join),
+    max_size=4,
+).map("\n".join)
+
+
+@given(kernel_lines | any_text)
+@example("oom_kill \u00b2")
+@example("9" * 5000)
+@fuzzed(100)
+def test_whatever_the_kernel_says(place: Path, text: str) -> None:
+    path = place / "self" / "cgroup"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    number = kernel_files.read_number(place / "missing", path)
+    assert number is None or number >= 0
+    assert kernel_files.read_field(path, "oom_kill") >= 0
+    for group in kernel_files.groups(place, place / "cgroups", "memory"):
+        assert group.is_relative_to(place / "cgroups")
+
+
+@pytest.mark.parametrize("name", [b") R 1 1", b"((", b"a b\n) Z 0", b"\xff\xfe)", b" "])
+def test_a_process_may_have_any_name(name: bytes) -> None:
+    program = f"import ctypes, sys; ctypes.CDLL(None).prctl(15, {name!r}); print('up', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        stat = until(lambda: read_stat(child.pid))
+        assert (stat.pid, stat.parent) == (child.pid, os.getpid())
+        assert stat.state in "RSD"
+        assert stat.start_ticks > 0
+        child.send_signal(signal.SIGKILL)
+
+
+def test_the_generators_make_what_is_accepted() -> None:
+    assert TFConfig.from_json(json.dumps(CLUSTER)).task.index == 1
