@@ -14,7 +14,7 @@ import sys
 import tempfile
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -48,18 +48,14 @@ SVG = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http:/
 """
 
 
-def main(target: Path) -> None:
-    with tempfile.TemporaryDirectory() as home:
-        environ = {**os.environ, "XDG_STATE_HOME": home, "TERM": "xterm-256color", "PS1": "$ "}
-        directory = Path(home) / "digits"
-        directory.mkdir()
-        record(target / "screen-live.svg", directory, environ, until="epoch 6/10", then=nothing)
-        record(target / "screen-failure.svg", directory, environ, until="epoch 3/10", then=kill_second_worker)
-
-
 def nothing(directory: Path, environ: dict[str, str]) -> bool:
     """The run is drawn while it goes on."""
     return False
+
+
+def the_end(directory: Path, environ: dict[str, str]) -> bool:
+    """The screen is drawn after the run's end."""
+    return True
 
 
 def kill_second_worker(directory: Path, environ: dict[str, str]) -> bool:
@@ -72,21 +68,41 @@ def kill_second_worker(directory: Path, environ: dict[str, str]) -> bool:
     return True
 
 
+Then = Callable[[Path, dict[str, str]], bool]
+# What is drawn: the file, options of `orch up --workers 4`, the words to wait for, what to do then.
+SCREENS: tuple[tuple[str, tuple[str, ...], str, Then], ...] = (
+    ("screen-live.svg", (), "epoch 6/10", nothing),
+    ("screen-failure.svg", (), "epoch 3/10", kill_second_worker),
+    ("screen-restart.svg", ("--max-restarts", "3", "--chaos", "kill worker:1 at step 80"), "epoch", the_end),
+)
+
+
+def main(target: Path) -> None:
+    with tempfile.TemporaryDirectory() as home:
+        environ = {**os.environ, "XDG_STATE_HOME": home, "TERM": "xterm-256color", "PS1": "$ "}
+        directory = Path(home) / "digits"
+        directory.mkdir()
+        for name, options, until, then in SCREENS:
+            record(target / name, directory, environ, options, until=until, then=then)
+
+
 def record(
     target: Path,
     directory: Path,
     environ: dict[str, str],
+    options: Sequence[str],
     until: str,
-    then: Callable[[Path, dict[str, str]], bool],
+    then: Then,
 ) -> None:
     """Draw the screen of `orch up --workers 4` once `until` stands on it, or at the run's end."""
+    command = ["orch", "up", "--workers", "4", *options]
     screen = pyte.Screen(COLUMNS, LINES)
     stream = pyte.ByteStream(screen)
-    stream.feed(b"$ orch up --workers 4\r\n")
+    stream.feed(f"$ {' '.join(map(quoted, command))}\r\n".encode())
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(directory)
-        os.execve(ORCH, ["orch", "up", "--workers", "4"], environ)
+        os.execve(ORCH, command, environ)
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
     deadline = time.monotonic() + _DEADLINE_S
     to_the_end = False
@@ -108,6 +124,10 @@ def record(
         drain(terminal)
         os.waitpid(pid, 0)
         os.close(terminal)
+
+
+def quoted(word: str) -> str:
+    return f'"{word}"' if " " in word else word
 
 
 def drain(terminal: int) -> None:

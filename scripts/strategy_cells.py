@@ -1,0 +1,107 @@
+"""The cells of strategy x loop: the command of each, and what one run of it comes to."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ORCH = Path(sys.executable).with_name("orch")
+# The built-in program's own default, which every cell that can train has to reach.
+STATED_ACCURACY = 0.95
+LONGEST_RUN_S = 400.0
+_REFUSED = 2
+_HELD_OUT = re.compile(r"held-out accuracy (\d\.\d+)")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One way to train: `words` stand after `orch up`."""
+
+    strategy: str
+    loop: str
+    words: tuple[str, ...]
+    keras: str = "Keras 3"
+
+    @property
+    def name(self) -> str:
+        return f"{self.strategy}-{self.loop}" + ("-legacy" if self.keras != "Keras 3" else "")
+
+    @property
+    def command(self) -> str:
+        return " ".join(("orch", "up", *self.words))
+
+
+def _both(strategy: str, *words: str) -> tuple[Cell, Cell]:
+    return (
+        Cell(strategy, "fit", (*words, "--", "--loop", "fit")),
+        Cell(strategy, "custom", (*words, "--", "--loop", "custom")),
+    )
+
+
+_PARAMETER_SERVER = ("--strategy", "parameter_server", "--workers", "2", "--ps", "1")
+CELLS = (
+    *_both("multi_worker_mirrored", "--workers", "2"),
+    *_both("mirrored", "--strategy", "mirrored", "--replicas", "2"),
+    *_both("one_device", "--strategy", "one_device"),
+    *_both("central_storage", "--strategy", "central_storage", "--replicas", "2"),
+    *_both("parameter_server", *_PARAMETER_SERVER),
+    Cell(
+        "parameter_server",
+        "fit",
+        (*_PARAMETER_SERVER, "--keras", "legacy", "--", "--loop", "fit"),
+        keras="tf_keras",
+    ),
+    *_both("tpu", "--strategy", "tpu"),
+    *_both("dtensor", "--mesh", "batch=2,model=2", "--workers", "2"),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a cell: the held-out accuracy, or the one sentence by which it was refused."""
+
+    cell: Cell
+    code: int
+    accuracy: float | None
+    refusal: str | None
+    output: str
+
+    @property
+    def trains(self) -> bool:
+        return self.code == 0 and self.accuracy is not None
+
+    @property
+    def row(self) -> str:
+        if self.accuracy is not None:
+            result = f"trains: held-out accuracy {self.accuracy:.3f}"
+        else:
+            result = f"refused: {self.refusal}" if self.refusal else f"failed with {self.code}"
+        return f"| {self.cell.strategy} | {self.cell.loop} | {self.cell.keras} | `{self.cell.command}` | {result} |"
+
+
+def run_cell(cell: Cell, directory: Path, environ: dict[str, str] | None = None) -> Outcome:
+    """Run it to its end in `directory`; subprocess.TimeoutExpired if it does not end."""
+    done = subprocess.run(
+        [str(ORCH), "up", *cell.words],
+        cwd=directory,
+        env=environ or dict(os.environ),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_RUN_S,
+        check=False,
+    )
+    found = _HELD_OUT.findall(done.stdout)
+    accuracy = min(float(number) for number in found) if found and done.returncode == 0 else None
+    refusal = _sentence(done.stderr) if done.returncode == _REFUSED else None
+    return Outcome(cell, done.returncode, accuracy, refusal, done.stdout + done.stderr)
+
+
+def _sentence(err: str) -> str:
+    """The error's text without who says it."""
+    text = " ".join(line.strip() for line in err.splitlines() if line.strip())
+    return re.sub(r"^(orch|worker): (error: )?|; `orch up -- --help` lists its options$", "", text)
