@@ -188,7 +188,7 @@ def test_a_run_whose_directory_is_gone_ends(how: str, orch: Orch, state_dir: Pat
 
 
 def _removed(directory: Path) -> bool:
-    """Whether it is gone. A removal fails, as `rm -rf` does, where the run puts its lock back meanwhile: again, then."""
+    """Whether it is gone now. Where the run puts its lock back meanwhile, a removal fails, as `rm -rf` does."""
     shutil.rmtree(directory, ignore_errors=True)
     return not directory.exists()
 
