@@ -30,8 +30,9 @@ NOT_FORKED = StartMethod(fork=False, reason="it is no Python script")
 # More is a slip: each of a task's pools gets so many.
 MOST_THREADS = 4096
 MOST_RESTARTS = 10_000
-# More is a slip, too: every task's TF_CONFIG names all of them, in one variable of 128 KiB (some 6,900 addresses).
-MOST_TASKS_OF_A_ROLE = 4096
+# More is a slip, too: every task's TF_CONFIG names all of them, so that the plan grows with the square (1,000 tasks:
+# some 20 MB, in one line of the events).
+MOST_TASKS = 1000
 DEFAULT_START_TIMEOUT_S = 120.0
 DEFAULT_MAX_RESTARTS = 3
 # For the last checkpoint's evaluation: a side-car is a few seconds behind, a large held-out part takes minutes.
@@ -102,8 +103,8 @@ def _checked_count(count: int) -> int:
 
 def checked_tasks(count: int) -> int:
     """How many tasks of one role; ValueError if there cannot be so many."""
-    if count > MOST_TASKS_OF_A_ROLE:
-        raise ValueError(f"a role has at most {MOST_TASKS_OF_A_ROLE:,} tasks, not {count:,}")
+    if count > MOST_TASKS:
+        raise ValueError(f"a job has at most {MOST_TASKS:,} tasks, not {count:,}")
     return _checked_count(count)
 
 
@@ -278,6 +279,8 @@ class JobSpec(BaseModel):
         for role in (CHIEF, EVALUATOR):
             if self.roles.get(role, 0) > 1:
                 raise ValueError(f"a job has at most one {role}, not {self.roles[role]}")
+        if sum(self.roles.values()) > MOST_TASKS:
+            raise ValueError(f"a job has at most {MOST_TASKS:,} tasks, not {sum(self.roles.values()):,}")
         return self
 
     @property

@@ -94,12 +94,16 @@ def role_counts(given: Mapping[str, Given]) -> dict[str, int]:
         if count > 1:
             raise UsageError(f"{_source(given, role)}: a job has at most one {role}, not {count}")
     counts = {CHIEF: chiefs, WORKER: workers, PS: ps, EVALUATOR: evaluators}
-    return {role: _possible(given, role, count) for role, count in counts.items() if count}
+    for role, count in counts.items():
+        if count:
+            _check_tasks(given, role, count)
+    _check_tasks(given, max(counts, key=lambda role: counts[role]), sum(counts.values()))
+    return {role: count for role, count in counts.items() if count}
 
 
-def _possible(given: Mapping[str, Given], role: str, count: int) -> int:
+def _check_tasks(given: Mapping[str, Given], role: str, count: int) -> None:
     try:
-        return checked_tasks(count)
+        checked_tasks(count)
     except ValueError as error:
         raise UsageError(f"{_source(given, role)}: {error}") from error
 

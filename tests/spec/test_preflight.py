@@ -12,6 +12,7 @@ import pytest
 from spec_making import MakeSpec
 
 from orchestrator.errors import UsageError
+from orchestrator.machine import preflight
 from orchestrator.machine.headroom import Headroom
 from orchestrator.machine.preflight import check, check_platform, check_room, check_writable
 
@@ -54,13 +55,14 @@ def test_platforms_that_will_do(kernel: str, python: tuple[int, int]) -> None:
     check_platform("linux", kernel, python)
 
 
-def test_more_workers_than_the_machine_can_hold(make_spec: MakeSpec) -> None:
+def test_more_tasks_than_the_machine_can_hold(make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "headroom", lambda serves: Headroom(40, "1.0 GiB of memory"))
     with pytest.raises(
         UsageError,
-        match=r"^4,097 tasks \(4,096 workers, 1 ps\) are more than this machine can hold: .*, which is "
-        r"enough for [\d,]+; ask for [\d,]+ or fewer$",
+        match=r"^41 tasks \(40 workers, 1 ps\) are more than this machine can hold: 1\.0 GiB of memory, which is "
+        r"enough for 40; ask for 40 or fewer$",
     ):
-        check(make_spec(roles={"worker": 4096, "ps": 1}))
+        check(make_spec(roles={"worker": 40, "ps": 1}))
 
 
 def test_the_room_for_workers_alone_is_told_by_their_option(make_spec: MakeSpec) -> None:

@@ -122,11 +122,12 @@ def test_python_gives_the_table_as_it_is(load_here: Load) -> None:
             "orch.toml, line 2: command of evaluator: script not found: no_such.py",
         ),
         ("", {"ps": "-1"}, "--ps: must be at least 0, not -1"),
-        ("", {"workers": 4097}, "--workers: a role has at most 4,096 tasks, not 4,097"),
+        ("", {"workers": 1001}, "--workers: a job has at most 1,000 tasks, not 1,001"),
+        ("", {"workers": 300, "ps": 700}, "--ps: a job has at most 1,000 tasks, not 1,001"),
         (
             "[roles.ps]\ncount = 2000000",
             {},
-            "orch.toml, line 2: count of ps: a role has at most 4,096 tasks, not 2,000,000",
+            "orch.toml, line 2: count of ps: a job has at most 1,000 tasks, not 2,000,000",
         ),
         (
             "",

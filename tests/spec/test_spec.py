@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from spec_making import MakeSpec
 
-from orchestrator.spec import MOST_TASKS_OF_A_ROLE, JobSpec, default_name, mask_secrets
+from orchestrator.spec import MOST_TASKS, JobSpec, default_name, mask_secrets
 
 
 def test_tasks_stand_in_order(make_spec: MakeSpec) -> None:
@@ -51,7 +51,8 @@ def test_roles_have_one_order_however_given(make_spec: MakeSpec) -> None:
         ({"grace_s": float("nan")}, "not a length of time"),
         ({"timeout_s": 0.0}, "leave it out for no limit"),
         ({"wrokers": 3}, "Extra inputs"),
-        ({"roles": {"worker": 1, "ps": 4097}}, "a role has at most 4,096 tasks, not 4,097"),
+        ({"roles": {"worker": 1, "ps": 1001}}, "a job has at most 1,000 tasks, not 1,001"),
+        ({"roles": {"worker": 600, "ps": 401}}, "a job has at most 1,000 tasks, not 1,001"),
     ],
 )
 def test_refuses(make_spec: MakeSpec, changes: dict[str, Any], message: str) -> None:
@@ -85,7 +86,7 @@ texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 
 @given(
     env=st.dictionaries(names, texts, max_size=4),
-    workers=st.integers(1, MOST_TASKS_OF_A_ROLE),
+    workers=st.integers(1, MOST_TASKS),
     grace=st.floats(0, 1e6),
 )
 def test_crosses_a_pipe_unchanged(env: dict[str, str], workers: int, grace: float) -> None:
