@@ -17,7 +17,16 @@ from waiting import PATIENCE_S, until
 
 from orchestrator.engines.base import AgentTerms
 from orchestrator.engines.local import LocalEngine
-from orchestrator.links.agent_link import AgentLink, AgentMessage, Empty, Exited, Held, Hello, Started
+from orchestrator.links.agent_link import (
+    AgentLink,
+    AgentMessage,
+    Empty,
+    Exited,
+    Held,
+    Hello,
+    Sampled,
+    Started,
+)
 from orchestrator.network import Network
 
 # Long enough that a test which waits for it has failed.
@@ -125,6 +134,16 @@ class Driver:
     def end(self, grace_s: float = 0.0) -> Empty:
         self.link.stop(grace_s)
         return self.wait_for(Empty)
+
+    def until_uses(self, name: str, least_bytes: int) -> None:
+        """Until a sample says that the task uses so much memory: the first may be of one that has only just begun."""
+
+        def is_told() -> bool:
+            self.receive()
+            samples = (message.tasks for message in self.messages if isinstance(message, Sampled))
+            return any(name in tasks and tasks[name].memory_bytes > least_bytes for tasks in samples)
+
+        until(is_told)
 
     def exits(self) -> list[Exited]:
         return [message for message in self.messages if isinstance(message, Exited)]

@@ -9,15 +9,17 @@ from waiting import until
 
 from orchestrator.links.agent_link import Exited
 
-# Its child is in the task's group, and says so in the log when it hears the signal.
-WITH_A_CHILD = f"""
-import os, signal
+# Its child is in the task's group, and says so in the log when it hears the signal. In short sleeps: one that comes
+# right before a sleep begins is heard after it.
+WITH_A_CHILD = """
+import os, signal, time
 def heard(*_):
     os.write(1, b"parent heard\\n" if os.getpid() == leader else b"child heard\\n")
 leader = os.getpid()
 signal.signal(signal.SIGUSR1, heard)
 print("parent up" if os.fork() else "child up", flush=True)
-{SLEEPER}
+while True:
+    time.sleep(0.1)
 """
 
 
@@ -34,7 +36,9 @@ def test_the_whole_group_hears_the_signal(agent: Driver) -> None:
 
 def test_only_the_task_that_is_meant(agent: Driver) -> None:
     for name in "ab":
-        agent.start(name, python(SLEEPER))
+        # One that is still beginning may be in any state for a moment.
+        agent.start(name, python(f"print('up', flush=True); {SLEEPER}"))
+        agent.wait_for_line(name)
     pids = {name: agent.pid_of(name) for name in "ab"}
     agent.link.signal("a", signal.SIGSTOP)
     until(lambda: state_letter(pids["a"]) == "T")

@@ -122,7 +122,7 @@ def test_a_terminated_agent_takes_all_with_it_and_blames_no_task(agent: Driver) 
 
 
 def test_tasks_die_with_a_killed_agent_and_the_rest_can_be_swept(agent: Driver) -> None:
-    run_id = agent.directory.parent.name + agent.directory.name
+    run_id = f"{agent.directory.name}-{agent.pid}"  # what is swept is swept on the whole machine
     agent.start("a", python(DAEMONISES), {"ORCH_RUN_ID": run_id})
     agent.start("b", python(DEAF), {"ORCH_RUN_ID": run_id})
     agent.wait_for_line("b")
@@ -155,9 +155,9 @@ def test_a_task_that_may_have_lost_its_signal_gets_it_again(agent: Driver) -> No
     say = "os.write(int(os.environ['ORCH_PROGRESS_FD']), b'{\"sigterm\":\"again\"}\\n')"
     told = f"signal.signal(15, lambda *_: (signal.signal(15, lambda *_: os._exit(7)), {say}))"
     # Said before anything was sent, it means nothing.
-    agent.start(
-        "a", python(f"import os, signal, time\n{say}\n{told}\nprint('up', flush=True)\ntime.sleep(600)")
-    )
+    # In short sleeps: a signal that comes right before one begins is heard after it.
+    sleeps = "print('up', flush=True)\nwhile True: time.sleep(0.1)"
+    agent.start("a", python(f"import os, signal, time\n{say}\n{told}\n{sleeps}"))
     agent.wait_for_line("a")
     agent.end(grace_s=FOREVER_S)
     assert [(exit.exit_code, exit.signal) for exit in agent.exits()] == [(7, None)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import socket
 import subprocess
 import threading
@@ -26,15 +28,15 @@ PLACES = {"any": (socket.AF_INET, ""), "loopback": (socket.AF_INET, "127.0.0.1")
           "any6": (socket.AF_INET6, ""), "loopback6": (socket.AF_INET6, "::1")}
 got = []
 for (option, number), (place, (family, host)) in itertools.product(OPTIONS.items(), PLACES.items()):
-    with socket.socket(family) as s:
-        if number is not None:
-            s.setsockopt(socket.SOL_SOCKET, number, 1)
-        try:
+    try:
+        with socket.socket(family) as s:
+            if number is not None:
+                s.setsockopt(socket.SOL_SOCKET, number, 1)
             s.bind((host, int(sys.argv[1])))
             s.listen()
             got.append(f"{option} {place}")
-        except OSError:
-            pass
+    except OSError:
+        pass
 print(json.dumps(got))
 """
 
@@ -76,14 +78,9 @@ def port_server(address: str, answers: Sequence[int]) -> Iterator[list[str]]:
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Of those that neither the kernel nor portpicker hands out: nobody else gets one before the test does."""
+    candidates = random.SystemRandom().sample(range(25_000, 32_000), 500)
+    return list(itertools.islice(filter(can_bind, candidates), count))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -93,7 +90,10 @@ def test_only_the_agreed_option_gets_in(mode: HoldMode) -> None:
         got = attempts(port)
     assert {attempt.split()[0] for attempt in got} == {mode}
     assert f"{mode} any" in got and f"{mode} loopback" in got
-    assert len(attempts(port)) == 12  # and once it is let go of, everybody
+    everybody = attempts(0)
+    assert len(everybody) in (6, 12)  # IPv4 alone, or IPv6 as well
+    # And once it is let go of, everybody; another program may have taken it for a moment.
+    until(lambda: attempts(port) == everybody)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -12,7 +12,6 @@ import pytest
 from agent_driving import SLEEPER, Driver, python
 from waiting import until
 
-from orchestrator.links.agent_link import Sampled
 from worker.processes import all_processes, descendants, proportional_bytes, read_stat, send_signal
 from worker.sampling import Sample, Sampler
 from worker.task_process import TaskProcess
@@ -76,10 +75,12 @@ def test_cpu_is_that_of_the_task_and_its_children() -> None:
         child = psutil.Process(busy.pid).children()[0]
         spent = child.cpu_times().user
         until(lambda: child.cpu_times().user > spent + 0.3)
-        (sample,) = look(sampler, now + 10, [busy, idle])
-    # At least 0.3 s of work in what the sampler was told were 10 s.
+        # The more processes there are, the later it is due.
+        (sample,) = look(sampler, max(now + 10, sampler.due), [busy, idle])
+    # At least 0.3 s of work in what the sampler was told were 10 s or more.
     assert 0.0 < sample[busy.name]["cpu_percent"] < 100
-    assert sample[idle.name]["cpu_percent"] == 0.0
+    # A tick or two of the kernel's clock may still be counted for the way to its sleep.
+    assert sample[idle.name]["cpu_percent"] < 1.0
 
 
 def test_a_task_that_has_begun_anew_is_measured_from_its_own_start() -> None:
@@ -93,8 +94,8 @@ def test_a_task_that_has_begun_anew_is_measured_from_its_own_start() -> None:
     with process(burns) as again:
         assert again.name == before.name
         until(lambda: psutil.Process(again.pid).cpu_times().user > 0.1)
-        (sample,) = look(sampler, now + 10, [again])
-    # At least 0.1 s of work in what the sampler was told were some 12 s.
+        (sample,) = look(sampler, max(now + 10, sampler.due), [again])
+    # At least 0.1 s of work in what the sampler was told were some 12 s or more.
     assert sample[again.name]["cpu_percent"] > 0.0
 
 
@@ -166,8 +167,7 @@ def test_a_task_that_is_gone_costs_nothing() -> None:
 def test_the_agent_sends_samples_of_what_runs(agent: Driver) -> None:
     agent.start("a", python(SHARES))
     agent.wait_for_line("a", "child")
-    sampled = agent.wait_for(Sampled)
-    assert sampled.tasks["a"].memory_bytes > MIB
+    agent.until_uses("a", MIB)
     agent.end()
 
 

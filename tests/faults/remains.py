@@ -20,9 +20,10 @@ from orchestrator.runs import locks
 from orchestrator.runs.paths import names_dir, runs_dir
 
 # A process that was told to end may need this long on a busy machine; one that was not never ends.
-GONE_WITHIN_S = 30.0
+GONE_WITHIN_S = 60.0
 _LOOK_S = 0.01
-_A_BATCH_S = 2.0
+# As long as a busy machine may keep the supervisor from reading what has come.
+_A_BATCH_S = 30.0
 
 T = TypeVar("T")
 

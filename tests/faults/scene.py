@@ -8,7 +8,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 
@@ -164,7 +164,8 @@ class Scene:
         """Whatever went wrong: nothing of this scene outlives it."""
         for pid in (self.client and self.client.pid, self._run and self.pid_of(Who.SUPERVISOR)):
             if pid and lives(pid):
-                os.kill(pid, signal.SIGCONT)
+                with suppress(ProcessLookupError):  # on its way out
+                    os.kill(pid, signal.SIGCONT)
         if self._run is not None and self._run.view.is_live:
             self._run.down(force=True)
         if self.client is not None:

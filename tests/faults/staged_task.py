@@ -71,12 +71,12 @@ def reach(moment: str, alone: bool = False) -> None:
     if visit > TIMES:
         return
     _write(_mark(moment, INDEX, visit))
+    voice = _Voice()
     if INDEX == VICTIM:
-        if not alone:
-            _wait_for(*(_mark(moment, index, visit) for index in range(len(ADDRESSES))))
-        _wait_for(Path("break"))
+        marks = () if alone else tuple(_mark(moment, index, visit) for index in range(len(ADDRESSES)))
+        _wait_for(*marks, Path("break"), meanwhile=voice.speak)
         _BREAKS[BREAKS]()
-    _pause()
+    _pause(voice if INDEX != VICTIM or BREAKS == "talks on" else None)
 
 
 def _mark(moment: str, index: int, visit: int) -> Path:
@@ -90,20 +90,35 @@ def _write(path: Path) -> None:
     new.rename(path)
 
 
-def _wait_for(*paths: Path) -> None:
+def _wait_for(*paths: Path, meanwhile: Callable[[], object] = lambda: None) -> None:
     while not all(path.exists() for path in paths):
+        meanwhile()
         time.sleep(_LOOK_S)
 
 
-def _pause() -> None:
-    """Until the word is given. A training that waits for somebody still has something to say now and then."""
-    step, told = PAUSE_STEP, time.monotonic()
+class _Voice:
+    """A training that waits for somebody still has something to say now and then."""
+
+    def __init__(self) -> None:
+        self._step, self._told = PAUSE_STEP, time.monotonic()
+
+    def speak(self) -> None:
+        now = time.monotonic()
+        if MOMENT != "training" or now < self._told + _TELL_S:
+            return
+        # What a step brings about must not come before all are there, however late one of them has begun.
+        self._step += all(_mark(MOMENT, index, 1).exists() for index in range(len(ADDRESSES)))
+        self._told = now
+        _tell(phase="training", epoch=1, epochs=1, step=self._step, steps=10_000, loss=1 / now)
+
+
+def _pause(voice: _Voice | None = None) -> None:
+    """Until the word is given."""
     while not Path("go").exists():
         if Path("lost").exists() and INDEX != VICTIM:
             _lose_a_peer()
-        if MOMENT == "training" and INDEX != VICTIM and time.monotonic() >= told + _TELL_S:
-            told, step = time.monotonic(), step + 1
-            _tell(phase="training", epoch=1, epochs=1, step=step, steps=10_000)
+        if voice is not None:
+            voice.speak()
         time.sleep(_LOOK_S)
 
 
@@ -265,6 +280,7 @@ def _nothing() -> None:
 
 _BREAKS: dict[str, Callable[[], object]] = {
     "nothing": _nothing,
+    "talks on": _nothing,
     "deaf": _nothing,
     "all deaf": _nothing,
     "works": _work,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scene import Scene, Who
-from waiting import lives, until
+from waiting import PATIENCE_S, lives, until
 
 from orchestrator import api
 from orchestrator.events import SignalRequested
@@ -30,9 +30,12 @@ def send(who: Who, number: signal.Signals) -> Strike:
     def strike(scene: Scene) -> None:
         pids = scene.task_pids(who) if who in _TASKS else [scene.pid_of(who)]
         assert pids and None not in pids, f"there is no {who}"
-        for pid in pids:
+        for nth, pid in enumerate(pids):
             assert pid is not None
-            os.kill(pid, number)
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                assert nth > 0  # the first one's end may have been the others'
             if number == signal.SIGSTOP:
                 until(lambda pid=pid: _letter(pid) in "TtZX")  # type: ignore[misc]
 
@@ -100,19 +103,19 @@ def downs_at_once(scene: Scene) -> None:
 
 def restart(scene: Scene) -> None:
     """`orch restart`."""
-    answer = control.ask(scene.run.view.paths.control, RestartOrder())
+    answer = control.ask(scene.run.view.paths.control, RestartOrder(), PATIENCE_S)
     assert answer is not None and answer["ok"], answer
 
 
 def restart_is_refused(scene: Scene) -> None:
-    answer = control.ask(scene.run.view.paths.control, RestartOrder())
+    answer = control.ask(scene.run.view.paths.control, RestartOrder(), PATIENCE_S)
     assert answer is not None and not answer["ok"], answer
 
 
 def kill_order(scene: Scene) -> None:
     """`orch kill` of the victim."""
     order = KillOrder(task=scene.victim_name, signal=signal.SIGKILL)
-    answer = control.ask(scene.run.view.paths.control, order)
+    answer = control.ask(scene.run.view.paths.control, order, PATIENCE_S)
     assert answer is not None and answer["ok"], answer
 
 

@@ -60,7 +60,7 @@ def test_a_killed_client() -> None:
 
 def test_a_killed_supervisor() -> None:
     with cluster(*DEAF, grace="10m") as run:
-        pids = [*task_pids(run), *grandchildren(), agent_of(run)]
+        pids = [*task_pids(run), *grandchildren(), agent_of(run), supervisor_of(run)]
         up()
         os.kill(supervisor_of(run), signal.SIGKILL)
         assert_gone(pids)

@@ -94,17 +94,21 @@ class Person:
 
     def until_logged(self, run: Path, text: str, task: str = "worker-0") -> str:
         """The task's log as soon as it holds `text`; at once an error where the run has ended without."""
-        log = run / "logs" / f"{task}.log"
+        log, result = run / "logs" / f"{task}.log", run / "result.json"
 
         def found() -> str | None:
-            words = log.read_text() if log.exists() else ""
-            assert text in words or not (run / "result.json").exists(), (
-                words,
-                (run / "result.json").read_text(),
-            )
+            has_ended = result.exists()
+            # Whole lines: unbuffered, a print is several writes.
+            whole, end, _ = (log.read_text() if log.exists() else "").rpartition("\n")
+            words = whole + end
+            assert text in words or not has_ended, (words, result.read_text())
             return words if text in words else None
 
         return until(found)
+
+    def pid_of_first_task(self, run: Path) -> int:
+        """As soon as it is known: what a task says may be there before it is told as started."""
+        return until(lambda: next((int(task["pid"]) for task in self.tasks(run) if task["pid"]), None))
 
     def tasks(self, run: Path) -> list[dict[str, Any]]:
         tasks = json.loads(self("status", "--json", run.name).stdout)["tasks"]

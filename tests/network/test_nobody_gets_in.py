@@ -155,10 +155,12 @@ def test_nothing_of_a_private_run_survives_those_who_keep_it(anybody: Person, vi
     run = anybody.detached("--network", "private", "--", "daemonises.py")
     grandchild = int(anybody.until_logged(run, "grandchild").split()[1])
     supervisor = json.loads((run / "run.json").read_text())["supervisor_pid"]
-    agent = psutil.Process(anybody.tasks(run)[0]["pid"]).ppid()
+    agent = psutil.Process(anybody.pid_of_first_task(run)).ppid()
     pids = {"supervisor": supervisor, "agent": agent}
-    for victim in victims:
-        os.kill(pids[victim], signal.SIGKILL)
+    # Stopped first, so that neither can do anything about the other's end.
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for victim in victims:
+            os.kill(pids[victim], number)
     until(lambda: not is_held(run / "lock"))
     anybody("down", run.name)
     until_gone(grandchild, agent, supervisor)

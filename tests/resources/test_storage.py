@@ -196,7 +196,14 @@ def test_a_run_whose_directory_is_gone_ends_and_its_client_hears_how(orch: Orch)
     up = orch.start("up", "-n", "2", "--", sys.executable, "-I", "-S", sleeper)
     up.until_out("up", 2)
     pids = until(orch.pids)
-    shutil.rmtree(orch.run_dir())
+    run = orch.run_dir()
+
+    def is_gone() -> bool:
+        # The run may write something into it meanwhile.
+        shutil.rmtree(run, ignore_errors=True)
+        return not run.exists()
+
+    until(is_gone)
     done = up.finish()
     assert done.code == 125
     assert "was moved or removed" in done.err

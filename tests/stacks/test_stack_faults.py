@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import until
+from waiting import PATIENCE_S, until
 
-from worker import py_spy
+from worker import own_dump, py_spy
 from worker.stack_taking import StackTaking
 from worker.task_process import TaskProcess
 
@@ -59,6 +59,7 @@ def test_a_file_that_cannot_be_read(
         return read(fd, count, offset)
 
     monkeypatch.setattr(os, "pread", failing)
+    monkeypatch.setattr(own_dump, "_SIGNAL_PATIENCE_S", PATIENCE_S)
     monkeypatch.setattr(py_spy, "find", lambda: None)
     with task("broken", tmp_path) as broken, task("whole", tmp_path) as whole, select.epoll() as poller:
         taking = StackTaking(poller, lambda **fields: answers.__setitem__(fields["task"], fields))
@@ -76,6 +77,7 @@ def test_a_file_that_cannot_be_read(
         assert "signal: [Errno 5] Input/output error" in answers["broken"]["note"]
         # Its next question is not in the way of anything that the last one left.
         monkeypatch.undo()
+        monkeypatch.setattr(own_dump, "_SIGNAL_PATIENCE_S", PATIENCE_S)
         answers.clear()
         taking.ask(("broken",), tasks, native=False, ending=False)
         until(lambda: answered(1))

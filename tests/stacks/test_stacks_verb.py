@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from agent_driving import state_letter
-from orch_command import Orch
+from orch_command import Finished, Orch
 from waiting import until
 
 from worker import py_spy
@@ -34,11 +34,24 @@ def hanging(orch: Orch) -> Orch:
     """Three tasks, all where they hang; worker:1 at another place than the others."""
     assert orch("up", "-dq", "-n", "3", "--", orch.script("hang.py", HANGS)).code == 0
     until(lambda: all("up" in log.read_text() for log in logs(orch)) and len(logs(orch)) == 3)
+    until_asleep(orch)
     return orch
+
+
+def until_asleep(orch: Orch) -> None:
+    """One that has said that it is up, or has answered, is not yet where it hangs."""
+    until(lambda: all(state_letter(pid) == "S" for pid in orch.pids()))
 
 
 def logs(orch: Orch) -> list[Path]:
     return list((orch.run_dir() / "logs").glob("worker-*.log"))
+
+
+def by_signal(orch: Orch, *words: str) -> Finished | None:
+    """What `orch stacks` says; None where a busy machine has kept a task from answering in time."""
+    until_asleep(orch)
+    done = orch("stacks", *words)
+    return None if "did not answer" in done.out else done
 
 
 def test_a_live_run(hanging: Orch) -> None:
@@ -48,11 +61,11 @@ def test_a_live_run(hanging: Orch) -> None:
     assert shown.lines[0] == "worker:0 and worker:2: in main (hang.py:11)"
     assert "worker:1: in load_data (hang.py:5)" in shown.lines
     assert f"    all threads: {orch.run_dir()}/stacks/worker-1.txt" in shown.lines
-    whole = orch("stacks", "--full", "1")
+    whole = until(lambda: by_signal(orch, "--full", "1"))
     assert whole.lines[0] == "=== worker:1, by signal, state S"
     assert f'  File "{orch.directory}/hang.py", line 5 in load_data' in whole.lines
 
-    document = orch("stacks", orch.run_dir().name, "0", "worker:1", "--json").document
+    document = until(lambda: by_signal(orch, orch.run_dir().name, "0", "worker:1", "--json")).document
     assert (document["schema_version"], document["run"], document["live"]) == (1, orch.run_dir().name, True)
     assert (list(document["stacks"]), document["silent"]) == (["worker:0", "worker:1"], [])
     stack = document["stacks"]["worker:1"]
@@ -101,7 +114,7 @@ def test_words(hanging: Orch) -> None:
 
 def test_a_run_that_a_limit_ended(orch: Orch) -> None:
     """Its stacks are shown long after, all of them and those of one task."""
-    done = orch("up", "-q", "-n", "2", "--stall-timeout", "1s", "--", orch.script("hang.py", HANGS))
+    done = orch("up", "-q", "-n", "2", "--stall-timeout", "4s", "--", orch.script("hang.py", HANGS))
     assert done.code == 124, done.err
     recorded = orch.result()["stacks"]
     assert set(recorded) == {"worker:0", "worker:1"}
