@@ -14,6 +14,16 @@ sys.path += [str(Path(__file__).resolve().parents[1] / name) for name in ("agent
 
 from people import ORDINARY, Person
 
+from orchestrator.machine.private_network import probe_private_network
+
+
+@pytest.fixture(scope="session")
+def private_network() -> None:
+    """Skips where the kernel lets the user of the tests have none, as in most containers and for Ubuntu's users; that
+    this answer is true is a test of its own."""
+    if (refused := probe_private_network()) is not None:
+        pytest.skip(refused.reason)
+
 
 @pytest.fixture(params=["root", "ordinary"])
 def person(request: pytest.FixtureRequest, state_dir: Path) -> Iterator[Person]:

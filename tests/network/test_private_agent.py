@@ -15,7 +15,7 @@ from orchestrator import Session
 from orchestrator.links.agent_link import Listening
 from orchestrator.network import Network
 
-pytestmark = pytest.mark.usefixtures("no_leaked_descriptors")
+pytestmark = pytest.mark.usefixtures("private_network", "no_leaked_descriptors")
 LISTENER = """
 import socket, sys, time
 server = socket.socket()

@@ -6,7 +6,7 @@ import pytest
 from outside import addresses, reached
 from people import Person
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("private_network")]
 
 
 def ports_of_a_training_run(person: Person, network: str) -> list[int]:
