@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import resource
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +31,10 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("without_a_clock")
 
-# What has been told to end may take this long on a busy machine; what has not never ends.
-_LAST_EXITS_S = 10.0
+# What has been told to end may take this long on a busy machine (a supervisor that nobody needed still imports all it
+# would have needed); what has not never ends.
+_LAST_EXITS_S = 60.0
+_LOOK_S = 0.01
 
 # Of several test processes one runs all of a set: what is made once for it costs more than most tests do.
 _TOGETHER = {
@@ -92,10 +96,15 @@ def nothing_left(state_dir: Path) -> Iterator[None]:
     if children is not None and _own_children() == children and _started() == started:
         return  # to look at every process of the machine takes longer than most tests do
     left = [process for process in _of_this_test(state_dir) if process.pid not in before]
-    _, left = psutil.wait_procs(left, timeout=_LAST_EXITS_S if left else 0)
-    told = [_description(process) for process in left if process.is_running()]
+    deadline = time.monotonic() + _LAST_EXITS_S
+    # Whoever adopts an orphan may leave its exit status unread: gone is what does nothing any more.
+    while left and time.monotonic() < deadline:
+        psutil.wait_procs(left, timeout=_LOOK_S)
+        left = [process for process in left if _lives(process)]
+    told = [_description(process) for process in left]
     for process in left:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     assert not told, f"left behind: {told}"
 
 
@@ -156,9 +165,16 @@ def _has_mark(pid: int, mark: bytes) -> bool:
 def _running(pid: int) -> psutil.Process | None:
     try:
         process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else process
     except psutil.NoSuchProcess:
         return None
+    return process if _lives(process) else None
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _description(process: psutil.Process) -> str:

@@ -19,10 +19,12 @@ def until(condition: Callable[[], T | None], timeout_s: float = PATIENCE_S) -> T
     """The first true value of `condition`; AssertionError when there is none in time."""
     deadline = time.monotonic() + timeout_s
     while True:
+        # Asked first: the last look is one after the deadline, even if this process stood still until then.
+        is_late = time.monotonic() >= deadline
         value = condition()
         if value:
             return value
-        assert time.monotonic() < deadline, f"still not so after {timeout_s:g} s"
+        assert not is_late, f"still not so after {timeout_s:g} s"
         time.sleep(_LOOK_S)
 
 

@@ -10,7 +10,7 @@ from orchestrator.result import AttemptEnd, Cause, CauseKind, FaultReport, RunRe
 from orchestrator.state import RunState, TaskPhase, TaskState
 
 # A failure that ends the attempt does so at once; what comes later (--on-failure continue) is another matter.
-_AT_ONCE_S = 1.0
+_AT_ONCE_S = 5.0
 # A stopped process does not exit: that something is wrong with it is known when it is named.
 _NAMED_AS = frozenset({CauseKind.STOPPED, CauseKind.STALLED})
 

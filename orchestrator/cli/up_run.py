@@ -57,9 +57,9 @@ def _in_the_foreground(request: UpRequest, screen: Screen, started: StartedSuper
 def _detached(request: UpRequest, screen: Screen, started: StartedSupervisor) -> int:
     supervised, run = launch(request, Lifetime.DETACHED, started)
     supervised.close()
-    if not screen.json:
-        words.print_lines([run.id])  # data, so --quiet does not silence it: run=$(orch up -dq)
     try:
+        if not screen.json:
+            words.print_lines([run.id])  # data, so --quiet does not silence it: run=$(orch up -dq)
         return _wait(run, request.display.wait, screen)
     except KeyboardInterrupt:
         words.say(f"{run.id} goes on; `orch down` stops it")

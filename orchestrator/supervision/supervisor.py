@@ -139,8 +139,9 @@ class Supervisor:
         mono = time.monotonic()
         if self._logs.due is not None and mono >= self._logs.due:
             self._logs.index()
-        for task, progress in self._throttle.take(mono):
-            self._happened(events.TaskProgressed(**now(), task=task, progress=progress))
+        at = now()
+        for task, progress in self._throttle.take(at["mono"]):
+            self._happened(events.TaskProgressed(**at, task=task, progress=progress))
         deadline = self._lifecycle.next_deadline()
         if deadline is not None and mono >= deadline[0]:
             self._happened(self._deadline_reached(deadline[1]))

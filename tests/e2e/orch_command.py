@@ -193,7 +193,8 @@ class Orch:
         return [(task["progress"] or {}).get("phase") for task in self.status()["tasks"]]
 
     def events(self, kind: str, run: Path | None = None) -> list[dict[str, Any]]:
-        lines = ((run or self.run_dir()) / "events.jsonl").read_text().splitlines()
+        # Of a live run the last line may still be on its way.
+        *lines, _ = ((run or self.run_dir()) / "events.jsonl").read_bytes().split(b"\n")
         return [event for event in map(json.loads, lines) if event["type"] == kind]
 
     def methods(self, run: Path | None = None) -> set[str]:

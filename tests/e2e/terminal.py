@@ -9,6 +9,7 @@ import select
 import struct
 import subprocess
 import termios
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,15 @@ class Terminal:
             until(is_shown)
         except AssertionError:
             raise AssertionError(f"{text!r} is not on the screen:\n" + "\n".join(self.shown)) from None
+
+    def until_lines(self, is_so: Callable[[list[str]], bool]) -> None:
+        """Wait until that is so of the screen's lines: what is painted may be read in parts."""
+
+        def is_painted() -> bool:
+            self.pump()
+            return is_so(self.shown)
+
+        until(is_painted)
 
     def finish(self) -> int:
         """Read on until the command has ended; its exit code."""

@@ -23,7 +23,7 @@ _REFUSED = {
     ("--", "python3", "no-such-script.py"): "script not found: no-such-script.py",
     ("--cwd", "/no/such/place", *_RUNS_NOTHING): "--cwd: /no/such/place does not exist",
     ("--log-dir", "/proc/orch", *_RUNS_NOTHING): "--log-dir: /proc/orch cannot be written",
-    ("--checkpoint-dir", "/etc/hostname", *_RUNS_NOTHING): "--checkpoint-dir: /etc/hostname is not a dir",
+    ("--checkpoint-dir", "/etc/passwd", *_RUNS_NOTHING): "--checkpoint-dir: /etc/passwd is not a dir",
     ("-n", "4", "--tasks", "9", *_RUNS_NOTHING): "--tasks: there is no worker:9 in this run",
     ("--tasks", "frobnicator", *_RUNS_NOTHING): "--tasks: 'frobnicator' is not a task",
     ("--timeout", "soon", *_RUNS_NOTHING): '--timeout: "soon" is not a duration',

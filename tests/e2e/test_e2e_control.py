@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 from orch_command import Orch
-from waiting import PATIENCE_S, until
+from waiting import PATIENCE_S, until_gone
 
 # With what a supervisor has open besides.
 _MOST_FILES = 64 + 60
@@ -52,5 +52,5 @@ def test_callers_that_ask_for_nothing(orch: Orch) -> None:
         assert orch.status()["run"]["state"] == "running"
         assert orch("down", "-q").code == 0
     assert orch.result()["exit_code"] == 143
-    until(lambda: not supervisor.is_running())
+    until_gone(supervisor.pid)
     assert (orch.run_dir() / "supervisor.log").read_text() == ""

@@ -33,7 +33,7 @@ def test_wait_ready(orch: Orch) -> None:
 
 def test_wait_ready_of_a_task_that_fails_first(orch: Orch) -> None:
     script = orch.script("serves.py", "import sys\nsys.exit(5)\nimport tensorflow\n")
-    done = orch("up", "--wait", "ready", "--", script)
+    done = orch("up", "--wait", "ready", "--start", "spawn", "--", script)
     assert done.code == 5
     assert "cause     worker:0: exit 5" in done.err
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from orch_command import ORCH, Orch
-from waiting import PATIENCE_S, until
+from waiting import PATIENCE_S, until, until_gone
 
 _FAILS = ("up", "-n", "2", "--", "sh", "-c", "exit 3")
 # In the user's own sitecustomize: something that the interpreter takes down last of all, and slowly.
@@ -53,7 +53,8 @@ def test_while_nobody_reads_the_last_words(orch: Orch) -> None:
             stdin=subprocess.DEVNULL,
         )
         try:
-            until(lambda: orch.run_dirs() and (orch.run_dir() / "result.json").exists())
+            # The run is over, and so is its supervisor: to one that is slow to leave these would be orders.
+            until_gone(until(orch.supervisor))
             until(lambda: process.poll() is not None or process.send_signal(signal.SIGTERM))
         finally:
             process.kill()

@@ -15,10 +15,10 @@ import os, pathlib, sys, time
 role = os.environ["ORCH_TASK"].partition(":")[0]
 def tell(line):
     os.write(int(os.environ["ORCH_PROGRESS_FD"]), line.encode() + b"\\n")
-print(os.environ.get("WHO", "-"), os.environ["TF_CONFIG"], flush=True)
-if role == "chief":
-    tell('{"phase": "training", "epoch": 1, "step": 3, "steps": 9}')
 try:
+    print(os.environ.get("WHO", "-"), os.environ["TF_CONFIG"], flush=True)
+    if role == "chief":
+        tell('{"phase": "training", "epoch": 1, "step": 3, "steps": 9}')
     while role not in ("chief", "evaluator") or not pathlib.Path(f"{role}-may-go").exists():
         time.sleep(0.01)
 finally:
@@ -88,11 +88,10 @@ def test_the_evaluator_is_waited_for_and_servers_are_not(orch: Orch) -> None:
 
 
 def test_an_evaluator_that_never_ends_is_stopped_in_time(orch: Orch) -> None:
+    words = ("--chief", "separate", "-n", "0", "--evaluator", "--evaluator-timeout", "100ms")
+    started = _start(orch, *words, tasks=2)
     _let(orch, "chief")
-    done = orch(
-        "up", "--chief", "separate", "-n", "0", "--evaluator", "--evaluator-timeout", "100ms", "--",
-        orch.script("job.py", _SCRIPT),
-    )  # fmt: skip
+    done = started.finish()
     assert done.code == 0 and "(--evaluator-timeout): it is stopped" in done.err
     assert _ends(orch)["evaluator:0"] == ("stopped", 143, "stopped by orch")
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from orch_command import Orch
@@ -31,19 +29,14 @@ raise UnavailableError("Socket closed")
 """
 
 
-def events_of(run: Path, kind: str) -> list[dict[str, Any]]:
-    lines = (run / "events.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["type"] == kind]
-
-
 def test_modules_the_user_vouches_for_are_imported_once(orch: Orch) -> None:
     orch.script("look.py", "import json, os; print('made by', os.getppid())")
     done = orch("-v", "up", "-n", "3", "--preload", "json", "--", "look.py")
     assert done.code == 0
     assert "orch: preloaded json in" in done.err
-    (preloaded,) = events_of(orch.run_dir(), "preloaded")
+    (preloaded,) = orch.events("preloaded")
     assert preloaded["modules"] == ["json"] and preloaded["seconds"] > 0
-    assert {event["method"] for event in events_of(orch.run_dir(), "task_started")} == {"fork"}
+    assert orch.methods() == {"fork"}
     # The agent is the parent of them all, whoever made them.
     assert len({line.rpartition(" ")[2] for line in done.lines}) == 1
 
@@ -56,8 +49,8 @@ def test_why_nothing_is_forked_is_said_to_those_who_ask(orch: Orch) -> None:
     told = orch("-v", "up", "--preload", "json", "--start", "spawn", "--", "look.py")
     assert "orch: started the ordinary way: --start spawn asks for it" in told.err
     newest = orch.run_dirs()[-1]
-    assert not events_of(newest, "preloaded")
-    assert {event["method"] for event in events_of(newest, "task_started")} == {"spawn"}
+    assert not orch.events("preloaded", newest)
+    assert orch.methods(newest) == {"spawn"}
 
 
 @pytest.mark.parametrize("start", ["auto", "spawn"])
@@ -92,11 +85,21 @@ def test_an_exit_is_no_exception(orch: Orch, end: str, code: int) -> None:
     assert (first["exception"], first["exception_file"]) == (None, None)
 
 
+def test_a_stop_that_comes_before_the_first_line_is_no_error_of_python(orch: Orch) -> None:
+    lib = orch.directory.parent / "lib"
+    lib.mkdir()
+    (lib / "sitecustomize.py").write_text(
+        "import os, signal\nif 'ORCH_TASK' in os.environ: os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    done = orch("up", "--", sys.executable, "-c", "print('begun')", env={"PYTHONPATH": str(lib)})
+    assert (done.code, done.out) == (143, ""), done.err
+
+
 def test_one_that_lost_a_peer_is_not_to_blame(orch: Orch) -> None:
     """Although its own exception stands in a file of its own."""
     orch.script("lose.py", LOST)
     orch.start("up", "-n", "2", "--", "lose.py")
-    until(lambda: orch.run_dirs() and events_of(orch.run_dir(), "task_exited"))
+    until(lambda: orch.run_dirs() and orch.events("task_exited"))
     (orch.directory / "go").touch()
     assert orch.result()["first_failure"]["task"] == "worker:0"
     assert orch.result()["first_failure"]["exception"] == "UnavailableError: Socket closed"

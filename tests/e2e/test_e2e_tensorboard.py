@@ -17,7 +17,11 @@ from orchestrator.command.find_tensorboard import find_tensorboard
 from orchestrator.network import Network
 from orchestrator.tensorboard import TensorBoard
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
+# It imports much first, beside whatever else the machine does.
+SERVES_WITHIN_S = 180.0
+# Whatever proxy the environment names, it is none for this machine.
+directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 # Prints what it was told of the cluster and of TensorBoard, and ends when the file `go` is there.
 SCRIPT = """
@@ -37,13 +41,17 @@ def serving(orch: Orch) -> str | None:
     return url
 
 
+def is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def test_it_is_served_while_the_run_lasts_and_is_none_of_its_tasks(orch: Orch) -> None:
     script = orch.script("train.py", SCRIPT)
     started = orch.start("up", "--tensorboard", "--workers", "2", "--no-prefix", "--", script)
-    until(lambda: serving(orch) is not None)
-    url = serving(orch)
-    assert url is not None and url.startswith("http://127.0.0.1:")
-    with urllib.request.urlopen(f"{url}data/logdir", timeout=60) as answer:
+    url = until(lambda: serving(orch), SERVES_WITHIN_S)
+    assert url.startswith("http://127.0.0.1:")
+    with directly.open(f"{url}data/logdir", timeout=60) as answer:
         logdir = json.load(answer)["logdir"]
     assert logdir == str(orch.run_dir() / "tensorboard")
     assert [task["task"] for task in orch.status()["tasks"]] == ["worker:0", "worker:1"]
@@ -57,14 +65,14 @@ def test_it_is_served_while_the_run_lasts_and_is_none_of_its_tasks(orch: Orch) -
         assert directory == logdir
         assert list(tf_config["cluster"]) == ["worker"]
     assert serving(orch) is None
-    with socket.socket() as probe:
-        assert probe.connect_ex(("127.0.0.1", int(url.rstrip("/").rpartition(":")[2]))) != 0
+    # Another program may have taken the port for a moment.
+    until(lambda: not is_open(int(url.rstrip("/").rpartition(":")[2])))
 
 
 def test_its_end_is_no_failure_of_the_run(orch: Orch) -> None:
     script = orch.script("train.py", SCRIPT)
     started = orch.start("up", "--tensorboard", "--", script)
-    until(lambda: serving(orch) is not None)
+    until(lambda: serving(orch), SERVES_WITHIN_S)
     agent = orch.agent()
     assert agent is not None
     (board,) = [

@@ -13,7 +13,8 @@ _COUNT = (
     "python3",
     "-uc",
     "import os, time\n"
-    "for i in range(300):\n    print('line', i, 'of', os.environ['ORCH_TASK'])\n    time.sleep(0.002)",
+    "for i in range(300):\n    print('line', i, 'of', os.environ['ORCH_TASK'])\n    time.sleep(0.002)\n"
+    "    while i == 150 and not os.path.exists('go'): time.sleep(0.01)",
 )
 _SLEEPER = ("sh", "-c", "echo here; exec sleep 600")
 
@@ -43,8 +44,10 @@ def test_footer_and_lines(orch: Orch, terminal: Open) -> None:
     """The table is there while tasks run and gone at the end; no line is lost, cut or broken by it."""
     term = terminal("up", "-n", "2", "--", *_COUNT, columns=80, lines=12)
     term.until_shown("worker:1  running")
-    footer = term.shown[-3:]
-    assert footer[0].split()[:2] == ["TASK", "STATE"]
+    term.until_lines(
+        lambda shown: [line.split()[:1] for line in shown[-3:]] == [["TASK"], ["worker:0"], ["worker:1"]]
+    )
+    (orch.directory / "go").touch()
     assert term.finish() == 0
     *lines, last = term.everything
     assert last.startswith(f"orch: {orch.run_dir().name} succeeded")

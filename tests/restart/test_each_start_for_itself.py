@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from orch_command import Orch
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 # Falls with an exception at first; when it has been started again, without a word.
 FALLS_SILENT = """

@@ -15,7 +15,7 @@ from orchestrator.launch import launch
 from orchestrator.links.client_link import Lifetime
 from orchestrator.supervision.supervisor_start import StartedSupervisor
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 # A supervisor like any other, but for one that cannot plan a second attempt, nor (if told) a result.
 FAULTY = """

@@ -92,6 +92,11 @@ def interruptibly(call: Callable[[], T], put_back: Callable[[], None] = lambda: 
     return results.pop()
 
 
+def keep_for_ever(thing: object) -> None:
+    """Not even the interpreter's end frees it."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
 def keeping_the_handler(call: Callable[[object, bytes], None]) -> Callable[[object, bytes], None]:
     """The same call, after which SIGTERM means what it meant before; during it no signal is served."""
 

@@ -105,8 +105,11 @@ def _stop(number: int, frame: FrameType | None) -> None:
     # Asked again, the script still gets to finish what it does at its end.
     if not _heard.locked():
         return
+    if _comes_before_the_script(frame):
+        os._exit(EXIT_CODE)
     if _would_be_lost(frame):
-        _raise_later()
+        if not _is_put_off:
+            _raise_later()
         return
     raise_stop()
 
@@ -138,6 +141,17 @@ def _not_ignored(
     return told
 
 
+def _comes_before_the_script(frame: FrameType | None) -> bool:
+    """Whether Python itself still imports `site`: what is raised there is a fatal error to it, and exit code 1."""
+    in_site = False
+    while frame is not None:
+        in_site = in_site or frame.f_globals.get("__name__") == "site"
+        if frame.f_back is None:
+            return in_site and frame.f_code.co_filename == "<frozen importlib._bootstrap>"
+        frame = frame.f_back
+    return False
+
+
 def _would_be_lost(frame: FrameType | None) -> bool:
     """Whether an exception raised here would reach no script (Python ignores those of `__del__`), or would leave a
     child that was just started to nobody."""
@@ -154,8 +168,17 @@ def _would_be_lost(frame: FrameType | None) -> bool:
 
 
 def _try_again(main_thread: int) -> None:
-    time.sleep(_RETRY_S)
-    _signal.pthread_kill(main_thread, _signal.SIGTERM)
+    """Until it has been raised: a signal that comes right before a call that blocks does not interrupt it."""
+    global _is_put_off
+    while True:
+        time.sleep(_RETRY_S)
+        is_the_scripts = not is_ours()
+        if not _is_put_off:
+            return
+        _signal.pthread_kill(main_thread, _signal.SIGTERM)
+        if is_the_scripts:
+            _is_put_off = False
+            return
 
 
 def _put_off() -> None:

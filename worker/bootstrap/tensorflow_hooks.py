@@ -118,9 +118,14 @@ def _without_the_lock(
         except ValueError:  # of another kind than it has been so far
             keeping_the_handler(context, server_def)
             return
-        code, text = blocking.interruptibly(
-            lambda: functions.enable_collective_ops(address, server_def), put_back=pipe.sigterm_again
-        )
+        try:
+            code, text = blocking.interruptibly(
+                lambda: functions.enable_collective_ops(address, server_def), put_back=pipe.sigterm_again
+            )
+        except BaseException:
+            # Whoever frees it waits for the threads that wait in it: without end, if it is a chief that never comes.
+            blocking.keep_for_ever(context)
+            raise
         _raise_unless_fine(code, text)
 
     return join
