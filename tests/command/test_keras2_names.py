@@ -25,6 +25,7 @@ from orchestrator.command.resolve import has_tensorflow
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not has_tensorflow(), reason="TensorFlow is not installed"),
 ]
 
@@ -144,7 +145,7 @@ def run(program: str, asked: object, env: dict[str, str]) -> Any:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        timeout=100,
+        timeout=600,
         check=True,
     )
     return json.loads(done.stdout.strip().rpartition("\n")[2])

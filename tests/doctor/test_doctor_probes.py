@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE_S
 
 from orchestrator.doctor.probe_gpus import GpuProbe
 from orchestrator.doctor.probe_interpreter import InterpreterProbe
@@ -29,7 +30,7 @@ def write(path: Path, text: str, mode: int = 0o644) -> Path:
 
 
 def test_this_interpreter_names_its_packages(tmp_path: Path) -> None:
-    with InterpreterProbe([sys.executable], os.environ, tmp_path) as probe:
+    with InterpreterProbe([sys.executable], os.environ, tmp_path, PATIENCE_S) as probe:
         found = probe.answer()
     assert found.error is None
     assert found.version == ".".join(map(str, sys.version_info[:3]))
@@ -42,7 +43,7 @@ def test_what_lies_in_the_tasks_directory_is_not_taken_for_tensorflow(tmp_path: 
     for name in ("tensorflow.py", "keras.py", "json.py"):
         write(tmp_path / name, "raise SystemExit('imported')")
     without = [sys.executable, "-S", "-E"]
-    with InterpreterProbe(without, os.environ, tmp_path) as probe:
+    with InterpreterProbe(without, os.environ, tmp_path, PATIENCE_S) as probe:
         found = probe.answer()
     assert found.error is None and found.modules == () and found.versions == {}
 
@@ -51,7 +52,7 @@ def test_packages_on_the_tasks_pythonpath_count(tmp_path: Path) -> None:
     write(tmp_path / "site/tensorflow/__init__.py", "raise SystemExit('imported')")
     write(tmp_path / "site/tensorflow-9.9.dist-info/METADATA", "Name: tensorflow\nVersion: 9.9\n")
     environ = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    with InterpreterProbe([sys.executable, "-S"], environ, tmp_path) as probe:
+    with InterpreterProbe([sys.executable, "-S"], environ, tmp_path, PATIENCE_S) as probe:
         found = probe.answer()
     assert found.modules == ("tensorflow",) and found.versions == {"tensorflow": "9.9"}
 
@@ -67,7 +68,7 @@ def test_packages_on_the_tasks_pythonpath_count(tmp_path: Path) -> None:
 )
 def test_what_is_no_python_is_a_fact_not_an_error(tmp_path: Path, program: str, told: str) -> None:
     python = write(tmp_path / "python", program, 0o755)
-    with InterpreterProbe([str(python)], os.environ, tmp_path) as probe:
+    with InterpreterProbe([str(python)], os.environ, tmp_path, PATIENCE_S) as probe:
         assert probe.answer().error == told
 
 
@@ -85,7 +86,7 @@ def test_a_python_that_never_answers_is_ended(tmp_path: Path) -> None:
 def test_what_a_sitecustomize_prints_does_no_harm(tmp_path: Path) -> None:
     write(tmp_path / "sitecustomize.py", "print('welcome {', flush=True)")
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    with InterpreterProbe([sys.executable], environ, tmp_path) as probe:
+    with InterpreterProbe([sys.executable], environ, tmp_path, PATIENCE_S) as probe:
         assert probe.answer().version
 
 
@@ -106,7 +107,7 @@ def test_gpus_as_files_and_nvidia_smi_show_them(tmp_path: Path) -> None:
     )
     environ = {"PATH": f"{tmp_path}/bin:/bin:/usr/bin", "LD_LIBRARY_PATH": f":{tmp_path}/lib"}
     devices = gpu_directory(tmp_path, "nvidia1", "nvidia0", "nvidiactl", "nvidia-uvm")
-    with GpuProbe(environ, devices, tmp_path / "proc") as probe:
+    with GpuProbe(environ, devices, tmp_path / "proc", PATIENCE_S) as probe:
         gpus = probe.answer()
     assert gpus.devices == ("nvidia0", "nvidia1")
     assert gpus.driver == "550.54.15"
@@ -124,7 +125,7 @@ def test_gpus_as_files_and_nvidia_smi_show_them(tmp_path: Path) -> None:
 )
 def test_a_failing_nvidia_smi(tmp_path: Path, program: str, told: str) -> None:
     write(tmp_path / "bin/nvidia-smi", f"#!/bin/sh\n{program}", 0o755)
-    with GpuProbe({"PATH": f"{tmp_path}/bin"}, gpu_directory(tmp_path), tmp_path) as probe:
+    with GpuProbe({"PATH": f"{tmp_path}/bin"}, gpu_directory(tmp_path), tmp_path, PATIENCE_S) as probe:
         assert probe.answer().smi_error == told
 
 

@@ -12,13 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from fuzzing import any_bytes, as_json, damaged, documents, fuzzed, torn
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from waiting import PATIENCE_S, until
+from waiting import PATIENCE_S, until, until_gone
 
 from orchestrator.engines.base import AgentTerms
 from orchestrator.engines.local import LocalEngine
@@ -211,7 +210,7 @@ def test_an_agent_obeys_or_leaves_and_takes_its_tasks_along(place: Path, lines: 
         until(lambda: agent.hears(b'"attempt": 99') or agent.hears(b'"hold_failed"'))
     finally:
         agent.close()
-    until(lambda: not psutil.pid_exists(pid))
+    until_gone(pid)
 
 
 def test_an_agent_that_cannot_understand_says_so_and_leaves_nothing(place: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from run_records import make_run
-from waiting import lives, until
+from waiting import lives, until, until_gone
 
 from orchestrator.errors import NoSuchRun
 from orchestrator.runs import catalog
@@ -131,7 +131,9 @@ def test_the_live_runs_of_a_name(stores: ExitStack) -> None:
 def leftover(run_id: str) -> Iterator[int]:
     """The pid of a process with that run's id in its environment."""
     with subprocess.Popen(["sleep", "600"], env={**os.environ, "ORCH_RUN_ID": run_id}) as process:
-        until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
+        # In the middle of its exec it shows none.
+        mark = f"ORCH_RUN_ID={run_id}\0".encode()
+        until(lambda: mark in Path(f"/proc/{process.pid}/environ").read_bytes())
         try:
             yield process.pid
         finally:
@@ -143,7 +145,7 @@ def test_what_a_lost_run_left_is_ended_and_nothing_else(stores: ExitStack) -> No
     alive = live(stores, 2.0)
     with leftover(lost.paths.run_id) as its, leftover(alive.paths.run_id) as anothers:
         assert catalog.sweep_lost_runs() == [(lost.paths.run_id, 1)]
-        assert not lives(its)
+        until_gone(its)
         assert lives(anothers)
 
 
