@@ -63,8 +63,9 @@ class Task:
         deadline = time.monotonic() + LONGEST_RUN_S
         while not any(facts.items() <= line.items() for line in self.told):
             assert time.monotonic() < deadline, f"told only {self.told}:\n{self.output}"
+            ended = self.process.poll() is not None
             if not self._read(0.05):
-                assert self.process.poll() is None or facts.items() <= self.told[-1].items(), self.output
+                assert not ended, f"ended, and told only {self.told}:\n{self.output}"
 
     @property
     def phases(self) -> list[str]:

@@ -20,6 +20,7 @@ print("replicas", strategy.num_replicas_in_sync)
 """
 
 
+@pytest.mark.timeout(300)
 def test_an_unmodified_script_finds_its_replicas(tmp_path: Path) -> None:
     (tmp_path / "tutorial.py").write_text(TUTORIAL)
     task = finished(tmp_path, ["tutorial.py"], env={"ORCH_REPLICAS": "3", "CUDA_VISIBLE_DEVICES": "-1"})

@@ -8,9 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 from tasks import Task, running
+from waiting import until
 
 LAST_WORDS = """
-import atexit, os, select, signal, sys, threading, time
+import atexit, os, signal, sys, threading, time
 atexit.register(print, "atexit")
 unclosed = open("unclosed.txt", "w")
 unclosed.write("buffered")
@@ -29,9 +30,9 @@ WAITS = {
     "lock": "threading.Event().wait()",
     "read": "os.read(os.pipe()[0], 1)",
     "join": "t = threading.Thread(target=time.sleep, args=(1000,), daemon=True); t.start(); t.join()",
-    "asyncio": "import asyncio; asyncio.run(asyncio.sleep(1000))",
-    "queue": "import queue; queue.Queue().get()",
-    "child": "import subprocess; subprocess.run(['sleep', '1000'])",
+    "asyncio": "asyncio.run(asyncio.sleep(1000))",
+    "queue": "queue.Queue().get()",
+    "child": "subprocess.run(['sleep', '1000'])",
 }
 
 
@@ -43,10 +44,13 @@ def script(directory: Path, wait: str, before: str = "", after: str = "") -> Pat
 
 @pytest.mark.parametrize("wait", list(WAITS.values()), ids=list(WAITS))
 def test_last_words_are_said(tmp_path: Path, wait: str) -> None:
-    with running(tmp_path, [script(tmp_path, wait)]) as task:
+    with running(tmp_path, [script(tmp_path, wait, before="import asyncio, queue, subprocess")]) as task:
         task.wait_for_line("ready")
         if wait == WAITS["child"]:
             wait_for_child(task)
+        if wait != WAITS["python"]:
+            # In between, asyncio would tell of a coroutine that nobody awaited, and a child be left to nobody.
+            until_asleep(task)
         assert task.stop() == 143
         assert task.output.splitlines() == ["ready", "finally", "done", "atexit"]
         assert (tmp_path / "unclosed.txt").read_text() == "buffered"
@@ -54,12 +58,15 @@ def test_last_words_are_said(tmp_path: Path, wait: str) -> None:
 
 
 def test_asked_again_it_finishes_what_it_does(tmp_path: Path) -> None:
-    after = "print('asking', flush=True); os.kill(os.getpid(), 15); select.select([], [], [], 0.05)"
+    after = "print('asking', flush=True); os.kill(os.getpid(), 15)\n    while not os.path.exists('go'): pass"
     with running(tmp_path, [script(tmp_path, WAITS["lock"], after=after)]) as task:
         task.wait_for_line("ready")
         task.process.send_signal(signal.SIGTERM)
-        task.wait_for_line("finally")
-        assert task.stop() == 143
+        task.wait_for_line("asking")
+        task.process.send_signal(signal.SIGTERM)
+        wait_until_taken(task)
+        (tmp_path / "go").write_text("")
+        assert task.wait() == 143
         assert task.output.splitlines() == ["ready", "finally", "asking", "done", "atexit"]
 
 
@@ -162,6 +169,11 @@ def is_raised_again(tmp_path: Path, wait: str, before: str) -> None:
 def wait_for_child(task: Task) -> None:
     while not any(child.name() == "sleep" for child in psutil.Process(task.process.pid).children()):
         assert task.process.poll() is None, task.output
+
+
+def until_asleep(task: Task) -> None:
+    """Until its main thread waits in the kernel: nothing that it runs before is held up there."""
+    until(lambda: psutil.Process(task.process.pid).status() == psutil.STATUS_SLEEPING)
 
 
 def wait_until_taken(task: Task) -> None:

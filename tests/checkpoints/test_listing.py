@@ -126,7 +126,8 @@ def test_a_directory_in_the_place_of_the_state_file_keeps_nothing_open(tmp_path:
     write_bundle(tmp_path / "checkpoint/ckpt-1", 5)
     before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
     assert [one.name for one in list_checkpoints(tmp_path)] == ["ckpt-1"]
-    assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    # Less, when something else has been freed meanwhile.
+    assert set(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
 
 
 def test_of_very_many_missing_data_files_some_are_named(tmp_path: Path) -> None:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-import psutil
 import pytest
 from bundle_files import write_bundle
-from waiting import until
+from waiting import until, until_gone
 
 from orchestrator.checkpoints import CheckpointInfo, list_checkpoints, verify
 from orchestrator.errors import EngineError, UsageError
@@ -133,5 +132,4 @@ def test_one_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path) ->
         return checked.info
 
     until(lambda: told().whole and (tmp_path / "child").exists() and (tmp_path / "child").read_text().strip())
-    child = int((tmp_path / "child").read_text())
-    until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+    until_gone(int((tmp_path / "child").read_text()))

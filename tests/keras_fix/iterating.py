@@ -40,7 +40,7 @@ kept = iter(
 )
 print("sum", loop())
 gc.collect()
-signal.alarm(60)  # ends what would hang
+signal.alarm(200)  # ends what would hang
 while ends.held() > 1:
     signal.sigtimedwait([], 0.01)
 print("held", ends.held(), "next", int(next(kept)), int(next(kept)))

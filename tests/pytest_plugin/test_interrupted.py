@@ -15,6 +15,9 @@ from inner_session import base_of, processes_of
 from waiting import until
 
 pytest_plugins = ["pytester"]
+# A session's own start takes as long as anything here, and on a busy machine several times as long as on a free one.
+pytestmark = pytest.mark.timeout(300)
+_SESSION_STARTS_S = 200.0
 
 WAITS = """
 import os
@@ -52,7 +55,8 @@ def wait_for_both(directory: Path, started: subprocess.Popen[str]) -> None:
     until(
         lambda: (
             all((directory / f"up-worker:{index}").exists() for index in (0, 1)) or started.poll() is not None
-        )
+        ),
+        timeout_s=_SESSION_STARTS_S,
     )
     assert started.poll() is None, started.communicate()
 

@@ -17,7 +17,13 @@ IMPORTS = """
 import os
 import pytest
 from orchestrator.testing import assert_chief_checkpoint, assert_failed_first, assert_succeeded
-FAILS = ["sh", "-c", "echo said by $ORCH_TASK; [ $ORCH_TASK != worker:1 ] || exit 3; exec sleep 600"]
+# It does not fail before the other one has said its line, too.
+FAILS = ["sh", "-c", '''
+echo said by $ORCH_TASK
+[ $ORCH_TASK = worker:1 ] || { : > $ORCH_RUN_DIR/said; exec sleep 600; }
+until [ -e $ORCH_RUN_DIR/said ]; do sleep 0.05; done
+exit 3
+''']
 SLEEPS = ["sleep", "600"]
 """
 

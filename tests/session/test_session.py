@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from waiting import until
+from waiting import lives, until_gone
 
 import orchestrator
 from orchestrator import Cluster, NameTaken, Session, UsageError, api
@@ -43,7 +43,7 @@ def test_runs_share_their_supervisor_and_their_agent_and_nothing_else() -> None:
             runs.append(run)
         assert len(processes) == 1
         assert len({run.id for run in runs}) == len({run.dir for run in runs}) == 3
-    assert not any(psutil.pid_exists(pid) for pid in processes.pop())
+    assert not any(lives(pid) for pid in processes.pop())
     assert [run.status().run.state for run in runs] == ["succeeded"] * 3
     # What orch's own processes had to say stands with the run they said it in: nothing.
     assert {(run.dir / name).read_text() for run in runs for name in ("supervisor.log", "agent.log")} == {""}
@@ -114,7 +114,7 @@ def test_an_agent_that_was_killed_is_replaced(moment: str) -> None:
                 assert run.wait(check=False).exit_code == 125
         if moment == "between":
             agent.kill()
-            until(lambda: not agent.is_running() or agent.status() == psutil.STATUS_ZOMBIE)
+            until_gone(agent.pid)
         with session.up(command=["true"]) as run:
             assert run.wait().succeeded
             assert agent_of(run).pid != agent.pid
@@ -165,9 +165,11 @@ with session.up(command=["sleep", "600"]) as run:
     assert client.stdin is not None and client.stdout is not None
     with client:
         run = api.find(client.stdout.readline().strip())
-        processes = [supervisor_of(run), agent_of(run), psutil.Process(run.status().tasks[0].pid)]
+        task = run.status().tasks[0].pid
+        assert task is not None
+        processes = [supervisor_of(run).pid, agent_of(run).pid, task]
         os.kill(client.pid, signal.SIGKILL)
-    until(lambda: not any(process.is_running() for process in processes))
+    until_gone(*processes)
     assert run.wait(check=False).outcome == "stopped"
 
 
@@ -190,9 +192,9 @@ sys.stdin.read()
     assert client.stdin is not None and client.stdout is not None
     with client:
         run = api.find(client.stdout.readline().strip())
-        kept = [supervisor_of(run), agent_of(run)]
+        kept = [supervisor_of(run).pid, agent_of(run).pid]
         os.kill(client.pid, signal.SIGKILL)
-    until(lambda: not any(process.is_running() for process in kept))
+    until_gone(*kept)
 
 
 def test_a_command_may_be_text_as_in_the_file(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from waiting import until
 
 from orchestrator import Session
 from orchestrator.api import Run
@@ -76,9 +78,12 @@ def test_what_an_import_might_see_is_imported_anew(tmp_path: Path, change: dict[
             assert methods(run) == {"fork"} and the("preloaded", run)["seconds"] > 0
 
 
-def test_a_preloader_that_was_killed_is_replaced(tmp_path: Path) -> None:
-    import psutil
+def until_known(agent: psutil.Process, child: psutil.Process) -> None:
+    """Until the agent has read the end of its child."""
+    until(lambda: child not in agent.children())
 
+
+def test_a_preloader_that_was_killed_is_replaced(tmp_path: Path) -> None:
     look = script(tmp_path, "import decimal; print('hello')")
     with Session() as session:
         for _ in range(2):
@@ -88,6 +93,8 @@ def test_a_preloader_that_was_killed_is_replaced(tmp_path: Path) -> None:
             preloaders = agent.children()
             assert len(preloaders) == 1
             preloaders[0].kill()
+            # Until the agent knows: it would have the next run's task forked by a dying one.
+            until_known(agent, preloaders[0])
 
 
 def test_runs_of_other_kinds_may_come_in_between(tmp_path: Path) -> None:

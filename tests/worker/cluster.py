@@ -212,12 +212,13 @@ def run_roles(
 
 @contextlib.contextmanager
 def held_ports(count: int) -> Iterator[list[int]]:
-    """Free ports, bound with SO_REUSEADDR and not listening: TensorFlow's server alone can take them."""
+    """Free ports, bound with SO_REUSEADDR and not listening: TensorFlow's server alone can take them. It listens on
+    all interfaces, and on each they are free."""
     with contextlib.ExitStack() as stack:
         holders = [stack.enter_context(socket.socket()) for _ in range(count)]
         for holder in holders:
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            holder.bind(("127.0.0.1", 0))
+            holder.bind(("", 0))
         yield [holder.getsockname()[1] for holder in holders]
 
 

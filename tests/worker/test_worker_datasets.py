@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +41,14 @@ def test_the_script_makes_the_same_bytes_from_the_same_rows(tmp_path: Path) -> N
     source.write_text("\n".join(",".join(str(cell) for cell in row) for row in rows) + "\n")
     script = ROOT / "scripts" / "make_digits.py"
     subprocess.run([sys.executable, script, source, target], check=True, timeout=LONGEST_RUN_S)
-    assert hashlib.sha256(target.read_bytes()).digest() == hashlib.sha256(DIGITS.read_bytes()).digest()
+    assert raw(target) == raw(DIGITS)
+
+
+def raw(archive: Path) -> list[tuple[object, ...]]:
+    """All that is in it; how small that is made is the zlib's of this Python."""
+    with zipfile.ZipFile(archive) as file:
+        found = file.infolist()
+        return [(one.filename, one.date_time, one.compress_type, file.read(one)) for one in found]
 
 
 @pytest.mark.parametrize("text", ["", "1,2,3\n", "0,0\n" * 1797, ("17," * 64 + "1\n") * 1797])
@@ -196,6 +203,8 @@ def test_mnist_offline_says_what_to_do(tmp_path: Path) -> None:
             "KERAS_HOME": str(tmp_path),
             "https_proxy": "http://127.0.0.1:9",
             "HTTPS_PROXY": "http://127.0.0.1:9",
+            "no_proxy": "",
+            "NO_PROXY": "",
         },
         cwd=tmp_path,
         capture_output=True,

@@ -16,7 +16,7 @@ from worker.training.evaluation import Evaluation
 if TYPE_CHECKING:
     from worker.training.history import History
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 def a_history(directory: Path, done: int = 0) -> History:

@@ -46,6 +46,7 @@ def assert_exported(checkpoints: Path, name: str) -> None:
         assert (reader.get_tensor(f"weights/{number}/.ATTRIBUTES/VARIABLE_VALUE") == weight).all()
 
 
+@pytest.mark.timeout(300)
 def test_steps_equal_the_keras_models(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("mesh_probe.py")), "2", "2"],

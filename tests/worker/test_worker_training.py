@@ -198,8 +198,10 @@ def test_a_signal_ends_training_and_leaves_whole_checkpoints(
 ) -> None:
     with run_workers(tmp_path, 2, ["--epochs", "1000", "--steps-per-epoch", "2"]) as cluster:
         cluster.tasks[1].wait_for_line("epoch 4/")
-        for task in cluster.tasks:
-            task.signal(number)
+        # Held meanwhile: one whose peer is gone fails, if its own signal comes late.
+        for each in (signal.SIGSTOP, number, signal.SIGCONT):
+            for task in cluster.tasks:
+                task.signal(each)
         assert cluster.wait() == [code, code], cluster.describe()
     names = set(names_in(cluster.checkpoints))
     state = (cluster.checkpoints / "checkpoint").read_text()
