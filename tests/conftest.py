@@ -1,4 +1,4 @@
-"""Every test: a state directory of its own, none of orch's variables, and no process left behind."""
+"""Every test: a state directory of its own, none of orch's variables, no activated environment, no process left."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ hypothesis.settings.load_profile("without_a_clock")
 # would have needed); what has not never ends.
 _LAST_EXITS_S = 60.0
 _LOOK_S = 0.01
+
+# An activated environment's Python runs scripts, and need not have TensorFlow.
+_NOT_OURS = frozenset(
+    {"TF_CONFIG", "TF_GRPC_REUSE_PORT", "PORTSERVER_ADDRESS", "VIRTUAL_ENV", "CONDA_PREFIX"}
+)
 
 # Of several test processes one runs all of a set: what is made once for it costs more than most tests do.
 _TOGETHER = {
@@ -80,7 +85,7 @@ def _time_limit(item: pytest.Item) -> float:
 def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the runs of this test are kept; the variable also marks all its processes."""
     for name in list(os.environ):
-        if name.startswith("ORCH_") or name in ("TF_CONFIG", "TF_GRPC_REUSE_PORT", "PORTSERVER_ADDRESS"):
+        if name.startswith("ORCH_") or name in _NOT_OURS:
             monkeypatch.delenv(name)
     directory = tmp_path / "state"
     monkeypatch.setenv("XDG_STATE_HOME", str(directory))
