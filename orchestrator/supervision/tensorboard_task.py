@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import socket
 from collections import deque
 from typing import TypeVar
@@ -17,6 +19,9 @@ from orchestrator.runs.paths import PRIVATE_DIR, RunPaths
 from orchestrator.tensorboard import TASK, TensorBoard, url
 
 Value = TypeVar("Value")
+# Below those that Linux gives to whoever asks for any one: TensorBoard takes its port seconds after it was chosen.
+_PORTS = range(16_000, 32_768)
+_TRIES = 100
 
 
 class TensorBoardTask:
@@ -90,7 +95,9 @@ def _others(by_task: dict[str, Value]) -> dict[str, Value]:
 
 def _free_port() -> int:
     # Not held, as tasks' ports are: TensorBoard takes none that another socket is bound to.
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    for wanted in (*random.sample(_PORTS, _TRIES), 0):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", wanted))
+            port: int = probe.getsockname()[1]
+            return port
+    raise OSError("no port is free for TensorBoard")
