@@ -31,6 +31,8 @@ _LIBRARY = re.compile(r".*/lib(?:32|64)?/python3\.\d+t?/(?:lib-dynload/)?")
 _ORCHS = re.compile(r"(?:.*/)?(worker/(?:bootstrap|training)/.*)")
 # As they are told: `train.py:12 main`, `libc.so.6 sleep`.
 _TOLD = re.compile(r"(?P<file>.+?):(?:\d+|\?\?\?) (?P<function>.*)")
+# py-spy names the source of native code that was built with what debuggers need.
+_C_SOURCE = re.compile(r"\.(?:[chS]|cc|cpp|cxx|hh|hpp)\Z")
 _CUT = re.compile(r"\.\.\.(?: [\d,]+ more frames? \.\.\.)?")
 
 
@@ -180,7 +182,10 @@ def is_the_users(frame: str) -> bool:
 
 
 def is_native(frame: str) -> bool:
-    return frame != CALLED_BY and not _CUT.fullmatch(frame) and _TOLD.fullmatch(frame) is None
+    if frame == CALLED_BY or _CUT.fullmatch(frame):
+        return False
+    told = _TOLD.fullmatch(frame)
+    return told is None or _C_SOURCE.search(told["file"]) is not None
 
 
 def in_words(frame: str) -> str:

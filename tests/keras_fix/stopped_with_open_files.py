@@ -17,8 +17,8 @@ after = Path(sys.argv[1], "after").open("wb")
 tf.constant(1)
 before.write("before\n")
 after.write(b"after\n")
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     threading.Event().wait()
 finally:
     before.write("finally\n")

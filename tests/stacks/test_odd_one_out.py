@@ -229,6 +229,17 @@ def test_native_frames_and_few_of_pythons_leave_the_latter_whole() -> None:
     assert len(told) < 12 and sum("more frames" in frame for frame in told) == 1
 
 
+def test_native_frames_with_their_source_are_native_too() -> None:
+    """As an interpreter's are that was built with what debuggers need."""
+    native = (
+        "libc.so.6 pthread_mutex_lock",
+        *(f"callproc.c:{line} call_function" for line in range(900, 920)),
+    )
+    told = shortened((*native, "train.py:10 hang_in_c", "train.py:9 main"))
+    assert told == (*native[:4], "... 17 more frames ...", "train.py:10 hang_in_c", "train.py:9 main")
+    assert whereabouts(stack((*native, "train.py:10 hang_in_c"))) == "in hang_in_c (train.py:10)"
+
+
 def test_another_epoch_is_told() -> None:
     progress = steps(3, 70, 3)
     progress["worker:1"] = Progress(epoch=1, step=70)

@@ -152,7 +152,7 @@ def test_checkpoints_that_cannot_be_read_end_the_program_with_one_line(
         assert cluster.wait() == [2], cluster.describe()
         (output,) = cluster.outputs
     (line,) = [line for line in output.splitlines() if line.startswith("worker: error: ")]
-    assert f"none of the 1 checkpoints in {kept} can be read" in line
+    assert f"none of the checkpoints in {kept} can be read (1 found)" in line
     assert "Traceback" not in output
 
 
