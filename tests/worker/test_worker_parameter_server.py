@@ -17,9 +17,9 @@ from worker.options import parse_options
 
 pytestmark = pytest.mark.timeout(600)
 
-# Not from the beginning of a line: native code writes to stderr, the same file, at any time.
 # Usually 0.98: a gradient of a worker that was held up comes late, and may spoil the last epoch (0.94 was seen).
 LEARNT = 0.9
+# Not from the beginning of a line: native code writes to stderr, the same file, at any time.
 HELD_OUT = re.compile(r"held-out accuracy (\d\.\d{4}), loss \d+\.\d{4}, on 355 examples$", re.MULTILINE)
 EVALUATED = re.compile(r"ckpt-(\d+) of epoch \1/\d+: held-out accuracy (\d\.\d{4}), loss")
 STRATEGY = ("--strategy", "parameter_server")
