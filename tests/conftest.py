@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 heed_signals()
 
+# TensorFlow's servers are asked by way of a proxy, if there is one that is not told to leave this machine out: orch
+# tells its tasks, and these tests tell those that they start without it.
+if any(os.environ.get(name) for name in ("grpc_proxy", "http_proxy", "https_proxy", "all_proxy")):
+    for name in ("no_proxy", "NO_PROXY"):
+        os.environ[name] = ",".join(filter(None, (os.environ.get(name), "localhost", "127.0.0.1")))
+
 # A busy machine is no finding. The gate's examples are always the same ones, for it judges the change and not the
 # day's luck; `scripts/test --all` draws new ones.
 hypothesis.settings.register_profile(
