@@ -15,7 +15,7 @@ from orchestrator.core.state.events import Event
 from orchestrator.core.state.result import exit_text
 from orchestrator.links import agent_link
 from orchestrator.links.agent_link import AgentLink, AgentMessage, StartOrder
-from orchestrator.store.files import PRIVATE_DIR
+from orchestrator.store.directory import PRIVATE_DIR
 from orchestrator.store.runs.paths import RunPaths
 from orchestrator.supervisor import now
 

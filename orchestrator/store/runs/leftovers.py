@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import psutil
 
 from orchestrator.core.state.result import LeftProcess
-from orchestrator.store.runs.liveness import start_ticks, uids_of
+from orchestrator.store.runs.liveness import is_own_process, start_ticks, uids_of
 from orchestrator.store.runs.paths import RunPaths
 
 # Interval and total time of the rounds in which processes are killed.
@@ -69,7 +69,7 @@ def _kill(process: psutil.Process, paths: RunPaths, is_below: bool) -> bool:
         if not process.is_running():
             return False
         # An environment is copied by sudo and the like, and any user can write one. A descendant is certain.
-        if not is_below and not (uids_of(process.pid) == {os.geteuid()} and _is_of_run(process, paths)):
+        if not is_below and not (is_own_process(process.pid) and _is_of_run(process, paths)):
             return False
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except (psutil.Error, ProcessLookupError, PermissionError):
@@ -147,7 +147,7 @@ def processes_left(known: Iterable[LeftProcess], sessions: Mapping[int, int]) ->
     found = {each.pid: each for each in known if start_ticks(each.pid) == each.start_ticks}
     for pid in psutil.pids():
         session = _session(pid)
-        if session not in sessions or uids_of(pid) == {os.geteuid()}:
+        if session not in sessions or is_own_process(pid):
             continue
         # A leader with another start time, or a member older than the task: the pid was reused.
         is_reused = start_ticks(session) not in (None, sessions[session])

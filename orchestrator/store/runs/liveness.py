@@ -11,10 +11,11 @@ from enum import Enum
 from pathlib import Path
 
 from orchestrator.core.state.state import RunState, apply
+from orchestrator.store.ownership import is_own_user
 from orchestrator.store.runs.event_file import EventTail
 from orchestrator.store.runs.locks import Held, is_holder
 from orchestrator.store.runs.paths import RunPaths
-from orchestrator.store.runs.record import RunRecord, boot_id, is_written_by_this_user
+from orchestrator.store.runs.record import RunRecord, boot_id
 
 # States and flag of a process that is exiting, in /proc/PID/stat (man 5 proc, linux/sched.h).
 _EXITED_STATES = (b"Z", b"X", b"x")
@@ -112,16 +113,21 @@ def _supervisor_pidfd(record: RunRecord, paths: RunPaths) -> Iterator[int | None
 def _is_supervisor(record: RunRecord, paths: RunPaths) -> bool:
     """True if the process that the record names is this user's and holds the lock of this run.
 
-    A record alone proves nothing: its author can name any process with its start time.
+    A record alone proves nothing: it can name any process with its start time.
     """
     pid = record.supervisor_pid
     # Another process can have the same pid, but not the same start time.
     return (
         start_ticks(pid) == record.supervisor_start_ticks
-        and is_written_by_this_user(paths)
-        and uids_of(pid) == {os.geteuid()}
+        and is_own_process(pid)
         and is_holder(pid, paths.lock)
     )
+
+
+def is_own_process(pid: int) -> bool:
+    """True if all user ids of the process are this user's, or those of one whose state is accepted."""
+    uids = uids_of(pid)
+    return bool(uids) and all(map(is_own_user, uids))
 
 
 def uids_of(pid: int) -> set[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import calendar
 import json
-import os
 import re
 import time
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from orchestrator.core.errors import NewerFormat
-from orchestrator.store.files import open_regular, parse_object, read_bytes, read_object
+from orchestrator.store.files import read_bytes, read_object
+from orchestrator.store.open_files import parse_object
 from orchestrator.store.runs.paths import RunPaths
 
 # The format that this version writes. Files with a greater number are refused; older ones are read field by field.
@@ -122,21 +122,6 @@ def read_record(paths: RunPaths, run_id: str) -> ReadRecord | None:
     source = "the first line of events.jsonl" if copy is not None else "the directory's name"
     damage = f"run.json is damaged or missing; its contents are taken from {source}"
     return ReadRecord(record, damage, knows_checkpoints)
-
-
-def is_written_by_this_user(paths: RunPaths) -> bool:
-    """True if the files that contain the record belong to this user."""
-    owners = set()
-    for path in (paths.record, paths.events):
-        try:
-            fd = open_regular(path)
-        except OSError:
-            continue
-        try:
-            owners.add(os.fstat(fd).st_uid)
-        finally:
-            os.close(fd)
-    return owners == {os.geteuid()}
 
 
 def read_newer_record(paths: RunPaths, run_id: str) -> ReadRecord:
