@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from orchestrator.core.errors import UsageError
 from orchestrator.core.job.choices import FailurePolicy
 from orchestrator.core.job.fault import with_targets
-from orchestrator.core.job.spec import Command, CommandKind, JobSpec, RoleSettings, default_name
+from orchestrator.core.job.run_name import default_name
+from orchestrator.core.job.spec import Command, CommandKind, JobSpec, RoleSettings
 from orchestrator.core.job.tf_config import PS, TaskRef
 from orchestrator.host.cores import usable_cores
 from orchestrator.host.devices import gpu_inventory
