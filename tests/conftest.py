@@ -51,6 +51,7 @@ _NOT_OURS = frozenset(
 
 # Of several test processes one runs all of a set: what is made once for it costs more than most tests do.
 _TOGETHER = {
+    "tests/security/test_another_user.py": "the live run of a user",
     "tests/worker/test_worker_records.py": "TensorFlow",
     "tests/worker/test_worker_training.py": "TensorFlow",
     "tests/worker/test_worker_data_sharing.py": "TensorFlow",

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from orchestrator.core.state.result import AttemptEnd, TaskName, TaskStack
+from orchestrator.core.state.result import AttemptEnd, LeftProcess, TaskName, TaskStack
 
 
 class _Frozen(BaseModel):
@@ -323,10 +323,14 @@ class TeardownBegan(_Event):
 
 
 class TeardownEnded(_Event):
-    """No process of the attempt is left. `swept` counts processes that were ended besides the tasks."""
+    """No process of the attempt is left, but for those in `left`, which run under another user.
+
+    `swept` counts processes that were ended besides the tasks.
+    """
 
     type: Literal["teardown_ended"] = "teardown_ended"
     swept: int = 0
+    left: tuple[LeftProcess, ...] = ()
 
 
 class LogTruncated(_Event):

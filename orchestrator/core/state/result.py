@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal as signals
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -98,6 +99,8 @@ class FaultReport(_Document):
     recovery_s: float | None = None
 
 
+# Messages name at most so many processes.
+_MOST_LEFT = 8
 # TaskEnd.end of a task whose failure did not end the attempt.
 DONE_WITHOUT = "failed before; the others went on without it"
 
@@ -113,6 +116,15 @@ class TaskEnd(_Document):
     end: str = ""
 
 
+class LeftProcess(_Document):
+    """A process of the run that was not ended, because it runs under another user. `start_ticks`: since boot."""
+
+    pid: int
+    start_ticks: int
+    user: str
+    command: str
+
+
 class RunResult(_Document):
     """The document in result.json. Durations are seconds.
 
@@ -122,6 +134,7 @@ class RunResult(_Document):
     history: the attempts before the last one
     stacks: the tasks' stacks when a time limit ran out
     not_restarted: why a failure was not followed by a restart
+    left: processes that are still running
     """
 
     schema_version: Literal[1] = 1
@@ -140,10 +153,22 @@ class RunResult(_Document):
     faults: tuple[FaultReport, ...] = ()
     stacks: dict[TaskName, TaskStack] = Field(default_factory=dict)
     not_restarted: str | None = None
+    left: tuple[LeftProcess, ...] = ()
 
     @property
     def succeeded(self) -> bool:
         return self.outcome == "succeeded"
+
+
+def left_text(left: Sequence[LeftProcess]) -> str:
+    """`orch may not end pid 71 (user nobody: sleep 600)`"""
+    named = [f"pid {each.pid} (user {each.user}: {each.command})" for each in left[:_MOST_LEFT]]
+    more = [f"{len(left) - _MOST_LEFT} more"] if len(left) > _MOST_LEFT else []
+    return f"orch may not end {', '.join(named + more)}"
+
+
+def left_advice(left: Sequence[LeftProcess]) -> str:
+    return f"End them as their user or as root: kill -KILL {' '.join(str(each.pid) for each in left[:_MOST_LEFT])}"
 
 
 def exit_text(exit_code: int | None, signal: int | None) -> str:

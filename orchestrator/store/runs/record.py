@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from orchestrator.core.errors import NewerFormat
 from orchestrator.core.job.run_name import RunName, default_name
-from orchestrator.store.files import parse_object, read_bytes, read_object
+from orchestrator.store.files import read_bytes, read_object
+from orchestrator.store.open_files import parse_object
 from orchestrator.store.runs.paths import RunPaths
 
 # The format that this version writes. Files with a greater number are refused; older ones are read field by field.
