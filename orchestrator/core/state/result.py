@@ -5,10 +5,13 @@ from __future__ import annotations
 import signal as signals
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+# A task's name in a document. Others may have written it: it has no character that a shell, a terminal or a path gives
+# a meaning to, except the colon.
+TaskName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.]{0,63}(:[0-9]{1,6})?$")]
 Outcome = Literal["succeeded", "failed", "stopped", "timed_out", "lost"]
 
 
@@ -34,7 +37,7 @@ class _Document(BaseModel):
 class Cause(_Document):
     """The cause of a failure. `task` is None if no task caused it (a time limit, orch itself)."""
 
-    task: str | None
+    task: TaskName | None
     kind: CauseKind
     text: str
 
@@ -43,7 +46,7 @@ class FirstFailure(_Document):
     """The first task that failed, by the order of exits. `lines` are its last lines of output; `exception_file` holds
     its complete exception if the task could write it."""
 
-    task: str
+    task: TaskName
     exit_code: int | None
     signal: int | None
     exception: str | None
@@ -89,7 +92,7 @@ class FaultReport(_Document):
     orch noticed it, until nothing of the attempt was left, and until the next attempt's first step."""
 
     fault: str
-    task: str | None = None
+    task: TaskName | None = None
     at_s: float | None = None
     detection_s: float | None = None
     teardown_s: float | None = None
@@ -105,7 +108,7 @@ DONE_WITHOUT = "failed before; the others went on without it"
 class TaskEnd(_Document):
     """The end of a task. `end` says whether it ended by itself, by orch, or because of another task's failure."""
 
-    task: str
+    task: TaskName
     state: str
     exit_code: int | None
     signal: int | None
@@ -148,7 +151,7 @@ class RunResult(_Document):
     checkpoint_dir: str | None = None
     history: tuple[AttemptEnd, ...] = ()
     faults: tuple[FaultReport, ...] = ()
-    stacks: dict[str, TaskStack] = Field(default_factory=dict)
+    stacks: dict[TaskName, TaskStack] = Field(default_factory=dict)
     not_restarted: str | None = None
     left: tuple[LeftProcess, ...] = ()
 
