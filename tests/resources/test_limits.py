@@ -138,12 +138,30 @@ def test_process_limit_met_by_the_last_tasks_is_the_cause(
     assert "pids.max" in result["first_failure"]["advice"]
 
 
-@pytest.mark.slow
-def test_cpu_time_limit_is_the_cause(orch: Orch) -> None:
-    spin = (sys.executable, "-I", "-S", "-c", "while True: pass")
-    done = orch.start("up", "--", *spin, before=limited("cpu=1:3")).finish()
-    assert done.code == 128 + 24
-    assert "its limit on CPU time (ulimit -t)" in orch.result()["cause"]["text"]
+SPIN = (sys.executable, "-I", "-S", "-c", "while True: pass")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "ended"),
+    [
+        (("sh", "-c", 'ulimit -S -t 1; exec "$@"', "sh", *SPIN), 128 + 24, "SIGXCPU"),
+        # With equal limits the kernel sends SIGKILL at once.
+        (("sh", "-c", 'ulimit -t 1; exec "$@"', "sh", *SPIN), 128 + 9, "SIGKILL"),
+        (("sh", "-c", 'ulimit -t 1; "$@"; exit $?', "sh", *SPIN), 128 + 9, "exit 137"),
+    ],
+)
+def test_cpu_time_limit_is_the_cause(orch: Orch, words: tuple[str, ...], code: int, ended: str) -> None:
+    assert orch("up", "-q", "--", *words).code == code
+    cause = orch.result()["cause"]
+    assert (cause["kind"], cause["text"]) == (
+        "limit",
+        f"{ended}: over its limit on CPU time (ulimit -t 1)",
+    )
+
+
+def test_kill_by_others_below_a_cpu_time_limit_is_not_blamed_on_the_limit(orch: Orch) -> None:
+    assert orch("up", "-q", "--", "sh", "-c", "ulimit -t 600; kill -KILL $$").code == 128 + 9
+    assert "CPU" not in orch.result()["cause"]["text"]
 
 
 def test_this_process_has_no_low_limit() -> None:
