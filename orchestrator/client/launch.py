@@ -99,8 +99,8 @@ def create_run(supervisor: SupervisorLink, up: UpRequest, lifetime: Lifetime) ->
             raise
         name = up.spec.name
         raise NameTaken(
-            f"another run took the name {name!r} while --replace stopped the earlier one: `orch status {name}` shows it;"
-            " give the command again to replace it"
+            f"another run took the name {name!r} while --replace stopped the earlier one: `orch status {name}` shows"
+            " it; give the command again to replace it"
         ) from error
     view = RunView.open(RunPaths(root))
     if view is None:
