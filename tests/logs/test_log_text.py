@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orchestrator.store.logs.text import clean_line, clean_lines, is_clean
+from orchestrator.core.text.clean import clean_line, clean_lines, is_clean
 
 COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
-from orchestrator.client.view.safe_text import safe
+from orchestrator.core.text.clean import safe
 
 # SGR parameters. Tasks are never red: red means failure.
 BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"

@@ -16,13 +16,12 @@ from orchestrator.client.view.amounts import size
 from orchestrator.client.view.layout import DIM, painted, without_colour
 from orchestrator.client.view.output import Output
 from orchestrator.client.view.plain import LineStyle, PlainView, line_prefix, size_note, truncation_note
-from orchestrator.client.view.safe_text import safe_lines
 from orchestrator.client.view.screen_queue import MAX_BYTES, MAX_LINES, SCREEN_LINE_BYTES, Piece, ScreenQueue
 from orchestrator.client.view.tables import Moment, footer_lines
+from orchestrator.core.text.clean import clean_line, last_frame, safe_lines
 from orchestrator.core.text.counted import counted
 from orchestrator.store.logs.lines import Block, Chunk, LineAssembler
 from orchestrator.store.logs.merge import LogReader
-from orchestrator.store.logs.text import clean_line, last_frame
 
 FRAME_S = 0.1
 # Limits of one frame; the rest waits for the next.

@@ -1,4 +1,4 @@
-"""Make a task's bytes safe for a terminal: remove control sequences, on request except colours (pure).
+"""Make text of tasks, files and names safe for a terminal: control sequences are removed, except colours (pure).
 
 The grammar of control sequences is that of ECMA-48 (5th edition, 1991), with xterm's BEL as an end of OSC.
 """
@@ -24,6 +24,15 @@ _SEQUENCE = re.compile(
 # Unicode symbols for control characters: from U+2400 on, and one for DEL.
 _SYMBOLS = {chr(code): chr(0x2400 + code) for code in range(0x20)} | {"\x7f": "\u2421"}
 _MAX_FRAMES = 64
+# In a path, a carriage return or newline is an ordinary character and is shown as its picture.
+_PICTURES = str.maketrans({"\n": "\u240a", "\r": "\u240d"})
+# Characters that reverse the reading order (Unicode's UAX 9) or end a line: with them a text can look like another.
+# Arabic and Hebrew letters are readable without them.
+_BIDI = str.maketrans(
+    dict.fromkeys(
+        "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029", "\ufffd"
+    )
+)
 
 
 def is_clean(data: bytes) -> bool:
@@ -72,6 +81,17 @@ def clean_line(line: bytes, *, colour: bool) -> str:
 def one_line(text: str) -> str:
     """Return text of a task as one safe line without colours."""
     return clean_line(text.replace("\n", " ").encode("utf-8", "replace"), colour=False)
+
+
+def safe(text: str) -> str:
+    """Return one line: control sequences removed, other control characters (except tabs) as their pictures, and
+    characters that change the reading order replaced."""
+    return text if text.isprintable() else one_line(text.translate(_PICTURES)).translate(_BIDI)
+
+
+def safe_lines(text: str) -> str:
+    """The same for a message of several lines."""
+    return text if text.isprintable() else "\n".join(safe(line) for line in text.split("\n"))
 
 
 def last_frame(line: bytes) -> bytes:
