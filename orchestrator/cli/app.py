@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.lazy_verbs import LazyVerb, VerbGroup
+from orchestrator.cli.own_words import hide_env_values
 from orchestrator.cli.parameters import Color, JsonOut, Quiet, Screen, Verbose
 from orchestrator.cli.words import forget_stdout, open_missing_streams, say
 from orchestrator.core.errors import ExitCode, OrchError, UsageError
@@ -93,6 +94,7 @@ def _require_directory() -> None:
 
 def main() -> int:
     """Run the command line and return its exit code."""
+    hide_env_values()
     open_missing_streams()
     try:
         code = app(standalone_mode=False)

@@ -11,12 +11,11 @@ from functools import lru_cache
 from orchestrator.client.view.amounts import size
 from orchestrator.client.view.layout import painted, task_colour
 from orchestrator.client.view.output import Output
-from orchestrator.client.view.safe_text import safe_lines
 from orchestrator.client.view.tables import Moment
+from orchestrator.core.text.clean import clean_lines, safe_lines
 from orchestrator.core.text.counted import counted
 from orchestrator.store.logs.lines import Block, Chunk, LineAssembler
 from orchestrator.store.logs.merge import LogReader
-from orchestrator.store.logs.text import clean_lines
 
 # After the user has stopped the run, output older than these last bytes is skipped.
 _MAX_LAG_AFTER_STOP_BYTES = 16 << 20
