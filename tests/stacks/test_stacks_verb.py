@@ -156,7 +156,7 @@ def test_stacks_of_a_live_run_without_events(hanging: Orch) -> None:
     assert orch("stacks", "1").lines[0] == "worker:1: in load_data (hang.py:5)"
 
 
-def test_stacks_of_a_run_that_is_just_ending(orch: Orch) -> None:
+def test_run_that_is_just_ending_has_ended_for_orders(orch: Orch) -> None:
     """Its last event is written, its result is not, and its lock is still held."""
     with closing(make_run(directory=str(orch.directory))) as run:
         for event in one_task(time.monotonic()):
@@ -165,6 +165,8 @@ def test_stacks_of_a_run_that_is_just_ending(orch: Orch) -> None:
         ended = orch("stacks")
         assert (ended.code, ended.out) == (0, "")
         assert "has ended, and no stacks of it were recorded" in ended.err
+        refused = orch("kill", "worker:0")
+        assert (refused.code, "has ended" in refused.err) == (3, True)
 
 
 @pytest.mark.slow
