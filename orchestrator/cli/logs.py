@@ -14,7 +14,7 @@ import typer
 from orchestrator.cli.completion import log_words
 from orchestrator.cli.parameters import Screen, color_mode, takes_screen
 from orchestrator.cli.selection import chosen_tasks, run_and_tasks
-from orchestrator.cli.words import say
+from orchestrator.cli.words import STDOUT, say
 from orchestrator.client.view.output import Output, wants_colour
 from orchestrator.client.view.plain import AttemptMarks, LineStyle, format_block
 from orchestrator.core.errors import ExitCode, UsageError
@@ -29,7 +29,6 @@ from orchestrator.store.logs.query import (
 )
 from orchestrator.store.runs.reader import RunView
 
-_STDOUT = 1
 _POLL_S = 0.05
 
 
@@ -77,7 +76,7 @@ def logs(
     query = LogQuery(tasks, _line_filter(since, until, grep, invert, attempt), tail, follow)
     if run.is_trimmed and not screen.quiet:
         say(f"{run.record.id}: its logs have been removed")
-    out = Output(_STDOUT)
+    out = Output(STDOUT)
     if raw:
         pieces = query_raw(run.paths.logs, query, lambda: not run.is_live)
     elif screen.json:
