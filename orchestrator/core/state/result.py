@@ -96,7 +96,7 @@ class FaultReport(_Document):
 
 
 # TaskEnd.end of a task whose failure did not end the attempt.
-DONE_WITHOUT = "failed before; the others went on without it"
+DONE_WITHOUT = "failed earlier; the other tasks continued"
 
 
 class TaskEnd(_Document):
