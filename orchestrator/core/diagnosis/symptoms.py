@@ -49,6 +49,7 @@ class Signature:
     advice: str
 
 
+# The first match counts; a shortage of memory or disk comes before all (diagnosis/cause.py: advice_on).
 SIGNATURES = (
     Signature(
         re.compile(
