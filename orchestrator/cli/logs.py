@@ -67,7 +67,7 @@ def logs(
     no_prefix: Annotated[bool, typer.Option("--no-prefix", help="Lines without `worker:0 | `.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Exactly the bytes that the tasks wrote.")] = False,
 ) -> int:
-    """Print a run's logs, merged in the order in which the lines arrived; live or long after."""
+    """Print a run's logs, merged in the order in which the lines arrived; during the run or after it."""
     if raw and screen.json:
         raise UsageError("--raw prints bytes and --json prints lines: give one of them")
     found, task_words = run_and_tasks(words or ())

@@ -1,4 +1,4 @@
-"""Shows the run of `orch up` until its end. Imported after the start of the run, to start it sooner."""
+"""Shows the run of `orch up` until its end. Imported after the start of the run, so that the run starts sooner."""
 
 from __future__ import annotations
 
