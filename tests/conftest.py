@@ -54,6 +54,7 @@ _NOT_OURS = frozenset(
 _TOGETHER = {
     "tests/worker/test_worker_records.py": "TensorFlow",
     "tests/worker/test_worker_training.py": "TensorFlow",
+    "tests/worker/test_worker_data_files.py": "TensorFlow",
     "tests/worker/test_worker_data_sharing.py": "TensorFlow",
     "tests/worker/test_worker_history.py": "TensorFlow",
     "tests/worker/test_worker_kept_iterators.py": "TensorFlow",
