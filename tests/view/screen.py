@@ -14,8 +14,8 @@ from typing import Self
 import pyte
 from scrolling_screen import ScrollingScreen
 
+from orchestrator.client.view.log_line import LineStyle
 from orchestrator.client.view.output import Output
-from orchestrator.client.view.plain import LineStyle
 from orchestrator.client.view.terminal import TerminalView
 
 
