@@ -15,8 +15,9 @@ from orchestrator.cli.completion import log_words
 from orchestrator.cli.parameters import Screen, color_mode, takes_screen
 from orchestrator.cli.selection import chosen_tasks, run_and_tasks
 from orchestrator.cli.words import STDOUT, say
+from orchestrator.client.view.log_line import LineStyle, format_block
 from orchestrator.client.view.output import Output, wants_colour
-from orchestrator.client.view.plain import AttemptMarks, LineStyle, format_block
+from orchestrator.client.view.plain import AttemptMarks
 from orchestrator.core.errors import ExitCode, UsageError
 from orchestrator.links.signal_inbox import SignalInbox
 from orchestrator.store.logs.query import (
@@ -65,7 +66,7 @@ def logs(
     no_prefix: Annotated[bool, typer.Option("--no-prefix", help="Lines without `worker:0 | `.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Exactly the bytes that the tasks wrote.")] = False,
 ) -> int:
-    """Print a run's logs, merged in the order in which the lines arrived; live or long after."""
+    """Print a run's logs, merged in the order in which the lines arrived; during the run or after it."""
     if raw and screen.json:
         raise UsageError("--raw prints bytes and --json prints lines: give one of them")
     found, task_words = run_and_tasks(words or ())

@@ -54,11 +54,11 @@ def _show_to_end(
     supervisor: SupervisorLink, run: Run, display: DisplayOptions, screen: Screen, inbox: SignalInbox
 ) -> None:
     """Show the run until the supervisor has exited and all lines are shown. Signals in `inbox` are stop orders."""
-    # Imported while the cluster starts.
+    # Imported here, after the start of the run, so that the run starts sooner.
     from orchestrator.cli.keys import pressed_keys
     from orchestrator.client.foreground import follow_to_end
+    from orchestrator.client.view.log_line import LineStyle
     from orchestrator.client.view.output import Output, wants_colour
-    from orchestrator.client.view.plain import LineStyle
     from orchestrator.client.view.terminal import TerminalView, open_view
 
     # With --json, stdout has only one document, the result; the lines go to stderr.

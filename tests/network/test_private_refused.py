@@ -17,9 +17,13 @@ from users import User
 from orchestrator.host.network import explain_refusal, probe_private_network
 
 HERE = Path(__file__).parent
-FILTERED = (sys.executable, str(HERE / "filtered.py"))
 needs_a_filter = pytest.mark.skipif(not is_possible(), reason="the filter is written for other processors")
 UNSHARE = "unshare(CLONE_NEWUSER | CLONE_NEWNET)"
+
+
+def filtered(user: User) -> tuple[str, str]:
+    """The words before a command that this user runs with the system call filter."""
+    return str(user.python), user.script("filtered.py", (HERE / "filtered.py").read_text())
 
 
 def kernel(tmp_path: Path, **settings: str) -> Path:
@@ -114,7 +118,7 @@ def test_failed_probe_is_a_refusal(trial: list[str]) -> None:
 @pytest.mark.usefixtures("private_network")
 @needs_a_filter
 def test_up_refuses_before_it_creates_anything(user: User) -> None:
-    done = user("up", "--network", "private", "--", "true", before=FILTERED)
+    done = user("up", "--network", "private", "--", "true", before=filtered(user))
     assert done.returncode == 2
     assert "--network private is refused here: a system call filter forbids it to this process" in done.stderr
     assert "--network host" in done.stderr
@@ -124,7 +128,9 @@ def test_up_refuses_before_it_creates_anything(user: User) -> None:
 @pytest.mark.slow
 @needs_a_filter
 def test_up_on_the_host_network_ignores_the_refusal(ordinary_user: User) -> None:
-    assert ordinary_user("up", "--network", "host", "--", "true", before=FILTERED).returncode == 0
+    assert (
+        ordinary_user("up", "--network", "host", "--", "true", before=filtered(ordinary_user)).returncode == 0
+    )
 
 
 @pytest.mark.usefixtures("private_network")
@@ -132,7 +138,7 @@ def test_up_on_the_host_network_ignores_the_refusal(ordinary_user: User) -> None
 def test_doctor_reports_the_refusal(ordinary_user: User) -> None:
     def exposure(private: bool) -> dict[str, str]:
         (ordinary_user.home / "orch.toml").write_text('network = "private"\n' if private else "")
-        done = ordinary_user("doctor", "--json", "--workers", "1", before=FILTERED)
+        done = ordinary_user("doctor", "--json", "--workers", "1", before=filtered(ordinary_user))
         (found,) = (f for f in json.loads(done.stdout)["findings"] if f["topic"] == "exposure")
         assert isinstance(found, dict)
         return found

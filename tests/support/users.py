@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import os
 import shutil
 import subprocess
+import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import measure_coverage
 import pytest
 from orch_command import ORCH
 from waiting import PATIENCE_S, until
@@ -22,21 +26,66 @@ ORDINARY = 54_321
 
 
 @functools.cache
-def _may_use_orch(uid: int) -> bool:
-    """Whether this user can read orch's installation, which may be root's."""
+def _runs_orch(uid: int, orch: Path) -> bool:
+    """Whether this user can run this installation of orch: its directories may be closed to others."""
     who: dict[str, Any] = {} if uid == os.geteuid() else {"user": uid, "group": uid, "extra_groups": []}
     try:
-        done = subprocess.run([str(ORCH), "--version"], capture_output=True, check=False, cwd="/", **who)
-    except PermissionError:  # nor its interpreter
+        done = subprocess.run([str(orch), "--version"], capture_output=True, check=False, cwd="/", **who)
+    except PermissionError:  # the script or its interpreter
         return False
     return done.returncode == 0
 
 
+@functools.cache
+def _make_environment() -> Path | None:
+    """A virtual environment on the system's Python with the packages of the tests. None: that is another Python.
+
+    The Python of the tests may be in a home directory that others cannot enter. The end of this process removes it.
+    """
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    if (system := shutil.which(version, path=os.defpath)) is None:
+        return None
+    environment = Path(tempfile.mkdtemp(prefix="orch-environment-"))
+    atexit.register(shutil.rmtree, environment)
+    packages = environment / "lib" / version / "site-packages"
+    for directory in (environment / "bin", packages.parent):
+        directory.mkdir(parents=True)
+    packages.symlink_to(sysconfig.get_path("purelib"))
+    (environment / "bin/python").symlink_to(system)
+    (environment / "pyvenv.cfg").write_text(f"home = {Path(system).parent}\n")
+    _, _, program = ORCH.read_text().partition("\n")
+    (environment / "bin/orch").write_text(f"#!{environment}/bin/python\n{program}")
+    for path in (environment, *environment.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(0o755)
+    return environment
+
+
+def _find_orch(uid: int) -> Path:
+    """The `orch` that this user can run: the installed one, or the one on the system's Python."""
+    if _runs_orch(uid, ORCH):
+        return ORCH
+    environment = _make_environment()
+    if environment is not None and _runs_orch(uid, environment / "bin/orch"):
+        return environment / "bin/orch"
+    pytest.skip(
+        f"the user {uid} can run neither {ORCH} nor its packages with the Python of the system: this needs a"
+        " checkout and a virtual environment that all users can read, and a Python of the same version"
+    )
+
+
 class User:
-    """The user `uid`; None: the user of the tests. The end of the `with` stops all runs left."""
+    """The user `uid`; None: the user of the tests. The end of the `with` stops all runs left.
+
+    `orch` and `python` are paths of programs that this user can run. Skips the test if there are none.
+    """
 
     def __init__(self, uid: int | None, state_dir: Path) -> None:
+        if uid is not None and os.geteuid() != 0:
+            pytest.skip("needs root to become another user")
         self.uid = os.geteuid() if uid is None else uid
+        self.orch = _find_orch(self.uid)
+        self.python = self.orch.with_name("python")
         # Not below the directory of the tests, which other users cannot enter.
         self.home = Path(tempfile.mkdtemp(prefix="orch-user-"))
         self._become: dict[str, Any] = {}
@@ -44,18 +93,18 @@ class User:
             os.chown(self.home, uid, uid)
             self._become = {"user": uid, "group": uid, "extra_groups": []}
         state = str(self.home / "state")
+        inherited = dict(os.environ)
+        if uid is not None:
+            inherited.pop(measure_coverage.INTO, None)  # others cannot write there
         # The last variable marks the user's processes as processes of this test.
         self._env = {
-            **os.environ,
+            **inherited,
             "HOME": str(self.home),
             "XDG_STATE_HOME": state,
             "OF_XDG_STATE_HOME": str(state_dir),
         }
 
     def __enter__(self) -> User:
-        if not _may_use_orch(self.uid):
-            shutil.rmtree(self.home)
-            pytest.skip(f"the user {self.uid} may not use the environment that orch is installed in")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -66,8 +115,12 @@ class User:
 
     def __call__(self, *words: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
         """Run `orch` with these words, after the words of `before`, to its end."""
+        return self.run(*before, str(self.orch), *words)
+
+    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        """Run a command as this user in the home directory, to its end."""
         return subprocess.run(
-            [*before, str(ORCH), *words],
+            argv,
             cwd=self.home,
             env=self._env,
             stdin=subprocess.DEVNULL,
