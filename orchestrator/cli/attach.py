@@ -9,7 +9,16 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.keys import pressed_keys
-from orchestrator.cli.parameters import Color, Quiet, RunArgument, Verbose, color_mode, screen_of
+from orchestrator.cli.parameters import (
+    Color,
+    NoPrefix,
+    Quiet,
+    RunArgument,
+    Timestamps,
+    Verbose,
+    color_mode,
+    screen_of,
+)
 from orchestrator.cli.selection import chosen_tasks, find_run
 from orchestrator.cli.words import STDERR, STDOUT, report_end, say
 from orchestrator.client import api
@@ -31,10 +40,8 @@ def attach(
     context: typer.Context,
     run: RunArgument = None,
     tasks: Annotated[str | None, typer.Option("--tasks", metavar="0,2", help="Whose lines to show.")] = None,
-    timestamps: Annotated[
-        bool, typer.Option("--timestamps", "-t", help="The time before each line.")
-    ] = False,
-    no_prefix: Annotated[bool, typer.Option("--no-prefix", help="Lines without `worker:0 | `.")] = False,
+    timestamps: Timestamps = False,
+    no_prefix: NoPrefix = False,
     color: Color = None,
     quiet: Quiet = False,
     verbose: Verbose = False,

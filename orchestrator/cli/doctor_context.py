@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+from orchestrator.cli.parameters import read_option
 from orchestrator.core.errors import UsageError
 from orchestrator.core.job.choices import DEFAULT_WORKERS
 from orchestrator.core.job.spec import CommandKind, JobSpec
@@ -48,13 +50,8 @@ def doctor_context(
 
 
 def _count(workers: str | None) -> int | None:
-    if workers is None:
-        return None
-    try:
-        count = read_value(SETTINGS["workers"], workers)
-    except ValueError as error:
-        raise UsageError(f"--workers: {error}") from error
-    if not isinstance(count, int) or count < 1:
+    count = read_option("--workers", workers, partial(read_value, SETTINGS["workers"]))
+    if count is not None and (not isinstance(count, int) or count < 1):
         raise UsageError(f"--workers: must be at least 1, not {count}")
     return count
 

@@ -7,12 +7,20 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated
 
 import typer
 
-from orchestrator.cli.completion import log_words
-from orchestrator.cli.parameters import Screen, color_mode, takes_screen
+from orchestrator.cli.parameters import (
+    NoPrefix,
+    Screen,
+    Timestamps,
+    color_mode,
+    read_option,
+    run_and_tasks_argument,
+    takes_screen,
+)
 from orchestrator.cli.selection import chosen_tasks, run_and_tasks
 from orchestrator.cli.words import STDOUT, say
 from orchestrator.client.view.log_line import LineStyle, format_block
@@ -36,15 +44,7 @@ _POLL_S = 0.05
 @takes_screen
 def logs(
     screen: Screen,
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[RUN] [TASK...]",
-            autocompletion=log_words,
-            help="A run (default: this directory's newest), and whose lines: worker:0, chief, or 0.",
-            show_default=False,
-        ),
-    ] = None,
+    words: Annotated[list[str] | None, run_and_tasks_argument("lines")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Show new lines until the run ends.")
     ] = False,
@@ -60,10 +60,8 @@ def logs(
     attempt: Annotated[
         int | None, typer.Option("--attempt", metavar="N", min=1, help="Only lines of the run's Nth attempt.")
     ] = None,
-    timestamps: Annotated[
-        bool, typer.Option("--timestamps", "-t", help="The time before each line.")
-    ] = False,
-    no_prefix: Annotated[bool, typer.Option("--no-prefix", help="Lines without `worker:0 | `.")] = False,
+    timestamps: Timestamps = False,
+    no_prefix: NoPrefix = False,
     raw: Annotated[bool, typer.Option("--raw", help="Exactly the bytes that the tasks wrote.")] = False,
 ) -> int:
     """Print a run's logs, merged in the order in which the lines arrived; during the run or after it."""
@@ -94,19 +92,12 @@ def _line_filter(
 ) -> LineFilter:
     if invert and grep is None:
         raise UsageError("--invert needs --grep RE")
-    now = time.time()
-    moments = (_moment("--since", since, now), _moment("--until", until, now))
+    moment = partial(parse_when, now=time.time())
+    moments = (read_option("--since", since, moment), read_option("--until", until, moment))
     try:
         return LineFilter(*moments, grep=grep, invert=invert, attempt=attempt)
     except ValueError as error:
         raise UsageError(f"--grep: {error}") from error
-
-
-def _moment(option: str, text: str | None, now: float) -> float | None:
-    try:
-        return None if text is None else parse_when(text, now)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}") from error
 
 
 def _json_lines(run: RunView, query: LogQuery) -> Iterator[bytes]:

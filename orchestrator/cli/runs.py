@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.parameters import RunArgument, Screen, takes_screen
+from orchestrator.cli.parameters import Everywhere, RunArgument, Screen, takes_screen
 from orchestrator.cli.selection import find_run, sweep
 from orchestrator.cli.words import colour_on, print_json, print_lines, say, width_of
 from orchestrator.client import api
@@ -70,9 +70,7 @@ def _watch(run: api.Run, screen: Screen) -> int:
 @takes_screen
 def ls(
     screen: Screen,
-    everywhere: Annotated[
-        bool, typer.Option("--all", "-a", help="Also the runs of other directories.")
-    ] = False,
+    everywhere: Everywhere = False,
 ) -> int:
     """List the runs of this directory with their age and size."""
     survey = sweep()
