@@ -12,7 +12,7 @@ from orchestrator.core.job.spec import CommandKind, JobSpec
 from orchestrator.core.job.tf_config import WORKER
 from orchestrator.host.checks.context import Context
 from orchestrator.host.cores import usable_cores
-from orchestrator.host.interpreter import Interpreter, ask_interpreter
+from orchestrator.host.installed import Interpreter, ask_interpreter
 from orchestrator.request.command.program import find_program
 from orchestrator.request.command.resolve import CommandPlace, resolve_command
 from orchestrator.request.settings import settings

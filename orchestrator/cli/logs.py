@@ -14,7 +14,7 @@ import typer
 from orchestrator.cli.completion import log_words
 from orchestrator.cli.parameters import Screen, color_mode, takes_screen
 from orchestrator.cli.selection import chosen_tasks, run_and_tasks
-from orchestrator.cli.words import say
+from orchestrator.cli.words import STDOUT, say
 from orchestrator.client.view.log_line import LineStyle, format_block
 from orchestrator.client.view.output import Output, wants_colour
 from orchestrator.client.view.plain import AttemptMarks
@@ -30,7 +30,6 @@ from orchestrator.store.logs.query import (
 )
 from orchestrator.store.runs.reader import RunView
 
-_STDOUT = 1
 _POLL_S = 0.05
 
 
@@ -67,7 +66,7 @@ def logs(
     no_prefix: Annotated[bool, typer.Option("--no-prefix", help="Lines without `worker:0 | `.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Exactly the bytes that the tasks wrote.")] = False,
 ) -> int:
-    """Print a run's logs, merged in the order in which the lines arrived; live or long after."""
+    """Print a run's logs, merged in the order in which the lines arrived; during the run or after it."""
     if raw and screen.json:
         raise UsageError("--raw prints bytes and --json prints lines: give one of them")
     found, task_words = run_and_tasks(words or ())
@@ -78,7 +77,7 @@ def logs(
     query = LogQuery(tasks, _line_filter(since, until, grep, invert, attempt), tail, follow)
     if run.is_trimmed and not screen.quiet:
         say(f"{run.record.id}: its logs have been removed")
-    out = Output(_STDOUT)
+    out = Output(STDOUT)
     if raw:
         pieces = query_raw(run.paths.logs, query, lambda: not run.is_live)
     elif screen.json:

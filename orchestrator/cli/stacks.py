@@ -11,7 +11,7 @@ import typer
 from orchestrator.cli.completion import log_words
 from orchestrator.cli.parameters import Screen, takes_screen
 from orchestrator.cli.selection import chosen_tasks, run_and_tasks
-from orchestrator.cli.words import colour_on_stdout, print_json, print_lines, say, stdout_width
+from orchestrator.cli.words import colour_on, print_json, print_lines, say, width_of
 from orchestrator.client import api
 from orchestrator.client.view.safe_text import safe, safe_lines
 from orchestrator.client.view.stacks import stack_lines
@@ -66,7 +66,7 @@ def stacks(
     if full:
         print_lines(_full_lines(run, found.stacks))
     else:
-        print_lines(stack_lines(found.stacks, stdout_width(), colour=colour_on_stdout(screen)))
+        print_lines(stack_lines(found.stacks, width_of(), colour=colour_on(screen)))
     for task, stack in found.stacks.items():
         if found.is_now and stack.state == _STOPPED:
             say(f"{task} is stopped: `orch kill {run.record.name} {task} -s CONT` resumes it")
