@@ -44,7 +44,7 @@ OWN_MODULES = {"_orch_bootstrap"} | {
     f"_orch_bootstrap.{part}"
     for part in (
         *("after_import", "exceptions", "install", "messages"),
-        *("stacks", "stopping", "tensorflow_hooks"),
+        *("stacks", "stopping", "tensorflow_hooks", "tf_config"),
     )
 }
 

@@ -232,6 +232,8 @@ class JobSpec(BaseModel):
     # None: in the state directory.
     log_dir: AbsolutePath | None = None
     inherited_tf_config: bool = False
+    # A script that sets TF_CONFIG changes it.
+    script_tf_config: bool = False
     start: StartOption = StartOption.AUTO
     # Modules that the user declares safe to import before a fork.
     preload: tuple[ModuleName, ...] = ()

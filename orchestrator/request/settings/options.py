@@ -162,6 +162,10 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         Option("preload", Kind.MODULES, metavar="MODULE", part=Part.START,
                help="A module to import before tasks are forked; repeatable.",
                more="You vouch that its import starts nothing, and reads nothing that a task changes."),
+        Option("script_tf_config", Kind.SWITCH,
+               help="Let a script that sets TF_CONFIG use its own; otherwise it keeps orch's.",
+               more="orch does not hold the ports that it names"
+                    " ([more](scripts.md#a-script-that-sets-tf_config))."),
         Option("no_fixes", Kind.SWITCH, help="Do not repair known faults of Keras."),
         Option("keras", Kind.CHOICE, choices=tuple(KerasOption), default=KerasOption.AUTO, part=Part.START,
                help="Which Keras the tasks get: the one that the script needs, Keras 3, or tf_keras.",
