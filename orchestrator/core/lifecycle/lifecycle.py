@@ -20,6 +20,7 @@ import signal
 from typing import assert_never
 
 from orchestrator.core.chaos.watch import ChaosWatch
+from orchestrator.core.diagnosis.distribution import find_not_distributed
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle import completion, outcome
 from orchestrator.core.lifecycle.actions import (
@@ -327,6 +328,9 @@ class Lifecycle:
             not_restarted=self._not_restarted or self._ends.not_restarted,
             left_early=self._ends.left_early,
             done_without=self._ends.done_without,
+            not_distributed=find_not_distributed(
+                self._spec, self.state, completion.deciding_tasks(self.state)
+            ),
         )
 
 

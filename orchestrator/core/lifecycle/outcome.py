@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from orchestrator.core.diagnosis.cause import PREEMPTED, advice_on, find_cause
+from orchestrator.core.diagnosis.distribution import NotDistributed, has_joined
 from orchestrator.core.errors import ExitCode
 from orchestrator.core.lifecycle.completion import first_failure, has_succeeded
 from orchestrator.core.progress.activity import began_at, furthest
@@ -35,7 +36,7 @@ _STOP_EXIT_CODES = {
 }
 
 # The exit code of a run that failed although every task exited with 0.
-_LEFT_EARLY_CODE = 1
+_NO_EXIT_CODE = 1
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Findings:
     limit, left_early: causes that no exit code shows
     not_restarted: why there was no restart
     done_without: failed tasks that the others continued without
+    not_distributed: no task joined a cluster
     """
 
     timeout_s: float | None = None
@@ -60,6 +62,7 @@ class Findings:
     not_restarted: str | None = None
     left_early: Cause | None = None
     done_without: frozenset[str] = frozenset()
+    not_distributed: NotDistributed | None = None
 
 
 def run_result(run_id: str, state: RunState, findings: Findings, checkpoint_dir: str | None) -> RunResult:
@@ -81,7 +84,13 @@ def run_result(run_id: str, state: RunState, findings: Findings, checkpoint_dir:
         history=state.history,
         stacks={} if state.stacks is None or findings.limit is None else dict(state.stacks.stacks),
         not_restarted=findings.not_restarted,
+        not_distributed=_notice_of_copies(findings, outcome),
     )
+
+
+def _notice_of_copies(findings: Findings, outcome: Outcome) -> str | None:
+    found = findings.not_distributed
+    return found.text if found is not None and outcome == "succeeded" and found.has_trained else None
 
 
 def attempt_end(state: RunState, findings: Findings) -> AttemptEnd:
@@ -125,7 +134,7 @@ def decide_outcome(state: RunState, findings: Findings) -> tuple[Outcome, int, C
         code = shell_code(first.exit_code, first.signal)
         return "failed", code, findings.left_early or find_cause(state, first)
     if state.teardown is TeardownReason.FAILURE and findings.left_early is not None:
-        return "failed", _LEFT_EARLY_CODE, findings.left_early
+        return "failed", _NO_EXIT_CODE, findings.left_early
     if state.teardown is TeardownReason.LIMIT and findings.limit is not None:
         return "timed_out", ExitCode.TIMED_OUT, findings.limit
     if state.storage_error is not None and state.teardown is not TeardownReason.FINISHED:
@@ -139,6 +148,9 @@ def decide_outcome(state: RunState, findings: Findings) -> tuple[Outcome, int, C
             return "timed_out", ExitCode.TIMED_OUT, _timed_out(findings)
         return "stopped", _STOP_EXIT_CODES[state.stop.reason], None
     if has_succeeded(state):
+        if findings.not_distributed is not None and findings.not_distributed.is_failure:
+            cause = Cause(task=None, kind=CauseKind.NOT_DISTRIBUTED, text=findings.not_distributed.text)
+            return "failed", _NO_EXIT_CODE, cause
         return "succeeded", ExitCode.OK, None
     cause = Cause(task=None, kind=CauseKind.ORCH, text="the run ended before its tasks did")
     return "failed", ExitCode.ORCH, cause
@@ -172,6 +184,7 @@ def _task_end(task: TaskState, cause: Cause | None, done_without: Collection[str
         signal=task.signal,
         restarts=task.restarts,
         end=_end_in_words(task, cause, done_without),
+        joined=has_joined(task),
     )
 
 

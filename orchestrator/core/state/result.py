@@ -22,6 +22,9 @@ class CauseKind(StrEnum):
     STALLED = "stalled"  # --stall-timeout: diagnosis/hangs.py
     # exited with 0 while peers trained: diagnosis/cause.py if a peer failed, lifecycle/task_ends.py if all wait
     LEFT_EARLY = "left_early"
+    NOT_DISTRIBUTED = (
+        "not_distributed"  # --expect-cluster, and no task joined a cluster: diagnosis/distribution.py
+    )
     # a time limit: diagnosis/hangs.py, lifecycle/outcome.py; a resource: diagnosis/shortages.py
     LIMIT = "limit"
     # orch itself, or its agent: lifecycle/outcome.py, supervisor/request_loop.py; a lost run: store/runs/run_end.py
@@ -103,7 +106,8 @@ DONE_WITHOUT = "failed earlier; the other tasks continued"
 
 
 class TaskEnd(_Document):
-    """The end of a task. `end` says whether it ended by itself, by orch, or because of another task's failure."""
+    """The end of a task. `end` says whether it ended by itself, by orch, or because of another task's failure.
+    `joined`: it was seen to join a cluster of several tasks."""
 
     task: str
     state: str
@@ -111,6 +115,7 @@ class TaskEnd(_Document):
     signal: int | None
     restarts: int = 0
     end: str = ""
+    joined: bool = False
 
 
 class RunResult(_Document):
@@ -122,6 +127,7 @@ class RunResult(_Document):
     history: the attempts before the last one
     stacks: the tasks' stacks when a time limit ran out
     not_restarted: why a failure was not followed by a restart
+    not_distributed: the tasks trained, and none of them joined a cluster
     """
 
     schema_version: Literal[1] = 1
@@ -140,6 +146,7 @@ class RunResult(_Document):
     faults: tuple[FaultReport, ...] = ()
     stacks: dict[str, TaskStack] = Field(default_factory=dict)
     not_restarted: str | None = None
+    not_distributed: str | None = None
 
     @property
     def succeeded(self) -> bool:

@@ -119,14 +119,17 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
                more="With `restart-task` it counts for each task, else for the run. With `--ps` it has no"
                     " such meaning."),
         Option("start_timeout", Kind.LIMIT, default=DEFAULT_START_TIMEOUT_S,
-               help="Time from the first ready task to the last; off for no limit.",
+               help="Time from the first ready task until all have joined the cluster; off for no limit.",
                more="After it the run ends (exit 124) and names the task that is missing, what it is"
-                    " doing and where. There is no limit before the first server listens, since preparing"
-                    " data may take long."),
+                    " doing and where, or the address at which it joins. There is no limit before the"
+                    " first server listens, since preparing data may take long."),
         Option("stall_timeout", Kind.LIMIT, default=_NO_LIMIT,
                help="End the run and name the task that hangs, when a task is silent for this time.",
                more="Silent means neither output nor progress. A task that computes, or that waits in"
                     " TensorFlow for a task with output, does not hang ([more](stacks.md))."),
+        Option("expect_cluster", Kind.SWITCH,
+               help="Fail if no task joins a cluster of several tasks: each would train a model of its own.",
+               more="The exit code is 1. Without it, the report of such a run has a warning."),
         Option("grace", Kind.DURATION, default=DEFAULT_GRACE_S,
                help="Time from SIGTERM to SIGKILL when the run is stopped."),
         Option("failure_grace", Kind.DURATION, default=DEFAULT_FAILURE_GRACE_S,
