@@ -52,7 +52,7 @@ sys.exit(os.environ["ORCH_ATTEMPT"] == "1" and os.environ["ORCH_TASK"] == "worke
 # Reports what the bootstrap of a script with TensorFlow does.
 JOINS = """
 import os, sys
-os.write(int(os.environ["ORCH_PROGRESS_FD"]), b'{"trains": true, "cluster": %s}\n' % sys.argv[1].encode())
+os.write(int(os.environ["ORCH_PROGRESS_FD"]), b'{"trains": true, "cluster": %s}\\n' % sys.argv[1].encode())
 """
 
 
