@@ -18,7 +18,7 @@ from orchestrator.core.state.events import (
     TeardownReason,
 )
 from orchestrator.core.state.position import Course
-from orchestrator.core.state.result import AttemptEnd
+from orchestrator.core.state.result import AttemptEnd, TaskBadLoss
 
 
 class RunPhase(StrEnum):
@@ -123,6 +123,7 @@ class RunState:
     storage_error: why a file of the run cannot be written
     stacks: the last stacks that were taken
     tensorboard: its address
+    bad_loss: the first loss of this attempt that was not finite
     """
 
     phase: RunPhase = RunPhase.STARTING
@@ -142,6 +143,7 @@ class RunState:
     storage_error: str | None = None
     stacks: events.StacksTaken | None = None
     tensorboard: str | None = None
+    bad_loss: TaskBadLoss | None = None
 
     @cached_property
     def is_coordinated(self) -> bool:
@@ -171,6 +173,7 @@ def apply(state: RunState, event: Event) -> RunState:
                 tasks=tasks,
                 restart_due_mono=None,
                 restart_asked=False,
+                bad_loss=None,
             )
         case events.TaskStarted():
             task = replace(
@@ -206,6 +209,8 @@ def apply(state: RunState, event: Event) -> RunState:
             since = task.since_mono if event.progress.phase == task.progress.phase else event.mono
             course = task.course.after(event.progress)
             return _with_task(state, replace(task, progress=event.progress, course=course, since_mono=since))
+        case events.LossBecameBad():
+            return replace(state, bad_loss=TaskBadLoss(task=event.task, **event.loss.model_dump()))
         case events.TaskExited():
             return _with_task(state, _exited(state, event))
         case events.TeardownBegan():

@@ -16,8 +16,14 @@ from orchestrator.core.job.spec import Command, CommandKind, JobSpec, RoleSettin
 from orchestrator.core.job.tf_config import PS, TaskRef
 from orchestrator.host.cores import usable_cores
 from orchestrator.host.devices import gpu_inventory
+from orchestrator.host.importable import require_modules
 from orchestrator.host.installed import find_tensorboard, untested_tensorflow
-from orchestrator.request.command.resolve import CommandOptions, CommandPlace, resolve_command
+from orchestrator.request.command.resolve import (
+    CommandOptions,
+    CommandPlace,
+    program_directory,
+    resolve_command,
+)
 from orchestrator.request.command.role_hints import role_hints
 from orchestrator.request.settings.declaration import Part
 from orchestrator.request.settings.given import (
@@ -129,13 +135,24 @@ def _commands(
     options = CommandOptions(**_values(given, Part.START))
 
     def resolve(words: tuple[str, ...], env: Mapping[str, str], source: str) -> Command:
+        place = CommandPlace(cwd, {**environ, **env})
         try:
-            return resolve_command(words, CommandPlace(cwd, {**environ, **env}), options)
+            command = resolve_command(words, place, options)
         except UsageError as error:
             # The user has just typed the words after `--`, but may have forgotten those of a file or a variable.
             if source == COMMAND_SOURCE:
                 raise
             raise UsageError(f"{source}: {error}") from error
+        if options.preload and command.interpreter:
+            require_modules(
+                options.preload,
+                given["preload"].source,
+                command.interpreter,
+                first=program_directory(command, cwd),
+                cwd=cwd,
+                environ=place.environ,
+            )
+        return command
 
     env = given["env"].value if "env" in given else {}
     command = given[COMMAND.name]
