@@ -2,6 +2,7 @@
 
 OrchError (125)              orch itself could not do it
 ├── UsageError (2)           what was asked cannot be right: an option, orch.toml, the environment
+│   └── NotOurs (2)          a directory or file that another user owns or can write
 ├── NoSuchRun (3)            no run answers to that name or id
 ├── NameTaken (4)            an explicit --name that is live
 ├── EngineError (125)        an agent or supervisor could not be started or was lost
@@ -18,6 +19,8 @@ from __future__ import annotations
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from orchestrator.core.text.clean import safe_lines
 
 if TYPE_CHECKING:
     from orchestrator.core.state.result import RunResult
@@ -38,15 +41,35 @@ class ExitCode(IntEnum):
 
 
 class OrchError(Exception):
-    """The root: str() of any of these is a message for people (what, where, what to do)."""
+    """The root: str() of any of these is a message for people (what, where, what to do).
+
+    Control sequences in the text that it quotes are removed: a traceback is printed as it is.
+    """
 
     exit_code: int = ExitCode.ORCH
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(safe_lines(message))
 
 
 class UsageError(OrchError):
     """The request cannot be right; nothing was started."""
 
     exit_code = ExitCode.USAGE
+
+
+class NotOurs(UsageError, PermissionError):
+    """`path` belongs to another user, `owner`, or others may write to it. `remedy` says what to do.
+
+    It is also an OSError: what reads many files skips this one like an unreadable one.
+    """
+
+    def __init__(self, path: Path, owner: int, reason: str, remedy: str) -> None:
+        super().__init__(f"{path}: {reason}; {remedy}")
+        self.path = path
+        self.owner = owner
+        self.reason = reason
+        self.remedy = remedy
 
 
 class NoSuchRun(OrchError):

@@ -11,7 +11,7 @@ from typing import Protocol
 from orchestrator.core.errors import UsageError
 from orchestrator.core.job.choices import NetworkOption
 
-# Each is imported when it is asked for. So far the supervisor asks for `local` and expects one host
+# Each is imported when it is used. The supervisor uses only `local` and expects one host
 # (supervisor/__main__.py, supervisor/agent_orders.py).
 _ENGINES = {"local": "orchestrator.engines.local:LocalEngine"}
 

@@ -1,8 +1,9 @@
-"""Asks an interpreter whether it can import modules, such as those of --preload."""
+"""Asks an interpreter whether it finds modules, such as those of --preload, without importing them."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,40 +11,26 @@ from pathlib import Path
 from orchestrator.core.errors import UsageError
 from orchestrator.core.text.nearest import did_you_mean
 
-# Seconds. It takes a tenth of a second on an idle machine, more if the parent of a module takes long to import.
-_PATIENCE_S = 20.0
-# Their modules are partly made at run time, and their import takes seconds: only the package is looked up.
-_SLOW = ("tensorflow", "keras", "tf_keras")
-# Prints null, or the first missing module with the names of those beside it. The directory that -c adds to the path is
-# replaced by that of the script.
+# Seconds. It takes a tenth of a second on an idle machine.
+_PATIENCE_S = 10.0
+# Prints null, or the first missing module and all names. It runs under -I: no module of the directories on the path is
+# imported. The modules of a package are not looked up, because some packages make them when they are imported.
 _PROGRAM = """
-import importlib.util, json, pkgutil, sys
-question = json.loads(sys.argv[1])
-if sys.path[:1] == [""]:
-    sys.path[0] = question["first"]
+import json, pkgutil, site, sys
+from importlib import machinery, util
+if sys.prefix == sys.base_prefix and not sys.flags.no_site:
+    site.addsitedir(site.getusersitepackages())
+names, places = json.loads(sys.argv[1]), sys.argv[2:] + sys.path
 
 def is_missing(name):
-    top = name.partition(".")[0]
     try:
-        if importlib.util.find_spec(top) is None:
-            return True
-        return top not in question["slow"] and importlib.util.find_spec(name) is None
-    except ModuleNotFoundError as error:
-        return error.name is not None and name.startswith(error.name)
+        return (machinery.PathFinder.find_spec(name, places) or util.find_spec(name)) is None
     except Exception:
         return False
 
-def beside(name):
-    parent = name.rpartition(".")[0]
-    if not parent:
-        return [*(found.name for found in pkgutil.iter_modules()), *sys.builtin_module_names]
-    if is_missing(parent):
-        return beside(parent)
-    paths = getattr(sys.modules.get(parent), "__path__", ())
-    return [parent + "." + found.name for found in pkgutil.iter_modules(paths)]
-
-missing = [name for name in question["modules"] if is_missing(name)]
-print("\\n" + json.dumps([missing[0], beside(missing[0])] if missing else None))
+missing = [name for name in names if is_missing(name)]
+known = [found.name for found in pkgutil.iter_modules(places)] if missing else []
+print("\\n" + json.dumps([missing[0], [*known, *sys.builtin_module_names]] if missing else None))
 """
 
 
@@ -56,22 +43,24 @@ def require_modules(
     cwd: Path,
     environ: Mapping[str, str],
 ) -> None:
-    """Raise a UsageError that names `source` if `python` (with its options) cannot import one of `modules`.
+    """Raise a UsageError that names `source` if `python` (with its options) does not find one of `modules`.
 
-    `first`: the first directory on the path. An interpreter that does not answer refuses nothing.
+    `first`: the first directory on the path; `environ` is the tasks', of which only PYTHONPATH counts. An interpreter
+    that does not answer refuses nothing.
     """
-    question = json.dumps({"modules": modules, "first": str(first), "slow": _SLOW})
+    search = "" if {"-E", "-I"} & set(python) else environ.get("PYTHONPATH", "")
+    places = [str(first), *(str(cwd / place) for place in search.split(os.pathsep) if place)]
+    tops = list(dict.fromkeys(module.partition(".")[0] for module in modules))
     try:
         answer = subprocess.run(
-            [*python, "-c", _PROGRAM, question],
+            [*python, "-I", "-c", _PROGRAM, json.dumps(tops), *places],
             cwd=cwd,
-            env=dict(environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_PATIENCE_S,
             check=True,
         ).stdout
-        # The last line: what is imported may print something before it.
+        # The last line: a sitecustomize may print something before it.
         missing = json.loads(answer.decode(errors="replace").rstrip().rpartition("\n")[2])
         if missing is None:
             return

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from orchestrator.core.job.choices import NetworkOption
 from orchestrator.core.progress.reported import parse_progress
 from orchestrator.core.state.events import ProcessOrigin, Progress
+from orchestrator.core.state.result import LeftProcess
 
 _READ_BYTES = 1 << 16
 
@@ -103,7 +104,7 @@ class Sampled(_Message):
 
 
 class Exited(_Message):
-    """`oom_kills` and `peak_bytes` as in TaskExited."""
+    """`oom_kills`, `peak_bytes` and `cpu_limit_s` as in TaskExited."""
 
     type: Literal["exited"]
     task: str
@@ -114,6 +115,7 @@ class Exited(_Message):
     peers: dict[str, str]
     oom_kills: int | None = None
     peak_bytes: int | None = None
+    cpu_limit_s: int | None = None
 
 
 class DiskFull(_Message):
@@ -144,10 +146,11 @@ class Stacked(_Message):
 
 
 class Empty(_Message):
-    """No process of the attempt is left on the host."""
+    """No process of the attempt is left on the host, but for those in `left`, which run under another user."""
 
     type: Literal["empty"]
     swept: int
+    left: tuple[LeftProcess, ...] = ()
 
 
 AgentMessage = (

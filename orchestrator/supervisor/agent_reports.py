@@ -155,6 +155,7 @@ class AgentReports:
             peers=message.peers,
             oom_kills=message.oom_kills,
             peak_bytes=message.peak_bytes,
+            cpu_limit_s=message.cpu_limit_s,
             symptom=symptom,
             peer_symptoms=self._own_failures(peers),
         )
@@ -213,4 +214,4 @@ class AgentReports:
         if message.swept and self._lifecycle.state.teardown is TeardownReason.FINISHED:
             text = f"killed {counted(message.swept, 'process', 'processes')} that the tasks had left running"
             self._append(events.Noticed(**now(), text=text))
-        self._append(events.TeardownEnded(**now(), swept=message.swept))
+        self._append(events.TeardownEnded(**now(), swept=message.swept, left=message.left))

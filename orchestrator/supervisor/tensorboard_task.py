@@ -15,7 +15,7 @@ from orchestrator.core.state.events import Event
 from orchestrator.core.state.result import exit_text
 from orchestrator.links import agent_link
 from orchestrator.links.agent_link import AgentLink, AgentMessage, StartOrder
-from orchestrator.store.files import PRIVATE_DIR
+from orchestrator.store.directory import PRIVATE_DIR
 from orchestrator.store.runs.paths import RunPaths
 from orchestrator.supervisor import now
 
@@ -48,7 +48,7 @@ class TensorBoardTask:
             StartOrder(
                 task=TASK,
                 argv=self._asked.argv(str(self._paths.tensorboard), self._port),
-                env={"ORCH_RUN_ID": self._paths.run_id},
+                env={"ORCH_RUN_ID": self._paths.run_id, "ORCH_RUN_DIR": str(self._paths.root)},
                 cwd=str(self._paths.root),
                 log=str(self._paths.tensorboard_log),
                 port=self._port,

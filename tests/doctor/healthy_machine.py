@@ -17,7 +17,7 @@ from orchestrator.host.checks import run_checks
 from orchestrator.host.checks.context import Context
 from orchestrator.host.checks.finding import Finding, Level
 from orchestrator.host.headroom import Headroom, Limit
-from orchestrator.host.interpreter import Interpreter
+from orchestrator.host.installed import Interpreter
 
 GIB = 1 << 30
 MANY = 1000
@@ -95,6 +95,7 @@ class HealthyMachine:
             "getrlimit": lambda number: (limits.get(number, resource.RLIM_INFINITY),) * 2,
             "statvfs": lambda path: _answer(disks[path == self.root / "dev/shm"]),
             "limits": lambda serves, proc, cgroups: rooms,
+            "find_refused_call": lambda: None,
             "loopback_error": lambda: None,
             "port_sharing_error": lambda: None,
             "addresses": tuple,

@@ -15,12 +15,16 @@ from screen import Screen, Watched
 from orchestrator.client.view.log_line import LineStyle
 from orchestrator.client.view.output import Output, is_capable, wants_colour
 from orchestrator.client.view.plain import PlainView
+from orchestrator.client.view.screen_queue import MAX_LINES
 from orchestrator.client.view.terminal import TerminalView, open_view
 from orchestrator.core.state.events import Progress
 from orchestrator.request.settings.request import ColorMode
 from orchestrator.store.logs.lines import Chunk
 from orchestrator.store.logs.merge import LogReader
 from orchestrator.store.logs.writer import LogStore
+
+# More lines than the view keeps.
+_MANY = MAX_LINES + 10_000
 
 
 @pytest.fixture
@@ -47,6 +51,18 @@ def test_lines_stream_above_the_footer(watched: Watched) -> None:
     second = watched.frame()
     assert second[:3] == ["worker:0 | hello", "worker:1 | again", "worker:0 | and more"]
     assert second[3:] == first[1:]
+
+
+@pytest.mark.parametrize("pad", [" ", "x", "\u2800", "\t", "漢", "\x1b[31m "])
+def test_row_of_a_long_line_never_begins_with_text_of_the_task(watched: Watched, pad: str) -> None:
+    """Padded lines would wrap so that a row looks like orch's own last line."""
+    faked = "orch: digits-1 succeeded after 3s"
+    watched.view.show([chunk(f"{pad * n}{faked}\n".encode()) for n in (34, 35, 36, 68, 69, 70, 149, 150)])
+    watched.view.say("notice of " + " " * 60 + faked)
+    rows = watched.finish()
+    assert all(row.startswith(("worker:0 |", "         |", "notice", "  ")) for row in rows), rows
+    assert not [row for row in rows if row.startswith(faked)]
+    assert "".join(row[11:] for row in rows).count("succeeded") >= 8
 
 
 def test_footer_is_removed_at_end_of_run(watched: Watched) -> None:
@@ -114,10 +130,10 @@ def test_last_frame_of_long_progress_bar_is_shown(watched: Watched, frames: int)
 def test_long_line_is_cut_and_shows_its_size(watched: Watched) -> None:
     watched.view.show([chunk(b"x" * (1 << 20)) for _ in range(10)])
     watched.view.show([chunk(b"\nnext\n")])
-    shown = "".join(watched.frame())
-    assert "xxx … 10,485,760 bytes, orch logs --raw shows all" in shown
-    assert shown.endswith("worker:0 | next")
-    assert len(shown) < 5_000
+    *rows, last = watched.frame()
+    assert "".join(row[11:] for row in rows).endswith("xxx … 10,485,760 bytes, orch logs --raw shows all")
+    assert last == "worker:0 | next"
+    assert len(rows) < 70
 
 
 def test_cut_does_not_split_character(watched: Watched) -> None:
@@ -129,7 +145,7 @@ def test_cut_does_not_split_character(watched: Watched) -> None:
 
 
 def test_flood_is_skipped_and_counted(watched: Watched) -> None:
-    lines = b"".join(b"line %d\n" % n for n in range(100_000))
+    lines = b"".join(b"line %d\n" % n for n in range(_MANY))
     watched.view.show([chunk(lines), chunk(b"short\n", "worker:1")])
     watched.view.say("orch: a word")
     watched.frame()
@@ -137,9 +153,9 @@ def test_flood_is_skipped_and_counted(watched: Watched) -> None:
     shown = watched.screen.written.decode().replace("\r\r\n", "\r\n")
     (skipped,) = re.findall(r"\.\.\. ([\d,]+) lines skipped \(worker:0\)", shown)
     seen = [int(n) for n in re.findall(r"line (\d+)\r\n", shown)]
-    assert len(seen) + int(skipped.replace(",", "")) == 100_000
+    assert len(seen) + int(skipped.replace(",", "")) == _MANY
     # The end of the flood is shown, in order and without a gap.
-    assert seen == list(range(seen[0], 100_000))
+    assert seen == list(range(seen[0], _MANY))
     assert "worker:1 | short" in shown
     assert "orch: a word" in shown
 
@@ -167,7 +183,7 @@ def test_output_far_behind_is_skipped(watched: Watched, tmp_path: Path) -> None:
 
 
 def test_size_of_frame_is_bounded(watched: Watched) -> None:
-    for _ in range(50):
+    for _ in range(10):
         watched.view.show([chunk(b"y\n" * 500_000)])
     watched.frame()
     assert len(watched.screen.written) < 1 << 20
@@ -176,7 +192,7 @@ def test_size_of_frame_is_bounded(watched: Watched) -> None:
 def test_stopped_terminal_does_not_block(watched: Watched) -> None:
     """The terminal is not read, as after Ctrl-S."""
     watched.view.update(moment(running(2)))
-    for number in range(200):
+    for number in range(20):
         watched.view.show([chunk(b"line\n" * 10_000)])
         watched.view.frame(float(number))
     assert not watched.view.drain(0.0)

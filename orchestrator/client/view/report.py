@@ -20,7 +20,6 @@ from orchestrator.client.view.layout import (
     wrapped,
 )
 from orchestrator.client.view.messages import history_text
-from orchestrator.client.view.safe_text import safe
 from orchestrator.client.view.stacks import stack_lines
 from orchestrator.core.diagnosis.shortages import storage_advice
 from orchestrator.core.state.result import (
@@ -33,9 +32,11 @@ from orchestrator.core.state.result import (
     RunResult,
     TaskEnd,
     exit_text,
+    left_advice,
+    left_text,
 )
+from orchestrator.core.text.clean import one_line, safe
 from orchestrator.core.text.counted import counted
-from orchestrator.store.logs.text import one_line
 
 _OUTCOMES = {
     "succeeded": ("succeeded", (BOLD, GREEN)),
@@ -102,6 +103,9 @@ def _report(result: RunResult) -> Iterator[list[Cell] | _Field]:
         yield _field("loss", f"{result.bad_loss.task}: {result.bad_loss}", RED)
     if result.not_restarted is not None:
         yield _field("not restarted", one_line(result.not_restarted))
+    left = left_text(result.left) if result.left else None
+    if left is not None and (result.cause is None or result.cause.text != left):
+        yield _field("still running", one_line(left), BOLD)
     if result.cause is not None:
         yield _Field("cause", tuple(_cause(result.cause, first, result.tasks)))
     advice = _advice(result)
@@ -140,7 +144,7 @@ def _timing(result: RunResult) -> str:
     parts = []
     if result.detection_s is not None:
         parts.append(f"detected in {short_duration(result.detection_s)}")
-    if result.teardown_s is not None:
+    if result.teardown_s is not None and not result.left:
         parts.append(f"all ended in {short_duration(result.teardown_s)}")
     return f" ({', '.join(parts)})" if parts else ""
 
@@ -209,6 +213,8 @@ def _cause(cause: Cause, first: FirstFailure | None, tasks: tuple[TaskEnd, ...])
 def _advice(result: RunResult) -> str | None:
     if result.first_failure is not None and result.first_failure.advice:
         return result.first_failure.advice
+    if result.left:
+        return left_advice(result.left)
     cause = result.cause
     is_storage = cause is not None and cause.task is None and cause.kind is CauseKind.LIMIT
     return storage_advice(cause.text) if cause is not None and is_storage else None

@@ -335,6 +335,8 @@ class Lifecycle:
         decided = self._restarts.after_teardown(self.state, event.mono, blame, first)
         if isinstance(decided, Again) and self._nan is not None and not self.state.restart_asked:
             decided = Refused("--stop-on-nan ends the run")
+        if isinstance(decided, Again) and event.left:
+            decided = Refused("processes of this attempt are still running")
         if isinstance(decided, Again):
             self._last_failed_mono = self._failed_mono or event.mono
             ended = outcome.attempt_end(self.state, self._findings(event.mono, teardown_s))

@@ -18,7 +18,7 @@ from orchestrator.core.state.events import (
     TeardownReason,
 )
 from orchestrator.core.state.position import Course
-from orchestrator.core.state.result import AttemptEnd, TaskBadLoss
+from orchestrator.core.state.result import AttemptEnd, LeftProcess, TaskBadLoss
 
 
 class RunPhase(StrEnum):
@@ -64,6 +64,7 @@ class TaskState:
     signals: signals sent to it on purpose, the newest last
     over_limit, memory_limit: its memory when it was ended for exceeding its limit, and the limit
     peak_bytes: largest resident memory of one of its processes
+    cpu_limit_s: limit on CPU time that it has reached
     full_disk: the full disk that it writes to
     course: the training steps it has done
     restarts: its own restarts and those of the run
@@ -94,6 +95,7 @@ class TaskState:
     memory_limit: int | None = None
     oom_kills: int | None = None
     peak_bytes: int | None = None
+    cpu_limit_s: int | None = None
     full_disk: str | None = None
     before_restart: TaskState | None = None
 
@@ -124,6 +126,7 @@ class RunState:
     stacks: the last stacks that were taken
     tensorboard: its address
     bad_loss: the first loss of this attempt that was not finite
+    left: processes that were not ended, because they run under another user
     """
 
     phase: RunPhase = RunPhase.STARTING
@@ -144,6 +147,7 @@ class RunState:
     stacks: events.StacksTaken | None = None
     tensorboard: str | None = None
     bad_loss: TaskBadLoss | None = None
+    left: tuple[LeftProcess, ...] = ()
 
     @cached_property
     def is_coordinated(self) -> bool:
@@ -268,7 +272,9 @@ def apply(state: RunState, event: Event) -> RunState:
             ended = _lose_unfinished(state, event.mono)
             phase = RunPhase(event.outcome)
             return replace(ended, phase=phase, exit_code=event.exit_code, ended_mono=event.mono)
-        case events.TeardownEnded() | events.DeadlineReached() | events.LogTruncated():
+        case events.TeardownEnded():
+            return replace(_lose_unfinished(state, event.mono), left=event.left) if event.left else state
+        case events.DeadlineReached() | events.LogTruncated():
             return state
         case _:
             assert_never(event)
@@ -309,6 +315,7 @@ def _exited(state: RunState, event: events.TaskExited) -> TaskState:
         peer_symptoms=event.peer_symptoms,
         oom_kills=event.oom_kills,
         peak_bytes=event.peak_bytes,
+        cpu_limit_s=event.cpu_limit_s,
     )
 
 

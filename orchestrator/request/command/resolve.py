@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from orchestrator.core.errors import UsageError
@@ -13,27 +14,39 @@ from orchestrator.core.job.choices import KerasOption, StartOption
 from orchestrator.core.job.spec import Command, CommandKind
 from orchestrator.core.job.start_method import StartMethod
 from orchestrator.host import programs
-from orchestrator.host.installed import has_tensorflow, installed_for
+from orchestrator.host.installed import ASSUMED, Installed, has_tensorflow, installed_for, is_own
 from orchestrator.request.command.keras_choice import choose_keras, legacy_choice
 from orchestrator.request.command.program import Program, find_program, python_line
 from orchestrator.request.command.start_choice import choose_start
 
 # The built-in program sets it before it imports TensorFlow, unless its user has.
 _QUIET = ("TF_CPP_MIN_LOG_LEVEL", "2")
+_PROGRAM = Path(__file__).resolve().parents[3] / "worker"
 # Modules of Python that run a program which they are given.
 _RUNNERS = frozenset({"cProfile", "doctest", "pdb", "profile", "runpy", "timeit", "trace", "unittest"})
 
 
 @dataclass(frozen=True)
 class CommandPlace:
-    """Where a command is looked up: the tasks' working directory and environment."""
+    """Where a command is looked up: the tasks' working directory and environment.
+
+    `may_start` says which interpreters may be started to ask them for their packages.
+    """
 
     cwd: Path
     environ: Mapping[str, str]
+    may_start: Callable[[str], bool] = lambda python: True
 
     @property
     def path(self) -> str:
         return self.environ.get("PATH") or os.defpath
+
+    def installed(self, python: str) -> Installed | None:
+        """The packages of an interpreter; those of one that may not be started are assumed."""
+        return installed_for(python, self.environ) if self.asks(python) else ASSUMED
+
+    def asks(self, python: str) -> bool:
+        return is_own(python) or self.may_start(python)
 
 
 @dataclass(frozen=True)
@@ -71,7 +84,13 @@ def resolve_command(
         return _python_command(kind, words, argv, place, options)
     program = programs.find_executable(first, place.cwd, place.path)
     if programs.PYTHON.match(Path(first).name):
-        target = python_line(rest).target
+        line = python_line(rest)
+        if line.reads_stdin:
+            raise UsageError(
+                f"{' '.join(words)}: Python would read the program from standard input, which is empty for tasks;"
+                f" {programs.SAVE_PROGRAM}"
+            )
+        target = line.target
         if target.script is not None:
             programs.require_script(target.script, place.cwd)
         kinds = ((target.script, CommandKind.SCRIPT), (target.module, CommandKind.MODULE))
@@ -79,6 +98,7 @@ def resolve_command(
         return _python_command(kind, words, (program, *rest), place, options)
     if python := programs.shebang_python(Path(program), place.path):
         return _python_command(CommandKind.EXECUTABLE, words, (*python, program, *rest), place, options)
+    programs.require_interpreter(Path(program), place.cwd)
     if options.keras is KerasOption.LEGACY:
         raise UsageError("--keras legacy: the command is not a Python program")
     start = choose_start(None, place.environ, options.start, options.preload, legacy=False)
@@ -92,11 +112,12 @@ def _builtin(words: Sequence[str], place: CommandPlace, options: CommandOptions)
             f"the built-in program needs TensorFlow, which orch's Python ({sys.executable}) does not have:"
             " pip install 'tf-orch[tensorflow]', or name a program: -- train.py"
         )
+    _refuse_other_worker(place)
     # With --keras auto the program itself chooses tf_keras for the trainings that need it.
     legacy = False
     if options.keras is KerasOption.LEGACY:
         users = place.environ.get("TF_USE_LEGACY_KERAS")
-        legacy = legacy_choice(users, sys.executable, installed_for(sys.executable, place.environ)).legacy
+        legacy = legacy_choice(users, sys.executable, place.installed(sys.executable)).legacy
     # -P: Python must not import a worker.py or tensorflow.py of the user's directory.
     interpreter = (sys.executable, "-P")
     return Command(
@@ -108,6 +129,19 @@ def _builtin(words: Sequence[str], place: CommandPlace, options: CommandOptions)
         start=_builtin_start(place, options, "tf_keras" if legacy else "keras"),
         legacy_keras=legacy,
     )
+
+
+def _refuse_other_worker(place: CommandPlace) -> None:
+    """Raise UsageError if PYTHONPATH leads to another module `worker` than the built-in program."""
+    parts = place.environ.get("PYTHONPATH", "").split(os.pathsep)
+    found = PathFinder.find_spec("worker", [str(place.cwd / part) for part in parts if part])
+    if found is None or found.origin is None:
+        return
+    if not os.path.realpath(found.origin).startswith(f"{_PROGRAM}{os.sep}"):
+        raise UsageError(
+            f"PYTHONPATH: {found.origin} would run instead of the built-in program, which is named worker, too;"
+            " rename it, or take its directory out of PYTHONPATH"
+        )
 
 
 def _builtin_start(place: CommandPlace, options: CommandOptions, keras: str) -> StartMethod:
@@ -132,7 +166,10 @@ def _python_command(
 ) -> Command:
     python, environ = argv[0], place.environ
     program = find_program(argv[1:], place.cwd, environ)
-    keras = choose_keras(program, python, environ, options.keras, lambda: installed_for(python, environ))
+    keras = choose_keras(program, python, environ, options.keras, lambda: place.installed(python))
+    notes = [keras.note] if keras.note else []
+    if keras.legacy and not place.asks(python):
+        notes.append(not_asked_note(python, "tf_keras"))
     return Command(
         kind=kind,
         words=tuple(words),
@@ -141,8 +178,12 @@ def _python_command(
         interpreter=(python, *program.line.options),
         start=choose_start(program, environ, options.start, options.preload, keras.legacy),
         legacy_keras=keras.legacy,
-        notes=(keras.note,) if keras.note else (),
+        notes=tuple(notes),
     )
+
+
+def not_asked_note(python: str, package: str) -> str:
+    return f"{python} may lack {package}: `orch config` started no interpreter that is not on your PATH"
 
 
 def _serves(program: Program) -> bool:

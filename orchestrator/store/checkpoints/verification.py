@@ -15,7 +15,7 @@ from typing import Any
 
 from orchestrator.core.errors import EngineError, UsageError
 from orchestrator.store.checkpoints.listing import CheckpointInfo, inspect_checkpoint
-from orchestrator.store.files import parse_object
+from orchestrator.store.open_files import parse_object
 
 # The import of TensorFlow takes 3 to 30 s. Then a slow disk delivers 100 MB/s.
 DEFAULT_TIMEOUT_S = 300.0

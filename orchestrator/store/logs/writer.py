@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from orchestrator.store.files import AppendFile, open_private
+from orchestrator.store.files import open_private
 from orchestrator.store.logs.index import INDEX_NAME, IndexRecord, format_record, read_open_index, truncation
+from orchestrator.store.open_files import AppendFile
 
 # Interval between two looks at growing logs. Shorter intervals only make more and smaller chunks.
 MIN_INTERVAL_S = 0.01

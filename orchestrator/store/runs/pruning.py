@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.store.files import PRIVATE_DIR, disk_bytes, open_directory
+from orchestrator.store.directory import PRIVATE_DIR, Directory
+from orchestrator.store.files import disk_bytes
 from orchestrator.store.runs import catalog, lost_runs
 from orchestrator.store.runs.locks import Lock, remove_free_names
 from orchestrator.store.runs.paths import RunPaths, runs_dir
@@ -101,15 +102,13 @@ def _prune(scope: Scope, terms: PruneTerms, with_checkpoints: bool, dry_run: boo
 def _only_prune() -> Iterator[None]:
     """Wait until no other prune is active, and make others wait."""
     try:
-        fd = open_directory(runs_dir())
+        runs = Directory.at(runs_dir())
     except FileNotFoundError:  # no run was ever made
         yield
         return
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+    with runs:
+        fcntl.flock(runs.fd, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(fd)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from orchestrator.core.errors import NewerFormat
-from orchestrator.store.files import parse_object, read_bytes, read_object
+from orchestrator.core.job.run_name import RunName, default_name
+from orchestrator.store.files import read_bytes, read_object
+from orchestrator.store.open_files import parse_object
 from orchestrator.store.runs.paths import RunPaths
 
 # The format that this version writes. Files with a greater number are refused; older ones are read field by field.
@@ -44,7 +46,7 @@ class RunRecord(BaseModel):
 
     schema_version: Literal[1] = 1
     id: str
-    name: str
+    name: RunName
     directory: str
     started_at: _Finite
     started_mono: _Finite
@@ -173,7 +175,7 @@ def _complete(paths: RunPaths, run_id: str, readable: dict[str, Any]) -> RunReco
     mono = _MONO.search(read_bytes(paths.events, _FIRST_LINE_BYTES) or b"")
     defaults: dict[str, Any] = {
         "id": run_id,
-        "name": match["name"] if match else run_id,
+        "name": default_name(Path(match["name"] if match else run_id)),
         "directory": "",
         "started_at": _time_of(match["stamp"]) if match else _modified(paths),
         "started_mono": float(mono[1]) if mono else 0.0,

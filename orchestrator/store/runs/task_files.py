@@ -9,7 +9,8 @@ from pathlib import Path
 
 from orchestrator.core.diagnosis.symptoms import Uncaught
 from orchestrator.core.state.result import TaskStack
-from orchestrator.store.files import PRIVATE_DIR, open_private, open_regular, read_bytes, write_atomically
+from orchestrator.store.directory import PRIVATE_DIR
+from orchestrator.store.files import open_private, open_regular, read_bytes, write_atomically
 
 # Read limits. A task can write a message or a stack of any length.
 _MAX_EXCEPTION_BYTES = 4 << 20

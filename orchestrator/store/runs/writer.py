@@ -13,14 +13,9 @@ from pathlib import Path
 from orchestrator.core.errors import UsageError
 from orchestrator.core.state.events import Event, event_line
 from orchestrator.core.state.result import RunResult
-from orchestrator.store.files import (
-    PRIVATE_DIR,
-    AppendFile,
-    make_private,
-    open_private,
-    storage_reason,
-    write_atomically,
-)
+from orchestrator.store.directory import PRIVATE_DIR
+from orchestrator.store.files import make_private, open_private, write_atomically
+from orchestrator.store.open_files import AppendFile, storage_reason
 from orchestrator.store.runs.locks import Lock
 from orchestrator.store.runs.paths import RunPaths, runs_dir
 from orchestrator.store.runs.record import RunRecord, first_line

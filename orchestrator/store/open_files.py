@@ -1,0 +1,76 @@
+"""Read and append to files that are already open, and say why a file cannot be written."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+# Read limit for one JSON document. The documents that orch writes are far smaller.
+MAX_DOCUMENT_BYTES = 16 << 20
+_BLOCK = 1 << 20
+
+
+class AppendFile:
+    """A file that is only appended to. Data that a full disk rejects is kept for the next attempt."""
+
+    def __init__(self, fd: int, path: Path) -> None:
+        """Take over an open descriptor. `path` is its name in messages."""
+        self._fd = fd
+        self._path = path
+        self._unwritten = b""
+        self.failure: str | None = None
+
+    @property
+    def is_blocked(self) -> bool:
+        return bool(self._unwritten)
+
+    def append(self, data: bytes) -> bool:
+        """Write after all waiting data. False if some has to wait; `failure` is the first reason for that."""
+        self._unwritten += data
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Write the waiting data. False if the disk still rejects some of it."""
+        try:
+            # A disk that is almost full accepts a part; the next attempt continues after it.
+            while self._unwritten:
+                self._unwritten = self._unwritten[os.write(self._fd, self._unwritten) :]
+        except OSError as error:
+            self.failure = self.failure or storage_reason(self._path, error)
+            return False
+        return True
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            self.flush()
+            os.close(self._fd)
+            self._fd = -1
+
+
+def read_all(fd: int, limit: int) -> bytes | None:
+    """Return the first `limit` bytes of an open file, which is closed; None after a disk error."""
+    pieces = []
+    try:
+        while limit > 0 and (piece := os.read(fd, min(limit, _BLOCK))):
+            pieces.append(piece)
+            limit -= len(piece)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return b"".join(pieces)
+
+
+def parse_object(data: bytes) -> dict[str, Any] | None:
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def storage_reason(path: Path, error: OSError) -> str:
+    """Say why a file cannot be written: `/path: No space left on device`."""
+    return f"{path}: {os.strerror(error.errno) if error.errno else error}"

@@ -1,0 +1,90 @@
+"""Which directories and files of the state belong to this user, and where the user's own links lead."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from orchestrator.core.errors import NotOurs, UsageError
+
+_ROOT = 0
+_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+# As many as the kernel follows in one path (man 7 path_resolution).
+_MOST_LINKS = 40
+
+# Owners that are accepted besides the user of this process: `orch --as-root-anyway` adds one.
+_also_accepted: set[int] = set()
+
+
+def is_own(status: os.stat_result) -> bool:
+    """True if the file belongs to this user, or to one that accept_owner() named."""
+    return is_own_user(status.st_uid)
+
+
+def is_own_user(uid: int) -> bool:
+    return uid == os.geteuid() or uid in _also_accepted
+
+
+def accept_owner(path: Path) -> None:
+    """Let this process, which root runs, use the state directory of its owner, another user (--as-root-anyway)."""
+    try:
+        _also_accepted.add(path.stat().st_uid)
+    except OSError:
+        return  # there is no state directory yet, or its problem is reported when it is opened
+
+
+def refuse_others(status: os.stat_result, path: Path) -> None:
+    """Raise NotOurs for a file or directory that another user owns, or that others can write to."""
+    owner, mode = status.st_uid, stat.S_IMODE(status.st_mode)
+    if not is_own(status):
+        remedy = (
+            f"remove it if you may, or set XDG_STATE_HOME to a directory of your own: you are {os.geteuid()}"
+        )
+        if os.geteuid() == _ROOT:
+            remedy = (
+                "run orch as that user, set XDG_STATE_HOME or HOME (sudo -H) to a directory of root's,"
+                " or add --as-root-anyway"
+            )
+        raise NotOurs(
+            path, owner, f"belongs to the user {owner}, who could replace files of your runs", remedy
+        )
+    if mode & _OTHERS_MAY_WRITE:
+        reason = f"others may write here (mode {mode:o}), and could replace files of your runs"
+        raise NotOurs(path, owner, reason, f"look at its files, then chmod go-w {path}")
+
+
+def follow_own_links(path: Path) -> Path:
+    """Return what a path leads to through links of this user or of root. NotOurs, UsageError; OSError if missing."""
+    place = path
+    for _ in range(_MOST_LINKS):
+        try:
+            fd = os.open(place, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            if place == path:
+                raise
+            raise UsageError(_dangling(path, f"{place}, which does not exist")) from error
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISLNK(status.st_mode):
+                return place
+            if not is_own(status) and status.st_uid != _ROOT:
+                owner = status.st_uid
+                reason = f"belongs to the user {owner}, who can change this symbolic link"
+                raise NotOurs(place, owner, reason, "set XDG_STATE_HOME to a directory of your own")
+            # By the descriptor: the link that was checked is the one that is followed.
+            place = place.parent / os.readlink("", dir_fd=fd)
+        finally:
+            os.close(fd)
+    raise UsageError(_dangling(path, "itself"))
+
+
+def _dangling(path: Path, target: str) -> str:
+    return f"{path}: is a symbolic link to {target}; create that directory, or remove the link"
+
+
+def is_link(name: str | Path, parent: int | None) -> bool:
+    try:
+        return stat.S_ISLNK(os.lstat(name, dir_fd=parent).st_mode)
+    except OSError:
+        return False

@@ -1,0 +1,220 @@
+"""Directories of the state are opened, checked and changed by descriptors, whatever stands in their place."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from users import ORDINARY
+
+from orchestrator.core.errors import NotOurs, UsageError
+from orchestrator.store.directory import Directory, NotRegularFile
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change an owner")
+DEPTH = 3000
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    made = tmp_path / "place"
+    made.mkdir(mode=0o700)
+    return made
+
+
+def give_away(path: Path) -> None:
+    os.chown(path, ORDINARY, ORDINARY, follow_symlinks=False)
+
+
+def let_the_group_write(path: Path) -> None:
+    path.chmod(0o770)
+
+
+def make_deep_tree(top: Path, depth: int = DEPTH) -> None:
+    """Create a file `note` below `depth` directories. Such a path is too long for one system call."""
+    top.mkdir()
+    fd = os.open(top, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("down", dir_fd=fd)
+        below = os.open("down", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    note = os.open("note", os.O_WRONLY | os.O_CREAT, dir_fd=fd)
+    os.write(note, bytes(4096))
+    os.close(note)
+    os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        pytest.param(give_away, f"belongs to the user {ORDINARY}", marks=needs_root),
+        (let_the_group_write, "others may write here"),
+    ],
+)
+@pytest.mark.parametrize("opened", [Directory.open, Directory.at], ids=["open", "at"])
+def test_refusal_names_the_path_the_owner_and_the_remedy(
+    place: Path, opened: Callable[[Path], Directory], change: Callable[[Path], None], reason: str
+) -> None:
+    change(place)
+    with pytest.raises(NotOurs, match=f"{place}: {reason}.*; ") as refused:
+        opened(place)
+    assert refused.value.path == place
+    assert refused.value.owner == place.stat().st_uid
+    assert refused.value.remedy in str(refused.value)
+
+
+@pytest.mark.parametrize("target", ["missing", "place"])
+def test_link_that_leads_nowhere_is_named_with_the_remedy(tmp_path: Path, target: str) -> None:
+    link = tmp_path / "place"
+    link.symlink_to(tmp_path / target)
+    for attempt in (Directory.open, Directory.create):
+        with pytest.raises(UsageError, match=f"{link}: is a symbolic link to .*; .* remove the link"):
+            attempt(link)
+
+
+def test_only_a_root_that_the_user_named_may_be_a_link(tmp_path: Path, place: Path) -> None:
+    (place / "runs").mkdir(mode=0o700)
+    link = tmp_path / "link"
+    link.symlink_to("place")
+    with Directory.open(link) as opened:
+        assert opened.entries() == ["runs"]
+    for within in (link, link / "runs"):
+        with pytest.raises(NotADirectoryError, match="is a symbolic link"):
+            Directory.at(within)
+
+
+@needs_root
+def test_root_that_is_a_link_of_another_user_is_refused(tmp_path: Path, place: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("place")
+    give_away(link)
+    with pytest.raises(NotOurs, match=f"{link}: belongs to the user {ORDINARY}"):
+        Directory.open(link)
+
+
+def test_nothing_in_a_directory_is_reached_through_a_link(place: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("kept")
+    (place / "link").symlink_to(outside)
+    (place / "file").symlink_to(outside / "file")
+    with Directory.open(place) as directory:
+        with pytest.raises(NotADirectoryError):
+            directory.sub("link")
+        with pytest.raises(NotADirectoryError):
+            directory.make("link")
+        with pytest.raises(NotRegularFile):
+            directory.open_private("file", os.O_WRONLY | os.O_TRUNC)
+        assert directory.read_bytes("file") is None
+        directory.write_atomically("file", "new")
+        assert directory.remove_tree("link").is_complete
+    assert (outside / "file").read_text() == "kept"
+    assert (place / "file").read_text() == "new"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\0b"])
+def test_only_the_name_of_an_entry_is_accepted(place: Path, name: str) -> None:
+    with Directory.open(place) as directory:
+        for act in (directory.sub, directory.make, directory.lstat, directory.unlink, directory.remove_tree):
+            with pytest.raises(ValueError, match="is not the name"):
+                act(name)
+
+
+def test_pipe_in_the_place_of_a_file_is_refused_without_waiting(place: Path) -> None:
+    os.mkfifo(place / "file")
+    with Directory.open(place) as directory:
+        with pytest.raises(NotRegularFile):
+            directory.open_regular("file")
+        with pytest.raises(NotRegularFile):
+            directory.open_private("file", os.O_WRONLY | os.O_APPEND)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        pytest.param(give_away, f"belongs to the user {ORDINARY}", marks=needs_root),
+        (let_the_group_write, "others may write here"),
+    ],
+)
+def test_file_of_others_is_neither_read_nor_written(
+    place: Path, change: Callable[[Path], None], reason: str
+) -> None:
+    (place / "file").write_text("{}")
+    change(place / "file")
+    with Directory.open(place) as directory:
+        assert directory.read_object("file") is None
+        with pytest.raises(NotOurs, match=reason):
+            directory.open_private("file", os.O_WRONLY | os.O_APPEND)
+
+
+def test_new_directory_and_its_parents_are_private_whatever_the_umask(tmp_path: Path) -> None:
+    previous = os.umask(0)
+    try:
+        Directory.create(tmp_path / "a/b/c").close()
+    finally:
+        os.umask(previous)
+    modes = [(tmp_path / each).stat().st_mode & 0o777 for each in ("a", "a/b", "a/b/c")]
+    assert modes == [0o700] * 3
+
+
+@needs_root
+@pytest.mark.parametrize("planted", ["a", "a/b"])
+def test_directory_that_another_user_makes_first_is_refused(
+    tmp_path: Path, planted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other user acts between the look at what is missing and the creation."""
+    real = os.mkdir
+
+    def mkdir(name: str, *args: int, dir_fd: int | None = None) -> None:
+        if name == Path(planted).name:
+            real(tmp_path / planted)
+            give_away(tmp_path / planted)
+        real(name, *args, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    with pytest.raises(NotOurs, match=f"{tmp_path / planted}: belongs to the user {ORDINARY}"):
+        Directory.create(tmp_path / "a/b/c", may_be_shared=True)
+    assert not (tmp_path / planted / "c").exists()
+
+
+@pytest.fixture
+def few_descriptors() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, limits[0]), limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_deep_tree_is_measured_and_removed_with_few_descriptors(place: Path, few_descriptors: None) -> None:
+    make_deep_tree(place / "deep")
+    with Directory.open(place) as directory:
+        assert directory.disk_bytes("deep") == 4096
+        assert directory.remove_tree("deep").is_complete
+        assert directory.entries() == []
+
+
+def test_removal_says_what_stays_and_why(place: Path) -> None:
+    (place / "tree/own").mkdir(parents=True)
+    (place / "tree/sub").mkdir()
+    attribute = place / "tree/sub/kept"
+    attribute.write_text("")
+    if os.geteuid() != 0 or os.system(f"chattr +i {attribute} 2>/dev/null") != 0:
+        pytest.skip("no file here can be made immutable")
+    try:
+        with Directory.open(place) as directory:
+            removal = directory.remove_tree("tree")
+    finally:
+        os.system(f"chattr -i {attribute}")
+    assert removal.failures == ["kept: Operation not permitted"]
+    assert [path.name for path in (place / "tree").iterdir()] == ["sub"]
+
+
+def test_directory_without_permissions_is_removed(place: Path) -> None:
+    (place / "tree/closed/more").mkdir(parents=True)
+    (place / "tree/closed").chmod(0)
+    with Directory.open(place) as directory:
+        assert directory.remove_tree("tree").is_complete
+    assert not (place / "tree").exists()
