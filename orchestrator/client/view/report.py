@@ -108,6 +108,8 @@ def _report(result: RunResult) -> Iterator[list[Cell] | _Field]:
         yield _field("still running", one_line(left), BOLD)
     if result.cause is not None:
         yield _Field("cause", tuple(_cause(result.cause, first, result.tasks)))
+    if result.not_distributed is not None:
+        yield _field("warning", one_line(result.not_distributed), YELLOW)
     advice = _advice(result)
     if advice:
         yield _field("to do", one_line(advice), CYAN)

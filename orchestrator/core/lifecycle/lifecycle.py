@@ -21,6 +21,7 @@ import signal
 from typing import assert_never
 
 from orchestrator.core.chaos.watch import ChaosWatch
+from orchestrator.core.diagnosis.distribution import find_not_distributed
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle import completion, outcome
 from orchestrator.core.lifecycle.actions import (
@@ -365,6 +366,9 @@ class Lifecycle:
             left_early=self._ends.left_early,
             nan=self._nan,
             done_without=self._ends.done_without,
+            not_distributed=find_not_distributed(
+                self._spec, self.state, completion.deciding_tasks(self.state)
+            ),
         )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from orchestrator.core.diagnosis.cause import PREEMPTED, advice_on, find_cause
+from orchestrator.core.diagnosis.distribution import NotDistributed, has_joined
 from orchestrator.core.diagnosis.same_failure import own_exception
 from orchestrator.core.errors import ExitCode
 from orchestrator.core.lifecycle.completion import first_failure, has_succeeded
@@ -38,7 +39,7 @@ _STOP_EXIT_CODES = {
 }
 
 # The exit code of a run that failed although no task exited with another code than 0.
-_NO_TASKS_CODE = 1
+_NO_EXIT_CODE = 1
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Findings:
     limit, left_early, nan: causes that no exit code shows
     not_restarted: why there was no restart
     done_without: failed tasks that the others continued without
+    not_distributed: no task joined a cluster
     """
 
     timeout_s: float | None = None
@@ -64,6 +66,7 @@ class Findings:
     left_early: Cause | None = None
     nan: Cause | None = None
     done_without: frozenset[str] = frozenset()
+    not_distributed: NotDistributed | None = None
 
 
 def run_result(run_id: str, state: RunState, findings: Findings, checkpoint_dir: str | None) -> RunResult:
@@ -88,8 +91,14 @@ def run_result(run_id: str, state: RunState, findings: Findings, checkpoint_dir:
         stacks={} if state.stacks is None or findings.limit is None else dict(state.stacks.stacks),
         not_restarted=findings.not_restarted,
         bad_loss=state.bad_loss,
+        not_distributed=_notice_of_copies(findings, outcome),
         left=state.left,
     )
+
+
+def _notice_of_copies(findings: Findings, outcome: Outcome) -> str | None:
+    found = findings.not_distributed
+    return found.text if found is not None and outcome == "succeeded" and found.has_trained else None
 
 
 def attempt_end(state: RunState, findings: Findings) -> AttemptEnd:
@@ -129,13 +138,13 @@ def decide_outcome(state: RunState, findings: Findings) -> tuple[Outcome, int, C
     """Outcome, exit code and cause of the current attempt."""
     first = first_failure(state, findings.done_without)
     if findings.nan is not None and state.restart_due_mono is None:
-        return "failed", _NO_TASKS_CODE, findings.nan
+        return "failed", _NO_EXIT_CODE, findings.nan
     # Between two attempts the tasks are those of the earlier one, whose failure is already in the history.
     if state.teardown is TeardownReason.FAILURE and first is not None and state.restart_due_mono is None:
         code = shell_code(first.exit_code, first.signal)
         return "failed", code, findings.left_early or find_cause(state, first)
     if state.teardown is TeardownReason.FAILURE and findings.left_early is not None:
-        return "failed", _NO_TASKS_CODE, findings.left_early
+        return "failed", _NO_EXIT_CODE, findings.left_early
     if state.teardown is TeardownReason.LIMIT and findings.limit is not None:
         return "timed_out", ExitCode.TIMED_OUT, findings.limit
     if state.storage_error is not None and state.teardown is not TeardownReason.FINISHED:
@@ -151,6 +160,9 @@ def decide_outcome(state: RunState, findings: Findings) -> tuple[Outcome, int, C
             return "timed_out", ExitCode.TIMED_OUT, _timed_out(findings)
         return "stopped", _STOP_EXIT_CODES[state.stop.reason], None
     if has_succeeded(state):
+        if findings.not_distributed is not None and findings.not_distributed.is_failure:
+            cause = Cause(task=None, kind=CauseKind.NOT_DISTRIBUTED, text=findings.not_distributed.text)
+            return "failed", _NO_EXIT_CODE, cause
         return "succeeded", ExitCode.OK, None
     cause = Cause(task=None, kind=CauseKind.ORCH, text="the run ended before its tasks did")
     return "failed", ExitCode.ORCH, cause
@@ -188,6 +200,7 @@ def _task_end(
         signal=task.signal,
         restarts=task.restarts,
         end="still running" if is_left else _end_in_words(task, cause, done_without),
+        joined=has_joined(task),
     )
 
 

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from orchestrator.core.diagnosis.hangs import (
-    Silence,
-    missing_tasks,
-    silence_notice,
-    stall_cause,
-    start_limit_cause,
-)
+from orchestrator.core.diagnosis.hangs import Silence, silence_notice, stall_cause
+from orchestrator.core.diagnosis.start_limit import joining_tasks, missing_tasks, start_limit_cause
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.job.tf_config import EVALUATOR
 from orchestrator.core.lifecycle.actions import Deadline
@@ -75,7 +70,8 @@ class TimeLimits:
 
 
 class StartLimit:
-    """--start-timeout: from the first server that listens to the last. `due`: monotonic seconds."""
+    """--start-timeout: from the first server, wherever it listens, until all tasks have joined. `due`: monotonic
+    seconds."""
 
     def __init__(self, limit_s: float | None) -> None:
         self.due: float | None = None
@@ -87,10 +83,17 @@ class StartLimit:
             self._attempt, self.due = state.attempt, None
         if self._limit_s is None:
             return
-        if state.teardown is not None or not missing_tasks(state):
+        joining = joining_tasks(state)
+        if state.teardown is not None or not (joining or missing_tasks(state)):
             self.due = None
-        elif self.due is None and any(task.phase is TaskPhase.RUNNING for task in cluster_of(state)):
+        elif self.due is None and (joining or any(map(_has_server, cluster_of(state)))):
             self.due = now + self._limit_s
+
+
+def _has_server(task: TaskState) -> bool:
+    """Whether it listens on its port, or serves a cluster of several tasks at another address."""
+    is_elsewhere = task.phase is TaskPhase.STARTING and (task.progress.cluster or 0) > 1
+    return task.phase is TaskPhase.RUNNING or is_elsewhere
 
 
 class SilenceWatch:

@@ -20,6 +20,8 @@ from orchestrator.core.state.result import BadLoss
 # Bounds on reported progress, so that an event has a few KB at most: characters of a phase or metric name, and metrics.
 LONGEST_WORD = 48
 MOST_METRICS = 32
+# Characters of an address: the longest name of a host, and a port.
+LONGEST_ADDRESS = 260
 INTERVAL_S = 1.0
 # Fields of one phase, dropped when the phase changes.
 _OF_ONE_PHASE = frozenset({"step", "steps", "steps_per_s", "examples_per_s"})
@@ -61,12 +63,12 @@ def _metrics(said: Mapping[str, object]) -> Iterator[tuple[str, float | None]]:
 
 def _read(name: str, value: object) -> Progress | None:
     """Return progress with this field only; None if its value is invalid."""
-    if name == "phase" and isinstance(value, str):
-        value = value[:LONGEST_WORD]
+    if name in ("phase", "server") and isinstance(value, str):
+        value = value[: LONGEST_WORD if name == "phase" else LONGEST_ADDRESS]
     try:
         progress = Progress.model_validate({name: value})
         # Python's strings can contain lone surrogates, which an event cannot.
-        "".join((progress.phase or "", *progress.metrics)).encode()
+        "".join((progress.phase or "", progress.server or "", *progress.metrics)).encode()
     except (ValidationError, UnicodeEncodeError):
         return None
     return progress

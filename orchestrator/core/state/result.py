@@ -28,6 +28,9 @@ class CauseKind(StrEnum):
     # exited with 0 while peers trained: diagnosis/cause.py if a peer failed, lifecycle/task_ends.py if all wait
     LEFT_EARLY = "left_early"
     NAN = "nan"  # --stop-on-nan: lifecycle/lifecycle.py
+    NOT_DISTRIBUTED = (
+        "not_distributed"  # --expect-cluster, and no task joined a cluster: diagnosis/distribution.py
+    )
     # a time limit: diagnosis/hangs.py, lifecycle/outcome.py; a resource: diagnosis/shortages.py
     LIMIT = "limit"
     # orch itself, or its agent: lifecycle/outcome.py, supervisor/request_loop.py; a lost run: store/runs/run_end.py
@@ -146,7 +149,8 @@ DONE_WITHOUT = "failed earlier; the other tasks continued"
 
 
 class TaskEnd(_Document):
-    """The end of a task. `end` says whether it ended by itself, by orch, or because of another task's failure."""
+    """The end of a task. `end` says whether it ended by itself, by orch, or because of another task's failure.
+    `joined`: it was seen to join a cluster of several tasks."""
 
     task: TaskName
     state: str
@@ -154,6 +158,7 @@ class TaskEnd(_Document):
     signal: int | None
     restarts: int = 0
     end: str = ""
+    joined: bool = False
 
 
 class LeftProcess(_Document):
@@ -175,6 +180,7 @@ class RunResult(_Document):
     stacks: the tasks' stacks when a time limit ran out
     not_restarted: why a failure was not followed by a restart
     bad_loss: the first loss that was not finite
+    not_distributed: the tasks trained, and none of them joined a cluster
     left: processes that are still running
     """
 
@@ -195,6 +201,7 @@ class RunResult(_Document):
     stacks: dict[TaskName, TaskStack] = Field(default_factory=dict)
     not_restarted: str | None = None
     bad_loss: TaskBadLoss | None = None
+    not_distributed: str | None = None
     left: tuple[LeftProcess, ...] = ()
 
     @property

@@ -60,6 +60,7 @@ class TaskState:
     """A task of the current attempt. Times are monotonic seconds, sizes are bytes.
 
     since_mono: start of the phase that the task reports
+    has_listened: a process of it has listened on its port
     exit_order: place among all exits, from 0
     signals: signals sent to it on purpose, the newest last
     over_limit, memory_limit: its memory when it was ended for exceeding its limit, and the limit
@@ -78,6 +79,7 @@ class TaskState:
     started_mono: float | None = None
     since_mono: float | None = None
     method: ProcessOrigin = "spawn"
+    has_listened: bool = False
     ended_mono: float | None = None
     exit_code: int | None = None
     signal: int | None = None
@@ -207,7 +209,7 @@ def apply(state: RunState, event: Event) -> RunState:
             task = state.tasks[event.task]
             if task.phase is not TaskPhase.STARTING:
                 return state
-            return _with_task(state, replace(task, phase=TaskPhase.RUNNING))
+            return _with_task(state, replace(task, phase=TaskPhase.RUNNING, has_listened=task.plan.serves))
         case events.TaskProgressed():
             task = state.tasks[event.task]
             since = task.since_mono if event.progress.phase == task.progress.phase else event.mono
