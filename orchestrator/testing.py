@@ -135,8 +135,7 @@ def _outcome(result: RunResult) -> str:
     """`failed; worker:1: exit 3`"""
     if result.cause is None:
         return result.outcome
-    where = f"{result.cause.task}: " if result.cause.task else ""
-    return f"{result.outcome}; {where}{result.cause.text}"
+    return f"{result.outcome}; {result.cause.line}"
 
 
 def _failure_text(first: FirstFailure) -> str:

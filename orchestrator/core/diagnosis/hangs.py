@@ -65,6 +65,27 @@ def stall_cause(limit_s: float, state: RunState, stacks: StacksTaken, silence: S
     return Cause(task=task, kind=kind, text=text)
 
 
+def silence_notice(state: RunState, stacks: StacksTaken, silence: Silence) -> str | None:
+    """Say which task is silent and idle, for how long and where; None if it may just wait for tasks that are not."""
+    names = sorted(silence.overdue - silence.busy)
+    if silence.busy or not silence.includes_all:
+        names = [name for name in names if _surely_hangs(state.tasks[name], stacks.stacks.get(name))]
+        if not names:
+            return None
+    if len(names) == 1:
+        task, why = names[0], describe_place(stacks.stacks.get(names[0], _UNKNOWN))
+    elif names != sorted(silence.seconds):
+        task, why = names[0], describe_place(stacks.stacks.get(names[0], _UNKNOWN)) + _as_are(names[1:])
+    else:
+        progress = {task.name: task.progress for task in state.tasks.values()}
+        culprit, why = find_blocking_task(stacks.stacks, silence.seconds, progress)
+        task = culprit or join_names(names)
+    seconds = min(silence.seconds[name] for name in names)
+    verb = "has" if task in silence.seconds else "have"
+    said = f"{task} {verb} been silent and idle for {format_duration(float(int(seconds)))}"
+    return f"{said}: {why}" if why else said
+
+
 def _suspects(limit_s: float, state: RunState, stacks: StacksTaken, silence: Silence) -> list[str]:
     # A stopped task is a suspect even if it was not silent for the whole limit: it explains the others' silence.
     stopped = [name for name in silence.seconds if is_stopped(stacks.stacks.get(name))]

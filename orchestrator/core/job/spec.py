@@ -19,6 +19,7 @@ from orchestrator.core.job.choices import (
     DEFAULT_GRACE_S,
     DEFAULT_MAX_RESTARTS,
     DEFAULT_START_TIMEOUT_S,
+    SILENCE_NOTICE_S,
     FailurePolicy,
     KerasOption,
     NetworkOption,
@@ -213,8 +214,12 @@ class JobSpec(BaseModel):
     start_timeout_s: Annotated[float, _START_TIMEOUT] | None = DEFAULT_START_TIMEOUT_S
     # Without output or progress of a task.
     stall_timeout_s: Annotated[float, AfterValidator(_checked_timeout)] | None = None
+    # After it, without a stall_timeout_s, a task that is silent and idle is reported once. Not an option.
+    silence_notice_s: Seconds | None = SILENCE_NOTICE_S
     # For the evaluator after the end of the training.
     evaluator_timeout_s: Seconds | None = DEFAULT_EVALUATOR_TIMEOUT_S
+    # End the run when a loss is NaN or infinite.
+    stop_on_nan: bool = False
     on_failure: FailurePolicy = FailurePolicy.ABORT
     max_restarts: Annotated[int, _between(0, MOST_RESTARTS)] = DEFAULT_MAX_RESTARTS
     # PSS of each task with all its processes.

@@ -18,7 +18,7 @@ from orchestrator.core.state.events import (
     TeardownReason,
 )
 from orchestrator.core.state.position import Course
-from orchestrator.core.state.result import AttemptEnd, LeftProcess
+from orchestrator.core.state.result import AttemptEnd, LeftProcess, TaskBadLoss
 
 
 class RunPhase(StrEnum):
@@ -127,6 +127,7 @@ class RunState:
     storage_error: why a file of the run cannot be written
     stacks: the last stacks that were taken
     tensorboard: its address
+    bad_loss: the first loss of this attempt that was not finite
     left: processes that were not ended, because they run under another user
     """
 
@@ -147,6 +148,7 @@ class RunState:
     storage_error: str | None = None
     stacks: events.StacksTaken | None = None
     tensorboard: str | None = None
+    bad_loss: TaskBadLoss | None = None
     left: tuple[LeftProcess, ...] = ()
 
     @cached_property
@@ -177,6 +179,7 @@ def apply(state: RunState, event: Event) -> RunState:
                 tasks=tasks,
                 restart_due_mono=None,
                 restart_asked=False,
+                bad_loss=None,
             )
         case events.TaskStarted():
             task = replace(
@@ -212,6 +215,8 @@ def apply(state: RunState, event: Event) -> RunState:
             since = task.since_mono if event.progress.phase == task.progress.phase else event.mono
             course = task.course.after(event.progress)
             return _with_task(state, replace(task, progress=event.progress, course=course, since_mono=since))
+        case events.LossBecameBad():
+            return replace(state, bad_loss=TaskBadLoss(task=event.task, **event.loss.model_dump()))
         case events.TaskExited():
             return _with_task(state, _exited(state, event))
         case events.TeardownBegan():

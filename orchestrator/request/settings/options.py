@@ -124,9 +124,14 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
                     " doing and where, or the address at which it joins. There is no limit before the"
                     " first server listens, since preparing data may take long."),
         Option("stall_timeout", Kind.LIMIT, default=_NO_LIMIT,
-               help="End the run and name the task that hangs, when a task is silent for this time.",
+               help="End the run and name the task that hangs, when a task is silent for this time. While"
+                    " all are silent and one computes, three times as long. Without it, a task that is"
+                    " silent and idle for 5 minutes is only reported.",
                more="Silent means neither output nor progress. A task that computes, or that waits in"
                     " TensorFlow for a task with output, does not hang ([more](stacks.md))."),
+        Option("stop_on_nan", Kind.SWITCH, help="End the run when the loss of a task is NaN or infinite.",
+               more="Without it, the loss is red and one message says when it began."
+                    " It needs [progress](progress.md) with a loss. The run is not restarted."),
         Option("expect_cluster", Kind.SWITCH,
                help="Fail if no task joins a cluster of several tasks: each would train a model of its own.",
                more="The exit code is 1. Without it, the report of such a run has a warning."),

@@ -19,8 +19,15 @@ from orchestrator.core.job.spec import Command, CommandKind, JobSpec, RoleSettin
 from orchestrator.core.job.tf_config import EVALUATOR, PS, TaskRef
 from orchestrator.host.cores import usable_cores
 from orchestrator.host.devices import gpu_inventory
+from orchestrator.host.importable import require_modules
 from orchestrator.host.installed import find_tensorboard, untested_tensorflow
-from orchestrator.request.command.resolve import CommandOptions, CommandPlace, not_asked_note, resolve_command
+from orchestrator.request.command.resolve import (
+    CommandOptions,
+    CommandPlace,
+    not_asked_note,
+    program_directory,
+    resolve_command,
+)
 from orchestrator.request.command.role_hints import cluster_hint, role_hints
 from orchestrator.request.settings.declaration import Part
 from orchestrator.request.settings.given import (
@@ -144,13 +151,24 @@ def _commands(
     options = CommandOptions(**_values(given, Part.START))
 
     def resolve(words: tuple[str, ...], env: Mapping[str, str], source: str) -> Command:
+        there = replace(place, environ={**place.environ, **env})
         try:
-            return resolve_command(words, replace(place, environ={**place.environ, **env}), options)
+            command = resolve_command(words, there, options)
         except UsageError as error:
             # The user has just typed the words after `--`, but may have forgotten those of a file or a variable.
             if source == COMMAND_SOURCE:
                 raise
             raise UsageError(f"{source}: {error}") from error
+        if options.preload and command.interpreter and there.asks(command.interpreter[0]):
+            require_modules(
+                options.preload,
+                given["preload"].source,
+                command.interpreter,
+                first=program_directory(command, there.cwd),
+                cwd=there.cwd,
+                environ=there.environ,
+            )
+        return command
 
     env = given["env"].value if "env" in given else {}
     command = given[COMMAND.name]
