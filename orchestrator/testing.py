@@ -1,6 +1,8 @@
 """Assertions about runs for tests. Their messages include the cause, the first failure, the last lines and the paths.
 
-from orchestrator.testing import assert_chief_checkpoint, assert_failed_first, assert_succeeded
+from orchestrator.testing import (
+    assert_chief_checkpoint, assert_failed_first, assert_joined_cluster, assert_succeeded
+)
 """
 
 from __future__ import annotations
@@ -70,6 +72,19 @@ def assert_failed_first(
     return first
 
 
+def assert_joined_cluster(run: Run) -> RunResult:
+    """Wait for the run's end and assert that a task joined a cluster of several tasks. Return the run's result.
+
+    A script without a strategy for several workers trains a model of its own in each task, and succeeds.
+    """
+    __tracebackhide__ = True
+    result = run.wait(check=False)
+    if not any(task.joined for task in result.tasks):
+        said = result.not_distributed or f"no task of {run.id} joined a cluster of several tasks"
+        raise AssertionError(_message(said, run))
+    return result
+
+
 def assert_chief_checkpoint(
     run: Run,
     *,
@@ -120,8 +135,7 @@ def _outcome(result: RunResult) -> str:
     """`failed; worker:1: exit 3`"""
     if result.cause is None:
         return result.outcome
-    where = f"{result.cause.task}: " if result.cause.task else ""
-    return f"{result.outcome}; {where}{result.cause.text}"
+    return f"{result.outcome}; {result.cause.line}"
 
 
 def _failure_text(first: FirstFailure) -> str:

@@ -17,6 +17,7 @@ from orchestrator.host.cores import usable_cores
 from orchestrator.host.installed import Interpreter, ask_interpreter
 from orchestrator.request.command.program import find_program
 from orchestrator.request.command.resolve import CommandPlace, resolve_command
+from orchestrator.request.command.role_hints import cluster_hint
 from orchestrator.request.settings import settings
 from orchestrator.request.settings.given import read_value
 from orchestrator.request.settings.options import COMMAND, SETTINGS
@@ -45,7 +46,13 @@ def doctor_context(
     tasks = {**environ, **spec.env}
     is_read = not is_named or spec.command.kind is not CommandKind.MODULE
     is_read = is_read or find_program(spec.command.argv[1:], spec.cwd, tasks).start is not None
-    context = Context(spec, environ, python=_python_of(spec, tasks, directory), is_source_known=is_read)
+    context = Context(
+        spec,
+        environ,
+        python=_python_of(spec, tasks, directory),
+        is_source_known=is_read,
+        separate_training=cluster_hint(spec, tasks),
+    )
     return context, str(spec.masked().command) if is_named else None
 
 

@@ -89,11 +89,12 @@ class ProgressMade(_Message):
 
 
 class Usage(BaseModel):
-    """CPU in percent of one core, memory in bytes (PSS)."""
+    """CPU in percent of one core, memory in bytes (PSS). `stop_signal`: the signal that has stopped the task."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
     cpu_percent: float
     memory_bytes: int
+    stop_signal: int | None = None
 
 
 class Sampled(_Message):

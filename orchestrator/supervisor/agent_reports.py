@@ -193,7 +193,7 @@ class AgentReports:
         return {task: usage["cpu_percent"] for task, usage in self._usage.items()}
 
     def _take_sample(self, message: agent_link.Sampled) -> None:
-        self._usage |= {task: usage.model_dump() for task, usage in message.tasks.items()}
+        self._usage |= {task: usage.model_dump(exclude_none=True) for task, usage in message.tasks.items()}
         self._has_new_usage = True
         for task, usage in message.tasks.items():
             limit = self._memory_limit

@@ -159,7 +159,7 @@ class Supervisor:
                 self._queue.append(events.StorageFailed(**now(), reason=reason))
 
     def _deadline_reached(self, deadline: str) -> Event:
-        if deadline != Deadline.STALL_LIMIT:
+        if deadline not in (Deadline.STALL_LIMIT, Deadline.SILENCE):
             return events.DeadlineReached(**now(), deadline=deadline)
         at = now()
         quiet_s = self._logs.quiet_s(at["mono"])

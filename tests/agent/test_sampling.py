@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -57,6 +59,19 @@ def look(sampler: Sampler, now: float, tasks: Sequence[TaskProcess]) -> list[Sam
     while tasks and sampler.due <= now:
         frames.append(sampler.take(now, tasks))
     return [frame for frame in frames if frame]
+
+
+def test_stopped_process_is_sampled_with_its_signal() -> None:
+    with process("print(1, flush=True); import time; time.sleep(600)", lines=1) as task:
+        for _ in range(2):  # asking does not consume the state
+            os.kill(task.pid, signal.SIGSTOP)
+            until(lambda: (found := read_stat(task.pid)) is not None and found.state == "T")
+            (sample,) = look(Sampler(0.0), 1e9, [task])
+            assert sample[task.name]["stop_signal"] == signal.SIGSTOP
+            os.kill(task.pid, signal.SIGCONT)
+            until(lambda: (found := read_stat(task.pid)) is not None and found.state != "T")
+            (sample,) = look(Sampler(0.0), 1e9, [task])
+            assert "stop_signal" not in sample[task.name]
 
 
 def test_shared_memory_is_counted_once() -> None:

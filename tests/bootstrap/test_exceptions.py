@@ -99,6 +99,23 @@ def test_exit_code_and_output_are_pythons_own(
         assert finished(tmp_path, ["train.py"], hooks=False).exception["type"] == kind
 
 
+def test_frames_of_the_bootstrap_are_not_printed(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "file = 'bootstrap/after_import.py'\n"
+        "hooks = next(m for m in sys.modules.values() if (getattr(m, '__file__', 0) or '').endswith(file))\n"
+        "def mine(module): 1/0\n"
+        "try: hooks.after_import('sys', mine)\n"
+        "except ZeroDivisionError as error: raise ValueError('two') from error"
+    )
+    (tmp_path / "train.py").write_text(script)
+    task = finished(tmp_path, ["train.py"])
+    assert task.wait() == 1
+    assert "line 4, in mine" in task.output and "after_import.py" not in task.output
+    # The file is for a report to orch's authors, too.
+    assert "bootstrap/after_import.py" in task.exception["text"]
+
+
 def test_exceptions_of_threads_go_into_another_file(tmp_path: Path) -> None:
     script = (
         "import threading\nfor n in (1, 2):\n  t = threading.Thread(target=lambda: n/0); t.start(); t.join()"

@@ -43,8 +43,8 @@ STANDARD_MODULES = {"__future__", "_json", "faulthandler", "fcntl", "atexit"}
 OWN_MODULES = {"_orch_bootstrap"} | {
     f"_orch_bootstrap.{part}"
     for part in (
-        *("after_import", "exceptions", "install", "messages"),
-        *("stacks", "stopping", "tensorflow_hooks"),
+        *("after_import", "cluster_facts", "exceptions", "install", "messages"),
+        *("stacks", "stopping", "tensorflow_hooks", "tf_config"),
     )
 }
 

@@ -34,6 +34,11 @@ FORKED = {
     "TF_CONFIG set and removed": (
         "import os, json\nos.environ.pop('TF_CONFIG', None)\nos.environ['TF_CONFIG'] = json.dumps({})\n"
     ),
+    "TF_CONFIG written in other ways": (
+        "import os, sys, json\nconfig = {'task': {'type': 'worker', 'index': int(sys.argv[1])}}\n"
+        "os.environ.update({'TF_CONFIG': json.dumps(config)})\nos.environ.update(TF_CONFIG='{}')\n"
+        "os.putenv('TF_CONFIG', '{}')\nos.unsetenv('TF_CONFIG')\n"
+    ),
     "an import for type checkers": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import weird\n",
     "a subprocess with a changed environment": (
         "import os, subprocess\nsubprocess.run(['true'], env={**os.environ, 'A': '1'})\n"
@@ -109,7 +114,7 @@ SPAWNED = {
     ),
     "a variable deleted": ("import os\ndel os.environ['A']\n", "line 2 deletes A"),
     "a variable removed": ("import os\nos.environ.pop('A', None)\n", "line 2 removes A"),
-    "os.environ.update": ("import os\nos.environ.update(A='1')\n", "line 2 uses os.environ.update"),
+    "os.environ.update": ("import os\nos.environ.update(A='1')\n", "line 2 sets A"),
     "setdefault with a computed value": ("import os\nos.environ.setdefault('A', x)\n", "line 2 sets A"),
     "os.environ joined in place": (
         "import os\nos.environ |= {'A': '1'}\n",
@@ -119,8 +124,12 @@ SPAWNED = {
         "import os as system\nsystem.environ.clear()\n",
         "line 2 uses os.environ.clear",
     ),
-    "os.putenv": ("import os\nos.putenv('A', '1')\n", "line 2 uses os.putenv"),
-    "os.putenv by another name": ("from os import putenv as p\np('A', '1')\n", "line 2 uses os.putenv"),
+    "os.environ.update with unknown names": (
+        "import os\nos.environ.update({'TF_CONFIG': '{}', **load()})\n",
+        "line 2 sets a variable",
+    ),
+    "os.putenv": ("import os\nos.putenv('A', '1')\n", "line 2 sets A"),
+    "os.putenv by another name": ("from os import putenv as p\np('A', '1')\n", "line 2 sets A"),
     "os.environ imported by another name": ("from os import environ as e\ne['A'] = '1'\n", "line 2 sets A"),
     "os.environ stored in a variable": (
         "import os\ne = os.environ\ne['A'] = '1'\n",
@@ -164,8 +173,8 @@ SPAWNED = {
         "line 5 uses d, which orch does not follow",
     ),
     "a variable set in a lambda": (
-        "import os\nf = lambda: os.environ.update({})\n",
-        "line 2 uses os.environ.update",
+        "import os\nf = lambda: os.environ.update({'A': '1'})\n",
+        "line 2 sets A",
     ),
     "variables set in a loop": (
         "import os\nfor n in 'ab':\n    os.environ[n] = '1'\n",

@@ -109,6 +109,13 @@ def test_more_workers_than_fit(doctor: Doctor) -> None:
     assert any(text in f["text"] for f in found["open files"])
 
 
+def test_script_whose_workers_would_train_separate_models(doctor: Doctor) -> None:
+    (doctor.directory / "train.py").write_text("import tensorflow as tf\nmodel.fit(x)\n")
+    (found,) = doctor.findings("--workers", "2", "--", "train.py")["cluster"]
+    assert found["level"] == "warning" and "2 workers would train 2 independent copies" in found["text"]
+    assert found["fix"] == "create a MultiWorkerMirroredStrategy, or use --workers 1"
+
+
 def test_few_open_files(doctor: Doctor) -> None:
     (soft,) = (f for f in doctor.findings(before=limited("-Sn", "200"))["open files"] if f["fix"])
     assert soft["level"] == "warning" and "200 files" in soft["text"]

@@ -278,6 +278,9 @@ def test_real_output_of_python(name: str, kind: SymptomKind, exception: str) -> 
         ("ModuleNotFoundError: No module named 'tf_keras'", "pip install tf_keras"),
         ("ModuleNotFoundError: No module named 'tensorflow'", "pip install tensorflow"),
         ("AttributeError: 'Mean' object has no attribute 'reset_states'", "reset_state"),
+        ("ValueError: Only instances of `keras.Layer` can be added to a Sequential model.", "--keras legacy"),
+        ("ValueError: The filename must end in `.weights.h5`. Received: filepath=w", "--keras legacy"),
+        ("ValueError: Unrecognized keyword arguments passed to Dense: {'weights': []}", "--keras legacy"),
         (
             "InvalidArgumentError: You must feed a value for placeholder tensor 'cond/else/_1/cond/Placeholder_1'",
             "optimizer.build",
@@ -297,8 +300,17 @@ def test_known_failure_has_advice(text: str, advice: str) -> None:
     assert found is not None and advice in found
 
 
-def test_unknown_failure_has_no_advice() -> None:
-    assert read_symptom(TRACEBACK + "ValueError: boom\n").advice is None
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ValueError: boom",
+        "ModuleNotFoundError: No module named 'tensorflow_hub'",
+        "ModuleNotFoundError: No module named 'tensorflow.python.nothing'",
+        "ModuleNotFoundError: No module named 'tf_keras_more'",
+    ],
+)
+def test_unknown_failure_has_no_advice(text: str) -> None:
+    assert read_symptom(f"{TRACEBACK}{text}\n").advice is None
 
 
 def test_advice_is_one_line() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,11 @@ def test_bar_of_keras_3() -> None:
             b"     12/Unknown 0s 828us/step - loss: 7.3930e-05",
             Bar(12, None, {"loss": 7.393e-05}, 0.000828, True),
         ),
-        (b"70/70 - 1s - 16ms/step - loss: nan - mae: -inf", Bar(70, 70, {"loss": None, "mae": None}, 0.016)),
+        (b"70/70 - 1s - 16ms/step - acc: nan - mae: -inf", Bar(70, 70, {"acc": None, "mae": None}, 0.016)),
+        (
+            b"70/70 - 1s - 16ms/step - loss: -inf",
+            Bar(70, 70, {"loss": None}, 0.016, bad_loss=-math.inf),
+        ),
         (b"70/70 - 143s - 2s/step - loss: -0.1000", Bar(70, 70, {"loss": -0.1}, 2.0)),
         (b"12/70 [===>....] - ETA: 1:02:03 - loss: 0.1000", Bar(12, 70, {"loss": 0.1}, None, True)),
         (b"70/70 [======] - 0s 924us/step", Bar(70, 70, {}, 0.000924, True)),

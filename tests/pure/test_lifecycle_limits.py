@@ -279,3 +279,83 @@ def test_agent_that_does_not_hold_ports_in_time_is_lost() -> None:
     assert lifecycle.next_deadline() == (T + PLAN_MARGIN_S, Deadline.PLAN)
     assert feed(lifecycle, [deadline(Deadline.PLAN, T + PLAN_MARGIN_S)]) == [SweepHost()]
     assert the_result(feed(lifecycle, [emptied(T + 61)])).exit_code == 125
+
+
+def joins(index: int, server: str | None, mono: float, phase: str = "waiting") -> events.TaskProgressed:
+    progress = events.Progress(phase=phase, server=server)
+    return events.TaskProgressed(at=mono, mono=mono, task=f"worker:{index}", progress=progress)
+
+
+def end_at_start_limit(lifecycle: Lifecycle, mono: float, tasks: int = 2) -> RunResult:
+    assert feed(lifecycle, [deadline(Deadline.START_LIMIT, mono)]) == [TakeStacks(Deadline.START_LIMIT)]
+    feed(lifecycle, [stacks(mono + 1, Deadline.START_LIMIT, w0=AT_WORK, w1=AT_WORK)])
+    return end(lifecycle, tasks=tasks)
+
+
+def test_tasks_that_wait_at_an_address_of_their_own_are_named_with_it() -> None:
+    lifecycle = lifecycle_of(LATE, T)
+    feed(lifecycle, [planned(3), *map(started, range(3))])
+    feed(lifecycle, [joins(index, "localhost:12345", T + 3 + index) for index in range(3)])
+    assert lifecycle.next_deadline() == (T + 123, Deadline.START_LIMIT)
+    result = end_at_start_limit(lifecycle, T + 123, tasks=3)
+    assert (result.outcome, result.exit_code) == ("timed_out", 124)
+    assert result.cause is not None and (result.cause.task, result.cause.kind) == (
+        "worker:0",
+        CauseKind.LIMIT,
+    )
+    assert result.cause.text == (
+        "--start-timeout: not joined after 2m: it, worker:1 and worker:2 wait for the others"
+        " at localhost:12345, not at its own address 127.0.0.1:20000 (its script does not use orch's TF_CONFIG)"
+    )
+
+
+def test_missing_task_is_named_with_the_address_at_which_another_waits_for_it() -> None:
+    lifecycle = lifecycle_of(LATE, T)
+    feed(lifecycle, [planned(2), started(0), started(1), joins(0, "localhost:12345", T + 3)])
+    cause = end_at_start_limit(lifecycle, T + 123).cause
+    assert cause is not None and cause.task == "worker:1"
+    assert "; in train.py:31 load_data)" in cause.text
+    assert "; worker:0 waits for it at localhost:12345, not at its own address 127.0.0.1:20000" in cause.text
+
+
+def test_task_that_waits_for_one_that_has_ended_is_named_with_it() -> None:
+    lifecycle = lifecycle_of(LATE, T)
+    feed(lifecycle, [planned(2), started(0), started(1), exited(1, mono=T + 2)])
+    feed(lifecycle, [ready(0, T + 3), joins(0, "127.0.0.1:20000", T + 3)])
+    result = end_at_start_limit(lifecycle, T + 123)
+    assert result.cause is not None and result.cause.text == (
+        "--start-timeout: not joined after 2m: it waits for the others at 127.0.0.1:20000; worker:1 ended before"
+    )
+
+
+def test_stopped_task_is_named_before_those_that_wait_for_it() -> None:
+    lifecycle = lifecycle_of(LATE, T)
+    feed(lifecycle, [planned(2), started(0), started(1), ready(0, T + 3), ready(1, T + 3)])
+    feed(lifecycle, [joins(0, None, T + 3), joins(1, None, T + 3), deadline(Deadline.START_LIMIT, T + 123)])
+    feed(lifecycle, [stacks(T + 124, Deadline.START_LIMIT, w0=AT_WORK, w1=STOPPED)])
+    cause = end(lifecycle).cause
+    assert cause is not None and (cause.task, cause.kind) == ("worker:1", CauseKind.STOPPED)
+
+
+def test_start_limit_ends_when_all_have_joined_at_any_address() -> None:
+    lifecycle = lifecycle_of(LATE, T)
+    feed(lifecycle, [planned(2), started(0), started(1)])
+    feed(lifecycle, [joins(index, "localhost:12345", T + 3) for index in (0, 1)])
+    feed(lifecycle, [joins(index, "localhost:12345", T + 4, phase="training") for index in (0, 1)])
+    assert lifecycle.next_deadline() is None
+
+
+def test_start_limit_counts_a_server_of_a_cluster_at_another_address() -> None:
+    lifecycle = lifecycle_of(LATE, T)
+    serving = events.Progress(phase="serving", server="localhost:12345", cluster=2)
+    report = events.TaskProgressed(at=T + 3, mono=T + 3, task="worker:0", progress=serving)
+    feed(lifecycle, [planned(2), started(0), started(1), report])
+    assert lifecycle.next_deadline() == (T + 123, Deadline.START_LIMIT)
+
+
+def test_start_limit_does_not_count_the_wait_for_a_restart() -> None:
+    spec = changed(LATE, on_failure=FailurePolicy.RESTART_TASK)
+    lifecycle = lifecycle_of(spec, T)
+    feed(lifecycle, [planned(2), started(0), started(1), ready(0, T + 3), ready(1, T + 3)])
+    feed(lifecycle, [joins(0, None, T + 3), progressed(1, 1, T + 3), exited(1, 3, mono=T + 4)])
+    assert (lifecycle.next_deadline() or (0.0, ""))[1] != Deadline.START_LIMIT

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from event_making import START, planned, started
+from event_making import START, feed, lifecycle_of, planned, started
+from job_making import JOB, changed
 
 from orchestrator.client.view.messages import event_message
 from orchestrator.core.state import events
@@ -55,3 +56,12 @@ def test_verbose_notice_is_not_a_notice_of_the_run() -> None:
     assert event_message(quiet, None, verbose=True) == "by the way"
     assert event_message(quiet, None) is None
     assert event_message(loud, None) == "look"
+
+
+def test_preload_option_without_effect_is_a_notice() -> None:
+    asked = lifecycle_of(changed(JOB, preload=("numpy",)))
+    feed(asked, [NOT])
+    assert asked.state.notices == ("--preload has no effect: it has 3 threads",)
+    not_asked = lifecycle_of(JOB)
+    feed(not_asked, [NOT])
+    assert not_asked.state.notices == ()

@@ -13,7 +13,13 @@ import pytest
 
 from orchestrator import Cluster, UsageError
 from orchestrator.client.api import Run
-from orchestrator.testing import assert_chief_checkpoint, assert_failed_first, assert_succeeded
+from orchestrator.core.state.result import CauseKind
+from orchestrator.testing import (
+    assert_chief_checkpoint,
+    assert_failed_first,
+    assert_joined_cluster,
+    assert_succeeded,
+)
 
 pytest_plugins = ["pytester"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,9 +49,16 @@ sys.exit(os.environ["ORCH_ATTEMPT"] == "1" and os.environ["ORCH_TASK"] == "worke
 """
 
 
-def finished(directory: Path, text: str, **options: object) -> Run:
+# Reports what the bootstrap of a script with TensorFlow does.
+JOINS = """
+import os, sys
+os.write(int(os.environ["ORCH_PROGRESS_FD"]), b'{"trains": true, "cluster": %s}\\n' % sys.argv[1].encode())
+"""
+
+
+def finished(directory: Path, text: str, *words: str, **options: object) -> Run:
     (directory / "task.py").write_text(text)
-    with Cluster(2, ["task.py"], directory, start="spawn", **options) as run:
+    with Cluster(2, ["task.py", *words], directory, start="spawn", **options) as run:
         run.wait(check=False)
     return run
 
@@ -103,6 +116,19 @@ def test_first_failure_of_restarted_run_is_found(tmp_path: Path) -> None:
     run = finished(tmp_path, FAILS_ONCE, on_failure="restart")
     assert_succeeded(run)
     assert assert_failed_first(run, "worker:1").exit_code == 1
+
+
+def test_assert_joined_cluster(tmp_path: Path) -> None:
+    joined, alone = (finished(tmp_path, JOINS, tasks) for tasks in ("2", "1"))
+    assert assert_joined_cluster(joined).succeeded
+    with pytest.raises(AssertionError) as error:
+        assert_joined_cluster(alone)
+    check_message(
+        error, "task.py never joined the cluster: 2 independent copies were trained. Create a Multi"
+    )
+    refused = finished(tmp_path, JOINS, "1", expect_cluster=True).wait(check=False)
+    assert refused.cause is not None
+    assert (refused.exit_code, refused.cause.kind) == (1, CauseKind.NOT_DISTRIBUTED)
 
 
 def test_assert_chief_checkpoint(runs: dict[str, Run]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 from spec_making import Load
 
@@ -94,13 +97,13 @@ def test_start_options_have_defaults(load_here: Load) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        {"start": "spawn", "preload": ["numpy", "scipy.linalg"], "no_fixes": True, "keras": "3"},
-        {"toml": 'start = "spawn"\npreload = ["numpy", "scipy.linalg"]\nno-fixes = true\nkeras = 3'},
-        {"toml": 'start = "spawn"\npreload = "numpy scipy.linalg"\nno-fixes = true\nkeras = "3"'},
+        {"start": "spawn", "preload": ["numpy", "xml.dom"], "no_fixes": True, "keras": "3"},
+        {"toml": 'start = "spawn"\npreload = ["numpy", "xml.dom"]\nno-fixes = true\nkeras = 3'},
+        {"toml": 'start = "spawn"\npreload = "numpy xml.dom"\nno-fixes = true\nkeras = "3"'},
         {
             "environ": {
                 "ORCH_START": "spawn",
-                "ORCH_PRELOAD": "numpy,scipy.linalg",
+                "ORCH_PRELOAD": "numpy,xml.dom",
                 "ORCH_NO_FIXES": "1",
                 "ORCH_KERAS": "3",
             }
@@ -112,7 +115,7 @@ def test_start_options_are_read_from_every_source(load_here: Load, source: dict[
     spec = load_here(**source).spec
     assert (spec.start, spec.preload, spec.fixes, spec.keras) == (
         StartOption.SPAWN,
-        ("numpy", "scipy.linalg"),
+        ("numpy", "xml.dom"),
         False,
         KerasOption.THREE,
     )
@@ -141,3 +144,22 @@ def test_mistake_in_a_start_option_names_its_source(
 
 def test_environment_variable_overrides_a_switch_in_orch_toml(load_here: Load) -> None:
     assert load_here("no-fixes = true", {"ORCH_NO_FIXES": "0"}).spec.fixes
+
+
+@pytest.mark.parametrize(
+    ("modules", "says"),
+    [
+        (["nosuchmodule"], "has no module nosuchmodule; install it, or leave the option out"),
+        (["json", "jsom"], 'has no module jsom; did you mean "json"?'),
+        (["nosuchmodule.part"], "has no module nosuchmodule;"),
+    ],
+)
+def test_module_to_preload_must_exist(load_here: Load, tmp_path: Path, modules: list[str], says: str) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "train.py").touch()
+    (tmp_path / "scripts" / "beside.py").touch()
+    command = [sys.executable, "scripts/train.py"]
+    assert load_here(command=command, preload=["xml.dom", "beside"]).spec.preload == ("xml.dom", "beside")
+    with pytest.raises(UsageError) as refused:
+        load_here(command=command, preload=modules)
+    assert str(refused.value).startswith("--preload") and says in str(refused.value)

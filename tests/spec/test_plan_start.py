@@ -41,6 +41,7 @@ def test_bootstrap_of_a_python_task_has_its_files(make_spec: MakeSpec) -> None:
         "stacks_file": "/state/job-1/stacks/worker-1.txt",
         "fixes": True,
         "hooks": True,
+        "keep_tf_config": True,
         "pythonpath": "/mine",
     }
 

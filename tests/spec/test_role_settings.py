@@ -296,3 +296,49 @@ def test_script_that_never_checks_for_its_role_gives_a_notice(
     notices = [one for one in load_here(command=["train.py"], **flags).notices if "never checks for" in one]
     assert len(notices) == (message is not None)
     assert message is None or notices[0].startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import tensorflow as tf\nmodel.fit(x)", "creates no strategy for several workers"),
+        (
+            "import tensorflow as tf\ns = tf.distribute.MirroredStrategy()\nmodel.fit(x)",
+            "uses MirroredStrategy, which does not span workers",
+        ),
+        ("import tensorflow as tf\ns = tf.distribute.MultiWorkerMirroredStrategy()\nmodel.fit(x)", None),
+        ("import tensorflow as tf\nfrom mine import strategy\nmodel.fit(x)", None),
+        ("import tensorflow as tf\nimport official.common\nmodel.fit(x)", None),
+        ("import tensorflow as tf\nimport horovod.tensorflow as hvd\nmodel.fit(x)", None),
+        ("import tensorflow as tf\nshard = os.environ['ORCH_TASK']\nmodel.fit(x)", None),
+        ("import tensorflow as tf\nprint(tf.constant(1))", None),
+        ("import sklearn\nmodel.fit(x)", None),
+    ],
+)
+def test_source_that_joins_no_cluster_gives_a_notice(
+    load_here: Load, tmp_path: Path, text: str, why: str | None
+) -> None:
+    (tmp_path / "train.py").write_text(text)
+    (tmp_path / "mine.py").write_text(
+        "strategy = tf.distribute.experimental.ParameterServerStrategy(resolver)"
+    )
+    notices = [one for one in load_here(command=["train.py"], workers=2).notices if "independent" in one]
+    advice = "create a MultiWorkerMirroredStrategy, or use --workers 1"
+    wanted = f"train.py {why}: 2 workers would train 2 independent copies; {advice}"
+    assert notices == ([] if why is None else [wanted])
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"workers": 1}, "this run has no cluster of several tasks; use --workers 2 or more"),
+        ({"workers": 1, "evaluator": True}, "this run has no cluster of several tasks"),
+        ({"workers": 2, "command": ["true"]}, "true is not a Python program"),
+    ],
+)
+def test_expect_cluster_is_refused_where_it_cannot_hold(
+    load_here: Load, tmp_path: Path, flags: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "train.py").write_text("import tensorflow")
+    with pytest.raises(UsageError, match=f"^--expect-cluster: {said}"):
+        load_here(**{"command": ["train.py"], "expect_cluster": True, **flags})

@@ -18,6 +18,7 @@ JOB = JobSpec(
     grace_s=10.0,
     failure_grace_s=0.5,
     start_timeout_s=None,
+    silence_notice_s=None,
     evaluator_timeout_s=None,
 )
 

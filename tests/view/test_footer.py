@@ -54,6 +54,18 @@ def test_row_shows_all_known_values() -> None:
     assert second.split() == ["worker:1", "running", "1001", "1m05s", "port", "open"]
 
 
+def test_stopped_task_shows_its_signal_and_is_running_in_the_document() -> None:
+    state = running(2)
+    sample = {"worker:1": {"cpu_percent": 0.0, "memory_bytes": 1.0, "stop_signal": 19.0}}
+    rows = footer_lines(Moment("run", state, now=75.0, started=10.0, sample=sample), 120, 24, colour=False)
+    assert "running" in rows[2] and "stopped (SIGSTOP)" in rows[3]
+    first, second = task_statuses(state, sample, 75.0)
+    assert (first.state, first.paused) == ("running", False)
+    assert (second.state, second.paused, second.stop_signal) == ("running", True, "SIGSTOP")
+    ended = running(2, exited("worker:1", None, 9))
+    assert not task_statuses(ended, sample, 75.0)[1].paused
+
+
 def test_failed_task_shows_how_it_ended() -> None:
     lines = footer_lines(
         moment(running(2, exited("worker:0", 3), exited("worker:1", None, 9))), 120, 24, colour=False

@@ -47,8 +47,8 @@ class Sampler:
     def take(self, now: float, tasks: Sequence[TaskProcess]) -> Sample:
         """Do the next step of measuring `tasks`, all that run now; nothing before `due`.
 
-        Returns {task: {cpu_percent (of one core), memory_bytes (PSS)}} when a frame is complete, else {}. All tasks
-        are measured every 2 s or more; in between only those above their limit.
+        Returns {task: {cpu_percent (of one core), memory_bytes (PSS), stop_signal (if stopped)}} when a frame is
+        complete, else {}. All tasks are measured every 2 s or more; in between only those above their limit.
         """
         if now < self.due or not tasks:
             return {}
@@ -113,7 +113,9 @@ class Sampler:
         for stat in tree:
             yield
             memory += proportional_bytes(stat.pid)
-        return {"cpu_percent": round(percent, 1), "memory_bytes": memory}
+        usage: Usage = {"cpu_percent": round(percent, 1), "memory_bytes": memory}
+        stopped_by = task.stopped_by()
+        return usage if stopped_by is None else {**usage, "stop_signal": stopped_by}
 
 
 def _identity(task: TaskProcess) -> tuple[int, int]:

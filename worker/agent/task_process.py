@@ -132,6 +132,15 @@ class TaskProcess:
             except OSError:
                 return
 
+    def stopped_by(self) -> int | None:
+        """Return the signal that has stopped the leader, such as SIGSTOP; None if it runs."""
+        try:
+            # WNOWAIT: ask again and again, and leave the exit to reap().
+            info = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return None
+        return None if info is None or info.si_code != os.CLD_STOPPED else info.si_status
+
     def reap(self) -> tuple[int | None, int | None] | None:
         """Return (exit code, signal) of the leader, one of them None; None if it has not exited."""
         limits = _cpu_limits(self.pid)

@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 LONGEST_TEXT = 64 * 1024
 LONGEST_MESSAGE = 8 * 1024
 THREADS_SUFFIX = ".threads"
+_OWN_FILES = os.path.dirname(__file__) + "/"  # noqa: PTH120
 
 
 def install(path: str) -> None:
     """Write an uncaught exception to `path` before Python prints it.
 
     The file is one JSON document: `type` as Python prints it, `message`, `text` (the whole traceback with chained
-    exceptions) and `at` (`FILE:LINE`, where it was raised, or null). Uncaught exceptions of other threads do not end
-    the process. They are appended to `path` + ".threads", one document a line.
+    exceptions) and `at` (`FILE:LINE`, where it was raised, or null). Python then prints it without the frames of this
+    package; the file has them. Uncaught exceptions of other threads do not end the process. They are appended to
+    `path` + ".threads", one document a line.
     """
     owner = os.getpid()
     previous = sys.excepthook
@@ -47,7 +49,8 @@ def install(path: str) -> None:
             # An operation failed because of the stop, which could not be raised inside it.
             stopping.raise_stop()
         write(kind, value, trace)
-        previous(kind, value, trace)
+        _ignore_errors(lambda: _hide_own_frames(value))
+        previous(kind, value, _without_own_frames(trace))
 
     def at_exit() -> None:
         # If the script has replaced our hook, Python has stored the exception that it called that hook for.
@@ -74,8 +77,10 @@ def _watch_threads(threading: ModuleType, path: str, owner: int) -> None:
 
     def excepthook(args: threading.ExceptHookArgs) -> None:  # type: ignore[name-defined]
         if os.getpid() == owner and args.exc_type is not SystemExit and args.exc_value is not None:
-            text = describe(args.exc_type, args.exc_value, args.exc_traceback)
+            value = args.exc_value
+            text = describe(args.exc_type, value, args.exc_traceback)
             _ignore_errors(lambda: append_private(path + THREADS_SUFFIX, text))
+            _ignore_errors(lambda: _hide_own_frames(value))
         previous(args)
 
     threading.excepthook = excepthook  # type: ignore[attr-defined]
@@ -87,6 +92,34 @@ def _ignore_errors(write: Callable[[], None]) -> None:
         write()
     except Exception:
         return
+
+
+def _hide_own_frames(value: BaseException) -> None:
+    """Remove this package's frames from the tracebacks of an exception, its causes and its members.
+
+    They are in the file, but Python does not print them: they are not part of the user's program."""
+    waiting: list[BaseException | None] = [value]
+    seen: list[BaseException] = []
+    while waiting:
+        error = waiting.pop()
+        if error is None or any(error is other for other in seen):
+            continue
+        seen.append(error)
+        error.__traceback__ = _without_own_frames(error.__traceback__)
+        waiting += [error.__cause__, error.__context__, *getattr(error, "exceptions", ())]
+
+
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    kept = []
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_OWN_FILES):
+            kept.append(trace)
+        trace = trace.tb_next
+    following = None
+    for frame in reversed(kept):
+        frame.tb_next = following
+        following = frame
+    return following
 
 
 def describe(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> str:

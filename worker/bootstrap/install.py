@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import exceptions, stacks, stopping, tensorflow_hooks
+from . import exceptions, stacks, stopping, tensorflow_hooks, tf_config
 from .messages import ProgressPipe, attempt
 
 TYPE_CHECKING = False  # importing typing takes longer than importing the whole bootstrap
@@ -14,8 +14,9 @@ class Options:
     """The options that the agent passes in ORCH_BOOTSTRAP. A missing or invalid value turns its part off.
 
     `exception_file`, `stacks_file`: absolute paths in directories of the run. `tracer`: pid of a process that, with
-    its descendants, may trace this one. `fixes`: repair Keras 3. `hooks`: False for a program that handles signals,
-    progress and fixes itself; exceptions and stacks are still written.
+    its descendants, may trace this one. `fixes`: repair Keras 3. `keep_tf_config`: the script cannot change TF_CONFIG.
+    `hooks`: False for a program that handles signals, progress and fixes itself; exceptions and stacks are still
+    written.
     """
 
     def __init__(self, values: Mapping[str, object]) -> None:
@@ -24,6 +25,7 @@ class Options:
         tracer = values.get("tracer")
         self.tracer = tracer if isinstance(tracer, int) else None
         self.fixes = values.get("fixes") is True
+        self.keep_tf_config = values.get("keep_tf_config") is True
         self.hooks = values.get("hooks") is True
 
 
@@ -48,6 +50,8 @@ def install(options: Mapping[str, object]) -> None:
     tracer = wanted.tracer
     if tracer is not None:
         attempt("tracing by py-spy", lambda: stacks.allow(tracer))
+    if wanted.keep_tf_config:
+        attempt("keeping TF_CONFIG", tf_config.keep)
     if wanted.hooks:
         attempt("an orderly stop", stopping.install)
         attempt("watching TensorFlow", lambda: tensorflow_hooks.install(pipe, wanted.fixes))

@@ -52,6 +52,12 @@ class ProgressPipe:
         """Send the task's current phase, one of worker/training/process/progress.py's."""
         self._send(f'{{"phase":"{name}"}}\n')
 
+    def report(self, **facts: object) -> None:
+        """Send facts about this process, such as the fields of Progress in orchestrator/core/state/events.py."""
+        import json  # only after TensorFlow, which imports it
+
+        self._send(f"{json.dumps(facts)}\n")
+
     def stacks(self, number: int | None) -> None:
         """Send the number of the signal that makes this process write its stacks; None if no signal does."""
         self._send(f'{{"stacks":{"null" if number is None else number}}}\n')

@@ -1,6 +1,6 @@
 """Hooks into the script's TensorFlow: phases, waits that a stop can end, the run's settings and the fixes for Keras.
 
-Each hook runs once in a process, while it imports TensorFlow or joins its cluster. No hook runs in a training step.
+Each hook runs once in a process: while it imports TensorFlow, joins its cluster, or computes its first gradient.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import sys
 
 from . import stopping
 from .after_import import after_import, before_import
+from .cluster_facts import Place, watch_training
 from .messages import attempt, log
 
 TYPE_CHECKING = False
@@ -37,6 +38,7 @@ def install(pipe: ProgressPipe, fixes: bool) -> None:
         "tensorflow.python.client.pywrap_tf_session",
         lambda bindings: attempt("stopping a server", lambda: _hook_server(bindings, pipe)),
     )
+    watch_training(pipe)
     if fixes:
         for name in ("tensorflow", "keras", "tf_keras"):
             before_import(name, lambda: attempt("the Keras fixes", _arm_fixes_once))
@@ -71,10 +73,15 @@ def _hook_context(bindings: Any, pipe: ProgressPipe) -> None:
     def enable_collective_ops(context: object, server_def: bytes) -> None:
         # The script's clean-up after a stop would wait here for the same peers.
         stopping.raise_if_stopping()
-        pipe.phase("waiting")
-        join(context, server_def)
+        place = Place(server_def)
+        pipe.report(phase="waiting", server=place.address)
+        try:
+            join(context, server_def)
+        except Exception:
+            pipe.phase("starting")
+            raise
         _abort_at_stop(bindings)
-        pipe.phase("training")
+        pipe.report(phase="training", cluster=place.tasks)
 
     publish = bindings.TFE_Py_SetCEagerContext
 
@@ -132,8 +139,13 @@ def _connecting_interruptibly(connect: Callable[..., None], pipe: ProgressPipe) 
     def set_server_def(*arguments: object, **named: object) -> None:
         stopping.raise_if_stopping()
         pipe.phase("waiting")
-        blocking.call_interruptibly(lambda: connect(*arguments, **named), on_restore=pipe.sigterm_again)
-        pipe.phase("training")
+        try:
+            blocking.call_interruptibly(lambda: connect(*arguments, **named), on_restore=pipe.sigterm_again)
+        except Exception:
+            pipe.phase("starting")
+            raise
+        server_def = next((each for each in arguments if isinstance(each, bytes)), None)
+        pipe.report(phase="training", cluster=Place(server_def).tasks)
 
     return set_server_def
 
@@ -158,8 +170,13 @@ def _abort_at_stop(bindings: Any) -> None:
 def _hook_server(bindings: Any, pipe: ProgressPipe) -> None:
     from . import blocking
 
-    join, stop = bindings.TF_ServerJoin, bindings.TF_ServerStop
+    start, join, stop = bindings.TF_NewServer, bindings.TF_ServerJoin, bindings.TF_ServerStop
     joined = []
+
+    def new_server(server_def: bytes) -> object:
+        server, place = start(server_def), Place(server_def)
+        pipe.report(server=place.address, cluster=place.tasks)
+        return server
 
     def server_join(server: object) -> None:
         stopping.raise_if_stopping()
@@ -173,4 +190,8 @@ def _hook_server(bindings: Any, pipe: ProgressPipe) -> None:
         if not any(server is other for other in joined):
             stop(server)
 
-    bindings.TF_ServerJoin, bindings.TF_ServerStop = server_join, server_stop
+    bindings.TF_NewServer, bindings.TF_ServerJoin, bindings.TF_ServerStop = (
+        new_server,
+        server_join,
+        server_stop,
+    )

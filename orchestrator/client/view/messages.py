@@ -9,6 +9,7 @@ from orchestrator.client.view.amounts import duration, short_duration
 from orchestrator.core.diagnosis.cause import sent_by
 from orchestrator.core.state.events import (
     Event,
+    LossBecameBad,
     MemoryExceeded,
     Noticed,
     NotPreloaded,
@@ -35,6 +36,8 @@ def event_message(event: Event, most: int | None, *, verbose: bool = False) -> s
         case Resumed():
             resumed = resumed_text(event.position, event.steps_lost) or "is training again"
             return f"attempt {event.attempt} {resumed}, {short_duration(event.recovery_s)} later"
+        case LossBecameBad():
+            return f"{event.task}: the loss is {event.loss}"
         case MemoryExceeded():
             used, limit = (
                 format_size(size, like=event.limit_bytes) for size in (event.memory_bytes, event.limit_bytes)
@@ -82,8 +85,7 @@ def due_text(seconds: float) -> str:
 def end_text(end: AttemptEnd) -> str:
     """Why an attempt ended: `worker:1: SIGKILL`. The cause, else the first failure, else the user's request."""
     if end.cause is not None:
-        text = one_line(end.cause.text)
-        return text if end.cause.task is None else f"{end.cause.task}: {text}"
+        return one_line(end.cause.line)
     first = end.first_failure
     return (
         "restarted on request"

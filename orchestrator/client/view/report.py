@@ -92,6 +92,8 @@ def _report(result: RunResult) -> Iterator[list[Cell] | _Field]:
         yield from _other_tasks(result.tasks, first, result.cause)
         yield _field("log file", first.log)
         yield from _first_failure(first, result.cause)
+    if result.bad_loss is not None and (result.cause is None or result.cause.kind is not CauseKind.NAN):
+        yield _field("loss", f"{result.bad_loss.task}: {result.bad_loss}", RED)
     if result.not_restarted is not None:
         yield _field("not restarted", one_line(result.not_restarted))
     left = left_text(result.left) if result.left else None
@@ -99,6 +101,8 @@ def _report(result: RunResult) -> Iterator[list[Cell] | _Field]:
         yield _field("still running", one_line(left), BOLD)
     if result.cause is not None:
         yield _Field("cause", tuple(_cause(result.cause, first, result.tasks)))
+    if result.not_distributed is not None:
+        yield _field("warning", one_line(result.not_distributed), YELLOW)
     advice = _advice(result)
     if advice:
         yield _field("to do", one_line(advice), CYAN)
@@ -150,7 +154,7 @@ def _history(history: tuple[AttemptEnd, ...]) -> Iterator[_Field]:
 
 def _other_tasks(tasks: tuple[TaskEnd, ...], first: FirstFailure, cause: Cause | None) -> Iterator[_Field]:
     """The other tasks, grouped by how they ended: `worker:0, worker:2: stopped by orch`."""
-    reported = {first.task, cause.task if cause else None}
+    reported = {first.task, *((cause.task, *cause.tasks) if cause else ())}
     others = sorted((end for end in tasks if end.task not in reported), key=_end_text)
     for text, group in groupby(others, key=_end_text):
         yield _field("other tasks", f"{_names(end.task for end in group)}: {text}")
@@ -192,7 +196,7 @@ def _first_failure(first: FirstFailure, cause: Cause | None) -> Iterator[_Field]
 
 def _cause(cause: Cause, first: FirstFailure | None, tasks: tuple[TaskEnd, ...]) -> Iterator[Cell]:
     text = one_line(cause.text)
-    if cause.task is None:
+    if cause.task is None or cause.tasks:
         yield Cell(text, (BOLD,))
         return
     yield Cell(cause.task, (BOLD, task_colour(cause.task)))

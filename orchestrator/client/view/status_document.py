@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from orchestrator.core.progress.activity import doing, waiting_for
 from orchestrator.core.state.events import Progress
-from orchestrator.core.state.result import AttemptEnd
+from orchestrator.core.state.result import AttemptEnd, signal_name
 from orchestrator.core.state.state import RunState, TaskState
 
 
@@ -40,7 +40,8 @@ class RunStatus(_Document):
 
 class TaskStatus(_Document):
     """CPU in percent of one core, memory in bytes (PSS); None when not known. `doing` is a text for people.
-    `waiting_for`: tasks that it needs and that are not ready. `restart_in_s`: until it alone is restarted."""
+    `paused`: the signal `stop_signal` has stopped its process. `waiting_for`: tasks that it needs and that are not
+    ready. `restart_in_s`: until it alone is restarted."""
 
     task: str
     role: str
@@ -59,6 +60,8 @@ class TaskStatus(_Document):
     waiting_for: tuple[str, ...]
     log: str
     restart_in_s: float | None = None
+    paused: bool = False
+    stop_signal: str | None = None
 
 
 class Status(_Document):
@@ -81,6 +84,7 @@ def task_status(
     usage = sample.get(task.name, {})
     end = task.ended_mono if task.ended_mono is not None else now_mono
     memory = usage.get("memory_bytes")
+    stop_signal = usage.get("stop_signal") if task.is_live else None
     # A run that is being stopped restarts nothing, even if a restart was planned.
     is_planned = task.pid is None and state.teardown is None and not state.phase.is_end
     return TaskStatus(
@@ -101,6 +105,8 @@ def task_status(
         waiting_for=waiting_for(task, state),
         log=task.plan.log,
         restart_in_s=seconds_until(task.restart_due_mono, now_mono) if is_planned else None,
+        paused=stop_signal is not None,
+        stop_signal=None if stop_signal is None else signal_name(int(stop_signal)),
     )
 
 

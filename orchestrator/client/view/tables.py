@@ -76,6 +76,8 @@ def _task(row: _Row) -> Cell:
 
 def _state(row: _Row) -> Cell:
     task = row.task
+    if task.paused:
+        return Cell(f"stopped ({task.stop_signal})", (BOLD, YELLOW))
     text = f"failed ({exit_text(task.exit_code, task.signal)})" if task.state == "failed" else task.state
     return Cell(text, _PHASE_COLOURS.get(task.state, ()))
 
@@ -90,7 +92,10 @@ def _progress(row: _Row) -> Cell:
 
 
 def _loss(row: _Row) -> Cell:
-    return Cell(number(row.task.progress.loss) if row.task.progress else "")
+    progress = row.task.progress
+    if progress is not None and progress.bad_loss is not None:
+        return Cell(progress.bad_loss.value, (BOLD, RED))
+    return Cell(number(progress.loss) if progress else "")
 
 
 def _steps_per_s(row: _Row) -> Cell:

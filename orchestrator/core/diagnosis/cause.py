@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 from typing import assert_never
 
+from orchestrator.core.diagnosis.same_failure import alike, describe_alike, own_exception
 from orchestrator.core.diagnosis.shortages import describe_kill, find_shortage
 from orchestrator.core.job.tf_config import EVALUATOR
 from orchestrator.core.state.events import SignalRequested, SymptomKind
@@ -24,8 +25,6 @@ _MEANINGS = {
     143: "it was asked to end by SIGTERM, and did",
 }
 _STOP_OR_CONTINUE = frozenset({signal.SIGSTOP, signal.SIGCONT})
-# Exceptions that Python raises for a signal to end.
-_SIGNAL_EXCEPTIONS = ("KeyboardInterrupt", "SystemExit")
 
 
 def advice_on(first: TaskState) -> str | None:
@@ -39,8 +38,20 @@ def advice_on(first: TaskState) -> str | None:
 def find_cause(state: RunState, first: TaskState) -> Cause:
     """Return the task that the failure began with: often, but not always, `first`, the first that failed.
 
-    Not asked if the lifecycle found the cause before a task failed (core/lifecycle/outcome.py: decide_outcome).
+    Several tasks with the same exception are one cause. Not asked if the lifecycle found the cause before a task failed
+    (core/lifecycle/outcome.py: decide_outcome).
     """
+    cause = _find_task(state, first)
+    if cause.kind is not CauseKind.EXITED or cause.task not in state.tasks:
+        return cause
+    tasks = alike(state, state.tasks[cause.task])
+    if len(tasks) < 2:
+        return cause
+    text = describe_alike(state, tasks)
+    return cause.model_copy(update={"text": text, "tasks": tuple(task.name for task in tasks)})
+
+
+def _find_task(state: RunState, first: TaskState) -> Cause:
     shortage = find_shortage(first)
     if shortage is not None:
         return Cause(task=first.name, kind=CauseKind.LIMIT, text=shortage.text)
@@ -95,9 +106,9 @@ def _left_early(state: RunState, first: TaskState) -> TaskState | None:
 def _own_failure(first: TaskState) -> tuple[str, str] | None:
     """Return (task, exception) of a task that had raised it when `first` exited, and took longer to exit."""
     for task, symptom in first.peer_symptoms.items():
-        # A Ctrl-C or sys.exit() is not a failure.
-        if symptom.exception and not symptom.exception.startswith(_SIGNAL_EXCEPTIONS):
-            return task, symptom.exception
+        exception = own_exception(symptom)
+        if exception is not None:
+            return task, exception
     return None
 
 
@@ -122,7 +133,7 @@ def deliberate_end(task: TaskState, text: str) -> str | None:
     if task.signal is not None:
         sent = [one for one in sent if one.signal == task.signal]
         return f"{exit_text(None, task.signal)}, {sent_by(sent[-1])}" if sent else None
-    if not sent or _has_its_own_exception(task):
+    if not sent or own_exception(task.symptom) is not None:
         return None
     name, sender = signal_name(sent[-1].signal), sent_by(sent[-1])
     return f"{text} ({sender})" if name in text else f"{text}, after {name}, {sender}"
@@ -152,10 +163,3 @@ def sent_by(sent: SignalRequested) -> str:
             return "sent by orch: over --memory-limit"
         case _:
             assert_never(sent.by)
-
-
-def _has_its_own_exception(task: TaskState) -> bool:
-    symptom = task.symptom
-    if symptom is None or symptom.kind is not SymptomKind.OWN or symptom.exception is None:
-        return False
-    return not symptom.exception.startswith(_SIGNAL_EXCEPTIONS)

@@ -12,10 +12,10 @@ from orchestrator.core.diagnosis.stack_text import (
     is_user_frame,
     place_frames,
 )
-from orchestrator.core.progress.activity import cluster_of, doing, has_arrived, join_names
+from orchestrator.core.progress.activity import join_names
 from orchestrator.core.state.events import Progress, StacksTaken
 from orchestrator.core.state.result import Cause, CauseKind, TaskStack
-from orchestrator.core.state.state import RunState, TaskPhase, TaskState
+from orchestrator.core.state.state import RunState, TaskState
 from orchestrator.core.text.durations import format_duration
 
 _STOPPED, _TRACED, _DISK = "T", "t", "D"
@@ -43,34 +43,6 @@ class Silence:
         return len(self.overdue) == len(self.seconds)
 
 
-def missing_tasks(state: RunState) -> list[TaskState]:
-    """Return the tasks of the cluster that have not joined, in plan order, without those that wait for a restart."""
-    return [
-        task
-        for task in cluster_of(state)
-        if task.phase in (TaskPhase.PENDING, TaskPhase.STARTING)
-        and not has_arrived(task)
-        and task.restart_due_mono is None
-    ]
-
-
-def start_limit_cause(limit_s: float, state: RunState, stacks: StacksTaken, mono: float) -> Cause:
-    """Return the task that did not join within --start-timeout, with what it is doing and where."""
-    late, *more_late = missing_tasks(state)
-    others = len(more_late)
-    stack = stacks.stacks.get(late.name)
-    what = doing(late, state) or str(late.phase)
-    where = _innermost(late, stack, mono)
-    since = "" if late.since_mono is None else f", {format_duration(float(int(mono - late.since_mono)))}"
-    more = f"; nor are {others} more" if others else ""
-    text = (
-        f"--start-timeout: not ready {format_duration(limit_s)} after the first task was"
-        f" ({what}{since}{where}){more}"
-    )
-    kind = CauseKind.STOPPED if _is_stopped(stack) else CauseKind.LIMIT
-    return Cause(task=late.name, kind=kind, text=text)
-
-
 def stall_cause(limit_s: float, state: RunState, stacks: StacksTaken, silence: Silence) -> Cause | None:
     """Return the task that the others wait for, judged by stacks, steps and silences.
 
@@ -85,7 +57,7 @@ def stall_cause(limit_s: float, state: RunState, stacks: StacksTaken, silence: S
         task = suspects[0]
         why = describe_place(stacks.stacks.get(task, TaskStack(how="none"))) or "while others continue"
     kind = CauseKind.STALLED
-    if task is not None and _is_stopped(stacks.stacks.get(task)):
+    if task is not None and is_stopped(stacks.stacks.get(task)):
         kind = CauseKind.STOPPED
         why = deliberate_stop(state.tasks[task], stacks.mono) or why
     seconds = min(silence.seconds.values()) if task is None else silence.seconds.get(task, 0.0)
@@ -93,9 +65,30 @@ def stall_cause(limit_s: float, state: RunState, stacks: StacksTaken, silence: S
     return Cause(task=task, kind=kind, text=text)
 
 
+def silence_notice(state: RunState, stacks: StacksTaken, silence: Silence) -> str | None:
+    """Say which task is silent and idle, for how long and where; None if it may just wait for tasks that are not."""
+    names = sorted(silence.overdue - silence.busy)
+    if silence.busy or not silence.includes_all:
+        names = [name for name in names if _surely_hangs(state.tasks[name], stacks.stacks.get(name))]
+        if not names:
+            return None
+    if len(names) == 1:
+        task, why = names[0], describe_place(stacks.stacks.get(names[0], _UNKNOWN))
+    elif names != sorted(silence.seconds):
+        task, why = names[0], describe_place(stacks.stacks.get(names[0], _UNKNOWN)) + _as_are(names[1:])
+    else:
+        progress = {task.name: task.progress for task in state.tasks.values()}
+        culprit, why = find_blocking_task(stacks.stacks, silence.seconds, progress)
+        task = culprit or join_names(names)
+    seconds = min(silence.seconds[name] for name in names)
+    verb = "has" if task in silence.seconds else "have"
+    said = f"{task} {verb} been silent and idle for {format_duration(float(int(seconds)))}"
+    return f"{said}: {why}" if why else said
+
+
 def _suspects(limit_s: float, state: RunState, stacks: StacksTaken, silence: Silence) -> list[str]:
     # A stopped task is a suspect even if it was not silent for the whole limit: it explains the others' silence.
-    stopped = [name for name in silence.seconds if _is_stopped(stacks.stacks.get(name))]
+    stopped = [name for name in silence.seconds if is_stopped(stacks.stacks.get(name))]
     if silence.includes_all:
         at_work_s = limit_s * AT_WORK_FACTOR
         if silence.busy and not stopped and min(silence.seconds.values()) < at_work_s:
@@ -108,21 +101,13 @@ def _suspects(limit_s: float, state: RunState, stacks: StacksTaken, silence: Sil
 
 def _surely_hangs(task: TaskState, stack: TaskStack | None) -> bool:
     """Whether a silent, idle task is not just waiting in TensorFlow for others that compute."""
-    if not task.plan.serves or _is_stopped(stack):
+    if not task.plan.serves or is_stopped(stack):
         return True
     return stack is not None and bool(stack.frames) and not is_in_tensorflow(stack.frames)
 
 
-def _is_stopped(stack: TaskStack | None) -> bool:
+def is_stopped(stack: TaskStack | None) -> bool:
     return stack is not None and stack.state is not None and stack.state in STOPPED_LETTERS
-
-
-def _innermost(task: TaskState, stack: TaskStack | None, mono: float) -> str:
-    if stack is None:
-        return ""
-    if _is_stopped(stack):
-        return "; " + (deliberate_stop(task, mono) or "stopped by SIGSTOP or a debugger")
-    return f"; in {stack.frames[0]}" if stack.frames else ""
 
 
 def describe_place(stack: TaskStack) -> str:

@@ -124,6 +124,13 @@ def short_file(path: str) -> str:
     return (path.rpartition("/")[2] or path) if path.startswith("/") else path
 
 
+def is_user_file(path: str) -> bool:
+    """Whether a full path belongs neither to Python's library, nor to an installed package, nor to orch."""
+    return not (
+        path.startswith("<") or _INSTALLED.match(path) or _LIBRARY.match(path) or _ORCHS.fullmatch(path)
+    )
+
+
 def main_frames(threads: Sequence[Thread]) -> tuple[str, ...]:
     """Return the frames of the main thread.
 

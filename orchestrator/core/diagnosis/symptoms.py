@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict
 
 from orchestrator.core.diagnosis.shortages import FULL_DISK, NO_FILES, NO_PROCESSES
+from orchestrator.core.diagnosis.stack_text import is_user_file
 from orchestrator.core.state.events import Symptom, SymptomKind
 
 TAIL_LINES = 20
@@ -28,6 +29,7 @@ _CONNECTION_LOST = re.compile(
 _TENSORFLOW = re.compile(r"tensorflow|\bgrpc|/tsl/", re.IGNORECASE)
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):")
 _GROUP = re.compile(r"  \+ Exception Group Traceback \(most recent call last\):")
+_PLACE = re.compile(r'[ |+]*File "(.+?)", line (\d+)(?:, in |$)')
 _GUTTER = re.compile(r"^ +[|+] ")
 # A class defined in a function is called __main__.function.<locals>.Name.
 _EXCEPTION = re.compile(r"^[A-Za-z_](?:[\w.]|<locals>)*(?:: .*)?$")
@@ -49,6 +51,25 @@ class Signature:
     advice: str
 
 
+# Errors of Keras 3 (3.15) about code that runs on tf_keras (2.21).
+_REFUSED_BY_KERAS_3 = (
+    r"Only instances of `?keras\.Layer`? can be added",
+    r"A KerasTensor cannot be used as input to a TensorFlow function",
+    r"The filename must end in `\.weights\.h5`",
+    r"[Tt]he filepath provided must end in `\.(?:keras|weights\.h5)`",
+    r"Invalid filepath extension for saving",
+    r"File format not supported: .*Keras 3 only supports",
+    r"Argument\(s\) not recognized: \{'lr'",
+    r"`keras\.optimizers\.legacy` is not supported in Keras 3",
+    r"Unrecognized keyword arguments passed to \w+: \{'(?:weights|batch_input_shape)'",
+    r"Trainer\.\w+\(\) got an unexpected keyword argument '(?:workers|use_multiprocessing|max_queue_size)'",
+    r"ModelCheckpoint\.__init__\(\) got an unexpected keyword argument 'period'",
+    r"module 'keras\.[\w.]+' has no attribute 'experimental'",
+    r"No module named 'tensorflow\.keras\.[\w.]*experimental",
+    r"Expected `metrics` argument to be a list, tuple, or dict",
+    r"`name` must be passed as a keyword argument\. Received: add_weight\(",
+    r"Could not interpret optimizer identifier: <tensorflow\.python\.",
+)
 # The first match counts; a shortage of memory or disk comes before all (diagnosis/cause.py: advice_on).
 SIGNATURES = (
     Signature(
@@ -66,12 +87,13 @@ SIGNATURES = (
     ),
     Signature(
         re.compile(
-            r"No module named '?tf_keras|Keras 2.*tf_keras.*(?:install|not installed)|requires.*`tf_keras`"
+            r"No module named '?tf_keras(?![\w.])|Keras 2.*tf_keras.*(?:install|not installed)|requires.*`tf_keras`"
         ),
         "tf_keras is missing where the command runs: pip install tf_keras.",
     ),
     Signature(
-        re.compile(r"No module named '?tensorflow"),
+        # Neither tensorflow_hub nor a part of TensorFlow.
+        re.compile(r"No module named '?tensorflow(?![\w.])"),
         "TensorFlow is missing where the command runs: pip install tensorflow, or name the interpreter that has it.",
     ),
     Signature(
@@ -91,6 +113,10 @@ SIGNATURES = (
     Signature(
         re.compile(r"has no attribute 'reset_states'"),
         "`reset_states` is Keras 2's name: call `reset_state`, or run on tf_keras with --keras legacy.",
+    ),
+    Signature(
+        re.compile("|".join(_REFUSED_BY_KERAS_3)),
+        "Keras 3 refuses this, and tf_keras (Keras 2) does not: run with --keras legacy.",
     ),
     Signature(
         re.compile(
@@ -163,6 +189,7 @@ def read_symptom(tail: str, uncaught: Uncaught | None = None) -> Symptom:
     return Symptom(
         kind=_kind(tail, raised),
         exception=raised.line if raised else None,
+        place=_place(raised.traceback) if raised else None,
         advice=_advice(source) or _advice(tail),
         lines=tuple(lines[-TAIL_LINES:]),
     )
@@ -181,11 +208,15 @@ def _advice(text: str) -> str | None:
 
 @dataclass(frozen=True)
 class _Raised:
-    """The exception that ends a log: its line `SomeError: message`, the members of a group, and the traceback."""
+    """The exception that ends a log: its line `SomeError: message`, the members of a group, and the traceback.
+
+    `source` is the text that says whether TensorFlow raised it: the traceback, with the exceptions before it if known.
+    """
 
     line: str
     leaves: tuple[str, ...]
     traceback: str
+    source: str
 
 
 def _raised_by(uncaught: Uncaught) -> _Raised:
@@ -194,12 +225,13 @@ def _raised_by(uncaught: Uncaught) -> _Raised:
     read = _last_raised(lines)
     line = uncaught.line[:_MAX_LINE]
     leaves = read.leaves if read is not None else (f"{line}\n{uncaught.message[:_MAX_TEXT]}",)
-    return _Raised(line=line, leaves=leaves, traceback="\n".join(lines))
+    text = "\n".join(lines)
+    return _Raised(line=line, leaves=leaves, traceback=text if read is None else read.traceback, source=text)
 
 
 def _kind(tail: str, raised: _Raised | None) -> SymptomKind:
     if raised is not None:
-        lost = all(_reports_lost_peer(leaf, raised.traceback) for leaf in raised.leaves)
+        lost = all(_reports_lost_peer(leaf, raised.source) for leaf in raised.leaves)
         return SymptomKind.COLLATERAL if lost else SymptomKind.OWN
     # Without a traceback only the end counts: an older warning about a peer has another reason.
     end = tail[-4096:]
@@ -228,7 +260,16 @@ def _last_raised(lines: list[str]) -> _Raised | None:
     leaves = tuple(_leaves(block[end + 1 :])) if in_group else ()
     # TensorFlow's first line can be just "Graph execution error:", with the reason on later lines.
     whole = "\n".join(block[end:]) if line.startswith("tensorflow.") else line
-    return _Raised(line=line, leaves=leaves or (whole,), traceback="\n".join(block[:end]))
+    traceback = "\n".join(block[:end])
+    return _Raised(line=line, leaves=leaves or (whole,), traceback=traceback, source=traceback)
+
+
+def _place(traceback: str) -> str | None:
+    """Return the innermost line of the user's own files, or else the innermost one, as `FILE:LINE`."""
+    found = [match for line in traceback.split("\n") if (match := _PLACE.match(line))]
+    own = [match for match in found if is_user_file(match[1])]
+    last = (own or found)[-1:]
+    return f"{last[0][1]}:{last[0][2]}" if last else None
 
 
 def _leaves(block: list[str]) -> Iterator[str]:

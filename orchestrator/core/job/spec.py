@@ -19,6 +19,7 @@ from orchestrator.core.job.choices import (
     DEFAULT_GRACE_S,
     DEFAULT_MAX_RESTARTS,
     DEFAULT_START_TIMEOUT_S,
+    SILENCE_NOTICE_S,
     FailurePolicy,
     KerasOption,
     NetworkOption,
@@ -147,6 +148,20 @@ class Command(BaseModel):
     legacy_keras: bool = False
     notes: tuple[str, ...] = ()
 
+    @property
+    def program(self) -> str:
+        """The name of the program in messages: `train.py`, `pkg.mod`."""
+        if self.kind is CommandKind.BUILTIN:
+            return "the built-in program"
+        match self.argv[len(self.interpreter) :]:
+            case ("-m", str(module), *_):
+                return module
+            case ("-c", *_):
+                return "the code after -c"
+            case (str(script), *_) if self.interpreter:
+                return script
+        return self.words[0]
+
     def __str__(self) -> str:
         if self.kind is CommandKind.BUILTIN:
             return shlex.join(("python", "-m", "worker", *self.words))
@@ -199,8 +214,12 @@ class JobSpec(BaseModel):
     start_timeout_s: Annotated[float, _START_TIMEOUT] | None = DEFAULT_START_TIMEOUT_S
     # Without output or progress of a task.
     stall_timeout_s: Annotated[float, AfterValidator(_checked_timeout)] | None = None
+    # After it, without a stall_timeout_s, a task that is silent and idle is reported once. Not an option.
+    silence_notice_s: Seconds | None = SILENCE_NOTICE_S
     # For the evaluator after the end of the training.
     evaluator_timeout_s: Seconds | None = DEFAULT_EVALUATOR_TIMEOUT_S
+    # End the run when a loss is NaN or infinite.
+    stop_on_nan: bool = False
     on_failure: FailurePolicy = FailurePolicy.ABORT
     max_restarts: Annotated[int, _between(0, MOST_RESTARTS)] = DEFAULT_MAX_RESTARTS
     # PSS of each task with all its processes.
@@ -214,6 +233,10 @@ class JobSpec(BaseModel):
     # None: in the state directory.
     log_dir: AbsolutePath | None = None
     inherited_tf_config: bool = False
+    # A script that sets TF_CONFIG changes it.
+    script_tf_config: bool = False
+    # The run fails if no task joins a cluster.
+    expect_cluster: bool = False
     start: StartOption = StartOption.AUTO
     # Modules that the user declares safe to import before a fork.
     preload: tuple[ModuleName, ...] = ()
@@ -248,6 +271,12 @@ class JobSpec(BaseModel):
         return tuple(
             TaskRef(type=role, index=index) for role, count in self.roles.items() for index in range(count)
         )
+
+    @property
+    def has_cluster(self) -> bool:
+        """Whether two tasks or more can join a cluster. An evaluator does not."""
+        trained = sum(count for role, count in self.roles.items() if role != EVALUATOR)
+        return trained > 1 and self.strategy.starts_servers
 
     @property
     def commands(self) -> tuple[Command, ...]:

@@ -80,6 +80,7 @@ class Deadline(StrEnum):
     START_LATE = "start_late"
     START_LIMIT = "start_limit"
     STALL_LIMIT = "stall_limit"
+    SILENCE = "silence"
     PLAN = "plan"
     RESTART = "restart"
     TASK_RESTART = "task_restart"

@@ -3,6 +3,7 @@
     AttemptPlanned -> StartTasks -> tasks start, get ready, report progress
         all deciding tasks exit with 0 -> wait for the evaluator -> TearDown(finished) -> Finish: succeeded
         a task fails                   -> TearDown(failure) -> Finish: failed, or another attempt
+        a loss is NaN, --stop-on-nan   -> TearDown(failure) -> Finish: failed
         a limit blames a task          -> TakeStacks -> TearDown(limit) -> Finish: timed_out, or another attempt
         a restart is requested         -> TearDown(restart) -> another attempt
         a stop or --timeout            -> TearDown(request) -> Finish: stopped or timed_out
@@ -20,6 +21,7 @@ import signal
 from typing import assert_never
 
 from orchestrator.core.chaos.watch import ChaosWatch
+from orchestrator.core.diagnosis.distribution import find_not_distributed
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle import completion, outcome
 from orchestrator.core.lifecycle.actions import (
@@ -37,11 +39,11 @@ from orchestrator.core.lifecycle.actions import (
 )
 from orchestrator.core.lifecycle.restarts import Again, Refused, RunRestarts
 from orchestrator.core.lifecycle.task_ends import Down, TaskEnds, only_evaluator_left
-from orchestrator.core.lifecycle.time_limits import TimeLimits
+from orchestrator.core.lifecycle.time_limits import SilenceWatch, TimeLimits
 from orchestrator.core.progress.activity import StartWatch, has_stepped, late_start
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, StopReason, TeardownReason
-from orchestrator.core.state.result import Cause, RunResult
+from orchestrator.core.state.result import Cause, CauseKind, RunResult
 from orchestrator.core.state.state import RunState, apply
 
 # Seconds after the grace period in which the agent must report the end of a teardown; after that it counts as lost.
@@ -69,6 +71,7 @@ class Lifecycle:
         self._restarts = RunRestarts(spec)
         self._start = StartWatch()
         self._limits = TimeLimits(spec)
+        self._silence = SilenceWatch(spec)
         self._ends = TaskEnds(spec)
         self._chaos = ChaosWatch(spec.chaos, started_mono)
         self._resumed_attempt = 1
@@ -82,11 +85,14 @@ class Lifecycle:
         self._late: str | None = None
         self._not_restarted: str | None = None
         self._limit: Cause | None = None
+        self._nan: Cause | None = None
+        self._has_bad_loss = False
         self._is_tearing_down = False
         self._is_forced = False
         self._grace_s = 0.0
         self._ends.reset()
         self._limits.reset()
+        self._silence.reset()
 
     def next_deadline(self) -> tuple[float, str] | None:
         """(monotonic seconds, name) of the next DeadlineReached that must be sent."""
@@ -103,6 +109,7 @@ class Lifecycle:
             wanted += [
                 (self._chaos.due(self.state), Deadline.CHAOS),
                 *self._limits.deadlines(),
+                (self._silence.due, Deadline.SILENCE),
                 *self._ends.deadlines(),
             ]
         return min(((at, name) for at, name in wanted if at is not None), default=None)
@@ -112,7 +119,7 @@ class Lifecycle:
         if self.result is not None:
             return []
         before, self.state = self.state, apply(self.state, event)
-        for watch in (self._restarts, self._start, self._limits):
+        for watch in (self._restarts, self._start, self._limits, self._silence):
             watch.update(self.state, event.mono)
         faults = [
             Happen(fault.as_event(event.at, event.mono)) for fault in self._chaos.take(self.state, event.mono)
@@ -165,11 +172,17 @@ class Lifecycle:
             case events.TeardownEnded():
                 return self._attempt_over(event)
             case events.TaskProgressed():
-                return self._progressed(event)
+                return [*self._report_resumed(event), *self._report_bad_loss(event)]
+            case events.LossBecameBad():
+                return self._stop_on_nan(event)
             case (
                 events.TaskStarted() | events.TaskReady() | events.TaskRestartPlanned() | events.TaskGivenUp()
             ):
                 return []
+            case events.NotPreloaded() if self._spec.preload:
+                # The user asked for it, so this is not only a detail.
+                text = f"--preload has no effect: {event.reason}"
+                return [Happen(events.Noticed(at=event.at, mono=event.mono, text=text))]
             case events.PreloadBegan() | events.Preloaded() | events.NotPreloaded() | events.DiskFull():
                 return []
             case events.LogTruncated() | events.Noticed() | events.TensorBoardServes():
@@ -192,7 +205,7 @@ class Lifecycle:
             self._failed_mono = self._noticed_s = None  # the restart settles this failure
         return wanted
 
-    def _progressed(self, event: events.TaskProgressed) -> list[Action]:
+    def _report_resumed(self, event: events.TaskProgressed) -> list[Action]:
         """Report from which step a later attempt continues, at its first step."""
         state = self.state
         if state.attempt == self._resumed_attempt or not has_stepped(state) or not state.history:
@@ -200,6 +213,22 @@ class Lifecycle:
         self._resumed_attempt = state.attempt
         since = event.mono if self._last_failed_mono is None else self._last_failed_mono
         return [Happen(outcome.resumed(state, event, since))]
+
+    def _report_bad_loss(self, event: events.TaskProgressed) -> list[Action]:
+        """Report the first loss of the attempt that is not finite."""
+        loss = event.progress.bad_loss
+        if loss is None or self._has_bad_loss:
+            return []
+        self._has_bad_loss = True
+        return [Happen(events.LossBecameBad(at=event.at, mono=event.mono, task=event.task, loss=loss))]
+
+    def _stop_on_nan(self, event: events.LossBecameBad) -> list[Action]:
+        if not self._spec.stop_on_nan or self._is_tearing_down:
+            return []
+        text = f"--stop-on-nan: the loss is {event.loss}"
+        self._nan = Cause(task=event.task, kind=CauseKind.NAN, text=text)
+        self._failed_mono = self._failed_mono or event.mono
+        return self._tear_down(TeardownReason.FAILURE, self._spec.failure_grace_s)
 
     def _stop_requested(self, event: events.StopRequested) -> list[Action]:
         if event.force and not self._is_forced:
@@ -230,6 +259,8 @@ class Lifecycle:
             case Deadline.START_LIMIT | Deadline.STALL_LIMIT if not self._is_tearing_down:
                 why = self._limits.reached(event)
                 return [] if why is None else [TakeStacks(why)]
+            case Deadline.SILENCE if not self._is_tearing_down:
+                return [TakeStacks(Deadline.SILENCE)] if self._silence.wants_stacks(event) else []
             case Deadline.RESTART if _is_due(self._restart_at, event):
                 self._restart_at = None
                 return self._plan_another(event.mono)
@@ -251,6 +282,9 @@ class Lifecycle:
         return [Happen(events.AgentLost(at=event.at, mono=event.mono, reason=f"{reason}; is it stopped?"))]
 
     def _stacks_taken(self, event: events.StacksTaken) -> list[Action]:
+        silent = self._silence.notice(self.state, event)
+        if silent is not None and not self._is_tearing_down:
+            return [Happen(events.Noticed(at=event.at, mono=event.mono, text=silent))]
         cause = self._limits.blame(self.state, event)
         if cause is None or self._is_tearing_down:
             return []
@@ -300,6 +334,8 @@ class Lifecycle:
         first = completion.first_failure(self.state, self._ends.done_without)
         blame = self._limit or self._ends.left_early
         decided = self._restarts.after_teardown(self.state, event.mono, blame, first)
+        if isinstance(decided, Again) and self._nan is not None and not self.state.restart_asked:
+            decided = Refused("--stop-on-nan ends the run")
         if isinstance(decided, Again) and event.left:
             decided = Refused("processes of this attempt are still running")
         if isinstance(decided, Again):
@@ -328,7 +364,11 @@ class Lifecycle:
             limit=self._limit,
             not_restarted=self._not_restarted or self._ends.not_restarted,
             left_early=self._ends.left_early,
+            nan=self._nan,
             done_without=self._ends.done_without,
+            not_distributed=find_not_distributed(
+                self._spec, self.state, completion.deciding_tasks(self.state)
+            ),
         )
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from orchestrator.core.diagnosis.cause import PREEMPTED, advice_on, find_cause
+from orchestrator.core.diagnosis.distribution import NotDistributed, has_joined
+from orchestrator.core.diagnosis.same_failure import own_exception
 from orchestrator.core.errors import ExitCode
 from orchestrator.core.lifecycle.completion import first_failure, has_succeeded
 from orchestrator.core.progress.activity import began_at, furthest
@@ -36,8 +38,8 @@ _STOP_EXIT_CODES = {
     StopReason.TIMEOUT: ExitCode.TIMED_OUT,
 }
 
-# The exit code of a run that failed although every task exited with 0.
-_LEFT_EARLY_CODE = 1
+# The exit code of a run that failed although no task exited with another code than 0.
+_NO_EXIT_CODE = 1
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,10 @@ class Findings:
     noticed_s: from the first failure to its event
     teardown_s, took_s: duration of the teardown and of the run
     late: the tasks that were late at the time-out
-    limit, left_early: causes that no exit code shows
+    limit, left_early, nan: causes that no exit code shows
     not_restarted: why there was no restart
     done_without: failed tasks that the others continued without
+    not_distributed: no task joined a cluster
     """
 
     timeout_s: float | None = None
@@ -61,7 +64,9 @@ class Findings:
     limit: Cause | None = None
     not_restarted: str | None = None
     left_early: Cause | None = None
+    nan: Cause | None = None
     done_without: frozenset[str] = frozenset()
+    not_distributed: NotDistributed | None = None
 
 
 def run_result(run_id: str, state: RunState, findings: Findings, checkpoint_dir: str | None) -> RunResult:
@@ -85,8 +90,15 @@ def run_result(run_id: str, state: RunState, findings: Findings, checkpoint_dir:
         history=state.history,
         stacks={} if state.stacks is None or findings.limit is None else dict(state.stacks.stacks),
         not_restarted=findings.not_restarted,
+        bad_loss=state.bad_loss,
+        not_distributed=_notice_of_copies(findings, outcome),
         left=state.left,
     )
+
+
+def _notice_of_copies(findings: Findings, outcome: Outcome) -> str | None:
+    found = findings.not_distributed
+    return found.text if found is not None and outcome == "succeeded" and found.has_trained else None
 
 
 def attempt_end(state: RunState, findings: Findings) -> AttemptEnd:
@@ -125,12 +137,14 @@ def resumed(state: RunState, event: TaskProgressed, since: float) -> Resumed:
 def decide_outcome(state: RunState, findings: Findings) -> tuple[Outcome, int, Cause | None]:
     """Outcome, exit code and cause of the current attempt."""
     first = first_failure(state, findings.done_without)
+    if findings.nan is not None and state.restart_due_mono is None:
+        return "failed", _NO_EXIT_CODE, findings.nan
     # Between two attempts the tasks are those of the earlier one, whose failure is already in the history.
     if state.teardown is TeardownReason.FAILURE and first is not None and state.restart_due_mono is None:
         code = shell_code(first.exit_code, first.signal)
         return "failed", code, findings.left_early or find_cause(state, first)
     if state.teardown is TeardownReason.FAILURE and findings.left_early is not None:
-        return "failed", _LEFT_EARLY_CODE, findings.left_early
+        return "failed", _NO_EXIT_CODE, findings.left_early
     if state.teardown is TeardownReason.LIMIT and findings.limit is not None:
         return "timed_out", ExitCode.TIMED_OUT, findings.limit
     if state.storage_error is not None and state.teardown is not TeardownReason.FINISHED:
@@ -146,6 +160,9 @@ def decide_outcome(state: RunState, findings: Findings) -> tuple[Outcome, int, C
             return "timed_out", ExitCode.TIMED_OUT, _timed_out(findings)
         return "stopped", _STOP_EXIT_CODES[state.stop.reason], None
     if has_succeeded(state):
+        if findings.not_distributed is not None and findings.not_distributed.is_failure:
+            cause = Cause(task=None, kind=CauseKind.NOT_DISTRIBUTED, text=findings.not_distributed.text)
+            return "failed", _NO_EXIT_CODE, cause
         return "succeeded", ExitCode.OK, None
     cause = Cause(task=None, kind=CauseKind.ORCH, text="the run ended before its tasks did")
     return "failed", ExitCode.ORCH, cause
@@ -168,6 +185,7 @@ def _failure_record(first: TaskState) -> FirstFailure:
         advice=advice_on(first),
         lines=symptom.lines if symptom else (),
         exception_file=symptom.exception_file if symptom else None,
+        place=symptom.place if symptom else None,
     )
 
 
@@ -182,11 +200,12 @@ def _task_end(
         signal=task.signal,
         restarts=task.restarts,
         end="still running" if is_left else _end_in_words(task, cause, done_without),
+        joined=has_joined(task),
     )
 
 
 def _end_in_words(task: TaskState, cause: Cause | None, done_without: Collection[str]) -> str:
-    culprit = cause is not None and cause.task == task.name
+    culprit = cause is not None and task.name in (cause.task, *cause.tasks)
     match task.phase:
         case TaskPhase.SUCCEEDED:
             return "left early" if culprit else "done"
@@ -196,21 +215,23 @@ def _end_in_words(task: TaskState, cause: Cause | None, done_without: Collection
             if culprit or cause is None:
                 return "failed"
             kind = SymptomKind.UNKNOWN if task.symptom is None else task.symptom.kind
-            if kind is SymptomKind.OWN:
-                return "failed by itself, too"
+            if task.symptom is not None and kind is SymptomKind.OWN:
+                return f"failed by itself, too: {task.symptom.exception}"
             # Only a task of the cluster can fail because a peer exited, and it may print nothing.
             is_apart = kind is SymptomKind.UNKNOWN and not task.plan.serves
             return "failed, too" if is_apart and cause.kind is CauseKind.EXITED else "failed because of it"
         case TaskPhase.STOPPED:
             if task.exit_code == PREEMPTED and task.plan.serves:
                 return "stopped by orch, its state saved (exit 42)"
+            exception = own_exception(task.symptom)
+            if culprit or cause is None:
+                is_exception = exception is not None and cause is not None and cause.kind is CauseKind.EXITED
+                return "failed" if is_exception else "stopped by orch"
+            if exception is not None:
+                return f"failed while orch stopped it: {exception}"
             # Any code but that of orch's own signals means that it failed before they reached it.
             by_itself = task.exit_code not in (None, 0, ExitCode.TERMINATED)
-            return (
-                "failed because of it"
-                if by_itself and cause is not None and not culprit
-                else "stopped by orch"
-            )
+            return "failed because of it" if by_itself else "stopped by orch"
         case TaskPhase.PENDING:
             return "never started" if task.restart_due_mono is None else "not started again"
         case TaskPhase.LOST | TaskPhase.STARTING | TaskPhase.RUNNING | TaskPhase.STOPPING:

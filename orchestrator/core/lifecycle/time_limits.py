@@ -1,10 +1,11 @@
-"""Watches the limits that blame a task: --start-timeout and --stall-timeout (pure)."""
+"""Watches the limits that blame a task, --start-timeout and --stall-timeout, and silence without a limit (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from orchestrator.core.diagnosis.hangs import Silence, missing_tasks, stall_cause, start_limit_cause
+from orchestrator.core.diagnosis.hangs import Silence, silence_notice, stall_cause
+from orchestrator.core.diagnosis.start_limit import joining_tasks, missing_tasks, start_limit_cause
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.job.tf_config import EVALUATOR
 from orchestrator.core.lifecycle.actions import Deadline
@@ -69,7 +70,8 @@ class TimeLimits:
 
 
 class StartLimit:
-    """--start-timeout: from the first server that listens to the last. `due`: monotonic seconds."""
+    """--start-timeout: from the first server, wherever it listens, until all tasks have joined. `due`: monotonic
+    seconds."""
 
     def __init__(self, limit_s: float | None) -> None:
         self.due: float | None = None
@@ -81,10 +83,66 @@ class StartLimit:
             self._attempt, self.due = state.attempt, None
         if self._limit_s is None:
             return
-        if state.teardown is not None or not missing_tasks(state):
+        joining = joining_tasks(state)
+        if state.teardown is not None or not (joining or missing_tasks(state)):
             self.due = None
-        elif self.due is None and any(task.phase is TaskPhase.RUNNING for task in cluster_of(state)):
+        elif self.due is None and (joining or any(map(_has_server, cluster_of(state)))):
             self.due = now + self._limit_s
+
+
+def _has_server(task: TaskState) -> bool:
+    """Whether it listens on its port, or serves a cluster of several tasks at another address."""
+    is_elsewhere = task.phase is TaskPhase.STARTING and (task.progress.cluster or 0) > 1
+    return task.phase is TaskPhase.RUNNING or is_elsewhere
+
+
+class SilenceWatch:
+    """Without --stall-timeout: reports tasks that are silent and idle, once until they write again. It ends none."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        limit_s = spec.silence_notice_s if spec.stall_timeout_s is None else None
+        self._limit_s = limit_s or 0.0
+        self._limit = StallLimit(limit_s, phases=(TaskPhase.STARTING, TaskPhase.RUNNING))
+        self._silence: Silence | None = None
+        self._reported: frozenset[str] = frozenset()
+
+    def update(self, state: RunState, now: float) -> None:
+        self._limit.update(state, now)
+
+    def reset(self) -> None:
+        """Ignore the stacks that were asked for in an earlier attempt."""
+        self._silence = None
+
+    @property
+    def due(self) -> float | None:
+        """When to look at the logs again (monotonic seconds); None while stacks are being taken."""
+        return None if self._silence is not None else self._limit.due
+
+    def wants_stacks(self, event: DeadlineReached) -> bool:
+        """Whether a task has become silent and idle."""
+        if self._silence is not None:
+            return False
+        silence = self._limit.silence(event.quiet_s, event.busy, event.mono)
+        if silence is None:
+            self._reported = frozenset()
+            return False
+        self._limit.rest(event.mono, self._limit_s)
+        idle = silence.overdue - silence.busy
+        self._reported &= idle
+        if idle <= self._reported:
+            return False
+        self._silence = silence
+        return True
+
+    def notice(self, state: RunState, event: StacksTaken) -> str | None:
+        """The notice according to the stacks, if it is one for this."""
+        if self._silence is None or event.why != Deadline.SILENCE:
+            return None
+        silence, self._silence = self._silence, None
+        text = silence_notice(state, event, silence)
+        if text is not None:
+            self._reported = silence.overdue - silence.busy
+        return text
 
 
 class StallLimit:
@@ -94,8 +152,9 @@ class StallLimit:
     in TensorFlow for a task that is not silent.
     """
 
-    def __init__(self, limit_s: float | None) -> None:
+    def __init__(self, limit_s: float | None, phases: tuple[TaskPhase, ...] = (TaskPhase.RUNNING,)) -> None:
         self._limit_s = limit_s
+        self._phases = phases
         self._last_sign: dict[str, float] = {}
         self._known: dict[str, TaskState] = {}
         self._not_before = 0.0
@@ -107,7 +166,7 @@ class StallLimit:
         watched = (
             {}
             if state.teardown is not None
-            else {t.name: t for t in state.tasks.values() if _should_report(t, state)}
+            else {t.name: t for t in state.tasks.values() if self._should_report(t, state)}
         )
         for name, task in watched.items():
             known = self._known.get(name)
@@ -144,8 +203,11 @@ class StallLimit:
         rest_s = max(_SHORTEST_REST_S, min(limit_s, _LONGEST_REST_S))
         self._not_before = max(now + _SHORTEST_REST_S, min([*others, now + rest_s]))
 
+    def rest(self, now: float, seconds: float) -> None:
+        """Do not look for so long."""
+        self._not_before = now + seconds
 
-def _should_report(task: TaskState, state: RunState) -> bool:
-    """Whether a task is expected to write. Servers are silent, and so is an evaluator that waits for checkpoints."""
-    is_silent = task.plan.role == EVALUATOR or serves_others(task, state)
-    return task.phase is TaskPhase.RUNNING and not is_silent
+    def _should_report(self, task: TaskState, state: RunState) -> bool:
+        """Whether a task is expected to write. Servers are silent, so is an evaluator that waits for checkpoints."""
+        is_silent = task.plan.role == EVALUATOR or serves_others(task, state)
+        return task.phase in self._phases and not is_silent

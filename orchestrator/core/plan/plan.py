@@ -253,6 +253,7 @@ def _bootstrap(
             # The fixes are for replicas of Keras. Clients of DTensor are not replicas.
             "fixes": hooks and spec.fixes and spec.strategy.strategy is not Strategy.DTENSOR,
             "hooks": hooks,
+            "keep_tf_config": hooks and not spec.script_tf_config,
             "pythonpath": python_path,
         }
     )

@@ -44,13 +44,15 @@ class Heading:
 @dataclass(frozen=True)
 class Bar:
     """The progress of one pass over the data. `steps` is None if Keras does not know it. `step_s` is the printed time
-    of a step in seconds, None without one. `is_drawn` is true for verbose 1. Values that are not finite are None."""
+    of a step in seconds, None without one. `is_drawn` is true for verbose 1. Values that are not finite are None; then
+    `bad_loss` is the loss as it was printed."""
 
     step: int
     steps: int | None
     values: dict[str, float | None] = field(default_factory=dict)
     step_s: float | None = None
     is_drawn: bool = False
+    bad_loss: float | None = None
 
     @property
     def is_full(self) -> bool:
@@ -83,12 +85,16 @@ def _bar(counts: re.Match[str], rest: str) -> Bar | None:
         return None
     values: dict[str, float | None] = {}
     step_s: float | None = None
+    bad_loss: float | None = None
     is_drawn = steps is None
     is_timed = False
     for part in rest.split(" - "):
         metric = _METRIC.fullmatch(part)
         if metric:
-            values[metric[1]] = _finite(metric[2])
+            value = float(metric[2])
+            values[metric[1]] = value if math.isfinite(value) else None
+            if metric[1] == "loss":
+                bad_loss = None if math.isfinite(value) else value
             continue
         for word in part.removeprefix("ETA: ").split():
             pace = _PACE.fullmatch(word)
@@ -101,9 +107,4 @@ def _bar(counts: re.Match[str], rest: str) -> Bar | None:
             elif not _TIME.fullmatch(word):
                 return None
         is_timed = is_timed or part.startswith("ETA: ")
-    return Bar(step, steps, values, step_s or None, is_drawn) if is_timed else None
-
-
-def _finite(text: str) -> float | None:
-    value = float(text)
-    return value if math.isfinite(value) else None
+    return Bar(step, steps, values, step_s or None, is_drawn, bad_loss) if is_timed else None

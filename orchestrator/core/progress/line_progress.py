@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from orchestrator.core.progress.keras_lines import MAX_LINE_BYTES, Bar, Download, Heading, read_line
 from orchestrator.core.state.events import Progress
+from orchestrator.core.state.result import BadLoss
 
 TRAINING, EVALUATING, PREDICTING = "training", "evaluating", "predicting"
 _DOWNLOADING = "downloading"
@@ -176,6 +177,8 @@ class LineProgress:
         if bar.values:
             if "loss" in bar.values:
                 facts["loss"] = bar.values["loss"]
+                epoch = self._heading.epoch if self._heading is not None and self._phase == TRAINING else None
+                facts["bad_loss"] = BadLoss.of(bar.bad_loss, epoch, bar.step)
             facts["metrics"] = {name: value for name, value in bar.values.items() if name != "loss"}
         return facts
 

@@ -8,16 +8,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import islice
+from typing import Any
 
 from pydantic import ValidationError
 
 from orchestrator.core.job.fault import Fault
 from orchestrator.core.state.events import Progress
 from orchestrator.core.state.position import position
+from orchestrator.core.state.result import BadLoss
 
 # Bounds on reported progress, so that an event has a few KB at most: characters of a phase or metric name, and metrics.
 LONGEST_WORD = 48
 MOST_METRICS = 32
+# Characters of an address: the longest name of a host, and a port.
+LONGEST_ADDRESS = 260
 INTERVAL_S = 1.0
 # Fields of one phase, dropped when the phase changes.
 _OF_ONE_PHASE = frozenset({"step", "steps", "steps_per_s", "examples_per_s"})
@@ -26,19 +30,23 @@ _OWN_FIELDS = frozenset({"epoch", "step"})
 
 
 def parse_progress(text: str) -> Progress | None:
-    """Return the valid fields of a JSON object; None if there are none."""
+    """Return the valid fields of a JSON object; None if there are none. A loss may be the text "nan" or "inf"."""
     try:
         said = json.loads(text)
     except (ValueError, RecursionError):
         return None
     if not isinstance(said, dict):
         return None
-    fields: dict[str, object] = {}
+    fields: dict[str, Any] = {}
     for name in Progress.model_fields:
-        if name != "metrics" and name in said:
+        if name not in ("metrics", "bad_loss") and name in said:
             progress = _read(name, said[name])
             if progress is not None:
                 fields[name] = getattr(progress, name)
+    if "loss" in fields:
+        loss = fields["loss"]
+        bad = BadLoss.of(loss, fields.get("epoch"), fields.get("step"))
+        fields |= {"loss": None if bad is not None else loss, "bad_loss": bad}
     if isinstance(said.get("metrics"), dict):
         metrics = dict(_metrics(said["metrics"]))
         if metrics or not said["metrics"]:
@@ -55,12 +63,12 @@ def _metrics(said: Mapping[str, object]) -> Iterator[tuple[str, float | None]]:
 
 def _read(name: str, value: object) -> Progress | None:
     """Return progress with this field only; None if its value is invalid."""
-    if name == "phase" and isinstance(value, str):
-        value = value[:LONGEST_WORD]
+    if name in ("phase", "server") and isinstance(value, str):
+        value = value[: LONGEST_WORD if name == "phase" else LONGEST_ADDRESS]
     try:
         progress = Progress.model_validate({name: value})
         # Python's strings can contain lone surrogates, which an event cannot.
-        "".join((progress.phase or "", *progress.metrics)).encode()
+        "".join((progress.phase or "", progress.server or "", *progress.metrics)).encode()
     except (ValidationError, UnicodeEncodeError):
         return None
     return progress
@@ -118,6 +126,8 @@ class ProgressThrottle:
         said: dict[str, object] = {name: getattr(progress, name) for name in fields}
         if "phase" in fields and known.phase not in (None, progress.phase):
             said = dict.fromkeys(_OF_ONE_PHASE) | said
+        if known.bad_loss is not None and said.get("bad_loss") is not None:
+            said["bad_loss"] = known.bad_loss  # where it was first seen
         merged = known.model_copy(update=said)
         if merged != known:
             self._known[task] = self._waiting[task] = merged

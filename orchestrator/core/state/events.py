@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from orchestrator.core.state.result import AttemptEnd, LeftProcess, TaskName, TaskStack
+from orchestrator.core.state.result import AttemptEnd, BadLoss, LeftProcess, TaskName, TaskStack
 
 
 class _Frozen(BaseModel):
@@ -27,7 +27,11 @@ _Count = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 class Progress(_Frozen):
     """The progress that a task reports; unknown fields are None. `epoch` counts from 1. `start_step` is the number of
-    steps, over all epochs, that were done before this process's first one: more than 0 if it resumed."""
+    steps, over all epochs, that were done before this process's first one: more than 0 if it resumed. `loss` is finite;
+    `bad_loss` is set instead of it while it is not.
+
+    The bootstrap reports the rest: `server` is the address of the TensorFlow server that the task has started,
+    `cluster` the number of tasks in the cluster that it has joined, `trains` that it has computed a gradient."""
 
     phase: str | None = None
     epoch: _Count | None = None
@@ -35,10 +39,14 @@ class Progress(_Frozen):
     step: _Count | None = None
     steps: _Count | None = None
     loss: float | None = None
+    bad_loss: BadLoss | None = None
     metrics: dict[str, float | None] = Field(default_factory=dict)
     steps_per_s: float | None = None
     examples_per_s: float | None = None
     start_step: _Count | None = None
+    server: str | None = None
+    cluster: _Count | None = None
+    trains: bool | None = None
 
 
 class StopReason(StrEnum):
@@ -80,11 +88,13 @@ class SymptomKind(StrEnum):
 
 
 class Symptom(_Frozen):
-    """The classified last output of a failed task. `exception` is the last line of its traceback, `lines` its last
-    lines. `exception_file` holds the complete exception with its causes, as the task itself wrote it."""
+    """The classified last output of a failed task. `exception` is the last line of its traceback, `place` the user's
+    line that led to it (`FILE:LINE`), `lines` its last lines. `exception_file` holds the complete exception with its
+    causes, as the task itself wrote it."""
 
     kind: SymptomKind
     exception: str | None = None
+    place: str | None = None
     exception_file: str | None = None
     advice: str | None = None
     lines: tuple[str, ...] = ()
@@ -179,6 +189,14 @@ class TaskProgressed(_Event):
     progress: Progress
 
 
+class LossBecameBad(_Event):
+    """The loss of a task is not finite: the first time in this attempt."""
+
+    type: Literal["loss_became_bad"] = "loss_became_bad"
+    task: TaskName
+    loss: BadLoss
+
+
 class TaskExited(_Event):
     """Exactly one of `exit_code` and `signal` is set. `order` counts exits. `peers` holds the process state letters
     (man 5 proc) of the other tasks at that moment. `noticed_s` is the time from the exit to the supervisor's notice.
@@ -217,7 +235,7 @@ class StopRequested(_Event):
 
 
 class DeadlineReached(_Event):
-    """A deadline of the lifecycle has passed. For the stall limit, `quiet_s` is the time since each live task's last
+    """A deadline of the lifecycle has passed. For a silence, `quiet_s` is the time since each live task's last
     output or progress, and `busy` are the tasks that use the processor."""
 
     type: Literal["deadline_reached"] = "deadline_reached"
@@ -373,6 +391,7 @@ Event = (
     | TaskStartFailed
     | TaskReady
     | TaskProgressed
+    | LossBecameBad
     | TaskExited
     | DiskFull
     | StopRequested

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import signal as signals
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,6 +27,10 @@ class CauseKind(StrEnum):
     STALLED = "stalled"  # --stall-timeout: diagnosis/hangs.py
     # exited with 0 while peers trained: diagnosis/cause.py if a peer failed, lifecycle/task_ends.py if all wait
     LEFT_EARLY = "left_early"
+    NAN = "nan"  # --stop-on-nan: lifecycle/lifecycle.py
+    NOT_DISTRIBUTED = (
+        "not_distributed"  # --expect-cluster, and no task joined a cluster: diagnosis/distribution.py
+    )
     # a time limit: diagnosis/hangs.py, lifecycle/outcome.py; a resource: diagnosis/shortages.py
     LIMIT = "limit"
     # orch itself, or its agent: lifecycle/outcome.py, supervisor/request_loop.py; a lost run: store/runs/run_end.py
@@ -38,16 +43,23 @@ class _Document(BaseModel):
 
 
 class Cause(_Document):
-    """The cause of a failure. `task` is None if no task caused it (a time limit, orch itself)."""
+    """The cause of a failure. `task` is None if no task caused it (a time limit, orch itself). `tasks` are all tasks
+    that failed with the same exception, in plan order; empty if there is only one."""
 
     task: TaskName | None
     kind: CauseKind
     text: str
+    tasks: tuple[TaskName, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """`worker:1: exit 3`; the text alone if it names its tasks itself, or if no task caused it."""
+        return self.text if self.task is None or self.tasks else f"{self.task}: {self.text}"
 
 
 class FirstFailure(_Document):
     """The first task that failed, by the order of exits. `lines` are its last lines of output; `exception_file` holds
-    its complete exception if the task could write it."""
+    its complete exception if the task could write it, and `place` is the user's line that led to it (`FILE:LINE`)."""
 
     task: TaskName
     exit_code: int | None
@@ -57,6 +69,7 @@ class FirstFailure(_Document):
     advice: str | None
     lines: tuple[str, ...] = ()
     exception_file: str | None = None
+    place: str | None = None
 
 
 class TaskStack(_Document):
@@ -71,6 +84,33 @@ class TaskStack(_Document):
     file: str | None = None
     offset: int = 0
     length: int = 0
+
+
+class BadLoss(_Document):
+    """A loss that is not a finite number, and where it was first seen (None: unknown)."""
+
+    value: Literal["nan", "inf", "-inf"]
+    epoch: int | None = None
+    step: int | None = None
+
+    @classmethod
+    def of(cls, loss: float | None, epoch: int | None, step: int | None) -> Self | None:
+        """None if the loss is finite or unknown."""
+        if loss is None or math.isfinite(loss):
+            return None
+        return cls(value="nan" if math.isnan(loss) else "inf" if loss > 0 else "-inf", epoch=epoch, step=step)
+
+    def __str__(self) -> str:
+        """`nan, first seen at epoch 2 step 37`"""
+        numbers = (("epoch", self.epoch), ("step", self.step))
+        places = [f"{name} {number:,}" for name, number in numbers if number is not None]
+        return f"{self.value}, first seen at {' '.join(places)}" if places else self.value
+
+
+class TaskBadLoss(BadLoss):
+    """The first such loss of a run's last attempt."""
+
+    task: TaskName
 
 
 class AttemptEnd(_Document):
@@ -109,7 +149,8 @@ DONE_WITHOUT = "failed earlier; the other tasks continued"
 
 
 class TaskEnd(_Document):
-    """The end of a task. `end` says whether it ended by itself, by orch, or because of another task's failure."""
+    """The end of a task. `end` says whether it ended by itself, by orch, or because of another task's failure.
+    `joined`: it was seen to join a cluster of several tasks."""
 
     task: TaskName
     state: str
@@ -117,6 +158,7 @@ class TaskEnd(_Document):
     signal: int | None
     restarts: int = 0
     end: str = ""
+    joined: bool = False
 
 
 class LeftProcess(_Document):
@@ -137,6 +179,8 @@ class RunResult(_Document):
     history: the attempts before the last one
     stacks: the tasks' stacks when a time limit ran out
     not_restarted: why a failure was not followed by a restart
+    bad_loss: the first loss that was not finite
+    not_distributed: the tasks trained, and none of them joined a cluster
     left: processes that are still running
     """
 
@@ -156,6 +200,8 @@ class RunResult(_Document):
     faults: tuple[FaultReport, ...] = ()
     stacks: dict[TaskName, TaskStack] = Field(default_factory=dict)
     not_restarted: str | None = None
+    bad_loss: TaskBadLoss | None = None
+    not_distributed: str | None = None
     left: tuple[LeftProcess, ...] = ()
 
     @property

@@ -18,7 +18,7 @@ from orchestrator.core.state.events import (
     TeardownReason,
 )
 from orchestrator.core.state.position import Course
-from orchestrator.core.state.result import AttemptEnd, LeftProcess
+from orchestrator.core.state.result import AttemptEnd, LeftProcess, TaskBadLoss
 
 
 class RunPhase(StrEnum):
@@ -60,6 +60,7 @@ class TaskState:
     """A task of the current attempt. Times are monotonic seconds, sizes are bytes.
 
     since_mono: start of the phase that the task reports
+    has_listened: a process of it has listened on its port
     exit_order: place among all exits, from 0
     signals: signals sent to it on purpose, the newest last
     over_limit, memory_limit: its memory when it was ended for exceeding its limit, and the limit
@@ -78,6 +79,7 @@ class TaskState:
     started_mono: float | None = None
     since_mono: float | None = None
     method: ProcessOrigin = "spawn"
+    has_listened: bool = False
     ended_mono: float | None = None
     exit_code: int | None = None
     signal: int | None = None
@@ -125,6 +127,7 @@ class RunState:
     storage_error: why a file of the run cannot be written
     stacks: the last stacks that were taken
     tensorboard: its address
+    bad_loss: the first loss of this attempt that was not finite
     left: processes that were not ended, because they run under another user
     """
 
@@ -145,6 +148,7 @@ class RunState:
     storage_error: str | None = None
     stacks: events.StacksTaken | None = None
     tensorboard: str | None = None
+    bad_loss: TaskBadLoss | None = None
     left: tuple[LeftProcess, ...] = ()
 
     @cached_property
@@ -175,6 +179,7 @@ def apply(state: RunState, event: Event) -> RunState:
                 tasks=tasks,
                 restart_due_mono=None,
                 restart_asked=False,
+                bad_loss=None,
             )
         case events.TaskStarted():
             task = replace(
@@ -204,12 +209,14 @@ def apply(state: RunState, event: Event) -> RunState:
             task = state.tasks[event.task]
             if task.phase is not TaskPhase.STARTING:
                 return state
-            return _with_task(state, replace(task, phase=TaskPhase.RUNNING))
+            return _with_task(state, replace(task, phase=TaskPhase.RUNNING, has_listened=task.plan.serves))
         case events.TaskProgressed():
             task = state.tasks[event.task]
             since = task.since_mono if event.progress.phase == task.progress.phase else event.mono
             course = task.course.after(event.progress)
             return _with_task(state, replace(task, progress=event.progress, course=course, since_mono=since))
+        case events.LossBecameBad():
+            return replace(state, bad_loss=TaskBadLoss(task=event.task, **event.loss.model_dump()))
         case events.TaskExited():
             return _with_task(state, _exited(state, event))
         case events.TeardownBegan():

@@ -41,6 +41,7 @@ def all_checks() -> tuple[Check, ...]:
     return (
         settings.check_settings,
         settings.check_builtin_options,
+        settings.check_cluster,
         directories.check_output_directories,
         directories.check_shared_directories,
         software.check_software,

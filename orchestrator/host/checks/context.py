@@ -34,6 +34,7 @@ class Context:
     environ: orch's own environment
     python: the Python that runs the tasks, or would run a Python script; None for `orch up`, which does not ask
     is_source_known: the command's source was read, so that `serves` is certain
+    separate_training: why the workers would train separate models, or None
     """
 
     spec: JobSpec
@@ -41,6 +42,7 @@ class Context:
     settings_error: str | None = None
     python: Interpreter | None = None
     is_source_known: bool = True
+    separate_training: str | None = None
     root: Path = Path("/")
     system: str = sys.platform
     kernel: str = field(default_factory=platform.release)

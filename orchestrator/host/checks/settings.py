@@ -8,12 +8,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from orchestrator.core.diagnosis.distribution import cluster_advice
 from orchestrator.core.job.choices import Strategy
 from orchestrator.core.job.spec import Command, CommandKind
 from orchestrator.core.job.tf_config import CHIEF, EVALUATOR
 from orchestrator.core.plan.task_devices import STRATEGY, strategy_env
 from orchestrator.host.checks.context import Context
-from orchestrator.host.checks.finding import Finding, problem
+from orchestrator.host.checks.finding import Finding, problem, warning
 
 # The program answers in 0.05 s. A machine that needs longer than this cannot run a job.
 _PATIENCE_S = 30.0
@@ -30,6 +31,11 @@ def check_settings(context: Context) -> Iterator[Finding]:
     if context.settings_error is not None:
         text = f"`orch up` would refuse to start: {context.settings_error}"
         yield problem("settings", text, fix="correct it; `orch config` shows the plan once it is right")
+
+
+def check_cluster(context: Context) -> Iterator[Finding]:
+    if context.separate_training is not None:
+        yield warning("cluster", context.separate_training, fix=cluster_advice(context.spec))
 
 
 def check_builtin_options(context: Context) -> Iterator[Finding]:

@@ -249,6 +249,15 @@ class BeforeImport:
             case "os.environ.pop" | "os.environ.setdefault" as dotted if first:
                 self._check_write("removes" if dotted.endswith("pop") else "sets", first, file)
                 return True
+            case "os.putenv" | "os.unsetenv" as dotted if first:
+                self._check_write("removes" if dotted.endswith("unsetenv") else "sets", first, file)
+                return True
+            case "os.environ.update" if isinstance(first, ast.Dict) or not call.args:
+                written = first.keys if isinstance(first, ast.Dict) else []
+                named = [ast.Constant(each.arg, lineno=call.lineno) for each in call.keywords]
+                for key in (*written, *named):
+                    self._check_write("sets", key or call, file)
+                return True
             case "sys.path.insert" | "sys.path.append" as dotted if first:
                 path = self._path(call.args[-1], file)
                 if path is None:

@@ -193,3 +193,12 @@ def _serves(program: Program) -> bool:
         module = program.line.target.module
         return module is not None and module.partition(".")[0] not in sys.stdlib_module_names - _RUNNERS
     return program.tree.imports_tensorflow(program.start)
+
+
+def program_directory(command: Command, cwd: Path) -> Path:
+    """The directory that a Python program has first on its path: that of its script, else the working directory."""
+    words = command.argv[len(command.interpreter) :]
+    script = (cwd / words[0]).resolve() if words else cwd
+    if not words or words[0].startswith("-") or not script.exists():
+        return cwd
+    return script if script.is_dir() else script.parent

@@ -119,14 +119,22 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
                more="With `restart-task` it counts for each task, else for the run. With `--ps` it has no"
                     " such meaning."),
         Option("start_timeout", Kind.LIMIT, default=DEFAULT_START_TIMEOUT_S,
-               help="Time from the first ready task to the last; off for no limit.",
+               help="Time from the first ready task until all have joined the cluster; off for no limit.",
                more="After it the run ends (exit 124) and names the task that is missing, what it is"
-                    " doing and where. There is no limit before the first server listens, since preparing"
-                    " data may take long."),
+                    " doing and where, or the address at which it joins. There is no limit before the"
+                    " first server listens, since preparing data may take long."),
         Option("stall_timeout", Kind.LIMIT, default=_NO_LIMIT,
-               help="End the run and name the task that hangs, when a task is silent for this time.",
+               help="End the run and name the task that hangs, when a task is silent for this time. While"
+                    " all are silent and one computes, three times as long. Without it, a task that is"
+                    " silent and idle for 5 minutes is only reported.",
                more="Silent means neither output nor progress. A task that computes, or that waits in"
                     " TensorFlow for a task with output, does not hang ([more](stacks.md))."),
+        Option("stop_on_nan", Kind.SWITCH, help="End the run when the loss of a task is NaN or infinite.",
+               more="Without it, the loss is red and one message says when it began."
+                    " It needs [progress](progress.md) with a loss. The run is not restarted."),
+        Option("expect_cluster", Kind.SWITCH,
+               help="Fail if no task joins a cluster of several tasks: each would train a model of its own.",
+               more="The exit code is 1. Without it, the report of such a run has a warning."),
         Option("grace", Kind.DURATION, default=DEFAULT_GRACE_S,
                help="Time from SIGTERM to SIGKILL when the run is stopped."),
         Option("failure_grace", Kind.DURATION, default=DEFAULT_FAILURE_GRACE_S,
@@ -162,6 +170,10 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         Option("preload", Kind.MODULES, metavar="MODULE", part=Part.START,
                help="A module to import before tasks are forked; repeatable.",
                more="You vouch that its import starts nothing, and reads nothing that a task changes."),
+        Option("script_tf_config", Kind.SWITCH,
+               help="Let a script that sets TF_CONFIG use its own; otherwise it keeps orch's.",
+               more="orch does not hold the ports that it names"
+                    " ([more](scripts.md#a-script-that-sets-tf_config))."),
         Option("no_fixes", Kind.SWITCH, help="Do not repair known faults of Keras."),
         Option("keras", Kind.CHOICE, choices=tuple(KerasOption), default=KerasOption.AUTO, part=Part.START,
                help="Which Keras the tasks get: the one that the script needs, Keras 3, or tf_keras.",

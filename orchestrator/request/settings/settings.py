@@ -10,17 +10,25 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from orchestrator.core.diagnosis.distribution import cluster_advice
 from orchestrator.core.errors import UsageError
 from orchestrator.core.job.choices import FailurePolicy
 from orchestrator.core.job.fault import with_targets
 from orchestrator.core.job.run_name import default_name
 from orchestrator.core.job.spec import Command, CommandKind, JobSpec, RoleSettings
-from orchestrator.core.job.tf_config import PS, TaskRef
+from orchestrator.core.job.tf_config import EVALUATOR, PS, TaskRef
 from orchestrator.host.cores import usable_cores
 from orchestrator.host.devices import gpu_inventory
+from orchestrator.host.importable import require_modules
 from orchestrator.host.installed import find_tensorboard, untested_tensorflow
-from orchestrator.request.command.resolve import CommandOptions, CommandPlace, not_asked_note, resolve_command
-from orchestrator.request.command.role_hints import role_hints
+from orchestrator.request.command.resolve import (
+    CommandOptions,
+    CommandPlace,
+    not_asked_note,
+    program_directory,
+    resolve_command,
+)
+from orchestrator.request.command.role_hints import cluster_hint, role_hints
 from orchestrator.request.settings.declaration import Part
 from orchestrator.request.settings.given import (
     COMMAND_SOURCE,
@@ -63,9 +71,12 @@ def load(
     spec = _spec(given, place)
     if spec.chaos:
         _require_tasks(given["chaos"].source, tuple(fault.task for fault in spec.chaos if fault.task), spec)
+    if spec.expect_cluster:
+        _require_cluster(given["expect_cluster"].source, spec)
     notices = (
         *_notices(spec, given, place),
         *role_hints(spec, {**environ, **spec.env}),
+        *_cluster_notices(spec, environ),
         *gpu_notices(given, spec, environ),
     )
     return UpRequest(spec=spec, display=_display(given, spec), notices=notices)
@@ -140,13 +151,24 @@ def _commands(
     options = CommandOptions(**_values(given, Part.START))
 
     def resolve(words: tuple[str, ...], env: Mapping[str, str], source: str) -> Command:
+        there = replace(place, environ={**place.environ, **env})
         try:
-            return resolve_command(words, replace(place, environ={**place.environ, **env}), options)
+            command = resolve_command(words, there, options)
         except UsageError as error:
             # The user has just typed the words after `--`, but may have forgotten those of a file or a variable.
             if source == COMMAND_SOURCE:
                 raise
             raise UsageError(f"{source}: {error}") from error
+        if options.preload and command.interpreter and there.asks(command.interpreter[0]):
+            require_modules(
+                options.preload,
+                given["preload"].source,
+                command.interpreter,
+                first=program_directory(command, there.cwd),
+                cwd=there.cwd,
+                environ=there.environ,
+            )
+        return command
 
     env = given["env"].value if "env" in given else {}
     command = given[COMMAND.name]
@@ -180,6 +202,17 @@ def _require_tasks(source: str, tasks: tuple[TaskRef, ...], spec: JobSpec) -> No
             raise UsageError(f"{source}: there is no {task} in this run; it has {has}")
 
 
+def _require_cluster(source: str, spec: JobSpec) -> None:
+    if not spec.has_cluster:
+        raise UsageError(f"{source}: this run has no cluster of several tasks; use --workers 2 or more")
+    for role in spec.roles:
+        command = spec.command_of(role)
+        if role != EVALUATOR and command.kind is not CommandKind.BUILTIN and not command.interpreter:
+            raise UsageError(
+                f"{source}: {command.program} is not a Python program, so orch cannot see whether it joins a cluster"
+            )
+
+
 def _span(role: str, count: int) -> str:
     return f"{role}:0" if count == 1 else f"{role}:0 to {role}:{count - 1}"
 
@@ -204,6 +237,11 @@ def _notices(spec: JobSpec, given: Mapping[str, Given], place: CommandPlace) -> 
         notices.append(not_asked_note(python, "tensorboard"))
     notes = dict.fromkeys(note for command in spec.commands for note in command.notes)
     return (*notices, *_chaos_notices(spec), *notes)
+
+
+def _cluster_notices(spec: JobSpec, environ: Mapping[str, str]) -> Iterator[str]:
+    if hint := cluster_hint(spec, {**environ, **spec.env}):
+        yield f"{hint}; {cluster_advice(spec)}"
 
 
 def _chaos_notices(spec: JobSpec) -> Iterator[str]:

@@ -87,7 +87,11 @@ class ProgressChannel:
 
 
 def encode(facts: Mapping[str, object]) -> bytes:
-    """Return one line of strict JSON, NaN and infinity as null; over 900 bytes the metrics are left out."""
+    """Return one line of strict JSON, NaN and infinity as null, but a loss as "nan", "inf" or "-inf"; over 900 bytes
+    the metrics are left out."""
+    loss = facts.get("loss")
+    if isinstance(loss, float) and not math.isfinite(loss):
+        facts = {**facts, "loss": str(loss)}
     line = _line(facts)
     if len(line) > LONGEST_LINE:
         line = _line({key: value for key, value in facts.items() if key != "metrics"})
