@@ -46,12 +46,20 @@ def print_json(document: Mapping[str, object]) -> None:
 def report_end(result: RunResult, screen: Screen) -> None:
     """Print the final report: with --json the document; with --quiet nothing about a success."""
     from orchestrator.client.view.report import end_lines
+    from orchestrator.store.files import directory_if_used
 
     if screen.json:
         print_json(result.model_dump(mode="json"))
     if screen.quiet and result.succeeded:
         return
-    for line in end_lines(result, width_of(STDERR), colour=colour_on(screen, STDERR)):
+    lines = end_lines(
+        result,
+        width_of(STDERR),
+        colour=colour_on(screen, STDERR),
+        verbose=screen.verbose,
+        checkpoints=directory_if_used(result.checkpoint_dir),
+    )
+    for line in lines:
         say_line(line)
 
 

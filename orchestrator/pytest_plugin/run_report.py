@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from orchestrator.client.api import Run
 from orchestrator.client.view.report import end_lines
+from orchestrator.store.files import directory_if_used
 from orchestrator.store.logs.query import LineFilter, LogQuery, query_lines
 
 _LINES = 50
@@ -48,4 +49,6 @@ def _state(run: Run) -> Iterator[str]:
             pid = f", pid {task.pid}" if task.pid else ""
             yield f"  {task.task}: {task.state}{pid}{f', {task.doing}' if task.doing else ''}"
         return
-    yield from end_lines(run.wait(check=False), None, colour=False)
+    result = run.wait(check=False)
+    checkpoints = directory_if_used(result.checkpoint_dir)
+    yield from end_lines(result, None, colour=False, checkpoints=checkpoints)

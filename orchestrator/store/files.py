@@ -124,3 +124,12 @@ def disk_bytes(path: Path) -> int:
             return directory.disk_bytes(path.name)
     except OSError:  # removed in the meantime
         return 0
+
+
+def directory_if_used(path: str | None) -> str | None:
+    """Return `path` if it is a directory with something in it, else None."""
+    try:
+        with os.scandir(path or "") as entries:
+            return path if next(entries, None) is not None else None
+    except OSError:
+        return None

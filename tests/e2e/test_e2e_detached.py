@@ -35,7 +35,7 @@ def test_wait_ready_fails_with_task(orch: Orch) -> None:
     script = orch.script("serves.py", "import sys\nsys.exit(5)\nimport tensorflow\n")
     done = orch("up", "--wait", "ready", "--start", "spawn", "--", script)
     assert done.code == 5
-    assert "cause          worker:0: exit 5" in done.err
+    assert "orch: worker:0 failed: exit 5" in done.err
 
 
 def test_wait_done(orch: Orch) -> None:

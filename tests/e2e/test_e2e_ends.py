@@ -79,10 +79,9 @@ def test_failure_report_comes_last(orch: Orch) -> None:
     assert "worker:1 | ValueError: [red]no data\n" in done.out
     run = orch.run_dir()
     end = done.err.splitlines()
-    assert end[-1] == "  cause          worker:1: exit 1 (the first to fail)"
+    assert end[-1] == "orch: worker:1 failed: ValueError: [red]no data (fails.py:3)"
     assert "  other tasks    worker:0, worker:2: stopped by orch" in end
     assert f"  log file       {run}/logs/worker-1.log" in end
-    assert "  exception      ValueError: [red]no data" in end
     result = orch.result()
     assert result["schema_version"] == 1 and result["run_id"] == run.name
     assert (result["outcome"], result["exit_code"], result["attempts"]) == ("failed", 1, 1)
@@ -218,7 +217,7 @@ def test_down_with_force(orch: Orch) -> None:
 def test_timeout(orch: Orch) -> None:
     done = orch("up", "--timeout", "300ms", "--", *_SLEEPER)
     assert done.code == 124
-    assert done.err.splitlines()[-1] == "  cause          --timeout: not done after 0.3 s"
+    assert done.err.splitlines()[-1] == "orch: --timeout: not done after 0.3 s"
     result = orch.result()
     assert (result["outcome"], result["exit_code"]) == ("timed_out", 124)
     assert result["cause"]["kind"] == "limit" and result["cause"]["task"] is None

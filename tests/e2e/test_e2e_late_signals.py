@@ -37,7 +37,7 @@ def test_signal_after_report_does_not_change_exit_code(orch: Orch, tmp_path: Pat
         opened.write(b"\n")
     done = started.finish()
     assert done.code == 3
-    assert done.err.splitlines()[-1].startswith("  cause          worker:")
+    assert done.err.splitlines()[-1].startswith("orch: worker:")
 
 
 def test_caller_in_the_same_process_keeps_its_signal_handlers(orch: Orch) -> None:

@@ -112,7 +112,7 @@ def test_script_that_fails_in_training(orch: Orch, start: str) -> None:
     assert whole.is_relative_to(orch.run_dir() / "exceptions")
     assert "KeyError: 'rate'" in whole.read_text()
     assert f"  full traceback {whole}" in done.err.splitlines()
-    assert "  exception      ValueError: no learning rate" in done.err.splitlines()
+    assert "orch: worker:1 failed: ValueError: no learning rate (" in done.err
     (peer,) = (line for line in done.err.splitlines() if line.startswith("  other tasks "))
     # The worker that waits in a collective may be stopped before it reports its own error.
     assert peer in (
@@ -137,7 +137,7 @@ def test_script_that_exits_in_training(orch: Orch, end: str, code: int, last: st
     first = orch.result()["first_failure"]
     assert (first["task"], first["exit_code"], first["exception"]) == ("worker:1", code, None)
     assert (orch.run_dir() / "logs" / "worker-1.log").read_text().splitlines()[-1] == last
-    assert f"  cause          worker:1: exit {code} (the first to fail)" in done.err.splitlines()
+    assert f"orch: worker:1 failed: exit {code}" in done.err.splitlines()
 
 
 @pytest.mark.parametrize(("before", "beside", "reason"), REASONS)

@@ -119,7 +119,7 @@ def test_quiet_and_verbose(orch: Orch) -> None:
     quiet = [("-q", "up", "--", "true"), ("up", "-q", "--", "true")]
     assert [(done.code, done.err) for _, done in orch.all_within(quiet)] == [(0, ""), (0, "")]
     ((_, failed),) = orch.all_within([("up", "-q", "--", "false")])
-    assert failed.code == 1 and "cause          worker:0: exit 1" in failed.err
+    assert failed.code == 1 and "orch: worker:0 failed: exit 1" in failed.err
     for words, done in orch.all_within([("-v", "up", "--", "true"), ("up", "-v", "--", "true")]):
         assert str(orch.state / "orch" / "runs") in done.err, words
 

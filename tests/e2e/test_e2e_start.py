@@ -74,7 +74,7 @@ def test_exception_is_reported_with_closed_stderr(orch: Orch) -> None:
     done = orch("up", "--", sys.executable, "-c", program)
     assert done.code == 1
     assert orch.result()["first_failure"]["exception"] == "ValueError: stderr is closed"
-    assert "exception      ValueError: stderr is closed" in done.err
+    assert "failed: ValueError: stderr is closed" in done.err
 
 
 @pytest.mark.parametrize(("end", "code"), [("sys.exit('enough')", 1), ("sys.exit(3)", 3), ("os._exit(4)", 4)])

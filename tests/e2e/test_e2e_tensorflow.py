@@ -113,7 +113,7 @@ def test_killed_worker_is_the_cause(orch: Orch, loop: str) -> None:
     psutil.Process(pids[1]).kill()
     done = started.finish(_START_S)
     assert done.code == 137
-    assert done.err.splitlines()[-1].startswith("  cause          worker:1: SIGKILL")
+    assert done.err.splitlines()[-1].startswith("orch: worker:1 failed: SIGKILL")
     _check_cause(orch, 137, "exited")
     _check_nothing_is_left(orch, pids)
 
@@ -126,8 +126,7 @@ def test_exception_in_worker_is_the_cause(orch: Orch, loop: str, when: str, word
     started = orch.start("up", "-n", "2", "-e", f"FAIL={when}", "--", loop)
     done = started.finish(_START_S)
     assert done.code == 1, done.out + done.err
-    assert f"  exception      ValueError: worker one {words}" in done.err.splitlines()
-    assert done.err.splitlines()[-1] == "  cause          worker:1: exit 1 (the first to fail)"
+    assert done.err.splitlines()[-1].startswith(f"orch: worker:1 failed: ValueError: worker one {words} (")
     _check_cause(orch, 1, "exited")
     _check_nothing_is_left(orch, orch.pids())
 
@@ -154,7 +153,7 @@ def test_stopped_worker_is_the_cause(orch: Orch, loop: str) -> None:
     psutil.Process(pids[1]).suspend()
     done = started.finish(_START_S)
     assert done.code != 0
-    assert "cause          worker:1: " in done.err.splitlines()[-1] or "cause          worker:1: " in done.err
+    assert done.err.splitlines()[-1].startswith("orch: worker:1: ")
     assert orch.result()["first_failure"]["task"] == "worker:0"
     assert (orch.result()["cause"]["task"], orch.result()["cause"]["kind"]) == ("worker:1", "stopped")
     _check_nothing_is_left(orch, pids)

@@ -64,7 +64,7 @@ def test_report_is_last(orch: Orch, terminal: Open) -> None:
         "up", "-n", "2", "--", "sh", "-c", "echo words; [ $ORCH_TASK = worker:1 ] && exit 3; sleep 600"
     )
     assert term.finish() == 3
-    assert term.shown[-1] == "  cause          worker:1: exit 3 (the first to fail)"
+    assert term.shown[-1] == "orch: worker:1 failed: exit 3"
     assert term.screen.cursor.x == 0, "the shell's prompt starts on a new line"
     assert not any("TASK" in line for line in term.everything)
 

@@ -85,8 +85,7 @@ def test_assert_succeeded(runs: dict[str, Run]) -> None:
     check_message(
         error,
         f"{failed.id} did not succeed: failed; worker:1: ",
-        "cause          worker:1: ",
-        "ValueError: of its own",
+        "orch: worker:1 failed: ValueError: of its own",
         str(failed.log("worker:1")),
         f"run directory: {failed.dir}",
     )

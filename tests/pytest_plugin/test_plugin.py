@@ -99,7 +99,7 @@ def test_passed(cluster):
             "  worker:? | said by worker:?",
             "* failed after *",
             "  other tasks    worker:0: stopped by orch",
-            "  cause          worker:1: exit 3 (the first to fail)",
+            "orch: worker:1 failed: exit 3",
             "run directory: *",
             "all its lines: XDG_STATE_HOME=*/orch-state orch logs *",
         ]

@@ -77,7 +77,7 @@ def test_report_of_a_time_limit_shows_stacks_before_the_cause() -> None:
     assert lines[-3:] == [
         "worker:1: stopped by SIGSTOP",
         "orch: digits-1 timed out",
-        "  cause          worker:1: stopped by SIGSTOP",
+        "orch: worker:1: stopped by SIGSTOP",
     ]
 
 

@@ -219,7 +219,7 @@ def test_reason_for_no_restart_precedes_cause() -> None:
     lines = end_lines(
         result((), outcome="failed", cause=cause, not_restarted="it failed"), None, colour=False
     )
-    assert lines[-2:] == ["  not restarted  it failed", "  cause          worker:0: exit 1"]
+    assert lines[-2:] == ["  not restarted  it failed", "orch: worker:0 failed: exit 1"]
     assert history_text(ASKED) == "1: restarted on request"
 
 

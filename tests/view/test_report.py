@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.client.view.layout import without_colour
 from orchestrator.client.view.report import end_lines
-from orchestrator.core.state.result import DONE_WITHOUT, Cause, CauseKind, FirstFailure, RunResult, TaskEnd
+from orchestrator.core.state.result import Cause, CauseKind, FirstFailure, RunResult, TaskEnd, Training
 
 
 def failed(cause_task: str = "worker:2", advice: str | None = None) -> RunResult:
@@ -23,6 +23,7 @@ def failed(cause_task: str = "worker:2", advice: str | None = None) -> RunResult
             exception="ValueError: bad\r \x1b[31mshape",
             log="/runs/digits-1/logs/worker-2.log",
             advice=advice,
+            place="/work/train.py:41",
             lines=("Traceback (most recent call last):", "\tValueError: bad"),
         ),
         detection_s=0.004,
@@ -42,33 +43,24 @@ def test_failure_report_ends_with_cause() -> None:
         "last lines of worker:2:",
         "  │ Traceback (most recent call last):",
         "  │ \tValueError: bad",
-        "orch: digits-1 failed (detected in 4ms, all ended in 620ms)",
+        "orch: digits-1 failed",
         "  other tasks    worker:1: failed because of it",
         "  other tasks    worker:0, worker:3: stopped by orch",
         "  log file       /runs/digits-1/logs/worker-2.log",
-        "  exception      ValueError: bad␍ shape",
-        "  cause          worker:2: exit 1 (the first to fail)",
+        "orch: worker:2 failed: ValueError: bad␍ shape (train.py:41)",
     ]
 
 
-def test_cause_is_not_called_first_after_an_earlier_dispensable_failure() -> None:
-    result = failed()
-    earlier = TaskEnd(task="worker:1", state="failed", exit_code=3, signal=None, end=DONE_WITHOUT)
-    tasks = (result.tasks[0], earlier, *result.tasks[2:])
-    lines = end_lines(result.model_copy(update={"tasks": tasks}), None, colour=False)
-    assert f"  other tasks    worker:1: {DONE_WITHOUT}" in lines
-    assert lines[-1] == "  cause          worker:2: exit 1"
-
-
-def test_advice_follows_cause() -> None:
+def test_advice_precedes_cause() -> None:
     lines = end_lines(failed(advice="install tf_keras"), None, colour=False)
-    assert lines[-1] == "  to do          install tf_keras"
+    assert lines[-2] == "  to do          install tf_keras"
 
 
 def test_cause_other_than_first_failure() -> None:
     lines = end_lines(failed(cause_task="worker:1"), None, colour=False)
     assert "  first failure  worker:2: exit 1" in lines
-    assert lines[-1] == "  cause          worker:1: exit 1"
+    assert "  exception      ValueError: bad␍ shape" in lines
+    assert lines[-1] == "orch: worker:1 failed: exit 1"
 
 
 def test_colour_does_not_change_text() -> None:
@@ -78,11 +70,45 @@ def test_colour_does_not_change_text() -> None:
     assert coloured != plain
 
 
-def test_success_is_one_line() -> None:
+def test_timings_are_for_verbose_runs() -> None:
+    timed = "orch: digits-1 failed (detected in 4ms, all ended in 620ms)"
+    assert timed in end_lines(failed(), None, colour=False, verbose=True)
+    assert timed not in end_lines(failed(), None, colour=False)
+
+
+def test_success_tells_duration_training_and_checkpoints() -> None:
     result = failed().model_copy(update={"outcome": "succeeded", "cause": None, "first_failure": None})
-    assert end_lines(result, None, colour=False) == [
-        "orch: digits-1 succeeded (detected in 4ms, all ended in 620ms)"
+    assert end_lines(result, None, colour=False) == ["orch: digits-1 succeeded"]
+    trained = Training(epoch=3, epochs=3, step=8, loss=0.52512, metrics={"accuracy": 0.75, "val_loss": None})
+    result = result.model_copy(update={"took_s": 21.3, "training": trained})
+    assert end_lines(result, None, colour=False, checkpoints="/runs/digits-1/checkpoints") == [
+        "orch: digits-1 succeeded after 21s: 3 epochs, loss 0.5251, accuracy 0.75",
+        "  checkpoints    /runs/digits-1/checkpoints",
     ]
+
+
+def test_success_tells_restarts_of_run_and_of_single_tasks() -> None:
+    ends = tuple(
+        TaskEnd(task=f"worker:{index}", state="succeeded", exit_code=0, signal=None, restarts=1 + index)
+        for index in range(2)
+    )
+    update = {"outcome": "succeeded", "cause": None, "first_failure": None, "attempts": 2, "tasks": ends}
+    assert end_lines(failed().model_copy(update=update), None, colour=False) == [
+        "orch: digits-1 succeeded in 2 attempts, 1 task restart"
+    ]
+
+
+def test_nothing_is_cut_on_a_narrow_terminal() -> None:
+    long = " ".join(f"word{number}" for number in range(100))
+    result = failed()
+    assert result.first_failure is not None
+    first = result.first_failure.model_copy(update={"exception": f"ValueError: {long}", "lines": (long,)})
+    shown = end_lines(result.model_copy(update={"first_failure": first}), 80, colour=False)
+    assert all(len(line) <= 80 for line in shown)
+    text = " ".join(line.strip(" │") for line in shown)
+    assert text.endswith("word99 (train.py:41)")
+    quoted = "".join(line[4:] for line in shown if line.startswith("  │ "))
+    assert quoted == long
 
 
 def test_time_limit_names_no_task() -> None:
@@ -90,7 +116,7 @@ def test_time_limit_names_no_task() -> None:
     result = failed().model_copy(update={"outcome": "timed_out", "cause": cause, "first_failure": None})
     lines = end_lines(result, None, colour=False)
     assert lines[0].startswith("orch: digits-1 timed out")
-    assert lines[-1] == "  cause          --timeout 5m is over"
+    assert lines[-1] == "orch: --timeout 5m is over"
 
 
 @pytest.mark.parametrize(
@@ -105,9 +131,9 @@ def test_time_limit_names_no_task() -> None:
 def test_advice_when_orch_could_not_write(text: str, advice: str | None) -> None:
     shown = _lines(cause=Cause(task=None, kind=CauseKind.LIMIT, text=text))
     if advice is None:
-        assert shown[-1].startswith("  cause ")
+        assert not any(line.startswith("  to do ") for line in shown)
     else:
-        assert shown[-1].startswith("  to do ") and advice in shown[-1]
+        assert shown[-2].startswith("  to do ") and advice in shown[-2]
 
 
 def test_reason_why_single_task_is_not_restarted() -> None:

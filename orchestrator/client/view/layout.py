@@ -122,7 +122,9 @@ def _row_cells(columns: Sequence[Column], row: Sequence[Cell], widths: dict[int,
     return cells
 
 
-def wrapped(head: Cell, cells: Sequence[Cell], width: int | None, *, colour: bool) -> list[str]:
+def wrapped(
+    head: Cell, cells: Sequence[Cell], width: int | None, *, colour: bool, is_limited: bool = True
+) -> list[str]:
     """Lay `head` and the cells out in lines of at most `width` cells (None: one line), indented below the first cell.
 
     Lines break between words. A wider word is not broken, so that a path can still be copied whole from the terminal.
@@ -134,12 +136,16 @@ def wrapped(head: Cell, cells: Sequence[Cell], width: int | None, *, colour: boo
     room = width - len(indent.text)
     for word in _words(cells):
         if _width(word) > room and len(lines[-1]) > 1:
-            if len(lines) == _MAX_WRAPPED_LINES:
+            if is_limited and len(lines) == _MAX_WRAPPED_LINES:
                 lines[-1].append(Cell(_CUT))
                 break
             word = [piece for piece in word if not piece.text.isspace()]
             lines.append([indent])
-            room = width - len(indent.text) - (len(_CUT) if len(lines) == _MAX_WRAPPED_LINES else 0)
+            room = (
+                width
+                - len(indent.text)
+                - (len(_CUT) if is_limited and len(lines) == _MAX_WRAPPED_LINES else 0)
+            )
         lines[-1] += word
         room -= _width(word)
     return [fit(line, None, colour=colour) for line in lines]

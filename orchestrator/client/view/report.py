@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
-from orchestrator.client.view.amounts import duration, short_duration
+from orchestrator.client.view.amounts import duration, number, short_duration
 from orchestrator.client.view.layout import (
     BOLD,
     CYAN,
@@ -15,15 +15,17 @@ from orchestrator.client.view.layout import (
     RED,
     YELLOW,
     Cell,
+    broken,
     fit,
+    painted,
     task_colour,
     wrapped,
 )
 from orchestrator.client.view.messages import history_text
 from orchestrator.client.view.stacks import stack_lines
+from orchestrator.core.diagnosis.same_failure import describe_exception
 from orchestrator.core.diagnosis.shortages import storage_advice
 from orchestrator.core.state.result import (
-    DONE_WITHOUT,
     AttemptEnd,
     Cause,
     CauseKind,
@@ -31,6 +33,7 @@ from orchestrator.core.state.result import (
     FirstFailure,
     RunResult,
     TaskEnd,
+    Training,
     exit_text,
     left_advice,
     left_text,
@@ -47,44 +50,64 @@ _OUTCOMES = {
     "lost": ("lost", (BOLD, RED)),
 }
 _LABEL_WIDTH = 15
+_QUOTED = "  │ "
 # A run may be restarted a hundred times: only the last attempts are listed.
 _MAX_ATTEMPTS = 8
 # Longer sequences of tasks are shown as the first and the last.
 _MAX_SEQUENCE = 4
 
 
-class _Field(NamedTuple):
-    """A label and its text, which is wrapped where the terminal is narrow. Other lines of the report are cut."""
+class _Wrapped(NamedTuple):
+    """Text after a head, wrapped where the terminal is narrow. The last line of the report has no limit of lines."""
 
-    label: str
+    head: Cell
     cells: tuple[Cell, ...]
+    is_limited: bool = True
 
 
-def end_lines(result: RunResult, width: int | None, *, colour: bool) -> list[str]:
-    """Return the report for a terminal of `width` cells (None: nothing is cut or wrapped). The cause comes last."""
+class _Quoted(NamedTuple):
+    """A line of a task's log."""
+
+    task: str
+    text: str
+
+
+def end_lines(
+    result: RunResult,
+    width: int | None,
+    *,
+    colour: bool,
+    verbose: bool = False,
+    checkpoints: str | None = None,
+) -> list[str]:
+    """Return the report for a terminal of `width` cells (None: nothing is wrapped). The cause comes last.
+
+    `verbose` adds how long the detection and the teardown took. `checkpoints` is the directory in which the run has
+    checkpoints, None if it has none.
+    """
     lines = []
     if result.stacks:
         lines.append(fit([Cell("what the tasks were doing:", (DIM,))], width, colour=colour))
         lines += stack_lines(result.stacks, width, colour=colour)
-    for item in _report(result):
-        if isinstance(item, _Field):
-            label = Cell(f"  {item.label:<{_LABEL_WIDTH}}", (DIM,))
-            lines += wrapped(label, item.cells, width, colour=colour)
-        else:
-            lines.append(fit(item, width, colour=colour))
+    for item in _report(result, verbose=verbose, checkpoints=checkpoints):
+        match item:
+            case _Wrapped(head, cells, is_limited):
+                lines += wrapped(head, cells, width, colour=colour, is_limited=is_limited)
+            case _Quoted(task, text):
+                bar = painted(_QUOTED, task_colour(task), colour=colour)
+                lines += [bar + text] if width is None else broken(bar, text, width, _QUOTED.lstrip())
+            case _:
+                assert_never(item)
     return lines
 
 
-def _report(result: RunResult) -> Iterator[list[Cell] | _Field]:
-    word, sgr = _OUTCOMES[result.outcome]
+def _report(result: RunResult, *, verbose: bool, checkpoints: str | None) -> Iterator[_Wrapped | _Quoted]:
     first = result.first_failure
     if first is not None and first.lines:
-        yield [Cell(f"last lines of {first.task}:", (DIM,))]
+        yield _Wrapped(Cell(""), (Cell(f"last lines of {first.task}:", (DIM,)),))
         for text in _without_startup_lines(first.lines):
-            yield [Cell("  │ ", (task_colour(first.task),)), Cell(one_line(text))]
-    after = "" if result.took_s is None else f" after {duration(result.took_s)}"
-    attempts = f" in {result.attempts} attempts" if result.attempts > 1 else ""
-    yield [Cell("orch: "), Cell(f"{result.run_id} {word}", sgr), Cell(f"{after}{attempts}{_timing(result)}")]
+            yield _Quoted(first.task, one_line(text))
+    yield _headline(result, verbose=verbose)
     yield from _history(result.history)
     for fault in result.faults:
         yield _field("chaos", one_line(fault_text(fault)))
@@ -99,13 +122,43 @@ def _report(result: RunResult) -> Iterator[list[Cell] | _Field]:
     left = left_text(result.left) if result.left else None
     if left is not None and (result.cause is None or result.cause.text != left):
         yield _field("still running", one_line(left), BOLD)
-    if result.cause is not None:
-        yield _Field("cause", tuple(_cause(result.cause, first, result.tasks)))
+    if result.succeeded and checkpoints is not None:
+        yield _field("checkpoints", one_line(checkpoints))
     if result.not_distributed is not None:
         yield _field("warning", one_line(result.not_distributed), YELLOW)
     advice = _advice(result)
     if advice:
         yield _field("to do", one_line(advice), CYAN)
+    if result.cause is not None:
+        yield _Wrapped(Cell("orch: "), tuple(_cause(result.cause, first)), is_limited=False)
+
+
+def _headline(result: RunResult, *, verbose: bool) -> _Wrapped:
+    """`digits-1 succeeded after 21s in 2 attempts: 10 epochs, loss 0.0525, accuracy 0.9819`"""
+    word, sgr = _OUTCOMES[result.outcome]
+    after = "" if result.took_s is None else f" after {duration(result.took_s)}"
+    attempts = f" in {result.attempts} attempts" if result.attempts > 1 else ""
+    # Each restart of the run restarts each task.
+    alone = sum(max(0, end.restarts - (result.attempts - 1)) for end in result.tasks)
+    restarts = f", {counted(alone, 'task restart')}" if alone else ""
+    trained = f": {_training_text(result.training)}" if result.succeeded and result.training else ""
+    timing = _timing(result) if verbose else ""
+    text = f"{after}{attempts}{restarts}{timing}{trained}"
+    return _Wrapped(Cell("orch: "), (Cell(f"{result.run_id} {word}", sgr), Cell(one_line(text))))
+
+
+def _training_text(training: Training) -> str:
+    parts = []
+    if training.epoch is not None:
+        is_done = training.epochs in (None, training.epoch)
+        parts.append(
+            counted(training.epoch, "epoch") if is_done else f"epoch {training.epoch}/{training.epochs}"
+        )
+    elif training.step is not None:
+        parts.append(f"step {training.step:,}")
+    values = {"loss": training.loss, **training.metrics}
+    parts += [f"{name} {number(value)}" for name, value in values.items() if value is not None]
+    return ", ".join(parts)
 
 
 def fault_text(report: FaultReport) -> str:
@@ -145,14 +198,14 @@ def _timing(result: RunResult) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _history(history: tuple[AttemptEnd, ...]) -> Iterator[_Field]:
+def _history(history: tuple[AttemptEnd, ...]) -> Iterator[_Wrapped]:
     if len(history) > _MAX_ATTEMPTS:
         yield _field("attempts", f"{len(history) - _MAX_ATTEMPTS} before these", DIM)
     for end in history[-_MAX_ATTEMPTS:]:
         yield _field("attempt", history_text(end))
 
 
-def _other_tasks(tasks: tuple[TaskEnd, ...], first: FirstFailure, cause: Cause | None) -> Iterator[_Field]:
+def _other_tasks(tasks: tuple[TaskEnd, ...], first: FirstFailure, cause: Cause | None) -> Iterator[_Wrapped]:
     """The other tasks, grouped by how they ended: `worker:0, worker:2: stopped by orch`."""
     reported = {first.task, *((cause.task, *cause.tasks) if cause else ())}
     others = sorted((end for end in tasks if end.task not in reported), key=_end_text)
@@ -183,27 +236,42 @@ def _end_text(end: TaskEnd) -> str:
     return one_line(end.end) or f"{end.state}, {exit_text(end.exit_code, end.signal)}"
 
 
-def _first_failure(first: FirstFailure, cause: Cause | None) -> Iterator[_Field]:
-    """The first failure, unless it is the cause, and its exception in any case."""
+def _first_failure(first: FirstFailure, cause: Cause | None) -> Iterator[_Wrapped]:
+    """The first failure and its exception, unless the last line tells them."""
     if cause is None or cause.task != first.task:
         how = exit_text(first.exit_code, first.signal)
-        yield _Field("first failure", (Cell(first.task, (task_colour(first.task),)), Cell(f": {how}")))
-    if first.exception:
+        yield _labelled("first failure", Cell(first.task, (task_colour(first.task),)), Cell(f": {how}"))
+    if first.exception and not _is_exception(cause, first):
         yield _field("exception", safe(first.exception), RED)
     if first.exception_file:
         yield _field("full traceback", first.exception_file)
 
 
-def _cause(cause: Cause, first: FirstFailure | None, tasks: tuple[TaskEnd, ...]) -> Iterator[Cell]:
+def _is_exception(cause: Cause | None, first: FirstFailure | None) -> bool:
+    """Whether the cause is the exception of the task that failed first."""
+    return (
+        cause is not None
+        and cause.kind is CauseKind.EXITED
+        and first is not None
+        and first.task == cause.task
+        and first.exception is not None
+    )
+
+
+def _cause(cause: Cause, first: FirstFailure | None) -> Iterator[Cell]:
+    """`worker:1 failed: ValueError: bad shape (train.py:41)`"""
     text = one_line(cause.text)
     if cause.task is None or cause.tasks:
         yield Cell(text, (BOLD,))
         return
     yield Cell(cause.task, (BOLD, task_colour(cause.task)))
+    if cause.kind is not CauseKind.EXITED:
+        yield Cell(f": {text}", (BOLD,))
+        return
+    yield Cell(" failed", (BOLD, RED))
+    if first is not None and _is_exception(cause, first):
+        text = safe(describe_exception(first.exception or "", first.place))
     yield Cell(f": {text}", (BOLD,))
-    is_first = first is not None and first.task == cause.task
-    if is_first and all(end.end != DONE_WITHOUT for end in tasks):
-        yield Cell(" (the first to fail)")
 
 
 def _advice(result: RunResult) -> str | None:
@@ -216,5 +284,9 @@ def _advice(result: RunResult) -> str | None:
     return storage_advice(cause.text) if cause is not None and is_storage else None
 
 
-def _field(label: str, text: str, *sgr: str) -> _Field:
-    return _Field(label, (Cell(text, sgr),))
+def _field(label: str, text: str, *sgr: str) -> _Wrapped:
+    return _labelled(label, Cell(text, sgr))
+
+
+def _labelled(label: str, *cells: Cell) -> _Wrapped:
+    return _Wrapped(Cell(f"  {label:<{_LABEL_WIDTH}}", (DIM,)), cells)

@@ -39,15 +39,15 @@ def alike(state: RunState, task: TaskState) -> list[TaskState]:
 def describe_alike(state: RunState, tasks: list[TaskState]) -> str:
     """Return `both workers failed: ModuleNotFoundError: No module named 'sklearnx' (train.py:2)`."""
     symptom = tasks[0].symptom
-    return f"{_count(state, tasks)} failed: {describe_exception(symptom) if symptom else ''}"
+    exception = describe_exception(symptom.exception or "", symptom.place) if symptom else ""
+    return f"{_count(state, tasks)} failed: {exception}"
 
 
-def describe_exception(symptom: Symptom) -> str:
-    """Return `ValueError: boom (train.py:41)`."""
-    exception = symptom.exception or ""
-    if symptom.place is None or exception.startswith(_SYNTAX_ERRORS):
+def describe_exception(exception: str, place: str | None) -> str:
+    """Return `ValueError: boom (train.py:41)`; `place` is `FILE:LINE`."""
+    if place is None or exception.startswith(_SYNTAX_ERRORS):
         return exception
-    file, _, line = symptom.place.rpartition(":")
+    file, _, line = place.rpartition(":")
     return f"{exception} ({short_file(file)}:{line})"
 
 

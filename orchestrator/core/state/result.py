@@ -130,6 +130,16 @@ class AttemptEnd(_Document):
     recovery_s: float | None = None
 
 
+class Training(_Document):
+    """The last progress of the training, as the chief reported it; unknown values are None. `epoch` counts from 1."""
+
+    epoch: int | None = None
+    epochs: int | None = None
+    step: int | None = None
+    loss: float | None = None
+    metrics: dict[str, float | None] = Field(default_factory=dict)
+
+
 class FaultReport(_Document):
     """The effect of a planned fault, in seconds: `at_s` since the run's start (None: it was never due), the time until
     orch noticed it, until nothing of the attempt was left, and until the next attempt's first step."""
@@ -196,6 +206,7 @@ class RunResult(_Document):
     took_s: float | None = None
     tasks: tuple[TaskEnd, ...]
     checkpoint_dir: str | None = None
+    training: Training | None = None
     history: tuple[AttemptEnd, ...] = ()
     faults: tuple[FaultReport, ...] = ()
     stacks: dict[TaskName, TaskStack] = Field(default_factory=dict)
