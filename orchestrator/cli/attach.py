@@ -17,17 +17,20 @@ from orchestrator.cli.parameters import (
     Timestamps,
     Verbose,
     color_mode,
+    flag,
     screen_of,
 )
 from orchestrator.cli.selection import chosen_tasks, find_run
 from orchestrator.cli.words import STDERR, STDOUT, report_end, say
 from orchestrator.client import api
 from orchestrator.client.follow import Follower
+from orchestrator.client.view.folding import ALL_LINES_HINT, Folder
 from orchestrator.client.view.log_line import LineStyle
 from orchestrator.client.view.output import Output, wants_colour
 from orchestrator.client.view.terminal import View, open_view
 from orchestrator.core.errors import ExitCode, NoSuchRun
 from orchestrator.links.signal_inbox import SignalInbox
+from orchestrator.request.settings.options import SETTINGS
 from orchestrator.store.logs.merge import position_of_tail
 from orchestrator.store.runs.reader import RunView
 
@@ -42,6 +45,7 @@ def attach(
     tasks: Annotated[str | None, typer.Option("--tasks", metavar="0,2", help="Whose lines to show.")] = None,
     timestamps: Timestamps = False,
     no_prefix: NoPrefix = False,
+    all_lines: Annotated[bool, flag(SETTINGS["all_lines"])] = False,
     color: Color = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -55,9 +59,12 @@ def attach(
     chosen = chosen_tasks(found.view, tasks.split(",") if tasks else [], "--tasks")
     out = Output(STDOUT)
     colour = wants_colour(color_mode(screen), out.fileno(), os.environ)
-    view = open_view(out, Output(STDERR), LineStyle(not no_prefix, timestamps, colour), os.environ)
+    verbose = screen.verbose and not screen.quiet
+    folder = None if all_lines else Folder(ALL_LINES_HINT, chosen, verbose=verbose)
+    style = LineStyle(not no_prefix, timestamps, colour)
+    view = open_view(out, Output(STDERR), style, os.environ, folder)
     position = position_of_tail(found.view.paths.logs, chosen, _LINES_BEFORE)
-    follower = Follower(found.view, view, chosen, position, screen.verbose and not screen.quiet)
+    follower = Follower(found.view, view, chosen, position, verbose)
     follower.hint = "q leaves, the run continues"
     try:
         with found.view.keep_open():

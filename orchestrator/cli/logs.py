@@ -23,11 +23,13 @@ from orchestrator.cli.parameters import (
 )
 from orchestrator.cli.selection import chosen_tasks, run_and_tasks
 from orchestrator.cli.words import STDOUT, say
+from orchestrator.client.view.folding import Folder
 from orchestrator.client.view.log_line import LineStyle, format_block
 from orchestrator.client.view.output import Output, wants_colour
 from orchestrator.client.view.plain import AttemptMarks
 from orchestrator.core.errors import ExitCode, UsageError
 from orchestrator.links.signal_inbox import SignalInbox
+from orchestrator.store.logs.lines import Block
 from orchestrator.store.logs.query import (
     LineFilter,
     LogQuery,
@@ -39,6 +41,7 @@ from orchestrator.store.logs.query import (
 from orchestrator.store.runs.reader import RunView
 
 _POLL_S = 0.05
+_FOLD_HINT = "shown without --fold"
 
 
 @takes_screen
@@ -62,11 +65,21 @@ def logs(
     ] = None,
     timestamps: Timestamps = False,
     no_prefix: NoPrefix = False,
+    fold: Annotated[
+        bool,
+        typer.Option(
+            "--fold", help="Fold start-up lines, equal lines of several tasks and repeated warnings."
+        ),
+    ] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Exactly the bytes that the tasks wrote.")] = False,
 ) -> int:
     """Print a run's logs, merged in the order in which the lines arrived; during the run or after it."""
     if raw and screen.json:
         raise UsageError("--raw prints bytes and --json prints lines: give one of them")
+    if fold and (raw or screen.json):
+        raise UsageError(
+            f"--fold leaves lines out, and {'--raw' if raw else '--json'} prints all: give one of them"
+        )
     found, task_words = run_and_tasks(words or ())
     run = found.view
     if task_words:
@@ -83,7 +96,8 @@ def logs(
     else:
         colour = wants_colour(color_mode(screen), out.fileno(), os.environ)
         style = LineStyle(not no_prefix, timestamps, colour)
-        pieces = _text_lines(run, query, style, announce_attempts=not screen.quiet)
+        folder = Folder(_FOLD_HINT, tasks, verbose=screen.verbose) if fold else None
+        pieces = _text_lines(run, query, style, folder, announce_attempts=not screen.quiet)
     return _print(pieces, out, ExitCode.OK if follow else ExitCode.INTERRUPTED)
 
 
@@ -106,14 +120,25 @@ def _json_lines(run: RunView, query: LogQuery) -> Iterator[bytes]:
 
 
 def _text_lines(
-    run: RunView, query: LogQuery, style: LineStyle, *, announce_attempts: bool
+    run: RunView, query: LogQuery, style: LineStyle, folder: Folder | None, *, announce_attempts: bool
 ) -> Iterator[bytes]:
     marks = AttemptMarks()
-    for blocks in query_blocks(run.paths.logs, query, lambda: not run.is_live):
+    found = query_blocks(run.paths.logs, query, lambda: not run.is_live)
+    for blocks in found if folder is None else _folded(found, folder):
         for attempt, part in marks.split(blocks):
             if attempt is not None and announce_attempts:
                 say(f"attempt {attempt}")
             yield b"".join([format_block(block, style) for block in part if not block.lost])
+
+
+def _folded(found: Iterator[list[Block]], folder: Folder) -> Iterator[list[Block]]:
+    for blocks in found:
+        shown = [line for block in blocks for line in folder.feed(block)]
+        if not blocks:
+            yield folder.release(time.time())
+        elif shown:
+            yield shown
+    yield folder.finish()
 
 
 def _print(pieces: Iterator[bytes], out: Output, interrupted: ExitCode) -> int:

@@ -57,6 +57,7 @@ def _show_to_end(
     # Imported here, after the start of the run, so that the run starts sooner.
     from orchestrator.cli.keys import pressed_keys
     from orchestrator.client.foreground import follow_to_end
+    from orchestrator.client.view.folding import ALL_LINES_HINT, Folder
     from orchestrator.client.view.log_line import LineStyle
     from orchestrator.client.view.output import Output, wants_colour
     from orchestrator.client.view.terminal import TerminalView, open_view
@@ -65,9 +66,10 @@ def _show_to_end(
     out = Output(words.STDERR if screen.json else words.STDOUT)
     colour = wants_colour(display.color, out.fileno(), os.environ)
     style = LineStyle(not display.no_prefix, display.timestamps, colour)
-    view = open_view(out, Output(words.STDERR), style, os.environ, footer=not screen.quiet)
     tasks = None if display.tasks is None else frozenset(str(task) for task in display.tasks)
     verbose = screen.verbose and not screen.quiet
+    folder = None if display.all_lines else Folder(ALL_LINES_HINT, tasks, verbose=verbose)
+    view = open_view(out, Output(words.STDERR), style, os.environ, folder, footer=not screen.quiet)
     if verbose:
         words.say(f"{run.id} in {run.dir}")
     # Echoed keys would damage the footer. Unread keys stay for the shell.

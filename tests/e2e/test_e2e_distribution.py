@@ -10,7 +10,7 @@ from orch_command import Orch
 _START_S = 180.0
 pytestmark = pytest.mark.timeout(400)
 
-# As the tutorials do it: a cluster of its own, and the index from the command line.
+# Sets a cluster of its own and reads its index from the command line, as tutorials do.
 OWN_CLUSTER = """
 import json, os, sys
 os.environ["TF_CONFIG"] = json.dumps({

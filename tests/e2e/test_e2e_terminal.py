@@ -132,12 +132,33 @@ def test_no_color_variable_on_terminal(orch: Orch, terminal: Open) -> None:
 def test_terminal_made_smaller(orch: Orch, terminal: Open) -> None:
     """The terminal becomes smaller than the table during the run: all lines are still shown."""
     command = "echo here; until [ -e go ]; do sleep 0.1; done; echo end"
-    term = terminal("up", "-n", "3", "--", "sh", "-c", command, columns=120, lines=30)
+    term = terminal("up", "-n", "3", "--all-lines", "--", "sh", "-c", command, columns=120, lines=30)
     term.until_shown("worker:2  running")
     term.resize(40, 8)
     (orch.directory / "go").touch()
     assert term.finish() == 0
     assert sum("| end" in line for line in term.everything) == 3
+
+
+def test_equal_lines_of_tasks_are_folded_on_a_terminal_and_complete_in_the_log(
+    orch: Orch, terminal: Open
+) -> None:
+    """worker:0 writes both lines, so that they come within the window on a slow machine, too."""
+    command = (
+        "if [ $ORCH_TASK = worker:0 ]; then until [ -e ready ]; do sleep 0.05; done; "
+        "echo hello; echo hello >> $ORCH_RUN_DIR/logs/worker-1.log; touch written; "
+        "else touch ready; until [ -e written ]; do sleep 0.05; done; fi"
+    )
+    for options, expected in (
+        ((), ["worker:0-1 | hello"]),
+        (("--all-lines",), ["worker:0 | hello", "worker:1 | hello"]),
+    ):
+        term = terminal("up", "-n", "2", *options, "--", "sh", "-c", command)
+        assert term.finish() == 0
+        assert sorted(line for line in term.everything if "| hello" in line) == expected
+    assert sorted(orch("logs").lines) == ["worker:0 | hello", "worker:1 | hello"]
+    assert sorted(orch("logs", "--fold").lines) == ["worker:0-1 | hello"]
+    assert orch("logs", "--fold", "--raw").code == 2
 
 
 @pytest.mark.parametrize("key", ["q", "\x03"])

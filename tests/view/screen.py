@@ -73,7 +73,8 @@ class Watched:
         self.screen = screen
         self.out = Output(screen.fd)
         self.now = 0.0
-        self.view = TerminalView(self.out, style or LineStyle(), screen.size, wall_clock=lambda: self.now)
+        self.style = style or LineStyle()
+        self.view = TerminalView(self.out, self.style, screen.size, wall_clock=lambda: self.now)
 
     def frame(self) -> list[str]:
         """The screen after the next frame."""

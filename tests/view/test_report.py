@@ -145,7 +145,7 @@ def test_startup_lines_of_tensorflow_are_folded() -> None:
     first = result.first_failure.model_copy(update={"lines": lines})
     shown = end_lines(result.model_copy(update={"first_failure": first}), None, colour=False)
     assert shown[1:4] == [
-        "  │ ... 2 startup lines of TensorFlow ...",
+        "  │ TensorFlow started (2 lines; the log file has them)",
         f"  │ {lines[2]}",
         "  │ ValueError: bad",
     ]

@@ -32,7 +32,9 @@ def local_time(at: float | None) -> str:
 
 @lru_cache(maxsize=4096)
 def _task_prefix(task: str, *, colour: bool) -> str:
-    return f"{painted(task, task_colour(task), colour=colour)} | "
+    # The label of several tasks has no colour: it would be that of one of them.
+    is_one = task.partition(":")[2].isdecimal()
+    return f"{painted(task, task_colour(task), colour=colour)} | " if is_one else f"{task} | "
 
 
 def line_prefix(task: str, time: float | None, style: LineStyle) -> str:

@@ -37,6 +37,7 @@ from orchestrator.core.state.result import (
 )
 from orchestrator.core.text.clean import one_line, safe
 from orchestrator.core.text.counted import counted
+from orchestrator.core.text.startup_lines import startup_line
 
 _OUTCOMES = {
     "succeeded": ("succeeded", (BOLD, GREEN)),
@@ -50,14 +51,6 @@ _LABEL_WIDTH = 15
 _MAX_ATTEMPTS = 8
 # Longer sequences of tasks are shown as the first and the last.
 _MAX_SEQUENCE = 4
-# TensorFlow prints these lines in every process as it starts; they do not help to find a failure.
-_STARTUP_LINES = (
-    "All log messages before absl::InitializeLog() is called are written to STDERR",
-    "oneDNN custom operations are on.",
-    "Could not find cuda drivers on your machine",
-    "This TensorFlow binary is optimized to use available CPU instructions",
-    "rebuild TensorFlow with the appropriate compiler flags",
-)
 
 
 class _Field(NamedTuple):
@@ -134,10 +127,11 @@ def fault_text(report: FaultReport) -> str:
 
 
 def _without_startup_lines(lines: Iterable[str]) -> Iterator[str]:
-    """The lines, with `... 4 startup lines of TensorFlow ...` in place of each group of them."""
-    for is_startup, some in groupby(lines, lambda line: any(text in line for text in _STARTUP_LINES)):
+    """The lines, with `TensorFlow started (4 lines; the log file has them)` in place of each group of start-up lines,
+    which do not help to find a failure."""
+    for is_startup, some in groupby(lines, lambda line: startup_line(line.encode()) is not None):
         if is_startup:
-            yield f"... {counted(len(list(some)), 'startup line')} of TensorFlow ..."
+            yield f"TensorFlow started ({counted(len(list(some)), 'line')}; the log file has them)"
         else:
             yield from some
 

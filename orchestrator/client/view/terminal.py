@@ -13,6 +13,7 @@ from rich.cells import cell_len
 
 from orchestrator.client.view import output
 from orchestrator.client.view.amounts import size
+from orchestrator.client.view.folding import Folder
 from orchestrator.client.view.layout import DIM, broken, painted, without_colour
 from orchestrator.client.view.log_line import LineStyle, line_prefix, size_note, truncation_note
 from orchestrator.client.view.output import Output
@@ -54,12 +55,21 @@ class View(Protocol):
 
 
 def open_view(
-    out: Output, err: Output, style: LineStyle, environ: Mapping[str, str], *, footer: bool = True
+    out: Output,
+    err: Output,
+    style: LineStyle,
+    environ: Mapping[str, str],
+    folder: Folder | None = None,
+    *,
+    footer: bool = True,
 ) -> View:
-    """Return a TerminalView if `out` is a capable terminal and a footer is wanted, else a PlainView."""
+    """Return a TerminalView if `out` is a capable terminal and a footer is wanted, else a PlainView, which does not
+    fold lines."""
     fd = out.fileno()
     if footer and output.is_capable(fd, environ):
-        return TerminalView(out, style, lambda: output.terminal_size(fd), lambda: output.is_in_foreground(fd))
+        return TerminalView(
+            out, style, lambda: output.terminal_size(fd), lambda: output.is_in_foreground(fd), folder
+        )
     return PlainView(out, err, style)
 
 
@@ -75,13 +85,16 @@ class TerminalView:
         style: LineStyle,
         size: Callable[[], terminal_size],
         is_in_foreground: Callable[[], bool] = lambda: True,
+        folder: Folder | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`size` returns the terminal's current size. The footer is drawn in the foreground only."""
+        """`size` returns the terminal's current size. The footer is drawn in the foreground only. Without `folder`
+        every line is shown."""
         self._out = out
         self._style = style
         self._size = size
         self._is_in_foreground = is_in_foreground
+        self._folder = folder
         self._wall_clock = wall_clock
         self._assembler = LineAssembler()
         self._queue = ScreenQueue()
@@ -102,7 +115,7 @@ class TerminalView:
         for chunk in chunks:
             if chunk.time is not None:
                 self._arrivals[chunk.task] = chunk.time
-            self._queue_blocks(self._assembler.feed(chunk))
+            self._fold_blocks(self._assembler.feed(chunk))
 
     def hurry(self) -> None:
         """The user has stopped the run: more of the old output is skipped from now on."""
@@ -116,6 +129,8 @@ class TerminalView:
 
     def say(self, text: str) -> None:
         """Show a message of orch, in its place between the tasks' lines."""
+        if self._folder is not None:
+            self._queue_blocks(self._folder.release_all())
         for line in safe_lines(text).split("\n"):
             self._queue.say(line)
 
@@ -124,12 +139,17 @@ class TerminalView:
         to_monotonic = moment.now - self._wall_clock()
         last_lines = {task: at + to_monotonic for task, at in self._arrivals.items()}
         self._moment = replace(moment, last_lines=last_lines)
+        if self._folder is not None:
+            alive = [name for name, task in moment.state.tasks.items() if not task.phase.is_end]
+            self._folder.expect(alive)
 
     def frame(self, now: float) -> float:
         """Paint a frame if one is due at `now` (monotonic seconds). Return the seconds until the next one."""
         if now < self._next_frame:
             return self._next_frame - now
         self._next_frame = now + FRAME_S
+        if self._folder is not None:
+            self._queue_blocks(self._folder.release(self._wall_clock()))
         # A terminal that has not taken the last frame would only be later with another one.
         if self._out.drain(0.0):
             self._paint(_FRAME_LINES, _FRAME_BYTES, with_footer=True)
@@ -141,8 +161,14 @@ class TerminalView:
 
     def finish(self) -> None:
         """After the last chunk: paint all that waits and remove the footer. `drain` afterwards."""
-        self._queue_blocks(self._assembler.flush())
+        self._fold_blocks(self._assembler.flush())
+        if self._folder is not None:
+            self._queue_blocks(self._folder.finish())
         self._paint(MAX_LINES, MAX_BYTES, with_footer=False)
+
+    def _fold_blocks(self, blocks: Iterable[Block]) -> None:
+        for block in blocks:
+            self._queue_blocks([block] if self._folder is None else self._folder.feed(block))
 
     def _queue_blocks(self, blocks: Iterable[Block]) -> None:
         for block in blocks:

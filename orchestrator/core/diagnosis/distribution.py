@@ -52,7 +52,7 @@ def find_not_distributed(
 
 
 def cluster_advice(spec: JobSpec) -> str:
-    """What to do about a script that joins no cluster."""
+    """Return the advice for a script that joins no cluster."""
     if PS in spec.roles:
         return "create a ParameterServerStrategy, or use --workers 1 without --ps"
     return "create a MultiWorkerMirroredStrategy, or use --workers 1"

@@ -185,6 +185,10 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         Option("timestamps", Kind.SWITCH, letter="t", part=Part.DISPLAY,
                help="Show the time of arrival before each line."),
         Option("no_prefix", Kind.SWITCH, part=Part.DISPLAY, help="Show lines without `worker:0 | `."),
+        Option("all_lines", Kind.SWITCH, part=Part.DISPLAY,
+               help="Show every line on the terminal.",
+               more="Without it, start-up lines of TensorFlow, equal lines of several tasks and repeated"
+                    " warnings are [folded](#on-the-screen)."),
         Option("tensorboard", Kind.SWITCH,
                help="Have the tasks write TensorBoard event files, and serve them on 127.0.0.1 where"
                     " TensorBoard is installed.",

@@ -39,6 +39,7 @@ class DisplayOptions:
     tasks: tuple[TaskRef, ...] | None = None
     timestamps: bool = False
     no_prefix: bool = False
+    all_lines: bool = False
     color: ColorMode = ColorMode.AUTO
     detach: bool = False
     wait: WaitFor | None = None

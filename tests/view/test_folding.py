@@ -1,0 +1,204 @@
+"""Folding on the screen: start-up lines of TensorFlow, equal lines of several tasks, repeated warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from moments import moment, running
+from screen import Screen, Watched
+
+from orchestrator.client.view.folding import WINDOW_S, Folder, group_label
+from orchestrator.client.view.terminal import TerminalView
+from orchestrator.store.logs.lines import Block, Chunk
+
+_NOW = 1_795_379_605.0
+# As TensorFlow 2.21 printed them under MultiWorkerMirroredStrategy and ParameterServerStrategy.
+_STARTUP = """\
+WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
+I0000 00:00:1795379602.682954    6861 port.cc:153] oneDNN custom operations are on. You may see slightly different ...
+2026-11-22 20:33:13.683649: I tensorflow/core/platform/cpu_feature_guard.cc:210] This TensorFlow binary is optimized ...
+To enable the following instructions: AVX2 FMA, in other operations, rebuild TensorFlow with the appropriate flags.
+I0000 00:00:1795379602.683649    6861 cudart_stub.cc:31] Could not find cuda drivers on your machine, ...
+E0000 00:00:1795379605.605281    6861 cuda_platform.cc:52] failed call to cuInit: INTERNAL: ... UNKNOWN ERROR (303)
+I0000 00:00:1795379605.624606    8044 coordination_service.cc:221] Initializing CoordinationService
+I0000 00:00:1795379605.625128    8044 grpc_server_lib.cc:467] Started server with target: grpc://127.0.0.1:34711
+I0000 00:00:1795379605.723969    8051 coordination_service.h:529] /job:worker/replica:0/task:0 has connected to ...
+I0000 00:00:1795379605.724046    8051 coordination_service.cc:505] Example stragglers:
+/job:worker/replica:0/task:1
+I0000 00:00:1795379605.724333    8044 coordination_service_agent.cc:245] Coordination agent has successfully connected.
+I0000 00:00:1795382660.117556   18590 eager_service_impl.cc:349] Creating sync eager service context with ...
+I0000 00:00:1795382660.117652   18590 eager_service_impl.cc:355] SessionOptions: goo.gle/debugstr
+device_count {
+  key: "CPU"
+}
+allow_soft_placement: true
+
+I0000 00:00:1795379607.119142    6861 generator_dataset_op.cc:213] Memory patch applied: M_TRIM_THRESHOLD=128
+W0000 00:00:1795379607.142382    6861 dataset.cc:997] Input of GeneratorDatasetOp::Dataset will not be optimized because
+"""
+_STARTED = "TensorFlow started (21 lines; --hint)"
+
+
+class Folded:
+    """The lines that a Folder shows, with their prefixes."""
+
+    def __init__(self, *tasks: str, verbose: bool = False) -> None:
+        self.folder = Folder("--hint", verbose=verbose)
+        if tasks:
+            self.folder.expect(tasks)
+
+    def feed(self, text: str, task: str = "worker:0", at: float = 0.0, attempt: int = 1) -> list[str]:
+        return _lines(self.folder.feed(Block(task, attempt, _NOW + at, text.encode())))
+
+    def release(self, at: float) -> list[str]:
+        return _lines(self.folder.release(_NOW + at))
+
+    def finish(self) -> list[str]:
+        return _lines(self.folder.finish())
+
+
+def _lines(blocks: list[Block]) -> list[str]:
+    return [f"{block.task} | {line}" for block in blocks for line in block.data.decode().splitlines()]
+
+
+def test_startup_lines_of_tensorflow_are_one_line() -> None:
+    folded = Folded("worker:0")
+    assert folded.feed(_STARTUP) == []
+    assert folded.feed("Epoch 1/3\n", at=1.0) == [f"worker:0 | {_STARTED}", "worker:0 | Epoch 1/3"]
+    assert folded.feed(_STARTUP, at=2.0) == []
+    assert folded.finish() == []
+
+
+def test_start_of_several_tasks_is_one_line_also_if_nothing_follows() -> None:
+    folded = Folded("worker:0", "worker:1")
+    assert folded.feed(_STARTUP) + folded.feed(_STARTUP, "worker:1", 0.1) == []
+    shown = folded.release(1.0)
+    assert shown == ["worker:0-1 | TensorFlow started (42 lines; --hint)"]
+
+
+def test_each_attempt_shows_its_start() -> None:
+    folded = Folded("worker:0")
+    folded.feed(_STARTUP + "a\n")
+    assert folded.feed(_STARTUP + "b\n", at=9.0, attempt=2) == [f"worker:0 | {_STARTED}", "worker:0 | b"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "E0000 00:00:1795379605.605281    6861 cuda_platform.cc:52] failed call to cuInit: CUDA_ERROR_SYSTEM_NOT_READY",
+        "E0000 00:00:1795379605.605281    6861 coordination_service.cc:9] task:1 has been set to ERROR in coordination",
+        "I0000 00:00:1795379605.605281    6861 own.cc:9] a line of the script",
+        "/job:worker/replica:0/task:1 is my name",
+    ],
+)
+def test_other_lines_of_native_code_are_shown(line: str) -> None:
+    assert Folded("worker:0").feed(f"{line}\n") == [f"worker:0 | {line}"]
+
+
+def test_equal_lines_of_several_tasks_are_one_line() -> None:
+    tasks = [f"worker:{index}" for index in range(4)]
+    folded = Folded(*tasks)
+    shown = [folded.feed("Epoch 1/3\nloss: 0.5\n", task, number / 20) for number, task in enumerate(tasks)]
+    assert shown == [[], [], [], ["worker:0-3 | Epoch 1/3", "worker:0-3 | loss: 0.5"]]
+
+
+def test_equal_lines_of_native_code_are_one_line_whatever_their_time() -> None:
+    folded = Folded("worker:0", "worker:1")
+    folded.feed("W0000 00:00:1795379607.119142    6861 own.cc:213] odd\n")
+    shown = folded.feed("W0000 00:00:1795379607.219142    6999 own.cc:213] odd\n", "worker:1", 0.1)
+    assert shown == ["worker:0-1 | W0000 00:00:1795379607.119142    6861 own.cc:213] odd"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "8/8 - {0}s - 8{0}ms/step - accuracy: 0.5859 - loss: 0.6864",
+        "\x1b[1m8/8\x1b[0m \x1b[32m━━\x1b[0m \x1b[1m{0}s\x1b[0m 1{0}us/step - loss: 0.5",
+        "epoch 1/10: loss 1.4192, accuracy 0.5750, 87.{0} steps/s",
+    ],
+)
+def test_epochs_that_differ_in_duration_only_are_one_line(line: str) -> None:
+    folded = Folded("worker:0", "worker:1")
+    assert folded.feed(line.format(7) + "\n") == []
+    assert folded.feed(line.format(8) + "\n", "worker:1", 0.1) == [f"worker:0-1 | {line.format(7)}"]
+    folded.feed(line.format(7) + "\n")
+    assert folded.feed(line.replace("5", "6").format(7) + "\n", "worker:1", 0.1) == []
+
+
+def test_line_waits_no_longer_than_the_window_and_keeps_its_place() -> None:
+    folded = Folded("worker:0", "worker:1")
+    assert folded.feed("a\nb\na\n") == []
+    assert folded.feed("a\na\nb\n", "worker:1", 0.1) == ["worker:0-1 | a"]
+    assert folded.release(WINDOW_S - 0.01) == []
+    assert folded.release(WINDOW_S + 0.01) == ["worker:0 | b", "worker:0-1 | a"]
+    assert folded.release(WINDOW_S + 0.2) == ["worker:1 | b"]
+    assert folded.feed("a\n", "worker:1", 1.0) == []
+    assert folded.feed("a\n", "worker:0", 1.1 + WINDOW_S) == ["worker:1 | a"]
+
+
+def test_lines_of_a_single_task_never_wait() -> None:
+    assert Folded("worker:0").feed("a\n") == ["worker:0 | a"]
+
+
+def test_flood_passes_unchanged_after_the_lines_before_it() -> None:
+    folded = Folded("worker:0", "worker:1")
+    folded.feed("before\n", "worker:1")
+    shown = folded.feed("line\n" * 10_000)
+    assert shown == ["worker:1 | before", *["worker:0 | line"] * 10_000]
+    shown = [folded.feed(f"{number}\n" * 100, at=1.0) for number in range(50)]
+    assert [len(lines) for lines in shown[:4]] == [0, 0, 300, 100]
+
+
+def test_warnings_of_the_same_code_line_fold_with_a_count() -> None:
+    folded = Folded("worker:0")
+    shown = []
+    for number in range(25):
+        shown += folded.feed(f"/a/train.py:7: UserWarning: bad sample {number}\n  warnings.warn(text)\n")
+        shown += folded.feed(f"WARNING:tensorflow:{number} calls to <function f at 0x7f{number}> retrace\n")
+    assert shown + folded.finish() == [
+        "worker:0 | /a/train.py:7: UserWarning: bad sample 0",
+        "worker:0 |   warnings.warn(text)",
+        "worker:0 | WARNING:tensorflow:0 calls to <function f at 0x7f0> retrace",
+        "worker:0 | (repeated 10 times) /a/train.py:7: UserWarning",
+        "worker:0 | (repeated 10 times) tensorflow:N calls to <function f at N> retrace",
+        "worker:0 | (repeated 25 times) /a/train.py:7: UserWarning",
+        "worker:0 | (repeated 25 times) tensorflow:N calls to <function f at N> retrace",
+    ]
+
+
+def test_list_of_fixed_keras_faults_is_for_verbose_runs() -> None:
+    short = "orch: Keras 3.15.1 is broken with 2 workers; fixed for this process"
+    full = f"{short}: fit and evaluate (keras-team/keras#20585), gradient clipping"
+    assert Folded("worker:0").feed(f"{full}\n") == [f"worker:0 | {short}"]
+    assert Folded("worker:0", verbose=True).feed(f"{full}\n") == [f"worker:0 | {full}"]
+
+
+def test_label_names_each_role_and_range() -> None:
+    assert group_label(["worker:0"]) == "worker:0"
+    assert group_label(["worker:3", "worker:0", "worker:2"]) == "worker:0,2-3"
+    assert group_label(["worker:0", "chief:0", "worker:1"]) == "chief:0 worker:0-1"
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    with Screen() as screen:
+        made = Watched(screen)
+        made.view = TerminalView(
+            made.out, made.style, screen.size, folder=Folder("--hint"), wall_clock=lambda: made.now
+        )
+        yield made
+        made.close()
+
+
+def test_terminal_shows_folded_lines_in_their_place(watched: Watched) -> None:
+    watched.view.update(moment(running(2)))
+    watched.view.show([_chunk(b"hello\n", 0), _chunk(b"hello\n", 1), _chunk(b"alone\n", 1)])
+    watched.view.say("orch: a message")
+    assert watched.frame()[:3] == ["worker:0-1 | hello", "worker:1 | alone", "orch: a message"]
+    watched.view.show([_chunk(b"waits\n", 0)])
+    assert watched.finish()[3:] == ["worker:0 | waits"]
+
+
+def _chunk(data: bytes, index: int) -> Chunk:
+    return Chunk(f"worker:{index}", 1, 1.0, 0, data)
