@@ -39,7 +39,7 @@ def test_same_exception_of_a_task_that_was_stopped_meanwhile_is_the_same_cause()
     assert [task.end for task in result.tasks] == ["failed", "failed"]
     report = end_lines(result, None, colour=False)
     assert not any("other tasks" in line for line in report)
-    assert report[-1].endswith(f"  {result.cause.text}")
+    assert report[-1] == f"orch: {result.cause.text}"
 
 
 def test_same_exception_is_counted() -> None:

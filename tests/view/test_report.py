@@ -166,13 +166,16 @@ def test_startup_lines_of_tensorflow_are_folded() -> None:
         "I0000 00:00:1.1 7 port.cc:153] oneDNN custom operations are on. You may see ...",
         "I0000 00:00:1.1 7 cudart_stub.cc:31] Could not find cuda drivers on your machine, GPU will not be used.",
         "E0000 00:00:1.1 7 cuda_platform.cc:52] failed call to cuInit: INTERNAL",
+        "Epoch 1/3",
+        "I0000 00:00:1.1 7 grpc_server_lib.cc:467] Started server with target: grpc://127.0.0.1:34711",
         "ValueError: bad",
     )
     first = result.first_failure.model_copy(update={"lines": lines})
     shown = end_lines(result.model_copy(update={"first_failure": first}), None, colour=False)
-    assert shown[1:4] == [
-        "  │ TensorFlow started (2 lines; the log file has them)",
+    assert shown[1:5] == [
+        "  │ TensorFlow started (3 lines; the log file has them)",
         f"  │ {lines[2]}",
+        "  │ Epoch 1/3",
         "  │ ValueError: bad",
     ]
 

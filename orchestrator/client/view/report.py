@@ -180,13 +180,15 @@ def fault_text(report: FaultReport) -> str:
 
 
 def _without_startup_lines(lines: Iterable[str]) -> Iterator[str]:
-    """The lines, with `TensorFlow started (4 lines; the log file has them)` in place of each group of start-up lines,
-    which do not help to find a failure."""
-    for is_startup, some in groupby(lines, lambda line: startup_line(line.encode()) is not None):
-        if is_startup:
-            yield f"TensorFlow started ({counted(len(list(some)), 'line')}; the log file has them)"
-        else:
-            yield from some
+    """The lines, with `TensorFlow started (4 lines; the log file has them)` in place of the start-up lines, which do not
+    help to find a failure."""
+    kept = list(lines)
+    startup = [line for line in kept if startup_line(line.encode("utf-8", "replace")) is not None]
+    for line in kept:
+        if line not in startup:
+            yield line
+        elif line is startup[0]:
+            yield f"TensorFlow started ({counted(len(startup), 'line')}; the log file has them)"
 
 
 def _timing(result: RunResult) -> str:
