@@ -42,6 +42,24 @@ model.fit(x, y, batch_size=8, epochs=3, verbose=2, validation_data=(x, y))
 """
 
 
+def test_stop_on_nan_ends_the_run(orch: Orch) -> None:
+    lines = [
+        "Epoch 1/2",
+        "7/7 - 1s - 16ms/step - loss: 0.5000",
+        "Epoch 2/2",
+        "7/7 - 1s - 16ms/step - loss: nan",
+    ]
+    script = orch.script(
+        "diverge.py", f"import time\nprint(*{lines}, sep='\\n', flush=True)\ntime.sleep(600)"
+    )
+    done = orch("up", "-n", "2", "--stop-on-nan", "--", sys.executable, script)
+    assert done.code == 1
+    assert done.err.count("the loss is nan, first seen at epoch 2 step 7\n") == 2  # the notice and the cause
+    result = orch.result()
+    assert (result["outcome"], result["cause"]["kind"]) == ("failed", "nan")
+    assert result["bad_loss"] == {"task": result["cause"]["task"], "value": "nan", "epoch": 2, "step": 7}
+
+
 def test_keras_lines_become_progress(orch: Orch) -> None:
     sample = (SAMPLES / "keras3-fit-1.txt").read_bytes()
     fit, evaluation = sample[: sample.index(b"evaluating")], sample[sample.index(b"evaluating") :]

@@ -27,7 +27,7 @@ from waiting import lives, until
 from orchestrator import Cluster, NameTaken, RunStopped, RunTimedOut, UsageError, down, ls, status
 from orchestrator.client.launch import create_run, load_request, make_room
 from orchestrator.core.state.events import Progress
-from orchestrator.core.state.result import CauseKind
+from orchestrator.core.state.result import BadLoss, CauseKind
 from orchestrator.links.client_link import Lifetime
 from orchestrator.links.supervisor_link import start_supervisor
 from orchestrator.store.runs.paths import runs_dir
@@ -215,7 +215,10 @@ def progress_of(words: str) -> tuple[str, Progress | None]:
 
 def test_progress_just_before_the_exit_is_recorded() -> None:
     words = '{"epoch": 3, "loss": NaN}\n{"phase": "done"}\n'
-    assert progress_of(words) == ("succeeded", Progress(phase="done", epoch=3, loss=None))
+    assert progress_of(words) == (
+        "succeeded",
+        Progress(phase="done", epoch=3, bad_loss=BadLoss(value="nan", epoch=3)),
+    )
 
 
 def test_invalid_progress_is_ignored() -> None:

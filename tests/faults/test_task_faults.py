@@ -111,6 +111,15 @@ def test_task_that_exits_slowly_after_its_exception_is_the_cause() -> None:
     assert result.first_failure.task == "worker:0"
 
 
+def test_same_exception_in_all_tasks_is_one_cause() -> None:
+    """The teardown finds worker:1 after its exception and before its exit."""
+    waits = "import atexit\nif index == 1: atexit.register(lambda: (touch('raised'), time.sleep(600)))"
+    result = failed(waits, "if index == 0: wait_for('raised')", "raise ValueError('boom')")
+    assert result.cause is not None and result.cause.tasks == ("worker:0", "worker:1")
+    assert result.cause.text.startswith("both workers failed: ValueError: boom")
+    assert [task.end for task in result.tasks] == ["failed", "failed"]
+
+
 def test_first_failure_follows_the_order_of_exits() -> None:
     """The other tasks exit as soon as worker:2 has, perhaps before the agent has reaped it."""
     first = "if index == 2:\n touch(f'first-{os.getpid()}'); sys.exit(12)\n"

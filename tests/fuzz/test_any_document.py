@@ -23,7 +23,7 @@ from orchestrator.client.view.tables import run_lines, status_lines
 from orchestrator.core.diagnosis.symptoms import Uncaught
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, event_line, parse_event
-from orchestrator.core.state.result import Cause, CauseKind, FirstFailure, RunResult, TaskEnd
+from orchestrator.core.state.result import BadLoss, Cause, CauseKind, FirstFailure, RunResult, TaskEnd
 from orchestrator.core.state.state import RunState
 from orchestrator.store.runs.event_file import EventTail
 from orchestrator.store.runs.paths import RunPaths
@@ -57,6 +57,7 @@ EVENTS: list[Event] = [
             phase="training", epoch=1, epochs=2, step=3, steps=4, loss=0.5, metrics={"a": 1}
         ),
     ),
+    events.LossBecameBad(at=1, mono=3, task="worker:0", loss=BadLoss(value="nan", epoch=1, step=3)),
     events.SignalRequested(at=1, mono=3, task="worker:0", signal=9, by="user"),
     events.MemoryExceeded(at=1, mono=3, task="worker:0", memory_bytes=5, limit_bytes=4),
     events.TaskExited(

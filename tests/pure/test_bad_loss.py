@@ -98,6 +98,17 @@ def test_stop_on_nan_ends_the_run_with_that_cause() -> None:
     assert [task.end for task in result.tasks] == ["stopped by orch", "stopped by orch"]
 
 
+def test_bad_loss_at_the_end_of_a_task_fails_the_run() -> None:
+    lifecycle = running(spec=changed(JOB, stop_on_nan=True))
+    last = progressed(1, Progress(epoch=2, step=37, bad_loss=NAN))
+    result = the_result(feed(lifecycle, [exited(0), last, exited(1, order=1), emptied()]))
+    assert (result.outcome, result.exit_code, result.cause and result.cause.kind) == (
+        "failed",
+        1,
+        CauseKind.NAN,
+    )
+
+
 def test_bad_loss_is_not_restarted() -> None:
     lifecycle = with_nan(at_step(changed(JOB, stop_on_nan=True, on_failure=FailurePolicy.RESTART)))
     result = ended(lifecycle, None)

@@ -173,8 +173,6 @@ class Lifecycle:
                 return self._attempt_over(event)
             case events.TaskProgressed():
                 return [*self._report_resumed(event), *self._report_bad_loss(event)]
-            case events.LossBecameBad():
-                return self._stop_on_nan(event)
             case (
                 events.TaskStarted() | events.TaskReady() | events.TaskRestartPlanned() | events.TaskGivenUp()
             ):
@@ -185,7 +183,9 @@ class Lifecycle:
                 return [Happen(events.Noticed(at=event.at, mono=event.mono, text=text))]
             case events.PreloadBegan() | events.Preloaded() | events.NotPreloaded() | events.DiskFull():
                 return []
-            case events.LogTruncated() | events.Noticed() | events.TensorBoardServes():
+            case (
+                events.LogTruncated() | events.Noticed() | events.TensorBoardServes() | events.LossBecameBad()
+            ):
                 return []
             case events.Resumed() | events.RunEndedEvent():
                 return []
@@ -215,20 +215,19 @@ class Lifecycle:
         return [Happen(outcome.resumed(state, event, since))]
 
     def _report_bad_loss(self, event: events.TaskProgressed) -> list[Action]:
-        """Report the first loss of the attempt that is not finite."""
+        """Report the first loss of the attempt that is not finite. With --stop-on-nan it ends the run."""
         loss = event.progress.bad_loss
         if loss is None or self._has_bad_loss:
             return []
         self._has_bad_loss = True
-        return [Happen(events.LossBecameBad(at=event.at, mono=event.mono, task=event.task, loss=loss))]
-
-    def _stop_on_nan(self, event: events.LossBecameBad) -> list[Action]:
+        report = Happen(events.LossBecameBad(at=event.at, mono=event.mono, task=event.task, loss=loss))
         if not self._spec.stop_on_nan or self._is_tearing_down:
-            return []
-        text = f"--stop-on-nan: the loss is {event.loss}"
+            return [report]
+        # Now, because the task's exit may be the next event.
+        text = f"--stop-on-nan: the loss is {loss}"
         self._nan = Cause(task=event.task, kind=CauseKind.NAN, text=text)
         self._failed_mono = self._failed_mono or event.mono
-        return self._tear_down(TeardownReason.FAILURE, self._spec.failure_grace_s)
+        return [report, *self._tear_down(TeardownReason.FAILURE, self._spec.failure_grace_s)]
 
     def _stop_requested(self, event: events.StopRequested) -> list[Action]:
         if event.force and not self._is_forced:
