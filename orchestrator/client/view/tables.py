@@ -27,8 +27,6 @@ _LOG_LINES = 3
 # On a terminal with fewer lines the footer is the run's line alone.
 _MIN_HEIGHT_FOR_ROWS = 6
 _SHOWN_FIRST = (TaskPhase.FAILED, TaskPhase.LOST)
-
-
 _RUN_COLUMNS = (
     Column("RUN"),
     Column("NAME", rank=4),
@@ -44,8 +42,9 @@ _RUN_COLUMNS = (
 
 @dataclass(frozen=True)
 class Moment:
-    """A run at one moment. `now`, `started` and `last_lines` are monotonic seconds; `trends` are sparklines; `sample` is RunView.sample();
-    `most_attempts` is how many it may have, None if failures are not restarted."""
+    """A run at one moment. `now`, `started` and `last_lines` are monotonic seconds; `trends` are the tasks' losses as
+    sparklines; `sample` is RunView.sample(); `most_attempts` is how many it may have, None if failures are not
+    restarted."""
 
     name: str
     state: RunState
