@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -12,12 +13,15 @@ from rich.cells import cell_len
 
 from orchestrator.client.view.amounts import duration, number, rate, short_duration, size
 from orchestrator.client.view.layout import Cell, Column, fit, lay_out, without_colour
+from orchestrator.client.view.progress_cells import LossTrend, done_text, sparkline
 from orchestrator.client.view.status_document import RunStatus, Status, task_statuses
 from orchestrator.client.view.tables import Moment, RunRow, footer_lines, run_lines, status_lines
 from orchestrator.core.state.events import AttemptPlanned, Progress, TaskStarted
+from orchestrator.core.state.result import BadLoss
 from orchestrator.core.state.state import RunState, apply
 
-TRAINING = Progress(phase="train", epoch=2, epochs=5, step=1234, steps=4000, loss=0.123456, steps_per_s=12.34)
+TRAINING = Progress(phase="train", epoch=2, epochs=5, step=1234, steps=4000, loss=0.123456, steps_per_s=12.34,
+                    metrics={"accuracy": 0.75, "val_loss": 0.2})  # fmt: skip
 
 
 def full_moment() -> Moment:
@@ -27,12 +31,19 @@ def full_moment() -> Moment:
         "worker:1": {},
     }
     return Moment(
-        "digits", state, now=75.0, started=10.0, sample=sample, last_lines={"worker:0": 72.0}, hint="^C stops"
+        "digits",
+        state,
+        now=75.0,
+        started=10.0,
+        sample=sample,
+        last_lines={"worker:0": 72.0},
+        trends={"worker:0": "█▄▁"},
+        hint="^C stops",
     )
 
 
 def test_row_shows_all_known_values() -> None:
-    head, titles, first, second = footer_lines(full_moment(), 120, 24, colour=False)
+    head, titles, first, second = footer_lines(full_moment(), 180, 24, colour=False)
     assert head == "digits  running  1m05s  ^C stops"
     assert titles.split() == [
         "TASK",
@@ -40,18 +51,56 @@ def test_row_shows_all_known_values() -> None:
         "PID",
         "UP",
         "PROGRESS",
+        "DONE",
         "LOSS",
+        "ACCURACY",
+        "VAL_LOSS",
+        "TREND",
         "STEPS/S",
         "CPU",
         "MEM",
-        "LAST",
-        "LINE",
+        "QUIET",
+        "FOR",
     ]
     assert first.split() == [
-        "worker:0", "running", "1000", "1m05s", "epoch", "2/5", "step", "1,234/4,000", "0.1235", "12.3",
-        "99%", "512", "MB", "3s",
+        "worker:0", "running", "1000", "1m05s", "epoch", "2/5", "step", "1,234/4,000",
+        "━━──────", "26%", "19m57s", "left", "0.1235", "0.75", "0.2", "█▄▁", "12.3", "99%", "512", "MB", "3s",
     ]  # fmt: skip
     assert second.split() == ["worker:1", "running", "1001", "1m05s", "port", "open"]
+
+
+def test_long_silence_and_loss_that_is_not_a_number_are_red() -> None:
+    bad = Progress(phase="training", bad_loss=BadLoss(value="nan"))
+    state = running(2, progressed("worker:0", bad))
+    moment = Moment("run", state, now=75.0, started=10.0, last_lines={"worker:0": 74.0, "worker:1": 10.0})
+    first, second = footer_lines(moment, 120, 24, colour=True)[2:]
+    assert re.search("\x1b\\[1;31mnan", first) and first.endswith("1s")
+    assert "\x1b[1;31m1m05s" in second
+
+
+@pytest.mark.parametrize(
+    ("progress", "text"),
+    [
+        (Progress(epoch=2, epochs=4, step=5, steps=10, steps_per_s=1.0), "━━━───── 37% 25s left"),
+        (Progress(step=5, steps=10), "━━━━──── 50%"),
+        (Progress(epoch=4, epochs=4, step=10, steps=10, steps_per_s=1.0), "━━━━━━━━ 100%"),
+        (Progress(phase="done"), "━━━━━━━━ 100%"),
+        (Progress(epoch=3, step=7), ""),
+        (Progress(step=7, steps=0, steps_per_s=math.inf), ""),
+    ],
+)
+def test_part_that_is_done_and_time_left(progress: Progress, text: str) -> None:
+    assert done_text(progress, is_alive=True) == text
+
+
+def test_trend_covers_the_whole_run_in_a_few_characters() -> None:
+    trend = LossTrend()
+    for step in range(1000):
+        trend.add(1000.0 - step)
+        trend.add(1000.0 - step)
+        trend.add(math.nan)
+    assert trend.text() == "█▇▆▆▅▄▃▃▂▁"
+    assert sparkline([1.0]) == "" and sparkline([2.0, 2.0]) == "▁▁"
 
 
 def test_stopped_task_shows_its_signal_and_is_running_in_the_document() -> None:
@@ -75,10 +124,10 @@ def test_failed_task_shows_how_it_ended() -> None:
 
 
 def test_least_important_columns_are_dropped_first() -> None:
-    titles = {w: footer_lines(full_moment(), w, 24, colour=False)[1].split() for w in (120, 85, 60, 47, 25)}
-    assert "LINE" in titles[120]
-    assert "LINE" not in titles[85]
-    assert "CPU" not in titles[60]
+    titles = {w: footer_lines(full_moment(), w, 24, colour=False)[1].split() for w in (180, 140, 80, 47, 25)}
+    assert {"PID", "CPU", "QUIET"} <= set(titles[180])
+    assert "PID" not in titles[140] and "QUIET" in titles[140]
+    assert titles[80] == ["TASK", "STATE", "PROGRESS", "DONE", "LOSS"]
     assert titles[47] == ["TASK", "STATE", "PROGRESS"]
     assert titles[25] == ["TASK", "STATE"]
 

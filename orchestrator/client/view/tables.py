@@ -1,32 +1,24 @@
-"""The tables: the tasks of a run in the live footer and in `orch status`, the runs in `orch ls` (pure).
-
-A column of the task table is one entry of TASK_COLUMNS.
-"""
+"""The tables: the tasks of a run in the live footer and in `orch status`, the runs in `orch ls` (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from orchestrator.client.view.amounts import duration, number, rate, size
+from orchestrator.client.view.amounts import duration, size
 from orchestrator.client.view.layout import (
     BOLD,
-    CYAN,
     DIM,
-    GREEN,
-    RED,
-    YELLOW,
     Cell,
     Column,
     fit,
     lay_out,
-    task_colour,
 )
 from orchestrator.client.view.messages import attempt_text, due_text, resumed_text
-from orchestrator.client.view.status_document import Status, TaskStatus, seconds_until, task_status
+from orchestrator.client.view.status_document import Status, seconds_until, task_status
+from orchestrator.client.view.task_columns import PHASE_COLOURS, Row, TaskColumn, task_columns
 from orchestrator.core.progress.activity import late_tasks
-from orchestrator.core.state.result import AttemptEnd, exit_text
+from orchestrator.core.state.result import AttemptEnd
 from orchestrator.core.state.state import RunPhase, RunState, TaskPhase, TaskState
 from orchestrator.core.text.counted import counted
 
@@ -35,95 +27,6 @@ _LOG_LINES = 3
 # On a terminal with fewer lines the footer is the run's line alone.
 _MIN_HEIGHT_FOR_ROWS = 6
 _SHOWN_FIRST = (TaskPhase.FAILED, TaskPhase.LOST)
-_PHASE_COLOURS = {
-    "pending": (DIM,),
-    "starting": (CYAN,),
-    "running": (GREEN,),
-    "stopping": (YELLOW,),
-    "succeeded": (GREEN,),
-    "failed": (BOLD, RED),
-    "stopped": (YELLOW,),
-    "timed_out": (BOLD, RED),
-    "lost": (BOLD, RED),
-}
-
-
-class _Row(NamedTuple):
-    """`quiet_s`: seconds since the task's last line, known in the footer only."""
-
-    task: TaskStatus
-    quiet_s: float | None = None
-
-    @property
-    def is_alive(self) -> bool:
-        return self.task.state in ("starting", "running", "stopping")
-
-
-class _TaskColumn(NamedTuple):
-    """`footer` and `status` are the column's ranks in the two tables (see Column); None: not in it."""
-
-    title: str
-    cell: Callable[[_Row], Cell]
-    footer: int | None
-    status: int | None
-    right: bool = True
-    may_be_cut: bool = False
-
-
-def _task(row: _Row) -> Cell:
-    return Cell(row.task.task, (task_colour(row.task.task),))
-
-
-def _state(row: _Row) -> Cell:
-    task = row.task
-    if task.paused:
-        return Cell(f"stopped ({task.stop_signal})", (BOLD, YELLOW))
-    text = f"failed ({exit_text(task.exit_code, task.signal)})" if task.state == "failed" else task.state
-    return Cell(text, _PHASE_COLOURS.get(task.state, ()))
-
-
-def _pid(row: _Row) -> Cell:
-    return Cell("" if row.task.pid is None else str(row.task.pid))
-
-
-def _progress(row: _Row) -> Cell:
-    due = row.task.restart_in_s
-    return Cell(row.task.doing if due is None else f"restarts {due_text(due)}")
-
-
-def _loss(row: _Row) -> Cell:
-    progress = row.task.progress
-    if progress is not None and progress.bad_loss is not None:
-        return Cell(progress.bad_loss.value, (BOLD, RED))
-    return Cell(number(progress.loss) if progress else "")
-
-
-def _steps_per_s(row: _Row) -> Cell:
-    return Cell(rate(row.task.progress.steps_per_s) if row.task.progress and row.is_alive else "")
-
-
-def _cpu(row: _Row) -> Cell:
-    percent = row.task.cpu_percent
-    return Cell(f"{percent:.0f}%" if percent is not None and row.is_alive else "")
-
-
-TASK_COLUMNS = (
-    _TaskColumn("TASK", _task, footer=0, status=0, right=False),
-    _TaskColumn("STATE", _state, footer=0, status=0, right=False),
-    _TaskColumn("PID", lambda row: _pid(row) if row.is_alive else Cell(""), footer=7, status=None),
-    _TaskColumn("PID", _pid, footer=None, status=5),
-    _TaskColumn("UP", lambda row: Cell(duration(row.task.uptime_s)), footer=3, status=3),
-    _TaskColumn("PROGRESS", _progress, footer=1, status=1, right=False, may_be_cut=True),
-    _TaskColumn("LOSS", _loss, footer=2, status=2),
-    _TaskColumn("STEPS/S", _steps_per_s, footer=4, status=7),
-    _TaskColumn("CPU", _cpu, footer=5, status=4),
-    _TaskColumn(
-        "MEM", lambda row: Cell(size(row.task.memory_bytes) if row.is_alive else ""), footer=6, status=6
-    ),
-    _TaskColumn("RESTARTS", lambda row: Cell(str(row.task.restarts or "")), footer=None, status=8),
-    _TaskColumn("ADDRESS", lambda row: Cell(row.task.address or ""), footer=None, status=9, right=False),
-    _TaskColumn("LAST LINE", lambda row: Cell(duration(row.quiet_s)), footer=8, status=None),
-)
 _RUN_COLUMNS = (
     Column("RUN"),
     Column("NAME", rank=4),
@@ -139,8 +42,9 @@ _RUN_COLUMNS = (
 
 @dataclass(frozen=True)
 class Moment:
-    """A run at one moment. `now`, `started` and `last_lines` are monotonic seconds; `sample` is RunView.sample();
-    `most_attempts` is how many it may have, None if failures are not restarted."""
+    """A run at one moment. `now`, `started` and `last_lines` are monotonic seconds; `trends` are the tasks' losses as
+    sparklines; `sample` is RunView.sample(); `most_attempts` is how many it may have, None if failures are not
+    restarted."""
 
     name: str
     state: RunState
@@ -148,6 +52,7 @@ class Moment:
     started: float
     sample: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     last_lines: Mapping[str, float] = field(default_factory=dict)
+    trends: Mapping[str, str] = field(default_factory=dict)
     hint: str = ""
     most_attempts: int | None = None
 
@@ -178,8 +83,7 @@ def footer_lines(moment: Moment, width: int, height: int, *, colour: bool) -> li
         return lines
     shown = tasks if len(tasks) <= room else _most_important(moment.state, room - 1)
     rows = [_footer_row(task, moment) for task in shown]
-    ranks = [column.footer for column in TASK_COLUMNS]
-    lines += _task_table(rows, ranks, width, colour=colour)
+    lines += _task_table(rows, lambda column: column.footer, width, colour=colour)
     if len(shown) < len(tasks):
         lines.append(fit([Cell(_hidden_text(tasks, shown), (DIM,))], width, colour=colour))
     return lines
@@ -196,8 +100,8 @@ def status_lines(status: Status, width: int | None, *, colour: bool) -> list[str
     if run.tensorboard is not None:
         lines.append(fit([Cell(f"TensorBoard: {run.tensorboard}")], width, colour=colour))
     if status.tasks:
-        ranks = [column.status for column in TASK_COLUMNS]
-        lines += _task_table([_Row(task) for task in status.tasks], ranks, width, colour=colour)
+        rows = [Row(task) for task in status.tasks]
+        lines += _task_table(rows, lambda column: column.status, width, colour=colour)
     return lines
 
 
@@ -209,7 +113,7 @@ def run_lines(runs: Sequence[RunRow], width: int | None, *, colour: bool) -> lis
         [
             Cell(run.id),
             Cell(run.name),
-            Cell(run.state.replace("_", " "), _PHASE_COLOURS.get(run.state, ())),
+            Cell(run.state.replace("_", " "), PHASE_COLOURS.get(run.state, ())),
             Cell(str(run.tasks)),
             Cell(str(run.attempts) if run.attempts > 1 else ""),
             Cell(duration(run.age_s)),
@@ -229,18 +133,19 @@ def run_lines(runs: Sequence[RunRow], width: int | None, *, colour: bool) -> lis
 
 
 def _task_table(
-    rows: Sequence[_Row], ranks: Sequence[int | None], width: int | None, *, colour: bool
+    rows: Sequence[Row], rank: Callable[[TaskColumn], int | None], width: int | None, *, colour: bool
 ) -> list[str]:
-    shown = [(column, rank) for column, rank in zip(TASK_COLUMNS, ranks, strict=True) if rank is not None]
-    columns = [Column(column.title, rank, column.right, column.may_be_cut) for column, rank in shown]
+    shown = [(column, found) for column in task_columns(rows) if (found := rank(column)) is not None]
+    columns = [Column(column.title, found, column.right, column.may_be_cut) for column, found in shown]
     cells = [[column.cell(row) for column, _ in shown] for row in rows]
     return lay_out(columns, cells, width, colour=colour)
 
 
-def _footer_row(task: TaskState, moment: Moment) -> _Row:
+def _footer_row(task: TaskState, moment: Moment) -> Row:
     last_line = moment.last_lines.get(task.name)
     quiet_s = None if last_line is None else moment.now - last_line
-    return _Row(task_status(task, moment.state, moment.sample, moment.now), quiet_s)
+    status = task_status(task, moment.state, moment.sample, moment.now)
+    return Row(status, quiet_s, moment.trends.get(task.name, ""))
 
 
 def _footer_head(moment: Moment) -> list[Cell]:
@@ -272,7 +177,7 @@ def _head(
     text = phase.replace("_", " ") + detail
     if is_between:
         text = f"{attempt_text(attempt + 1, most)} {due_text(restart_in_s or 0.0)}"
-    state = Cell(text, _PHASE_COLOURS.get(phase, ()))
+    state = Cell(text, PHASE_COLOURS.get(phase, ()))
     head = [Cell(name, (BOLD,)), Cell("  "), state, Cell(f"  {duration(uptime_s)}")]
     if attempt > 1 and not is_between:
         head.append(Cell(f"  {attempt_text(attempt, most)}"))

@@ -18,6 +18,7 @@ from orchestrator.client.view.layout import DIM, broken, painted, without_colour
 from orchestrator.client.view.log_line import LineStyle, line_prefix, size_note, truncation_note
 from orchestrator.client.view.output import Output
 from orchestrator.client.view.plain import PlainView
+from orchestrator.client.view.progress_cells import LossTrend
 from orchestrator.client.view.screen_queue import MAX_BYTES, MAX_LINES, SCREEN_LINE_BYTES, Piece, ScreenQueue
 from orchestrator.client.view.tables import Moment, footer_lines
 from orchestrator.core.text.clean import clean_line, last_frame, safe_lines
@@ -100,6 +101,7 @@ class TerminalView:
         self._queue = ScreenQueue()
         self._moment: Moment | None = None
         self._arrivals: dict[str, float] = {}
+        self._losses: dict[str, LossTrend] = {}
         self._max_lag_bytes = _MAX_LAG_BYTES
         self._skipped: Counter[str] = Counter()
         self._footer: list[str] = []
@@ -135,10 +137,15 @@ class TerminalView:
             self._queue.say(line)
 
     def update(self, moment: Moment) -> None:
-        """Set what the footer shows from the next frame on. The times of the last lines are added here."""
+        """Set what the footer shows from the next frame on. The times of the last lines and the trends of
+        the losses are added here."""
         to_monotonic = moment.now - self._wall_clock()
         last_lines = {task: at + to_monotonic for task, at in self._arrivals.items()}
-        self._moment = replace(moment, last_lines=last_lines)
+        for name, task in moment.state.tasks.items():
+            if task.progress.loss is not None:
+                self._losses.setdefault(name, LossTrend()).add(task.progress.loss)
+        trends = {name: losses.text() for name, losses in self._losses.items()}
+        self._moment = replace(moment, last_lines=last_lines, trends=trends)
         if self._folder is not None:
             alive = [name for name, task in moment.state.tasks.items() if not task.phase.is_end]
             self._folder.expect(alive)
