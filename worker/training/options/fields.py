@@ -16,21 +16,9 @@ STRATEGIES = (
 )
 PARAMETER_SERVER = "parameter_server"
 LOOPS = ("fit", "custom")
-PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
-COMMUNICATIONS = ("auto", "ring", "nccl")
-PARTITIONERS = ("none", "min-size", "fixed")
 CHECKPOINTS = ("manager", "backup", "preemption")
-EXPORTS = ("both", "keras", "savedmodel", "none")
-AUTO_SHARD = ("data", "file", "off", "auto")
-INPUTS = ("dataset", "function")
-LAST_BATCHES = ("full", "short")
 
 LARGEST_SEED = 2**31 - 1
-MOST_WIDTH = 100_000
-# Larger values are mistakes, and do not fit into the names of checkpoints.
-MOST_EPOCHS = 10**8
-MOST_STEPS = 2**24
-MOST_EXAMPLES_PER_STEP = 2**31 - 1
 # Parts into which a mesh may cut the batch or the model.
 MOST_PARTS = 1024
 

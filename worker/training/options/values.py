@@ -31,7 +31,7 @@ def whole(least: int, most: int) -> dict[str, Any]:
     return {"type": convert, "metavar": "N"}
 
 
-def one_of(known: tuple[str, ...]) -> dict[str, Any]:
+def one_of(*known: str) -> dict[str, Any]:
     """Return the arguments of `add_argument` for an option that takes one of these words."""
 
     def convert(text: str) -> str:
