@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -31,7 +32,7 @@ from worker.training.weights import Weight, bytes_per_device, format_bytes, weig
 def train_mesh(job: Job, progress: ProgressChannel) -> NoReturn:
     """Train, save, evaluate, and exit with code 0; errors are raised."""
     devices = _join(job, progress)
-    job = job.with_replicas(devices.batch)
+    job = replace(job, replicas=devices.batch)
     table = weight_table(job.dataset.image_shape, job.dataset.classes, job.options.width)
     if job.place.is_chief:
         _print_header(job, devices, table)

@@ -40,7 +40,7 @@ def train_with_servers(job: Job, progress: ProgressChannel) -> NoReturn:
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     workers = job.place.workers - 1
     # A step is one worker's, and only the chief saves and records: from here on the job is that of a single process.
-    job = replace(job.with_replicas(1), place=Place(job.place.task))
+    job = replace(job, place=Place(job.place.task))
     model = make_model(job, strategy, workers)
     _print_header(job, workers, count_by_server(model))
     method = open_method(job, model, tf.distribute.get_strategy())

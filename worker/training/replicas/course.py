@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import keras
@@ -28,7 +29,7 @@ def train_replicas(job: Job, progress: ProgressChannel, tpu: Tpu | None = None) 
         print(repaired)
     strategy = make_strategy(job, progress, tpu)
     set_precision(job.options.precision, workers=job.place.workers)
-    job = job.with_replicas(strategy.num_replicas_in_sync)
+    job = replace(job, replicas=strategy.num_replicas_in_sync)
     if job.place.is_chief:
         _print_header(job, strategy)
     if job.options.check_data:

@@ -43,10 +43,8 @@ def distributed_numbers(job: Job, strategy: Any) -> Any:
 def keep_iterator(iterator: Any) -> Any:
     """Return the iterator, which now lives until the process exits, because destroying it may take seconds.
 
-    The destructor of a tf.data iterator cancels the thread that tunes it and joins it. TensorFlow (2.21 and before)
-    wakes that thread by a cancellation callback, but sets the cancelled flag after its callbacks. A thread that looks
-    in between sleeps for the rest of its tuning period, which grows from 10 ms to 60 s. The data sets that feed the
-    devices do not take the user's tf.data options, so tuning cannot be turned off.
+    worker/bootstrap/keras_fix/iterators.py says why. The data sets that feed the devices do not take the user's
+    tf.data options, so the tuning that is waited for cannot be turned off.
     """
     _kept_iterators.append(iterator)
     return iterator

@@ -75,10 +75,7 @@ def prepare_devices(options: Options) -> None:
     replicas = options.replicas
     if replicas is None and options.strategy in SPLIT_CPU and not gpus:
         replicas = CPU_REPLICAS
-    environment = {name: value for name, value in os.environ.items() if name != REPLICAS}
-    if replicas is not None:
-        environment[REPLICAS] = str(replicas)
-    configure_devices(tf, environment)
+    configure_devices(tf, {**os.environ, REPLICAS: str(replicas or "")})
 
 
 def describe_strategy(job: Job, strategy: Any) -> str:

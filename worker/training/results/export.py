@@ -37,18 +37,11 @@ def write_exports(job: Job, model: Any, weights: list[Any], progress: ProgressCh
     directory = job.options.checkpoint_dir
     directory.mkdir(parents=True, exist_ok=True)
     if wanted in ("both", "keras"):
-        print(f"model written to {save_model(model, directory)}")
+        beside = directory / f".{os.getpid()}.{MODEL_FILE}"
+        model.save(beside)
+        print(f"model written to {beside.replace(directory / MODEL_FILE)}")
     if wanted in ("both", "savedmodel"):
         print(f"SavedModel written to {save_for_serving(model, weights, directory)}")
-
-
-def save_model(model: Any, directory: Path) -> Path:
-    """Write the model to model.keras atomically and return its path."""
-    path = directory / MODEL_FILE
-    beside = directory / f".{os.getpid()}.{MODEL_FILE}"
-    model.save(beside)
-    beside.replace(path)
-    return path
 
 
 def save_for_serving(model: Any, weights: list[Any], directory: Path) -> Path:

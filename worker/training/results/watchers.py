@@ -185,7 +185,7 @@ class EventFiles(Watcher):
         self._directory = directory
         self._job = job
         self._read_optimizer = read_optimizer
-        self._training = _make_writer(directory / TRAINING)
+        self._training = tf.summary.create_file_writer(str(directory / TRAINING))
         self._first_step_end = 0.0
         self._steps = 0
 
@@ -205,7 +205,7 @@ class EventFiles(Watcher):
         _write_scalars(self._training, figures, epoch * self._job.steps)
 
     def evaluated(self, result: Evaluation) -> None:
-        writer = _make_writer(self._directory / HELD_OUT)
+        writer = tf.summary.create_file_writer(str(self._directory / HELD_OUT))
         step = self._job.options.epochs * self._job.steps
         _write_scalars(writer, {"loss": result.loss, "accuracy": result.accuracy}, step)
         writer.close()
@@ -216,10 +216,6 @@ def read_learning_rate(optimizer: Any) -> dict[str, float]:
     """Return the learning rate of the next step of a Keras optimizer."""
     rate = getattr(optimizer, "inner_optimizer", optimizer).learning_rate
     return {"learning_rate": float(rate.numpy())}
-
-
-def _make_writer(directory: Path) -> Any:
-    return tf.summary.create_file_writer(str(directory))
 
 
 def _write_scalars(writer: Any, figures: Mapping[str, float], step: int) -> None:
