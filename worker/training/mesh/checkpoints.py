@@ -18,8 +18,7 @@ from worker.training.checkpoints.files import (
     find_positions,
     remove_unfinished,
 )
-from worker.training.mesh.devices import Array, Devices
-from worker.training.mesh.steps import Adam, Network
+from worker.training.mesh.steps import Adam, Array, Devices, Network
 from worker.training.process.environment import Place
 from worker.training.process.output import without_warnings
 

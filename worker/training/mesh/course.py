@@ -12,8 +12,7 @@ from worker.training.checkpoints.methods import EpochMethod, describe_storage, r
 from worker.training.data.pipeline import BatchOrder, example_maker, keyed_batches, with_sharding
 from worker.training.job import Job, Watcher
 from worker.training.mesh.checkpoints import MeshCheckpoints
-from worker.training.mesh.devices import Array, Devices
-from worker.training.mesh.steps import Adam, Network, Steps
+from worker.training.mesh.steps import Adam, Array, Devices, Network, Steps
 from worker.training.network import build_model, build_network, keras
 from worker.training.process.output import (
     counted,
