@@ -235,8 +235,9 @@ class Agent:
     def _preload(self, message: dict[str, Any]) -> None:
         if self._network_refusal is not None:
             return
-        order = PreloadOrder.here(
-            message["argv"], message["env"], message["cwd"], message["modules"], message.get("script_env", {})
+        env = {**os.environ, **message["env"]}
+        order = PreloadOrder(
+            message["argv"], env, message["cwd"], message["modules"], message.get("script_env", {})
         )
         self._take_outcomes(self._forks.preload(order, message["log"]))
 

@@ -196,9 +196,9 @@ def _option_groups() -> dict[str, dict[str, tuple[dict[str, Any], str]]]:
             "--keep": (whole(1, _MOST_EPOCHS), "how many of the newest to keep; default %(default)s"),
             "--checkpoint": (
                 one_of(*CHECKPOINTS),
-                "manager (tf.train.CheckpointManager: one after each epoch), backup (Keras BackupAndRestore, with fit)"
-                ", preemption (as manager, and PreemptionCheckpointHandler: at SIGTERM all workers save at one step and "
-                "exit with 42); default %(default)s",
+                "manager (tf.train.CheckpointManager: one after each epoch), backup (Keras BackupAndRestore, with "
+                "fit), preemption (as manager, and PreemptionCheckpointHandler: at SIGTERM all workers save at one "
+                "step and exit with 42); default %(default)s",
             ),
         },
         "records": {

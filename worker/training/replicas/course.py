@@ -23,18 +23,18 @@ from worker.training.replicas.distribution import (
     keep_fit_iterators,
     keep_iterator,
 )
-from worker.training.replicas.strategies import Tpu, describe_strategy, make_strategy
+from worker.training.replicas.strategies import describe_strategy, make_strategy
 from worker.training.results.evaluation import evaluate, print_evaluation
 from worker.training.results.export import export
 from worker.training.results.watchers import EpochReport, Journal, read_learning_rate
 
 
-def train_replicas(job: Job, progress: ProgressChannel, tpu: Tpu | None = None) -> NoReturn:
+def train_replicas(job: Job, progress: ProgressChannel) -> NoReturn:
     """Train, save, evaluate, and exit with code 0; errors are raised."""
     repaired = repair(keras, job.place.workers)
     if repaired is not None and job.place.is_chief:
         print(repaired)
-    strategy = make_strategy(job, progress, tpu)
+    strategy = make_strategy(job, progress)
     set_precision(job.options.precision, workers=job.place.workers)
     job = replace(job, replicas=strategy.num_replicas_in_sync)
     if job.place.is_chief:
@@ -47,18 +47,17 @@ def train_replicas(job: Job, progress: ProgressChannel, tpu: Tpu | None = None) 
     journal = Journal(job, position.epochs, lambda: read_learning_rate(model.optimizer))
     if position.epochs < job.options.epochs:
         watchers = (EpochReport(progress, job), *journal.watchers, *method.watchers)
-        LOOP_FUNCTIONS[job.options.loop](
-            Training(
-                job,
-                strategy,
-                model,
-                watchers,
-                epochs_done=position.epochs,
-                steps_done=position.steps,
-                callbacks=method.callbacks,
-                wrap_step=method.wrap_step,
-            )
+        training = Training(
+            job,
+            strategy,
+            model,
+            watchers,
+            epochs_done=position.epochs,
+            steps_done=position.steps,
+            callbacks=method.callbacks,
+            wrap_step=method.wrap_step,
         )
+        (fit if job.options.loop == "fit" else train_custom)(training)
     method.training_ended()
     export(job, model, progress)
     progress.phase("evaluating")
@@ -250,6 +249,3 @@ def _make_reader(totals: Any, optimizer: Any) -> Callable[[], Mapping[str, float
         return add_loss_scale({"accuracy": hits / examples, "loss": loss / examples}, optimizer)
 
     return read
-
-
-LOOP_FUNCTIONS = {"fit": fit, "custom": train_custom}
