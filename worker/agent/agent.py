@@ -35,11 +35,10 @@ from worker.agent.forks import Forked, Forks, NotForked, NotPreloaded, Outcome, 
 from worker.agent.live_tasks import LiveTasks
 from worker.agent.ports import HeldPorts, PortsExhausted, Readiness
 from worker.agent.preload_link import PreloadOrder
-from worker.agent.progress_inbox import ProgressInbox
 from worker.agent.resource_failures import DiskChecks
 from worker.agent.sampling import Sampler
 from worker.agent.stack_taking import StackTaking
-from worker.agent.stream import ExitSignals, Stream
+from worker.agent.stream import ExitSignals, ProgressInbox, Stream
 from worker.agent.task_process import StartFailed, TaskOrder, TaskProcess
 from worker.agent.teardown import Teardown
 

@@ -16,8 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from . import forked_task
+from .forked_task import NoSuchProgram, Program, ProgramSlot, parse
 from .import_record import ImportRecord
-from .main_module import NoSuchProgram, Program, ProgramSlot, parse
 from .messages import log
 from .preload_imports import FileMark, preload, preloaded_files, restore_openblas_threads
 from .preloaded_modules import PreloadedModules

@@ -172,15 +172,9 @@ class BackupMethod(Method):
         try:
             self._model.load_weights(weights)
         except FileNotFoundError as error:
-            raise CheckpointError(
-                f"{weights}, which the chief resumes from, is not here: "
-                "all workers need the same --checkpoint-dir"
-            ) from error
+            raise CheckpointError.missing(weights) from error
         except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"{weights} cannot be restored into this model ({first_line(error)}): give the options it was "
-                "made with, or another --checkpoint-dir"
-            ) from error
+            raise CheckpointError.unfit(weights, first_line(error)) from error
 
 
 class PreemptionMethod(EpochMethod):

@@ -12,8 +12,12 @@ from typing import Any
 
 from worker.training.options.checks import default_loop, find_contradiction
 from worker.training.options.context import SET_BY_ORCH, orch_problem
-from worker.training.options.fields import CHECKPOINTS, LARGEST_SEED, LOOPS, STRATEGIES, Options
-from worker.training.options.values import (
+from worker.training.options.fields import (
+    CHECKPOINTS,
+    LARGEST_SEED,
+    LOOPS,
+    STRATEGIES,
+    Options,
     dataset,
     did_you_mean,
     directory,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -20,20 +20,17 @@ from worker.training.job import Job, Training
 from worker.training.network import keras
 from worker.training.parameter_server.model import (
     copy_to_host,
-    count_atomically,
     count_by_server,
     find_shape_mismatch,
     make_model,
     make_partitioner,
     make_uncut_variable,
-    trained_variables,
 )
 from worker.training.process.ending import exit_now
 from worker.training.process.environment import Place
 from worker.training.process.output import counted, print_as_task, without_startup_messages
 from worker.training.process.progress import ProgressChannel
-from worker.training.results.evaluation import Evaluation, print_evaluation
-from worker.training.results.export import export
+from worker.training.results.evaluation import Evaluation, export, print_evaluation
 from worker.training.results.watchers import EpochReport, Journal, read_learning_rate
 
 # Steps per worker that are running or waiting, so that a worker never waits for the chief.
@@ -166,7 +163,6 @@ def train_scheduled(training: Training, coordinator: Any, workers: int) -> None:
     """
     job = training.job
     totals = _Totals()
-    count_atomically(training.model.optimizer)
     step = _make_train_step(training, totals)
     examples = _copy_to_workers(coordinator, job.dataset.train_images, job.dataset.train_labels)
     chosen = _choose_examples(job, training.first_step)
@@ -176,8 +172,8 @@ def train_scheduled(training: Training, coordinator: Any, workers: int) -> None:
         for watcher in training.watchers:
             watcher.epoch_began(epoch)
         batches = itertools.islice(chosen, job.steps - steps_before)
-        calls = (_make_call(coordinator, step, examples, batch) for batch in batches)
-        for number, _ in enumerate(_run_ahead(calls, STEPS_AHEAD * workers), steps_before + 1):
+        scheduled = (coordinator.schedule(step, args=(examples, batch)) for batch in batches)
+        for number, _ in enumerate(_run_ahead(scheduled, STEPS_AHEAD * workers), steps_before + 1):
             for watcher in training.watchers:
                 watcher.step_ended(number, totals.means)
         coordinator.join()
@@ -206,8 +202,7 @@ class _Totals:
 
 def _make_train_step(training: Training, totals: _Totals) -> Any:
     model, strategy = training.model, training.strategy
-    optimizer, weights = model.optimizer, trained_variables(model)
-    sources = [weight if isinstance(weight, tf.Variable) else weight.value for weight in weights]
+    optimizer, weights = model.optimizer, model.trainable_variables
 
     def one_replica(images: Any, labels: Any) -> tuple[Any, Any]:
         with tf.GradientTape() as tape:
@@ -215,7 +210,7 @@ def _make_train_step(training: Training, totals: _Totals) -> Any:
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, tf.cast(logits, tf.float32))
             # There is one replica, and its batch is the global batch.
             loss = tf.nn.compute_average_loss(losses, global_batch_size=tf.size(labels))
-        gradients = tape.gradient(loss, sources)
+        gradients = tape.gradient(loss, weights)
         optimizer.apply_gradients(zip(gradients, weights, strict=True))
         hits = tf.equal(tf.argmax(logits, axis=1, output_type=tf.int32), labels)
         return tf.reduce_sum(losses), tf.math.count_nonzero(hits)
@@ -229,18 +224,14 @@ def _make_train_step(training: Training, totals: _Totals) -> Any:
     return tf.function(step, autograph=False, reduce_retracing=True)
 
 
-def _make_call(coordinator: Any, step: Any, *arguments: Any) -> Callable[[], Any]:
-    return lambda: coordinator.schedule(step, args=arguments)
-
-
-def _run_ahead(calls: Iterator[Callable[[], Any]], ahead: int) -> Iterator[None]:
-    """Make the calls with at most `ahead` unfinished ones; yield None for each that has finished, in their order.
+def _run_ahead(scheduled: Iterator[Any], ahead: int) -> Iterator[None]:
+    """Schedule steps, at most `ahead` of them unfinished; yield None for each that has finished, in their order.
 
     The steps return None, because a result that has to be fetched would be lost with its worker.
     """
     waiting: deque[Any] = deque()
-    for call in calls:
-        waiting.append(call())
+    for result in scheduled:
+        waiting.append(result)
         if len(waiting) >= ahead:
             yield waiting.popleft().get()
     while waiting:

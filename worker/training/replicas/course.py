@@ -24,8 +24,7 @@ from worker.training.replicas.distribution import (
     keep_iterator,
 )
 from worker.training.replicas.strategies import describe_strategy, make_strategy
-from worker.training.results.evaluation import evaluate, print_evaluation
-from worker.training.results.export import export
+from worker.training.results.evaluation import evaluate, export, print_evaluation
 from worker.training.results.watchers import EpochReport, Journal, read_learning_rate
 
 
@@ -179,7 +178,9 @@ def train_custom(training: Training) -> None:
     """Train by the custom loop from step `training.first_step` on."""
     job, watchers = training.job, training.watchers
     batches = distributed_batches(job, training.strategy, training.first_step)
-    step = _make_train_step(training, keep_iterator(iter(batches)), _fixed_global_batch(job))
+    # If the replicas' shares differ, the examples of each step have to be counted.
+    global_batch = None if job.short_last or job.global_batch % job.replicas else job.global_batch
+    step = _make_train_step(training, keep_iterator(iter(batches)), global_batch)
     if training.wrap_step is not None:
         step = training.wrap_step(step)
     steps_before = training.steps_done
@@ -197,11 +198,6 @@ def train_custom(training: Training) -> None:
         final = values()
         for watcher in watchers:
             watcher.epoch_ended(epoch, final)
-
-
-def _fixed_global_batch(job: Job) -> int | None:
-    """Return the examples of each global batch; None if the batches differ, so that each has to be counted."""
-    return None if job.short_last or job.global_batch % job.replicas else job.global_batch
 
 
 def _make_train_step(training: Training, batches: Any, global_batch: int | None) -> Callable[[], Any]:
