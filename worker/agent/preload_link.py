@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,28 +30,15 @@ _OF_ONE_TASK = (
 
 @dataclass(frozen=True)
 class PreloadOrder:
-    """The modules to import, the interpreter with its options, the directory and the complete environment."""
+    """The modules to import, the interpreter with its options, the directory and the complete environment.
 
-    argv: tuple[str, ...]
+    `script_env` holds what the script sets before it imports the modules."""
+
+    argv: list[str]
     env: Mapping[str, str]
     cwd: str
-    modules: tuple[str, ...]
+    modules: list[str]
     script_env: Mapping[str, str]
-
-    @classmethod
-    def here(
-        cls,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        cwd: str,
-        modules: Sequence[str],
-        script_env: Mapping[str, str],
-    ) -> PreloadOrder:
-        """Return an order in this process's environment.
-
-        `env` holds the changes that tasks get; `script_env` holds what their script sets before it imports the
-        modules."""
-        return cls(tuple(argv), {**os.environ, **env}, cwd, tuple(modules), dict(script_env))
 
     def is_like(self, other: PreloadOrder) -> bool:
         """Whether one preloader can serve both orders, whatever run they belong to."""
