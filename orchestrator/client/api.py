@@ -172,7 +172,7 @@ def tidy() -> list[tuple[str, int]]:
     runs = catalog.survey()
     swept = lost_runs.sweep_lost_runs(runs)
     lost_runs.close_lost_runs(runs)
-    lost_runs.remove_unpublished_runs()
+    lost_runs.remove_unpublished_runs(runs)
     return swept
 
 
