@@ -14,8 +14,8 @@ from orchestrator.cli.selection import chosen_tasks, find_run
 from orchestrator.cli.words import report_end, say
 from orchestrator.client import api
 from orchestrator.client.follow import Follower
+from orchestrator.client.view.log_line import LineStyle
 from orchestrator.client.view.output import Output, wants_colour
-from orchestrator.client.view.plain import LineStyle
 from orchestrator.client.view.terminal import View, open_view
 from orchestrator.core.errors import ExitCode, NoSuchRun
 from orchestrator.links.signal_inbox import SignalInbox

@@ -15,8 +15,9 @@ from orchestrator.cli.completion import log_words
 from orchestrator.cli.parameters import Screen, color_mode, takes_screen
 from orchestrator.cli.selection import chosen_tasks, run_and_tasks
 from orchestrator.cli.words import say
+from orchestrator.client.view.log_line import LineStyle, format_block
 from orchestrator.client.view.output import Output, wants_colour
-from orchestrator.client.view.plain import AttemptMarks, LineStyle, format_block
+from orchestrator.client.view.plain import AttemptMarks
 from orchestrator.core.errors import ExitCode, UsageError
 from orchestrator.links.signal_inbox import SignalInbox
 from orchestrator.store.logs.query import (

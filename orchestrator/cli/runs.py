@@ -50,7 +50,7 @@ def status(
 
 def _watch(run: api.Run, screen: Screen) -> int:
     """Redraw the table until the run ends or the user leaves."""
-    # Only here: a plain `orch status` is quick, and never loads what talks to other processes.
+    # Imported only here, so that a plain `orch status` starts quickly.
     from orchestrator.cli.keys import pressed_keys
     from orchestrator.links.signal_inbox import SignalInbox
 

@@ -1,4 +1,4 @@
-"""`orch stacks`: what the tasks of a live run answer, or what was recorded for an ended one."""
+"""`orch stacks`: the stacks of a live run's tasks, or those recorded for an ended run."""
 
 from __future__ import annotations
 

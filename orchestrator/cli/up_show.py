@@ -10,8 +10,8 @@ from orchestrator.cli.keys import pressed_keys
 from orchestrator.cli.parameters import Screen
 from orchestrator.client.api import Run
 from orchestrator.client.foreground import follow_to_end
+from orchestrator.client.view.log_line import LineStyle
 from orchestrator.client.view.output import Output, wants_colour
-from orchestrator.client.view.plain import LineStyle
 from orchestrator.client.view.terminal import TerminalView, View, open_view
 from orchestrator.links.signal_inbox import SignalInbox
 from orchestrator.links.supervisor_link import SupervisorLink

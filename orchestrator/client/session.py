@@ -133,7 +133,7 @@ class Session:
             raise
 
     def _drop_supervisor(self, patience_s: float) -> None:
-        """Close the stream, on which the supervisor stops everything; wait up to `patience_s` for its exit."""
+        """Close the stream, which makes the supervisor stop everything; wait up to `patience_s` for its exit."""
         supervisor, self._supervisor = self._supervisor, None
         if supervisor is not None:
             supervisor.close()

@@ -47,7 +47,7 @@ class SignalInbox:
         """For the end of a process whose exit code is known: signals no longer change it.
 
         Inside the block one signal is ignored, and a second one exits at once with `exit_code`. After it all are
-        ignored.
+        ignored, also after the inbox's own `with`: a process that continues restores its handlers itself.
         """
 
         def ignore_first(number: int, frame: FrameType | None) -> None:

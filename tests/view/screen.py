@@ -13,8 +13,8 @@ from typing import Self
 
 import pyte
 
+from orchestrator.client.view.log_line import LineStyle
 from orchestrator.client.view.output import Output
-from orchestrator.client.view.plain import LineStyle
 from orchestrator.client.view.terminal import TerminalView
 
 

@@ -12,8 +12,9 @@ import pytest
 from moments import exited, moment, progressed, running
 from screen import Screen, Watched
 
+from orchestrator.client.view.log_line import LineStyle
 from orchestrator.client.view.output import Output, is_capable, wants_colour
-from orchestrator.client.view.plain import LineStyle, PlainView
+from orchestrator.client.view.plain import PlainView
 from orchestrator.client.view.terminal import TerminalView, open_view
 from orchestrator.core.state.events import Progress
 from orchestrator.request.settings.request import ColorMode

@@ -1,4 +1,7 @@
-"""TF_CONFIG: the tasks of a TensorFlow cluster and their addresses, checked before anything starts."""
+"""TF_CONFIG: the tasks of a TensorFlow cluster and their addresses, checked before anything starts.
+
+core/plan/plan.py makes those of a run.
+"""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class TaskState:
     full_disk: the full disk that it writes to
     course: the training steps it has done
     restarts: its own restarts and those of the run
-    before_restart: its state after the failure, while it waits for its restart
+    before_restart: the failed state, kept while the task waits for its restart
     """
 
     plan: PlannedTask
