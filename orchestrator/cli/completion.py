@@ -1,20 +1,20 @@
-"""Completion of RUN, TASK and signals in the shell. Errors must not reach the shell."""
+"""Completion of RUN, TASK and signals in the shell: plain words only, and no errors."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import typer
 
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z", re.ASCII)
+# zsh evaluates the words that it is given; bash expands patterns in them. Directories may have any name.
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:[0-9]+)?\Z", re.ASCII)
 
 
 def run_words(incomplete: str) -> list[str]:
     """Return names of runs, live ones first, and ids if `incomplete` is the beginning of one."""
     try:
-        # A damaged run.json may contain text that is not safe in a shell.
-        return [word for word in dict.fromkeys(_run_words(incomplete)) if _PLAIN.match(word)]
+        return _plain(_run_words(incomplete))
     except OSError:
         return []
 
@@ -24,9 +24,8 @@ def log_words(context: typer.Context, incomplete: str) -> list[str]:
     given = [str(word) for word in context.params.get("words") or ()]
     try:
         runs = [] if given else run_words(incomplete)
-        return runs + [
-            task for task in _task_words(given[0] if given else None) if task.startswith(incomplete)
-        ]
+        tasks = _task_words(given[0] if given else None)
+        return runs + _plain(task for task in tasks if task.startswith(incomplete))
     except OSError:
         return []
 
@@ -37,6 +36,11 @@ def signal_words(incomplete: str) -> list[str]:
 
     prefix = "SIG" if incomplete.startswith("SIG") else ""
     return [name for name in (prefix + short for short in short_names()) if name.startswith(incomplete)]
+
+
+def _plain(words: Iterable[str]) -> list[str]:
+    """Return each word once, without those that a shell could evaluate."""
+    return [word for word in dict.fromkeys(words) if _PLAIN.match(word)]
 
 
 def _run_words(incomplete: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ from orchestrator.cli.words import print_json, report_end, say
 from orchestrator.client import api
 from orchestrator.client.stop import Ended
 from orchestrator.core.errors import ExitCode, NoSuchRun, UsageError
-from orchestrator.core.state.result import signal_name
+from orchestrator.core.state.result import left_advice, left_text, signal_name
 from orchestrator.core.text.durations import parse_duration
 from orchestrator.core.text.signal_names import parse_signal
 from orchestrator.store.runs import catalog
@@ -33,15 +33,19 @@ def down(
         if run is not None:
             raise
         sweep(runs)
-        document: dict[str, object] = {"run": None, "ended": [], "swept": 0}
+        document: dict[str, object] = {"run": None, "ended": [], "swept": 0, "left": []}
         return _answer(screen, document, "no run here to stop")
     ended = found.down(force)
     sweep(runs)
-    document = {"run": ended.run_id, "ended": list(ended.tasks), "swept": ended.swept}
-    return _answer(screen, document, _ended_text(ended))
+    left = [process.model_dump(mode="json") for process in ended.left]
+    document = {"run": ended.run_id, "ended": list(ended.tasks), "swept": ended.swept, "left": left}
+    _answer(screen, document, _ended_text(ended))
+    return ExitCode.ORCH if ended.left else ExitCode.OK
 
 
 def _ended_text(ended: Ended) -> str:
+    if ended.left:
+        return f"{ended.run_id}: {left_text(ended.left)}. {left_advice(ended.left)}"
     if ended.tasks:
         return f"{ended.run_id}: stopped {', '.join(ended.tasks)}; no process is left"
     if ended.swept:

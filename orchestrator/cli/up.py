@@ -68,13 +68,17 @@ def _asks_for_help(command: list[str] | None) -> bool:
 def _show_plan(flags: dict[str, Any], screen: Screen) -> int:
     from orchestrator.cli.words import print_json, print_lines, say
     from orchestrator.client.view.safe_text import safe
+    from orchestrator.host import programs
     from orchestrator.host.checks import CHECKS_OF_CONFIG, refuse_problems
     from orchestrator.host.checks.context import Context
     from orchestrator.request.settings import settings
     from orchestrator.request.settings.config_document import config_document, config_lines, placeholder_plan
     from orchestrator.store.runs.paths import RunPaths, runs_dir
 
-    request = settings.load(flags, os.environ, Path.cwd())
+    # The interpreter that a directory names may be any program.
+    request = settings.load(
+        flags, os.environ, Path.cwd(), lambda python: programs.is_on_path(python, os.environ)
+    )
     refuse_problems(Context(request.spec, os.environ), CHECKS_OF_CONFIG)
     layout = RunPaths((request.spec.log_dir or runs_dir()) / f"{request.spec.name}-PLACEHOLDER")
     plan = placeholder_plan(request.spec, layout, os.environ)

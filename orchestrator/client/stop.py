@@ -11,10 +11,11 @@ from pathlib import Path
 from orchestrator.core.errors import EngineError
 from orchestrator.core.job.choices import DEFAULT_GRACE_S
 from orchestrator.core.state.events import StopReason
+from orchestrator.core.state.result import LeftProcess
 from orchestrator.links.control import StopOrder, request
 from orchestrator.store.runs import lost_runs
+from orchestrator.store.runs.leftovers import Swept, end_leftovers, processes_left
 from orchestrator.store.runs.liveness import Liveness, signal_supervisor
-from orchestrator.store.runs.lost_runs import end_leftovers
 from orchestrator.store.runs.reader import RunView
 
 _POLL_S = 0.02
@@ -27,13 +28,14 @@ _LONGEST_GRACE_S = 1e9
 
 @dataclass(frozen=True)
 class Ended:
-    """The result of a stop: the tasks that were running, as far as they are known, and the number of processes
-    (`swept`) that a lost run had left behind."""
+    """The result of a stop: the tasks that were running, as far as they are known, the number of processes
+    (`swept`) that a lost run had left behind, and those of other users that are still running (`left`)."""
 
     run_id: str
     tasks: tuple[str, ...]
     swept: int
     was_live: bool
+    left: tuple[LeftProcess, ...] = ()
 
 
 def stop_run(view: RunView, force: bool) -> Ended:
@@ -47,10 +49,22 @@ def stop_run(view: RunView, force: bool) -> Ended:
         running = tuple(task.name for task in view.state.tasks.values() if not task.phase.is_end)
         _ask_until_gone(view, force)
         # Without a result the supervisor was killed, perhaps just now.
-        swept = end_leftovers(view.record.id) if view.can_be_swept and view.result() is None else 0
+        swept = end_leftovers(view.paths) if view.can_be_swept and view.result() is None else Swept()
+        left = _processes_left(view, swept)
         lost_runs.close_lost_runs()
         view.refresh()
-    return Ended(view.record.id, running, swept, was_live)
+    return Ended(view.record.id, running, swept.ended, was_live, left)
+
+
+def _processes_left(view: RunView, swept: Swept) -> tuple[LeftProcess, ...]:
+    """Return the run's processes that are still running, as far as they are known."""
+    if not view.can_be_swept:
+        return ()
+    view.refresh()
+    tasks = view.state.tasks.values()
+    sessions = {task.pid: task.start_ticks for task in tasks if task.pid and task.start_ticks}
+    result = view.result()
+    return processes_left((*swept.left, *(result.left if result else ())), sessions)
 
 
 def _ask_until_gone(view: RunView, force: bool) -> None:
@@ -68,7 +82,7 @@ def _ask_until_gone(view: RunView, force: bool) -> None:
         if not has_order and now >= signal_due:
             if liveness is Liveness.UNKNOWN:
                 raise unknown_liveness(view)
-            signal_supervisor(view.record, signal.SIGTERM)
+            signal_supervisor(view.record, view.paths, signal.SIGTERM)
             # The second SIGTERM kills.
             signal_due = now + _LISTENS_WITHIN_S if force else deadline
         time.sleep(_POLL_S)

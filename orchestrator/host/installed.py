@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -21,11 +21,12 @@ TESTED_TENSORFLOW = ((2, 20), (2, 21))
 _TENSORBOARD = "programs/serve_tensorboard.py"
 # Seconds. It takes a tenth of a second on an idle machine.
 _ANSWER_S = 10.0
+# Under -I. The user's site and PYTHONPATH are added behind the standard library, so that no module of them is imported.
 _QUESTION = """
 import json, site, sys
 from importlib import metadata, util
 if sys.prefix == sys.base_prefix:
-    sys.path.append(site.getusersitepackages())
+    site.addsitedir(site.getusersitepackages())
 sys.path.extend(sys.argv[2:])
 version = None
 for name in json.loads(sys.argv[1]):
@@ -34,11 +35,9 @@ for name in json.loads(sys.argv[1]):
         break
     except metadata.PackageNotFoundError:
         pass
-print(json.dumps({"tensorflow": version, "tf_keras": util.find_spec("tf_keras") is not None}))
+found = {name: util.find_spec(name) is not None for name in ("tf_keras", "tensorboard")}
+print(json.dumps({"tensorflow": version, **found}))
 """
-_HAS_TENSORBOARD = (
-    "import sys; from importlib.util import find_spec; sys.exit(find_spec('tensorboard') is None)"
-)
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,7 @@ class Installed:
 
     tensorflow: str | None
     tf_keras: bool
+    tensorboard: bool = False
 
     @property
     def keras_is_3(self) -> bool:
@@ -57,16 +57,31 @@ class Installed:
         return not all(number.isdecimal() for number in numbers) or tuple(map(int, numbers)) >= (2, 16)
 
 
-def installed_for(python: str, environ: Mapping[str, str]) -> Installed | None:
-    """Ask the interpreter itself, unless it is orch's own. None if it does not answer."""
+# Installed, if an interpreter that was not started has everything.
+ASSUMED = Installed(None, tf_keras=True, tensorboard=True)
+
+
+def is_own(python: str) -> bool:
+    """Whether it is orch's own interpreter, which need not be started."""
     # Not resolved: a virtual environment's python is a link to that of another.
-    if Path(os.path.abspath(python)) == Path(os.path.abspath(sys.executable)):  # noqa: PTH100
-        return Installed(tensorflow_version(), importlib.util.find_spec("tf_keras") is not None)
+    return Path(os.path.abspath(python)) == Path(os.path.abspath(sys.executable))  # noqa: PTH100
+
+
+def installed_for(python: str, environ: Mapping[str, str]) -> Installed | None:
+    """Ask the interpreter itself, unless it is orch's own. None if it does not answer.
+
+    `environ` is the tasks'. Only its PYTHONPATH counts: other variables of it could make the interpreter run code.
+    """
+    if is_own(python):
+        tf_keras, tensorboard = (
+            importlib.util.find_spec(name) is not None for name in ("tf_keras", "tensorboard")
+        )
+        return Installed(tensorflow_version(), tf_keras, tensorboard)
     paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    output = _ask([python, "-I", "-c", _QUESTION, json.dumps(TENSORFLOW_DISTRIBUTIONS), *paths], environ)
+    output = _ask([python, "-I", "-c", _QUESTION, json.dumps(TENSORFLOW_DISTRIBUTIONS), *paths])
     try:
         answer = json.loads(output or b"")
-        return Installed(answer["tensorflow"], answer["tf_keras"])
+        return Installed(answer["tensorflow"], answer["tf_keras"], answer["tensorboard"])
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -105,7 +120,9 @@ def has_tensorflow() -> bool:
 
 
 def find_tensorboard(
-    commands: Iterable[Command], environ: Mapping[str, str], own: str | None = sys.executable
+    commands: Iterable[Command],
+    installed: Callable[[str], Installed | None],
+    own: str | None = sys.executable,
 ) -> TensorBoard:
     """The first of the commands' interpreters that has the package, else orch's `own`, else an empty TensorBoard."""
     package = importlib.util.find_spec("worker")
@@ -113,19 +130,18 @@ def find_tensorboard(
         return TensorBoard()
     program = str(Path(package.origin).parent / _TENSORBOARD)
     for python in dict.fromkeys(each.interpreter[0] for each in commands if each.interpreter):
-        if python != own and _ask([python, "-c", _HAS_TENSORBOARD], environ) is not None:
+        if python != own and (has := installed(python)) is not None and has.tensorboard:
             return TensorBoard(python=python, program=program)
     if own is not None and importlib.util.find_spec("tensorboard") is not None:
         return TensorBoard(python=own, program=program)
     return TensorBoard()
 
 
-def _ask(argv: list[str], environ: Mapping[str, str]) -> bytes | None:
+def _ask(argv: list[str]) -> bytes | None:
     """The output of a command; None if it fails or takes too long."""
     try:
         return subprocess.run(
             argv,
-            env=dict(environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_ANSWER_S,

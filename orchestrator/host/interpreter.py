@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -17,24 +18,24 @@ _PATIENCE_S = 10.0
 _KERAS = ("keras", "keras-nightly")
 _DISTRIBUTIONS = (*TENSORFLOW_DISTRIBUTIONS, *_KERAS, "tf_keras", "numpy", "nvidia-cudnn-cu12")
 _MODULES = ("tensorflow", "keras", "tf_keras")
-# Runs on Python 3.8 and newer. Not with -I: the tasks use the user's site and PYTHONPATH, too. The directory that -c
-# adds to the path is removed, because a script has its own directory there instead.
+# Runs on Python 3.8 and newer, under -I: no module of the current directory or PYTHONPATH is imported. The tasks use
+# PYTHONPATH and the user's site, too, so packages are looked up there.
 _PROGRAM = """
-import sys
-if sys.path[:1] == [""]:
-    del sys.path[0]
-import json
-from importlib import metadata, util
+import json, site, sys
+from importlib import machinery, metadata, util
+if sys.prefix == sys.base_prefix and not sys.flags.no_site:
+    site.addsitedir(site.getusersitepackages())
+places = sys.argv[2:] + sys.path
 
 def version(name):
     try:
-        return metadata.version(name)
+        return next(iter(metadata.distributions(name=name, path=places))).version
     except Exception:
         return None
 
 def can_import(name):
     try:
-        found = util.find_spec(name)
+        found = machinery.PathFinder.find_spec(name, places) or util.find_spec(name)
     except Exception:
         return False
     return found is not None and found.origin is not None
@@ -92,12 +93,16 @@ def version_pair(version: str) -> tuple[int, int]:
 def ask_interpreter(
     python: Sequence[str], environ: Mapping[str, str], directory: Path, patience_s: float = _PATIENCE_S
 ) -> Interpreter:
-    """Ask `python` (the program and its own options) in `directory`. Never raises: `error` says what failed."""
+    """Ask `python` (the program and its own options) in `directory`. Never raises: `error` says what failed.
+
+    `environ` is the tasks'. Only its PYTHONPATH counts: other variables of it could make the interpreter run code.
+    """
+    search = "" if {"-E", "-I"} & set(python) else environ.get("PYTHONPATH", "")
+    places = [str(directory / place) for place in search.split(os.pathsep) if place]
     try:
         done = subprocess.run(
-            [*python, "-c", _PROGRAM, _QUESTION],
+            [*python, "-I", "-c", _PROGRAM, _QUESTION, *places],
             cwd=directory,
-            env=dict(environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=patience_s,

@@ -34,6 +34,17 @@ def user_python(environ: Mapping[str, str], path: str) -> str:
     return str(Path(found).absolute()) if found else sys.executable
 
 
+def is_on_path(python: str, environ: Mapping[str, str]) -> bool:
+    """Whether it is a Python of the active virtual environment or of an absolute directory on PATH: one that the user
+    chose, not the current directory."""
+    places = [
+        place for place in environ.get("PATH", os.defpath).split(os.pathsep) if Path(place).is_absolute()
+    ]
+    if active := environ.get("VIRTUAL_ENV"):
+        places.append(f"{active}/bin")
+    return bool(PYTHON.match(Path(python).name)) and Path(python).parent in map(Path, places)
+
+
 def require_script(word: str, cwd: Path) -> None:
     """Check for a Python script, or a directory with a __main__.py."""
     path = cwd / word

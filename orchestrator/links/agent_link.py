@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from orchestrator.core.job.choices import NetworkOption
 from orchestrator.core.progress.reported import parse_progress
 from orchestrator.core.state.events import ProcessOrigin, Progress
+from orchestrator.core.state.result import LeftProcess
 
 _READ_BYTES = 1 << 16
 
@@ -143,10 +144,11 @@ class Stacked(_Message):
 
 
 class Empty(_Message):
-    """No process of the attempt is left on the host."""
+    """No process of the attempt is left on the host, but for those in `left`, which run under another user."""
 
     type: Literal["empty"]
     swept: int
+    left: tuple[LeftProcess, ...] = ()
 
 
 AgentMessage = (

@@ -19,7 +19,11 @@ _also_accepted: set[int] = set()
 
 def is_own(status: os.stat_result) -> bool:
     """True if the file belongs to this user, or to one that accept_owner() named."""
-    return status.st_uid == os.geteuid() or status.st_uid in _also_accepted
+    return is_own_user(status.st_uid)
+
+
+def is_own_user(uid: int) -> bool:
+    return uid == os.geteuid() or uid in _also_accepted
 
 
 def accept_owner(path: Path) -> None:

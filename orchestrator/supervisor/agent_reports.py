@@ -213,4 +213,4 @@ class AgentReports:
         if message.swept and self._lifecycle.state.teardown is TeardownReason.FINISHED:
             text = f"killed {counted(message.swept, 'process', 'processes')} that the tasks had left running"
             self._append(events.Noticed(**now(), text=text))
-        self._append(events.TeardownEnded(**now(), swept=message.swept))
+        self._append(events.TeardownEnded(**now(), swept=message.swept, left=message.left))

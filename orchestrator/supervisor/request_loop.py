@@ -20,9 +20,9 @@ from orchestrator.core.state.state import RunState, apply
 from orchestrator.links.client_link import ClientLink, Lifetime, Request, unpack_environ
 from orchestrator.store.files import make_private
 from orchestrator.store.runs.catalog import live_runs
+from orchestrator.store.runs.leftovers import end_leftovers
 from orchestrator.store.runs.liveness import start_ticks
 from orchestrator.store.runs.locks import Lock, lock_name
-from orchestrator.store.runs.lost_runs import end_leftovers
 from orchestrator.store.runs.paths import runs_dir
 from orchestrator.store.runs.record import RunRecord, boot_id
 from orchestrator.store.runs.writer import RunStore, new_run_id
@@ -96,12 +96,12 @@ def _result_after_error(
     spec: JobSpec, store: RunStore, state: RunState, error: Exception, took_s: float
 ) -> RunResult:
     """Kill what is left of the run after an error of orch's own, and write the result as far as it is known."""
-    end_leftovers(store.paths.run_id, ancestor_pid=os.getpid())
+    swept = end_leftovers(store.paths, ancestor_pid=os.getpid())
     reason = f"{type(error).__name__}: {error}"
     text = f"the supervisor could not go on ({reason}); see {store.paths.supervisor_log}"
     cause = Cause(task=None, kind=CauseKind.ORCH, text=text)
     result = _known_result(spec, store.paths.run_id, state, took_s).model_copy(
-        update={"outcome": "failed", "exit_code": ExitCode.ORCH, "cause": cause}
+        update={"outcome": "failed", "exit_code": ExitCode.ORCH, "cause": cause, "left": swept.left}
     )
     store.append(RunEndedEvent(**now(), outcome="failed", exit_code=ExitCode.ORCH))
     store.write_result(result)

@@ -33,7 +33,7 @@ from orchestrator.links.agent_link import Held
 from orchestrator.links.client_link import ClientLink, Lifetime
 from orchestrator.links.control import StopOrder
 from orchestrator.links.signal_inbox import SignalInbox
-from orchestrator.store.runs.lost_runs import end_leftovers
+from orchestrator.store.runs.leftovers import end_leftovers
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
 from orchestrator.supervisor.agent_orders import Attempts, HostAgent
@@ -226,8 +226,8 @@ class Supervisor:
         """Kill the run's processes without the agent: children of this subreaper, or marked with the run's id."""
         self._end_agent()
         self._stacks.cancel_all()
-        swept = end_leftovers(self._store.paths.run_id, ancestor_pid=os.getpid())
-        self._queue.append(events.TeardownEnded(**now(), swept=swept))
+        swept = end_leftovers(self._store.paths, ancestor_pid=os.getpid())
+        self._queue.append(events.TeardownEnded(**now(), swept=swept.ended, left=swept.left))
 
     def _finish(self, result: RunResult) -> None:
         for task in self.state.tasks:

@@ -48,7 +48,7 @@ class TensorBoardTask:
             StartOrder(
                 task=TASK,
                 argv=self._asked.argv(str(self._paths.tensorboard), self._port),
-                env={"ORCH_RUN_ID": self._paths.run_id},
+                env={"ORCH_RUN_ID": self._paths.run_id, "ORCH_RUN_DIR": str(self._paths.root)},
                 cwd=str(self._paths.root),
                 log=str(self._paths.tensorboard_log),
                 port=self._port,

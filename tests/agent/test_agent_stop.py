@@ -21,7 +21,8 @@ from agent_driving import (
 from waiting import lives, until, until_gone
 
 from orchestrator.links.agent_link import Empty, Exited, Started
-from orchestrator.store.runs.lost_runs import end_leftovers
+from orchestrator.store.runs.leftovers import end_leftovers
+from orchestrator.store.runs.paths import RunPaths
 
 
 def test_tasks_that_stop_in_time_are_not_killed(agent: Driver) -> None:
@@ -122,9 +123,10 @@ def test_sigterm_to_the_agent_ends_all_and_blames_no_task(agent: Driver) -> None
 
 
 def test_tasks_die_with_a_killed_agent_and_orphans_can_be_swept(agent: Driver) -> None:
-    run_id = f"{agent.directory.name}-{agent.pid}"  # what is swept is swept on the whole machine
-    agent.start("a", python(DAEMONISES), {"ORCH_RUN_ID": run_id})
-    agent.start("b", python(DEAF), {"ORCH_RUN_ID": run_id})
+    run = RunPaths(agent.directory / "run-1")
+    marks = {"ORCH_RUN_ID": run.run_id, "ORCH_RUN_DIR": str(run.root)}
+    agent.start("a", python(DAEMONISES), marks)
+    agent.start("b", python(DEAF), marks)
     agent.wait_for_line("b")
     grandchild = agent.grandchild_of("a")
     pids = [agent.pid_of(name) for name in "ab"]
@@ -132,9 +134,9 @@ def test_tasks_die_with_a_killed_agent_and_orphans_can_be_swept(agent: Driver) -
     until_gone(*pids)
     # Daemonised, it is out of the kernel's reach: this is what the sweep is for.
     assert lives(grandchild)
-    assert end_leftovers("another-run") == 0
+    assert end_leftovers(RunPaths(agent.directory / "another-run")).ended == 0
     assert lives(grandchild)
-    assert end_leftovers(run_id) == 1
+    assert end_leftovers(run).ended == 1
     assert not lives(grandchild)
 
 

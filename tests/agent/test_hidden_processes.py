@@ -26,7 +26,8 @@ import json, os, subprocess, sys
 from pathlib import Path
 try: Path("/proc/1/stat").read_bytes(); hidden = False
 except PermissionError: hidden = True
-from orchestrator.store.runs.lost_runs import end_leftovers
+from orchestrator.store.runs.leftovers import end_leftovers
+from orchestrator.store.runs.paths import RunPaths
 from worker.agent.processes import all_processes, descendants, read_stat, tree_states
 def started(**marks):
     # Once it has spoken its exec is over: before, its environment may still read as empty.
@@ -37,13 +38,13 @@ def started(**marks):
     child.stdout.readline()
     return child
 child = started()
-stray = started(ORCH_RUN_ID="run-1")
+stray = started(ORCH_RUN_ID="run-1", ORCH_RUN_DIR="/state/run-1")
 seen = all_processes()
 below = sorted(stat.pid for stat in descendants(os.getpid(), seen))
-ended_strays = end_leftovers("run-1")
+ended_strays = end_leftovers(RunPaths(Path("/state/run-1"))).ended
 stray.wait(60)
 child_lived = child.poll() is None
-ended_below = end_leftovers("another", ancestor_pid=os.getpid())
+ended_below = end_leftovers(RunPaths(Path("/state/another")), ancestor_pid=os.getpid()).ended
 print(json.dumps({
     "hidden": hidden, "first": read_stat(1) is not None, "below": below == sorted([child.pid, stray.pid]),
     "state_of_hidden": tree_states([1], seen)[1], "ended_strays": ended_strays,

@@ -12,7 +12,14 @@ import pytest
 from agent_driving import SLEEPER, Driver, python
 from waiting import until
 
-from worker.agent.processes import all_processes, descendants, proportional_bytes, read_stat, send_signal
+from worker.agent.processes import (
+    Delivery,
+    all_processes,
+    descendants,
+    proportional_bytes,
+    read_stat,
+    send_signal,
+)
 from worker.agent.sampling import Sample, Sampler
 from worker.agent.task_process import TaskProcess
 
@@ -198,11 +205,11 @@ def test_recycled_pid_is_never_signalled() -> None:
         stat = read_stat(task.pid)
         assert stat is not None
         stranger = type(stat)(stat.pid, stat.state, stat.parent, stat.cpu_s, stat.start_ticks - 1)
-        assert not send_signal(stranger, 9)
+        assert send_signal(stranger, 9) is Delivery.GONE
         assert psutil.Process(task.pid).is_running()
-        assert send_signal(stat, 9)
+        assert send_signal(stat, 9) is Delivery.SENT
         until(lambda: psutil.Process(task.pid).status() == psutil.STATUS_ZOMBIE)
-        assert not send_signal(stat, 9)
+        assert send_signal(stat, 9) is Delivery.GONE
 
 
 @pytest.mark.parametrize("pid", [2**22 - 1])

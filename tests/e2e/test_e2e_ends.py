@@ -210,6 +210,7 @@ def test_down_with_force(orch: Orch) -> None:
         "run": orch.run_dir().name,
         "ended": ["worker:0", "worker:1"],
         "swept": 0,
+        "left": [],
     }
     assert started.finish().code == 143
 

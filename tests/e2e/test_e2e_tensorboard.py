@@ -15,7 +15,7 @@ from waiting import until
 
 from orchestrator.core.job.choices import NetworkOption
 from orchestrator.core.job.tensorboard import TensorBoard
-from orchestrator.host.installed import find_tensorboard
+from orchestrator.host.installed import find_tensorboard, installed_for
 
 pytestmark = pytest.mark.timeout(400)
 # TensorBoard imports many modules first, on a machine that may be busy.
@@ -104,11 +104,11 @@ def test_missing_tensorboard_package_is_noted(tmp_path: Path) -> None:
         serves=True,
         interpreter=(str(without),),
     )
-    none = find_tensorboard([command], {}, own=None)
+    none = find_tensorboard([command], lambda python: installed_for(python, {}), own=None)
     assert none == TensorBoard() and not none.serves(NetworkOption.HOST)
     assert "pip install tensorboard" in (none.note(NetworkOption.HOST) or "")
     # orch's own Python has TensorBoard and is used instead.
-    assert find_tensorboard([command], {}).python == sys.executable
+    assert find_tensorboard([command], lambda python: None).python == sys.executable
 
 
 def test_tensorboard_is_not_served_in_private_network() -> None:

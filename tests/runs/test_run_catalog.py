@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 from run_records import make_run
+from users import ORDINARY
 from waiting import lives, until, until_gone
 
 from orchestrator.core.errors import NoSuchRun
 from orchestrator.core.state.state import RunState
 from orchestrator.store.runs import catalog, lost_runs
-from orchestrator.store.runs.paths import runs_dir
+from orchestrator.store.runs.leftovers import end_leftovers
+from orchestrator.store.runs.paths import RunPaths, runs_dir
 from orchestrator.store.runs.run_end import result_from_events
 from orchestrator.store.runs.writer import RunStore
 
@@ -128,11 +130,12 @@ def test_live_runs_of_a_name_are_found(stores: ExitStack) -> None:
 
 
 @contextmanager
-def leftover(run_id: str) -> Iterator[int]:
-    """Start a process with the run's id in its environment and yield its pid."""
-    with subprocess.Popen(["sleep", "600"], env={**os.environ, "ORCH_RUN_ID": run_id}) as process:
+def leftover(run: RunPaths, user: int | None = None, **marks: str) -> Iterator[int]:
+    """Start a process of the run, as far as its environment says, and yield its pid."""
+    environ = {**os.environ, "ORCH_RUN_ID": run.run_id, "ORCH_RUN_DIR": str(run.root), **marks}
+    with subprocess.Popen(["sleep", "600"], env=environ, user=user, cwd="/") as process:
         # During its exec it has no visible environment.
-        mark = f"ORCH_RUN_ID={run_id}\0".encode()
+        mark = f"ORCH_RUN_ID={run.run_id}\0".encode()
         until(lambda: mark in Path(f"/proc/{process.pid}/environ").read_bytes())
         try:
             yield process.pid
@@ -143,15 +146,41 @@ def leftover(run_id: str) -> Iterator[int]:
 def test_sweep_ends_processes_of_lost_runs_only(stores: ExitStack) -> None:
     lost = ended(1.0)
     alive = live(stores, 2.0)
-    with leftover(lost.paths.run_id) as lost_pid, leftover(alive.paths.run_id) as live_pid:
+    with leftover(lost.paths) as lost_pid, leftover(alive.paths) as live_pid:
         assert lost_runs.sweep_lost_runs() == [(lost.paths.run_id, 1)]
         until_gone(lost_pid)
         assert lives(live_pid)
 
 
+def test_sweep_leaves_the_processes_of_another_state_directory_with_the_same_run_id(tmp_path: Path) -> None:
+    lost = ended(1.0)
+    with leftover(lost.paths, ORCH_RUN_DIR=str(tmp_path / lost.paths.run_id)) as pid:
+        assert lost_runs.sweep_lost_runs() == []
+        assert lives(pid)
+
+
+def test_sweep_finds_its_run_by_another_path_of_the_same_directory(tmp_path: Path) -> None:
+    lost = ended(1.0)
+    (tmp_path / "link").symlink_to(lost.paths.root.parent)
+    with leftover(lost.paths, ORCH_RUN_DIR=str(tmp_path / "link" / lost.paths.run_id)):
+        assert lost_runs.sweep_lost_runs() == [(lost.paths.run_id, 1)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to start a process of another user")
+def test_sweep_leaves_and_names_the_processes_of_another_user() -> None:
+    lost = ended(1.0)
+    with leftover(lost.paths, user=ORDINARY) as pid:
+        swept = end_leftovers(lost.paths)
+        assert swept.ended == 0
+        assert [(each.pid, each.user, each.command) for each in swept.left] == [
+            (pid, str(ORDINARY), "sleep 600")
+        ]
+        assert lives(pid)
+
+
 def test_sweep_ignores_runs_of_another_boot(stores: ExitStack) -> None:
     lost = ended(1.0, boot="another")
-    with leftover(lost.paths.run_id) as pid:
+    with leftover(lost.paths) as pid:
         assert lost_runs.sweep_lost_runs() == []
         assert lives(pid)
 

@@ -49,7 +49,7 @@ def test_record_of_another_origin_is_printed_safely(orch: Orch) -> None:
         "versions": {HOSTILE: HOSTILE},
     }
     record.write_text(json.dumps(changed))
-    assert run_words("") == []
+    assert run_words("") == [orch.directory.name], "the name comes from the directory"
     for words in (("status",), ("ls",), ("prune", "--dry-run", "--keep", "0")):
         done = orch(*words)
         assert not set(done.out + done.err) & {"\x1b", "\x07", "\x9b", *REVERSING}, words

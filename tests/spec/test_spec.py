@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from spec_making import MakeSpec
 
 from orchestrator.core.job.roles import MOST_TASKS
-from orchestrator.core.job.spec import JobSpec, default_name
+from orchestrator.core.job.run_name import default_name
+from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.text.secrets import mask_secrets
 
 

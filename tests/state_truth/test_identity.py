@@ -9,7 +9,9 @@ import os
 import platform
 import signal
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,31 @@ from orchestrator.store.runs.liveness import Liveness, is_supervisor_alive, sign
 from orchestrator.store.runs.paths import RunPaths
 from orchestrator.store.runs.reader import RunView
 from orchestrator.store.runs.record import boot_id
+
+_HOLDS = """
+import fcntl, sys, time
+file = open(sys.argv[1])
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held")
+time.sleep(600)
+"""
+Start = Callable[[RunPaths], subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start_holder() -> Iterator[Start]:
+    """Start a process that holds the run's lock, as its supervisor does. The lock file is removed afterwards."""
+    with ExitStack() as started:
+
+        def start(paths: RunPaths) -> subprocess.Popen[bytes]:
+            words = [sys.executable, "-uISc", _HOLDS, str(paths.lock)]
+            process = started.enter_context(subprocess.Popen(words, stdout=subprocess.PIPE))
+            started.callback(process.kill)
+            assert process.stdout is not None and process.stdout.readline()
+            paths.lock.unlink()
+            return process
+
+        yield start
 
 
 @pytest.fixture
@@ -41,30 +68,60 @@ def change(paths: RunPaths, **fields: object) -> RunView:
     return view
 
 
-def test_supervisor_process_is_recognized(
-    made: Made, place: Place, other_process: subprocess.Popen[bytes]
+def naming(paths: RunPaths, process: subprocess.Popen[bytes]) -> RunView:
+    """The run with a record that names this process as its supervisor."""
+    return change(paths, supervisor_pid=process.pid, supervisor_start_ticks=start_ticks(process.pid))
+
+
+def test_supervisor_process_is_recognized_without_its_lock_file(
+    made: Made, place: Place, start_holder: Start
 ) -> None:
-    ticks = start_ticks(other_process.pid)
-    view = change(place(made.lost), supervisor_pid=other_process.pid, supervisor_start_ticks=ticks)
-    assert is_supervisor_alive(view.record)
-    # Its lock is free, as if the lock file had been removed.
+    paths = place(made.lost)
+    holder = start_holder(paths)
+    view = naming(paths, holder)
+    assert is_supervisor_alive(view.record, paths)
     assert view.is_live
-    assert signal_supervisor(view.record, signal.SIGCONT)
-    other_process.kill()
-    until(lambda: not is_supervisor_alive(view.record))  # though its exit status has not been read
+    assert signal_supervisor(view.record, paths, signal.SIGCONT)
+    holder.kill()
+    until(lambda: not is_supervisor_alive(view.record, paths))  # though its exit status has not been read
     assert not view.is_live
-    assert not signal_supervisor(view.record, signal.SIGCONT)
+    assert not signal_supervisor(view.record, paths, signal.SIGCONT)
+
+
+def test_process_that_only_a_record_names_is_not_the_supervisor(
+    made: Made, place: Place, other_process: subprocess.Popen[bytes], cli: Cli
+) -> None:
+    paths = place(made.lost)
+    view = naming(paths, other_process)
+    assert not view.is_live
+    assert not signal_supervisor(view.record, paths, signal.SIGTERM)
+    assert cli("down", "--force", paths.run_id).code == 0
+    assert lives(other_process.pid)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change an owner")
+def test_supervisor_is_not_signalled_for_the_record_of_another_user(
+    made: Made, place: Place, start_holder: Start, cli: Cli
+) -> None:
+    paths = place(made.lost)
+    holder = start_holder(paths)
+    naming(paths, holder)
+    os.chown(paths.record, ORDINARY, ORDINARY)
+    view = RunView.open(paths)
+    assert view is None or not signal_supervisor(view.record, paths, signal.SIGTERM)
+    cli("down", "--force", paths.run_id)
+    assert lives(holder.pid)
 
 
 @pytest.mark.parametrize("other", ["start", "boot", "no start", "no boot"])
 def test_reused_pid_is_not_the_supervisor(
-    other: str, made: Made, place: Place, other_process: subprocess.Popen[bytes], cli: Cli
+    other: str, made: Made, place: Place, start_holder: Start, cli: Cli
 ) -> None:
     paths = place(made.lost)
-    paths.lock.unlink()
-    ticks = start_ticks(other_process.pid)
+    holder = start_holder(paths)
+    ticks = start_ticks(holder.pid)
     assert ticks is not None
-    fields: dict[str, object] = {"supervisor_pid": other_process.pid, "supervisor_start_ticks": ticks}
+    fields: dict[str, object] = {"supervisor_pid": holder.pid, "supervisor_start_ticks": ticks}
     fields |= {
         "start": {"supervisor_start_ticks": ticks + 1},
         "boot": {"boot_id": "another"},
@@ -73,20 +130,18 @@ def test_reused_pid_is_not_the_supervisor(
     }[other]
     view = change(paths, **fields)
     assert not view.is_live
-    assert not signal_supervisor(view.record, signal.SIGKILL)
+    assert not signal_supervisor(view.record, paths, signal.SIGKILL)
     assert cli("down", paths.run_id).code == 0
     assert cli("status", paths.run_id).code == 0
-    assert lives(other_process.pid)
+    assert lives(holder.pid)
 
 
-def test_last_run_of_a_live_session_is_dead(
-    made: Made, place: Place, other_process: subprocess.Popen[bytes]
-) -> None:
+def test_last_run_of_a_live_session_is_dead(made: Made, place: Place, start_holder: Start) -> None:
     paths = place(made.failed)
-    fields = {"supervisor_pid": other_process.pid, "supervisor_start_ticks": start_ticks(other_process.pid)}
-    assert not change(paths, **fields).is_live
+    holder = start_holder(paths)
+    assert not naming(paths, holder).is_live
     paths.result.unlink()
-    assert not change(paths, **fields).is_live
+    assert not naming(paths, holder).is_live
 
 
 def test_run_of_another_boot_is_lost_and_nothing_is_ended(made: Made, place: Place, cli: Cli) -> None:
@@ -119,18 +174,14 @@ def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_process_decides_where_locks_do_not_work(
-    made: Made, place: Place, no_locks: None, other_process: subprocess.Popen[bytes]
+    made: Made, place: Place, no_locks: None, start_holder: Start
 ) -> None:
     paths = place(made.lost)
     assert locks.probe(paths.lock) is locks.Held.UNKNOWN
     view = RunView.open(paths)
     assert view is not None
     assert view.liveness is Liveness.DEAD
-    ticks = start_ticks(other_process.pid)
-    assert (
-        change(paths, supervisor_pid=other_process.pid, supervisor_start_ticks=ticks).liveness
-        is Liveness.LIVE
-    )
+    assert naming(paths, start_holder(paths)).liveness is Liveness.LIVE
 
 
 def test_run_of_unknown_liveness_is_reported_and_left_alone(
@@ -153,16 +204,16 @@ def test_run_is_refused_where_files_cannot_be_locked(no_locks: None, tmp_path: P
         locks.Lock.acquire(tmp_path / "lock")
 
 
-@pytest.mark.parametrize("lock", ["free", "gone", "a directory"])
+@pytest.mark.parametrize("lock", ["replaced", "gone", "a directory"])
 def test_liveness_of_a_newer_run_follows_the_same_rules(
-    lock: str, made: Made, place: Place, other_process: subprocess.Popen[bytes]
+    lock: str, made: Made, place: Place, start_holder: Start
 ) -> None:
     paths = place(made.lost)
-    ticks = start_ticks(other_process.pid)
-    change(paths, supervisor_pid=other_process.pid, supervisor_start_ticks=ticks)
+    holder = start_holder(paths)
+    naming(paths, holder)
     paths.record.write_text(paths.record.read_text().replace('"schema_version": 1', '"schema_version": 99'))
-    if lock != "free":
-        paths.lock.unlink()
+    if lock == "replaced":
+        paths.lock.touch()
     if lock == "a directory":
         paths.lock.mkdir()
     (newer,) = catalog.survey().newer
@@ -171,7 +222,7 @@ def test_liveness_of_a_newer_run_follows_the_same_rules(
     paths.result.write_text("{}")  # the supervisor of a session is still live
     assert not catalog.survey().newer[0].is_live
     paths.result.unlink()
-    other_process.kill()
+    holder.kill()
     until(lambda: not catalog.survey().newer[0].is_live)
 
 

@@ -11,7 +11,7 @@ It exchanges JSON lines with the supervisor over stdin and stdout, each with the
          started {task, pid, start_ticks, method}                   start_failed {task, exit_code, reason, order}
          listening {task}              progress {task, progress}    sample {mono, tasks}
          exited {task, exit_code, signal, order, mono, peers, oom_kills, peak_bytes}
-         disk_full {task, reason}      empty {swept}
+         disk_full {task, reason}      empty {swept, left}
          stacked {task, native, how, state, text, note, file, offset, length}
 
 At end of file, SIGTERM, SIGINT or SIGHUP it ends all tasks and exits. It has one thread, because PR_SET_PDEATHSIG
@@ -35,6 +35,7 @@ from worker.agent.forks import Forked, Forks, NotForked, NotPreloaded, Outcome, 
 from worker.agent.live_tasks import LiveTasks
 from worker.agent.ports import HeldPorts, PortsExhausted, Readiness
 from worker.agent.preload_link import PreloadOrder
+from worker.agent.processes import ProcessStat, describe
 from worker.agent.progress_inbox import ProgressInbox
 from worker.agent.resource_failures import DiskChecks
 from worker.agent.run_logs import open_log
@@ -60,6 +61,7 @@ class Agent:
         self._reported_reasons: set[str] = set()
         self._exits = 0
         self._teardown: Teardown | None = None
+        self._refused: list[ProcessStat] = []
         self._leaving = False
         self._stream = Stream(_STDIN, _STDOUT, self._poller)
         self._readiness = Readiness(time.monotonic())
@@ -340,7 +342,7 @@ class Agent:
         self._stacks.cancel()
         if self._teardown is None:
             spared = None if self._leaving else self._forks.pid
-            self._teardown = Teardown(os.getpid(), now, grace_s, self._failure_grace_s, spared)
+            self._teardown = Teardown(os.getpid(), now, grace_s, self._failure_grace_s, spared, self._refused)
             self._teardown.terminate(self._tasks)
         else:
             self._teardown.hasten(now + grace_s)
@@ -351,9 +353,13 @@ class Agent:
         if teardown is None or not teardown.advance(now, list(self._tasks)):
             return
         self._teardown = None
+        for task in self._tasks:  # of other users: they run on
+            self._stacks.forget(task)
+            self._tasks.remove(task)
+        self._refused += teardown.refused
         self._report_full_disks(float("inf"))
         self._ports.close()
-        self._send("empty", swept=teardown.swept)
+        self._send("empty", swept=teardown.swept, left=[describe(stat) for stat in teardown.refused])
 
     # -- watching
 

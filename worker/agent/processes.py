@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 ZOMBIE, DEAD = "Z", "X"
@@ -15,6 +17,8 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # Upper bound of the size of /proc/PID/stat: 52 numbers and a name.
 _STAT_BYTES = 4096
+# A longer command line is cut in messages.
+_MOST_LETTERS = 200
 
 
 @dataclass(frozen=True)
@@ -102,22 +106,59 @@ def _below(root: int, children: dict[int, list[ProcessStat]]) -> list[ProcessSta
     return found
 
 
-def send_signal(stat: ProcessStat, number: int) -> bool:
+class Delivery(Enum):
+    """What became of a signal: sent; the process is gone; it runs under another user."""
+
+    SENT = "sent"
+    GONE = "gone"
+    REFUSED = "refused"
+
+
+def send_signal(stat: ProcessStat, number: int) -> Delivery:
     """Signal the process that `stat` was read from, never another one with the same pid."""
     try:
         fd = os.pidfd_open(stat.pid)
     except ProcessLookupError:
-        return False
+        return Delivery.GONE
     try:
         now = read_stat(stat.pid)
         if now is None or now.start_ticks != stat.start_ticks or now.is_gone:
-            return False
+            return Delivery.GONE
         signal.pidfd_send_signal(fd, number)
-    except (ProcessLookupError, PermissionError):
-        return False
+    except ProcessLookupError:
+        return Delivery.GONE
+    except PermissionError:
+        return Delivery.REFUSED
     finally:
         os.close(fd)
-    return True
+    return Delivery.SENT
+
+
+def describe(stat: ProcessStat) -> dict[str, object]:
+    """The process for a message: {pid, start_ticks, user, command}."""
+    directory = _PROC / str(stat.pid)
+    try:
+        status = (directory / "status").read_text(errors="replace")
+        command = (
+            (directory / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+        )
+    except OSError:
+        status = command = ""
+    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    uid, name = fields.get("Uid", "").split(), fields.get("Name", "").strip()
+    return {
+        "pid": stat.pid,
+        "start_ticks": stat.start_ticks,
+        "user": _user_name(int(uid[0])) if uid else "unknown",
+        "command": (command or name)[:_MOST_LETTERS],
+    }
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def proportional_bytes(pid: int) -> int:

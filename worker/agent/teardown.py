@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Collection, Iterable
 
-from worker.agent.processes import ProcessStat, all_processes, descendants, send_signal
+from worker.agent.processes import Delivery, ProcessStat, all_processes, descendants, send_signal
 from worker.agent.task_process import TaskProcess
 
 # Interval of checks for remaining processes. Exits of leaders wake the agent; those of an orphan's children may not.
@@ -15,14 +15,23 @@ _CHECK_S = 0.02
 class Teardown:
     """A teardown of all processes below `root`, except `spared`, the preloader.
 
-    `due` is the time of the next advance() (monotonic seconds). `swept` counts processes that outlived their task."""
+    `due` is the time of the next advance() (monotonic seconds). `swept` counts processes that outlived their task.
+    `refused` holds processes of other users, which this one may not end. Those of an earlier teardown are ignored."""
 
     def __init__(
-        self, root: int, now: float, grace_s: float, orphan_grace_s: float, spared: int | None = None
+        self,
+        root: int,
+        now: float,
+        grace_s: float,
+        orphan_grace_s: float,
+        spared: int | None = None,
+        refused_before: Collection[ProcessStat] = (),
     ) -> None:
         self.due = now
         self.swept = 0
         self.is_killing = False
+        self.refused: list[ProcessStat] = []
+        self._refused_before = {(stat.pid, stat.start_ticks) for stat in refused_before}
         self._root = root
         self._spared = spared
         self._deadline = now + grace_s
@@ -44,7 +53,7 @@ class Teardown:
         self._deadline = min(self._deadline, deadline)
 
     def advance(self, now: float, tasks: Collection[TaskProcess]) -> bool:
-        """Do what is due. Return True when no process is left."""
+        """Do what is due. Return True when no process is left, or only those of other users."""
         if not tasks and not self._leaders_gone:
             # All tasks have exited. Orphans that ignore SIGTERM do not get the whole grace.
             self._leaders_gone = True
@@ -57,11 +66,18 @@ class Teardown:
             return True
         if now >= self._deadline:
             self._kill(left, tasks)
+            pids = {stat.pid for stat in self.refused}
+            if pids.issuperset(stat.pid for stat in left) and pids.issuperset(task.pid for task in tasks):
+                return True
         self.due = now + _CHECK_S
         return False
 
     def _left(self) -> list[ProcessStat]:
-        return [stat for stat in descendants(self._root, all_processes()) if stat.pid != self._spared]
+        return [
+            stat
+            for stat in descendants(self._root, all_processes())
+            if stat.pid != self._spared and (stat.pid, stat.start_ticks) not in self._refused_before
+        ]
 
     def _kill(self, left: list[ProcessStat], tasks: Collection[TaskProcess]) -> None:
         first = not self.is_killing
@@ -69,6 +85,10 @@ class Teardown:
         leaders = {task.pid for task in tasks}
         for task in tasks:
             task.signal_group(signal.SIGKILL)
+        self.refused = []
         for stat in left:
-            if send_signal(stat, signal.SIGKILL) and first and stat.pid not in leaders:
-                self.swept += 1
+            match send_signal(stat, signal.SIGKILL):
+                case Delivery.SENT if first and stat.pid not in leaders:
+                    self.swept += 1
+                case Delivery.REFUSED:
+                    self.refused.append(stat)

@@ -50,8 +50,9 @@ def take_over(argv: Sequence[str], env: Mapping[str, str], log: int, progress: i
     os.environ.clear()
     os.environ.update(env)
     os.environ[PROGRESS_FD] = str(progress)
-    # The run's id first, in case the room is too small for all: orch finds leftover processes by it.
-    show_in_proc(argv, {name: os.environ[name] for name in ("ORCH_RUN_ID",) if name in env} | dict(env))
+    # The run first, in case the room is too small for all: orch finds leftover processes by these two.
+    run = {name: env[name] for name in ("ORCH_RUN_ID", "ORCH_RUN_DIR") if name in env}
+    show_in_proc(argv, run | dict(env))
     _renew(sys.modules)
 
 

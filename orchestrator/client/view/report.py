@@ -33,6 +33,8 @@ from orchestrator.core.state.result import (
     RunResult,
     TaskEnd,
     exit_text,
+    left_advice,
+    left_text,
 )
 from orchestrator.core.text.counted import counted
 from orchestrator.store.logs.text import one_line
@@ -100,6 +102,9 @@ def _report(result: RunResult) -> Iterator[list[Cell] | _Field]:
         yield from _first_failure(first, result.cause)
     if result.not_restarted is not None:
         yield _field("not restarted", one_line(result.not_restarted))
+    left = left_text(result.left) if result.left else None
+    if left is not None and (result.cause is None or result.cause.text != left):
+        yield _field("still running", one_line(left), BOLD)
     if result.cause is not None:
         yield _Field("cause", tuple(_cause(result.cause, first, result.tasks)))
     advice = _advice(result)
@@ -138,7 +143,7 @@ def _timing(result: RunResult) -> str:
     parts = []
     if result.detection_s is not None:
         parts.append(f"detected in {short_duration(result.detection_s)}")
-    if result.teardown_s is not None:
+    if result.teardown_s is not None and not result.left:
         parts.append(f"all ended in {short_duration(result.teardown_s)}")
     return f" ({', '.join(parts)})" if parts else ""
 
@@ -207,6 +212,8 @@ def _cause(cause: Cause, first: FirstFailure | None, tasks: tuple[TaskEnd, ...])
 def _advice(result: RunResult) -> str | None:
     if result.first_failure is not None and result.first_failure.advice:
         return result.first_failure.advice
+    if result.left:
+        return left_advice(result.left)
     cause = result.cause
     is_storage = cause is not None and cause.task is None and cause.kind is CauseKind.LIMIT
     return storage_advice(cause.text) if cause is not None and is_storage else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,6 +27,7 @@ from orchestrator.core.job.cpu_budget import Cores
 from orchestrator.core.job.fault import Fault
 from orchestrator.core.job.gpus import GpuChoice, GpuInventory
 from orchestrator.core.job.roles import check_counts
+from orchestrator.core.job.run_name import RunName
 from orchestrator.core.job.start_method import StartMethod
 from orchestrator.core.job.strategy import StrategyChoice
 from orchestrator.core.job.tensorboard import TensorBoard
@@ -39,8 +39,6 @@ NOT_FORKED = StartMethod(fork=False, reason="it is not a Python script")
 # Threads in each pool of a task. Larger numbers are typing errors.
 MOST_THREADS = 4096
 MOST_RESTARTS = 10_000
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z", re.ASCII)
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+", re.ASCII)
 _SET_BY_ORCH = "TF_CONFIG"
 _ORCH_PREFIX = "ORCH_"
 
@@ -58,14 +56,6 @@ def _plain_text(text: str) -> str:
     if "\0" in text:
         raise ValueError("a NUL character cannot be passed to a process")
     return text
-
-
-def _checked_name(name: str) -> str:
-    if not _NAME.match(name):
-        raise ValueError(
-            f'"{name}" is not a name; use 1 to 63 of A-Z a-z 0-9 . _ - and begin with a letter or digit'
-        )
-    return name
 
 
 def _checked_variable(name: str) -> str:
@@ -203,7 +193,7 @@ class JobSpec(BaseModel):
 
     roles: Roles = Field(min_length=1)
     role_settings: RoleTable = Field(default_factory=lambda: MappingProxyType({}))
-    name: Annotated[str, AfterValidator(_checked_name)]
+    name: RunName
     # The user chose the name, so that a live run of that name is a conflict.
     name_is_explicit: bool = False
     command: Command
@@ -318,9 +308,3 @@ def _masked(command: Command) -> Command:
             "start": replace(command.start, preload_env=tuple(mask_secrets(set_by_script).items())),
         }
     )
-
-
-def default_name(directory: Path) -> str:
-    """Return a run's name made of the directory's. Other characters become dashes; `run` if nothing is left."""
-    name = _NOT_IN_NAMES.sub("-", directory.name).lstrip("._-")[:63].rstrip("-")
-    return name or "run"

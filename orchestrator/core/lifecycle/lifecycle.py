@@ -300,6 +300,8 @@ class Lifecycle:
         first = completion.first_failure(self.state, self._ends.done_without)
         blame = self._limit or self._ends.left_early
         decided = self._restarts.after_teardown(self.state, event.mono, blame, first)
+        if isinstance(decided, Again) and event.left:
+            decided = Refused("processes of this attempt are still running")
         if isinstance(decided, Again):
             self._last_failed_mono = self._failed_mono or event.mono
             ended = outcome.attempt_end(self.state, self._findings(event.mono, teardown_s))

@@ -17,9 +17,11 @@ from orchestrator.core.state.result import (
     Cause,
     CauseKind,
     FirstFailure,
+    LeftProcess,
     Outcome,
     RunResult,
     TaskEnd,
+    left_text,
     shell_code,
 )
 from orchestrator.core.state.state import RunState, TaskPhase, TaskState
@@ -76,11 +78,14 @@ def run_result(run_id: str, state: RunState, findings: Findings, checkpoint_dir:
         detection_s=findings.noticed_s,
         teardown_s=findings.teardown_s,
         took_s=findings.took_s,
-        tasks=tuple(_task_end(task, cause, findings.done_without) for task in state.tasks.values()),
+        tasks=tuple(
+            _task_end(task, cause, findings.done_without, state.left) for task in state.tasks.values()
+        ),
         checkpoint_dir=checkpoint_dir,
         history=state.history,
         stacks={} if state.stacks is None or findings.limit is None else dict(state.stacks.stacks),
         not_restarted=findings.not_restarted,
+        left=state.left,
     )
 
 
@@ -134,6 +139,8 @@ def decide_outcome(state: RunState, findings: Findings) -> tuple[Outcome, int, C
     if state.agent_lost is not None:
         cause = Cause(task=None, kind=CauseKind.ORCH, text=state.agent_lost)
         return "failed", ExitCode.ORCH, cause
+    if state.left and (state.stop is None or state.stop.reason is not StopReason.TIMEOUT):
+        return "failed", ExitCode.ORCH, Cause(task=None, kind=CauseKind.ORCH, text=left_text(state.left))
     if state.stop is not None and state.teardown is not TeardownReason.FINISHED:
         if state.stop.reason is StopReason.TIMEOUT:
             return "timed_out", ExitCode.TIMED_OUT, _timed_out(findings)
@@ -164,14 +171,17 @@ def _failure_record(first: TaskState) -> FirstFailure:
     )
 
 
-def _task_end(task: TaskState, cause: Cause | None, done_without: Collection[str]) -> TaskEnd:
+def _task_end(
+    task: TaskState, cause: Cause | None, done_without: Collection[str], left: tuple[LeftProcess, ...]
+) -> TaskEnd:
+    is_left = not task.has_failed and any(process.pid == task.pid for process in left)
     return TaskEnd(
         task=task.name,
         state=task.phase,
         exit_code=task.exit_code,
         signal=task.signal,
         restarts=task.restarts,
-        end=_end_in_words(task, cause, done_without),
+        end="still running" if is_left else _end_in_words(task, cause, done_without),
     )
 
 

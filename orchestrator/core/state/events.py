@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from orchestrator.core.state.result import AttemptEnd, TaskStack
+from orchestrator.core.state.result import AttemptEnd, LeftProcess, TaskName, TaskStack
 
 
 class _Frozen(BaseModel):
@@ -93,7 +93,7 @@ class Symptom(_Frozen):
 class PlannedTask(_Frozen):
     """A task as planned for an attempt, with secrets masked."""
 
-    task: str
+    task: TaskName
     role: str
     index: int
     address: str | None
@@ -149,7 +149,7 @@ class TaskStarted(_Event):
     """`start_ticks` is the start time of the process (clock ticks since boot), unique together with the pid."""
 
     type: Literal["task_started"] = "task_started"
-    task: str
+    task: TaskName
     pid: int
     start_ticks: int
     method: ProcessOrigin = "spawn"
@@ -160,7 +160,7 @@ class TaskStartFailed(_Event):
     among the exits (None in an older file)."""
 
     type: Literal["task_start_failed"] = "task_start_failed"
-    task: str
+    task: TaskName
     exit_code: int
     reason: str
     order: int | None = None
@@ -170,12 +170,12 @@ class TaskReady(_Event):
     """A process of the task listens on its port, or the task has no port."""
 
     type: Literal["task_ready"] = "task_ready"
-    task: str
+    task: TaskName
 
 
 class TaskProgressed(_Event):
     type: Literal["task_progressed"] = "task_progressed"
-    task: str
+    task: TaskName
     progress: Progress
 
 
@@ -188,14 +188,14 @@ class TaskExited(_Event):
     (None: unknown). `peak_bytes` is the largest resident memory of one of its processes."""
 
     type: Literal["task_exited"] = "task_exited"
-    task: str
+    task: TaskName
     exit_code: int | None
     signal: int | None
     order: int
     noticed_s: _Seconds = 0.0
-    peers: dict[str, str] = Field(default_factory=dict)
+    peers: dict[TaskName, str] = Field(default_factory=dict)
     symptom: Symptom | None = None
-    peer_symptoms: dict[str, Symptom] = Field(default_factory=dict)
+    peer_symptoms: dict[TaskName, Symptom] = Field(default_factory=dict)
     oom_kills: int | None = None
     peak_bytes: int | None = None
 
@@ -204,7 +204,7 @@ class DiskFull(_Event):
     """A disk that a failed task writes to is full. `reason` is the directory and the system's error text."""
 
     type: Literal["disk_full"] = "disk_full"
-    task: str
+    task: TaskName
     reason: str
 
 
@@ -220,8 +220,8 @@ class DeadlineReached(_Event):
 
     type: Literal["deadline_reached"] = "deadline_reached"
     deadline: str
-    quiet_s: dict[str, float] = Field(default_factory=dict)
-    busy: tuple[str, ...] = ()
+    quiet_s: dict[TaskName, float] = Field(default_factory=dict)
+    busy: tuple[TaskName, ...] = ()
 
 
 class RestartRequested(_Event):
@@ -242,7 +242,7 @@ class TaskRestartPlanned(_Event):
     """A failed task is restarted in `delay_s` seconds on the same port, while the others run on."""
 
     type: Literal["task_restart_planned"] = "task_restart_planned"
-    task: str
+    task: TaskName
     delay_s: _Seconds
     text: str
 
@@ -251,14 +251,14 @@ class TaskGivenUp(_Event):
     """The planned restart of this task was cancelled: it stays failed."""
 
     type: Literal["task_given_up"] = "task_given_up"
-    task: str
+    task: TaskName
 
 
 class TasksDismissed(_Event):
     """Tasks that serve without end are stopped, because their work is done."""
 
     type: Literal["tasks_dismissed"] = "tasks_dismissed"
-    tasks: tuple[str, ...]
+    tasks: tuple[TaskName, ...]
 
 
 class Resumed(_Event):
@@ -280,7 +280,7 @@ class SignalRequested(_Event):
     """`signal` is sent to the task's process group. `fault` is the index of a planned fault and `text` its wording."""
 
     type: Literal["signal_requested"] = "signal_requested"
-    task: str
+    task: TaskName
     signal: int
     by: SignalSource
     fault: int | None = None
@@ -292,14 +292,14 @@ class StacksTaken(_Event):
 
     type: Literal["stacks_taken"] = "stacks_taken"
     why: str
-    stacks: dict[str, TaskStack]
+    stacks: dict[TaskName, TaskStack]
 
 
 class MemoryExceeded(_Event):
     """A task with its descendants exceeded its memory limit (bytes, PSS)."""
 
     type: Literal["memory_exceeded"] = "memory_exceeded"
-    task: str
+    task: TaskName
     memory_bytes: int
     limit_bytes: int
 
@@ -323,17 +323,21 @@ class TeardownBegan(_Event):
 
 
 class TeardownEnded(_Event):
-    """No process of the attempt is left. `swept` counts processes that were ended besides the tasks."""
+    """No process of the attempt is left, but for those in `left`, which run under another user.
+
+    `swept` counts processes that were ended besides the tasks.
+    """
 
     type: Literal["teardown_ended"] = "teardown_ended"
     swept: int = 0
+    left: tuple[LeftProcess, ...] = ()
 
 
 class LogTruncated(_Event):
     """A task truncated its own log file and removed `lost` bytes."""
 
     type: Literal["log_truncated"] = "log_truncated"
-    task: str
+    task: TaskName
     lost: int
 
 

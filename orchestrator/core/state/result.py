@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import signal as signals
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+# A task's name in a document. Others may have written it: it has no character that a shell, a terminal or a path gives
+# a meaning to, except the colon.
+TaskName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.]{0,63}(:[0-9]{1,6})?$")]
 Outcome = Literal["succeeded", "failed", "stopped", "timed_out", "lost"]
 
 
@@ -36,7 +40,7 @@ class _Document(BaseModel):
 class Cause(_Document):
     """The cause of a failure. `task` is None if no task caused it (a time limit, orch itself)."""
 
-    task: str | None
+    task: TaskName | None
     kind: CauseKind
     text: str
 
@@ -45,7 +49,7 @@ class FirstFailure(_Document):
     """The first task that failed, by the order of exits. `lines` are its last lines of output; `exception_file` holds
     its complete exception if the task could write it."""
 
-    task: str
+    task: TaskName
     exit_code: int | None
     signal: int | None
     exception: str | None
@@ -91,13 +95,15 @@ class FaultReport(_Document):
     orch noticed it, until nothing of the attempt was left, and until the next attempt's first step."""
 
     fault: str
-    task: str | None = None
+    task: TaskName | None = None
     at_s: float | None = None
     detection_s: float | None = None
     teardown_s: float | None = None
     recovery_s: float | None = None
 
 
+# Messages name at most so many processes.
+_MOST_LEFT = 8
 # TaskEnd.end of a task whose failure did not end the attempt.
 DONE_WITHOUT = "failed earlier; the other tasks continued"
 
@@ -105,12 +111,21 @@ DONE_WITHOUT = "failed earlier; the other tasks continued"
 class TaskEnd(_Document):
     """The end of a task. `end` says whether it ended by itself, by orch, or because of another task's failure."""
 
-    task: str
+    task: TaskName
     state: str
     exit_code: int | None
     signal: int | None
     restarts: int = 0
     end: str = ""
+
+
+class LeftProcess(_Document):
+    """A process of the run that was not ended, because it runs under another user. `start_ticks`: since boot."""
+
+    pid: int
+    start_ticks: int
+    user: str
+    command: str
 
 
 class RunResult(_Document):
@@ -122,6 +137,7 @@ class RunResult(_Document):
     history: the attempts before the last one
     stacks: the tasks' stacks when a time limit ran out
     not_restarted: why a failure was not followed by a restart
+    left: processes that are still running
     """
 
     schema_version: Literal[1] = 1
@@ -138,12 +154,24 @@ class RunResult(_Document):
     checkpoint_dir: str | None = None
     history: tuple[AttemptEnd, ...] = ()
     faults: tuple[FaultReport, ...] = ()
-    stacks: dict[str, TaskStack] = Field(default_factory=dict)
+    stacks: dict[TaskName, TaskStack] = Field(default_factory=dict)
     not_restarted: str | None = None
+    left: tuple[LeftProcess, ...] = ()
 
     @property
     def succeeded(self) -> bool:
         return self.outcome == "succeeded"
+
+
+def left_text(left: Sequence[LeftProcess]) -> str:
+    """`orch may not end pid 71 (user nobody: sleep 600)`"""
+    named = [f"pid {each.pid} (user {each.user}: {each.command})" for each in left[:_MOST_LEFT]]
+    more = [f"{len(left) - _MOST_LEFT} more"] if len(left) > _MOST_LEFT else []
+    return f"orch may not end {', '.join(named + more)}"
+
+
+def left_advice(left: Sequence[LeftProcess]) -> str:
+    return f"End them as their user or as root: kill -KILL {' '.join(str(each.pid) for each in left[:_MOST_LEFT])}"
 
 
 def exit_text(exit_code: int | None, signal: int | None) -> str:

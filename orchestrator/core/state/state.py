@@ -18,7 +18,7 @@ from orchestrator.core.state.events import (
     TeardownReason,
 )
 from orchestrator.core.state.position import Course
-from orchestrator.core.state.result import AttemptEnd
+from orchestrator.core.state.result import AttemptEnd, LeftProcess
 
 
 class RunPhase(StrEnum):
@@ -123,6 +123,7 @@ class RunState:
     storage_error: why a file of the run cannot be written
     stacks: the last stacks that were taken
     tensorboard: its address
+    left: processes that were not ended, because they run under another user
     """
 
     phase: RunPhase = RunPhase.STARTING
@@ -142,6 +143,7 @@ class RunState:
     storage_error: str | None = None
     stacks: events.StacksTaken | None = None
     tensorboard: str | None = None
+    left: tuple[LeftProcess, ...] = ()
 
     @cached_property
     def is_coordinated(self) -> bool:
@@ -263,7 +265,9 @@ def apply(state: RunState, event: Event) -> RunState:
             ended = _lose_unfinished(state, event.mono)
             phase = RunPhase(event.outcome)
             return replace(ended, phase=phase, exit_code=event.exit_code, ended_mono=event.mono)
-        case events.TeardownEnded() | events.DeadlineReached() | events.LogTruncated():
+        case events.TeardownEnded():
+            return replace(_lose_unfinished(state, event.mono), left=event.left) if event.left else state
+        case events.DeadlineReached() | events.LogTruncated():
             return state
         case _:
             assert_never(event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,11 @@ from orchestrator.host.checks.finding import Finding, problem
 
 # The program answers in 0.05 s. A machine that needs longer than this cannot run a job.
 _PATIENCE_S = 30.0
+# The job's variables come by stdin: one such as PYTHONPATH would make the interpreter run the code of a directory.
+_PROGRAM = (
+    "import json, os, runpy, sys; os.environ.update(json.load(sys.stdin)); "
+    "runpy.run_module('worker.training.options.parser', run_name='__main__', alter_sys=True)"
+)
 # The name of a run that does not exist yet.
 _RUN = "preflight"
 
@@ -34,7 +40,7 @@ def check_builtin_options(context: Context) -> Iterator[Finding]:
         question = (command, own, role == EVALUATOR)
         if command.kind is CommandKind.BUILTIN and question not in asked:
             asked.add(question)
-            if (error := _options_error(command, spec.cwd, _builtin_environ(context, role))) is not None:
+            if (error := _options_error(command, context, _builtin_environ(context, role))) is not None:
                 text = f"the built-in program: {error}"
                 yield problem("settings", text, fix="`orch up -- --help` lists its options")
 
@@ -54,16 +60,17 @@ def _builtin_environ(context: Context, role: str) -> dict[str, str]:
     }
 
 
-def _options_error(command: Command, cwd: Path, environ: Mapping[str, str]) -> str | None:
+def _options_error(command: Command, context: Context, environ: Mapping[str, str]) -> str | None:
     kept = environ.get("ORCH_CHECKPOINT_DIR")
     has_defaults = not command.words and not command.legacy_keras and not (kept and Path(kept).exists())
     if has_defaults and environ.get(STRATEGY) == Strategy.MULTI_WORKER_MIRRORED:
         return None
     keras = {"TF_USE_LEGACY_KERAS": "1"} if command.legacy_keras else {}
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "worker.training.options.parser", *command.words],
-        cwd=cwd,
-        env={**environ, **keras},
+        [sys.executable, "-P", "-c", _PROGRAM, *command.words],
+        cwd=context.spec.cwd,
+        env=dict(context.environ),
+        input=json.dumps({**environ, **keras}),
         capture_output=True,
         text=True,
         errors="replace",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from orchestrator.core.job.choices import KerasOption, StartOption
 from orchestrator.core.job.spec import Command, CommandKind
 from orchestrator.core.job.start_method import StartMethod
 from orchestrator.host import programs
-from orchestrator.host.installed import has_tensorflow, installed_for
+from orchestrator.host.installed import ASSUMED, Installed, has_tensorflow, installed_for, is_own
 from orchestrator.request.command.keras_choice import choose_keras, legacy_choice
 from orchestrator.request.command.program import Program, find_program, python_line
 from orchestrator.request.command.start_choice import choose_start
@@ -26,14 +26,25 @@ _RUNNERS = frozenset({"cProfile", "doctest", "pdb", "profile", "runpy", "timeit"
 
 @dataclass(frozen=True)
 class CommandPlace:
-    """Where a command is looked up: the tasks' working directory and environment."""
+    """Where a command is looked up: the tasks' working directory and environment.
+
+    `may_start` says which interpreters may be started to ask them for their packages.
+    """
 
     cwd: Path
     environ: Mapping[str, str]
+    may_start: Callable[[str], bool] = lambda python: True
 
     @property
     def path(self) -> str:
         return self.environ.get("PATH") or os.defpath
+
+    def installed(self, python: str) -> Installed | None:
+        """The packages of an interpreter; those of one that may not be started are assumed."""
+        return installed_for(python, self.environ) if self.asks(python) else ASSUMED
+
+    def asks(self, python: str) -> bool:
+        return is_own(python) or self.may_start(python)
 
 
 @dataclass(frozen=True)
@@ -96,7 +107,7 @@ def _builtin(words: Sequence[str], place: CommandPlace, options: CommandOptions)
     legacy = False
     if options.keras is KerasOption.LEGACY:
         users = place.environ.get("TF_USE_LEGACY_KERAS")
-        legacy = legacy_choice(users, sys.executable, installed_for(sys.executable, place.environ)).legacy
+        legacy = legacy_choice(users, sys.executable, place.installed(sys.executable)).legacy
     # -P: Python must not import a worker.py or tensorflow.py of the user's directory.
     interpreter = (sys.executable, "-P")
     return Command(
@@ -132,7 +143,10 @@ def _python_command(
 ) -> Command:
     python, environ = argv[0], place.environ
     program = find_program(argv[1:], place.cwd, environ)
-    keras = choose_keras(program, python, environ, options.keras, lambda: installed_for(python, environ))
+    keras = choose_keras(program, python, environ, options.keras, lambda: place.installed(python))
+    notes = [keras.note] if keras.note else []
+    if keras.legacy and not place.asks(python):
+        notes.append(not_asked_note(python, "tf_keras"))
     return Command(
         kind=kind,
         words=tuple(words),
@@ -141,8 +155,12 @@ def _python_command(
         interpreter=(python, *program.line.options),
         start=choose_start(program, environ, options.start, options.preload, keras.legacy),
         legacy_keras=keras.legacy,
-        notes=(keras.note,) if keras.note else (),
+        notes=tuple(notes),
     )
+
+
+def not_asked_note(python: str, package: str) -> str:
+    return f"{python} may lack {package}: `orch config` started no interpreter that is not on your PATH"
 
 
 def _serves(program: Program) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from pydantic import ValidationError
 from orchestrator.core.errors import UsageError
 from orchestrator.core.job.choices import FailurePolicy
 from orchestrator.core.job.fault import with_targets
-from orchestrator.core.job.spec import Command, CommandKind, JobSpec, RoleSettings, default_name
+from orchestrator.core.job.run_name import default_name
+from orchestrator.core.job.spec import Command, CommandKind, JobSpec, RoleSettings
 from orchestrator.core.job.tf_config import PS, TaskRef
 from orchestrator.host.cores import usable_cores
 from orchestrator.host.devices import gpu_inventory
 from orchestrator.host.installed import find_tensorboard, untested_tensorflow
-from orchestrator.request.command.resolve import CommandOptions, CommandPlace, resolve_command
+from orchestrator.request.command.resolve import CommandOptions, CommandPlace, not_asked_note, resolve_command
 from orchestrator.request.command.role_hints import role_hints
 from orchestrator.request.settings.declaration import Part
 from orchestrator.request.settings.given import (
@@ -43,19 +45,26 @@ from orchestrator.request.settings.roles import (
 _SEEDS = 10**6
 
 
-def load(flags: Mapping[str, object], environ: Mapping[str, str], directory: Path) -> UpRequest:
+def load(
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    directory: Path,
+    may_start: Callable[[str], bool] = lambda python: True,
+) -> UpRequest:
     """Return the checked request. `flags` are values or texts by option; None means not given.
 
     `flags["command"]` are the words after `--`; without a command the built-in program runs. UsageError names the
-    source of a mistake: the flag, the variable, or the file and line. Reads files, but starts and writes nothing.
+    source of a mistake: the flag, the variable, or the file and line. Reads files and writes nothing. `may_start` says
+    which interpreters may be asked for their packages.
     """
     directory = directory.absolute()
     given = collect(flags, environ, directory)
-    spec = _spec(given, environ, directory)
+    place = CommandPlace(directory, environ, may_start)
+    spec = _spec(given, place)
     if spec.chaos:
         _require_tasks(given["chaos"].source, tuple(fault.task for fault in spec.chaos if fault.task), spec)
     notices = (
-        *_notices(spec, given, environ),
+        *_notices(spec, given, place),
         *role_hints(spec, {**environ, **spec.env}),
         *gpu_notices(given, spec, environ),
     )
@@ -71,13 +80,15 @@ def _values(given: Mapping[str, Given], *parts: Part) -> dict[str, Any]:
     }
 
 
-def _spec(given: Mapping[str, Given], environ: Mapping[str, str], directory: Path) -> JobSpec:
+def _spec(given: Mapping[str, Given], place: CommandPlace) -> JobSpec:
+    """Return the job. `place` is that of `orch` itself."""
+    directory, environ = place.cwd, place.environ
     require_plain(str(directory), "the current directory")
     cwd = given.get("cwd", Given(directory, "the current directory"))
     _require_directory(cwd)
     strategy = strategy_choice(given)
     roles = role_counts(given, strategy)
-    command, role_settings = _commands(given, roles, cwd.value, environ)
+    command, role_settings = _commands(given, roles, replace(place, cwd=cwd.value))
     fields = {
         "name": default_name(directory),
         **_values(given, Part.JOB),
@@ -101,7 +112,7 @@ def _spec(given: Mapping[str, Given], environ: Mapping[str, str], directory: Pat
         fields["on_failure"] = FailurePolicy.RESTART
     if fields.pop("tensorboard", False):
         own = (role.command for role in role_settings.values())
-        fields["tensorboard"] = find_tensorboard([command, *filter(None, own)], environ)
+        fields["tensorboard"] = find_tensorboard([command, *filter(None, own)], place.installed)
     try:
         spec = JobSpec(**fields)
     except ValidationError as error:
@@ -123,14 +134,14 @@ def _require_directory(given: Given) -> None:
 
 
 def _commands(
-    given: Mapping[str, Given], roles: Mapping[str, int], cwd: Path, environ: Mapping[str, str]
+    given: Mapping[str, Given], roles: Mapping[str, int], place: CommandPlace
 ) -> tuple[Command, dict[str, RoleSettings]]:
     """Return the command of all tasks, and the settings of the roles that differ."""
     options = CommandOptions(**_values(given, Part.START))
 
     def resolve(words: tuple[str, ...], env: Mapping[str, str], source: str) -> Command:
         try:
-            return resolve_command(words, CommandPlace(cwd, {**environ, **env}), options)
+            return resolve_command(words, replace(place, environ={**place.environ, **env}), options)
         except UsageError as error:
             # The user has just typed the words after `--`, but may have forgotten those of a file or a variable.
             if source == COMMAND_SOURCE:
@@ -173,8 +184,8 @@ def _span(role: str, count: int) -> str:
     return f"{role}:0" if count == 1 else f"{role}:0 to {role}:{count - 1}"
 
 
-def _notices(spec: JobSpec, given: Mapping[str, Given], environ: Mapping[str, str]) -> tuple[str, ...]:
-    notices = []
+def _notices(spec: JobSpec, given: Mapping[str, Given], place: CommandPlace) -> tuple[str, ...]:
+    environ, notices = place.environ, []
     policies = {spec.policy_of(role) for role in spec.roles}
     if "max_restarts" in given and policies <= {FailurePolicy.ABORT, FailurePolicy.CONTINUE}:
         source = given["max_restarts"].source
@@ -189,6 +200,8 @@ def _notices(spec: JobSpec, given: Mapping[str, Given], environ: Mapping[str, st
         notices.append(warning)
     if spec.tensorboard is not None and (unserved := spec.tensorboard.note(spec.network)):
         notices.append(unserved)
+    if spec.tensorboard is not None and (python := spec.tensorboard.python) and not place.asks(python):
+        notices.append(not_asked_note(python, "tensorboard"))
     notes = dict.fromkeys(note for command in spec.commands for note in command.notes)
     return (*notices, *_chaos_notices(spec), *notes)
 

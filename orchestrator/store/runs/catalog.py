@@ -95,7 +95,9 @@ def _newer_run(paths: RunPaths, run_id: str, error: NewerFormat) -> NewerRun:
     def has_recorded_end() -> bool:
         return read_object(paths.result) is not None or has_end_event(paths)
 
-    liveness = liveness_of(read.record, locks.probe(paths.lock), read.recorded_id == run_id, has_recorded_end)
+    liveness = liveness_of(
+        read.record, paths, locks.probe(paths.lock), read.recorded_id == run_id, has_recorded_end
+    )
     return NewerRun(
         record=read.record.model_copy(update={"id": run_id}),
         is_live=liveness is not Liveness.DEAD,

@@ -11,8 +11,9 @@ from enum import Enum
 from pathlib import Path
 
 from orchestrator.core.state.state import RunState, apply
+from orchestrator.store.ownership import is_own_user
 from orchestrator.store.runs.event_file import EventTail
-from orchestrator.store.runs.locks import Held
+from orchestrator.store.runs.locks import Held, is_holder
 from orchestrator.store.runs.paths import RunPaths
 from orchestrator.store.runs.record import RunRecord, boot_id
 
@@ -30,7 +31,7 @@ class Liveness(Enum):
 
 
 def liveness_of(
-    record: RunRecord, held: Held, is_original: bool, has_recorded_end: Callable[[], bool]
+    record: RunRecord, paths: RunPaths, held: Held, is_original: bool, has_recorded_end: Callable[[], bool]
 ) -> Liveness:
     """Judge a run by its record and the state of its lock. A copied directory (not `is_original`) has no process.
 
@@ -40,7 +41,7 @@ def liveness_of(
         return Liveness.LIVE
     if is_of_another_boot(record):
         return Liveness.DEAD
-    if is_original and is_supervisor_alive(record) and not has_recorded_end():
+    if is_original and is_supervisor_alive(record, paths) and not has_recorded_end():
         return Liveness.LIVE
     is_local = is_of_this_boot(record) and is_of_this_host(record)
     if held is Held.UNKNOWN and not is_local and not has_recorded_end():
@@ -75,14 +76,14 @@ def is_of_another_boot(record: RunRecord) -> bool:
     return is_of_this_host(record) and bool(record.boot_id) and bool(current) and record.boot_id != current
 
 
-def is_supervisor_alive(record: RunRecord) -> bool:
-    with _supervisor_pidfd(record) as pidfd:
+def is_supervisor_alive(record: RunRecord, paths: RunPaths) -> bool:
+    with _supervisor_pidfd(record, paths) as pidfd:
         return pidfd is not None
 
 
-def signal_supervisor(record: RunRecord, number: signal.Signals) -> bool:
+def signal_supervisor(record: RunRecord, paths: RunPaths, number: signal.Signals) -> bool:
     """Send a signal to the supervisor of a run. False if that process does not exist any more."""
-    with _supervisor_pidfd(record) as pidfd:
+    with _supervisor_pidfd(record, paths) as pidfd:
         if pidfd is None:
             return False
         try:
@@ -93,7 +94,7 @@ def signal_supervisor(record: RunRecord, number: signal.Signals) -> bool:
 
 
 @contextmanager
-def _supervisor_pidfd(record: RunRecord) -> Iterator[int | None]:
+def _supervisor_pidfd(record: RunRecord, paths: RunPaths) -> Iterator[int | None]:
     """Yield a pidfd of the supervisor. It is opened before the check, so that the checked process is signalled."""
     if record.supervisor_pid <= 1 or not record.supervisor_start_ticks or not is_of_this_boot(record):
         yield None
@@ -104,10 +105,39 @@ def _supervisor_pidfd(record: RunRecord) -> Iterator[int | None]:
         yield None
         return
     try:
-        # Another process can have the same pid, but not the same start time.
-        yield pidfd if start_ticks(record.supervisor_pid) == record.supervisor_start_ticks else None
+        yield pidfd if _is_supervisor(record, paths) else None
     finally:
         os.close(pidfd)
+
+
+def _is_supervisor(record: RunRecord, paths: RunPaths) -> bool:
+    """True if the process that the record names is this user's and holds the lock of this run.
+
+    A record alone proves nothing: it can name any process with its start time.
+    """
+    pid = record.supervisor_pid
+    # Another process can have the same pid, but not the same start time.
+    return (
+        start_ticks(pid) == record.supervisor_start_ticks
+        and is_own_process(pid)
+        and is_holder(pid, paths.lock)
+    )
+
+
+def is_own_process(pid: int) -> bool:
+    """True if all user ids of the process are this user's, or those of one whose state is accepted."""
+    uids = uids_of(pid)
+    return bool(uids) and all(map(is_own_user, uids))
+
+
+def uids_of(pid: int) -> set[int]:
+    """Return the real, effective and saved user id of a process; an empty set if it has exited or is hidden."""
+    try:
+        status = (Path("/proc") / str(pid) / "status").read_bytes()
+    except OSError:
+        return set()
+    line = next((line for line in status.splitlines() if line.startswith(b"Uid:")), b"")
+    return {int(uid) for uid in line.split()[1:4]}
 
 
 def start_ticks(pid: int) -> int | None:

@@ -131,6 +131,37 @@ def is_held(path: Path) -> bool:
     return probe(path) is Held.YES
 
 
+def is_holder(pid: int, path: Path) -> bool:
+    """True if this process holds the exclusive lock of the file, even if the file was removed since."""
+    process = Path("/proc") / str(pid)
+    try:
+        descriptors = [entry.name for entry in (process / "fd").iterdir()]
+    except OSError:  # it has exited, or is another user's
+        return False
+    return any(
+        _is_of_file(process / "fd" / name, path) and _has_exclusive_lock(process / "fdinfo" / name)
+        for name in descriptors
+    )
+
+
+def _is_of_file(descriptor: Path, path: Path) -> bool:
+    try:
+        if str(descriptor.readlink()) == f"{path} (deleted)":
+            return True
+        return os.path.samestat(descriptor.stat(), path.lstat())
+    except OSError:
+        return False
+
+
+def _has_exclusive_lock(info: Path) -> bool:
+    """Read a file of /proc/PID/fdinfo, in which the kernel lists the locks of that descriptor."""
+    try:
+        lines = info.read_text().splitlines()
+    except OSError:
+        return False
+    return any(line.startswith("lock:") and {"FLOCK", "WRITE"} <= set(line.split()) for line in lines)
+
+
 def lock_name(name: str) -> Lock | None:
     """Take the lock of a run name. None if another live run holds it."""
     with make_names() as names:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-
-import psutil
 
 from orchestrator.core.errors import NewerFormat
 from orchestrator.core.state.result import RunResult
 from orchestrator.store.directory import Directory
 from orchestrator.store.files import exists
 from orchestrator.store.runs import catalog, locks, run_end
+from orchestrator.store.runs.leftovers import end_leftovers
 from orchestrator.store.runs.paths import (
     NEW_RUN_DIRECTORIES,
     NEW_RUN_ENTRIES,
@@ -26,9 +23,6 @@ from orchestrator.store.runs.reader import RunView
 
 # A supervisor publishes its directory within milliseconds; a hidden directory older than this was abandoned.
 _ABANDONED_AFTER_S = 60.0
-# Interval and total time of the rounds in which processes are killed.
-_ROUND_S = 0.02
-_PATIENCE_S = 2.0
 
 
 def sweep_lost_runs(known: catalog.Survey | None = None) -> list[tuple[str, int]]:
@@ -41,9 +35,9 @@ def sweep_lost_runs(known: catalog.Survey | None = None) -> list[tuple[str, int]
     for run in (known or catalog.survey()).runs:
         if _has_result(run) or not run.can_be_swept:
             continue
-        count = end_leftovers(run.record.id)
-        if count:
-            swept.append((run.record.id, count))
+        ended = end_leftovers(run.paths).ended
+        if ended:
+            swept.append((run.record.id, ended))
     return swept
 
 
@@ -150,101 +144,3 @@ def _contains_only_own_files(hidden: Directory) -> bool:
                 if directory.entries():
                     return False
     return True
-
-
-def end_leftovers(run_id: str, ancestor_pid: int | None = None) -> int:
-    """SIGKILL all processes of a run and all descendants of the process `ancestor_pid`. Return their number.
-
-    Used when the agent, which knows the processes, is gone. Never kills the caller or its ancestors.
-    """
-    ended: set[tuple[int, float]] = set()
-    deadline = time.monotonic() + _PATIENCE_S
-    looked_again = False
-    while time.monotonic() < deadline:
-        left = _leftovers(run_id, ancestor_pid)
-        if not left and looked_again:
-            break
-        # A process has no visible environment during exec, so an empty list is checked a second time.
-        looked_again = not left
-        for process in left:
-            if _kill(process):
-                ended.add((process.pid, process.create_time()))
-        if left:
-            psutil.wait_procs(left, timeout=_ROUND_S)
-        else:
-            time.sleep(_ROUND_S)
-        if ancestor_pid == os.getpid():
-            _reap_children()
-    return len(ended)
-
-
-def _kill(process: psutil.Process) -> bool:
-    try:
-        pidfd = os.pidfd_open(process.pid)
-    except OSError:
-        return False
-    try:
-        # is_running() compares the start time: the pid may belong to a new process.
-        if not process.is_running():
-            return False
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    except (psutil.Error, ProcessLookupError, PermissionError):
-        return False
-    finally:
-        os.close(pidfd)
-    return True
-
-
-def _leftovers(run_id: str, ancestor_pid: int | None) -> list[psutil.Process]:
-    processes = {process.pid: process for process in psutil.process_iter()}
-    # psutil's parents() and children() fail where /proc hides processes of other users (hidepid).
-    parents = {pid: _parent(process) for pid, process in processes.items()}
-    spared = {os.getpid(), *_ancestors(os.getpid(), parents)}
-    found = [
-        pid
-        for pid, process in processes.items()
-        if _is_of_run(process, run_id) or ancestor_pid in _ancestors(pid, parents)
-    ]
-    return [processes[pid] for pid in found if pid not in spared and not _has_exited(processes[pid])]
-
-
-def _parent(process: psutil.Process) -> int | None:
-    try:
-        return int(process.ppid())
-    except psutil.Error:
-        return None
-
-
-def _ancestors(pid: int, parents: Mapping[int, int | None]) -> list[int]:
-    """Return the visible ancestors of a process, the nearest first."""
-    found: list[int] = []
-    parent = parents.get(pid)
-    # The list is not a snapshot: a reused pid could close a cycle.
-    while parent and parent not in found:
-        found.append(parent)
-        parent = parents.get(parent)
-    return found
-
-
-def _is_of_run(process: psutil.Process, run_id: str) -> bool:
-    try:
-        return bool(process.environ().get("ORCH_RUN_ID") == run_id)
-    except (psutil.Error, OSError):
-        return False
-
-
-def _has_exited(process: psutil.Process) -> bool:
-    """True if the process is a zombie or has vanished."""
-    try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return True
-
-
-def _reap_children() -> None:
-    """Reap orphans that this process inherited as a subreaper."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        return

@@ -104,7 +104,7 @@ class RunView:
     def liveness(self) -> Liveness:
         with self._lock_file.if_open() as fd:
             held = probe_open(fd) if fd >= 0 else probe(self.paths.lock)
-        return liveness_of(self.record, held, self.is_original, self._has_recorded_end)
+        return liveness_of(self.record, self.paths, held, self.is_original, self._has_recorded_end)
 
     @property
     def can_be_swept(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from orchestrator.core.errors import NewerFormat
+from orchestrator.core.job.run_name import RunName, default_name
 from orchestrator.store.directory import Directory
 from orchestrator.store.open_files import parse_object
 from orchestrator.store.runs.paths import RunPaths
@@ -46,7 +47,7 @@ class RunRecord(BaseModel):
 
     schema_version: Literal[1] = 1
     id: str
-    name: str
+    name: RunName
     directory: str
     started_at: _Finite
     started_mono: _Finite
@@ -195,7 +196,7 @@ def _complete(paths: RunPaths, run: Directory, run_id: str, readable: dict[str, 
     mono = _MONO.search(run.read_bytes(paths.events.name, _FIRST_LINE_BYTES) or b"")
     defaults: dict[str, Any] = {
         "id": run_id,
-        "name": match["name"] if match else run_id,
+        "name": default_name(Path(match["name"] if match else run_id)),
         "directory": "",
         "started_at": _time_of(match["stamp"]) if match else max(0.0, os.fstat(run.fd).st_mtime),
         "started_mono": float(mono[1]) if mono else 0.0,

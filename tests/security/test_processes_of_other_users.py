@@ -1,0 +1,116 @@
+"""Processes of a run that orch may not end, because they run under another user: a setuid helper, for example.
+
+orch runs as root without the right to signal other users' processes, and its tasks change to another user.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from orch_command import Orch
+from users import ORDINARY
+from waiting import lives, until, until_gone
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv for two users"
+)
+WITHOUT_RIGHTS = ("setpriv", "--bounding-set=-kill")
+AS_ANOTHER = f"setpriv --reuid={ORDINARY} --clear-groups sleep 600"
+UP = ("up", "--workers", "1", "--grace", "0.2s", "--failure-grace", "0.2s")
+
+
+@pytest.fixture
+def orch(orch: Orch) -> Iterator[Orch]:
+    yield orch
+    for process in processes_of_another(orch):
+        process.kill()
+
+
+def processes_of_another(orch: Orch) -> list[psutil.Process]:
+    """The processes of this test that have become another user's."""
+    return [each for each in psutil.process_iter() if _is_of_another(each, orch)]
+
+
+def _is_of_another(process: psutil.Process, orch: Orch) -> bool:
+    try:
+        is_sleep = process.uids().real == ORDINARY and process.name() == "sleep"
+        return is_sleep and process.cwd() == str(orch.directory)
+    except psutil.Error:
+        return False
+
+
+def pid_of_another(orch: Orch) -> int:
+    return until(lambda: next((each.pid for each in processes_of_another(orch)), None))
+
+
+def named(pid: int) -> str:
+    return f"orch may not end pid {pid} (user {ORDINARY}: sleep 600)"
+
+
+def test_down_names_the_process_and_fails(orch: Orch) -> None:
+    started = orch.start(*UP, "-d", "--", *AS_ANOTHER.split(), before=WITHOUT_RIGHTS)
+    assert started.finish().code == 0
+    pid = pid_of_another(orch)
+    # The second one finds a run that has ended.
+    for _ in range(2):
+        down = orch.start("down", before=WITHOUT_RIGHTS).finish()
+        assert (down.code, down.err) == (
+            125,
+            f"orch: {orch.run_dir().name}: {named(pid)}. End them as their user or as root: kill -KILL {pid}\n",
+        )
+    assert lives(pid)
+    result = orch.result()
+    assert (result["outcome"], result["exit_code"], result["cause"]["text"]) == ("failed", 125, named(pid))
+    assert result["tasks"][0]["end"] == "still running"
+    assert [(each["pid"], each["user"]) for each in result["left"]] == [(pid, str(ORDINARY))]
+
+
+def test_interrupted_foreground_run_names_the_process_and_fails(orch: Orch) -> None:
+    up = orch.start(*UP, "--", *AS_ANOTHER.split(), before=WITHOUT_RIGHTS)
+    pid = pid_of_another(orch)
+    up.signal(signal.SIGINT)
+    done = up.finish()
+    assert done.code == 125
+    assert named(pid) in done.err
+    assert f"kill -KILL {pid}" in done.err
+    assert "agent" not in done.err and "all ended" not in done.err
+
+
+def test_failure_is_reported_with_the_process_that_is_left(orch: Orch) -> None:
+    script = f"{AS_ANOTHER} & until grep -q sleep /proc/$!/comm; do sleep 0.05; done; exit 3"
+    done = orch.start(*UP, "--", "sh", "-c", script, before=WITHOUT_RIGHTS).finish()
+    pid = pid_of_another(orch)
+    assert done.code == 3
+    assert f"still running  {named(pid)}" in done.err
+    assert "worker:0: exit 3" in done.err
+
+
+def test_down_names_the_process_of_a_lost_run(orch: Orch) -> None:
+    started = orch.start(*UP, "-d", "--", *AS_ANOTHER.split(), before=WITHOUT_RIGHTS)
+    assert started.finish().code == 0
+    pid = pid_of_another(orch)
+    (task,) = orch.pids()
+    assert task == pid
+    pids = [found for found in (orch.supervisor(), orch.agent()) if found]
+    for each in pids:
+        os.kill(each, signal.SIGKILL)
+    until_gone(*pids)
+    for _ in range(2):
+        down = orch.start("down", before=WITHOUT_RIGHTS).finish()
+        assert (down.code, named(pid) in down.err) == (125, True)
+    assert lives(pid)
+
+
+def test_down_succeeds_once_the_process_has_ended(orch: Orch) -> None:
+    started = orch.start(*UP, "-d", "--", *AS_ANOTHER.split(), before=WITHOUT_RIGHTS)
+    assert started.finish().code == 0
+    pid = pid_of_another(orch)
+    assert orch.start("down", before=WITHOUT_RIGHTS).finish().code == 125
+    os.kill(pid, signal.SIGKILL)
+    until_gone(pid)
+    assert orch("down").code == 0
