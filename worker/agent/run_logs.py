@@ -17,11 +17,9 @@ def open_log(path: str) -> int:
     Another user may have put something else in the place of the run's directory: its descriptor is checked, and no
     link is followed from the directory above it on.
     """
-    place, name = os.path.split(path)
-    above, directory_name = os.path.split(place)
-    parent = os.open(above, _PLACE)
+    place, name = os.path.split(os.path.abspath(path))  # noqa: PTH100 (does not follow links)
     try:
-        directory = os.open(directory_name, _PLACE, dir_fd=parent)
+        directory = _open_directory(place)
         try:
             _require_own(directory, place)
             log = os.open(name, _APPEND, 0o600, dir_fd=directory)
@@ -29,8 +27,6 @@ def open_log(path: str) -> int:
             os.close(directory)
     except OSError as error:
         raise type(error)(error.errno, error.strerror, path) from error
-    finally:
-        os.close(parent)
     try:
         if not stat.S_ISREG(os.fstat(log).st_mode):
             raise OSError(errno.EINVAL, "is not a regular file", path)
@@ -40,6 +36,15 @@ def open_log(path: str) -> int:
         os.close(log)
         raise
     return log
+
+
+def _open_directory(place: str) -> int:
+    above, name = os.path.split(place)
+    parent = os.open(above, _PLACE)
+    try:
+        return os.open(name, _PLACE, dir_fd=parent)
+    finally:
+        os.close(parent)
 
 
 def _require_own(fd: int, path: str) -> None:
