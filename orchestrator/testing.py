@@ -162,6 +162,7 @@ def _described(checkpoints: list[CheckpointInfo], began: float) -> list[str]:
 
 
 def _message(said: str, run: Run) -> str:
+    from orchestrator.core.text.clean import safe_lines
     from orchestrator.pytest_plugin.run_report import brief_report_of
 
-    return f"{said}\n\n{brief_report_of(run)}"
+    return safe_lines(f"{said}\n\n{brief_report_of(run)}")

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.lazy_verbs import LazyVerb, VerbGroup
+from orchestrator.cli.own_words import hide_env_values
 from orchestrator.cli.parameters import Color, JsonOut, Quiet, Screen, Verbose
 from orchestrator.cli.words import forget_stdout, open_missing_streams, say
 from orchestrator.core.errors import ExitCode, OrchError, UsageError
@@ -105,6 +106,7 @@ def main() -> int:
 
 def run_to_exit() -> int:
     """Run the command line in a process that exits next. `up` leaves stop signals ignored, to keep its exit code."""
+    hide_env_values()
     open_missing_streams()
     try:
         code = app(standalone_mode=False)

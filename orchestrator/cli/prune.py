@@ -13,8 +13,8 @@ from orchestrator.cli.parameters import Screen, takes_screen
 from orchestrator.cli.selection import sweep
 from orchestrator.cli.words import print_json, print_lines, say
 from orchestrator.client.view.amounts import duration, size
-from orchestrator.client.view.safe_text import safe
 from orchestrator.core.errors import ExitCode, UsageError
+from orchestrator.core.text.clean import safe
 from orchestrator.core.text.counted import counted
 from orchestrator.core.text.durations import parse_duration
 from orchestrator.core.text.sizes import parse_size

@@ -13,10 +13,10 @@ from orchestrator.cli.parameters import Screen, takes_screen
 from orchestrator.cli.selection import chosen_tasks, run_and_tasks
 from orchestrator.cli.words import colour_on_stdout, print_json, print_lines, say, stdout_width
 from orchestrator.client import api
-from orchestrator.client.view.safe_text import safe, safe_lines
 from orchestrator.client.view.stacks import stack_lines
 from orchestrator.core.errors import ExitCode, NoSuchRun
 from orchestrator.core.state.result import TaskStack
+from orchestrator.core.text.clean import safe, safe_lines
 from orchestrator.store.runs.reader import RunView
 from orchestrator.store.runs.task_files import read_stacks
 

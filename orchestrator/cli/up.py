@@ -67,7 +67,7 @@ def _asks_for_help(command: list[str] | None) -> bool:
 
 def _show_plan(flags: dict[str, Any], screen: Screen) -> int:
     from orchestrator.cli.words import print_json, print_lines, say
-    from orchestrator.client.view.safe_text import safe
+    from orchestrator.core.text.clean import safe
     from orchestrator.host import programs
     from orchestrator.host.checks import CHECKS_OF_CONFIG, refuse_problems
     from orchestrator.host.checks.context import Context

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli.parameters import Screen, color_mode
 from orchestrator.client.view.output import named_in_errors, wants_colour
-from orchestrator.client.view.safe_text import safe_lines
+from orchestrator.core.text.clean import safe_lines
 
 if TYPE_CHECKING:
     from orchestrator.core.state.result import RunResult

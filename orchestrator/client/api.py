@@ -26,6 +26,7 @@ from orchestrator.core.errors import (
 )
 from orchestrator.core.progress.activity import late_start
 from orchestrator.core.state.result import RunResult, TaskStack
+from orchestrator.core.text.clean import safe, safe_lines
 from orchestrator.store.runs import catalog, lost_runs
 from orchestrator.store.runs.liveness import Liveness
 from orchestrator.store.runs.reader import RunView
@@ -77,7 +78,7 @@ class Run:
                 if liveness is Liveness.UNKNOWN:
                     raise unknown_liveness(self._view)
                 if deadline is not None and time.monotonic() >= deadline:
-                    raise TimeoutError(f"{self.id} still runs after {timeout_s:g} s")
+                    raise TimeoutError(safe(f"{self.id} still runs after {timeout_s:g} s"))
                 time.sleep(_POLL_S)
             result = result_of(self._view)
         if check:
@@ -98,7 +99,7 @@ class Run:
             notices = self._view.state.notices
             if on_notice is not None:
                 for notice in notices[reported:]:
-                    on_notice(notice)
+                    on_notice(safe_lines(notice))
             reported = len(notices)
             if self._view.state.phase.is_end or not self._view.is_live:
                 raise_for(result_of(self._view))
@@ -106,7 +107,7 @@ class Run:
             if deadline is not None and time.monotonic() >= deadline:
                 late = late_start(self._view.state, self._view.now_mono())
                 why = f": {late}" if late else ""
-                raise TimeoutError(f"{self.id} is not ready after {timeout_s:g} s{why}")
+                raise TimeoutError(safe(f"{self.id} is not ready after {timeout_s:g} s{why}"))
             time.sleep(_POLL_S)
             self._view.refresh()
 

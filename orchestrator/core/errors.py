@@ -20,6 +20,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.core.text.clean import safe_lines
+
 if TYPE_CHECKING:
     from orchestrator.core.state.result import RunResult
 
@@ -39,9 +41,15 @@ class ExitCode(IntEnum):
 
 
 class OrchError(Exception):
-    """The root: str() of any of these is a message for people (what, where, what to do)."""
+    """The root: str() of any of these is a message for people (what, where, what to do).
+
+    Control sequences in the text that it quotes are removed: a traceback is printed as it is.
+    """
 
     exit_code: int = ExitCode.ORCH
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(safe_lines(message))
 
 
 class UsageError(OrchError):

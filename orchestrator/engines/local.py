@@ -49,7 +49,10 @@ class LocalEngine:
         if self._agent is None or self._agent.returncode is not None:
             return True
         # Popen.wait with a timeout polls; a pidfd becomes readable at once.
-        pidfd = os.pidfd_open(self._agent.pid)
+        try:
+            pidfd = os.pidfd_open(self._agent.pid)
+        except OSError:  # refused in this container: `orch up` reports that
+            return self._is_gone_after(self._agent, timeout_s)
         try:
             poller = select.poll()
             poller.register(pidfd, select.POLLIN)
@@ -59,6 +62,14 @@ class LocalEngine:
         if gone:
             self._agent.wait()
         return gone
+
+    @staticmethod
+    def _is_gone_after(agent: subprocess.Popen[bytes], timeout_s: float) -> bool:
+        try:
+            agent.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def cancel(self) -> None:
         if self._agent is not None and self._agent.poll() is None:

@@ -20,6 +20,9 @@ _MAX_SHEBANG_BYTES = 1024
 _LONG_SHEBANG = re.compile(rb"#!/bin/sh\n'''exec' \"?([^\"\s]+)\"? \"\$0\" \"\$@\"\n")
 # Similarity from which a file name is suggested. Short names with the same ending are always similar.
 _NEAR_FILE = 0.75
+# Names of orch's own open files, among them its standard input and the pipe of `<(command)`.
+_DESCRIPTORS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
+SAVE_PROGRAM = "save the program as a file, and name it"
 
 
 def user_python(environ: Mapping[str, str], path: str) -> str:
@@ -50,8 +53,19 @@ def require_script(word: str, cwd: Path) -> None:
     path = cwd / word
     if not _is_directory(path):
         require_file(word, cwd, "script")
-    elif _mode(path / "__main__.py") is None:
+    elif not stat.S_ISREG(_mode(path / "__main__.py") or 0):
         raise UsageError(f"{word} in {cwd} is a directory without a __main__.py; name a script in it")
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISFIFO(mode):
+        return "a named pipe"
+    return "a socket" if stat.S_ISSOCK(mode) else "a device"
+
+
+def open_without_waiting(path: str, flags: int) -> int:
+    """Open a file (as `opener`). Without O_NONBLOCK, opening a named pipe waits for a writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def require_file(word: str, cwd: Path, what: str) -> Path:
@@ -59,21 +73,45 @@ def require_file(word: str, cwd: Path, what: str) -> Path:
     path = cwd / word
     if _is_directory(path):
         raise UsageError(f"{word} in {cwd} is a directory, not a {what}; name the {what} in it")
-    if _mode(path) is None:
+    if str(path).startswith(_DESCRIPTORS):
+        raise UsageError(f"{word} is a stream of orch, and tasks do not get it; {SAVE_PROGRAM}")
+    mode = _mode(path)
+    if mode is None:
         raise UsageError(f"{what} not found: {word} in {cwd}{_near_file(path)}")
+    if not stat.S_ISREG(mode):
+        raise UsageError(f"{path} is not a regular file, but {_kind(mode)}; {SAVE_PROGRAM}")
     if what == "script" and not os.access(path, os.R_OK):
         raise UsageError(f"{what} not readable: {path}; chmod +r it")
     return path
 
 
+def require_interpreter(program: Path, cwd: Path) -> None:
+    """Check that the interpreter exists which a script's first line names."""
+    line, end, _ = _head(program).partition(b"\n")
+    if not line.startswith(b"#!") or not end:
+        return
+    # The kernel takes a carriage return for a part of the name.
+    interpreter = os.fsdecode(re.split(rb"[ \t]", line[2:].strip(b" \t"), maxsplit=1)[0])
+    if interpreter and _mode(cwd / interpreter) is None:
+        windows = "; remove the carriage return at its end" if interpreter.endswith("\r") else ""
+        raise UsageError(
+            f"{program}: its first line names the interpreter {interpreter.rstrip()}, which does not exist{windows};"
+            " correct the line, or write the interpreter before the program"
+        )
+
+
+def _head(program: Path) -> bytes:
+    try:
+        with open(program, "rb", opener=open_without_waiting) as file:
+            return file.read(_MAX_SHEBANG_BYTES)
+    except OSError:
+        return b""
+
+
 def shebang_python(program: Path, path: str) -> tuple[str, ...] | None:
     """The interpreter and option that a script's first line names; None if it names no Python that exists. `path`: the
     tasks' PATH."""
-    try:
-        with program.open("rb") as file:
-            head = file.read(_MAX_SHEBANG_BYTES)
-    except OSError:
-        return None
+    head = _head(program)
     if found := _LONG_SHEBANG.match(head):
         words = [os.fsdecode(found[1])]
     elif head.startswith(b"#!") and b"\n" in head:

@@ -14,6 +14,7 @@ from orchestrator.client.api import Run
 from orchestrator.client.launch import Cluster
 from orchestrator.client.session import Session
 from orchestrator.core.errors import OrchError
+from orchestrator.core.text.clean import safe, safe_lines
 from orchestrator.pytest_plugin.run_report import report_of
 
 _STATE_HOME = "XDG_STATE_HOME"
@@ -71,7 +72,7 @@ class ClustersOfTest:
 
     def report_sections(self) -> list[tuple[str, str]]:
         """Title and text about each run, for the report of a failed test."""
-        return [(f"orch run {run.id}", self._report(run)) for run in self._runs]
+        return [(safe(f"orch run {run.id}"), safe_lines(self._report(run))) for run in self._runs]
 
     def close(self) -> None:
         """Stop live runs and wait until they have ended. Idempotent. Raises EngineError if one does not end."""

@@ -135,13 +135,16 @@ def test_orphans_leave_no_zombies(agent: Driver) -> None:
         (["true"], {"cwd": "/no/such/directory"}, 127, "/no/such/directory"),
         (["/etc/passwd"], {}, 126, "/etc/passwd"),
         (["./no-shebang"], {}, 126, "first line"),
+        (["./no-interpreter"], {}, 127, "./no-interpreter: the interpreter that its first line names"),
     ],
 )
 def test_failed_start_has_the_exit_code_of_a_shell(
     agent: Driver, argv: list[str], changes: dict[str, Any], code: int, word: str
 ) -> None:
     (agent.directory / "no-shebang").write_bytes(b"\x00\x01 no program\n")
-    (agent.directory / "no-shebang").chmod(0o700)
+    (agent.directory / "no-interpreter").write_text("#!/no/such/python\n")
+    for name in ("no-shebang", "no-interpreter"):
+        (agent.directory / name).chmod(0o700)
     agent.start("a", argv, **changes)
     failed = agent.wait_for(StartFailed, "a")
     assert failed.exit_code == code

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+import orchestrator
 from orchestrator.core.errors import UsageError
 from orchestrator.core.job.choices import KerasOption, StartOption
 from orchestrator.core.job.spec import Command, CommandKind
 from orchestrator.host.installed import has_tensorflow, untested_tensorflow, version_warning
+from orchestrator.host.programs import SAVE_PROGRAM
 from orchestrator.request.command.resolve import CommandOptions, CommandPlace, resolve_command
 
 needs_tensorflow = pytest.mark.skipif(not has_tensorflow(), reason="TensorFlow is not installed")
@@ -261,3 +263,77 @@ def test_version_warning() -> None:
 @needs_tensorflow
 def test_installed_tensorflow_was_tested() -> None:
     assert untested_tensorflow() is None
+
+
+def refusal(place: CommandPlace, *words: str) -> str:
+    with pytest.raises(UsageError) as refused:
+        resolve(place, *words)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("words", [("python", "-"), ("python", "-u", "-", "--epochs", "3"), ("python",)])
+def test_program_on_standard_input_is_refused(place: CommandPlace, words: tuple[str, ...]) -> None:
+    said = refusal(place, *words)
+    assert said.startswith(f"{' '.join(words)}: Python would read the program from standard input")
+    assert "save the program as a file" in said
+
+
+@pytest.mark.parametrize("words", [("python", "-V"), ("python", "-h"), ("python", "--version")])
+def test_question_to_python_is_not_a_program_on_standard_input(
+    place: CommandPlace, words: tuple[str, ...]
+) -> None:
+    assert resolve(place, *words).words == words
+
+
+@pytest.mark.parametrize("words", [("/dev/stdin",), ("python", "/dev/stdin"), ("python", "/dev/fd/63")])
+def test_open_file_of_orch_is_refused_as_a_program(place: CommandPlace, words: tuple[str, ...]) -> None:
+    assert f"{words[-1]} is a stream of orch, and tasks do not get it" in refusal(place, *words)
+
+
+@pytest.mark.parametrize("words", [("pipe.py",), ("python", "pipe.py"), ("./pipe.py",), ("./pipe",)])
+def test_named_pipe_is_refused_without_waiting_for_a_writer(
+    place: CommandPlace, words: tuple[str, ...]
+) -> None:
+    for name in ("pipe.py", "pipe"):
+        os.mkfifo(place.cwd / name, 0o755)
+    assert f"is not a regular file, but a named pipe; {SAVE_PROGRAM}" in refusal(place, *words)
+
+
+def test_named_pipe_as_the_program_of_a_directory_is_refused(place: CommandPlace) -> None:
+    (place.cwd / "app").mkdir()
+    os.mkfifo(place.cwd / "app/__main__.py")
+    assert "a directory without a __main__.py" in refusal(place, "python", "app")
+
+
+def test_device_is_refused_as_a_program(place: CommandPlace) -> None:
+    assert "is not a regular file, but a device" in refusal(place, "python", "/dev/zero")
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("#!/no/such/python3 -u", "names the interpreter /no/such/python3, which does not exist; correct"),
+        ("#! no/such", "names the interpreter no/such, which does not exist; correct"),
+        ("#!/bin/sh\r", "the interpreter /bin/sh, which does not exist; remove the carriage return"),
+    ],
+)
+def test_missing_interpreter_of_a_program_is_named(place: CommandPlace, line: str, text: str) -> None:
+    program = write(place, "train", f"{line}\nexit\n", 0o755)
+    said = refusal(place, "./train")
+    assert said.startswith(f"{program}: its first line ") and text in said
+
+
+def test_program_with_an_interpreter_or_without_a_first_line_is_accepted(place: CommandPlace) -> None:
+    for name, text in {"a": "#!/bin/sh\n", "b": "#! /bin/sh -e\n", "c": "#!\n", "d": "exit\n"}.items():
+        assert resolve(place, str(write(place, name, text, 0o755))).words
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("name", ["worker.py", "worker/__init__.py"])
+def test_other_module_of_the_builtin_programs_name_is_refused(place: CommandPlace, name: str) -> None:
+    other = write(place, f"mine/{name}")
+    shadowed = CommandPlace(place.cwd, {**place.environ, "PYTHONPATH": f":nowhere:{other.parent}:mine"})
+    assert refusal(shadowed, "--epochs", "1").startswith(f"PYTHONPATH: {place.cwd / 'mine' / name} would run")
+    ours = str(Path(orchestrator.__file__).parents[1])
+    first = CommandPlace(place.cwd, {**place.environ, "PYTHONPATH": f"{ours}:{place.cwd / 'mine'}"})
+    assert resolve(first, "--epochs", "1").kind is CommandKind.BUILTIN

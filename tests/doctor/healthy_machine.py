@@ -95,6 +95,7 @@ class HealthyMachine:
             "getrlimit": lambda number: (limits.get(number, resource.RLIM_INFINITY),) * 2,
             "statvfs": lambda path: _answer(disks[path == self.root / "dev/shm"]),
             "limits": lambda serves, proc, cgroups: rooms,
+            "find_refused_call": lambda: None,
             "loopback_error": lambda: None,
             "port_sharing_error": lambda: None,
             "addresses": tuple,

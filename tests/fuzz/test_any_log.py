@@ -14,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator.client.view.log_line import LineStyle, format_block
+from orchestrator.core.text.clean import clean_line
 from orchestrator.store.logs.index import (
     INDEX_NAME,
     IndexRecord,
@@ -29,7 +30,6 @@ from orchestrator.store.logs.index import (
 from orchestrator.store.logs.lines import Chunk, LineAssembler
 from orchestrator.store.logs.merge import LogReader, Position, position_of_time
 from orchestrator.store.logs.query import LineFilter, LogQuery, query_blocks, query_lines, query_raw
-from orchestrator.store.logs.text import clean_line
 
 # Output of a task that may reach a terminal: characters, tabs, line ends, and colour.
 COLOUR = re.compile(r"\x1b\[[0-9;:]*m")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orchestrator.store.logs.text import clean_line, clean_lines, is_clean
+from orchestrator.core.text.clean import clean_line, clean_lines, is_clean
 
 COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -51,6 +51,40 @@ def test_no_control_sequence_gets_through(data: bytes) -> None:
     assert CONTROL.search(plain) is None
     coloured = clean_lines(data, colour=True).decode()
     assert CONTROL.search(COLOUR.sub("", coloured)) is None
+
+
+@pytest.mark.parametrize(
+    ("sequence", "kept"),
+    [
+        ("8", ""),
+        ("08", ""),
+        ("1;8", "1"),
+        ("8;31;08", "31"),
+        ("38;5;8", "38;5;8"),
+        ("48;2;8;8;8;8", "48;2;8;8;8"),
+        ("38;2;1;8", ""),
+        ("38;8", ""),
+        ("38:5:8;8", "38:5:8"),
+        ("38:5;8", "38:5"),
+        ("28;58;5;8;4:3", "28;58;5;8;4:3"),
+        ("0", "0"),
+        ("", ""),
+    ],
+)
+def test_text_cannot_be_concealed(sequence: str, kept: str) -> None:
+    line = clean_line(f"a\x1b[{sequence}mb".encode(), colour=True)
+    shown = f"\x1b[{kept}m" if kept or not sequence else ""
+    assert line == f"a{shown}b" + ("\x1b[0m" if shown else "")
+
+
+@given(
+    st.lists(st.sampled_from(["8", "08", "1", "38", "48", "58", "5", "2", "38:5", "8:1", "", "28", "108"]))
+)
+def test_no_row_of_numbers_conceals(numbers: list[str]) -> None:
+    """On a terminal as pyte draws it, and on one that takes each number for itself outside a whole colour."""
+    shown = clean_line(f"\x1b[{';'.join(numbers)}mb".encode(), colour=True)
+    whole = re.sub(r"(?<![0-9:])[345]8;(5;[^;m]*|2(;[^;m]*){3})", "", shown)
+    assert not re.search(r"(?<![0-9:])0*8(?![0-9])", whole)
 
 
 @given(anything)

@@ -21,9 +21,10 @@ needs_a_filter = pytest.mark.skipif(not is_possible(), reason="the filter is wri
 UNSHARE = "unshare(CLONE_NEWUSER | CLONE_NEWNET)"
 
 
-def filtered(user: User) -> tuple[str, str]:
+def filtered(user: User) -> tuple[str, ...]:
     """The words before a command that this user runs with the system call filter."""
-    return str(user.python), user.script("filtered.py", (HERE / "filtered.py").read_text())
+    program = user.script("filtered.py", (HERE.parent / "support/filtered.py").read_text())
+    return str(user.python), program, "unshare", "EPERM"
 
 
 def kernel(tmp_path: Path, **settings: str) -> Path:
@@ -156,10 +157,10 @@ def test_agent_without_private_network_holds_and_starts_nothing(tmp_path: Path, 
     """Should it be forbidden between the trial and the run: never a run that is open to all instead."""
     program = f"""
 import sys
-sys.path[:0] = {[str(HERE), str(HERE.parent / "support")]!r}
+sys.path[:0] = {[str(HERE.parent / "support")]!r}
 from pathlib import Path
-from filtered import forbid_namespaces
-forbid_namespaces()
+from filtered import forbid
+forbid("unshare")
 from agent_driving import Driver
 from orchestrator.links.agent_link import Empty, HoldFailed
 from orchestrator.core.job.choices import NetworkOption

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from orch_command import Orch
 
+from orchestrator import Cluster, OrchError
 from orchestrator.cli.completion import run_words
-from orchestrator.client.view.safe_text import safe, safe_lines
+from orchestrator.core.text.clean import safe, safe_lines
+from orchestrator.testing import assert_chief_checkpoint, assert_failed_first, assert_succeeded
 
 REVERSING = [
     chr(code)
@@ -73,3 +76,31 @@ def test_report_is_printed_safely(orch: Orch) -> None:
         assert "dir" in shown or "train" in shown
         assert not set(shown) & {"\x1b", "\x07", "\x9b", *REVERSING}
     assert not set(done.out) & {"\x1b", "\x07", "\x9b"}
+
+
+def test_messages_of_the_python_api_are_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest and a traceback print a message as it is."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    place = tmp_path / f"dir{HOSTILE}"
+    place.mkdir()
+    (place / "fail.py").write_text(f"print({HOSTILE!r})\nraise ValueError({HOSTILE!r})\n")
+    (place / f"{HOSTILE}.py").write_text("import time\ntime.sleep(600)\n")
+    with Cluster(1, ["fail.py"], place, log_dir=place / "logs") as failed:
+        failed.wait(check=False)
+    with Cluster(1, [f"{HOSTILE}.py"], place, timeout=0.5) as late:
+        late.wait(check=False)
+    for check in (
+        lambda: assert_succeeded(failed),
+        lambda: assert_failed_first(failed, "worker:1"),
+        lambda: assert_failed_first(failed, "worker:0", exception="other"),
+        lambda: assert_chief_checkpoint(failed),
+        lambda: assert_succeeded(late),
+        lambda: assert_failed_first(late, "worker:0"),
+        failed.wait,
+        late.wait,
+        lambda: Cluster(1, [f"none{HOSTILE}.py"], place).__enter__(),
+    ):
+        with pytest.raises((AssertionError, OrchError)) as caught:
+            check()
+        assert str(caught.value)
+        assert not set(str(caught.value)) & {"\x1b", "\x07", "\x9b", "\r", *REVERSING}

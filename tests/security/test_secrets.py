@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from orch_command import Orch
 from waiting import until
 
-from orchestrator.core.text.secrets import MASK, mask_words
+from orchestrator.core.text.secrets import MASK, mask_secrets, mask_words
 
 IN_WORD, IN_NEXT_WORD, IN_URL, GIVEN, INHERITED = (f"hunter{number}" for number in range(2, 7))
 SECRETS = (IN_WORD, IN_NEXT_WORD, IN_URL, GIVEN, INHERITED)
@@ -44,6 +44,17 @@ def in_files(directory: Path) -> dict[str, set[str]]:
         (('{\\"secret\\": \\"abc\\", \\"x\\": 1}',), ('{\\"secret\\": \\"***\\", \\"x\\": 1}',)),
         (('{"password": "cut o',), ('{"password": "***"',)),
         (('{"max_tokens": 512, "name": "x"}',), ('{"max_tokens": 512, "name": "x"}',)),
+        (
+            ("DB_PASS=abc", "GH_PAT=abc", "env-pin=1"),
+            (f"DB_PASS={MASK}", f"GH_PAT={MASK}", f"env-pin={MASK}"),
+        ),
+        (("++a.api_key=abc", "+db@x.pass=abc"), (f"++a.api_key={MASK}", f"+db@x.pass={MASK}")),
+        (
+            ("http://h/p?x=1&token=abc&y=2#access_token=d",),
+            (f"http://h/p?x=1&token={MASK}&y=2#access_token={MASK}",),
+        ),
+        (("--url", "https://h/c?sv=1&sig=ab%2Fc"), ("--url", f"https://h/c?sv=1&sig={MASK}")),
+        (("--passes=3", "PATIENCE=3", "--path=/x"), ("--passes=3", "PATIENCE=3", "--path=/x")),
         # A text that contains such a word is not a secret's name.
         (("-c", "print('token=1')"), ("-c", "print('token=1')")),
         (("/data/tokens/x=1", "--secret", "--lr=1"), ("/data/tokens/x=1", "--secret", "--lr=1")),
@@ -58,6 +69,54 @@ def test_value_of_a_secret_option_is_masked(secret: str, others: list[str]) -> N
     masked = mask_words(["--api-token", secret, "--", *others])
     assert masked[:3] == ("--api-token", MASK, "--")
     assert len(masked) == len(others) + 3
+
+
+# Names of real programs, and forms in which commands carry them.
+NAMES = st.sampled_from(
+    [
+        "DB_PASS",
+        "GH_PAT",
+        "API_KEY",
+        "aws_secret_access_key",
+        "token",
+        "hf-token",
+        "db.password",
+        "x.auth",
+        "PGPASSWORD",
+    ]
+)
+FORMS = st.sampled_from(
+    [
+        "{name}={secret}",
+        "--{name}={secret}",
+        "++a.{name}={secret}",
+        "+b@c.{name}={secret}",
+        "~{name}={secret}",
+        "https://h/x?{name}={secret}",
+        "https://h/x?a=1&{name}={secret}&b=2",
+        "--url=https://h/#{name}={secret}",
+        "https://me:{secret}@h/{name}",
+        '{{"{name}": "{secret}"}}',
+        "--config={{'a': 1, '{name}': '{secret}'}}",
+        "{name}: {secret}",
+    ]
+)
+SECRET_TEXT = st.from_regex(r"hunter[A-Za-z0-9%._~+/-]{1,20}", fullmatch=True)
+
+
+@given(NAMES, FORMS, SECRET_TEXT.filter(lambda text: "@" not in text and "/" not in text), st.booleans())
+def test_secret_in_any_form_is_masked(name: str, form: str, secret: str, upper: bool) -> None:
+    word = form.format(name=name.upper() if upper else name, secret=secret)
+    assert "hunter" not in "".join(mask_words(["train.py", word]))
+    assert "hunter" not in str(mask_secrets({"OPTIONS": f"--lr=1 {word}", "OTHER": word}))
+    assert mask_secrets({name: secret}) == {name: MASK}
+
+
+@given(st.lists(st.text()))
+def test_masking_again_changes_nothing(words: list[str]) -> None:
+    masked = mask_words(words)
+    assert len(masked) == len(words)
+    assert mask_words(masked) == masked
 
 
 def test_files_and_documents_contain_no_secret(orch: Orch) -> None:
@@ -78,10 +137,21 @@ def test_files_and_documents_contain_no_secret(orch: Orch) -> None:
 def test_command_lines_of_orch_contain_no_secret(orch: Orch) -> None:
     """All users can read command lines. A task's contains the words that the user gave."""
     orch.script("train.py", "import time\nprint('up', flush=True)\ntime.sleep(600)")
-    up = orch.start("up", "--env", f"MY_API_KEY={GIVEN}", "--", "train.py", *WORDS)
+    given = (
+        "--env",
+        f"MY_API_KEY={GIVEN}",
+        f"--env=OTHER={INHERITED}",
+        "-te",
+        f"A={IN_URL}",
+        f"-eB={IN_WORD}",
+    )
+    up = orch.start("up", "--name", "it", *given, "--", "train.py", "-e", "x=1")
     up.until_out("up")
-    for pid in (orch.supervisor(), orch.agent()):
+    stars = "*" * len(GIVEN)
+    hidden = ["--env", f"MY_API_KEY={stars}", f"--env=OTHER={stars}", "-te", f"A={stars}", f"-eB={stars}"]
+    shown = psutil.Process(up.process.pid).cmdline()
+    assert shown[-12:] == ["--name", "it", *hidden, "--", "train.py", "-e", "x=1"]
+    for pid in (up.process.pid, orch.supervisor(), orch.agent()):
         assert secrets_in(" ".join(psutil.Process(pid).cmdline())) == set()
     (task,) = until(orch.pids)
-    assert secrets_in(" ".join(psutil.Process(task).cmdline())) == {IN_WORD, IN_NEXT_WORD, IN_URL}
     assert psutil.Process(task).environ()["MY_API_KEY"] == GIVEN

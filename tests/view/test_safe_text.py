@@ -15,9 +15,9 @@ from orchestrator.client.view.log_line import LineStyle
 from orchestrator.client.view.output import Output
 from orchestrator.client.view.plain import PlainView
 from orchestrator.client.view.report import end_lines
-from orchestrator.client.view.safe_text import safe, safe_lines
 from orchestrator.client.view.status_document import RunStatus, Status, task_statuses
 from orchestrator.client.view.tables import Moment, RunRow, footer_lines, run_lines, status_lines
+from orchestrator.core.text.clean import safe, safe_lines
 
 EVIL = "/home/ev\x1b[31mil\n\x1b]0;title\x07ü\r\x9b2J"
 SHOWN = "/home/evil␊ü␍"

@@ -238,8 +238,11 @@ def spawn(
             preexec_fn=_die_with(os.getpid()),
         )
     except FileNotFoundError as error:
-        missing = cwd if not Path(cwd).is_dir() else argv[0]
-        raise StartFailed(f"{missing}: no such file or directory", COMMAND_NOT_FOUND) from error
+        if Path(cwd, argv[0]).exists():
+            reason = f"{argv[0]}: the interpreter that its first line names does not exist"
+        else:
+            reason = f"{argv[0] if Path(cwd).is_dir() else cwd}: no such file or directory"
+        raise StartFailed(reason, COMMAND_NOT_FOUND) from error
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         if error.errno == errno.EAGAIN:

@@ -10,19 +10,23 @@ from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
-from orchestrator.client.view.safe_text import safe
+from orchestrator.core.text.clean import safe
 
 # SGR parameters. Tasks are never red: red means failure.
 BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
 _TASK_COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")
 _FIRST_COLOUR = {"worker": 0, "chief": 3, "ps": 5, "evaluator": 8}
-_SGR = re.compile(r"\x1b\[[0-9;]*m")
+_SGR = re.compile(r"\x1b\[[0-9;:]*m")
 _GAP = "  "
 # A column cut to fewer cells than this is dropped instead.
 _MIN_CUT_CELLS = 12
 # A TensorFlow exception can fill a page; the full text is in a file.
 _MAX_WRAPPED_LINES = 5
 _CUT = " …"
+_TAB = 8
+# Rows of a broken line are indented less if that leaves fewer cells.
+_MIN_ROW_CELLS = 20
+_COLOUR_OR_TEXT = re.compile(r"\x1b\[[0-9;:]*m|[^\x1b]+")
 _PIECE = re.compile(r"\s+|\S+")
 
 
@@ -139,6 +143,35 @@ def wrapped(head: Cell, cells: Sequence[Cell], width: int | None, *, colour: boo
         lines[-1] += word
         room -= _width(word)
     return [fit(line, None, colour=colour) for line in lines]
+
+
+def broken(head: str, text: str, width: int, mark: str) -> list[str]:
+    """Lay a line of a task out in rows of at most `width` cells: `head` begins the first one, `mark` ends the
+    indentation of the others. The terminal would begin them with the task's text, which could look like orch's own.
+
+    Both texts may have colours, which do not count.
+    """
+    indent = cell_len(without_colour(head))
+    if width <= indent:
+        return [head + text]  # too narrow to read anyway
+    if indent + len(text) + _TAB * text.count("\t") <= width and text.isascii():
+        return [head + text]
+    row, rows, column = head, [], indent
+    if width - indent < _MIN_ROW_CELLS:
+        indent = len(mark)
+    for piece in _COLOUR_OR_TEXT.findall(text):
+        if piece.startswith("\x1b"):
+            row += piece
+            continue
+        for char in piece:
+            cells = _TAB - column % _TAB if char == "\t" else cell_len(char)
+            if column + cells > width and column > indent:
+                rows.append(row)
+                row, column = " " * (indent - len(mark)) + mark, indent
+                cells = 0 if char == "\t" else cells
+            row += " " * cells if char == "\t" else char
+            column += cells
+    return [*rows, row]
 
 
 def last_cells(text: str, width: int) -> str:

@@ -7,9 +7,9 @@ from datetime import datetime
 from functools import lru_cache
 
 from orchestrator.client.view.layout import painted, task_colour
+from orchestrator.core.text.clean import clean_lines
 from orchestrator.core.text.counted import counted
 from orchestrator.store.logs.lines import Block
-from orchestrator.store.logs.text import clean_lines
 
 _NO_TIME = "-" * len("2026-01-01T00:00:00.000+00:00")
 

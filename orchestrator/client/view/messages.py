@@ -19,9 +19,9 @@ from orchestrator.core.state.events import (
     TaskRestartPlanned,
 )
 from orchestrator.core.state.result import AttemptEnd, exit_text, signal_name
+from orchestrator.core.text.clean import one_line
 from orchestrator.core.text.counted import counted
 from orchestrator.core.text.sizes import format_size
-from orchestrator.store.logs.text import one_line
 
 
 def event_message(event: Event, most: int | None, *, verbose: bool = False) -> str | None:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from orchestrator.client.view.amounts import size
 from orchestrator.client.view.log_line import LineStyle, format_block, truncation_note
 from orchestrator.client.view.output import Output
-from orchestrator.client.view.safe_text import safe_lines
 from orchestrator.client.view.tables import Moment
+from orchestrator.core.text.clean import safe_lines
 from orchestrator.store.logs.lines import Block, Chunk, LineAssembler
 from orchestrator.store.logs.merge import LogReader
 

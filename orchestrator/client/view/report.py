@@ -20,7 +20,6 @@ from orchestrator.client.view.layout import (
     wrapped,
 )
 from orchestrator.client.view.messages import history_text
-from orchestrator.client.view.safe_text import safe
 from orchestrator.client.view.stacks import stack_lines
 from orchestrator.core.diagnosis.shortages import storage_advice
 from orchestrator.core.state.result import (
@@ -36,8 +35,8 @@ from orchestrator.core.state.result import (
     left_advice,
     left_text,
 )
+from orchestrator.core.text.clean import one_line, safe
 from orchestrator.core.text.counted import counted
-from orchestrator.store.logs.text import one_line
 
 _OUTCOMES = {
     "succeeded": ("succeeded", (BOLD, GREEN)),

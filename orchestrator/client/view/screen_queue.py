@@ -6,8 +6,8 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from orchestrator.core.text.clean import last_frame
 from orchestrator.store.logs.lines import Block
-from orchestrator.store.logs.text import last_frame
 
 MAX_LINES = 20_000
 MAX_BYTES = 4 << 20

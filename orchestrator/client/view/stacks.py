@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from orchestrator.client.view.layout import BOLD, DIM, Cell, fit, last_cells, task_colour, wrapped
-from orchestrator.client.view.safe_text import safe
 from orchestrator.core.diagnosis.hangs import describe_place
 from orchestrator.core.diagnosis.stack_text import is_user_frame
 from orchestrator.core.state.result import TaskStack
+from orchestrator.core.text.clean import safe
 
 _INDENT = "    "
 # Number of tasks of a paragraph that are named.

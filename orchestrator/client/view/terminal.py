@@ -13,17 +13,16 @@ from rich.cells import cell_len
 
 from orchestrator.client.view import output
 from orchestrator.client.view.amounts import size
-from orchestrator.client.view.layout import DIM, painted, without_colour
+from orchestrator.client.view.layout import DIM, broken, painted, without_colour
 from orchestrator.client.view.log_line import LineStyle, line_prefix, size_note, truncation_note
 from orchestrator.client.view.output import Output
 from orchestrator.client.view.plain import PlainView
-from orchestrator.client.view.safe_text import safe_lines
 from orchestrator.client.view.screen_queue import MAX_BYTES, MAX_LINES, SCREEN_LINE_BYTES, Piece, ScreenQueue
 from orchestrator.client.view.tables import Moment, footer_lines
+from orchestrator.core.text.clean import clean_line, last_frame, safe_lines
 from orchestrator.core.text.counted import counted
 from orchestrator.store.logs.lines import Block, Chunk, LineAssembler
 from orchestrator.store.logs.merge import LogReader
-from orchestrator.store.logs.text import clean_line, last_frame
 
 FRAME_S = 0.1
 # Limits of one frame; the rest waits for the next.
@@ -35,6 +34,8 @@ _MAX_LAG_BYTES = 64 << 20
 _BEGIN_FRAME, _END_FRAME = "\x1b[?2026h", "\x1b[?2026l"
 _ERASE_BELOW = "\x1b[J"
 _NEW_LINE = "\r\n"
+# Begins the rows of a line after its first; those of a message of orch.
+_CONTINUED, _MESSAGE_INDENT = "| ", "  "
 
 
 class View(Protocol):
@@ -158,7 +159,7 @@ class TerminalView:
             with_footer = False
         lines = self._skip_notes()
         for piece in self._queue.pop(max_lines, max_bytes):
-            lines += _screen_lines(piece, self._style)
+            lines += _screen_lines(piece, self._style, columns)
         footer: list[str] = []
         if with_footer and self._moment is not None:
             footer = footer_lines(self._moment, columns, height, colour=self._style.colour)
@@ -179,13 +180,16 @@ class TerminalView:
         return [painted(note, DIM, colour=self._style.colour) for note in notes]
 
 
-def _screen_lines(piece: Piece, style: LineStyle) -> list[str]:
-    """The lines of a piece as the screen shows them."""
+def _screen_lines(piece: Piece, style: LineStyle, columns: int) -> list[str]:
+    """The lines of a piece as rows of the screen."""
     if piece.task is None:
-        return [clean_line(piece.data, colour=style.colour)]
+        return broken("", clean_line(piece.data, colour=style.colour), columns, _MESSAGE_INDENT)
     prefix = line_prefix(piece.task, piece.time, style)
     lines = piece.data.removesuffix(b"\n").split(b"\n")
-    return [prefix + _screen_line(line, piece.full_size, colour=style.colour) for line in lines]
+    shown = [_screen_line(line, piece.full_size, colour=style.colour) for line in lines]
+    if not prefix:
+        return shown
+    return [row for line in shown for row in broken(prefix, line, columns, _CONTINUED)]
 
 
 def _screen_line(line: bytes, full_size: int, *, colour: bool) -> str:

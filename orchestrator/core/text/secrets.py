@@ -6,9 +6,19 @@ import re
 from collections.abc import Mapping, Sequence
 
 MASK = "***"
-_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PWD|KEY|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
-# The whole word is an option or a variable. Program text and paths may contain such words without being secret.
-_SECRET_WORD = re.compile(rf"[\w.-]*({_SECRET.pattern})[\w.-]*\Z", re.IGNORECASE)
+# The short ones count between other characters only: PATIENCE, --passes and COMPASS are not secret.
+_SECRET = re.compile(
+    r"TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PWD|KEY|CREDENTIAL|AUTH|COOKIE|BEARER|SIGNATURE"
+    r"|(?<![A-Z0-9])(?:DSN|JWT|PASS|PAT|PIN|PW|SAS|SIG)(?![A-Z0-9])",
+    re.IGNORECASE,
+)
+# The whole word is an option, a variable or a key of Hydra (++db.token). Program text and paths may contain such words
+# without being secret.
+_SECRET_WORD = re.compile(rf"[+~]*[\w.@\[\]-]*({_SECRET.pattern})[\w.@\[\]-]*\Z", re.IGNORECASE)
+# A parameter of a URL: ?token=...
+_SECRET_PARAMETER = re.compile(
+    rf"(?P<name>[?&;#][\w.\[\]-]*(?:{_SECRET.pattern})[\w.\[\]-]*=)[^&;#\s\"']+", re.IGNORECASE
+)
 # A member of a JSON document or a Python dictionary: "api_key": "...", its quotes escaped or not.
 _SECRET_MEMBER = re.compile(
     rf"""(?P<name>(?P<quote>\\*["'])[\w.-]*(?:{_SECRET.pattern})[\w.-]*(?P=quote)\s*:\s*)"""
@@ -20,7 +30,7 @@ _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 def mask_words(words: Sequence[str]) -> tuple[str, ...]:
     """Return a command's words with secrets replaced: `--api-key=***`, `--token ***`, `TOKEN=***`,
-    `Authorization: ***`, `{"api_key": "***"}`, logins in URLs."""
+    `Authorization: ***`, `{"api_key": "***"}`, logins and parameters (`?token=***`) in URLs."""
     masked: list[str] = []
     hides_next = False
     for word in words:
@@ -41,8 +51,14 @@ def mask_words(words: Sequence[str]) -> tuple[str, ...]:
 
 def mask_secrets(env: Mapping[str, str]) -> dict[str, str]:
     """Replace the values of variables with secret-looking names, and secrets within the other values."""
-    return {name: MASK if _SECRET.search(name) else _mask_within(value) for name, value in env.items()}
+    return {name: MASK if _SECRET.search(name) else _mask_text(value) for name, value in env.items()}
+
+
+def _mask_text(text: str) -> str:
+    """Mask a text that may be one word, or a command line."""
+    return " ".join(mask_words(mask_words([text])[0].split(" ")))
 
 
 def _mask_within(text: str) -> str:
-    return _SECRET_MEMBER.sub(rf"\g<name>\g<mark>{MASK}\g<mark>", _URL_LOGIN.sub(MASK, text))
+    text = _SECRET_PARAMETER.sub(rf"\g<name>{MASK}", _URL_LOGIN.sub(MASK, text))
+    return _SECRET_MEMBER.sub(rf"\g<name>\g<mark>{MASK}\g<mark>", text)

@@ -21,6 +21,7 @@ Check = Callable[[Context], Iterator[Finding]]
 # `orch config` and `orch up` refuse their problems. The checks that start a child process come last.
 CHECKS_OF_CONFIG: tuple[Check, ...] = (
     machine.check_platform,
+    machine.check_system_calls,
     devices.check_tpu,
     resources.check_process_limits,
     resources.check_task_limits,
@@ -60,6 +61,7 @@ def all_checks() -> tuple[Check, ...]:
         directories.check_state_owner,
         directories.check_disk,
         machine.check_platform,
+        machine.check_system_calls,
         machine.check_processor,
         machine.check_shared_memory,
         machine.check_processes,

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core.errors import UsageError
 from orchestrator.core.job.spec import JobSpec
-from orchestrator.host import directories, headroom, network
+from orchestrator.host import directories, headroom, network, system_calls
 from orchestrator.host.devices import ask_nvidia_smi
 from orchestrator.host.headroom import Headroom, Limit
 from orchestrator.host.network import NoPrivateNetwork
+from orchestrator.host.system_calls import RefusedCall
 from orchestrator.store.runs.paths import state_dir
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Context:
     getrlimit: Callable[[int], tuple[int, int]] = resource.getrlimit
     statvfs: Callable[[Path], os.statvfs_result] = os.statvfs
     limits: Callable[[bool, Path, Path], Mapping[Limit, Headroom]] = headroom.limits
+    find_refused_call: Callable[[], RefusedCall | None] = system_calls.find_refused_call
     loopback_error: Callable[[], str | None] = network.loopback_error
     port_sharing_error: Callable[[], str | None] = network.port_sharing_error
     addresses: Callable[[], tuple[str, ...]] = network.addresses

@@ -41,6 +41,21 @@ def check_platform(context: Context) -> Iterator[Finding]:
         yield ok("platform", f"Linux {kernel}; orch itself runs under Python {version}")
 
 
+def check_system_calls(context: Context) -> Iterator[Finding]:
+    """Find a system call that this kernel has, but a container does not allow."""
+    refused = context.find_refused_call()
+    if refused is None:
+        return
+    text = f"the system call {refused.name} is refused here ({refused.reason}), and orch identifies processes by it"
+    fix = (
+        "in a container: a newer container runtime, or docker run --security-opt seccomp=PROFILE with a profile that"
+        " allows it; under gVisor: another runtime (--runtime=runc)"
+    )
+    if refused.is_of_python:
+        fix = "install orch under a Python that was built on Linux 5.4 or newer"
+    yield problem("system calls", text, refused.name, fix=fix)
+
+
 def check_processor(context: Context) -> Iterator[Finding]:
     if context.processor not in ("x86_64", "AMD64"):
         return

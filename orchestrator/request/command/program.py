@@ -10,6 +10,9 @@ from pathlib import Path
 
 from orchestrator.request.command.source_tree import Source, SourceTree
 
+# Options with which Python prints something and exits: -V, -h, -?.
+_ANSWERS = frozenset("Vh?")
+
 
 @dataclass(frozen=True)
 class PythonTarget:
@@ -30,6 +33,11 @@ class PythonLine:
     letters: frozenset[str] = frozenset()
     values: tuple[tuple[str, str], ...] = ()
     long_options: tuple[str, ...] = ()
+
+    @property
+    def reads_stdin(self) -> bool:
+        """True if Python reads its program, or the lines of a prompt, from standard input."""
+        return self.target == PythonTarget() and not (self.letters & _ANSWERS or self.long_options)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from orchestrator.core.errors import UsageError
@@ -20,6 +21,7 @@ from orchestrator.request.command.start_choice import choose_start
 
 # The built-in program sets it before it imports TensorFlow, unless its user has.
 _QUIET = ("TF_CPP_MIN_LOG_LEVEL", "2")
+_PROGRAM = Path(__file__).resolve().parents[3] / "worker"
 # Modules of Python that run a program which they are given.
 _RUNNERS = frozenset({"cProfile", "doctest", "pdb", "profile", "runpy", "timeit", "trace", "unittest"})
 
@@ -82,7 +84,13 @@ def resolve_command(
         return _python_command(kind, words, argv, place, options)
     program = programs.find_executable(first, place.cwd, place.path)
     if programs.PYTHON.match(Path(first).name):
-        target = python_line(rest).target
+        line = python_line(rest)
+        if line.reads_stdin:
+            raise UsageError(
+                f"{' '.join(words)}: Python would read the program from standard input, which is empty for tasks;"
+                f" {programs.SAVE_PROGRAM}"
+            )
+        target = line.target
         if target.script is not None:
             programs.require_script(target.script, place.cwd)
         kinds = ((target.script, CommandKind.SCRIPT), (target.module, CommandKind.MODULE))
@@ -90,6 +98,7 @@ def resolve_command(
         return _python_command(kind, words, (program, *rest), place, options)
     if python := programs.shebang_python(Path(program), place.path):
         return _python_command(CommandKind.EXECUTABLE, words, (*python, program, *rest), place, options)
+    programs.require_interpreter(Path(program), place.cwd)
     if options.keras is KerasOption.LEGACY:
         raise UsageError("--keras legacy: the command is not a Python program")
     start = choose_start(None, place.environ, options.start, options.preload, legacy=False)
@@ -103,6 +112,7 @@ def _builtin(words: Sequence[str], place: CommandPlace, options: CommandOptions)
             f"the built-in program needs TensorFlow, which orch's Python ({sys.executable}) does not have:"
             " pip install 'tf-orch[tensorflow]', or name a program: -- train.py"
         )
+    _refuse_other_worker(place)
     # With --keras auto the program itself chooses tf_keras for the trainings that need it.
     legacy = False
     if options.keras is KerasOption.LEGACY:
@@ -119,6 +129,19 @@ def _builtin(words: Sequence[str], place: CommandPlace, options: CommandOptions)
         start=_builtin_start(place, options, "tf_keras" if legacy else "keras"),
         legacy_keras=legacy,
     )
+
+
+def _refuse_other_worker(place: CommandPlace) -> None:
+    """Raise UsageError if PYTHONPATH leads to another module `worker` than the built-in program."""
+    parts = place.environ.get("PYTHONPATH", "").split(os.pathsep)
+    found = PathFinder.find_spec("worker", [str(place.cwd / part) for part in parts if part])
+    if found is None or found.origin is None:
+        return
+    if not os.path.realpath(found.origin).startswith(f"{_PROGRAM}{os.sep}"):
+        raise UsageError(
+            f"PYTHONPATH: {found.origin} would run instead of the built-in program, which is named worker, too;"
+            " rename it, or take its directory out of PYTHONPATH"
+        )
 
 
 def _builtin_start(place: CommandPlace, options: CommandOptions, keras: str) -> StartMethod:

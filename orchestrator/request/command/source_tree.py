@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from orchestrator.host.programs import open_without_waiting
+
 # Limits on what is read before a start. Beyond them the answer is "not sure".
 MAX_FILES = 200
 MAX_BYTES = 4 << 20
@@ -118,7 +120,7 @@ class SourceTree:
             raise TooLarge
         self.check_time()
         try:
-            with path.open("rb") as file:
+            with open(path, "rb", opener=open_without_waiting) as file:
                 text = file.read(MAX_BYTES + 1 - self._read_bytes)
         except (OSError, ValueError):
             return None

@@ -14,6 +14,7 @@ from pathlib import Path
 from orchestrator.core.errors import UsageError
 from orchestrator.core.job.tf_config import ROLES
 from orchestrator.core.text.nearest import did_you_mean
+from orchestrator.host.programs import open_without_waiting
 from orchestrator.request.settings.declaration import Where
 from orchestrator.request.settings.options import ROLE_OPTIONS, SETTINGS
 from orchestrator.request.settings.readers import shown
@@ -111,7 +112,7 @@ def _role_values(lines: Mapping[tuple[str, ...], int], table: object) -> dict[st
 
 def _read(path: Path) -> str | None:
     try:
-        with open(path, "rb", opener=_open_without_waiting) as file:
+        with open(path, "rb", opener=open_without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise UsageError(f"{path}: is not a regular file; fix or remove it")
             data = file.read(_MAX_BYTES + 1)
@@ -131,11 +132,6 @@ def _read(path: Path) -> str | None:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise UsageError(f"{FILE_NAME}, line {line}: not UTF-8 text; save the file as UTF-8") from error
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    """Without O_NONBLOCK, opening a named pipe waits for a writer."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _parse(text: str) -> dict[str, object]:

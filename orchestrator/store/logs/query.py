@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from orchestrator.core.text.clean import clean_line, last_frame
 from orchestrator.core.text.durations import parse_duration
 from orchestrator.store.logs.lines import MAX_LINE_BYTES, Block, Chunk, LineAssembler
 from orchestrator.store.logs.merge import (
@@ -22,7 +23,6 @@ from orchestrator.store.logs.merge import (
     position_of_tail,
     position_of_time,
 )
-from orchestrator.store.logs.text import clean_line, last_frame
 
 # A pattern with wildcards can take time quadratic in the length of the line, so it sees the beginning only.
 MAX_SEARCHED_BYTES = 16 << 10

@@ -1,4 +1,4 @@
-"""Make a task's bytes safe for a terminal: remove control sequences, on request except colours (pure).
+"""Make text of tasks, files and names safe for a terminal: control sequences are removed, except colours (pure).
 
 The grammar of control sequences is that of ECMA-48 (5th edition, 1991), with xterm's BEL as an end of OSC.
 """
@@ -6,6 +6,7 @@ The grammar of control sequences is that of ECMA-48 (5th edition, 1991), with xt
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 RESET = "\x1b[0m"
 _SAFE_ASCII = bytes([0x09, 0x0A, *range(0x20, 0x7F)])
@@ -24,6 +25,19 @@ _SEQUENCE = re.compile(
 # Unicode symbols for control characters: from U+2400 on, and one for DEL.
 _SYMBOLS = {chr(code): chr(0x2400 + code) for code in range(0x20)} | {"\x7f": "\u2421"}
 _MAX_FRAMES = 64
+# Parameters of SGR: text that cannot be seen, and colours by their number (5;N) or their parts (2;R;G;B).
+_CONCEAL = "8"
+_EXTENDED_COLOURS = ("38", "48", "58")
+_COLOUR_NUMBERS = {"5": 2, "2": 4}
+# In a path, a carriage return or newline is an ordinary character and is shown as its picture.
+_PICTURES = str.maketrans({"\n": "\u240a", "\r": "\u240d"})
+# Characters that reverse the reading order (Unicode's UAX 9) or end a line: with them a text can look like another.
+# Arabic and Hebrew letters are readable without them.
+_BIDI = str.maketrans(
+    dict.fromkeys(
+        "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029", "\ufffd"
+    )
+)
 
 
 def is_clean(data: bytes) -> bool:
@@ -74,6 +88,17 @@ def one_line(text: str) -> str:
     return clean_line(text.replace("\n", " ").encode("utf-8", "replace"), colour=False)
 
 
+def safe(text: str) -> str:
+    """Return one line: control sequences removed, other control characters (except tabs) as their pictures, and
+    characters that change the reading order replaced."""
+    return text if text.isprintable() else one_line(text.translate(_PICTURES)).translate(_BIDI)
+
+
+def safe_lines(text: str) -> str:
+    """The same for a message of several lines."""
+    return text if text.isprintable() else "\n".join(safe(line) for line in text.split("\n"))
+
+
 def last_frame(line: bytes) -> bytes:
     """Return the part of a line after its last carriage return, without the line end."""
     return line.rstrip(b"\r\n").rpartition(b"\r")[2]
@@ -91,7 +116,29 @@ def _symbol(match: re.Match[str]) -> str:
 
 
 def _keep_colour(match: re.Match[str]) -> str:
-    return match[0] if match["colour"] else _symbol(match)
+    return _visible_colour(match[0]) if match["colour"] else _symbol(match)
+
+
+@lru_cache(maxsize=1024)
+def _visible_colour(sequence: str) -> str:
+    """Return an SGR sequence without `conceal`; nothing if terminals disagree on what its numbers mean."""
+    if "8" not in sequence:
+        return sequence
+    rest, kept = sequence[2:-1].split(";"), []
+    while rest:
+        word = rest.pop(0)
+        number = word.partition(":")[0].lstrip("0")
+        if number == _CONCEAL:
+            continue
+        kept.append(word)
+        if number in _EXTENDED_COLOURS and ":" not in word:
+            # The numbers of the colour, 8 among them, belong to it.
+            count = _COLOUR_NUMBERS.get(rest[0].lstrip("0") if rest else "")
+            if count is None or len(rest) < count:
+                return ""
+            kept += rest[:count]
+            del rest[:count]
+    return f"\x1b[{';'.join(kept)}m" if kept else ""
 
 
 def _is_blank(text: str) -> bool:
