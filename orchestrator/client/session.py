@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from orchestrator.client.api import Run
-from orchestrator.client.launch import create_run, load_request, make_room
+from orchestrator.client.launch import create_run, load_request, make_room, warn
 from orchestrator.client.stop import STOP_MARGIN_S
 from orchestrator.core.errors import UsageError
 from orchestrator.host.inheritance import Inheritance, inheritance
@@ -102,6 +102,7 @@ class Session:
                 )
             self._is_creating = True
             try:
+                warn(up)
                 make_room(up)
                 return self._create(up)
             finally:

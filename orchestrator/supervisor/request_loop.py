@@ -19,6 +19,7 @@ from orchestrator.core.state.result import Cause, CauseKind, RunResult
 from orchestrator.core.state.state import RunState, apply
 from orchestrator.links.client_link import ClientLink, Lifetime, Request, unpack_environ
 from orchestrator.store.files import make_private
+from orchestrator.store.ownership import accept_owner
 from orchestrator.store.runs.catalog import live_runs
 from orchestrator.store.runs.leftovers import end_leftovers
 from orchestrator.store.runs.liveness import start_ticks
@@ -58,6 +59,8 @@ def _serve_one(request: Request, client: ClientLink, agent: HostAgent) -> tuple[
     if request.environ is not None:
         os.environ.clear()
         os.environ.update(unpack_environ(request.environ))
+    if request.state_owner is not None:
+        accept_owner(request.state_owner)
     try:
         store = _create_run(request.spec, started_mono)
     except OrchError as error:

@@ -11,6 +11,7 @@ from orchestrator.host.checks.context import Context
 from orchestrator.host.checks.finding import Finding, note, ok, problem, warning
 from orchestrator.host.directories import filesystem_of, nearest_existing, write_error
 from orchestrator.host.kernel_files import read_number, read_text
+from orchestrator.store.ownership import accepted_owner
 from orchestrator.store.runs.paths import names_dir, runs_dir
 
 _GROUP_OR_OTHERS, _OTHERS = stat.S_IWGRP | stat.S_IWOTH, stat.S_IWOTH
@@ -134,11 +135,14 @@ def check_state_owner(context: Context) -> Iterator[Finding]:
         except OSError:
             continue
         mode = stat.S_IMODE(found.st_mode)
-        if found.st_uid != context.user or link.st_uid not in (context.user, _ROOT):
-            owner = found.st_uid if found.st_uid != context.user else link.st_uid
+        accepted = (context.user, accepted_owner())
+        if found.st_uid not in accepted or link.st_uid not in (*accepted, _ROOT):
+            owner = found.st_uid if found.st_uid not in accepted else link.st_uid
             is_private = False
             text = f"{directory}: belongs to the user {owner}, who could replace files of your runs"
             fix = f"set XDG_STATE_HOME, or HOME (sudo -H), to a directory of your own: you are {context.user}"
+            if context.user == _ROOT:
+                fix += "; or add --as-root-anyway"
             yield problem("state", text, fix=fix)
         elif mode & _GROUP_OR_OTHERS:
             is_private = False

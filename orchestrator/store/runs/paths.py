@@ -10,6 +10,7 @@ import platformdirs
 
 from orchestrator.core.errors import UsageError
 from orchestrator.store.directory import Directory
+from orchestrator.store.ownership import accept_owner
 
 _UNPUBLISHED_SUFFIX = ".new"
 _UNPUBLISHED = re.compile(r"\.(?P<run_id>.+-\d{8}T\d{6}Z-[0-9a-f]{4})\.new\Z", re.DOTALL)
@@ -39,6 +40,14 @@ def runs_dir() -> Path:
 def names_dir() -> Path:
     """Return the directory with one lock file for each run name. The live run of that name holds the lock."""
     return state_dir() / "names"
+
+
+def accept_owner_of_state() -> None:
+    """Let root use a state directory that belongs to another user, until the end of this process."""
+    try:
+        accept_owner(state_dir().stat().st_uid)
+    except OSError:
+        return  # there is no state directory yet, or its problem is reported when it is opened
 
 
 def open_runs() -> Directory:
