@@ -108,8 +108,8 @@ def main() -> int:
 def run_to_exit() -> int:
     """Run the command line in a process that exits next. `up` leaves stop signals ignored, to keep its exit code."""
     hide_env_values()
-    open_missing_streams()
     try:
+        open_missing_streams()
         code = app(standalone_mode=False)
     except OrchError as error:
         say(str(error))

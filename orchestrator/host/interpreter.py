@@ -54,7 +54,8 @@ _QUESTION = json.dumps({"distributions": _DISTRIBUTIONS, "modules": _MODULES})
 class Interpreter:
     """The Python of the tasks, or the `error` that kept it from answering.
 
-    `versions` by distribution; `modules`: those of tensorflow, keras and tf_keras that can be imported.
+    `versions` by distribution; `modules`: those of tensorflow, keras and tf_keras that can be imported. `fault_in`:
+    what kept it from answering, if not the program itself.
     """
 
     path: str
@@ -62,6 +63,7 @@ class Interpreter:
     versions: Mapping[str, str] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
     error: str | None = None
+    fault_in: str = ""
 
     @property
     def tensorflow(self) -> str | None:
@@ -109,7 +111,12 @@ def ask_interpreter(
             check=False,
         )
     except OSError as error:
-        return Interpreter(python[0], error=error.strerror or str(error))
+        why = error.strerror or str(error)
+        # Popen names the directory if it was not the program that failed.
+        is_directory = str(error.filename) == str(directory)
+        return Interpreter(
+            python[0], error=why, fault_in=f"the directory {directory}" if is_directory else ""
+        )
     except subprocess.TimeoutExpired:
         return Interpreter(python[0], error=f"no answer within {patience_s:g} s")
     try:

@@ -21,7 +21,7 @@ def state_dir() -> Path:
     try:
         path = platformdirs.user_state_path("orch", appauthor=False)
     except RuntimeError as error:
-        raise UsageError("there is no home directory to keep state in: set HOME or XDG_STATE_HOME") from error
+        raise UsageError("there is no home directory to keep runs in; set HOME or XDG_STATE_HOME") from error
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
