@@ -108,16 +108,16 @@ class Directory:
     def make(self, name: str) -> Directory:
         """Open a directory in this one, created with mode 0700 if it is missing. NotOurs, OSError."""
         try:
-            os.mkdir(_checked_name(name), PRIVATE_DIR, dir_fd=self.fd)
+            return self.make_new(name)
         except FileExistsError:
-            pass
-        except OSError as error:
-            raise _named(error, self.path / name) from error
-        return self.sub(name)
+            return self.sub(name)
 
     def make_new(self, name: str) -> Directory:
         """Like make(), but FileExistsError if something has this name already."""
-        os.mkdir(_checked_name(name), PRIVATE_DIR, dir_fd=self.fd)
+        try:
+            os.mkdir(_checked_name(name), PRIVATE_DIR, dir_fd=self.fd)
+        except OSError as error:
+            raise _named(error, self.path / name) from error
         return self.sub(name)
 
     def entries(self) -> list[str]:

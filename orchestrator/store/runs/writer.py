@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,26 +93,23 @@ class RunStore:
             parent.close()
             parent = Directory.create(log_dir, may_be_shared=True)
         paths = RunPaths(Path(os.path.realpath(parent.path)) / run_id)
-        try:
+        with ExitStack() as undo:
+            undo.callback(parent.close)
             remove_unpublished_in(parent)
             run = parent.make_new(paths.hidden_name)
-        except BaseException:
-            parent.close()
-            raise
-        try:
+            undo.callback(parent.remove_tree, paths.hidden_name)
+            undo.callback(run.close)
             lock = Lock.acquire_in(run, paths.lock.name)
             if lock is None:
                 raise UsageError(f"{parent.path / paths.hidden_name}: is in use")
+            undo.callback(lock.release)
             for name in NEW_RUN_DIRECTORIES:
                 run.make_new(name).close()
             reserve = _Reserve(run, paths.reserve.name)
+            undo.callback(reserve.close)
             events = run.open_private(paths.events.name, os.O_WRONLY | os.O_APPEND)
+            undo.pop_all()
             return cls(paths, parent, run, lock, name_lock, AppendFile(events, paths.events), reserve)
-        except BaseException:
-            run.close()
-            parent.remove_tree(paths.hidden_name)
-            parent.close()
-            raise
 
     def publish(self, record: RunRecord) -> None:
         """Write the record and rename the directory. From here on every command finds the run."""
