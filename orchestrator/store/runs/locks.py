@@ -178,7 +178,7 @@ def remove_free_names(now: float) -> None:
     """Remove the lock files of free names that are older than a day at `now` (Unix seconds)."""
     try:
         names = open_names()
-    except OSError:
+    except (OSError, UsageError):  # `up` refuses a directory of names that it must not use
         return
     with names:
         for name in names.entries():
