@@ -215,7 +215,7 @@ def test_deep_directory_in_scratch_ends_no_verb(orch: Orch) -> None:
 def test_deep_directory_in_scratch_does_not_change_the_outcome_of_a_run(orch: Orch) -> None:
     script = orch.directory / "deep.py"
     script.write_text(DEEP)
-    assert orch("up", "--workers", "1", "--", "python", str(script)).code == 0
+    assert orch("up", "--workers", "1", "--", str(script)).code == 0
     assert not (orch.run_dir() / "scratch").exists()
 
 
