@@ -55,7 +55,8 @@ def stacks(
     run = named.view
     run.refresh()
     chosen = chosen_tasks(run, task_words, "TASK")
-    found = (_asked(named, chosen, native) if run.is_live else None) or _recorded(run, chosen)
+    can_answer = run.is_live and not run.state.phase.is_end
+    found = (_asked(named, chosen, native) if can_answer else None) or _recorded(run, chosen)
     if screen.json:
         print_json(_document(run, found, full))
         return ExitCode.OK
