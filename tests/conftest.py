@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import psutil
 import pytest
+from tensorflow_forks import ForkServer
 from terminal_signals import restore_terminal_signals
 
 if TYPE_CHECKING:
@@ -53,9 +54,15 @@ _TOGETHER = {
     "tests/security/test_another_user.py": "the live run of a user",
     "tests/worker/test_worker_records.py": "TensorFlow",
     "tests/worker/test_worker_training.py": "TensorFlow",
+    "tests/worker/test_worker_data_files.py": "TensorFlow",
     "tests/worker/test_worker_data_sharing.py": "TensorFlow",
     "tests/worker/test_worker_history.py": "TensorFlow",
     "tests/worker/test_worker_kept_iterators.py": "TensorFlow",
+    "tests/worker/test_worker_parameter_server.py": "TensorFlow",
+    "tests/worker/test_worker_equal_losses.py": "TensorFlow",
+    "tests/worker/test_worker_mesh.py": "TensorFlow",
+    "tests/worker/test_worker_strategies.py": "TensorFlow",
+    "tests/keras_fix/test_training.py": "TensorFlow",
 }
 
 
@@ -115,7 +122,10 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def nothing_left(state_dir: Path) -> Iterator[None]:
     """Fails a test that leaves a process: below this one, or anywhere with the test's state directory."""
     started, children = _started(), _own_children()
-    before = set() if children == set() else {process.pid for process in _of_this_test(state_dir)}
+    lasting = {ForkServer.pid}
+    before = (
+        lasting if children in (set(), lasting) else {process.pid for process in _of_this_test(state_dir)}
+    )
     yield
     if children is not None and _own_children() == children and _started() == started:
         return  # to look at every process of the machine takes longer than most tests do
@@ -149,8 +159,8 @@ def no_leaked_descriptors() -> Iterator[None]:
 
 
 def _started() -> tuple[float, ...]:
-    """Differs as soon as a child has ended and been waited for."""
-    return tuple(resource.getrusage(resource.RUSAGE_CHILDREN))
+    """Differs as soon as a child has ended and been waited for, or the fork server has started one."""
+    return (*resource.getrusage(resource.RUSAGE_CHILDREN), ForkServer.started)
 
 
 def _own_children() -> set[int] | None:

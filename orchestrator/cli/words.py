@@ -16,7 +16,7 @@ from orchestrator.core.text.clean import safe_lines
 if TYPE_CHECKING:
     from orchestrator.core.state.result import RunResult
 
-_STDOUT, _STDERR = 1, 2
+STDOUT, STDERR = 1, 2
 
 
 def say(text: str) -> None:
@@ -34,7 +34,7 @@ def say_line(text: str) -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    with named_in_errors(_STDOUT):
+    with named_in_errors(STDOUT):
         for line in lines:
             sys.stdout.write(line + "\n")
         sys.stdout.flush()
@@ -52,40 +52,24 @@ def report_end(result: RunResult, screen: Screen) -> None:
         print_json(result.model_dump(mode="json"))
     if screen.quiet and result.succeeded:
         return
-    for line in end_lines(result, stderr_width(), colour=colour_on_stderr(screen)):
+    for line in end_lines(result, width_of(STDERR), colour=colour_on(screen, STDERR)):
         say_line(line)
 
 
-def colour_on(screen: Screen, fd: int) -> bool:
+def colour_on(screen: Screen, fd: int = STDOUT) -> bool:
     return wants_colour(color_mode(screen), fd, os.environ)
 
 
-def width_of(fd: int) -> int | None:
+def width_of(fd: int = STDOUT) -> int | None:
     """Return the columns of the terminal `fd`, None if it is not a terminal, where lines are not cut."""
     if not os.isatty(fd):
         return None
     return os.get_terminal_size(fd).columns or 80
 
 
-def colour_on_stdout(screen: Screen) -> bool:
-    return colour_on(screen, _STDOUT)
-
-
-def colour_on_stderr(screen: Screen) -> bool:
-    return colour_on(screen, _STDERR)
-
-
-def stdout_width() -> int | None:
-    return width_of(_STDOUT)
-
-
-def stderr_width() -> int | None:
-    return width_of(_STDERR)
-
-
 def forget_stdout() -> None:
     """Redirect stdout to /dev/null after its reader has closed it, so that flushing at exit does not fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
 
 
 def open_missing_streams() -> None:
@@ -94,7 +78,7 @@ def open_missing_streams() -> None:
     UsageError without /dev/null.
     """
     try:
-        while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        while (fd := os.open(os.devnull, os.O_RDWR)) <= STDERR:
             os.set_inheritable(fd, True)
     except OSError as error:
         raise UsageError(
@@ -102,5 +86,5 @@ def open_missing_streams() -> None:
             f" as root: mknod -m 666 {os.devnull} c 1 3"
         ) from error
     os.close(fd)
-    sys.stdout = sys.stdout or open(_STDOUT, "w", closefd=False)
-    sys.stderr = sys.stderr or open(_STDERR, "w", closefd=False)
+    sys.stdout = sys.stdout or open(STDOUT, "w", closefd=False)
+    sys.stderr = sys.stderr or open(STDERR, "w", closefd=False)

@@ -67,7 +67,7 @@ def methods_of(run: Path) -> set[str]:
     ],
 )
 def test_impossible_request_is_refused_before_start(orch: Orch, words: list[str], says: str) -> None:
-    done = orch(
+    done = orch.within(
         "up", *words, env=dict.fromkeys(("TPU_NAME", "TPU_CONFIG", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"))
     )
     assert (done.code, done.out) == (2, "")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from cluster import run_workers
+from tensorflow_forks import ForkServer
 
 from worker.training.options.checks import find_contradiction, loop_problem
 from worker.training.options.context import tpu_problem
@@ -94,10 +95,10 @@ def test_tpu_is_found_if_it_is_named(tmp_path: Path) -> None:
         assert tpu_problem(None, {variable: ""}, tmp_path) is not None
 
 
-def test_tpu_is_resolved_connected_initialized_and_trained_on(tmp_path: Path) -> None:
+def test_tpu_is_resolved_connected_initialized_and_trained_on(tmp_path: Path, forks: ForkServer) -> None:
     arguments = ["--strategy", "tpu", "--tpu", "stand-in", "--loop", "custom", "--export", "none"]
     arguments += ["--epochs", "1", "--steps-per-epoch", "5"]
-    with run_workers(tmp_path, 1, arguments, program=("-P", str(TPU_PROGRAM))) as cluster:
+    with run_workers(tmp_path, 1, arguments, program=(str(TPU_PROGRAM),), forks=forks) as cluster:
         assert cluster.wait() == [0], cluster.describe()
         (output,) = cluster.outputs
     asked = [line for line in output.splitlines() if "stand-in" in line]

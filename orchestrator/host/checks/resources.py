@@ -32,7 +32,6 @@ _RAISE = {
     Limit.FILES: "raise it: ulimit -Hn as root, LimitNOFILE= of a service, --ulimit nofile= of a container",
     Limit.THREADS: "raise ulimit -u, TasksMax= of the service, or --pids-limit of the container",
     Limit.PORTS: "widen net.ipv4.ip_local_port_range",
-    Limit.VARIABLE: "split the job",
 }
 
 
