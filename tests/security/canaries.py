@@ -19,14 +19,17 @@ Snapshot = dict[str, tuple[object, ...]]
 
 
 def snapshot(place: Path) -> Snapshot:
-    """Return kind, mode, owner, size, time and content of everything below a directory."""
+    """Return kind, mode, owner, size, time and content of everything below a directory, as far as paths reach."""
     found: Snapshot = {}
     left = [place]
     while left:
         path = left.pop()
-        status = path.lstat()
         content: object = None
-        with contextlib.suppress(PermissionError):
+        try:
+            status = path.lstat()
+        except OSError:  # deeper than a path can be long
+            continue
+        with contextlib.suppress(OSError):
             if stat.S_ISLNK(status.st_mode):
                 content = path.readlink()
             elif stat.S_ISREG(status.st_mode) and status.st_size < _COMPARED_BYTES:
