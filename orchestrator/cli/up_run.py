@@ -12,7 +12,7 @@ from orchestrator.cli.selection import say_swept
 from orchestrator.client import api
 from orchestrator.client.api import Run
 from orchestrator.client.launch import create_run, make_room
-from orchestrator.core.errors import ExitCode, RunEnded
+from orchestrator.core.errors import EngineError, ExitCode, RunEnded
 from orchestrator.core.state.events import STOP_SIGNALS
 from orchestrator.host.checks import warnings_of_up
 from orchestrator.links.client_link import Lifetime
@@ -59,6 +59,15 @@ def _detached(request: UpRequest, screen: Screen, supervisor: SupervisorLink) ->
         if not screen.json:
             words.print_lines([run.id])  # data, so that --quiet does not hide it: run=$(orch up -dq)
         return _wait(run, request.display.wait, screen)
+    except BrokenPipeError:
+        raise  # the reader does not want to know
+    except OSError as error:
+        # The caller sees a failure and would not look for a run.
+        run.down()
+        reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise EngineError(
+            f"{reason}; {run.id} was stopped, because this output could not be written"
+        ) from error
     except KeyboardInterrupt:
         words.say(f"{run.id} keeps running; `orch down` stops it")
         return ExitCode.INTERRUPTED

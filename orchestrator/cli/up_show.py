@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from contextlib import nullcontext
 
-from orchestrator.cli import words
 from orchestrator.cli.keys import pressed_keys
 from orchestrator.cli.parameters import Screen
 from orchestrator.client.api import Run
@@ -29,7 +28,7 @@ def show_to_end(
     view = _view(display, screen, Output(_STDERR if screen.json else _STDOUT))
     verbose = screen.verbose and not screen.quiet
     if verbose:
-        words.say(f"{run.id} in {run.dir}")
+        view.say(f"orch: {run.id} in {run.dir}")
     # Echoed keys would damage the footer. Unread keys stay for the shell.
     with pressed_keys() if isinstance(view, TerminalView) else nullcontext():
         follow_to_end(supervisor, run.view, view, tasks, inbox, verbose)

@@ -107,12 +107,13 @@ def _follow(
     if not output_open:
         return
     follower.refresh()
+    has_left = False
     try:
-        while follower.show_rest() and not inbox.take():
-            pass
+        while not has_left and follower.show_rest():
+            has_left = bool(inbox.take())
         view.finish()
-        while not view.drain(0.1) and not inbox.take():
-            pass
+        while not view.drain(0.1) and not has_left:
+            has_left = bool(inbox.take())
     except OSError as error:
         _reason_of(error)
 
