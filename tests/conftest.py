@@ -1,4 +1,4 @@
-"""Every test: a state directory of its own, none of orch's variables, no activated environment, no process left."""
+"""Gives each test its own state directory, without orch's variables and an activated environment; finds leftovers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import psutil
 import pytest
+from tensorflow_forks import ForkServer
 from terminal_signals import restore_terminal_signals
 
 if TYPE_CHECKING:
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
 pytest_plugins = ["shared_fixtures"]
 restore_terminal_signals()
 
-# TensorFlow's servers are asked by way of a proxy, if there is one that is not told to leave this machine out: orch
-# tells its tasks, and these tests tell those that they start without it.
+# TensorFlow's servers are reached through a proxy unless no_proxy excludes this machine. orch sets that for its tasks;
+# this sets it for the tasks that tests start without orch.
 if any(os.environ.get(name) for name in ("grpc_proxy", "http_proxy", "https_proxy", "all_proxy")):
     for name in ("no_proxy", "NO_PROXY"):
         os.environ[name] = ",".join(filter(None, (os.environ.get(name), "localhost", "127.0.0.1")))
 
-# A busy machine is no finding. The gate's examples are always the same ones, for it judges the change and not the
-# day's luck; `scripts/test --all` draws new ones.
+# No deadlines, because the machine may be busy. The gate's examples are the same each time, so that a failure comes
+# from the change; `scripts/test --all` draws new ones.
 hypothesis.settings.register_profile(
     "without_a_clock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
 )
@@ -39,8 +40,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("without_a_clock")
 
-# What has been told to end may take this long on a busy machine (a supervisor that nobody needed still imports all it
-# would have needed); what has not never ends.
+# Processes that are exiting may take this long on a busy machine: an unused supervisor first finishes its imports.
 _LAST_EXITS_S = 60.0
 _LOOK_S = 0.01
 
@@ -54,9 +54,15 @@ _TOGETHER = {
     "tests/security/test_another_user.py": "the live run of a user",
     "tests/worker/test_worker_records.py": "TensorFlow",
     "tests/worker/test_worker_training.py": "TensorFlow",
+    "tests/worker/test_worker_data_files.py": "TensorFlow",
     "tests/worker/test_worker_data_sharing.py": "TensorFlow",
     "tests/worker/test_worker_history.py": "TensorFlow",
     "tests/worker/test_worker_kept_iterators.py": "TensorFlow",
+    "tests/worker/test_worker_parameter_server.py": "TensorFlow",
+    "tests/worker/test_worker_equal_losses.py": "TensorFlow",
+    "tests/worker/test_worker_mesh.py": "TensorFlow",
+    "tests/worker/test_worker_strategies.py": "TensorFlow",
+    "tests/keras_fix/test_training.py": "TensorFlow",
 }
 
 
@@ -81,7 +87,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of several processes none is to be left alone with a long test at the end: what may take long comes first."""
+    """Run long tests first, so that no test process is left with one at the end."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=_time_limit, reverse=True)
 
@@ -116,13 +122,16 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def nothing_left(state_dir: Path) -> Iterator[None]:
     """Fails a test that leaves a process: below this one, or anywhere with the test's state directory."""
     started, children = _started(), _own_children()
-    before = set() if children == set() else {process.pid for process in _of_this_test(state_dir)}
+    lasting = {ForkServer.pid}
+    before = (
+        lasting if children in (set(), lasting) else {process.pid for process in _of_this_test(state_dir)}
+    )
     yield
     if children is not None and _own_children() == children and _started() == started:
         return  # to look at every process of the machine takes longer than most tests do
     left = [process for process in _of_this_test(state_dir) if process.pid not in before]
     deadline = time.monotonic() + _LAST_EXITS_S
-    # Whoever adopts an orphan may leave its exit status unread: gone is what does nothing any more.
+    # The process that adopts an orphan may not reap it, so a zombie counts as gone.
     while left and time.monotonic() < deadline:
         psutil.wait_procs(left, timeout=_LOOK_S)
         left = [process for process in left if _lives(process)]
@@ -150,8 +159,8 @@ def no_leaked_descriptors() -> Iterator[None]:
 
 
 def _started() -> tuple[float, ...]:
-    """Differs as soon as a child has ended and been waited for."""
-    return tuple(resource.getrusage(resource.RUSAGE_CHILDREN))
+    """Differs as soon as a child has ended and been waited for, or the fork server has started one."""
+    return (*resource.getrusage(resource.RUSAGE_CHILDREN), ForkServer.started)
 
 
 def _own_children() -> set[int] | None:

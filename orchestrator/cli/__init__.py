@@ -6,8 +6,8 @@ from __future__ import annotations
 def main() -> int:
     """Run the command line and return its exit code. Ctrl-C during the import shows no traceback either."""
     try:
-        from orchestrator.cli.app import main as run
+        from orchestrator.cli.app import run_to_exit
 
-        return run()
+        return run_to_exit()
     except KeyboardInterrupt:
         return 130

@@ -5,6 +5,7 @@ To add a verb, write its function in a module beside this one and name it in `_O
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -93,7 +94,18 @@ def _require_directory() -> None:
 
 
 def main() -> int:
-    """Run the command line and return its exit code."""
+    """Run the command line in a process that continues, with its signal handlers as before; return the exit code."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        return run_to_exit()
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+
+
+def run_to_exit() -> int:
+    """Run the command line in a process that exits next. `up` leaves stop signals ignored, to keep its exit code."""
     hide_env_values()
     open_missing_streams()
     try:

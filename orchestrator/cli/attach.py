@@ -9,21 +9,29 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.keys import Keys, pressed_keys
-from orchestrator.cli.parameters import Color, Quiet, RunArgument, Verbose, color_mode, screen_of
+from orchestrator.cli.keys import pressed_keys
+from orchestrator.cli.parameters import (
+    Color,
+    NoPrefix,
+    Quiet,
+    RunArgument,
+    Timestamps,
+    Verbose,
+    color_mode,
+    screen_of,
+)
 from orchestrator.cli.selection import chosen_tasks, find_run
-from orchestrator.cli.words import report_end, say
+from orchestrator.cli.words import STDERR, STDOUT, report_end, say
 from orchestrator.client import api
 from orchestrator.client.follow import Follower
+from orchestrator.client.view.log_line import LineStyle
 from orchestrator.client.view.output import Output, wants_colour
-from orchestrator.client.view.plain import LineStyle
 from orchestrator.client.view.terminal import View, open_view
 from orchestrator.core.errors import ExitCode, NoSuchRun
 from orchestrator.links.signal_inbox import SignalInbox
 from orchestrator.store.logs.merge import position_of_tail
 from orchestrator.store.runs.reader import RunView
 
-_STDOUT, _STDERR = 1, 2
 # The view starts with this many lines that the tasks wrote before.
 _LINES_BEFORE = 20
 # A terminal that is left gets this long to take the removal of the footer.
@@ -35,10 +43,8 @@ def attach(
     context: typer.Context,
     run: RunArgument = None,
     tasks: Annotated[str | None, typer.Option("--tasks", metavar="0,2", help="Whose lines to show.")] = None,
-    timestamps: Annotated[
-        bool, typer.Option("--timestamps", "-t", help="The time before each line.")
-    ] = False,
-    no_prefix: Annotated[bool, typer.Option("--no-prefix", help="Lines without `worker:0 | `.")] = False,
+    timestamps: Timestamps = False,
+    no_prefix: NoPrefix = False,
     color: Color = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -50,9 +56,9 @@ def attach(
         raise NoSuchRun(f"{found.id} is not live; `orch logs {found.id}` shows what it wrote")
     found.view.refresh()
     chosen = chosen_tasks(found.view, tasks.split(",") if tasks else [], "--tasks")
-    out = Output(_STDOUT)
+    out = Output(STDOUT)
     colour = wants_colour(color_mode(screen), out.fileno(), os.environ)
-    view = open_view(out, Output(_STDERR), LineStyle(not no_prefix, timestamps, colour), os.environ)
+    view = open_view(out, Output(STDERR), LineStyle(not no_prefix, timestamps, colour), os.environ)
     position = position_of_tail(found.view.paths.logs, chosen, _LINES_BEFORE)
     follower = Follower(found.view, view, chosen, position, screen.verbose and not screen.quiet)
     follower.hint = "q leaves, the run continues"
@@ -81,14 +87,10 @@ def _follow(run: RunView, follower: Follower, view: View) -> bool:
         while not left and not (follower.is_over and not run.is_live):
             pause = follower.step()
             inbox.wait(pause, *keys.descriptors)
-            left = bool(inbox.take()) or _wants_to_leave(keys)
+            left = bool(inbox.take()) or bool(_LEAVE_KEYS & set(keys.read()))
         while not left and follower.show_rest():
             left = bool(inbox.take())
         view.finish()
         while not view.drain(_LAST_DRAIN_S) and not left:
             left = bool(inbox.take())
     return left
-
-
-def _wants_to_leave(keys: Keys) -> bool:
-    return bool(_LEAVE_KEYS & set(keys.read()))

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.completion import log_words, signal_words
-from orchestrator.cli.parameters import RunArgument, Screen, takes_screen
+from orchestrator.cli.parameters import RunArgument, Screen, read_option, takes_screen
 from orchestrator.cli.selection import chosen_tasks, find_run, sweep
 from orchestrator.cli.words import print_json, report_end, say
 from orchestrator.client import api
@@ -120,10 +120,7 @@ def wait(
 ) -> int:
     """Wait for a run's end; its exit code becomes this command's."""
     found = find_run(run)
-    try:
-        timeout_s = None if timeout is None else parse_duration(timeout)
-    except ValueError as error:
-        raise UsageError(f"--timeout: {error}") from error
+    timeout_s = read_option("--timeout", timeout, parse_duration)
     try:
         result = found.wait(timeout_s, check=False)
     except TimeoutError as error:

@@ -46,8 +46,8 @@ def doctor(
     if screen.json:
         words.print_json(doctor_document(examined, name, findings))
     else:
-        colour = words.colour_on_stdout(screen)
+        colour = words.colour_on(screen)
         words.print_lines(
-            doctor_lines(examined, findings, words.stdout_width(), colour=colour, quiet=screen.quiet)
+            doctor_lines(examined, findings, words.width_of(), colour=colour, quiet=screen.quiet)
         )
     return 0 if is_healthy(findings) else 1

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+from orchestrator.cli.parameters import read_option
 from orchestrator.core.errors import UsageError
 from orchestrator.core.job.choices import DEFAULT_WORKERS
 from orchestrator.core.job.spec import CommandKind, JobSpec
 from orchestrator.core.job.tf_config import WORKER
 from orchestrator.host.checks.context import Context
 from orchestrator.host.cores import usable_cores
-from orchestrator.host.interpreter import Interpreter, ask_interpreter
+from orchestrator.host.installed import Interpreter, ask_interpreter
 from orchestrator.request.command.program import find_program
 from orchestrator.request.command.resolve import CommandPlace, resolve_command
 from orchestrator.request.settings import settings
@@ -48,13 +50,8 @@ def doctor_context(
 
 
 def _count(workers: str | None) -> int | None:
-    if workers is None:
-        return None
-    try:
-        count = read_value(SETTINGS["workers"], workers)
-    except ValueError as error:
-        raise UsageError(f"--workers: {error}") from error
-    if not isinstance(count, int) or count < 1:
+    count = read_option("--workers", workers, partial(read_value, SETTINGS["workers"]))
+    if count is not None and (not isinstance(count, int) or count < 1):
         raise UsageError(f"--workers: must be at least 1, not {count}")
     return count
 

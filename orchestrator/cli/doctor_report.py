@@ -12,7 +12,7 @@ from orchestrator.host.checks.context import Context
 from orchestrator.host.checks.finding import Finding, Level, is_healthy
 from orchestrator.host.checks.software import runs_python
 from orchestrator.host.headroom import free_memory
-from orchestrator.host.interpreter import Interpreter
+from orchestrator.host.installed import Interpreter
 from orchestrator.host.strategies import StrategyRow, Works, strategies
 
 _GAP = "  "

@@ -7,16 +7,25 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated
 
 import typer
 
-from orchestrator.cli.completion import log_words
-from orchestrator.cli.parameters import Screen, color_mode, takes_screen
+from orchestrator.cli.parameters import (
+    NoPrefix,
+    Screen,
+    Timestamps,
+    color_mode,
+    read_option,
+    run_and_tasks_argument,
+    takes_screen,
+)
 from orchestrator.cli.selection import chosen_tasks, run_and_tasks
-from orchestrator.cli.words import say
+from orchestrator.cli.words import STDOUT, say
+from orchestrator.client.view.log_line import LineStyle, format_block
 from orchestrator.client.view.output import Output, wants_colour
-from orchestrator.client.view.plain import AttemptMarks, LineStyle, format_block
+from orchestrator.client.view.plain import AttemptMarks
 from orchestrator.core.errors import ExitCode, UsageError
 from orchestrator.links.signal_inbox import SignalInbox
 from orchestrator.store.logs.query import (
@@ -29,22 +38,13 @@ from orchestrator.store.logs.query import (
 )
 from orchestrator.store.runs.reader import RunView
 
-_STDOUT = 1
 _POLL_S = 0.05
 
 
 @takes_screen
 def logs(
     screen: Screen,
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[RUN] [TASK...]",
-            autocompletion=log_words,
-            help="A run (default: this directory's newest), and whose lines: worker:0, chief, or 0.",
-            show_default=False,
-        ),
-    ] = None,
+    words: Annotated[list[str] | None, run_and_tasks_argument("lines")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Show new lines until the run ends.")
     ] = False,
@@ -60,13 +60,11 @@ def logs(
     attempt: Annotated[
         int | None, typer.Option("--attempt", metavar="N", min=1, help="Only lines of the run's Nth attempt.")
     ] = None,
-    timestamps: Annotated[
-        bool, typer.Option("--timestamps", "-t", help="The time before each line.")
-    ] = False,
-    no_prefix: Annotated[bool, typer.Option("--no-prefix", help="Lines without `worker:0 | `.")] = False,
+    timestamps: Timestamps = False,
+    no_prefix: NoPrefix = False,
     raw: Annotated[bool, typer.Option("--raw", help="Exactly the bytes that the tasks wrote.")] = False,
 ) -> int:
-    """Print a run's logs, merged in the order in which the lines arrived; live or long after."""
+    """Print a run's logs, merged in the order in which the lines arrived; during the run or after it."""
     if raw and screen.json:
         raise UsageError("--raw prints bytes and --json prints lines: give one of them")
     found, task_words = run_and_tasks(words or ())
@@ -77,7 +75,7 @@ def logs(
     query = LogQuery(tasks, _line_filter(since, until, grep, invert, attempt), tail, follow)
     if run.is_trimmed and not screen.quiet:
         say(f"{run.record.id}: its logs have been removed")
-    out = Output(_STDOUT)
+    out = Output(STDOUT)
     if raw:
         pieces = query_raw(run.paths.logs, query, lambda: not run.is_live)
     elif screen.json:
@@ -94,19 +92,12 @@ def _line_filter(
 ) -> LineFilter:
     if invert and grep is None:
         raise UsageError("--invert needs --grep RE")
-    now = time.time()
-    moments = (_moment("--since", since, now), _moment("--until", until, now))
+    moment = partial(parse_when, now=time.time())
+    moments = (read_option("--since", since, moment), read_option("--until", until, moment))
     try:
         return LineFilter(*moments, grep=grep, invert=invert, attempt=attempt)
     except ValueError as error:
         raise UsageError(f"--grep: {error}") from error
-
-
-def _moment(option: str, text: str | None, now: float) -> float | None:
-    try:
-        return None if text is None else parse_when(text, now)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}") from error
 
 
 def _json_lines(run: RunView, query: LogQuery) -> Iterator[bytes]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperCommand
 
-from orchestrator.cli.completion import run_words
+from orchestrator.cli.completion import log_words, run_words
 from orchestrator.core.errors import UsageError
 from orchestrator.core.text.nearest import did_you_mean, listed
 from orchestrator.request.settings.declaration import Kind, Option, Part, Where
@@ -20,6 +20,7 @@ from orchestrator.request.settings.options import COLOR, GROUPS, JSON, QUIET, VE
 from orchestrator.request.settings.request import ColorMode
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
+_Value = TypeVar("_Value")
 
 
 def flag(option: Option, group: str | None = None) -> Any:
@@ -102,6 +103,27 @@ RunArgument = Annotated[
         show_default=False,
     ),
 ]
+Timestamps = Annotated[bool, typer.Option("--timestamps", "-t", help="The time before each line.")]
+NoPrefix = Annotated[bool, typer.Option("--no-prefix", help="Lines without `worker:0 | `.")]
+Everywhere = Annotated[bool, typer.Option("--all", "-a", help="Also the runs of other directories.")]
+
+
+def run_and_tasks_argument(what: str) -> Any:
+    """Return the words that name a run and some of its tasks, for typer. `what` is what is shown of them."""
+    return typer.Argument(
+        metavar="[RUN] [TASK...]",
+        autocompletion=log_words,
+        help=f"A run (default: this directory's newest), and whose {what}: worker:0, chief, or 0.",
+        show_default=False,
+    )
+
+
+def read_option(flag: str, text: str | None, read: Callable[[str], _Value]) -> _Value | None:
+    """Return the value of an option, None if it was not given; UsageError with the flag if `read` refuses it."""
+    try:
+        return None if text is None else read(text)
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from error
 
 
 @dataclass(frozen=True)

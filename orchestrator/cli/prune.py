@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
-from orchestrator.cli.parameters import Screen, takes_screen
+from orchestrator.cli.parameters import Everywhere, Screen, read_option, takes_screen
 from orchestrator.cli.selection import sweep
 from orchestrator.cli.words import print_json, print_lines, say
 from orchestrator.client.view.amounts import duration, size
@@ -21,8 +21,6 @@ from orchestrator.core.text.sizes import parse_size
 from orchestrator.store.runs import pruning
 from orchestrator.store.runs.prune_choice import PruneTerms
 from orchestrator.store.runs.pruning import Pruned, PruneReport, Scope
-
-Number = TypeVar("Number", int, float)
 
 
 @takes_screen
@@ -50,9 +48,7 @@ def prune(
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Only runs of that name.")
     ] = None,
-    everywhere: Annotated[
-        bool, typer.Option("--all", "-a", help="Also the runs of other directories.")
-    ] = False,
+    everywhere: Everywhere = False,
     checkpoints: Annotated[
         bool, typer.Option("--checkpoints", help="Also remove their checkpoints, which are kept otherwise.")
     ] = False,
@@ -60,9 +56,9 @@ def prune(
 ) -> int:
     """Remove ended runs by age, count or size. Live ones and checkpoints stay."""
     terms = PruneTerms(
-        older_than_s=_read("--older-than", older_than, parse_duration),
+        older_than_s=read_option("--older-than", older_than, parse_duration),
         keep=keep,
-        max_bytes=_read("--max-size", max_size, _most_bytes),
+        max_bytes=read_option("--max-size", max_size, _most_bytes),
     )
     if not terms.has_condition:
         raise UsageError(
@@ -83,13 +79,6 @@ def prune(
         if not report.pruned and not report.left_runs and not screen.quiet:
             say("no runs here; `orch prune --all` includes those of other directories")
     return ExitCode.ORCH if failed else ExitCode.OK
-
-
-def _read(option: str, text: str | None, read: Callable[[str], Number]) -> Number | None:
-    try:
-        return None if text is None else read(text)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}") from error
 
 
 def _most_bytes(text: str) -> int:

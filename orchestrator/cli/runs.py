@@ -12,9 +12,9 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.parameters import RunArgument, Screen, takes_screen
+from orchestrator.cli.parameters import Everywhere, RunArgument, Screen, takes_screen
 from orchestrator.cli.selection import find_run, sweep
-from orchestrator.cli.words import colour_on_stdout, print_json, print_lines, say, stdout_width
+from orchestrator.cli.words import colour_on, print_json, print_lines, say, width_of
 from orchestrator.client import api
 from orchestrator.client.view.tables import RunRow, run_lines, status_lines
 from orchestrator.core.errors import ExitCode, NewerFormat
@@ -44,19 +44,19 @@ def status(
     if screen.json:
         print_json(document.model_dump(mode="json"))
     else:
-        print_lines(status_lines(document, stdout_width(), colour=colour_on_stdout(screen)))
+        print_lines(status_lines(document, width_of(), colour=colour_on(screen)))
     return ExitCode.OK
 
 
 def _watch(run: api.Run, screen: Screen) -> int:
     """Redraw the table until the run ends or the user leaves."""
-    # Only here: a plain `orch status` is quick, and never loads what talks to other processes.
+    # Imported only here, so that a plain `orch status` starts quickly.
     from orchestrator.cli.keys import pressed_keys
     from orchestrator.links.signal_inbox import SignalInbox
 
     with SignalInbox((signal.SIGINT, signal.SIGTERM)) as inbox, pressed_keys() as keys:
         while True:
-            lines = status_lines(run.status(), stdout_width(), colour=colour_on_stdout(screen))
+            lines = status_lines(run.status(), width_of(), colour=colour_on(screen))
             height = os.get_terminal_size(sys.stdout.fileno()).lines
             sys.stdout.write(_HOME_AND_CLEAR + "\n".join(lines[: max(1, height - 1)]) + "\n")
             sys.stdout.flush()
@@ -70,9 +70,7 @@ def _watch(run: api.Run, screen: Screen) -> int:
 @takes_screen
 def ls(
     screen: Screen,
-    everywhere: Annotated[
-        bool, typer.Option("--all", "-a", help="Also the runs of other directories.")
-    ] = False,
+    everywhere: Everywhere = False,
 ) -> int:
     """List the runs of this directory with their age and size."""
     survey = sweep()
@@ -84,7 +82,7 @@ def ls(
     if screen.json:
         print_json({"schema_version": 1, "runs": [asdict(row) for row in rows]})
     elif rows:
-        print_lines(run_lines(rows, stdout_width(), colour=colour_on_stdout(screen)))
+        print_lines(run_lines(rows, width_of(), colour=colour_on(screen)))
     else:
         say("no runs here; `orch ls --all` lists those of other directories")
     return ExitCode.OK

@@ -1,4 +1,4 @@
-"""`orch stacks`: what the tasks of a live run answer, or what was recorded for an ended one."""
+"""`orch stacks`: the stacks of a live run's tasks, or those recorded for an ended run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.completion import log_words
-from orchestrator.cli.parameters import Screen, takes_screen
+from orchestrator.cli.parameters import Screen, run_and_tasks_argument, takes_screen
 from orchestrator.cli.selection import chosen_tasks, run_and_tasks
-from orchestrator.cli.words import colour_on_stdout, print_json, print_lines, say, stdout_width
+from orchestrator.cli.words import colour_on, print_json, print_lines, say, width_of
 from orchestrator.client import api
 from orchestrator.client.view.stacks import stack_lines
 from orchestrator.core.errors import ExitCode, NoSuchRun
@@ -36,15 +35,7 @@ class _Found:
 @takes_screen
 def stacks(
     screen: Screen,
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[RUN] [TASK...]",
-            autocompletion=log_words,
-            help="A run (default: this directory's newest), and whose stacks: worker:0, chief, or 0.",
-            show_default=False,
-        ),
-    ] = None,
+    words: Annotated[list[str] | None, run_and_tasks_argument("stacks")] = None,
     native: Annotated[
         bool, typer.Option("--native", help="Also C and C++ frames: by py-spy, which pauses the task.")
     ] = False,
@@ -55,7 +46,8 @@ def stacks(
     run = named.view
     run.refresh()
     chosen = chosen_tasks(run, task_words, "TASK")
-    found = (_asked(named, chosen, native) if run.is_live else None) or _recorded(run, chosen)
+    can_answer = run.is_live and not run.state.phase.is_end
+    found = (_asked(named, chosen, native) if can_answer else None) or _recorded(run, chosen)
     if screen.json:
         print_json(_document(run, found, full))
         return ExitCode.OK
@@ -66,7 +58,7 @@ def stacks(
     if full:
         print_lines(_full_lines(run, found.stacks))
     else:
-        print_lines(stack_lines(found.stacks, stdout_width(), colour=colour_on_stdout(screen)))
+        print_lines(stack_lines(found.stacks, width_of(), colour=colour_on(screen)))
     for task, stack in found.stacks.items():
         if found.is_now and stack.state == _STOPPED:
             say(f"{task} is stopped: `orch kill {run.record.name} {task} -s CONT` resumes it")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 from orchestrator.cli import words
@@ -19,7 +20,7 @@ from orchestrator.links.client_link import Lifetime
 from orchestrator.links.signal_inbox import SignalInbox
 from orchestrator.links.supervisor_link import SupervisorLink
 from orchestrator.request.settings import settings
-from orchestrator.request.settings.request import UpRequest, WaitFor
+from orchestrator.request.settings.request import DisplayOptions, UpRequest, WaitFor
 
 
 def run_up(flags: Mapping[str, object], screen: Screen, supervisor: SupervisorLink) -> int:
@@ -39,10 +40,7 @@ def _in_the_foreground(request: UpRequest, screen: Screen, supervisor: Superviso
     with SignalInbox(STOP_SIGNALS) as inbox:
         try:
             run = create_run(supervisor, request, Lifetime.CLIENT)
-            # Imported while the cluster starts.
-            from orchestrator.cli.up_show import show_to_end
-
-            show_to_end(supervisor, run, request.display, screen, inbox)
+            _show_to_end(supervisor, run, request.display, screen, inbox)
         finally:
             supervisor.close()
         result = supervisor.received_result() or api.result_of(run.view)
@@ -50,6 +48,31 @@ def _in_the_foreground(request: UpRequest, screen: Screen, supervisor: Superviso
         with inbox.settled(result.exit_code):
             words.report_end(result, screen)
     return result.exit_code
+
+
+def _show_to_end(
+    supervisor: SupervisorLink, run: Run, display: DisplayOptions, screen: Screen, inbox: SignalInbox
+) -> None:
+    """Show the run until the supervisor has exited and all lines are shown. Signals in `inbox` are stop orders."""
+    # Imported here, after the start of the run, so that the run starts sooner.
+    from orchestrator.cli.keys import pressed_keys
+    from orchestrator.client.foreground import follow_to_end
+    from orchestrator.client.view.log_line import LineStyle
+    from orchestrator.client.view.output import Output, wants_colour
+    from orchestrator.client.view.terminal import TerminalView, open_view
+
+    # With --json, stdout has only one document, the result; the lines go to stderr.
+    out = Output(words.STDERR if screen.json else words.STDOUT)
+    colour = wants_colour(display.color, out.fileno(), os.environ)
+    style = LineStyle(not display.no_prefix, display.timestamps, colour)
+    view = open_view(out, Output(words.STDERR), style, os.environ, footer=not screen.quiet)
+    tasks = None if display.tasks is None else frozenset(str(task) for task in display.tasks)
+    verbose = screen.verbose and not screen.quiet
+    if verbose:
+        view.say(f"orch: {run.id} in {run.dir}")
+    # Echoed keys would damage the footer. Unread keys stay for the shell.
+    with pressed_keys() if isinstance(view, TerminalView) else nullcontext():
+        follow_to_end(supervisor, run.view, view, tasks, inbox, verbose)
 
 
 def _detached(request: UpRequest, screen: Screen, supervisor: SupervisorLink) -> int:

@@ -15,7 +15,7 @@ from orchestrator.core.text.clean import safe_lines
 if TYPE_CHECKING:
     from orchestrator.core.state.result import RunResult
 
-_STDOUT, _STDERR = 1, 2
+STDOUT, STDERR = 1, 2
 
 
 def say(text: str) -> None:
@@ -26,7 +26,7 @@ def say(text: str) -> None:
 def say_line(text: str) -> None:
     """Print a line on stderr unchanged. A stderr that is closed or full is ignored."""
     try:
-        _write(_STDERR, text + "\n")
+        _write(STDERR, text + "\n")
     except OSError:
         return
 
@@ -34,14 +34,14 @@ def say_line(text: str) -> None:
 def print_lines(lines: Iterable[str]) -> None:
     """Print data on stdout. Raises OSError, with the stream's name, unless all of it is written."""
     sys.stdout.flush()
-    _write(_STDOUT, "".join(f"{line}\n" for line in lines))
+    _write(STDOUT, "".join(f"{line}\n" for line in lines))
 
 
 def _write(fd: int, text: str) -> None:
     # Python's streams lose text on a descriptor that does not block.
     out = Output(fd)
     try:
-        out.write_all(text.encode("utf-8", "surrogateescape"))
+        out.write_all(text.encode("utf-8", "backslashreplace"))
     finally:
         out.close()
 
@@ -58,47 +58,31 @@ def report_end(result: RunResult, screen: Screen) -> None:
         print_json(result.model_dump(mode="json"))
     if screen.quiet and result.succeeded:
         return
-    for line in end_lines(result, stderr_width(), colour=colour_on_stderr(screen)):
+    for line in end_lines(result, width_of(STDERR), colour=colour_on(screen, STDERR)):
         say_line(line)
 
 
-def colour_on(screen: Screen, fd: int) -> bool:
+def colour_on(screen: Screen, fd: int = STDOUT) -> bool:
     return wants_colour(color_mode(screen), fd, os.environ)
 
 
-def width_of(fd: int) -> int | None:
+def width_of(fd: int = STDOUT) -> int | None:
     """Return the columns of the terminal `fd`, None if it is not a terminal, where lines are not cut."""
     if not os.isatty(fd):
         return None
     return os.get_terminal_size(fd).columns or 80
 
 
-def colour_on_stdout(screen: Screen) -> bool:
-    return colour_on(screen, _STDOUT)
-
-
-def colour_on_stderr(screen: Screen) -> bool:
-    return colour_on(screen, _STDERR)
-
-
-def stdout_width() -> int | None:
-    return width_of(_STDOUT)
-
-
-def stderr_width() -> int | None:
-    return width_of(_STDERR)
-
-
 def forget_streams() -> None:
     """Redirect stdout and stderr to /dev/null after a write has failed, so that flushing at exit does not fail, too."""
-    for fd in (_STDOUT, _STDERR):
+    for fd in (STDOUT, STDERR):
         os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
 
 
 def open_missing_streams() -> None:
     """Open descriptors 0 to 2 if the caller has closed them (`>&-`), so that no file opened later becomes stdout."""
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= STDERR:
         os.set_inheritable(fd, True)
     os.close(fd)
-    sys.stdout = sys.stdout or open(_STDOUT, "w", closefd=False)
-    sys.stderr = sys.stderr or open(_STDERR, "w", closefd=False)
+    sys.stdout = sys.stdout or open(STDOUT, "w", closefd=False)
+    sys.stderr = sys.stderr or open(STDERR, "w", closefd=False)

@@ -150,8 +150,10 @@ class Run:
 
         answer = ask(self._view.paths.control, order, timeout_s) if self._view.is_live else None
         if answer is None:
-            # After its result is written, the supervisor holds the lock for another moment.
-            if not self._view.is_live or self._view.result() is not None:
+            # After its last event the supervisor writes the result, and then holds the lock for another moment.
+            self._view.refresh()
+            has_ended = self._view.state.phase.is_end or self._view.result() is not None
+            if has_ended or not self._view.is_live:
                 raise NoSuchRun(f"{self.id} has ended; `orch up` starts another run")
             raise EngineError(
                 f"{self.id}: the supervisor (pid {self._view.record.supervisor_pid}) does not answer; is it suspended?"

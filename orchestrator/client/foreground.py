@@ -66,8 +66,8 @@ class _Orders:
     def stop(self, reason: StopReason) -> None:
         """Send a stop order; only a second Ctrl-C or SIGTERM forces it. Raises _NoAnswer.
 
-        Other reasons come together with a first one: a terminal that closes sends SIGHUP and then rejects output, and
-        in a pipeline Ctrl-C also ends the reader.
+        Other reasons often follow from an earlier one: a terminal that closes sends SIGHUP and then rejects output,
+        and in a pipeline Ctrl-C also ends the reader.
         """
         is_from_user = reason in _FROM_USER
         if self._sent and not is_from_user:

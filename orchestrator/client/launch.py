@@ -12,7 +12,7 @@ from pathlib import Path
 
 from orchestrator.client.api import Run, tidy
 from orchestrator.client.stop import STOP_MARGIN_S, stop_run
-from orchestrator.core.errors import UsageError
+from orchestrator.core.errors import NameTaken, UsageError
 from orchestrator.host.checks import refuse_problems
 from orchestrator.host.checks.context import Context
 from orchestrator.links.client_link import Lifetime, Request, pack_environ
@@ -92,7 +92,16 @@ def make_room(up: UpRequest) -> list[tuple[str, int]]:
 def create_run(supervisor: SupervisorLink, up: UpRequest, lifetime: Lifetime) -> Run:
     """Send a checked request and return the new run; raise the supervisor's error if it refuses."""
     environ = pack_environ(os.environ) if lifetime is Lifetime.SESSION else None
-    root = supervisor.create(Request(spec=up.spec, lifetime=lifetime, environ=environ))
+    try:
+        root = supervisor.create(Request(spec=up.spec, lifetime=lifetime, environ=environ))
+    except NameTaken as error:
+        if not up.display.replace:
+            raise
+        name = up.spec.name
+        raise NameTaken(
+            f"another run took the name {name!r} while --replace stopped the earlier one: `orch status {name}` shows"
+            " it; give the command again to replace it"
+        ) from error
     view = RunView.open(RunPaths(root))
     if view is None:
         raise UsageError(f"{root}: the run's directory was removed while the run was starting")

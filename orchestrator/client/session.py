@@ -9,19 +9,22 @@ with orchestrator.Session() as session:
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.client.api import Run
 from orchestrator.client.launch import create_run, load_request, make_room
 from orchestrator.client.stop import STOP_MARGIN_S
 from orchestrator.core.errors import UsageError
-from orchestrator.host.inheritance import Inheritance, inheritance
 from orchestrator.links.client_link import Lifetime
 from orchestrator.links.supervisor_link import SupervisorLeft, SupervisorLink, start_supervisor
 from orchestrator.request.settings.request import UpRequest
+
+_LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 
 
 class Session:
@@ -36,7 +39,7 @@ class Session:
     def __init__(self) -> None:
         self._owner_pid = os.getpid()
         self._supervisor: SupervisorLink | None = None
-        self._inheritance: Inheritance | None = None
+        self._inheritance: _Inheritance | None = None
         self._run: Run | None = None
         # Held while a run is created and while everything is stopped; not held while a run is live.
         self._lock = threading.RLock()
@@ -111,7 +114,7 @@ class Session:
 
     def _create(self, up: UpRequest) -> Run:
         """Create the run with the kept supervisor, or with a new one if what a process inherits has changed."""
-        now = inheritance()
+        now = _inheritance()
         if now != self._inheritance:
             self._drop_supervisor(STOP_MARGIN_S)
         if self._supervisor is not None:
@@ -133,7 +136,7 @@ class Session:
             raise
 
     def _drop_supervisor(self, patience_s: float) -> None:
-        """Close the stream, on which the supervisor stops everything; wait up to `patience_s` for its exit."""
+        """Close the stream, which makes the supervisor stop everything; wait up to `patience_s` for its exit."""
         supervisor, self._supervisor = self._supervisor, None
         if supervisor is not None:
             supervisor.close()
@@ -141,3 +144,31 @@ class Session:
 
     def _is_mine(self) -> bool:
         return os.getpid() == self._owner_pid
+
+
+@dataclass(frozen=True)
+class _Inheritance:
+    """The attributes that a child process inherits, besides environment and directory.
+
+    `limits` are pairs (soft, hard) as of getrlimit(2). Affinity and niceness are the calling thread's.
+    """
+
+    affinity: frozenset[int]
+    niceness: int
+    umask: str
+    limits: tuple[tuple[int, int], ...]
+
+
+def _inheritance() -> _Inheritance:
+    return _Inheritance(
+        affinity=frozenset(os.sched_getaffinity(0)),
+        niceness=os.getpriority(os.PRIO_PROCESS, 0),
+        umask=_umask(),
+        limits=tuple(resource.getrlimit(limit) for limit in _LIMITS),
+    )
+
+
+def _umask() -> str:
+    """The umask as /proc shows it. os.umask() reads it by changing it, which other threads would notice."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next((line for line in lines if line.startswith("Umask:")), "")

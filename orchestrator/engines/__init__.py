@@ -11,7 +11,8 @@ from typing import Protocol
 from orchestrator.core.errors import UsageError
 from orchestrator.core.job.choices import NetworkOption
 
-# Each is imported when it is asked for.
+# Each is imported when it is used. The supervisor uses only `local` and expects one host
+# (supervisor/__main__.py, supervisor/agent_orders.py).
 _ENGINES = {"local": "orchestrator.engines.local:LocalEngine"}
 
 

@@ -26,11 +26,10 @@ _MIB = 1 << 20
 # fit is refused.
 _TENSORFLOW_MIB, _TENSORFLOW_THREADS = 350, 100
 _OTHER_MIB, _OTHER_THREADS = 20, 1
-# The agent's open files: for each task its port, its pidfd and its progress pipe; and for itself.
-_FILES_PER_TASK, _AGENT_FILES = 3, 64
-# Linux's MAX_ARG_STRLEN, the limit on `NAME=VALUE` in bytes; and what TF_CONFIG needs at most, and for each address.
-_LONGEST_VARIABLE, _TF_CONFIG_FRAME = 131_072, 100
-_LONGEST_ADDRESS = len('"127.0.0.1:65535", ')
+# The agent's open files: for each task its port, its pidfd and its progress pipe; and for itself, which is enough for
+# the supervisor's log, locks and sockets as well (17 were enough in tests).
+_FILES_PER_TASK, _OWN_FILES = 3, 21
+FEWEST_FILES = _OWN_FILES + _FILES_PER_TASK
 THIS_MACHINE = "this machine"
 # More bytes than any machine has.
 _UNKNOWN = 1 << 60
@@ -48,7 +47,6 @@ class Headroom:
 class Limit(StrEnum):
     MEMORY = "memory"
     FILES = "open files"
-    VARIABLE = "TF_CONFIG"
     PORTS = "ports"
     THREADS = "threads"
 
@@ -69,7 +67,6 @@ def limits(serves: bool, proc: Path = PROC, cgroups: Path = CGROUPS) -> dict[Lim
     found = {
         Limit.MEMORY: _memory_headroom(serves, proc, cgroups),
         Limit.FILES: _files(),
-        Limit.VARIABLE: _variable(),
         Limit.PORTS: _ports(proc),
     }
     threads = min(_threads_left(proc, cgroups), default=None)
@@ -126,14 +123,8 @@ def _files() -> Headroom:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
         hard = read_number(Path("/proc/sys/fs/nr_open")) or 1 << 20
-    tasks = max(0, hard - _AGENT_FILES) // _FILES_PER_TASK
+    tasks = max(0, hard - _OWN_FILES) // _FILES_PER_TASK
     return Headroom(tasks, f"the limit on open files is {hard:,} (ulimit -Hn)")
-
-
-def _variable() -> Headroom:
-    """Each task's TF_CONFIG, one environment variable, contains the addresses of all tasks."""
-    tasks = (_LONGEST_VARIABLE - _TF_CONFIG_FRAME) // _LONGEST_ADDRESS
-    return Headroom(tasks, "TF_CONFIG must fit into one environment variable (128 KiB on Linux)")
 
 
 def _ports(proc: Path) -> Headroom:

@@ -1,4 +1,4 @@
-"""Ask an interpreter for its packages: TensorFlow and its version, tf_keras, TensorBoard."""
+"""The packages of an interpreter: TensorFlow, Keras, tf_keras and TensorBoard, found without importing them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from orchestrator.core.job.spec import Command
 from orchestrator.core.job.tensorboard import TensorBoard
@@ -19,25 +20,117 @@ from orchestrator.core.job.tensorboard import TensorBoard
 TENSORFLOW_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tensorflow-rocm")
 TESTED_TENSORFLOW = ((2, 20), (2, 21))
 _TENSORBOARD = "programs/serve_tensorboard.py"
-# Seconds. It takes a tenth of a second on an idle machine.
-_ANSWER_S = 10.0
-# Under -I. The user's site and PYTHONPATH are added behind the standard library, so that no module of them is imported.
-_QUESTION = """
+# A Python answers in 0.05 s; another program may never exit.
+_PATIENCE_S = 10.0
+_KERAS = ("keras", "keras-nightly")
+_DISTRIBUTIONS = (*TENSORFLOW_DISTRIBUTIONS, *_KERAS, "tf_keras", "numpy", "nvidia-cudnn-cu12")
+_MODULES = ("tensorflow", "keras", "tf_keras", "tensorboard")
+# Runs on Python 3.8 and newer, under -I: no module of the current directory or PYTHONPATH is imported. The tasks use
+# PYTHONPATH and the user's site, too, so packages are looked up there.
+_PROGRAM = """
 import json, site, sys
-from importlib import metadata, util
-if sys.prefix == sys.base_prefix:
+from importlib import machinery, metadata, util
+if sys.prefix == sys.base_prefix and not sys.flags.no_site:
     site.addsitedir(site.getusersitepackages())
-sys.path.extend(sys.argv[2:])
-version = None
-for name in json.loads(sys.argv[1]):
+places = sys.argv[2:] + sys.path
+
+def version(name):
     try:
-        version = metadata.version(name)
-        break
-    except metadata.PackageNotFoundError:
-        pass
-found = {name: util.find_spec(name) is not None for name in ("tf_keras", "tensorboard")}
-print(json.dumps({"tensorflow": version, **found}))
+        return next(iter(metadata.distributions(name=name, path=places))).version
+    except Exception:
+        return None
+
+def can_import(name):
+    try:
+        found = machinery.PathFinder.find_spec(name, places) or util.find_spec(name)
+    except Exception:
+        return False
+    return found is not None and found.origin is not None
+
+question = json.loads(sys.argv[1])
+print("\\n" + json.dumps({
+    "version": ".".join(map(str, sys.version_info[:3])),
+    "versions": {name: found for name in question["distributions"] for found in [version(name)] if found},
+    "modules": [name for name in question["modules"] if can_import(name)],
+}))
 """
+_QUESTION = json.dumps({"distributions": _DISTRIBUTIONS, "modules": _MODULES})
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """The Python of the tasks, or the `error` that kept it from answering.
+
+    `versions` by distribution; `modules`: those of tensorflow, keras, tf_keras and tensorboard that can be imported.
+    """
+
+    path: str
+    version: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    modules: tuple[str, ...] = ()
+    error: str | None = None
+
+    @property
+    def tensorflow(self) -> str | None:
+        return self._version(TENSORFLOW_DISTRIBUTIONS)
+
+    @property
+    def tensorflow_warning(self) -> str | None:
+        """Set if orch was not tested with this version of TensorFlow."""
+        return None if self.tensorflow is None else version_warning(self.tensorflow)
+
+    @property
+    def keras(self) -> str | None:
+        return self._version(_KERAS)
+
+    @property
+    def tf_keras(self) -> str | None:
+        return self.versions.get("tf_keras")
+
+    def _version(self, names: Sequence[str]) -> str | None:
+        return next((self.versions[name] for name in names if name in self.versions), None)
+
+
+def version_pair(version: str) -> tuple[int, int]:
+    """(3, 15) for 3.15.1; (0, 0) for a text without such numbers."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def ask_interpreter(
+    python: Sequence[str], environ: Mapping[str, str], directory: Path, patience_s: float = _PATIENCE_S
+) -> Interpreter:
+    """Ask `python` (the program and its own options) in `directory`. Never raises: `error` says what failed.
+
+    `environ` is the tasks'. Only its PYTHONPATH counts: other variables of it could make the interpreter run code.
+    """
+    search = "" if {"-E", "-I"} & set(python) else environ.get("PYTHONPATH", "")
+    places = [str(directory / place) for place in search.split(os.pathsep) if place]
+    try:
+        done = subprocess.run(
+            [*python, "-I", "-c", _PROGRAM, _QUESTION, *places],
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=patience_s,
+            check=False,
+        )
+    except OSError as error:
+        return Interpreter(python[0], error=error.strerror or str(error))
+    except subprocess.TimeoutExpired:
+        return Interpreter(python[0], error=f"no answer within {patience_s:g} s")
+    try:
+        # The last line: a sitecustomize may print something before it.
+        found: dict[str, Any] = json.loads(done.stdout.decode(errors="replace").rstrip().rpartition("\n")[2])
+        return Interpreter(
+            python[0],
+            version=str(found["version"]),
+            versions={str(name): str(version) for name, version in found["versions"].items()},
+            modules=tuple(str(name) for name in found["modules"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        return Interpreter(python[0], error=last or f"exit code {done.returncode}")
 
 
 @dataclass(frozen=True)
@@ -68,22 +161,16 @@ def is_own(python: str) -> bool:
 
 
 def installed_for(python: str, environ: Mapping[str, str]) -> Installed | None:
-    """Ask the interpreter itself, unless it is orch's own. None if it does not answer.
-
-    `environ` is the tasks'. Only its PYTHONPATH counts: other variables of it could make the interpreter run code.
-    """
+    """Ask the interpreter itself, unless it is orch's own. None if it does not answer. `environ` is the tasks'."""
     if is_own(python):
         tf_keras, tensorboard = (
             importlib.util.find_spec(name) is not None for name in ("tf_keras", "tensorboard")
         )
         return Installed(tensorflow_version(), tf_keras, tensorboard)
-    paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    output = _ask([python, "-I", "-c", _QUESTION, json.dumps(TENSORFLOW_DISTRIBUTIONS), *paths])
-    try:
-        answer = json.loads(output or b"")
-        return Installed(answer["tensorflow"], answer["tf_keras"], answer["tensorboard"])
-    except (ValueError, KeyError, TypeError):
+    found = ask_interpreter([python], environ, Path.cwd())
+    if found.error is not None:
         return None
+    return Installed(found.tensorflow, "tf_keras" in found.modules, "tensorboard" in found.modules)
 
 
 def tensorflow_version() -> str | None:
@@ -135,17 +222,3 @@ def find_tensorboard(
     if own is not None and importlib.util.find_spec("tensorboard") is not None:
         return TensorBoard(python=own, program=program)
     return TensorBoard()
-
-
-def _ask(argv: list[str]) -> bytes | None:
-    """The output of a command; None if it fails or takes too long."""
-    try:
-        return subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_ANSWER_S,
-            check=True,
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None

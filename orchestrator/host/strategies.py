@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from orchestrator.host.interpreter import version_pair
+from orchestrator.host.installed import version_pair
 
 # The Keras versions that orch fixes: from the first on, below the second.
 FIXED_KERAS = ((3, 10), (3, 16))

@@ -103,7 +103,7 @@ class Sampled(_Message):
 
 
 class Exited(_Message):
-    """`oom_kills` and `peak_bytes` as in TaskExited."""
+    """`oom_kills`, `peak_bytes` and `cpu_limit_s` as in TaskExited."""
 
     type: Literal["exited"]
     task: str
@@ -114,6 +114,7 @@ class Exited(_Message):
     peers: dict[str, str]
     oom_kills: int | None = None
     peak_bytes: int | None = None
+    cpu_limit_s: int | None = None
 
 
 class DiskFull(_Message):

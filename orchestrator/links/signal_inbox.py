@@ -6,7 +6,7 @@ import os
 import select
 import signal
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Self
 
@@ -52,7 +52,8 @@ class SignalInbox:
         """For the end of a process whose exit code is known: signals no longer change it.
 
         Inside the block, the second signal of all that arrived exits at once with `exit_code`. If it has come before,
-        the block is given a moment: it may wait for a reader of its output. After the block all are ignored.
+        the block is given a moment: it may wait for a reader of its output. After the block all are ignored, also after
+        the inbox's own `with`: a process that continues restores its handlers itself.
         """
 
         def ignore_first(number: int, frame: FrameType | None) -> None:
@@ -62,18 +63,23 @@ class SignalInbox:
 
         for number in self._numbers:
             signal.signal(number, ignore_first)
-        if self._count > 1:
-            signal.signal(signal.SIGALRM, lambda number, frame: os._exit(exit_code))
-            signal.setitimer(signal.ITIMER_REAL, _LAST_MOMENT_S)
-        try:
+        with self._limited(exit_code) if self._count > 1 else nullcontext():
             yield
-        finally:
-            if self._count > 1:
-                signal.setitimer(signal.ITIMER_REAL, 0.0)
         # SIG_IGN, because the interpreter removes Python's handlers before it exits.
         self._stays_ignored = True
         for number in self._numbers:
             signal.signal(number, signal.SIG_IGN)
+
+    @contextmanager
+    def _limited(self, exit_code: int) -> Iterator[None]:
+        """Exit with `exit_code` if the block takes longer than a moment."""
+        before = signal.signal(signal.SIGALRM, lambda number, frame: os._exit(exit_code))
+        signal.setitimer(signal.ITIMER_REAL, _LAST_MOMENT_S)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, before)
 
     def wait(self, timeout_s: float, *others: int) -> None:
         """Wait until a signal arrives, one of the `others` (descriptors) is readable, or the time is over."""

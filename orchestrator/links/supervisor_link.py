@@ -40,6 +40,7 @@ class SupervisorLink:
     def __init__(self, process: subprocess.Popen[bytes], stream: socket.socket) -> None:
         self._process = process
         self._stream = stream
+        self._has_sent = False
         self._was_refused = False
         self._received = b""
 
@@ -106,12 +107,18 @@ class SupervisorLink:
         return RunResult.model_validate(json.loads(lines[-1])["ended"]) if lines else None
 
     def close(self) -> None:
-        """Close the stream, which stops a foreground run. Reap the supervisor if it has left. Idempotent."""
+        """Close the stream, which stops a foreground run. Reap the supervisor if it has left. Idempotent.
+
+        A supervisor that has received nothing is killed.
+        """
         if self._stream.fileno() < 0:
             return
         left = self.has_left()
         self._stream.close()
-        if left:
+        if not self._has_sent:
+            # It has nothing to stop, and would still import all its modules. Its agent ends by itself.
+            self._process.kill()
+        if left or not self._has_sent:
             self._process.wait()
         else:
             self._process.poll()
@@ -125,6 +132,7 @@ class SupervisorLink:
         return True
 
     def _send(self, line: bytes) -> None:
+        self._has_sent = True
         try:
             self._stream.setblocking(True)
             self._stream.sendall(line + b"\n")

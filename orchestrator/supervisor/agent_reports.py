@@ -155,6 +155,7 @@ class AgentReports:
             peers=message.peers,
             oom_kills=message.oom_kills,
             peak_bytes=message.peak_bytes,
+            cpu_limit_s=message.cpu_limit_s,
             symptom=symptom,
             peer_symptoms=self._own_failures(peers),
         )

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from orchestrator.core.errors import UsageError
 from orchestrator.core.job.choices import KerasOption
-from orchestrator.core.job.start_method import KerasChoice
 from orchestrator.host.installed import Installed, installed_for
-from orchestrator.request.command.keras_choice import choose_keras
+from orchestrator.request.command.keras_choice import KerasChoice, choose_keras
 from orchestrator.request.command.program import find_program
 
 BOTH = Installed("2.21.0", tf_keras=True)

@@ -17,7 +17,7 @@ from orchestrator.host.checks import run_checks
 from orchestrator.host.checks.context import Context
 from orchestrator.host.checks.finding import Finding, Level
 from orchestrator.host.headroom import Headroom, Limit
-from orchestrator.host.interpreter import Interpreter
+from orchestrator.host.installed import Interpreter
 
 GIB = 1 << 30
 MANY = 1000

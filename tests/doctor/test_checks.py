@@ -133,7 +133,6 @@ CASES: list[tuple[dict[str, Any], Level, str, str, str | None]] = [
     ),
     ({"rooms": room(Limit.FILES, 1)}, PROBLEM, "open files", "enough for 1 task, not 2", "LimitNOFILE"),
     ({"rooms": room(Limit.THREADS, 0)}, PROBLEM, "threads", "enough for 0", "--pids-limit"),
-    ({"rooms": room(Limit.VARIABLE, 1)}, PROBLEM, "TF_CONFIG", "enough for 1", "--workers 1"),
     ({"rooms": room(Limit.PORTS, 1)}, PROBLEM, "ports", "enough for 1", "ip_local_port_range"),
     (
         {"limits": {resource.RLIMIT_NOFILE: 256}},

@@ -23,7 +23,7 @@ from orchestrator.host.checks.resources import check_process_limits
 from orchestrator.host.devices import ask_nvidia_smi, gpu_devices
 from orchestrator.host.directories import content_errors, filesystem_of, write_error
 from orchestrator.host.headroom import free_memory, limits
-from orchestrator.host.interpreter import ask_interpreter
+from orchestrator.host.installed import ask_interpreter
 from orchestrator.host.network import addresses, loopback_error, port_sharing_error
 
 pytestmark = pytest.mark.usefixtures("no_leaked_descriptors")

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pyte
+from scrolling_screen import ScrollingScreen
 from waiting import PATIENCE_S, until
-
-_HISTORY = 20_000
 
 
 class Terminal:
@@ -25,7 +24,7 @@ class Terminal:
     def __init__(
         self, argv: list[str], cwd: Path, env: dict[str, str], columns: int = 100, lines: int = 24
     ) -> None:
-        self.screen = pyte.HistoryScreen(columns, lines, history=_HISTORY, ratio=1e-9)
+        self.screen = ScrollingScreen(columns, lines)
         self._stream = pyte.ByteStream(self.screen)
         self._master, slave = pty.openpty()
         self.resize(columns, lines)
@@ -66,11 +65,7 @@ class Terminal:
     @property
     def everything(self) -> list[str]:
         """The lines that scrolled away, then the screen's lines."""
-        width = self.screen.columns
-        past = [
-            "".join(row[column].data for column in range(width)).rstrip() for row in self.screen.history.top
-        ]
-        return past + self.shown
+        return self.screen.scrolled_text() + self.shown
 
     @property
     def modes(self) -> list[Any]:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from orch_command import Orch
 
+from orchestrator.links.supervisor_link import start_supervisor
+
 _RUNS_NOTHING = ("--", "true")
 
 
@@ -51,6 +53,13 @@ def test_up_refuses_invalid_options(orch: Orch) -> None:
         assert (done.code, done.out) == (2, ""), words
         assert _REFUSED[words[1:]] in done.err and "Traceback" not in done.err, words
     assert orch.run_dirs() == []
+
+
+def test_supervisor_of_refused_up_is_killed() -> None:
+    """It starts before the settings are read, and would still import its modules."""
+    with start_supervisor() as supervisor:
+        pass
+    assert supervisor.wait(0)
 
 
 @pytest.mark.parametrize(

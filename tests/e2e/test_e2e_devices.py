@@ -57,7 +57,7 @@ def methods_of(run: Path) -> set[str]:
         (["--strategy", "mirrored", "--", "--strategy", "one_device"], "put it before the --"),
         pytest.param(
             ["--strategy", "tpu"],
-            "--strategy tpu: there is no TPU",
+            "--strategy tpu: no TPU found",
             marks=pytest.mark.skipif(has_local_tpu(), reason="there is one"),
         ),
         pytest.param(["--gpus", "0,1", "-n", "2"], "--gpus: there is no GPU 0", marks=without_gpus),
@@ -67,7 +67,7 @@ def methods_of(run: Path) -> set[str]:
     ],
 )
 def test_impossible_request_is_refused_before_start(orch: Orch, words: list[str], says: str) -> None:
-    done = orch(
+    done = orch.within(
         "up", *words, env=dict.fromkeys(("TPU_NAME", "TPU_CONFIG", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"))
     )
     assert (done.code, done.out) == (2, "")

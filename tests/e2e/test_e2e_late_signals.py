@@ -40,6 +40,13 @@ def test_signal_after_report_does_not_change_exit_code(orch: Orch, tmp_path: Pat
     assert done.err.splitlines()[-1].startswith("  cause          worker:")
 
 
+def test_caller_in_the_same_process_keeps_its_signal_handlers(orch: Orch) -> None:
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    assert orch.within(*_FAILS).code == 3
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
 def test_signal_during_blocked_report_does_not_change_exit_code(orch: Orch) -> None:
     """A second signal skips the report, and the exit code is still the one of the run."""
     reading, writing = os.pipe()

@@ -145,7 +145,7 @@ def test_json_result_on_stdout(orch: Orch) -> None:
 def test_colour_without_terminal(
     orch: Orch, words: tuple[str, ...], env: dict[str, str | None], coloured: bool
 ) -> None:
-    done = orch("up", *words, "--", "echo", "words", env=env)
+    done = orch.within("up", *words, "--", "echo", "words", env=env)
     assert ("\x1b[" in done.out) is coloured
     assert "words" in done.out and "\x1b[2" not in done.out
 

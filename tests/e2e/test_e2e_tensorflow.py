@@ -92,7 +92,7 @@ def _accuracies(out: str) -> list[float]:
 
 
 def test_two_workers_train(orch: Orch) -> None:
-    started = orch.start("up", "-n", "2", "--", "--epochs", "1")
+    started = orch.start("up", "-n", "2", "--", "--epochs", "1", "--steps-per-epoch", "10")
     done = started.finish(_START_S)
     assert done.code == 0, done.out + done.err
     losses = re.findall(r"^worker:(\d) \| epoch 1/1: (loss \S+, accuracy \S+),", done.out, re.MULTILINE)

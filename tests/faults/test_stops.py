@@ -25,8 +25,11 @@ from faulty_runs import (
 from waiting import lives, until
 
 from orchestrator import Cluster, NameTaken, RunStopped, RunTimedOut, UsageError, down, ls, status
+from orchestrator.client.launch import create_run, load_request, make_room
 from orchestrator.core.state.events import Progress
 from orchestrator.core.state.result import CauseKind
+from orchestrator.links.client_link import Lifetime
+from orchestrator.links.supervisor_link import start_supervisor
 from orchestrator.store.runs.paths import runs_dir
 
 POLITE = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); touch(f'up-{index}')"
@@ -133,6 +136,18 @@ def test_explicit_name_can_be_live_once() -> None:
             assert other.status().run.state in ("starting", "running")
     with cluster("pass", name="mine") as again:
         assert again.wait().succeeded
+
+
+def test_run_that_takes_the_name_while_another_is_replaced_is_named() -> None:
+    request = load_request(1, ["true"], None, {"name": "mine", "replace": True})
+    make_room(request)
+    with cluster(SLEEP, name="mine") as other, start_supervisor() as supervisor:
+        with pytest.raises(
+            NameTaken, match="another run took the name 'mine' while --replace stopped"
+        ) as caught:
+            create_run(supervisor, request, Lifetime.CLIENT)
+        assert "give the command again" in str(caught.value)
+        assert [each.id for each in ls()] == [other.id]
 
 
 def test_default_name_can_be_live_twice() -> None:

@@ -224,6 +224,6 @@ def test_handled_exception_does_not_hide_a_stopped_peer() -> None:
 
 def test_timeout_applies_to_tasks_that_flood_their_progress() -> None:
     floods = "while True: os.write(int(os.environ['ORCH_PROGRESS_FD']), b'{}\\n' * 20000)"
-    result = failed(floods, timeout="5s")  # enough time for both to start
+    result = failed(floods, timeout="3s")  # enough time for both to start
     assert (result.outcome, result.exit_code) == ("timed_out", 124)
     assert [task.end for task in result.tasks] == ["stopped by orch"] * 2

@@ -13,7 +13,7 @@ from fuzzing import fuzzed, torn
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orchestrator.client.view.plain import LineStyle, format_block
+from orchestrator.client.view.log_line import LineStyle, format_block
 from orchestrator.core.text.clean import clean_line
 from orchestrator.store.logs.index import (
     INDEX_NAME,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
@@ -13,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fuzzing import DEEP, any_text, as_json, damaged, documents, fuzzed, torn
+from fuzzing import any_text, documents, fuzzed
 from hypothesis import example, given
 from hypothesis import strategies as st
 from waiting import until
 
-from orchestrator.core.job.tf_config import TaskRef, TFConfig
+from orchestrator.core.job.tf_config import TaskRef
 from orchestrator.core.text.durations import MAX_DURATION_S, format_duration, parse_duration
 from orchestrator.core.text.sizes import MAX_SIZE, parse_size
 from orchestrator.host import kernel_files
@@ -76,28 +75,6 @@ def test_any_name_of_a_task(text: str) -> None:
         return
     assert text.isascii()
     assert TaskRef.parse(str(task)) == task
-
-
-CLUSTER = {
-    "cluster": {"chief": ["a.b:1"], "worker": ["10.0.0.1:2", "[::1]:3"], "ps": ["h:65535"]},
-    "task": {"type": "worker", "index": 1},
-}
-
-
-@given(
-    (damaged(CLUSTER) | documents).map(lambda found: as_json(found).decode())
-    | st.just(as_json(CLUSTER)).flatmap(torn).map(lambda data: data.decode("utf-8", "replace"))
-    | any_text
-)
-@example(DEEP.decode())
-@fuzzed(100)
-def test_any_tf_config(text: str) -> None:
-    try:
-        config = TFConfig.from_json(text)
-    except ValueError as error:
-        assert str(error)
-        return
-    assert TFConfig.from_json(config.to_json()) == config
 
 
 @given(
@@ -176,7 +153,3 @@ def test_process_can_have_any_name(name: bytes) -> None:
         assert stat.state in "RSD"
         assert stat.start_ticks > 0
         child.send_signal(signal.SIGKILL)
-
-
-def test_generators_produce_accepted_input() -> None:
-    assert TFConfig.from_json(json.dumps(CLUSTER)).task.index == 1

@@ -1,4 +1,4 @@
-"""Iterators are destroyed in the background. Living ones work, and the script exits as without."""
+"""Iterators are destroyed in the background. Live ones work, and the exit of the script is unchanged."""
 
 from __future__ import annotations
 

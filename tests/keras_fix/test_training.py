@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tensorflow_forks import ForkServer
 from two_workers import Outcome, Values, run_cases
 
 # A busy machine may take several times as long as an idle one.
@@ -83,9 +84,9 @@ def assert_alike(values: Values, reference: Values, tolerance: float, case: str)
         )
 
 
-def test_two_workers_train_like_one_process(tmp_path: Path) -> None:
-    reference = run_cases(tmp_path / "alone", 1, CASES, QUICK)
-    trained = run_cases(tmp_path / "together", 2, CASES, QUICK)
+def test_two_workers_train_like_one_process(tmp_path: Path, forks: ForkServer) -> None:
+    reference = run_cases(tmp_path / "alone", 1, CASES, QUICK, forks=forks)
+    trained = run_cases(tmp_path / "together", 2, CASES, QUICK, forks=forks)
     for case in QUICK:
         for values in trained.of(case):
             assert_alike(values, reference.of(case)[0], EXACT, case)

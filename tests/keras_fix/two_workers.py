@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tensorflow_forks import ForkedProcess, ForkServer
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE_PROGRAM = Path(__file__).with_name("case_program.py")
@@ -22,6 +23,7 @@ CASE_PROGRAM = Path(__file__).with_name("case_program.py")
 LONGEST_RUN_S = 600.0
 
 Values = dict[str, Any]
+Process = subprocess.Popen[bytes] | ForkedProcess
 
 
 @dataclass
@@ -45,17 +47,19 @@ def run_cases(
     *,
     fixed: bool = True,
     environment: Mapping[str, str] | None = None,
+    forks: ForkServer | None = None,
 ) -> Outcome:
     """Run functions of the file or files `modules` one after the other in one cluster.
 
     Each takes a `case_program.Place` and returns a dict of arrays. With `fixed` the Keras fixes are armed as in a task.
+    `forks` starts the workers without the import of TensorFlow.
     """
     directory.mkdir(parents=True, exist_ok=True)
     files = os.pathsep.join(map(str, [modules] if isinstance(modules, Path) else modules))
     arguments = [str(CASE_PROGRAM), files, str(directory), *cases]
     logs = [directory / f"worker-{rank}.log" for rank in range(workers)]
     with held_ports(workers) as ports, contextlib.ExitStack() as stack:
-        started = []
+        started: list[Process] = []
         for rank, log in enumerate(logs):
             env = {
                 **os.environ,
@@ -67,16 +71,8 @@ def run_cases(
             }
             if workers > 1:
                 env["TF_CONFIG"] = _tf_config(ports, rank)
-            with log.open("wb") as out:
-                process = subprocess.Popen(
-                    [sys.executable, *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
-                    env=env,
-                    cwd=directory,
-                    start_new_session=True,
-                )
+            start = forks.start if forks else _start
+            process = start(arguments, log, env, directory)
             stack.callback(_end, process)
             started.append(process)
         codes = _wait(started)
@@ -88,7 +84,20 @@ def run_cases(
     return outcome
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+def _start(words: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            [sys.executable, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
+        )
+
+
+def _wait(processes: Sequence[Process]) -> list[int]:
     """Return the exit codes. After a failure the other processes wait in vain, and are killed."""
     codes = []
     for process in processes:
@@ -116,7 +125,7 @@ def held_ports(count: int) -> Iterator[list[int]]:
         yield [holder.getsockname()[1] for holder in holders]
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(LONGEST_RUN_S)

@@ -10,8 +10,9 @@ import sys
 import time
 from pathlib import Path
 
+from orchestrator.client.view.log_line import LineStyle
 from orchestrator.client.view.output import Output
-from orchestrator.client.view.plain import LineStyle, PlainView
+from orchestrator.client.view.plain import PlainView
 from orchestrator.store.logs.index import log_name
 from orchestrator.store.logs.merge import LogReader
 from orchestrator.store.logs.writer import LogStore

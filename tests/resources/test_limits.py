@@ -36,9 +36,9 @@ def limited(*limits: str) -> tuple[str, ...]:
     ("limit", "words", "texts"),
     [
         (
-            "nofile=100:100",
-            ("-n", "13", "--", *TRUE),
-            ["is 100", "enough for 12 tasks, not 13", "--workers 12"],
+            "nofile=64:64",
+            ("-n", "15", "--", *TRUE),
+            ["is 64", "enough for 14 tasks, not 15", "--workers 14"],
         ),
         ("nofile=16:16", ("--", *TRUE), ["open files is 16", "orch needs 24"]),
         ("nofile=12:4096", ("--", *TRUE), ["open files is 12 (ulimit -Sn)", "orch needs 24"]),
@@ -66,10 +66,24 @@ def test_limit_on_file_size_is_refused_with_place_and_reason(orch: Orch) -> None
 @pytest.mark.slow
 def test_most_tasks_that_the_limit_on_open_files_allows(orch: Orch) -> None:
     done = orch.start(
-        "up", "-n", "12", "--", "sh", "-c", "ulimit -n", before=limited("nofile=100:100")
+        "up", "-n", "14", "--", "sh", "-c", "ulimit -n", before=limited("nofile=64:64")
     ).finish()
     assert done.code == 0, done.err
-    assert sorted({line.rpartition("| ")[2] for line in done.lines}) == ["100"]
+    assert sorted({line.rpartition("| ")[2] for line in done.lines}) == ["64"]
+
+
+def test_doctor_and_up_agree_on_the_limit_on_open_files(orch: Orch) -> None:
+    for limit, texts in (
+        (64, {"each task may open 64 files", "enough for 14 tasks"}),
+        (24, {"each task may open 24 files", "enough for 1 task"}),
+        (20, {"is 20 (ulimit -Sn), and orch needs 24"}),
+    ):
+        before = limited(f"nofile={limit}:{limit}")
+        findings = orch.start("doctor", "--json", "--workers", "1", "--", *TRUE, before=before).finish()
+        about = [each["text"] for each in findings.document["findings"] if each["topic"] == "open files"]
+        assert len(about) == len(texts), about
+        assert all(any(text in each for each in about) for text in texts), about
+    assert orch.start("up", "--", *TRUE, before=limited("nofile=24:24")).finish().code == 0
 
 
 @pytest.mark.slow
@@ -124,12 +138,30 @@ def test_process_limit_met_by_the_last_tasks_is_the_cause(
     assert "pids.max" in result["first_failure"]["advice"]
 
 
-@pytest.mark.slow
-def test_cpu_time_limit_is_the_cause(orch: Orch) -> None:
-    spin = (sys.executable, "-I", "-S", "-c", "while True: pass")
-    done = orch.start("up", "--", *spin, before=limited("cpu=1:3")).finish()
-    assert done.code == 128 + 24
-    assert "its limit on CPU time (ulimit -t)" in orch.result()["cause"]["text"]
+SPIN = (sys.executable, "-I", "-S", "-c", "while True: pass")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "ended"),
+    [
+        (("sh", "-c", 'ulimit -S -t 1; exec "$@"', "sh", *SPIN), 128 + 24, "SIGXCPU"),
+        # With equal limits the kernel sends SIGKILL at once.
+        (("sh", "-c", 'ulimit -t 1; exec "$@"', "sh", *SPIN), 128 + 9, "SIGKILL"),
+        (("sh", "-c", 'ulimit -t 1; "$@"; exit $?', "sh", *SPIN), 128 + 9, "exit 137"),
+    ],
+)
+def test_cpu_time_limit_is_the_cause(orch: Orch, words: tuple[str, ...], code: int, ended: str) -> None:
+    assert orch("up", "-q", "--", *words).code == code
+    cause = orch.result()["cause"]
+    assert (cause["kind"], cause["text"]) == (
+        "limit",
+        f"{ended}: over its limit on CPU time (ulimit -t 1)",
+    )
+
+
+def test_kill_by_others_below_a_cpu_time_limit_is_not_blamed_on_the_limit(orch: Orch) -> None:
+    assert orch("up", "-q", "--", "sh", "-c", "ulimit -t 600; kill -KILL $$").code == 128 + 9
+    assert "CPU" not in orch.result()["cause"]["text"]
 
 
 def test_this_process_has_no_low_limit() -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from orch_command import Orch
 
-from orchestrator.host.installed import installed_for
-from orchestrator.host.interpreter import ask_interpreter
+from orchestrator.host.installed import ask_interpreter, installed_for
 
 TOUCH = "#!/bin/sh\ntouch {here}/executed\n"
 # Modules that the standard library imports.

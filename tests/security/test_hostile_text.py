@@ -16,11 +16,10 @@ from orchestrator.cli.completion import run_words
 from orchestrator.core.text.clean import safe, safe_lines
 from orchestrator.testing import assert_chief_checkpoint, assert_failed_first, assert_succeeded
 
-REVERSING = [
-    chr(code)
-    for code in range(0x110000)
-    if unicodedata.bidirectional(chr(code)) in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
-] + ["\u200e", "\u200f", "\u061c", "\u2028", "\u2029"]
+# LRE, RLE, PDF, LRO, RLO; LRI, RLI, FSI, PDI; marks and separators.
+REVERSING = [chr(code) for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))] + [
+    "\u200e", "\u200f", "\u061c", "\u2028", "\u2029",
+]  # fmt: skip
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202etxt.exe\u2066\x9b31m"
 
 

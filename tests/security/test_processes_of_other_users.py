@@ -9,11 +9,12 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 from orch_command import Orch
-from users import ORDINARY
+from users import ORDINARY, User
 from waiting import lives, until, until_gone
 
 pytestmark = pytest.mark.skipif(
@@ -114,3 +115,20 @@ def test_down_succeeds_once_the_process_has_ended(orch: Orch) -> None:
     os.kill(pid, signal.SIGKILL)
     until_gone(pid)
     assert orch("down").code == 0
+
+
+def test_setuid_program_of_an_ordinary_user_is_named(state_dir: Path) -> None:
+    other = ORDINARY + 1
+    with User(ORDINARY, state_dir) as user:
+        helper = user.home / "helper"
+        shutil.copy(str(shutil.which("setpriv")), helper)
+        os.chown(helper, other, other)
+        helper.chmod(0o4755)
+        run = user.detached(*UP[1:], "--", str(helper), f"--reuid={other}", "sleep", "600")
+        pid = user.pid_of_first_task(run)
+        until(lambda: psutil.Process(pid).name() == "sleep")
+        down = user("down", run.name)
+        lived = lives(pid)
+        os.kill(pid, signal.SIGKILL)
+        assert (down.returncode, lived) == (125, True)
+        assert f"orch may not end pid {pid} (user {other}: sleep 600)" in down.stderr

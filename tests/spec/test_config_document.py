@@ -12,7 +12,6 @@ import pytest
 from spec_making import MakeSpec
 
 from orchestrator.core.job.choices import NetworkOption
-from orchestrator.core.job.tf_config import TFConfig
 from orchestrator.core.plan.plan import build_plan
 from orchestrator.request.settings.config_document import config_document, config_lines, placeholder_plan
 from orchestrator.store.runs.paths import RunPaths
@@ -37,7 +36,6 @@ def test_documented_fields_are_present(make_spec: MakeSpec) -> None:
     for task in config["tasks"]:
         assert task["argv"] == ["/usr/bin/python3", "t.py"]
         assert json.loads(task["env"]["TF_CONFIG"]) == task["tf_config"]
-        assert TFConfig.from_json(json.dumps(task["tf_config"]))
 
 
 def test_ports_are_marked_as_placeholders(make_spec: MakeSpec) -> None:
@@ -97,7 +95,7 @@ def test_text_output(make_spec: MakeSpec) -> None:
     assert "  env   ODD='a b'" in lines
     tf_config = next(line for line in lines if "TF_CONFIG=" in line)
     (word,) = shlex.split(tf_config.removeprefix("  env   "))
-    assert TFConfig.from_json(word.removeprefix("TF_CONFIG=")).task.index == 0
+    assert json.loads(word.removeprefix("TF_CONFIG="))["task"]["index"] == 0
 
 
 @pytest.mark.parametrize(

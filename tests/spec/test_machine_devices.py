@@ -118,10 +118,13 @@ def refusal(make_spec: MakeSpec, root: Path, tpu: str | None = None, **environ: 
 
 def test_tpu_must_be_named_or_attached(make_spec: MakeSpec, tmp_path: Path) -> None:
     said = refusal(make_spec, tmp_path)
-    assert said is not None and said.startswith("--strategy tpu: there is no TPU: no --tpu, none of KUBE_")
+    assert said is not None and said.startswith(
+        "--strategy tpu: no TPU found: this machine has none attached"
+    )
+    assert "neither --tpu nor KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS, TPU_NAME or TPU_CONFIG names one" in said
     assert "\n" not in said
-    assert refusal(make_spec, tmp_path, "local") is not None
-    assert refusal(make_spec, tmp_path, TPU_NAME="local") is not None
+    assert "--tpu is `local`" in (refusal(make_spec, tmp_path, "local") or "")
+    assert "TPU_NAME is `local`" in (refusal(make_spec, tmp_path, TPU_NAME="local") or "")
     assert refusal(make_spec, tmp_path, TPU_NAME="") is not None
     assert refusal(make_spec, tmp_path, "mine") is None
     assert refusal(make_spec, tmp_path, TPU_NAME="mine") is None

@@ -32,7 +32,7 @@ def inner():
 
 outer()
 """
-# In C code, which no signal gets out of there.
+# Waits in C code while holding the interpreter lock: Python runs no signal handler then.
 HOLDS_THE_LOCK = HANGS.replace(
     "    threading.Event().wait()",
     """    import ctypes
@@ -75,13 +75,13 @@ def is_late(answer: Stacked, how: str) -> bool:
 
 
 def until_listening(agent: Driver, name: str) -> None:
-    """Until its bootstrap has opened the file, after which it tells the agent at once."""
+    """Wait until the task's bootstrap has opened the file. It informs the agent right after that."""
     until((agent.directory / f"{name}.stacks").exists)
     agent.wait_for_line(name)
 
 
 def until_asleep(agent: Driver, name: str) -> None:
-    """A task that has printed its first line may not hang yet."""
+    """Wait until the task sleeps: after its first line it still runs for a moment."""
     until(lambda: state_letter(agent.pid_of(name)) == "S")
 
 
@@ -96,7 +96,7 @@ def test_task_dumps_its_own_stacks(agent: Forking, text: str) -> None:
     start_hanging(agent, "a", text)
     answer = answers_by(agent, a="signal")["a"]
     assert (answer.how, answer.note) == ("signal", None)
-    assert answer.state in ("S", "R")  # just going to sleep again, perhaps
+    assert answer.state in ("S", "R")  # R: it may be about to sleep again
     places = [frame.split()[-1] for frame in to_task_stack(answer).frames]
     assert places[-3:] == ["inner", "outer", "<module>"]
     whole = (agent.directory / "a.stacks").read_bytes()
@@ -106,7 +106,7 @@ def test_task_dumps_its_own_stacks(agent: Forking, text: str) -> None:
 
 
 def test_each_request_gets_its_own_dump(agent: Forking) -> None:
-    """Also those that are asked while another one is under way."""
+    """Also a request that arrives while another one is being answered."""
     start_hanging(agent, "a")
     first = answers_by(agent, a="signal")["a"]
     for _ in range(3):
@@ -220,7 +220,7 @@ def test_task_without_python_has_no_stacks(agent: Forking) -> None:
 def test_stopped_task_without_py_spy_gets_advice_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The agent runs under an interpreter that it was not installed beside, with a PATH that it is not on."""
+    """py-spy is neither next to the interpreter that runs the agent nor in PATH."""
     (tmp_path / "bin").mkdir()
     interpreter = tmp_path / "bin" / "python"
     interpreter.symlink_to(Path(sys.executable).resolve())
@@ -267,7 +267,7 @@ def test_teardown_does_not_wait_for_py_spy(agent: Forking) -> None:
     """The killed py-spy is not counted in `swept`."""
     start_hanging(agent, "a", HOLDS_THE_LOCK)
     agent.link.stacks(("a",), True)
-    # A py-spy that exits before it is seen is followed by another.
+    # If a py-spy exits before it is seen, the next request starts another one.
     until(lambda: agent.link.stacks(("a",), True) and _spies(agent.pid))
     empty = agent.end()
     assert empty.swept == 0

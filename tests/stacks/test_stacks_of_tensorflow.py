@@ -58,6 +58,7 @@ FIT, LOCK = line_of("model.fit"), line_of("pthread_mutex_lock")
 def test_three_workers_stuck_in_three_ways(orch: Orch) -> None:
     orch("up", "-dq", "-n", "3", "--stall-timeout", "off", "--", orch.script("train.py", TRAIN))
     logs = orch.run_dir() / "logs"
+    until(lambda: len(list(logs.glob("*.log"))) == 3)
     until(lambda: "hangs" in (logs / "worker-2.log").read_text(), 200)
     until(lambda: all("trains" in (logs / f"worker-{index}.log").read_text() for index in range(3)))
     pid = orch.pids()[1]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from agent_driving import state_letter
 from late_answers import ask_until_timely
 from orch_command import Finished, Orch
+from run_records import make_run, one_task
 from waiting import until
 
+from orchestrator.core.state.events import RunEndedEvent
 from worker.agent.stack_sources import find_py_spy
 
 HANGS = """
@@ -150,6 +154,19 @@ def test_stacks_of_a_live_run_without_events(hanging: Orch) -> None:
     shown = orch("stacks")
     assert "worker:1: in load_data (hang.py:5)" in shown.lines, shown.err
     assert orch("stacks", "1").lines[0] == "worker:1: in load_data (hang.py:5)"
+
+
+def test_run_that_is_just_ending_has_ended_for_orders(orch: Orch) -> None:
+    """Its last event is written, its result is not, and its lock is still held."""
+    with closing(make_run(directory=str(orch.directory))) as run:
+        for event in one_task(time.monotonic()):
+            run.append(event)
+        run.append(RunEndedEvent(at=0, mono=time.monotonic(), outcome="succeeded", exit_code=0))
+        ended = orch("stacks")
+        assert (ended.code, ended.out) == (0, "")
+        assert "has ended, and no stacks of it were recorded" in ended.err
+        refused = orch("kill", "worker:0")
+        assert (refused.code, "has ended" in refused.err) == (3, True)
 
 
 @pytest.mark.slow

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from orchestrator.cli.app import main
-from orchestrator.core.state.events import STOP_SIGNALS
 
 
 def run_within(words: Sequence[str], directory: Path, environ: dict[str, str], traces: Path) -> int:
@@ -18,7 +16,6 @@ def run_within(words: Sequence[str], directory: Path, environ: dict[str, str], t
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.chdir(directory))
         stack.enter_context(_variables(environ))
-        stack.enter_context(_signal_handlers())
         for number, suffix in ((1, ".out"), (2, ".err")):
             stack.enter_context(_stream(number, traces.with_suffix(suffix)))
         argv, sys.argv = sys.argv, ["orch", *words]
@@ -34,17 +31,6 @@ def _variables(environ: dict[str, str]) -> Iterator[None]:
         yield
     finally:
         _set_environ(before)
-
-
-@contextlib.contextmanager
-def _signal_handlers() -> Iterator[None]:
-    """Restore the handlers: `orch up` ignores the signals of a user once its exit code is known."""
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _set_environ(environ: dict[str, str]) -> None:

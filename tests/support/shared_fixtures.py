@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from orch_command import Orch
+from tensorflow_forks import ForkServer
 
 
 @pytest.fixture
@@ -19,3 +20,11 @@ def orch(tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> It
     command = Orch(directory, state_dir)
     yield command
     command.end_all()
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[ForkServer]:
+    """Starts programs with TensorFlow imported. For tests that do not test the start itself."""
+    server = ForkServer(Path(__file__).resolve().parents[2])
+    yield server
+    server.close()

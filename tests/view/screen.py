@@ -12,9 +12,10 @@ from os import terminal_size
 from typing import Self
 
 import pyte
+from scrolling_screen import ScrollingScreen
 
+from orchestrator.client.view.log_line import LineStyle
 from orchestrator.client.view.output import Output
-from orchestrator.client.view.plain import LineStyle
 from orchestrator.client.view.terminal import TerminalView
 
 
@@ -23,7 +24,7 @@ class Screen:
 
     def __init__(self, columns: int = 80, lines: int = 24) -> None:
         self._master, self.fd = pty.openpty()
-        self._screen = pyte.HistoryScreen(columns, lines, history=10_000)
+        self._screen = ScrollingScreen(columns, lines)
         self._stream = pyte.ByteStream(self._screen)
         self.written = b""
         self.resize(columns, lines)
@@ -44,10 +45,7 @@ class Screen:
 
     def shown(self) -> list[str]:
         self.take()
-        history = [
-            "".join(line[x].data for x in range(self._screen.columns)) for line in self._screen.history.top
-        ]
-        lines = [line.rstrip() for line in [*history, *self._screen.display]]
+        lines = [*self._screen.scrolled_text(), *map(str.rstrip, self._screen.display)]
         while lines and not lines[-1]:
             lines.pop()
         return lines

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.client.view.layout import painted, task_colour, without_colour
+from orchestrator.client.view.log_line import LineStyle, format_block, line_prefix, local_time
 from orchestrator.client.view.output import Output
-from orchestrator.client.view.plain import LineStyle, PlainView, format_block, line_prefix, local_time
+from orchestrator.client.view.plain import PlainView
 from orchestrator.core.text.clean import clean_line
 from orchestrator.store.logs.lines import Block, Chunk
 from orchestrator.store.logs.merge import LogReader

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from moments import running
 from test_report import failed
 
+from orchestrator.client.view.log_line import LineStyle
 from orchestrator.client.view.output import Output
-from orchestrator.client.view.plain import LineStyle, PlainView
+from orchestrator.client.view.plain import PlainView
 from orchestrator.client.view.report import end_lines
 from orchestrator.client.view.status_document import RunStatus, Status, task_statuses
 from orchestrator.client.view.tables import Moment, RunRow, footer_lines, run_lines, status_lines

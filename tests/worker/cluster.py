@@ -10,11 +10,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from tensorflow_forks import ForkedProcess, ForkServer
 
 ROOT = Path(__file__).resolve().parents[2]
 # Seconds. Long, because the machine may be busy; a test that reaches it hangs.
@@ -23,13 +24,15 @@ LONGEST_RUN_S = 180.0
 PROGRESS_BYTES = 1 << 20
 PROGRAM = ("-P", "-m", "worker")
 
+Process = subprocess.Popen[bytes] | ForkedProcess
+
 
 @dataclass
 class Task:
     """A started process; its log holds stdout and stderr."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: Process
     log: Path
     scratch: Path
 
@@ -113,8 +116,12 @@ def run_workers(
     started: Sequence[int] | None = None,
     checkpoints: Path | None = None,
     progress_of: int | None = None,
+    forks: ForkServer | None = None,
 ) -> Iterator[Cluster]:
-    """Start `workers` processes of one cluster, or only those in `started`; all are killed at the end."""
+    """Start `workers` processes of one cluster, or only those in `started`; all are killed at the end.
+
+    `forks` starts them without the import of TensorFlow.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     shared = checkpoints or directory / "checkpoints"
     cluster = Cluster(checkpoints=shared)
@@ -141,17 +148,12 @@ def run_workers(
                 env["ORCH_PROGRESS_FD"] = str(writer)
                 inherited = (writer,)
             log = directory / f"worker-{index}.log"
-            with log.open("wb") as out:
-                process = subprocess.Popen(
-                    [sys.executable, *program, *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
-                    env=env,
-                    cwd=directory,
-                    start_new_session=True,
-                    pass_fds=inherited,
-                )
+            words = [*program, *arguments]
+            process = (
+                forks.start(words, log, env, directory)
+                if forks
+                else _start(words, log, env, directory, inherited)
+            )
             stack.callback(_end, process)
             cluster.tasks.append(Task(f"worker:{index}", process, log, scratch))
         yield cluster
@@ -161,11 +163,17 @@ class Roles:
     """The tasks of a cluster with roles, by name; a task that has ended can be started again."""
 
     def __init__(
-        self, directory: Path, cluster: dict[str, list[str]], arguments: Sequence[str], env: dict[str, str]
+        self,
+        directory: Path,
+        cluster: dict[str, list[str]],
+        arguments: Sequence[str],
+        env: dict[str, str],
+        forks: ForkServer | None,
     ) -> None:
         self.checkpoints = directory / "checkpoints"
         self.tasks: dict[str, Task] = {}
         self._directory, self._cluster, self._arguments, self._env = directory, cluster, arguments, env
+        self._start = forks.start if forks else _start
 
     def start(self, name: str) -> Task:
         """Start the task `name` (`ps:1`) on its own address, appending to its log."""
@@ -175,23 +183,15 @@ class Roles:
         scratch = self._directory / f"scratch-{role}-{index}"
         scratch.mkdir(exist_ok=True)
         log = self._directory / f"{role}-{index}.log"
-        with log.open("ab") as out:
-            process = subprocess.Popen(
-                [sys.executable, *PROGRAM, *self._arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": str(ROOT),
-                    "TF_CONFIG": json.dumps(config),
-                    "ORCH_CHECKPOINT_DIR": str(self.checkpoints),
-                    "ORCH_SCRATCH_DIR": str(scratch),
-                    **self._env,
-                },
-                cwd=self._directory,
-                start_new_session=True,
-            )
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "TF_CONFIG": json.dumps(config),
+            "ORCH_CHECKPOINT_DIR": str(self.checkpoints),
+            "ORCH_SCRATCH_DIR": str(scratch),
+            **self._env,
+        }
+        process = self._start([*PROGRAM, *self._arguments], log, env, self._directory)
         self.tasks[name] = Task(name, process, log, scratch)
         return self.tasks[name]
 
@@ -207,7 +207,12 @@ class Roles:
 
 @contextlib.contextmanager
 def run_roles(
-    directory: Path, roles: dict[str, int], arguments: Sequence[str] = (), env: dict[str, str] | None = None
+    directory: Path,
+    roles: dict[str, int],
+    arguments: Sequence[str] = (),
+    env: dict[str, str] | None = None,
+    *,
+    forks: ForkServer | None = None,
 ) -> Iterator[Roles]:
     """Start `roles` (`{"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}`); all are killed at the end."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -215,7 +220,7 @@ def run_roles(
     with held_ports(sum(counts.values())) as ports:
         free = iter(ports)
         cluster = {role: [f"127.0.0.1:{next(free)}" for _ in range(count)] for role, count in counts.items()}
-        started = Roles(directory, cluster, arguments, env or {})
+        started = Roles(directory, cluster, arguments, env or {}, forks)
         try:
             for role, count in roles.items():
                 for index in range(count):
@@ -237,7 +242,23 @@ def held_ports(count: int) -> Iterator[list[int]]:
         yield [holder.getsockname()[1] for holder in holders]
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _start(
+    words: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path, inherited: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            [sys.executable, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
+            pass_fds=inherited,
+        )
+
+
+def _end(process: Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(LONGEST_RUN_S)

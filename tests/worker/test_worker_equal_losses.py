@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from cluster import LONGEST_RUN_S, ROOT, run_workers
+from tensorflow_forks import ForkServer
 
 # Relative, for float32 sums in another order. Measured on the digits over 3 epochs: at most 4.5e-7.
 TOLERANCE = 1e-5
@@ -49,13 +50,19 @@ SETUPS = (
 )
 
 
-def losses(directory: Path, setup: Setup, *more: str, global_batch: int = GLOBAL_BATCH) -> list[float]:
+def losses(
+    directory: Path,
+    setup: Setup,
+    *more: str,
+    global_batch: int = GLOBAL_BATCH,
+    forks: ForkServer | None = None,
+) -> list[float]:
     """Return the training loss of each epoch and the held-out loss."""
     arguments = ["--strategy", setup.strategy, "--loop", setup.loop, "--export", "none", *more]
     arguments += ["--global-batch", str(global_batch), "--epochs", str(EPOCHS)]
     if setup.replicas is not None:
         arguments += ["--replicas", str(setup.replicas)]
-    with run_workers(directory, setup.workers, arguments) as cluster:
+    with run_workers(directory, setup.workers, arguments, forks=forks) as cluster:
         assert cluster.wait() == [0] * setup.workers, cluster.describe()
         history = json.loads((cluster.checkpoints / "history.json").read_text())
     assert history["replicas"] == setup.workers * (setup.replicas or 1)
@@ -86,10 +93,12 @@ def test_unequal_shares_count_each_example_once(more: tuple[str, ...], tmp_path:
         assert losses(tmp_path / setup.name, setup, *more, global_batch=33) == pytest.approx(alone, rel=1e-4)
 
 
-def test_custom_loop_on_one_device_and_fit_on_central_storage_have_equal_losses(tmp_path: Path) -> None:
+def test_custom_loop_on_one_device_and_fit_on_central_storage_have_equal_losses(
+    tmp_path: Path, forks: ForkServer
+) -> None:
     short = ("--steps-per-epoch", "10")
-    alone = losses(tmp_path / "alone", Setup("one_device", "custom"), *short)
-    central = losses(tmp_path / "central", Setup("central_storage", "fit", replicas=2), *short)
+    alone = losses(tmp_path / "alone", Setup("one_device", "custom"), *short, forks=forks)
+    central = losses(tmp_path / "central", Setup("central_storage", "fit", replicas=2), *short, forks=forks)
     assert alone[0] > 2 * alone[2] / 1.5, "the loss decreases"
     assert central == pytest.approx(alone, rel=TOLERANCE)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster import LONGEST_RUN_S, ROOT, Cluster, run_workers
+from tensorflow_forks import ForkServer
 
 from worker.training.weights import weight_table
 
@@ -47,18 +46,12 @@ def assert_exported(checkpoints: Path, name: str) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_steps_equal_those_of_the_keras_model(tmp_path: Path) -> None:
-    ran = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("mesh_probe.py")), "2", "2"],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=LONGEST_RUN_S,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    probed = json.loads(ran.stdout)
+def test_steps_equal_those_of_the_keras_model(tmp_path: Path, forks: ForkServer) -> None:
+    log = tmp_path / "log"
+    words = [str(Path(__file__).with_name("mesh_probe.py")), "2", "2"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    assert forks.start(words, log, env, tmp_path).wait(LONGEST_RUN_S) == 0, log.read_text()
+    probed = json.loads(log.read_text().splitlines()[-1])
     assert len(probed["found"]) == len(probed["expected"]) > 1
     for found, expected in zip(probed["found"], probed["expected"], strict=True):
         assert found["loss"] == pytest.approx(expected["loss"], rel=TOLERANCE)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from cluster import LONGEST_RUN_S, ROOT, Roles, run_roles
+from tensorflow_forks import ForkServer
 
 from worker.training.options.parser import parse_options
 
@@ -78,7 +79,7 @@ def assert_trained(roles: Roles, least: float) -> float:
     return float(accuracy)
 
 
-def test_short_training_with_a_cut_model_is_evaluated_afterwards(tmp_path: Path) -> None:
+def test_short_training_with_a_cut_model_is_evaluated_afterwards(tmp_path: Path, forks: ForkServer) -> None:
     arguments = (
         *STRATEGY,
         "--partitioner",
@@ -90,7 +91,7 @@ def test_short_training_with_a_cut_model_is_evaluated_afterwards(tmp_path: Path)
         "--export",
         "keras",
     )
-    with run_roles(tmp_path, {"ps": 2, "worker": 1, "chief": 1}, arguments) as roles:
+    with run_roles(tmp_path, {"ps": 2, "worker": 1, "chief": 1}, arguments, forks=forks) as roles:
         assert_trained(roles, 0.0)
         for name in ("ps:0", "ps:1", "worker:0"):
             task = roles.tasks[name]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from cluster import run_workers
+from tensorflow_forks import ForkServer
 
 from worker.training.options.checks import find_contradiction, loop_problem
 from worker.training.options.context import tpu_problem
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.timeout(300)
             "dtensor computes in float32",
         ),
         (Options(strategy="tpu", tpu="mine", precision="mixed_float16"), "take --precision mixed_bfloat16"),
-        (Options(strategy="tpu"), "there is no TPU on this machine and none is named"),
+        (Options(strategy="tpu"), "no TPU found: this machine has no TPU or lacks the package libtpu"),
     ],
 )
 def test_contradicting_options_are_refused_in_one_sentence(options: Options, says: str) -> None:
@@ -94,10 +95,10 @@ def test_tpu_is_found_if_it_is_named(tmp_path: Path) -> None:
         assert tpu_problem(None, {variable: ""}, tmp_path) is not None
 
 
-def test_tpu_is_resolved_connected_initialized_and_trained_on(tmp_path: Path) -> None:
+def test_tpu_is_resolved_connected_initialized_and_trained_on(tmp_path: Path, forks: ForkServer) -> None:
     arguments = ["--strategy", "tpu", "--tpu", "stand-in", "--loop", "custom", "--export", "none"]
     arguments += ["--epochs", "1", "--steps-per-epoch", "5"]
-    with run_workers(tmp_path, 1, arguments, program=("-P", str(TPU_PROGRAM))) as cluster:
+    with run_workers(tmp_path, 1, arguments, program=(str(TPU_PROGRAM),), forks=forks) as cluster:
         assert cluster.wait() == [0], cluster.describe()
         (output,) = cluster.outputs
     asked = [line for line in output.splitlines() if "stand-in" in line]

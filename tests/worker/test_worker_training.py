@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from cluster import LONGEST_RUN_S, ROOT, Trained, names_in, run_workers
+from tensorflow_forks import ForkServer
 from trained_state import assert_same_training
 
 # Seconds; a busy machine may be several times slower.
@@ -66,7 +67,9 @@ def test_checkpoint_directory_holds_the_newest_checkpoints_and_the_model(trained
     assert [[name for name in names if not name.startswith("__")] for names in trained.scratch] == [[], []]
 
 
-def test_saved_and_served_models_have_the_same_accuracy_in_a_new_process(trained: Trained) -> None:
+def test_saved_and_served_models_have_the_same_accuracy_in_a_new_process(
+    trained: Trained, tmp_path: Path, forks: ForkServer
+) -> None:
     (accuracy,) = HELD_OUT_LINE.findall(trained.outputs[0])
     code = (
         "import sys, keras\n"
@@ -81,21 +84,12 @@ def test_saved_and_served_models_have_the_same_accuracy_in_a_new_process(trained
         "assert numpy.allclose(logits, model.predict(digits.test_images, verbose=0), atol=1e-4)\n"
         "print(f'served {(logits.argmax(1) == digits.test_labels).mean():.4f}')\n"
     )
-    process = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            code,
-            str(trained.checkpoints / "model.keras"),
-            str(trained.checkpoints / "export"),
-        ],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=LONGEST_RUN_S,
-        check=False,
-    )
-    assert process.stdout == f"accuracy {accuracy}\nserved {accuracy}\n", process.stderr
+    log = tmp_path / "log"
+    words = ["-c", code, str(trained.checkpoints / "model.keras"), str(trained.checkpoints / "export")]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    assert forks.start(words, log, env, tmp_path).wait(LONGEST_RUN_S) == 0, log.read_text()
+    # Native code writes to stderr, the same file.
+    assert log.read_text().endswith(f"accuracy {accuracy}\nserved {accuracy}\n")
 
 
 def test_progress_reports_every_phase_and_epoch(trained: Trained) -> None:
@@ -114,7 +108,9 @@ def test_progress_reports_every_phase_and_epoch(trained: Trained) -> None:
     assert ends[-1]["examples_per_s"] == pytest.approx(ends[-1]["steps_per_s"] * 32)
 
 
-def test_second_run_resumes_from_the_newest_readable_checkpoint(trained: Trained, tmp_path: Path) -> None:
+def test_second_run_resumes_from_the_newest_readable_checkpoint(
+    trained: Trained, tmp_path: Path, forks: ForkServer
+) -> None:
     shared = tmp_path / "checkpoints"
     shared.mkdir()
     for file in filter(Path.is_file, trained.checkpoints.iterdir()):
@@ -125,7 +121,7 @@ def test_second_run_resumes_from_the_newest_readable_checkpoint(trained: Trained
     # Parts of a checkpoint that was being deleted, and of one that was being written.
     (shared / "ckpt-5.data-00000-of-00001").write_bytes(b"index deleted")
     (shared / ".ckpt-11.worker-0-7.index").write_bytes(b"not renamed yet")
-    with run_workers(tmp_path, 2, ["--epochs", "11"], checkpoints=shared) as cluster:
+    with run_workers(tmp_path, 2, ["--epochs", "11"], checkpoints=shared, forks=forks) as cluster:
         assert cluster.wait() == [0, 0], cluster.describe()
         assert "ckpt-10 cannot be read" in cluster.outputs[0]
         for output in cluster.outputs:
@@ -142,11 +138,11 @@ def test_second_run_resumes_from_the_newest_readable_checkpoint(trained: Trained
     assert_same_training(shared / "ckpt-10", trained.checkpoints / "ckpt-10")
 
 
-def test_finished_training_is_only_evaluated(trained: Trained, tmp_path: Path) -> None:
+def test_finished_training_is_only_evaluated(trained: Trained, tmp_path: Path, forks: ForkServer) -> None:
     # A copy, because this run writes the history again and other tests read it.
     kept = shutil.copytree(trained.checkpoints, tmp_path / "kept")
     before = names_in(kept)
-    with run_workers(tmp_path, 1, ["--epochs", "10"], checkpoints=kept) as cluster:
+    with run_workers(tmp_path, 1, ["--epochs", "10"], checkpoints=kept, forks=forks) as cluster:
         assert cluster.wait() == [0], cluster.describe()
         (output,) = cluster.outputs
     assert "already trained for 10 epochs: nothing to train" in output
@@ -155,9 +151,11 @@ def test_finished_training_is_only_evaluated(trained: Trained, tmp_path: Path) -
     assert names_in(kept) == before
 
 
-def test_checkpoints_of_another_model_are_refused(trained: Trained, tmp_path: Path) -> None:
+def test_checkpoints_of_another_model_are_refused(
+    trained: Trained, tmp_path: Path, forks: ForkServer
+) -> None:
     arguments = ["--dataset", str(colour_images(tmp_path)), "--epochs", "20"]
-    with run_workers(tmp_path, 1, arguments, checkpoints=trained.checkpoints) as cluster:
+    with run_workers(tmp_path, 1, arguments, checkpoints=trained.checkpoints, forks=forks) as cluster:
         assert cluster.wait() == [2], cluster.describe()
         assert "does not fit this model" in cluster.outputs[0]
 
@@ -191,9 +189,9 @@ def test_signal_ends_a_worker_that_waits_for_a_missing_peer(
     ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
 )
 def test_signal_ends_training_and_leaves_complete_checkpoints(
-    number: signal.Signals, code: int, tmp_path: Path
+    number: signal.Signals, code: int, tmp_path: Path, forks: ForkServer
 ) -> None:
-    with run_workers(tmp_path, 2, ["--epochs", "1000", "--steps-per-epoch", "2"]) as cluster:
+    with run_workers(tmp_path, 2, ["--epochs", "1000", "--steps-per-epoch", "2"], forks=forks) as cluster:
         cluster.tasks[1].wait_for_line("epoch 4/")
         # Stopped first, because a worker fails if its peer ends before its own signal comes.
         for each in (signal.SIGSTOP, number, signal.SIGCONT):

@@ -10,7 +10,7 @@ It exchanges JSON lines with the supervisor over stdin and stdout, each with the
          preloaded {modules, seconds}  not_preloaded {reason}
          started {task, pid, start_ticks, method}                   start_failed {task, exit_code, reason, order}
          listening {task}              progress {task, progress}    sample {mono, tasks}
-         exited {task, exit_code, signal, order, mono, peers, oom_kills, peak_bytes}
+         exited {task, exit_code, signal, order, mono, peers, oom_kills, peak_bytes, cpu_limit_s}
          disk_full {task, reason}      empty {swept, left}
          stacked {task, native, how, state, text, note, file, offset, length}
 
@@ -316,6 +316,7 @@ class Agent:
             peers=peers,
             oom_kills=None if exit_code == 0 else task.oom_mark.kills_since(),
             peak_bytes=task.peak_bytes,
+            cpu_limit_s=task.cpu_limit_s,
         )
         self._exits += 1
 

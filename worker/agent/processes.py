@@ -107,7 +107,7 @@ def _below(root: int, children: dict[int, list[ProcessStat]]) -> list[ProcessSta
 
 
 class Delivery(Enum):
-    """What became of a signal: sent; the process is gone; it runs under another user."""
+    """The result of a signal: it was sent, the process is gone, or it runs under another user."""
 
     SENT = "sent"
     GONE = "gone"

@@ -25,6 +25,8 @@ PROGRESS_VARIABLE = "ORCH_PROGRESS_FD"
 BOOTSTRAP_VARIABLE = "ORCH_BOOTSTRAP"
 SEARCH_PATH = "PYTHONPATH"
 INJECT = Path(__file__).resolve().parents[1] / "bootstrap" / "inject"
+# The kernel compares a limit on CPU time with whole ticks, which can be more than the time that it reports at the end.
+_CPU_SHARE, _CPU_ROUNDING_S = 0.95, 0.5
 Method = Literal["fork", "spawn"]
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -109,6 +111,7 @@ class TaskProcess:
     memory_limit: int | None = None
     output_dirs: tuple[str, ...] = ()
     peak_bytes: int | None = None
+    cpu_limit_s: int | None = None
     stacks_file: str | None = None
     stacks_signal: int | None = None
     oom_mark: OomMark = field(default_factory=OomMark.now)
@@ -131,11 +134,13 @@ class TaskProcess:
 
     def reap(self) -> tuple[int | None, int | None] | None:
         """Return (exit code, signal) of the leader, one of them None; None if it has not exited."""
+        limits = _cpu_limits(self.pid)
         pid, status, usage = os.wait4(self.pid, os.WNOHANG)
         if pid == 0:
             return None
         self.peak_bytes = usage.ru_maxrss * 1024
         code = os.waitstatus_to_exitcode(status)
+        self.cpu_limit_s = _reached(code, limits, usage.ru_utime + usage.ru_stime)
         return (code, None) if code >= 0 else (None, -code)
 
     def close(self) -> None:
@@ -143,6 +148,30 @@ class TaskProcess:
             if fd >= 0:
                 os.close(fd)
         self.pidfd = self.progress_fd = -1
+
+
+def _cpu_limits(pid: int) -> tuple[int, int]:
+    """The soft and hard limit on CPU time, which a process has until it is reaped."""
+    try:
+        return resource.prlimit(pid, resource.RLIMIT_CPU)
+    except OSError:
+        return resource.RLIM_INFINITY, resource.RLIM_INFINITY
+
+
+def _reached(code: int, limits: tuple[int, int], used_s: float) -> int | None:
+    """The limit on CPU time (seconds) that ended a process with this exit code, or the child of a shell; None if none.
+
+    `code` is negative for a signal; `used_s` includes the children.
+    """
+    soft, hard = limits
+    limit = resource.RLIM_INFINITY
+    if code in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        limit = hard
+    elif code in (-signal.SIGXCPU, 128 + signal.SIGXCPU):
+        # The kernel raises the limit of the process to which it sends the signal by a second.
+        limit = soft - 1 if code < 0 < soft else soft
+    is_reached = used_s >= limit * _CPU_SHARE - _CPU_ROUNDING_S
+    return limit if limit != resource.RLIM_INFINITY and is_reached else None
 
 
 def become_subreaper() -> None:

@@ -16,7 +16,8 @@ class Teardown:
     """A teardown of all processes below `root`, except `spared`, the preloader.
 
     `due` is the time of the next advance() (monotonic seconds). `swept` counts processes that outlived their task.
-    `refused` holds processes of other users, which this one may not end. Those of an earlier teardown are ignored."""
+    `refused` holds processes of other users, which this one may not end; `refused_before` those of an earlier teardown,
+    which are ignored."""
 
     def __init__(
         self,

@@ -1,4 +1,11 @@
-"""Preloaded modules, hidden from a forked task until the task imports them itself."""
+"""Preloaded modules, hidden from a forked task until the task imports them itself.
+
+1. After the fork, hide() takes them out of sys.modules and puts this finder first in sys.meta_path.
+2. The task's `import tensorflow` asks find_spec(), whose loader "executes" the module by restore().
+3. restore() puts it back with all modules that its import would have brought, and repeats the effects of the import.
+
+`_modules` are all preloaded modules, `_hidden` those not yet back. `_importers` says what each module imports.
+"""
 
 from __future__ import annotations
 
@@ -171,7 +178,7 @@ class PreloadedModules(MetaPathFinder):
         return str(spec.origin) if isinstance(spec, ModuleSpec) and spec.has_location else ""
 
     def _check_new_entries(self) -> None:
-        """Drop hidden modules that a directory replaces which the script has put in front in sys.path."""
+        """Drop the hidden modules that a new directory replaces: one that the script has put in front in sys.path."""
         for place, entry in enumerate(sys.path):
             if entry in self._known_path:
                 continue

@@ -22,7 +22,7 @@ _PR_SET_PDEATHSIG = 1
 _MOST_PROBLEMS = 20
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
-_KEPT_KEYS = "/.OPTIMIZER_SLOT/"
+_SLOT = "/.OPTIMIZER_SLOT/"
 
 
 class Reading:
@@ -39,7 +39,7 @@ class Reading:
         self.tensors += 1
         self.bytes += int(getattr(value, "nbytes", 0))
         is_number = getattr(value, "shape", None) == () and getattr(value.dtype, "kind", "") in "iu"
-        if is_number and _KEPT_KEYS not in name:
+        if is_number and _SLOT not in name:
             self.numbers[name.removesuffix(_VALUE)] = int(value)
 
     def add_problem(self, what: str, error: BaseException) -> None:
@@ -107,12 +107,13 @@ def read_saved_model(directory: Path, reading: Reading) -> None:
 def read_keras_model(path: Path, reading: Reading) -> None:
     """Verify the checksums of a .keras archive and read the weights in it."""
     with zipfile.ZipFile(path) as archive:
-        torn = archive.testzip()
-        if torn is not None:
-            reading.problems.append(f"{torn} in the archive is damaged")
+        damaged = archive.testzip()
+        if damaged is not None:
+            reading.problems.append(f"{damaged} in the archive is damaged")
             return
         names = archive.namelist()
-        reading.problems += [f"it holds no {name}" for name in ("config.json",) if name not in names]
+        if "config.json" not in names:
+            reading.problems.append("it holds no config.json")
         for name in names:
             if name.endswith(".h5"):
                 with archive.open(name) as weights:
@@ -144,7 +145,7 @@ def _datasets(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _die_with_parent() -> None:
-    """Be killed with the parent process: a read from a dead network disk may never return."""
+    """Let the kernel kill this process when its parent exits: a read from a dead network disk may never return."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -1,4 +1,7 @@
-"""Output streams: writes to a terminal, pipe or file without waiting for a slow reader, and what a terminal can do."""
+"""Output streams: writes to a terminal, pipe or file without waiting for a slow reader, and what a terminal can do.
+
+log_line.py has what is written.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from orchestrator.core.text.counted import counted
 
 # Lines of the screen that the footer leaves to the logs, at least.
 _LOG_LINES = 3
-# On a lower terminal the footer is the run's line alone.
+# On a terminal with fewer lines the footer is the run's line alone.
 _MIN_HEIGHT_FOR_ROWS = 6
 _SHOWN_FIRST = (TaskPhase.FAILED, TaskPhase.LOST)
 _PHASE_COLOURS = {
@@ -60,7 +60,7 @@ class _Row(NamedTuple):
 
 
 class _TaskColumn(NamedTuple):
-    """`footer` and `status` are the column's ranks in the two tables (see Column); None: the table is without it."""
+    """`footer` and `status` are the column's ranks in the two tables (see Column); None: not in it."""
 
     title: str
     cell: Callable[[_Row], Cell]

@@ -14,8 +14,9 @@ from rich.cells import cell_len
 from orchestrator.client.view import output
 from orchestrator.client.view.amounts import size
 from orchestrator.client.view.layout import DIM, broken, painted, without_colour
+from orchestrator.client.view.log_line import LineStyle, line_prefix, size_note, truncation_note
 from orchestrator.client.view.output import Output
-from orchestrator.client.view.plain import LineStyle, PlainView, line_prefix, size_note, truncation_note
+from orchestrator.client.view.plain import PlainView
 from orchestrator.client.view.screen_queue import MAX_BYTES, MAX_LINES, SCREEN_LINE_BYTES, Piece, ScreenQueue
 from orchestrator.client.view.tables import Moment, footer_lines
 from orchestrator.core.text.clean import clean_line, last_frame, safe_lines

@@ -1,1 +1,1 @@
-"""Faults that a user plans for a run of their own (pure)."""
+"""Faults that a user plans for a run (pure)."""

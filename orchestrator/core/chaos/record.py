@@ -114,7 +114,7 @@ class ChaosRecord:
     def _ended_with(self, end: AttemptEnd, task: str, noticed: float) -> bool:
         """Whether the attempt ended because of what was noticed of this task then."""
         decided = self._decided.get(end.attempt)
-        # Events have one time each: an earlier notice did not end the attempt, as under --on-failure continue.
+        # Each event has its own time: a fault noticed earlier did not end the attempt (--on-failure continue).
         if decided is None or noticed < decided:
             return False
         failed_first = end.first_failure is not None and end.first_failure.task == task

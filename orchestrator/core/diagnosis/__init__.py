@@ -1,1 +1,1 @@
-"""Who is to blame, and what to do about it (pure)."""
+"""The task that caused a failure, and advice on it (pure)."""

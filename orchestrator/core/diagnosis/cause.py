@@ -16,7 +16,7 @@ from orchestrator.core.state.state import RunState, TaskPhase, TaskState
 from orchestrator.core.text.durations import format_duration
 
 # The kernel's letters for a stopped process (man 5 proc): by a signal, and by a tracer.
-_STOPPED_LETTERS = frozenset("Tt")
+STOPPED_LETTERS = frozenset("Tt")
 # Exit codes with a meaning in TensorFlow tasks.
 PREEMPTED = 42
 _MEANINGS = {
@@ -37,7 +37,10 @@ def advice_on(first: TaskState) -> str | None:
 
 
 def find_cause(state: RunState, first: TaskState) -> Cause:
-    """Return the task that the failure began with: often, but not always, `first`, the first that failed."""
+    """Return the task that the failure began with: often, but not always, `first`, the first that failed.
+
+    Not asked if the lifecycle found the cause before a task failed (core/lifecycle/outcome.py: decide_outcome).
+    """
     shortage = find_shortage(first)
     if shortage is not None:
         return Cause(task=first.name, kind=CauseKind.LIMIT, text=shortage.text)
@@ -67,7 +70,7 @@ def find_cause(state: RunState, first: TaskState) -> Cause:
 
 
 def _first_stopped(first: TaskState) -> str | None:
-    return next((task for task, letter in first.peers_at_exit.items() if letter in _STOPPED_LETTERS), None)
+    return next((task for task, letter in first.peers_at_exit.items() if letter in STOPPED_LETTERS), None)
 
 
 def _stopped_before(state: RunState, first: TaskState) -> str | None:
@@ -93,7 +96,7 @@ def _own_failure(first: TaskState) -> tuple[str, str] | None:
     """Return (task, exception) of a task that had raised it when `first` exited, and took longer to exit."""
     for task, symptom in first.peer_symptoms.items():
         # A Ctrl-C or sys.exit() is not a failure.
-        if symptom.exception and not symptom.exception.startswith(("KeyboardInterrupt", "SystemExit")):
+        if symptom.exception and not symptom.exception.startswith(_SIGNAL_EXCEPTIONS):
             return task, symptom.exception
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.core.diagnosis.cause import deliberate_stop
+from orchestrator.core.diagnosis.cause import STOPPED_LETTERS, deliberate_stop
 from orchestrator.core.diagnosis.stack_text import (
     describe_frame,
     is_in_tensorflow,
@@ -26,8 +26,6 @@ _CLEARLY_S = 1.0
 _UNKNOWN = TaskStack(how="none")
 # The remaining suspects, and the reason.
 Narrowed = tuple[list[str], str]
-# The kernel's letters for a stopped process (man 5 proc): by a signal, and by a tracer.
-_STOPPED_LETTERS = frozenset("Tt")
 # While a task computes, all may be silent for this many times the limit, for example in an epoch without a bar.
 AT_WORK_FACTOR = 3
 
@@ -116,7 +114,7 @@ def _surely_hangs(task: TaskState, stack: TaskStack | None) -> bool:
 
 
 def _is_stopped(stack: TaskStack | None) -> bool:
-    return stack is not None and stack.state is not None and stack.state in _STOPPED_LETTERS
+    return stack is not None and stack.state is not None and stack.state in STOPPED_LETTERS
 
 
 def _innermost(task: TaskState, stack: TaskStack | None, mono: float) -> str:
@@ -151,8 +149,8 @@ def find_blocking_task(
 ) -> tuple[str | None, str]:
     """Return (the task that the others wait for, the reason), or (None, what all do) if all are alike.
 
-    `quiet_s` holds the seconds of silence. Tasks missing from it (unless it is empty) never report, and are only
-    checked for having been stopped. The evidence, in this order, each narrowing the suspects further: stopped or gone;
+    `quiet_s` holds the seconds of silence of the tasks that report. If it has any, the other tasks are suspects only if
+    they are stopped. The evidence, in this order, each narrowing the suspects further: stopped or gone;
     not in TensorFlow while others are; fewer steps; silent first.
     """
     stacks = {**dict.fromkeys(quiet_s, _UNKNOWN), **stacks}

@@ -28,8 +28,9 @@ _OUT_OF_MEMORY = (
     f"The machine (or its control group) ran out of memory: fewer workers, {_LESS_MEMORY}. --memory-limit ends the task"
     " that uses too much before the kernel picks one."
 )
+_MORE_CPU_TIME = "Raise the limit: ulimit -t unlimited."
 _LIMIT_SIGNALS: dict[int, tuple[str, str]] = {
-    SIGXCPU: ("its limit on CPU time (ulimit -t)", "Raise the limit: ulimit -t unlimited."),
+    SIGXCPU: ("its limit on CPU time (ulimit -t)", _MORE_CPU_TIME),
     SIGXFSZ: ("the limit on a file's size (ulimit -f)", "Raise the limit: ulimit -f unlimited."),
 }
 _STORAGE = (
@@ -71,8 +72,11 @@ def find_shortage(task: TaskState) -> Shortage | None:
         error = task.start_error
         advice = next((advice for pattern, advice in _START_LACKS if pattern.search(error)), None)
         return None if advice is None else Shortage(f"could not be started: {error}", advice)
-    if task.oom_kills and _died_of_sigkill(task) and not _was_sent(task, SIGKILL):
+    if task.oom_kills and _ended_by(task, SIGKILL):
         return Shortage(_killed_by_the_kernel(task), _OUT_OF_MEMORY)
+    if task.cpu_limit_s is not None and _ended_by(task, SIGXCPU, SIGKILL):
+        ended = exit_text(task.exit_code, task.signal)
+        return Shortage(f"{ended}: over its limit on CPU time (ulimit -t {task.cpu_limit_s})", _MORE_CPU_TIME)
     if task.signal in _LIMIT_SIGNALS and not _was_sent(task, task.signal):
         what, advice = _LIMIT_SIGNALS[task.signal]
         return Shortage(f"{signal_name(task.signal)}: over {what}", advice)
@@ -101,9 +105,12 @@ def _killed_by_the_kernel(task: TaskState) -> str:
     return f"exit {task.exit_code}: killed by the kernel, out of memory{used}"
 
 
-def _died_of_sigkill(task: TaskState) -> bool:
-    """True for the task itself, or for a shell that reports it of its child."""
-    return task.signal == SIGKILL or task.exit_code == 128 + SIGKILL
+def _ended_by(task: TaskState, *numbers: int) -> bool:
+    """True if one of these signals that orch did not send ended the task, or the child of its shell."""
+    return any(
+        (task.signal == number or task.exit_code == 128 + number) and not _was_sent(task, number)
+        for number in numbers
+    )
 
 
 def _was_sent(task: TaskState, number: int) -> bool:

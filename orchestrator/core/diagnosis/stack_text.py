@@ -167,8 +167,8 @@ def _left_out(count: int) -> str:
 def place_frames(frames: Sequence[str]) -> Iterator[str]:
     """Yield the frames that say where a task is, the innermost first.
 
-    Python's library, the bootstrap and native code are left out unless there is nothing else. Of a function that the
-    main thread waits for, only its own frames count."""
+    Python's library, the bootstrap and native code are left out unless there is nothing else. If the main thread
+    waits for a function, only the frames of that function count."""
     own = frames[: frames.index(CALLED_BY)] if CALLED_BY in frames else frames
     kept = [frame for frame in own if not _CUT.fullmatch(frame)]
     yield from [frame for frame in kept if not _is_in_between(frame)] or kept

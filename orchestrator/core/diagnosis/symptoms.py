@@ -49,6 +49,7 @@ class Signature:
     advice: str
 
 
+# The first match counts; a shortage of memory or disk comes before all (diagnosis/cause.py: advice_on).
 SIGNATURES = (
     Signature(
         re.compile(
@@ -188,7 +189,7 @@ class _Raised:
 
 
 def _raised_by(uncaught: Uncaught) -> _Raised:
-    """Return the same for an exception that the task wrote itself. The members of a group are found in its text."""
+    """Return the exception that the task wrote itself. The members of a group are read from its text."""
     lines = _plain_lines(uncaught.text[-_MAX_TEXT:])
     read = _last_raised(lines)
     line = uncaught.line[:_MAX_LINE]

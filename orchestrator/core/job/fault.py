@@ -112,7 +112,7 @@ class Fault(BaseModel):
 
 
 def parse_chaos(text: str) -> tuple[Fault, ...]:
-    """Return the faults in `text`, separated by semicolons. ValueError has the place and a correction."""
+    """Return the faults in `text`, separated by semicolons. A ValueError names the place and a correction."""
     faults: list[Fault] = []
     begin = 0
     for piece in text.split(";"):
@@ -161,7 +161,7 @@ class _Reading:
             {"signal": signal, **target, **moment, "for_s": for_s, "attempt": attempt}
         )
 
-    # -- its parts, in their order
+    # -- parts of a fault, in their order
 
     def _verb(self) -> int:
         word = self._take("kill, stop, term, int or signal NAME").lower()
@@ -179,9 +179,9 @@ class _Reading:
 
     def _target(self) -> dict[str, object]:
         word = self._take("a task: worker:1, chief, 0 or any")
-        anyone = _ANY.match(word)
-        if anyone:
-            return {"seed": None if anyone[1] is None else int(anyone[1])}
+        any_task = _ANY.match(word)
+        if any_task:
+            return {"seed": None if any_task[1] is None else int(any_task[1])}
         try:
             return {"task": TaskRef.parse(word)}
         except ValueError:

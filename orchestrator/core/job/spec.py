@@ -6,9 +6,10 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
 
@@ -39,6 +40,7 @@ NOT_FORKED = StartMethod(fork=False, reason="it is not a Python script")
 # Threads in each pool of a task. Larger numbers are typing errors.
 MOST_THREADS = 4096
 MOST_RESTARTS = 10_000
+_Value = TypeVar("_Value")
 _SET_BY_ORCH = "TF_CONFIG"
 _ORCH_PREFIX = "ORCH_"
 
@@ -73,26 +75,19 @@ def _checked_count(count: int) -> int:
     return count
 
 
-def _checked_threads(threads: int) -> int:
-    if not 1 <= threads <= MOST_THREADS:
-        raise ValueError(f"must be between 1 and {MOST_THREADS:,}, not {threads}")
-    return threads
+def _between(least: int, most: int) -> AfterValidator:
+    def check(number: int) -> int:
+        if not least <= number <= most:
+            raise ValueError(f"must be between {least} and {most:,}, not {number}")
+        return number
+
+    return AfterValidator(check)
 
 
 def _checked_timeout(seconds: float, no_limit: str = "leave it out") -> float:
     if seconds == 0:
         raise ValueError(f"a time-out of 0 would end the run at once; {no_limit} for no limit")
     return check_duration(seconds)
-
-
-def _checked_start_timeout(seconds: float) -> float:
-    return _checked_timeout(seconds, no_limit="write off")
-
-
-def _checked_restarts(restarts: int) -> int:
-    if not 0 <= restarts <= MOST_RESTARTS:
-        raise ValueError(f"must be between 0 and {MOST_RESTARTS:,}, not {restarts}")
-    return restarts
 
 
 def _absolute(path: Path) -> Path:
@@ -108,14 +103,15 @@ def _module_name(name: str) -> str:
     return name
 
 
-def _frozen_env(env: Mapping[str, str]) -> Mapping[str, str]:
-    return MappingProxyType(dict(env))
+def _frozen(table: Mapping[str, _Value]) -> Mapping[str, _Value]:
+    return MappingProxyType(dict(table))
 
 
 def _frozen_roles(roles: Mapping[str, int]) -> Mapping[str, int]:
     return MappingProxyType({role: roles[role] for role in ROLES if role in roles})
 
 
+_START_TIMEOUT = AfterValidator(partial(_checked_timeout, no_limit="write off"))
 Word = Annotated[str, AfterValidator(_plain_text)]
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 ModuleName = Annotated[str, AfterValidator(_module_name)]
@@ -127,7 +123,7 @@ Roles = Annotated[
 ]
 Environment = Annotated[
     Mapping[Annotated[str, AfterValidator(_checked_variable)], Word],
-    AfterValidator(_frozen_env),
+    AfterValidator(_frozen),
     PlainSerializer(dict, return_type=dict[str, str]),
 ]
 
@@ -171,13 +167,9 @@ class RoleSettings(BaseModel):
 _NO_SETTINGS = RoleSettings()
 
 
-def _frozen_settings(settings: Mapping[str, RoleSettings]) -> Mapping[str, RoleSettings]:
-    return MappingProxyType(dict(settings))
-
-
 RoleTable = Annotated[
     Mapping[Role, RoleSettings],
-    AfterValidator(_frozen_settings),
+    AfterValidator(_frozen),
     PlainSerializer(lambda table: {role: settings.model_dump() for role, settings in table.items()}),
 ]
 
@@ -204,13 +196,13 @@ class JobSpec(BaseModel):
     env: Environment = Field(default_factory=lambda: MappingProxyType({}))
     timeout_s: Annotated[float, AfterValidator(_checked_timeout)] | None = None
     # From the first ready task to the last.
-    start_timeout_s: Annotated[float, AfterValidator(_checked_start_timeout)] | None = DEFAULT_START_TIMEOUT_S
+    start_timeout_s: Annotated[float, _START_TIMEOUT] | None = DEFAULT_START_TIMEOUT_S
     # Without output or progress of a task.
     stall_timeout_s: Annotated[float, AfterValidator(_checked_timeout)] | None = None
     # For the evaluator after the end of the training.
     evaluator_timeout_s: Seconds | None = DEFAULT_EVALUATOR_TIMEOUT_S
     on_failure: FailurePolicy = FailurePolicy.ABORT
-    max_restarts: Annotated[int, AfterValidator(_checked_restarts)] = DEFAULT_MAX_RESTARTS
+    max_restarts: Annotated[int, _between(0, MOST_RESTARTS)] = DEFAULT_MAX_RESTARTS
     # PSS of each task with all its processes.
     memory_limit_bytes: Annotated[int, AfterValidator(_checked_count)] | None = None
     chaos: tuple[Fault, ...] = ()
@@ -229,7 +221,7 @@ class JobSpec(BaseModel):
     fixes: bool = True
     keras: KerasOption = KerasOption.AUTO
     # Threads in each pool of a task. None: TensorFlow decides.
-    threads: Annotated[int, AfterValidator(_checked_threads)] | None = None
+    threads: Annotated[int, _between(1, MOST_THREADS)] | None = None
     # The cores that this machine lets all tasks use together.
     cores: Cores = Cores(machine=1, allowed=1)
     strategy: StrategyChoice = StrategyChoice()

@@ -1,4 +1,4 @@
-"""How tasks are started and which Keras they get, as decided from the command, with the reasons."""
+"""How tasks are started, as decided from the command, with the reason."""
 
 from __future__ import annotations
 
@@ -17,12 +17,3 @@ class StartMethod:
     reason: str
     modules: tuple[str, ...] = ()
     preload_env: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True)
-class KerasChoice:
-    """`legacy`: the tasks get TF_USE_LEGACY_KERAS=1. `note` is one line for the user, None if there is nothing to
-    say."""
-
-    legacy: bool
-    note: str | None = None

@@ -20,7 +20,7 @@ _PRIVATE = (
 
 
 class TensorBoard(BaseModel):
-    """Event files, and their server if `python` has the tensorboard package. `program` is a file that serves."""
+    """Event files, and their server if `python` has the tensorboard package. `program` is the server's script."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

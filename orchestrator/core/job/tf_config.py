@@ -1,4 +1,7 @@
-"""TF_CONFIG: the tasks of a TensorFlow cluster and their addresses, checked before anything starts."""
+"""TF_CONFIG: the tasks of a TensorFlow cluster and their addresses, checked before anything starts.
+
+core/plan/plan.py makes those of a run.
+"""
 
 from __future__ import annotations
 
@@ -128,14 +131,3 @@ class TFConfig(BaseModel):
 
     def to_json(self) -> str:
         return json.dumps(self.as_dict())
-
-    @classmethod
-    def from_json(cls, text: str) -> TFConfig:
-        """Read a TF_CONFIG of any origin. Raises ValueError (pydantic's) with what is wrong."""
-        try:
-            data = json.loads(text)
-        except RecursionError as error:
-            raise ValueError("TF_CONFIG is nested too deeply") from error
-        if not isinstance(data, dict):
-            raise ValueError("TF_CONFIG must be a JSON object")
-        return cls(cluster=ClusterSpec(addresses=data.get("cluster", {})), task=data.get("task", {}))

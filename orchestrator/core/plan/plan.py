@@ -37,7 +37,7 @@ _OPTIONS_WITH_VALUE = "WX"
 
 
 class HoldMode(StrEnum):
-    """The socket option that lets a task bind the port that orch holds for it."""
+    """The socket option that lets a task bind the port that orch holds for it; see worker/agent/ports.py."""
 
     REUSE_PORT = "reuse_port"
     REUSE_ADDR = "reuse_addr"
@@ -198,7 +198,10 @@ def planned_tasks(plan: RunPlan) -> tuple[PlannedTask, ...]:
 
 
 def _tf_config(task: TaskRef, refs: Sequence[TaskRef], addresses: Sequence[str]) -> TFConfig:
-    """Only the evaluator's own TF_CONFIG has it: a coordinator would wait for a server that it never starts."""
+    """Return the TF_CONFIG of a task.
+
+    The evaluator starts no server, and a coordinator would wait for it: only its own TF_CONFIG lists it.
+    """
     by_role: dict[str, list[str]] = {}
     for ref, address in zip(refs, addresses, strict=True):
         if ref.type != EVALUATOR or task.type == EVALUATOR:

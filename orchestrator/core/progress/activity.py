@@ -1,4 +1,4 @@
-"""What each task is doing, as text, and which tasks wait for which others at the start."""
+"""The activity of each task as text, and which tasks wait for which others at the start."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def late_start(state: RunState, now: float) -> str | None:
     if not late:
         return None
     waiting = [task.name for task in state.tasks.values() if _waits(task, state)]
-    awaited = [f"{task.name} ({_how_long(task, state, now)})" for task in late]
+    awaited = [f"{task.name} ({_activity_and_duration(task, state, now)})" for task in late]
     return f"{join_names(waiting)} wait{'s' if len(waiting) == 1 else ''} for {join_names(awaited)}"
 
 
@@ -125,7 +125,7 @@ def has_arrived(task: TaskState) -> bool:
     return task.phase is TaskPhase.SUCCEEDED and task.progress.phase is None
 
 
-def _how_long(task: TaskState, state: RunState, now: float) -> str:
+def _activity_and_duration(task: TaskState, state: RunState, now: float) -> str:
     if task.phase.is_end:
         return f"{task.phase}, exit code {task.exit_code}" if task.exit_code is not None else str(task.phase)
     words = doing(task, state) or str(task.phase)

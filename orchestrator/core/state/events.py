@@ -185,7 +185,8 @@ class TaskExited(_Event):
 
     `peer_symptoms` is set at the first bad exit if the task says that it lost a peer: the exceptions that others had
     raised before anything was sent to them. `oom_kills` counts the kernel's out-of-memory kills since the task's start
-    (None: unknown). `peak_bytes` is the largest resident memory of one of its processes."""
+    (None: unknown). `peak_bytes` is the largest resident memory of one of its processes,
+    `cpu_limit_s` the limit on CPU time that it has reached (seconds; None: none)."""
 
     type: Literal["task_exited"] = "task_exited"
     task: TaskName
@@ -198,6 +199,7 @@ class TaskExited(_Event):
     peer_symptoms: dict[TaskName, Symptom] = Field(default_factory=dict)
     oom_kills: int | None = None
     peak_bytes: int | None = None
+    cpu_limit_s: int | None = None
 
 
 class DiskFull(_Event):

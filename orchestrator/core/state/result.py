@@ -24,9 +24,12 @@ class CauseKind(StrEnum):
     EXITED = "exited"  # a task failed by itself: diagnosis/cause.py
     STOPPED = "stopped"  # a task was suspended (SIGSTOP): diagnosis/cause.py, diagnosis/hangs.py
     STALLED = "stalled"  # --stall-timeout: diagnosis/hangs.py
-    LEFT_EARLY = "left_early"  # exited with 0 while peers trained: diagnosis/cause.py, lifecycle/task_ends.py
-    LIMIT = "limit"  # a time limit, or a resource: diagnosis/hangs.py, diagnosis/shortages.py
-    ORCH = "orch"  # orch itself, or its agent: lifecycle/outcome.py, supervisor/request_loop.py
+    # exited with 0 while peers trained: diagnosis/cause.py if a peer failed, lifecycle/task_ends.py if all wait
+    LEFT_EARLY = "left_early"
+    # a time limit: diagnosis/hangs.py, lifecycle/outcome.py; a resource: diagnosis/shortages.py
+    LIMIT = "limit"
+    # orch itself, or its agent: lifecycle/outcome.py, supervisor/request_loop.py; a lost run: store/runs/run_end.py
+    ORCH = "orch"
 
 
 class _Document(BaseModel):
@@ -102,7 +105,7 @@ class FaultReport(_Document):
 # Messages name at most so many processes.
 _MOST_LEFT = 8
 # TaskEnd.end of a task whose failure did not end the attempt.
-DONE_WITHOUT = "failed before; the others went on without it"
+DONE_WITHOUT = "failed earlier; the other tasks continued"
 
 
 class TaskEnd(_Document):

@@ -64,10 +64,11 @@ class TaskState:
     signals: signals sent to it on purpose, the newest last
     over_limit, memory_limit: its memory when it was ended for exceeding its limit, and the limit
     peak_bytes: largest resident memory of one of its processes
+    cpu_limit_s: limit on CPU time that it has reached
     full_disk: the full disk that it writes to
     course: the training steps it has done
     restarts: its own restarts and those of the run
-    before_restart: its state after the failure, while it waits for its restart
+    before_restart: the failed state, kept while the task waits for its restart
     """
 
     plan: PlannedTask
@@ -94,6 +95,7 @@ class TaskState:
     memory_limit: int | None = None
     oom_kills: int | None = None
     peak_bytes: int | None = None
+    cpu_limit_s: int | None = None
     full_disk: str | None = None
     before_restart: TaskState | None = None
 
@@ -308,6 +310,7 @@ def _exited(state: RunState, event: events.TaskExited) -> TaskState:
         peer_symptoms=event.peer_symptoms,
         oom_kills=event.oom_kills,
         peak_bytes=event.peak_bytes,
+        cpu_limit_s=event.cpu_limit_s,
     )
 
 

@@ -23,7 +23,7 @@ from orchestrator.store.runs.paths import state_dir
 
 if TYPE_CHECKING:
     from orchestrator.host.devices import GpuLines
-    from orchestrator.host.interpreter import Interpreter
+    from orchestrator.host.installed import Interpreter
 
 
 @dataclass(frozen=True)

@@ -83,13 +83,19 @@ def check_tpu(context: Context) -> Iterator[Finding]:
     choice, environ = context.spec.strategy, context.task_environ
     if choice.strategy is not Strategy.TPU:
         return
-    name = choice.tpu or next((environ[each] for each in _TPU_VARIABLES if environ.get(each)), None)
+    variable = next((each for each in _TPU_VARIABLES if environ.get(each)), None)
+    name = choice.tpu or (environ[variable] if variable else None)
     if name not in (None, _LOCAL_TPU) or has_local_tpu(
         context.root / "dev", context.root / "sys/bus/pci/devices"
     ):
         return
-    where = f"no --tpu, none of {', '.join(_TPU_VARIABLES)} is set, and this machine has none attached"
-    if name:
-        where = f"this machine has none attached, which `{_LOCAL_TPU}` means"
-    fix = "name one by --tpu NAME or --tpu grpc://ADDRESS:8470, or take --strategy mirrored"
-    yield problem("tpus", f"--strategy tpu: there is no TPU: {where}", fix=fix)
+    reason = "this machine has none attached"
+    if name is None:
+        *others, last = _TPU_VARIABLES
+        reason += f", and neither --tpu nor {', '.join(others)} or {last} names one"
+    else:
+        reason += (
+            f", and {'--tpu' if choice.tpu else variable} is `{_LOCAL_TPU}`, which means this machine's TPU"
+        )
+    fix = "add --tpu NAME or --tpu grpc://ADDRESS:8470, or use --strategy mirrored"
+    yield problem("tpus", f"--strategy tpu: no TPU found: {reason}", fix=fix)

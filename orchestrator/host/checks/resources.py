@@ -14,7 +14,7 @@ from orchestrator.core.text.counted import counted
 from orchestrator.core.text.sizes import format_size
 from orchestrator.host.checks.context import Context
 from orchestrator.host.checks.finding import Finding, note, ok, problem, warning
-from orchestrator.host.headroom import THIS_MACHINE, Headroom, Limit, free_memory, total_memory
+from orchestrator.host.headroom import FEWEST_FILES, THIS_MACHINE, Headroom, Limit, free_memory, total_memory
 from orchestrator.host.kernel_files import read_memory, read_number
 
 _GIB, _MB = 1 << 30, 10**6
@@ -22,8 +22,6 @@ _GIB, _MB = 1 << 30, 10**6
 # forked, and while it imports.
 _SPAWNED, _FORKED, _IMPORTING = 450 * _MB, 310 * _MB, 540 * _MB
 _STRICT_OVERCOMMIT = 2
-# With fewer the supervisor cannot open its log, its locks, its sockets and one task's files (20 were enough in tests).
-_FEWEST_FILES = 24
 # Most shells give a task this many, for its libraries, logs, and a socket to each peer.
 _FEW_FILES = 1024
 # `import tensorflow` (2.21) maps 1.42 GB; rounded down, because only what certainly fails is refused.
@@ -34,7 +32,6 @@ _RAISE = {
     Limit.FILES: "raise it: ulimit -Hn as root, LimitNOFILE= of a service, --ulimit nofile= of a container",
     Limit.THREADS: "raise ulimit -u, TasksMax= of the service, or --pids-limit of the container",
     Limit.PORTS: "widen net.ipv4.ip_local_port_range",
-    Limit.VARIABLE: "split the job",
 }
 
 
@@ -98,6 +95,8 @@ def check_task_limits(context: Context) -> Iterator[Finding]:
     """Find the limits that allow fewer tasks, the tightest first. A single task is never refused for an estimate."""
     spec, tasks = context.spec, context.task_count
     for limit, room in sorted(_limits(context).items(), key=lambda item: item[1].tasks):
+        if limit is Limit.FILES and not room.tasks:
+            continue  # check_process_limits reports it
         text = f"{room.what}: enough for {counted(room.tasks, 'task')}"
         if room.tasks < tasks:
             report = problem if tasks > 1 else warning
@@ -115,8 +114,8 @@ def check_process_limits(context: Context) -> Iterator[Finding]:
     """Look at the soft limits, which every task inherits."""
     files, space = _soft_limit(context, resource.RLIMIT_NOFILE), _soft_limit(context, resource.RLIMIT_AS)
     size, seconds = _soft_limit(context, resource.RLIMIT_FSIZE), _soft_limit(context, resource.RLIMIT_CPU)
-    if files < _FEWEST_FILES:
-        text = f"the limit on open files is {files} (ulimit -Sn), and orch needs {_FEWEST_FILES}"
+    if files < FEWEST_FILES:
+        text = f"the limit on open files is {files} (ulimit -Sn), and orch needs {FEWEST_FILES}"
         yield problem("open files", text, fix=f"raise it: ulimit -n {_FEW_FILES}")
     elif files < _FEW_FILES:
         text = f"each task may open {counted(files, 'file')}: libraries, logs and a socket to each peer"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from orchestrator.core.job.spec import CommandKind, JobSpec
 from orchestrator.host.checks.context import Context
 from orchestrator.host.checks.finding import Finding, note, ok, problem, warning
-from orchestrator.host.interpreter import Interpreter, version_pair
+from orchestrator.host.installed import Interpreter, version_pair
 from orchestrator.host.strategies import FIXED_KERAS
 
 # The Pythons that the tested TensorFlow has packages for.

@@ -56,7 +56,7 @@ class _File:
 
 @dataclass
 class BeforeImport:
-    """The code of `start` before the first import of a module in `until` that surely runs. `known`: harmless modules.
+    """The effects of the script `start` before it surely imports a module in `until`. `known`: harmless modules.
 
     `obstacle`: the first thing that prevents a fork, such as "train.py line 3 sets A". `constants`: variables for
     TensorFlow alone that the script sets to constants. `first`: the module that brings TensorFlow.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from orchestrator.core.errors import UsageError
 from orchestrator.core.job.choices import KerasOption
-from orchestrator.core.job.start_method import KerasChoice
 from orchestrator.host.installed import Installed
 from orchestrator.request.command.keras_evidence import find_evidence
 from orchestrator.request.command.program import Program
@@ -14,6 +14,15 @@ from orchestrator.request.command.source_tree import Source, TooLarge
 
 _VARIABLE = "TF_USE_LEGACY_KERAS"
 _ON = frozenset({"1", "true", "True"})
+
+
+@dataclass(frozen=True)
+class KerasChoice:
+    """`legacy`: the tasks get TF_USE_LEGACY_KERAS=1. `note` is one line for the user, None if there is nothing to
+    say."""
+
+    legacy: bool
+    note: str | None = None
 
 
 def choose_keras(

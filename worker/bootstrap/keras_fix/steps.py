@@ -4,6 +4,10 @@ Keras sums the gradients in the step, and reduces every metric over the network 
 before the gradients are applied, since they depend on the predictions only. Their states are summed with the gradients,
 so the logs of every step are exact for all workers' examples without another collective. At the end of an epoch all
 metrics are read in one collective.
+
+Uneven batches: the step needs the sum of (gradient x examples) divided by the sum of examples, but Keras sums gradients
+of means. So each replica multiplies its loss by `weight`, its number of examples divided by the usual number, and the
+summed gradients are divided by the mean of all weights. In even steps every weight is 1 and nothing is divided.
 """
 
 from __future__ import annotations

@@ -51,9 +51,10 @@ def tpu_problem(name: str | None, environment: Mapping[str, str], devices: Path 
     """Return the problem if a TPU is neither named nor found, else None."""
     if name or any(environment.get(variable) for variable in _TPU_VARIABLES) or has_local_tpu(devices):
         return None
+    *others, last = _TPU_VARIABLES
     return (
-        "--strategy tpu: there is no TPU on this machine and none is named: give its name or address "
-        "by --tpu, or set TPU_NAME"
+        "--strategy tpu: no TPU found: this machine has no TPU or lacks the package libtpu, and neither --tpu nor "
+        f"{', '.join(others)} or {last} names one; add --tpu NAME or --tpu grpc://ADDRESS:8470"
     )
 
 

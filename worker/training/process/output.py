@@ -54,7 +54,7 @@ def without_warnings(logger: logging.Logger) -> Iterator[None]:
 def without_startup_messages() -> Iterator[None]:
     """Hold back what is written to descriptor 2 in the block, then write it without the start-up messages.
 
-    If the process crashes in the block, the fault handler still writes where. From here on TensorFlow logs errors
+    If the process crashes in the block, the fault handler still writes the stack. From here on TensorFlow logs errors
     only. If the user has set TF_CPP_MIN_LOG_LEVEL, nothing is changed.
     """
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL", ERRORS_ONLY) != ERRORS_ONLY:

@@ -54,7 +54,7 @@ def _build_from_shape(model: Any, job: Job) -> None:
     """Make Keras build the model from the shape of a batch instead of a real batch.
 
     For a batch Keras would create an iterator and drop it. Each iterator starts the next shuffled order of records.
-    And for parts of different sizes Keras takes a mean, which fails.
+    If the parts have different sizes, Keras also averages them, which fails.
     """
     images = tf.TensorSpec((None, *job.dataset.image_shape), tf.float32)
     labels = tf.TensorSpec((None,), tf.int32)

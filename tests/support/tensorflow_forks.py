@@ -1,0 +1,146 @@
+"""Starts Python programs by a fork of a process that has imported TensorFlow, which saves each of them the import."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from worker.bootstrap.forked_task import show_in_proc
+
+_REQUEST_BYTES = 1 << 20
+_STATUS = struct.Struct("i")
+
+
+class ForkedProcess:
+    """A process of the fork server, used like a `subprocess.Popen`."""
+
+    def __init__(self, status: int) -> None:
+        self._status = os.fdopen(status, "rb", buffering=0)
+        (self.pid,) = _STATUS.unpack(self._status.read(_STATUS.size) or b"")
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        if self._code is None and select.select([self._status], [], [], 0)[0]:
+            return self.wait()
+        return self._code
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code, negative for a signal; subprocess.TimeoutExpired."""
+        if self._code is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("forked process", timeout or 0)
+            (status,) = _STATUS.unpack(self._status.read(_STATUS.size) or b"")
+            self._code = os.waitstatus_to_exitcode(status)
+            self._status.close()
+        return self._code
+
+
+class ForkServer:
+    """A process with TensorFlow, in which nothing runs. It ends when this object is closed."""
+
+    # Counts all started processes, and names the server: a test may leave neither, but the server lasts.
+    started = 0
+    pid: int | None = None
+
+    def __init__(self, root: Path) -> None:
+        self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with other:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", __file__, str(other.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": str(root), "TF_CPP_MIN_LOG_LEVEL": "2"},
+                pass_fds=[other.fileno()],
+            )
+        ForkServer.pid = self._process.pid
+
+    def start(self, words: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path) -> ForkedProcess:
+        """Run `python WORDS`, where WORDS begin with -m MODULE or a script; stdout and stderr are appended to `log`."""
+        ForkServer.started += 1
+        reader, writer = os.pipe()
+        request = json.dumps({"words": list(words), "env": dict(env), "cwd": str(cwd)}).encode()
+        with log.open("ab") as output:
+            socket.send_fds(self._socket, [request], [output.fileno(), writer])
+        os.close(writer)
+        return ForkedProcess(reader)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait()
+        ForkServer.pid = None
+
+
+def _serve(requests: socket.socket) -> None:
+    """Fork for each request, up to the end of the requests."""
+    while True:
+        text, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 2)
+        if not text:
+            return
+        if os.fork() == 0:
+            requests.close()
+            _watch(json.loads(text), *descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        while _reap():
+            pass
+
+
+def _reap() -> bool:
+    try:
+        return os.waitpid(-1, os.WNOHANG)[0] != 0
+    except ChildProcessError:
+        return False
+
+
+def _watch(request: dict[str, Any], log: int, status: int) -> None:
+    """Fork the program and report its pid, then its exit status."""
+    pid = os.fork()
+    if pid == 0:
+        os.close(status)
+        _run(request["words"], request["env"], request["cwd"], log)
+    os.setsid()
+    os.write(status, _STATUS.pack(pid))
+    os.write(status, _STATUS.pack(os.waitpid(pid, 0)[1]))
+    os._exit(0)
+
+
+def _run(words: list[str], env: dict[str, str], cwd: str, log: int) -> NoReturn:
+    """Run the program as `python` would, up to the exit of the process."""
+    os.setsid()
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.close(log)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    show_in_proc([sys.executable, *words], env)
+    match words:
+        case ["-P", "-m", module, *arguments]:
+            sys.argv = [module, *arguments]
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        case ["-c", code, *arguments]:
+            sys.argv = ["-c", *arguments]
+            exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+        case [script, *arguments]:
+            sys.argv = [script, *arguments]
+            sys.path.insert(0, str(Path(script).parent))
+            runpy.run_path(script, run_name="__main__")
+    sys.exit()
+
+
+if __name__ == "__main__":
+    for _module in ("tensorflow", "keras"):
+        importlib.import_module(_module)
+    gc.freeze()
+    _serve(socket.socket(fileno=int(sys.argv[1])))
