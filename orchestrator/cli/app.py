@@ -13,7 +13,7 @@ import typer
 
 from orchestrator.cli.lazy_verbs import LazyVerb, VerbGroup
 from orchestrator.cli.own_words import hide_env_values
-from orchestrator.cli.parameters import Color, JsonOut, Quiet, Screen, Verbose
+from orchestrator.cli.parameters import AsRootAnyway, Color, JsonOut, Quiet, Verbose, screen_of
 from orchestrator.cli.words import forget_streams, open_missing_streams, say
 from orchestrator.core.errors import ExitCode, OrchError, UsageError
 
@@ -78,12 +78,13 @@ def orch(
     color: Color = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    as_root_anyway: AsRootAnyway = False,
     show_version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     _require_directory()
-    context.obj = Screen(json, color, quiet, verbose)
+    context.obj = screen_of(context, json, color, quiet, verbose, as_root_anyway)
 
 
 def _require_directory() -> None:
@@ -107,8 +108,8 @@ def main() -> int:
 def run_to_exit() -> int:
     """Run the command line in a process that exits next. `up` leaves stop signals ignored, to keep its exit code."""
     hide_env_values()
-    open_missing_streams()
     try:
+        open_missing_streams()
         code = app(standalone_mode=False)
     except OrchError as error:
         say(str(error))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orchestrator.cli import words
 from orchestrator.cli.parameters import Screen
-from orchestrator.cli.selection import say_swept
+from orchestrator.cli.selection import say_skipped, say_swept
 from orchestrator.client import api
 from orchestrator.client.api import Run
 from orchestrator.client.launch import create_run, make_room
@@ -29,7 +29,9 @@ def run_up(flags: Mapping[str, object], screen: Screen, supervisor: SupervisorLi
     if not screen.quiet:
         for notice in (*request.notices, *warnings_of_up(request.spec)):
             words.say(notice)
-    say_swept(make_room(request))
+    swept, skipped = make_room(request)
+    say_skipped(skipped)
+    say_swept(swept)
     if request.display.detach or request.display.wait is not None:
         return _detached(request, screen, supervisor)
     return _in_the_foreground(request, screen, supervisor)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli.parameters import Screen, color_mode
 from orchestrator.client.view.output import Output, wants_colour
+from orchestrator.core.errors import UsageError
 from orchestrator.core.text.clean import safe_lines
 
 if TYPE_CHECKING:
@@ -80,9 +81,18 @@ def forget_streams() -> None:
 
 
 def open_missing_streams() -> None:
-    """Open descriptors 0 to 2 if the caller has closed them (`>&-`), so that no file opened later becomes stdout."""
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= STDERR:
-        os.set_inheritable(fd, True)
+    """Open descriptors 0 to 2 if the caller has closed them (`>&-`), so that no file opened later becomes stdout.
+
+    UsageError without /dev/null.
+    """
+    try:
+        while (fd := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+            os.set_inheritable(fd, True)
+    except OSError as error:
+        raise UsageError(
+            f"{os.devnull} cannot be opened ({error.strerror}), and every process of a run needs it;"
+            f" as root: mknod -m 666 {os.devnull} c 1 3"
+        ) from error
     os.close(fd)
     sys.stdout = sys.stdout or open(STDOUT, "w", closefd=False)
     sys.stderr = sys.stderr or open(STDERR, "w", closefd=False)

@@ -171,7 +171,7 @@ def make_private_directory(path: str) -> None:
 
 def _write(path: str, flags: int, text: str) -> None:
     make_private_directory(path)
-    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         left = text.encode("ascii")
         while left:
