@@ -17,14 +17,15 @@ _LAST_MOMENT_S = 3.0
 class SignalInbox:
     """Inside its `with`, the given signals wake wait() and are returned by take(), in order.
 
-    A signal that this process inherited as ignored stays ignored (nohup, a background job). Main thread only.
+    `count` is the number of all that have arrived. A signal that this process inherited as ignored stays ignored
+    (nohup, a background job). Main thread only.
     """
 
     def __init__(self, numbers: Iterable[signal.Signals]) -> None:
         self._numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
         self._before: dict[signal.Signals, object] = {}
         self._arrived: list[signal.Signals] = []
-        self._count = 0
+        self.count = 0
         self._fd = self._wake_fd = -1
         self._stays_ignored = False
 
@@ -45,7 +46,7 @@ class SignalInbox:
 
     def _arrive(self, number: int, frame: FrameType | None) -> None:
         self._arrived.append(signal.Signals(number))
-        self._count += 1
+        self.count += 1
 
     @contextmanager
     def settled(self, exit_code: int) -> Iterator[None]:
@@ -58,12 +59,12 @@ class SignalInbox:
 
         def ignore_first(number: int, frame: FrameType | None) -> None:
             self._arrive(number, frame)
-            if self._count > 1:
+            if self.count > 1:
                 os._exit(exit_code)
 
         for number in self._numbers:
             signal.signal(number, ignore_first)
-        with self._limited(exit_code) if self._count > 1 else nullcontext():
+        with self._limited(exit_code) if self.count > 1 else nullcontext():
             yield
         # SIG_IGN, because the interpreter removes Python's handlers before it exits.
         self._stays_ignored = True
