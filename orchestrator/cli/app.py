@@ -14,7 +14,7 @@ import typer
 from orchestrator.cli.lazy_verbs import LazyVerb, VerbGroup
 from orchestrator.cli.own_words import hide_env_values
 from orchestrator.cli.parameters import AsRootAnyway, Color, JsonOut, Quiet, Verbose, screen_of
-from orchestrator.cli.words import forget_stdout, open_missing_streams, say
+from orchestrator.cli.words import forget_streams, open_missing_streams, say
 from orchestrator.core.errors import ExitCode, OrchError, UsageError
 
 # Options after the first word of a command belong to that command.
@@ -117,7 +117,7 @@ def run_to_exit() -> int:
     except (typer.Abort, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        forget_stdout()
+        forget_streams()
         return ExitCode.OK
     except Exception as error:
         return _report(error)
@@ -128,7 +128,10 @@ def _report(error: Exception) -> int:
     """Show an error of typer's, an OSError, or a traceback for a fault in orch itself. Return the exit code."""
     show = getattr(error, "show", None)
     if show is not None:
-        show()
+        try:
+            show()
+        except OSError:
+            forget_streams()
         return int(getattr(error, "exit_code", ExitCode.USAGE))
     if isinstance(error, OSError) and error.strerror:
         say(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)

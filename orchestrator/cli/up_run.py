@@ -13,7 +13,7 @@ from orchestrator.cli.selection import say_skipped, say_swept
 from orchestrator.client import api
 from orchestrator.client.api import Run
 from orchestrator.client.launch import create_run, make_room
-from orchestrator.core.errors import ExitCode, RunEnded
+from orchestrator.core.errors import EngineError, ExitCode, RunEnded
 from orchestrator.core.state.events import STOP_SIGNALS
 from orchestrator.host.checks import warnings_of_up
 from orchestrator.links.client_link import Lifetime
@@ -71,7 +71,7 @@ def _show_to_end(
     tasks = None if display.tasks is None else frozenset(str(task) for task in display.tasks)
     verbose = screen.verbose and not screen.quiet
     if verbose:
-        words.say(f"{run.id} in {run.dir}")
+        view.say(f"orch: {run.id} in {run.dir}")
     # Echoed keys would damage the footer. Unread keys stay for the shell.
     with pressed_keys() if isinstance(view, TerminalView) else nullcontext():
         follow_to_end(supervisor, run.view, view, tasks, inbox, verbose)
@@ -84,6 +84,15 @@ def _detached(request: UpRequest, screen: Screen, supervisor: SupervisorLink) ->
         if not screen.json:
             words.print_lines([run.id])  # data, so that --quiet does not hide it: run=$(orch up -dq)
         return _wait(run, request.display.wait, screen)
+    except BrokenPipeError:
+        raise  # the reader does not want to know
+    except OSError as error:
+        # The caller sees a failure and would not look for a run.
+        run.down()
+        reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise EngineError(
+            f"{reason}; {run.id} was stopped, because this output could not be written"
+        ) from error
     except KeyboardInterrupt:
         words.say(f"{run.id} keeps running; `orch down` stops it")
         return ExitCode.INTERRUPTED
