@@ -37,6 +37,7 @@ from worker.agent.ports import HeldPorts, PortsExhausted, Readiness
 from worker.agent.preload_link import PreloadOrder
 from worker.agent.processes import ProcessStat, describe
 from worker.agent.resource_failures import DiskChecks
+from worker.agent.run_logs import open_log
 from worker.agent.sampling import Sampler
 from worker.agent.stack_taking import StackTaking
 from worker.agent.stream import ExitSignals, ProgressInbox, Stream
@@ -194,7 +195,7 @@ class Agent:
         for name, value in message["environ"].items():
             os.environb[name.encode("latin-1")] = value.encode("latin-1")
         if message.get("log"):
-            log = os.open(message["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            log = open_log(message["log"])
             os.dup2(log, _STDERR)
             os.close(log)
         self.enter_network(message.get("network", ""))

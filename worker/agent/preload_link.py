@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worker.agent import task_process
+from worker.agent.run_logs import open_log
 from worker.agent.task_process import INJECT, SEARCH_PATH, TaskOrder, TaskPipes, TaskProcess
 
 _INJECT_PRELOADER = INJECT.parent / "inject_preloader"
@@ -134,7 +135,7 @@ class Preloader:
         }
         path = [str(_INJECT_PRELOADER), str(INJECT), *([pythonpath] if pythonpath else [])]
         env |= {_OPTIONS: json.dumps(options), SEARCH_PATH: ":".join(path)}
-        log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        log = open_log(self._log)
         try:
             return task_process.spawn([*self.order.argv, placeholder], env, self.order.cwd, log, its.fileno())
         finally:

@@ -53,10 +53,10 @@ _MAX_ATTEMPTS = 8
 _MAX_SEQUENCE = 4
 
 
-class _Field(NamedTuple):
-    """A label and its text, which is wrapped where the terminal is narrow. Other lines of the report are cut."""
+class _Wrapped(NamedTuple):
+    """A head and its text, which is wrapped where the terminal is narrow. Other lines of the report are cut."""
 
-    label: str
+    head: Cell
     cells: tuple[Cell, ...]
 
 
@@ -67,15 +67,14 @@ def end_lines(result: RunResult, width: int | None, *, colour: bool) -> list[str
         lines.append(fit([Cell("what the tasks were doing:", (DIM,))], width, colour=colour))
         lines += stack_lines(result.stacks, width, colour=colour)
     for item in _report(result):
-        if isinstance(item, _Field):
-            label = Cell(f"  {item.label:<{_LABEL_WIDTH}}", (DIM,))
-            lines += wrapped(label, item.cells, width, colour=colour)
+        if isinstance(item, _Wrapped):
+            lines += wrapped(item.head, item.cells, width, colour=colour)
         else:
             lines.append(fit(item, width, colour=colour))
     return lines
 
 
-def _report(result: RunResult) -> Iterator[list[Cell] | _Field]:
+def _report(result: RunResult) -> Iterator[list[Cell] | _Wrapped]:
     word, sgr = _OUTCOMES[result.outcome]
     first = result.first_failure
     if first is not None and first.lines:
@@ -84,28 +83,29 @@ def _report(result: RunResult) -> Iterator[list[Cell] | _Field]:
             yield [Cell("  │ ", (task_colour(first.task),)), Cell(one_line(text))]
     after = "" if result.took_s is None else f" after {duration(result.took_s)}"
     attempts = f" in {result.attempts} attempts" if result.attempts > 1 else ""
-    yield [Cell("orch: "), Cell(f"{result.run_id} {word}", sgr), Cell(f"{after}{attempts}{_timing(result)}")]
+    outcome = (Cell(f"{result.run_id} {word}", sgr), Cell(f"{after}{attempts}{_timing(result)}"))
+    yield _Wrapped(Cell("orch: "), outcome)
     yield from _history(result.history)
     for fault in result.faults:
-        yield _field("chaos", one_line(fault_text(fault)))
+        yield _field("chaos", Cell(one_line(fault_text(fault))))
     if first is not None:
         yield from _other_tasks(result.tasks, first, result.cause)
-        yield _field("log file", first.log)
+        yield _field("log file", Cell(first.log))
         yield from _first_failure(first, result.cause)
     if result.bad_loss is not None and (result.cause is None or result.cause.kind is not CauseKind.NAN):
-        yield _field("loss", f"{result.bad_loss.task}: {result.bad_loss}", RED)
+        yield _field("loss", Cell(f"{result.bad_loss.task}: {result.bad_loss}", (RED,)))
     if result.not_restarted is not None:
-        yield _field("not restarted", one_line(result.not_restarted))
+        yield _field("not restarted", Cell(one_line(result.not_restarted)))
     left = left_text(result.left) if result.left else None
     if left is not None and (result.cause is None or result.cause.text != left):
-        yield _field("still running", one_line(left), BOLD)
+        yield _field("still running", Cell(one_line(left), (BOLD,)))
     if result.cause is not None:
-        yield _Field("cause", tuple(_cause(result.cause, first, result.tasks)))
+        yield _field("cause", *_cause(result.cause, first, result.tasks))
     if result.not_distributed is not None:
-        yield _field("warning", one_line(result.not_distributed), YELLOW)
+        yield _field("warning", Cell(one_line(result.not_distributed), (YELLOW,)))
     advice = _advice(result)
     if advice:
-        yield _field("to do", one_line(advice), CYAN)
+        yield _field("to do", Cell(one_line(advice), (CYAN,)))
 
 
 def fault_text(report: FaultReport) -> str:
@@ -145,19 +145,19 @@ def _timing(result: RunResult) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _history(history: tuple[AttemptEnd, ...]) -> Iterator[_Field]:
+def _history(history: tuple[AttemptEnd, ...]) -> Iterator[_Wrapped]:
     if len(history) > _MAX_ATTEMPTS:
-        yield _field("attempts", f"{len(history) - _MAX_ATTEMPTS} before these", DIM)
+        yield _field("attempts", Cell(f"{len(history) - _MAX_ATTEMPTS} before these", (DIM,)))
     for end in history[-_MAX_ATTEMPTS:]:
-        yield _field("attempt", history_text(end))
+        yield _field("attempt", Cell(history_text(end)))
 
 
-def _other_tasks(tasks: tuple[TaskEnd, ...], first: FirstFailure, cause: Cause | None) -> Iterator[_Field]:
+def _other_tasks(tasks: tuple[TaskEnd, ...], first: FirstFailure, cause: Cause | None) -> Iterator[_Wrapped]:
     """The other tasks, grouped by how they ended: `worker:0, worker:2: stopped by orch`."""
     reported = {first.task, *((cause.task, *cause.tasks) if cause else ())}
     others = sorted((end for end in tasks if end.task not in reported), key=_end_text)
     for text, group in groupby(others, key=_end_text):
-        yield _field("other tasks", f"{_names(end.task for end in group)}: {text}")
+        yield _field("other tasks", Cell(f"{_names(end.task for end in group)}: {text}"))
 
 
 def _names(names: Iterable[str]) -> str:
@@ -183,15 +183,15 @@ def _end_text(end: TaskEnd) -> str:
     return one_line(end.end) or f"{end.state}, {exit_text(end.exit_code, end.signal)}"
 
 
-def _first_failure(first: FirstFailure, cause: Cause | None) -> Iterator[_Field]:
+def _first_failure(first: FirstFailure, cause: Cause | None) -> Iterator[_Wrapped]:
     """The first failure, unless it is the cause, and its exception in any case."""
     if cause is None or cause.task != first.task:
         how = exit_text(first.exit_code, first.signal)
-        yield _Field("first failure", (Cell(first.task, (task_colour(first.task),)), Cell(f": {how}")))
+        yield _field("first failure", Cell(first.task, (task_colour(first.task),)), Cell(f": {how}"))
     if first.exception:
-        yield _field("exception", safe(first.exception), RED)
+        yield _field("exception", Cell(safe(first.exception), (RED,)))
     if first.exception_file:
-        yield _field("full traceback", first.exception_file)
+        yield _field("full traceback", Cell(first.exception_file))
 
 
 def _cause(cause: Cause, first: FirstFailure | None, tasks: tuple[TaskEnd, ...]) -> Iterator[Cell]:
@@ -216,5 +216,5 @@ def _advice(result: RunResult) -> str | None:
     return storage_advice(cause.text) if cause is not None and is_storage else None
 
 
-def _field(label: str, text: str, *sgr: str) -> _Field:
-    return _Field(label, (Cell(text, sgr),))
+def _field(label: str, *cells: Cell) -> _Wrapped:
+    return _Wrapped(Cell(f"  {label:<{_LABEL_WIDTH}}", (DIM,)), cells)
