@@ -18,7 +18,6 @@ from worker.training.process.progress import ProgressChannel
 
 if TYPE_CHECKING:
     from worker.training.job import Job
-    from worker.training.replicas.strategies import Tpu
 
 USAGE_ERROR = 2
 
@@ -88,8 +87,8 @@ def _serve(place: Place, progress: ProgressChannel) -> NoReturn:
     raise AssertionError("the server ended by itself")
 
 
-def train(job: Job, progress: ProgressChannel, tpu: Tpu | None = None) -> NoReturn:
-    """Do this process's part of the training and exit with code 0; errors are raised. A test replaces `tpu`."""
+def train(job: Job, progress: ProgressChannel) -> NoReturn:
+    """Do this process's part of the training and exit with code 0; errors are raised."""
     if job.place.role == "evaluator":
         from worker.training.evaluator import follow_checkpoints
 
@@ -104,7 +103,7 @@ def train(job: Job, progress: ProgressChannel, tpu: Tpu | None = None) -> NoRetu
         train_mesh(job, progress)
     from worker.training.replicas.course import train_replicas
 
-    train_replicas(job, progress, tpu)
+    train_replicas(job, progress)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from worker.training.data.record_files import DESCRIPTION, HELD_OUT, SUFFIX, DatasetError
 from worker.training.data.records import Format
-from worker.training.options.values import NAMED_DATASETS, array_dataset, whole
+from worker.training.options.fields import NAMED_DATASETS, array_dataset, whole
 from worker.training.process.output import counted, without_startup_messages
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import typer
 
 from orchestrator.cli.lazy_verbs import LazyVerb, VerbGroup
 from orchestrator.cli.own_words import hide_env_values
-from orchestrator.cli.parameters import Color, JsonOut, Quiet, Screen, Verbose
-from orchestrator.cli.words import forget_stdout, open_missing_streams, say
+from orchestrator.cli.parameters import AsRootAnyway, Color, JsonOut, Quiet, Verbose, screen_of
+from orchestrator.cli.words import forget_streams, open_missing_streams, say
 from orchestrator.core.errors import ExitCode, OrchError, UsageError
 
 # Options after the first word of a command belong to that command.
@@ -78,12 +78,13 @@ def orch(
     color: Color = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    as_root_anyway: AsRootAnyway = False,
     show_version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     _require_directory()
-    context.obj = Screen(json, color, quiet, verbose)
+    context.obj = screen_of(context, json, color, quiet, verbose, as_root_anyway)
 
 
 def _require_directory() -> None:
@@ -107,8 +108,8 @@ def main() -> int:
 def run_to_exit() -> int:
     """Run the command line in a process that exits next. `up` leaves stop signals ignored, to keep its exit code."""
     hide_env_values()
-    open_missing_streams()
     try:
+        open_missing_streams()
         code = app(standalone_mode=False)
     except OrchError as error:
         say(str(error))
@@ -116,7 +117,7 @@ def run_to_exit() -> int:
     except (typer.Abort, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        forget_stdout()
+        forget_streams()
         return ExitCode.OK
     except Exception as error:
         return _report(error)
@@ -127,7 +128,10 @@ def _report(error: Exception) -> int:
     """Show an error of typer's, an OSError, or a traceback for a fault in orch itself. Return the exit code."""
     show = getattr(error, "show", None)
     if show is not None:
-        show()
+        try:
+            show()
+        except OSError:
+            forget_streams()
         return int(getattr(error, "exit_code", ExitCode.USAGE))
     if isinstance(error, OSError) and error.strerror:
         say(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)

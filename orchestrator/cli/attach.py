@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from typing import Annotated
@@ -36,6 +37,8 @@ from orchestrator.store.runs.reader import RunView
 
 # The view starts with this many lines that the tasks wrote before.
 _LINES_BEFORE = 20
+# A terminal that is left gets this long to take the removal of the footer.
+_LAST_DRAIN_S = 0.1
 _LEAVE_KEYS = frozenset("qQ\x04")
 
 
@@ -69,6 +72,11 @@ def attach(
     try:
         with found.view.keep_open():
             left = _follow(found.view, follower, view)
+    except OSError as error:
+        # A closed terminal fails with EIO, sometimes before its SIGHUP arrives.
+        if error.errno != errno.EIO:
+            raise
+        left = True
     finally:
         follower.close()
     if left:
@@ -90,6 +98,6 @@ def _follow(run: RunView, follower: Follower, view: View) -> bool:
         while not left and follower.show_rest():
             left = bool(inbox.take())
         view.finish()
-        while not view.drain(0.1) and not inbox.take():
-            pass
+        while not view.drain(_LAST_DRAIN_S) and not left:
+            left = bool(inbox.take())
     return left

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.parameters import Color, JsonOut, Quiet, Verbose, flag, screen_of
+from orchestrator.cli.parameters import AsRootAnyway, Color, JsonOut, Quiet, Verbose, flag, screen_of
 from orchestrator.request.settings.options import SETTINGS
 
 Words = Annotated[
@@ -29,6 +29,7 @@ def doctor(
     color: Color = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    as_root_anyway: AsRootAnyway = False,
 ) -> int:
     """Check this machine and its TensorFlow for known problems, and say how to fix them.
 
@@ -40,7 +41,7 @@ def doctor(
     from orchestrator.host.checks import run_checks
     from orchestrator.host.checks.finding import is_healthy
 
-    screen = screen_of(context, json, color, quiet, verbose)
+    screen = screen_of(context, json, color, quiet, verbose, as_root_anyway)
     examined, name = doctor_context(workers, command or (), os.environ, Path.cwd())
     findings = run_checks(examined)
     if screen.json:

@@ -3,60 +3,85 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import termios
 import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
+from typing import Any
 
 
 class Keys:
     """`descriptors` become readable when a key is pressed; read() returns the keys. Without a terminal there are none.
 
-    In the background there are none either: reading would stop the job (SIGTTIN), and the keys are the shell's.
+    In the background there are none either: reading would stop the job (SIGTTIN), and the keys are the shell's. A job
+    may come to the foreground (fg) at any time.
     """
 
-    def __init__(self, descriptors: tuple[int, ...]) -> None:
-        self._terminals = descriptors
+    def __init__(self, terminal: int) -> None:
+        self._terminal = terminal
+        self._before: list[Any] | None = None
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        return tuple(fd for fd in self._terminals if _is_in_foreground(fd))
+        try:
+            return (self._terminal,) if self._unbuffer() else ()
+        except termios.error:
+            return ()  # the terminal has just been closed
 
     def read(self) -> str:
         typed = b""
         for fd in self.descriptors:
-            if termios.tcgetattr(fd)[tty.LFLAG] & termios.ICANON:
-                _unbuffer(fd)  # After Ctrl-Z and fg: the shell has set its own modes, in which a read blocks.
             try:
                 typed += os.read(fd, 1024)
-            except BlockingIOError:
+            except OSError:
                 continue
         return typed.decode(errors="ignore")
+
+    def restore(self) -> None:
+        """Give the terminal the modes that it had, unless another job has it now."""
+        if self._before is not None and _is_in_foreground(self._terminal):
+            termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._before)
+
+    def _unbuffer(self) -> bool:
+        """Deliver keys one by one, without echo. Return False in the background.
+
+        Repeated, because a shell sets its own modes at Ctrl-Z and fg.
+        """
+        if not _is_in_foreground(self._terminal):
+            return False
+        mode = termios.tcgetattr(self._terminal)
+        if mode[tty.LFLAG] & termios.ICANON:
+            self._before = self._before or termios.tcgetattr(self._terminal)
+            mode[tty.LFLAG] &= ~(termios.ICANON | termios.ECHO)
+            mode[tty.CC][termios.VMIN] = 0
+            mode[tty.CC][termios.VTIME] = 0
+            termios.tcsetattr(self._terminal, termios.TCSADRAIN, mode)
+        return True
 
 
 @contextmanager
 def pressed_keys() -> Iterator[Keys]:
     """Deliver keys one by one, without echo; signals (Ctrl-C) work as usual. The terminal's modes are restored."""
-    fd = sys.stdin.fileno() if sys.stdin is not None else -1
-    if not _is_in_foreground(fd):
-        yield Keys(())
-        return
-    before = termios.tcgetattr(fd)
+    keys = Keys(sys.stdin.fileno() if sys.stdin is not None else -1)
+
+    def quit_restored(number: int, frame: FrameType | None) -> None:
+        keys.restore()
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    # Ctrl-\ ends the process at once, but not the modes of its terminal.
+    before = signal.getsignal(signal.SIGQUIT)
+    if before is signal.SIG_DFL:
+        signal.signal(signal.SIGQUIT, quit_restored)
     try:
-        _unbuffer(fd)
-        yield Keys((fd,))
+        _ = keys.descriptors  # sets the modes
+        yield keys
     finally:
-        if _is_in_foreground(fd):
-            termios.tcsetattr(fd, termios.TCSADRAIN, before)
-
-
-def _unbuffer(fd: int) -> None:
-    mode = termios.tcgetattr(fd)
-    mode[tty.LFLAG] &= ~(termios.ICANON | termios.ECHO)
-    mode[tty.CC][termios.VMIN] = 0
-    mode[tty.CC][termios.VTIME] = 0
-    termios.tcsetattr(fd, termios.TCSADRAIN, mode)
+        keys.restore()
+        signal.signal(signal.SIGQUIT, before)
 
 
 def _is_in_foreground(fd: int) -> bool:

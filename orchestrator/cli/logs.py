@@ -150,6 +150,7 @@ def _print(pieces: Iterator[bytes], out: Output, interrupted: ExitCode) -> int:
                 if inbox.take():
                     return ExitCode.INTERRUPTED
             if not piece:
+                out.require_reader()
                 inbox.wait(_POLL_S)
             if inbox.take():
                 return interrupted

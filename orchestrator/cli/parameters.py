@@ -16,7 +16,7 @@ from orchestrator.cli.completion import log_words, run_words
 from orchestrator.core.errors import UsageError
 from orchestrator.core.text.nearest import did_you_mean, listed
 from orchestrator.request.settings.declaration import Kind, Option, Part, Where
-from orchestrator.request.settings.options import COLOR, GROUPS, JSON, QUIET, VERBOSE
+from orchestrator.request.settings.options import AS_ROOT_ANYWAY, COLOR, GROUPS, JSON, QUIET, VERBOSE
 from orchestrator.request.settings.request import ColorMode
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
@@ -94,6 +94,7 @@ JsonOut = Annotated[bool, flag(JSON)]
 Color = Annotated[str | None, flag(COLOR)]
 Quiet = Annotated[bool, flag(QUIET)]
 Verbose = Annotated[bool, flag(VERBOSE)]
+AsRootAnyway = Annotated[bool, flag(AS_ROOT_ANYWAY)]
 RunArgument = Annotated[
     str | None,
     typer.Argument(
@@ -137,7 +138,9 @@ class Screen:
 
 
 _CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-_SCREEN_PARAMETERS = tuple(_parameter(option, "Options") for option in (JSON, COLOR, QUIET, VERBOSE))
+_SCREEN_PARAMETERS = tuple(
+    _parameter(option, "Options") for option in (JSON, COLOR, QUIET, VERBOSE, AS_ROOT_ANYWAY)
+)
 
 
 def takes_screen(verb: Callable[..., int]) -> Callable[..., int]:
@@ -160,8 +163,13 @@ def screen_of(
     color: str | None = None,
     quiet: bool = False,
     verbose: bool = False,
+    as_root_anyway: bool = False,
 ) -> Screen:
-    """Return the verb's own options together with those given before it."""
+    """Return the verb's own options together with those given before it. --as-root-anyway takes effect."""
+    if as_root_anyway:
+        from orchestrator.store.runs.paths import accept_owner_of_state
+
+        accept_owner_of_state()
     before = context.obj if isinstance(context.obj, Screen) else Screen()
     screen = Screen(
         json or before.json, color or before.color, quiet or before.quiet, verbose or before.verbose

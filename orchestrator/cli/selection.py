@@ -58,9 +58,16 @@ def sweep(runs: catalog.Survey | None = None) -> catalog.Survey:
     """End the processes that lost runs left behind and say so. Return the runs after that; `runs` are those before."""
     runs = runs or catalog.survey()
     swept = lost_runs.sweep_lost_runs(runs)
+    say_skipped(runs.skipped)
     say_swept(swept)
     # Ending processes takes time in which other runs may have changed.
     return catalog.survey() if swept else runs
+
+
+def say_skipped(skipped: Iterable[str]) -> None:
+    """`skipped`: for each entry of the state directory that cannot be used, its name and the reason."""
+    for text in skipped:
+        say(text)
 
 
 def say_swept(swept: Iterable[tuple[str, int]]) -> None:

@@ -51,7 +51,8 @@ def config(context: typer.Context, command: Words = None, **given: Any) -> int:
 
 
 def _screen(context: typer.Context, given: Mapping[str, Any]) -> Screen:
-    return screen_of(context, given["json"], given["color"], given["quiet"], given["verbose"])
+    names = ("json", "color", "quiet", "verbose", "as_root_anyway")
+    return screen_of(context, *(given[name] for name in names))
 
 
 def _flags(command: list[str] | None, given: Mapping[str, Any], screen: Screen) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from orchestrator.cli import words
 from orchestrator.cli.parameters import Screen
-from orchestrator.cli.selection import say_swept
+from orchestrator.cli.selection import say_skipped, say_swept
 from orchestrator.client import api
 from orchestrator.client.api import Run
 from orchestrator.client.launch import create_run, make_room
-from orchestrator.core.errors import ExitCode, RunEnded
+from orchestrator.core.errors import EngineError, ExitCode, RunEnded
 from orchestrator.core.state.events import STOP_SIGNALS
 from orchestrator.host.checks import warnings_of_up
 from orchestrator.links.client_link import Lifetime
@@ -29,7 +29,9 @@ def run_up(flags: Mapping[str, object], screen: Screen, supervisor: SupervisorLi
     if not screen.quiet:
         for notice in (*request.notices, *warnings_of_up(request.spec)):
             words.say(notice)
-    say_swept(make_room(request))
+    swept, skipped = make_room(request)
+    say_skipped(skipped)
+    say_swept(swept)
     if request.display.detach or request.display.wait is not None:
         return _detached(request, screen, supervisor)
     return _in_the_foreground(request, screen, supervisor)
@@ -71,7 +73,7 @@ def _show_to_end(
     folder = None if display.all_lines else Folder(ALL_LINES_HINT, tasks, verbose=verbose)
     view = open_view(out, Output(words.STDERR), style, os.environ, folder, footer=not screen.quiet)
     if verbose:
-        words.say(f"{run.id} in {run.dir}")
+        view.say(f"orch: {run.id} in {run.dir}")
     # Echoed keys would damage the footer. Unread keys stay for the shell.
     with pressed_keys() if isinstance(view, TerminalView) else nullcontext():
         follow_to_end(supervisor, run.view, view, tasks, inbox, verbose)
@@ -84,6 +86,15 @@ def _detached(request: UpRequest, screen: Screen, supervisor: SupervisorLink) ->
         if not screen.json:
             words.print_lines([run.id])  # data, so that --quiet does not hide it: run=$(orch up -dq)
         return _wait(run, request.display.wait, screen)
+    except BrokenPipeError:
+        raise  # the reader does not want to know
+    except OSError as error:
+        # The caller sees a failure and would not look for a run.
+        run.down()
+        reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise EngineError(
+            f"{reason}; {run.id} was stopped, because this output could not be written"
+        ) from error
     except KeyboardInterrupt:
         words.say(f"{run.id} keeps running; `orch down` stops it")
         return ExitCode.INTERRUPTED

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.parameters import Screen, color_mode
-from orchestrator.client.view.output import named_in_errors, wants_colour
+from orchestrator.client.view.output import Output, wants_colour
+from orchestrator.core.errors import UsageError
 from orchestrator.core.text.clean import safe_lines
 
 if TYPE_CHECKING:
@@ -24,19 +25,26 @@ def say(text: str) -> None:
 
 
 def say_line(text: str) -> None:
-    """Print a line on stderr unchanged. A closed stderr is ignored."""
+    """Print a line on stderr unchanged. A stderr that is closed or full is ignored."""
     try:
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        _write(STDERR, text + "\n")
     except OSError:
         return
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    with named_in_errors(STDOUT):
-        for line in lines:
-            sys.stdout.write(line + "\n")
-        sys.stdout.flush()
+    """Print data on stdout. Raises OSError, with the stream's name, unless all of it is written."""
+    sys.stdout.flush()
+    _write(STDOUT, "".join(f"{line}\n" for line in lines))
+
+
+def _write(fd: int, text: str) -> None:
+    # Python's streams lose text on a descriptor that does not block.
+    out = Output(fd)
+    try:
+        out.write_all(text.encode("utf-8", "backslashreplace"))
+    finally:
+        out.close()
 
 
 def print_json(document: Mapping[str, object]) -> None:
@@ -74,15 +82,25 @@ def width_of(fd: int = STDOUT) -> int | None:
     return os.get_terminal_size(fd).columns or 80
 
 
-def forget_stdout() -> None:
-    """Redirect stdout to /dev/null after its reader has closed it, so that flushing at exit does not fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
+def forget_streams() -> None:
+    """Redirect stdout and stderr to /dev/null after a write has failed, so that flushing at exit does not fail, too."""
+    for fd in (STDOUT, STDERR):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
 
 
 def open_missing_streams() -> None:
-    """Open descriptors 0 to 2 if the caller has closed them (`>&-`), so that no file opened later becomes stdout."""
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= STDERR:
-        os.set_inheritable(fd, True)
+    """Open descriptors 0 to 2 if the caller has closed them (`>&-`), so that no file opened later becomes stdout.
+
+    UsageError without /dev/null.
+    """
+    try:
+        while (fd := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+            os.set_inheritable(fd, True)
+    except OSError as error:
+        raise UsageError(
+            f"{os.devnull} cannot be opened ({error.strerror}), and every process of a run needs it;"
+            f" as root: mknod -m 666 {os.devnull} c 1 3"
+        ) from error
     os.close(fd)
     sys.stdout = sys.stdout or open(STDOUT, "w", closefd=False)
     sys.stderr = sys.stderr or open(STDERR, "w", closefd=False)

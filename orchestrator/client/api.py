@@ -170,12 +170,15 @@ class Run:
         return stop_run(self._view, force)
 
 
-def tidy() -> list[tuple[str, int]]:
-    """End the processes of lost runs and record their ends. Return (run id, number of processes) for each."""
-    runs = catalog.survey()
+def tidy(there: catalog.Survey | None = None) -> list[tuple[str, int]]:
+    """End the processes of lost runs and record their ends. Return (run id, number of processes) for each.
+
+    `there`: all runs, if they have just been listed.
+    """
+    runs = there or catalog.survey()
     swept = lost_runs.sweep_lost_runs(runs)
     lost_runs.close_lost_runs(runs)
-    lost_runs.remove_unpublished_runs()
+    lost_runs.remove_unpublished_runs(runs)
     return swept
 
 

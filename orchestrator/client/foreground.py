@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import time
 from collections.abc import Collection
 
@@ -18,6 +19,8 @@ from orchestrator.store.runs.reader import RunView
 
 # Killing takes milliseconds: after this many seconds a further signal checks that the supervisor still answers.
 PATIENCE_S = 2.0
+# Seconds to show the remaining lines after the second signal.
+_REST_AFTER_KILL_S = 1.0
 _FROM_USER = frozenset({StopReason.INTERRUPT, StopReason.TERMINATE})
 
 
@@ -107,12 +110,15 @@ def _follow(
     if not output_open:
         return
     follower.refresh()
+    # A user who has already signalled twice does not wait for a reader that is blocked.
+    until = time.monotonic() + (_REST_AFTER_KILL_S if inbox.count > 1 else math.inf)
+    has_left = False
     try:
-        while follower.show_rest() and not inbox.take():
-            pass
+        while not has_left and follower.show_rest():
+            has_left = bool(inbox.take()) or time.monotonic() > until
         view.finish()
-        while not view.drain(0.1) and not inbox.take():
-            pass
+        while not view.drain(0.1) and not has_left:
+            has_left = bool(inbox.take()) or time.monotonic() > until
     except OSError as error:
         _reason_of(error)
 

@@ -7,18 +7,20 @@ with orchestrator.Cluster(workers=2, command=["train.py"]) as run:
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.client.api import Run, tidy
 from orchestrator.client.stop import STOP_MARGIN_S, stop_run
 from orchestrator.core.errors import NameTaken, UsageError
-from orchestrator.host.checks import refuse_problems
+from orchestrator.host.checks import refuse_problems, warnings_of_up
 from orchestrator.host.checks.context import Context
 from orchestrator.links.client_link import Lifetime, Request, pack_environ
 from orchestrator.links.supervisor_link import SupervisorLink, start_supervisor
 from orchestrator.request.settings import settings
 from orchestrator.request.settings.request import UpRequest
+from orchestrator.store.ownership import accepted_owner
 from orchestrator.store.runs import catalog
 from orchestrator.store.runs.paths import RunPaths
 from orchestrator.store.runs.reader import RunView
@@ -47,6 +49,7 @@ class Cluster:
 
     def __enter__(self) -> Run:
         self._owner_pid = os.getpid()
+        warn(self._request)
         make_room(self._request)
         self._supervisor = start_supervisor()
         try:
@@ -77,23 +80,34 @@ def load_request(
     return settings.load(flags, os.environ, directory or Path.cwd())
 
 
-def make_room(up: UpRequest) -> list[tuple[str, int]]:
-    """Prepare the machine for a run: the checks, tidy() (whose result it returns), --replace."""
+def warn(up: UpRequest) -> None:
+    """Issue what `orch up` shows before it starts, such as a --log-dir that others may write to, as warnings."""
+    for text in warnings_of_up(up.spec):
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+
+def make_room(up: UpRequest) -> tuple[list[tuple[str, int]], tuple[str, ...]]:
+    """Prepare the machine for a run: the checks, tidy(), --replace.
+
+    Return what tidy() returns, and why entries of the state directory were skipped.
+    """
     refuse_problems(Context(up.spec, os.environ))
-    swept = tidy()
+    runs = catalog.survey()
+    swept = tidy(runs)
     if up.display.replace:
         for run in catalog.live_runs(up.spec.name):
             # A default name comes from the directory: it does not replace runs of another directory.
             if up.spec.name_is_explicit or run.record.directory == str(up.spec.directory):
                 stop_run(run, force=False)
-    return swept
+    return swept, runs.skipped
 
 
 def create_run(supervisor: SupervisorLink, up: UpRequest, lifetime: Lifetime) -> Run:
     """Send a checked request and return the new run; raise the supervisor's error if it refuses."""
     environ = pack_environ(os.environ) if lifetime is Lifetime.SESSION else None
+    request = Request(spec=up.spec, lifetime=lifetime, environ=environ, state_owner=accepted_owner())
     try:
-        root = supervisor.create(Request(spec=up.spec, lifetime=lifetime, environ=environ))
+        root = supervisor.create(request)
     except NameTaken as error:
         if not up.display.replace:
             raise

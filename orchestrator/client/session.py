@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.client.api import Run
-from orchestrator.client.launch import create_run, load_request, make_room
+from orchestrator.client.launch import create_run, load_request, make_room, warn
 from orchestrator.client.stop import STOP_MARGIN_S
 from orchestrator.core.errors import UsageError
 from orchestrator.links.client_link import Lifetime
@@ -105,6 +105,7 @@ class Session:
                 )
             self._is_creating = True
             try:
+                warn(up)
                 make_room(up)
                 return self._create(up)
             finally:

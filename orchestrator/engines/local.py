@@ -11,9 +11,9 @@ from orchestrator.core.errors import EngineError
 from orchestrator.core.job.choices import NetworkOption
 from orchestrator.engines import AgentOptions
 from orchestrator.host.isolation import isolated
+from orchestrator.store.files import open_private
 
 _BUFFER_BYTES = 1 << 20
-_LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
 class LocalEngine:
@@ -31,7 +31,7 @@ class LocalEngine:
         if options.network is not NetworkOption.HOST:
             arguments += ["--network", options.network.value]
         argv = isolated("worker.agent.agent", *arguments)
-        log = None if options.log is None else os.open(options.log, _LOG_FLAGS, 0o600)
+        log = None if options.log is None else open_private(options.log, os.O_WRONLY | os.O_APPEND)
         try:
             self._agent = subprocess.Popen(
                 argv, stdin=its.fileno(), stdout=its.fileno(), stderr=log, start_new_session=True

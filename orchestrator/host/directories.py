@@ -7,8 +7,11 @@ import os
 import re
 import socket
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+
+from orchestrator.store.directory import Directory
 
 _TRIAL = ".orch-probe-"
 
@@ -24,7 +27,7 @@ def write_error(directory: Path) -> str | None:
         existing = nearest_existing(directory)
         if not existing.is_dir():
             return f"{existing} is not a directory"
-        with tempfile.TemporaryDirectory(prefix=_TRIAL, dir=existing):
+        with _trial(existing):
             return None
     except OSError as error:
         return f"{directory} cannot be written ({error.strerror})"
@@ -33,13 +36,24 @@ def write_error(directory: Path) -> str | None:
 def content_errors(directory: Path) -> Mapping[str, str]:
     """Why files, locks or unix sockets do not work in a directory in which something can be created."""
     errors = {}
-    with tempfile.TemporaryDirectory(prefix=_TRIAL, dir=directory) as trial:
+    with _trial(directory) as trial:
         for what, attempt in (("files", _write), ("locks", _lock), ("unix sockets", _bind)):
             try:
-                attempt(Path(trial))
+                attempt(trial)
             except OSError as error:
                 errors[what] = error.strerror or str(error)
     return errors
+
+
+@contextmanager
+def _trial(directory: Path) -> Iterator[Path]:
+    """Create a directory for a trial, and remove it with its contents, whatever the umask. OSError."""
+    trial = Path(tempfile.mkdtemp(prefix=_TRIAL, dir=directory))
+    try:
+        yield trial
+    finally:
+        with Directory.shared(directory) as parent:
+            parent.remove_tree(trial.name)
 
 
 def _write(trial: Path) -> None:

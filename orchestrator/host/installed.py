@@ -62,6 +62,7 @@ class Interpreter:
     """The Python of the tasks, or the `error` that kept it from answering.
 
     `versions` by distribution; `modules`: those of tensorflow, keras, tf_keras and tensorboard that can be imported.
+    `fault_in`: what kept it from answering, if not the program itself.
     """
 
     path: str
@@ -69,6 +70,7 @@ class Interpreter:
     versions: Mapping[str, str] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
     error: str | None = None
+    fault_in: str = ""
 
     @property
     def tensorflow(self) -> str | None:
@@ -116,7 +118,12 @@ def ask_interpreter(
             check=False,
         )
     except OSError as error:
-        return Interpreter(python[0], error=error.strerror or str(error))
+        why = error.strerror or str(error)
+        # Popen names the directory if it was not the program that failed.
+        is_directory = str(error.filename) == str(directory)
+        return Interpreter(
+            python[0], error=why, fault_in=f"the directory {directory}" if is_directory else ""
+        )
     except subprocess.TimeoutExpired:
         return Interpreter(python[0], error=f"no answer within {patience_s:g} s")
     try:

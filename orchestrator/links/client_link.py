@@ -39,12 +39,14 @@ class Request(BaseModel):
     """A client's request for a run.
 
     `environ` (see pack_environ) is the environment for the run's processes; None means the supervisor's own.
+    `state_owner`: the user whose state root uses by --as-root-anyway.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     spec: JobSpec
     lifetime: Lifetime
     environ: dict[str, str] | None = None
+    state_owner: int | None = None
 
 
 class ClientLink:

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from orchestrator.core.state.events import StopReason
+from orchestrator.store.directory import Directory
 
 _MAX_REQUEST_BYTES = 1 << 16
 _READ_BYTES = 1 << 16
@@ -193,8 +194,5 @@ def _peer(connection: socket.socket) -> int:
 @contextmanager
 def _short_path(path: Path) -> Iterator[str]:
     """A path to the same file that fits into the 108 bytes of a socket's address."""
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{directory}/{path.name}"
-    finally:
-        os.close(directory)
+    with Directory.at(path.parent) as directory:
+        yield f"/proc/self/fd/{directory.fd}/{path.name}"

@@ -6,21 +6,26 @@ import os
 import select
 import signal
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Self
+
+# Seconds. Enough to print a report on any stream that takes it.
+_LAST_MOMENT_S = 3.0
 
 
 class SignalInbox:
     """Inside its `with`, the given signals wake wait() and are returned by take(), in order.
 
-    A signal that this process inherited as ignored stays ignored (nohup, a background job). Main thread only.
+    `count` is the number of all that have arrived. A signal that this process inherited as ignored stays ignored
+    (nohup, a background job). Main thread only.
     """
 
     def __init__(self, numbers: Iterable[signal.Signals]) -> None:
         self._numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
         self._before: dict[signal.Signals, object] = {}
         self._arrived: list[signal.Signals] = []
+        self.count = 0
         self._fd = self._wake_fd = -1
         self._stays_ignored = False
 
@@ -41,28 +46,41 @@ class SignalInbox:
 
     def _arrive(self, number: int, frame: FrameType | None) -> None:
         self._arrived.append(signal.Signals(number))
+        self.count += 1
 
     @contextmanager
     def settled(self, exit_code: int) -> Iterator[None]:
         """For the end of a process whose exit code is known: signals no longer change it.
 
-        Inside the block one signal is ignored, and a second one exits at once with `exit_code`. After it all are
-        ignored, also after the inbox's own `with`: a process that continues restores its handlers itself.
+        Inside the block, the second signal of all that arrived exits at once with `exit_code`. If it has come before,
+        the block is given a moment: it may wait for a reader of its output. After the block all are ignored, also after
+        the inbox's own `with`: a process that continues restores its handlers itself.
         """
 
         def ignore_first(number: int, frame: FrameType | None) -> None:
             self._arrive(number, frame)
-            if len(self._arrived) > 1:
+            if self.count > 1:
                 os._exit(exit_code)
 
-        self._arrived.clear()
         for number in self._numbers:
             signal.signal(number, ignore_first)
-        yield
+        with self._limited(exit_code) if self.count > 1 else nullcontext():
+            yield
         # SIG_IGN, because the interpreter removes Python's handlers before it exits.
         self._stays_ignored = True
         for number in self._numbers:
             signal.signal(number, signal.SIG_IGN)
+
+    @contextmanager
+    def _limited(self, exit_code: int) -> Iterator[None]:
+        """Exit with `exit_code` if the block takes longer than a moment."""
+        before = signal.signal(signal.SIGALRM, lambda number, frame: os._exit(exit_code))
+        signal.setitimer(signal.ITIMER_REAL, _LAST_MOMENT_S)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, before)
 
     def wait(self, timeout_s: float, *others: int) -> None:
         """Wait until a signal arrives, one of the `others` (descriptors) is readable, or the time is over."""

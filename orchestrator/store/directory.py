@@ -93,6 +93,12 @@ class Directory:
         status = os.fstat(self.fd)
         return status.st_dev, status.st_ino
 
+    def require_search(self) -> None:
+        """Raise PermissionError if files in this directory cannot be reached (its mode has no `x`)."""
+        if not os.access(".", os.X_OK, dir_fd=self.fd, effective_ids=True):
+            remedy = f"Permission denied; chmod 700 {self.path}"
+            raise PermissionError(errno.EACCES, remedy, str(self.path))
+
     # -- directories in it
 
     def sub(self, name: str) -> Directory:
@@ -102,16 +108,16 @@ class Directory:
     def make(self, name: str) -> Directory:
         """Open a directory in this one, created with mode 0700 if it is missing. NotOurs, OSError."""
         try:
-            os.mkdir(_checked_name(name), PRIVATE_DIR, dir_fd=self.fd)
+            return self.make_new(name)
         except FileExistsError:
-            pass
-        except OSError as error:
-            raise _named(error, self.path / name) from error
-        return self.sub(name)
+            return self.sub(name)
 
     def make_new(self, name: str) -> Directory:
         """Like make(), but FileExistsError if something has this name already."""
-        os.mkdir(_checked_name(name), PRIVATE_DIR, dir_fd=self.fd)
+        try:
+            os.mkdir(_checked_name(name), PRIVATE_DIR, dir_fd=self.fd)
+        except OSError as error:
+            raise _named(error, self.path / name) from error
         return self.sub(name)
 
     def entries(self) -> list[str]:
@@ -142,6 +148,10 @@ class Directory:
         """Rename an entry, into the directory `to` if given. OSError."""
         target = self.fd if to is None else to.fd
         os.rename(_checked_name(name), _checked_name(new), src_dir_fd=self.fd, dst_dir_fd=target)
+
+    def link_to(self, name: str, target: Path) -> None:
+        """Create a symbolic link. OSError."""
+        os.symlink(target, _checked_name(name), dir_fd=self.fd)
 
     def unlink(self, name: str) -> None:
         """Remove a file or link. Nothing happens if it is missing. OSError."""

@@ -95,6 +95,15 @@ def read_object(path: Path) -> dict[str, Any] | None:
     return None if data is None else parse_object(data)
 
 
+def exists(path: Path) -> bool:
+    """True if a run's directory contains this entry, also a link that leads nowhere."""
+    try:
+        with Directory.at(path.parent) as directory:
+            return directory.exists(path.name)
+    except OSError:
+        return False
+
+
 def make_private(path: Path) -> None:
     """Create a directory that the user named, and its missing parents, all with mode 0700. UsageError."""
     try:

@@ -63,6 +63,17 @@ def read_all(fd: int, limit: int) -> bytes | None:
     return b"".join(pieces)
 
 
+def written_bytes(fd: int, offset: int) -> int:
+    """Return the number of bytes from `offset` to the end of an appended file, or to its first hole.
+
+    orch only appends, so that its own files contain no hole. Reading the zeros of one can take hours.
+    """
+    try:
+        return os.lseek(fd, offset, os.SEEK_HOLE) - offset
+    except OSError:  # there is nothing at this offset
+        return 0
+
+
 def parse_object(data: bytes) -> dict[str, Any] | None:
     try:
         document = json.loads(data)

@@ -26,12 +26,15 @@ def is_own_user(uid: int) -> bool:
     return uid == os.geteuid() or uid in _also_accepted
 
 
-def accept_owner(path: Path) -> None:
-    """Let this process, which root runs, use the state directory of its owner, another user (--as-root-anyway)."""
-    try:
-        _also_accepted.add(path.stat().st_uid)
-    except OSError:
-        return  # there is no state directory yet, or its problem is reported when it is opened
+def accept_owner(owner: int) -> None:
+    """Let this process, which root runs, use the state of another user (--as-root-anyway)."""
+    if os.geteuid() == _ROOT:
+        _also_accepted.add(owner)
+
+
+def accepted_owner() -> int | None:
+    """Return the user whose state this process uses by accept_owner()."""
+    return next(iter(_also_accepted), None)
 
 
 def refuse_others(status: os.stat_result, path: Path) -> None:

@@ -161,7 +161,7 @@ class Attempts:
     def _start(self, link: AgentLink, task: TaskPlan, env: Mapping[str, str]) -> None:
         name = str(task.task)
         # It may hold the exception of an earlier process of this task.
-        self._store.paths.task_exception(name).unlink(missing_ok=True)
+        self._store.forget_exception(name)
         self._logs.mark_process_start(name)
         link.start(
             StartOrder(

@@ -9,7 +9,6 @@ import platform
 import time
 import traceback
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from orchestrator.core.diagnosis.shortages import storage_advice
 from orchestrator.core.errors import ExitCode, NameTaken, OrchError, UsageError
@@ -20,6 +19,7 @@ from orchestrator.core.state.result import Cause, CauseKind, RunResult
 from orchestrator.core.state.state import RunState, apply
 from orchestrator.links.client_link import ClientLink, Lifetime, Request, unpack_environ
 from orchestrator.store.files import make_private
+from orchestrator.store.ownership import accept_owner
 from orchestrator.store.runs.catalog import live_runs
 from orchestrator.store.runs.leftovers import end_leftovers
 from orchestrator.store.runs.liveness import start_ticks
@@ -59,6 +59,8 @@ def _serve_one(request: Request, client: ClientLink, agent: HostAgent) -> tuple[
     if request.environ is not None:
         os.environ.clear()
         os.environ.update(unpack_environ(request.environ))
+    if request.state_owner is not None:
+        accept_owner(request.state_owner)
     try:
         store = _create_run(request.spec, started_mono)
     except OrchError as error:
@@ -67,7 +69,7 @@ def _serve_one(request: Request, client: ClientLink, agent: HostAgent) -> tuple[
     except OSError as error:
         client.refused(UsageError(_cannot_make(request.spec, error)))
         return False, ExitCode.USAGE
-    _redirect_output(store.paths.supervisor_log)
+    _redirect_output(store.open_log(store.paths.supervisor_log))
     client.created(store.paths.root)
     checkpoint_dir = request.spec.checkpoint_dir or store.paths.checkpoints
     spec = request.spec.model_copy(update={"checkpoint_dir": checkpoint_dir})
@@ -168,12 +170,11 @@ def _take_name(spec: JobSpec) -> Lock | None:
     return lock
 
 
-def _redirect_output(log: Path) -> None:
-    """Send this process's own output to the run's directory from now on, instead of the client's terminal."""
-    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    os.close(fd)
+def _redirect_output(log: int) -> None:
+    """Send this process's own output to the open log from now on, instead of the client's terminal."""
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
 
 
 def _become_subreaper() -> None:

@@ -15,7 +15,6 @@ from orchestrator.core.state.events import Event
 from orchestrator.core.state.result import exit_text
 from orchestrator.links import agent_link
 from orchestrator.links.agent_link import AgentLink, AgentMessage, StartOrder
-from orchestrator.store.directory import PRIVATE_DIR
 from orchestrator.store.runs.paths import RunPaths
 from orchestrator.supervisor import now
 
@@ -41,7 +40,8 @@ class TensorBoardTask:
         """Start it; OSError if its directory cannot be made."""
         if self._asked is None:
             return
-        self._paths.tensorboard.mkdir(PRIVATE_DIR, exist_ok=True)
+        with self._paths.open() as run:
+            run.make(self._paths.tensorboard.name).close()
         # The same port in each attempt, because its page may be open in a browser.
         self._port = self._port or _free_port()
         agent.start(

@@ -47,7 +47,7 @@ print(os.popen('echo "${PYTHONPATH-unset}"').read())
 IS_FROZEN = sys.version_info < (3, 13)
 FREEZING = """
 import gc, os
-from _orch_bootstrap import gc_freeze
+from _orch_bootstrap.keras_fix import iterators
 class Cycle:
     def __init__(self):
         self.itself = self
@@ -58,12 +58,12 @@ def write(text):
 log = open("log.csv", "w")
 write("step,loss")
 cycle = Cycle()
-gc_freeze.freeze_objects_of_import("unittest.mock")
+iterators.freeze_objects_of_import("unittest.mock")
 import unittest.mock
 print(gc.get_freeze_count() > 2 * len(gc.get_objects()) // 10, gc.isenabled())
 """
 WITH_TENSORFLOW = FREEZING.replace("unittest.mock", "tensorflow").replace(
-    'gc_freeze.freeze_objects_of_import("tensorflow")', ""
+    'iterators.freeze_objects_of_import("tensorflow")', ""
 )
 
 

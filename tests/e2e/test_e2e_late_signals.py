@@ -72,6 +72,40 @@ def test_signal_during_blocked_report_does_not_change_exit_code(orch: Orch) -> N
     assert process.returncode == 3
 
 
+@pytest.mark.parametrize("while_it_runs", [True, False])
+@pytest.mark.parametrize("blocked", ["stdout", "stderr"])
+def test_two_signals_end_the_client_of_a_blocked_pipe(orch: Orch, blocked: str, while_it_runs: bool) -> None:
+    """The first stops the run. The second kills it, or leaves the output that nobody reads."""
+    script = f"trap '{':' if while_it_runs else 'exit'}' INT TERM; echo here; while :; do sleep 0.1; done"
+    reading, writing = os.pipe()
+    try:
+        _fill(writing)
+        process = subprocess.Popen(
+            [str(ORCH), "up", "--grace", "1h", "--", "sh", "-c", script],
+            cwd=orch.directory,
+            env=orch.environ(),
+            stdin=subprocess.DEVNULL,
+            **{"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, blocked: writing},
+        )
+        try:
+            until(lambda: orch.run_dirs() and orch.status()["run"]["state"] == "running")
+            process.send_signal(signal.SIGINT)
+            supervisor = orch.supervisor()
+            assert supervisor is not None
+            if while_it_runs:
+                until(lambda: orch.status()["run"]["state"] == "stopping")
+            else:
+                until_gone(supervisor)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE_S) == 130
+        finally:
+            process.kill()
+            process.wait(PATIENCE_S)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
 def _opened_where_read(fifo: Path) -> int | None:
     """Return a descriptor to write to, once there is a reader."""
     try:

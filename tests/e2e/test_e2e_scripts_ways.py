@@ -65,7 +65,6 @@ BANNER = "This TensorFlow binary is optimized"
 
 FOREIGN = """
 import os, sys
-assert not {"orchestrator", "worker"} & sys.modules.keys()
 import orchestrator, thing, worker
 print("found", worker.WHOSE, orchestrator.WHOSE, thing.WHOSE, os.environ["PYTHONPATH"], sys.executable)
 import tensorflow as tf

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
 from orch_command import ORCH, Orch
 from terminal import Terminal
-from waiting import lives, until, until_gone
+from waiting import PATIENCE_S, lives, until, until_gone
 
 _COUNT = (
     "python3",
@@ -178,8 +179,34 @@ def test_closed_window_of_attach_does_not_stop_run(orch: Orch, terminal: Open) -
     term = terminal("attach")
     term.until_shown("q leaves, the run continues")
     term.close()
-    until_gone(term.process.pid)
+    assert term.process.wait(PATIENCE_S) == 0
     assert orch.status()["run"]["state"] == "running"
+
+
+def test_closed_terminal_without_a_hangup_signal_ends_attach(orch: Orch) -> None:
+    """The first output after the terminal was closed fails."""
+    assert (
+        orch("up", "--wait", "ready", "--", "sh", "-c", "while :; do echo tick; sleep 0.05; done").code == 0
+    )
+    term = Terminal(["sh", "-c", f"trap '' HUP; exec '{ORCH}' attach"], orch.directory, orch.environ())
+    try:
+        term.until_shown("worker:0 | tick")
+        term.close()
+        assert term.process.wait(PATIENCE_S) == 0
+    finally:
+        term.end()
+    assert orch.status()["run"]["state"] == "running"
+
+
+def test_quit_key_restores_the_terminal(orch: Orch, terminal: Open) -> None:
+    """Ctrl-\\ ends a program at once."""
+    assert orch("up", "--wait", "ready", "--", *_SLEEPER).code == 0
+    for verb in ("attach", "up"):
+        term = terminal(*{"attach": ("attach",), "up": ("up", "--", *_SLEEPER)}[verb])
+        term.until_shown("worker:0  running")
+        term.type("\x1c")
+        assert term.finish() == -signal.SIGQUIT
+        assert term.modes == term.modes_before, verb
 
 
 def test_status_watch(orch: Orch, terminal: Open) -> None:
@@ -222,6 +249,25 @@ def test_attach_in_background_job(orch: Orch) -> None:
         term.until_shown("q leaves, the run continues")
         term.type("q")
         term.until_shown(f"left {orch.run_dir().name}")
+    finally:
+        term.end()
+        until(lambda: term.process.poll() is not None)
+
+
+def test_key_leaves_attach_that_began_in_the_background(orch: Orch) -> None:
+    assert orch("up", "--wait", "ready", "--", *_SLEEPER).code == 0
+    shell = ["bash", "--norc", "--noprofile", "-i"]
+    term = Terminal(shell, orch.directory, orch.environ({"PS1": "prompt> "}), columns=200)
+    try:
+        term.until_shown("prompt>")
+        term.type(f"'{ORCH}' attach &\n")
+        term.until_shown("worker:0 | here")
+        term.type("fg\n")
+        term.until_shown("q leaves, the run continues")
+        term.type("q")
+        term.until_shown(f"left {orch.run_dir().name}")
+        term.type("stty -a\n")
+        term.until_shown(" echo ")
     finally:
         term.end()
         until(lambda: term.process.poll() is not None)

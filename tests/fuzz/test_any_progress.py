@@ -17,7 +17,7 @@ from orchestrator.core.progress.line_progress import LineProgress
 from orchestrator.core.progress.reported import parse_progress
 from orchestrator.core.state.events import Progress, TaskProgressed, event_line, parse_event
 from orchestrator.core.state.position import Course, position
-from worker.agent.progress_inbox import ProgressInbox
+from worker.agent.stream import ProgressInbox
 from worker.agent.task_process import TaskProcess
 
 LINES = [

@@ -202,10 +202,11 @@ def test_dry_run_reports_the_same_and_changes_nothing() -> None:
 KILLED_WHILE_REMOVING = """
 import os, shutil, signal, sys
 sys.path[:0] = {path!r}
+from orchestrator.store.directory import Directory
 from orchestrator.store.runs import pruning
 from orchestrator.store.runs.prune_choice import PruneTerms
 def die(*args, **kwargs): os.kill(os.getpid(), signal.SIGKILL)
-pruning.shutil.rmtree = die
+Directory.remove_tree = die
 pruning.prune(pruning.Scope(), PruneTerms(keep=0), {checkpoints}, False)
 """
 

@@ -314,7 +314,7 @@ def test_unknown_failure_has_no_advice(text: str) -> None:
 
 
 def test_advice_is_one_line() -> None:
-    assert all("\n" not in signature.advice for signature in SIGNATURES)
+    assert all("\n" not in advice for _, advice in SIGNATURES)
 
 
 def test_advice_reaches_the_result() -> None:

@@ -185,17 +185,27 @@ def test_sweep_ignores_runs_of_another_boot(stores: ExitStack) -> None:
         assert lives(pid)
 
 
-def test_old_unpublished_directories_without_a_lock_are_removed(stores: ExitStack) -> None:
-    young = runs_dir() / ".young-run.new"
-    old = runs_dir() / ".old-run.new"
-    unpublished = stores.enter_context(closing(RunStore.create("held-run", None, None)))
-    held = unpublished.paths.root.with_name(".held-run.new")
-    for hidden in (young, old):
-        (hidden / "logs").mkdir(parents=True)
-    for hidden in (old, held):
-        os.utime(hidden, (0, 0))
-    lost_runs.remove_unpublished_runs()
-    assert (young.exists(), old.exists(), held.exists()) == (True, False, True)
+@pytest.mark.parametrize("place", ["state", "log_dir"])
+def test_old_unpublished_directories_without_a_lock_are_removed(
+    stores: ExitStack, tmp_path: Path, place: str
+) -> None:
+    def path(name: str) -> Path:
+        return where / f".{name}-20260101T000000Z-0000.new"
+
+    where = tmp_path / "logs" if place == "log_dir" else runs_dir()
+    published = stores.enter_context(closing(make_run(log_dir=where)))
+    stores.enter_context(closing(RunStore.create("held-20260101T000000Z-0000", where, None)))
+    for name in ("young", "old", "with-data"):
+        (path(name) / "logs").mkdir(parents=True)
+    (path("with-data") / "logs/notes").touch()
+    for name in ("old", "held", "with-data"):
+        os.utime(path(name), (0, 0))
+    (where / ".notes.new").mkdir()
+    os.utime(where / ".notes.new", (0, 0))
+    lost_runs.remove_unpublished_runs(catalog.survey())
+    left = {entry.name for entry in where.iterdir() if entry.name.startswith(".")}
+    assert left == {".notes.new", *(path(name).name for name in ("young", "held", "with-data"))}
+    assert published.paths.root.exists()
 
 
 def test_beginning_of_several_ids_is_an_error() -> None:

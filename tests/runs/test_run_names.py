@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.store.runs import locks
 from orchestrator.store.runs.locks import Lock, lock_name, remove_free_names
-from orchestrator.store.runs.paths import names_dir
+from orchestrator.store.runs.paths import names_dir, open_names
 
 DAY = 86_400.0
 
@@ -69,7 +69,8 @@ def test_probe_does_not_make_a_name_look_taken(monkeypatch: pytest.MonkeyPatch) 
     lock = lock_name("job")
     assert lock is not None
     lock.release()
-    looking = Lock.share(names_dir() / "job")
+    with open_names() as names:
+        looking = Lock.share_in(names, "job")
     assert looking is not None
     monkeypatch.setattr(locks.time, "sleep", lambda _: looking.release())
     mine = lock_name("job")

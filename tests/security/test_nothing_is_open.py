@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import stat
+import tempfile
 import threading
 from pathlib import Path
 
@@ -96,7 +98,10 @@ def test_control_socket_of_another_user_is_not_trusted() -> None:
     """Its answer would be taken for the supervisor's."""
     if os.geteuid() != 0:
         pytest.skip("needs root to become other users")
-    path = Path("/tmp") / f"orch-other-{os.getpid()}"
+    # Not below the directory of the tests, which other users cannot enter.
+    place = Path(tempfile.mkdtemp(prefix="orch-other-"))
+    os.chown(place, ORDINARY, ORDINARY)
+    path = place / "control"
     with socket.socket(socket.AF_UNIX) as listener:
         os.seteuid(ORDINARY)
         try:
@@ -120,6 +125,7 @@ def test_control_socket_of_another_user_is_not_trusted() -> None:
         try:
             answers = []
             for user in (ORDINARY + 1, ORDINARY):
+                os.chown(place, user, user)
                 os.seteuid(user)
                 try:
                     answers.append(ask(path, StopOrder()))
@@ -127,7 +133,7 @@ def test_control_socket_of_another_user_is_not_trusted() -> None:
                     os.seteuid(0)
         finally:
             server.join(60)
-            path.unlink()
+            shutil.rmtree(place)
     assert answers == [None, {"ok": True}]
     assert received[0] == b""
 
@@ -136,7 +142,9 @@ def test_other_user_cannot_connect_to_the_control_socket(tmp_path: Path) -> None
     """The directory of the socket is private, too; this is the second barrier."""
     if os.geteuid() != 0:
         pytest.skip("needs root to become another user")
-    path = Path("/tmp") / f"orch-control-{os.getpid()}"
+    place = Path(tempfile.mkdtemp(prefix="orch-control-"))
+    place.chmod(0o711)
+    path = place / "control"
     server = ControlServer(path)
     try:
         path.chmod(0o666)
@@ -155,4 +163,4 @@ def test_other_user_cannot_connect_to_the_control_socket(tmp_path: Path) -> None
             connection.close()
     finally:
         server.close()
-        path.unlink()
+        shutil.rmtree(place)

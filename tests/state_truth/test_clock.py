@@ -1,4 +1,4 @@
-"""Changes of the wall clock do not affect order, ages and durations, which use the monotonic clock."""
+"""Ages and durations use the monotonic clock, which cannot be set; the order of runs uses the wall clock and the id."""
 
 from __future__ import annotations
 
@@ -17,29 +17,31 @@ from orchestrator.store.runs.record import RunRecord
 from orchestrator.store.runs.writer import RunStore
 
 
-def with_clock(store: RunStore, started_at: float) -> RunStore:
-    """Change the recorded wall-clock time of the run's start."""
+def with_clock(store: RunStore, started_at: float, mono: float | None = None) -> RunStore:
+    """Change the recorded wall-clock time of the run's start, and the monotonic one if given."""
     record = RunRecord.model_validate_json(store.paths.record.read_bytes())
-    changed = record.model_copy(update={"started_at": started_at})
+    changed = record.model_copy(
+        update={"started_at": started_at, "started_mono": record.started_mono if mono is None else mono}
+    )
     store.paths.record.write_text(changed.model_dump_json())
     return store
 
 
-def test_newest_run_is_the_last_started_whatever_the_clock() -> None:
+def test_newest_run_is_the_last_started_in_whatever_time_namespace() -> None:
+    """The monotonic clock of a time namespace starts anywhere."""
     with ExitStack() as stack:
-        first = stack.enter_context(closing(with_clock(make_run(), 2e9)))
-        second = stack.enter_context(closing(with_clock(make_run(), 1e9)))
+        second = stack.enter_context(closing(with_clock(make_run(), 2e9, mono=1.0)))
+        first = stack.enter_context(closing(with_clock(make_run(), 1e9, mono=1e9)))
         found = [run.record.id for run in catalog.all_runs()]
         assert found == [first.paths.run_id, second.paths.run_id]
         assert api.find("job").id == second.paths.run_id
 
 
-def test_runs_of_earlier_boots_are_listed_first() -> None:
-    old = make_run(started_at=2e9, boot="another")
-    new = make_run(started_at=1.0)
-    for store in (old, new):
-        store.close()
-    assert [run.record.id for run in catalog.all_runs()] == [old.paths.run_id, new.paths.run_id]
+def test_runs_of_the_same_moment_are_ordered_by_id() -> None:
+    with ExitStack() as stack:
+        stores = [stack.enter_context(closing(with_clock(make_run(), 1e9))) for _ in range(3)]
+        found = [run.record.id for run in catalog.all_runs()]
+        assert found == sorted(store.paths.run_id for store in stores)
 
 
 @pytest.mark.parametrize("clock", [1.0, 4e9])

@@ -226,11 +226,14 @@ def test_liveness_of_a_newer_run_follows_the_same_rules(
     until(lambda: not catalog.survey().newer[0].is_live)
 
 
-def test_run_of_another_user_is_ignored(made: Made, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change an owner")
+def test_run_of_another_user_is_skipped_and_named(made: Made, place: Place) -> None:
     paths = place(made.lost)
     assert [run.record.id for run in catalog.all_runs()] == [paths.run_id]
-    monkeypatch.setattr(os, "geteuid", lambda: paths.root.stat().st_uid + 1)
-    assert catalog.all_runs() == []
+    os.chown(paths.root, ORDINARY, ORDINARY)
+    found = catalog.survey()
+    assert found.runs == []
+    assert [f"{paths.root}: belongs to the user {ORDINARY}" in text for text in found.skipped] == [True]
 
 
 def test_host_and_boot_of_this_machine_are_recognized(made: Made, place: Place) -> None:

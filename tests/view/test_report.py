@@ -51,6 +51,14 @@ def test_failure_report_ends_with_cause() -> None:
     ]
 
 
+@pytest.mark.parametrize("width", [20, 80])
+def test_outcome_is_shown_with_the_longest_name(width: int) -> None:
+    run_id = f"{'a' * 63}-20260101T000000Z-0000"
+    lines = end_lines(failed().model_copy(update={"run_id": run_id}), width, colour=False)
+    at = lines.index(f"orch: {run_id}")
+    assert lines[at + 1].startswith("      failed")
+
+
 def test_advice_precedes_cause() -> None:
     lines = end_lines(failed(advice="install tf_keras"), None, colour=False)
     assert lines[-2] == "  to do          install tf_keras"

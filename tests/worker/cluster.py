@@ -148,6 +148,7 @@ def run_workers(
                 env["ORCH_PROGRESS_FD"] = str(writer)
                 inherited = (writer,)
             log = directory / f"worker-{index}.log"
+            log.write_bytes(b"")  # without the lines of an earlier cluster in this directory
             words = [*program, *arguments]
             process = (
                 forks.start(words, log, env, directory)

@@ -10,8 +10,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from worker.training.data.datasets import load_dataset
-from worker.training.mesh.devices import Devices
-from worker.training.mesh.steps import Adam, Network, Steps
+from worker.training.mesh.steps import Adam, Devices, Network, Steps
 from worker.training.network import build_model, build_network
 from worker.training.process.environment import Place
 from worker.training.weights import weight_table

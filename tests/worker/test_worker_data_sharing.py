@@ -268,6 +268,6 @@ def test_sharding_that_is_not_possible_is_an_error(data: dict[str, Dataset]) -> 
     ],
 )
 def test_coverage_is_described(times: list[int], workers: int, off: bool, says: str) -> None:
-    from worker.training.replicas.data_check import describe_coverage
+    from worker.training.replicas.distribution import describe_coverage
 
     assert describe_coverage(np.array(times), workers, off=off).endswith(says)

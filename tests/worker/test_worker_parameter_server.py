@@ -239,15 +239,15 @@ def test_default_loop_is_one_that_can_train(legacy: str, loop: str, monkeypatch:
 def test_cut_model_is_saved_whole_and_restored_into_its_parts(tmp_path: Path) -> None:
     code = (
         "import sys, keras, numpy as np, tensorflow as tf\n"
-        "from worker.training.parameter_server.model import make_savable\n"
+        "from worker.bootstrap.keras_fix.variables import train_cut_variables\n"
         "cut = tf.__internal__.distribute.ShardedVariable\n"
         "def model():\n"
         "    return keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3)])\n"
+        "train_cut_variables(keras, report=print)\n"
         "sharded, whole = model(), model()\n"
         "for variable in sharded.variables:\n"
         "    value = variable.numpy()\n"
         "    variable._value = cut([tf.Variable(value[:2]), tf.Variable(value[2:])], name=variable.name)\n"
-        "make_savable(sharded)\n"
         "saved = sharded.get_weights()\n"
         "path = tf.train.Checkpoint(model=sharded).write(sys.argv[1])\n"
         "[variable.assign(variable * 0) for variable in sharded.variables]\n"

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from worker.agent.progress_inbox import ProgressInbox
+from worker.agent.stream import ProgressInbox
 from worker.agent.task_process import TaskProcess
 
 # Seconds on the inbox's clock; the tests do not wait.

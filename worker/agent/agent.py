@@ -36,11 +36,11 @@ from worker.agent.live_tasks import LiveTasks
 from worker.agent.ports import HeldPorts, PortsExhausted, Readiness
 from worker.agent.preload_link import PreloadOrder
 from worker.agent.processes import ProcessStat, describe
-from worker.agent.progress_inbox import ProgressInbox
 from worker.agent.resource_failures import DiskChecks
+from worker.agent.run_logs import open_log
 from worker.agent.sampling import Sampler
 from worker.agent.stack_taking import StackTaking
-from worker.agent.stream import ExitSignals, Stream
+from worker.agent.stream import ExitSignals, ProgressInbox, Stream
 from worker.agent.task_process import StartFailed, TaskOrder, TaskProcess
 from worker.agent.teardown import Teardown
 
@@ -195,7 +195,7 @@ class Agent:
         for name, value in message["environ"].items():
             os.environb[name.encode("latin-1")] = value.encode("latin-1")
         if message.get("log"):
-            log = os.open(message["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            log = open_log(message["log"])
             os.dup2(log, _STDERR)
             os.close(log)
         self.enter_network(message.get("network", ""))
@@ -237,8 +237,9 @@ class Agent:
     def _preload(self, message: dict[str, Any]) -> None:
         if self._network_refusal is not None:
             return
-        order = PreloadOrder.here(
-            message["argv"], message["env"], message["cwd"], message["modules"], message.get("script_env", {})
+        env = {**os.environ, **message["env"]}
+        order = PreloadOrder(
+            message["argv"], env, message["cwd"], message["modules"], message.get("script_env", {})
         )
         self._take_outcomes(self._forks.preload(order, message["log"]))
 

@@ -18,7 +18,7 @@ _MAX_REQUESTS = 8
 class Preloaded:
     """Tasks can be forked. `seconds` is the duration of the preload, 0 if an earlier run did it."""
 
-    modules: tuple[str, ...]
+    modules: list[str]
     seconds: float
 
 

@@ -14,7 +14,6 @@ import os
 import socket
 import struct
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 PRIVATE = "private"
@@ -37,15 +36,6 @@ class NetworkRefused(Exception):
         super().__init__(f"{step}: {os.strerror(number)}")
         self.step = step
         self.number = number
-
-
-@dataclass(frozen=True)
-class _Capabilities:
-    """Bit masks: capability N is bit N."""
-
-    inheritable: int
-    permitted: int
-    effective: int
 
 
 def enter_private() -> None:
@@ -101,27 +91,26 @@ def _raise_loopback() -> None:
         raise NetworkRefused("bringing up the loopback interface", error.errno or 0) from error
 
 
-def _capabilities() -> _Capabilities:
+def _capabilities() -> tuple[int, int, int]:
+    """Return the inheritable, permitted and effective ones as bit masks: capability N is bit N."""
     lines = (_SELF / "status").read_text().splitlines()
     fields = dict(line.split(":\t", 1) for line in lines if line.startswith("Cap"))
-    return _Capabilities(*(int(fields[name], 16) for name in ("CapInh", "CapPrm", "CapEff")))
+    return int(fields["CapInh"], 16), int(fields["CapPrm"], 16), int(fields["CapEff"], 16)
 
 
-def _drop_new_capabilities(before: _Capabilities) -> None:
+def _drop_new_capabilities(before: tuple[int, int, int]) -> None:
     """Drop the capabilities that a new user namespace adds, for this process and for setuid programs it starts."""
     now = _capabilities()
     if now == before:
         return
+    inheritable, permitted, effective = before
     last = int(_LAST_CAPABILITY.read_text())
     for number in range(last + 1):
-        if not before.permitted >> number & 1 and _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) != 0:
+        if not permitted >> number & 1 and _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) != 0:
             raise NetworkRefused("prctl(PR_CAPBSET_DROP)", ctypes.get_errno())
     header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
-    words = [
-        mask >> shift & 0xFFFFFFFF
-        for shift in (0, 32)
-        for mask in (before.effective, before.permitted, before.inheritable)
-    ]
+    masks = (effective, permitted, inheritable)
+    words = [mask >> shift & 0xFFFFFFFF for shift in (0, 32) for mask in masks]
     if _libc.capset(header, struct.pack("6I", *words)) != 0:
         raise NetworkRefused("capset", ctypes.get_errno())
 

@@ -7,11 +7,12 @@ import os
 import secrets
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from worker.agent import task_process
+from worker.agent.run_logs import open_log
 from worker.agent.task_process import INJECT, SEARCH_PATH, TaskOrder, TaskPipes, TaskProcess
 
 _INJECT_PRELOADER = INJECT.parent / "inject_preloader"
@@ -30,28 +31,15 @@ _OF_ONE_TASK = (
 
 @dataclass(frozen=True)
 class PreloadOrder:
-    """The modules to import, the interpreter with its options, the directory and the complete environment."""
+    """The modules to import, the interpreter with its options, the directory and the complete environment.
 
-    argv: tuple[str, ...]
+    `script_env` holds what the script sets before it imports the modules."""
+
+    argv: list[str]
     env: Mapping[str, str]
     cwd: str
-    modules: tuple[str, ...]
+    modules: list[str]
     script_env: Mapping[str, str]
-
-    @classmethod
-    def here(
-        cls,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        cwd: str,
-        modules: Sequence[str],
-        script_env: Mapping[str, str],
-    ) -> PreloadOrder:
-        """Return an order in this process's environment.
-
-        `env` holds the changes that tasks get; `script_env` holds what their script sets before it imports the
-        modules."""
-        return cls(tuple(argv), {**os.environ, **env}, cwd, tuple(modules), dict(script_env))
 
     def is_like(self, other: PreloadOrder) -> bool:
         """Whether one preloader can serve both orders, whatever run they belong to."""
@@ -147,7 +135,7 @@ class Preloader:
         }
         path = [str(_INJECT_PRELOADER), str(INJECT), *([pythonpath] if pythonpath else [])]
         env |= {_OPTIONS: json.dumps(options), SEARCH_PATH: ":".join(path)}
-        log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        log = open_log(self._log)
         try:
             return task_process.spawn([*self.order.argv, placeholder], env, self.order.cwd, log, its.fileno())
         finally:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from worker.agent.processes import read_stat
 from worker.agent.resource_failures import OomMark
+from worker.agent.run_logs import open_log
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -193,7 +194,7 @@ class TaskPipes:
     """The open log and the progress pipe of a task. Owns both until the task has them."""
 
     def __init__(self, log: str) -> None:
-        self.log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self.log = open_log(log)
         try:
             self._progress_out, self.progress_in = os.pipe2(os.O_CLOEXEC)
         except OSError:

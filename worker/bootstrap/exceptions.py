@@ -79,7 +79,9 @@ def _watch_threads(threading: ModuleType, path: str, owner: int) -> None:
         if os.getpid() == owner and args.exc_type is not SystemExit and args.exc_value is not None:
             value = args.exc_value
             text = describe(args.exc_type, value, args.exc_traceback)
-            _ignore_errors(lambda: append_private(path + THREADS_SUFFIX, text))
+            _ignore_errors(
+                lambda: _write(path + THREADS_SUFFIX, os.O_WRONLY | os.O_CREAT | os.O_APPEND, text)
+            )
             _ignore_errors(lambda: _hide_own_frames(value))
         previous(args)
 
@@ -192,19 +194,15 @@ def write_private(path: str, text: str) -> None:
     os.replace(beside, path)  # noqa: PTH105
 
 
-def append_private(path: str, text: str) -> None:
-    """Append in one write; mode 0600, its directory 0700."""
-    _write(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, text)
-
-
 def make_private_directory(path: str) -> None:
     """Create the directory of `path` with mode 0700 if it is missing."""
     os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)  # noqa: PTH103, PTH120
 
 
 def _write(path: str, flags: int, text: str) -> None:
+    """Write in one piece, if the system allows; mode 0600, its directory 0700."""
     make_private_directory(path)
-    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         left = text.encode("ascii")
         while left:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from worker.training.data.datasets import Dataset
@@ -16,16 +16,13 @@ from worker.training.process.output import counted
 
 @dataclass(frozen=True)
 class Job:
-    """The options, this process's task and the data set. `replicas` counts those in sync, over all tasks."""
+    """The options, this process's task and the data set. `replicas` counts those in sync, over all tasks; it is 1
+    until the strategy exists."""
 
     options: Options
     place: Place
     dataset: Dataset
     replicas: int = 1
-
-    def with_replicas(self, replicas: int) -> Job:
-        """Return the job with the number of replicas, which is known once the strategy exists."""
-        return replace(self, replicas=replicas)
 
     @property
     def global_batch(self) -> int:

@@ -17,6 +17,7 @@ from orchestrator.request.settings.request import ColorMode
 
 # A pipe that poll(2) calls writable takes this many bytes without blocking (PIPE_BUF).
 _SAFE_WRITE = 4096
+_LONG_S = 3600.0
 _STREAMS = {1: "standard output", 2: "standard error"}
 
 
@@ -69,6 +70,19 @@ class Output:
                 return False
             self._write_some()
         return True
+
+    def write_all(self, data: bytes) -> None:
+        """Write all of it and wait as long as the reader needs, also on a descriptor that does not block."""
+        self.write(data)
+        while not self.drain(_LONG_S):
+            pass
+
+    def require_reader(self) -> None:
+        """Raise OutputClosed if the reader has closed the pipe, which a write would notice only later."""
+        poller = select.poll()
+        poller.register(self.fileno(), 0)
+        if any(event & select.POLLERR for _, event in poller.poll(0)):
+            raise OutputClosed
 
     def close(self) -> None:
         """Close the description opened here; the given descriptor stays open."""

@@ -76,7 +76,8 @@ class PlainView:
         """Do nothing: the plain view shows lines only."""
 
     def frame(self, now: float) -> float | None:
-        """Return None: lines are written when they come, without frames."""
+        """Return None: lines are written when they come, without frames. Raises OutputClosed like show()."""
+        self._out.require_reader()
         return None
 
     def drain(self, timeout: float) -> bool:

@@ -55,7 +55,7 @@ def stall_cause(limit_s: float, state: RunState, stacks: StacksTaken, silence: S
     task, why = find_blocking_task(stacks.stacks, silence.seconds, progress)
     if task not in suspects and not silence.includes_all:
         task = suspects[0]
-        why = describe_place(stacks.stacks.get(task, TaskStack(how="none"))) or "while others continue"
+        why = describe_place(stacks.stacks.get(task, _UNKNOWN)) or "while others continue"
     kind = CauseKind.STALLED
     if task is not None and is_stopped(stacks.stacks.get(task)):
         kind = CauseKind.STOPPED
@@ -212,11 +212,8 @@ def _all_alike(stacks: Mapping[str, TaskStack]) -> str:
         return "all tasks are alike"
     if len(places) == 1:
         return f"all tasks are alike, {places.pop()}"
-    return "all tasks wait in TensorFlow" if _all_in_tensorflow(stacks) else "all tasks are alike"
-
-
-def _all_in_tensorflow(stacks: Mapping[str, TaskStack]) -> bool:
-    return all(is_in_tensorflow(stack.frames) for stack in stacks.values())
+    in_tensorflow = all(is_in_tensorflow(stack.frames) for stack in stacks.values())
+    return "all tasks wait in TensorFlow" if in_tensorflow else "all tasks are alike"
 
 
 def _is_held(stack: TaskStack) -> bool:

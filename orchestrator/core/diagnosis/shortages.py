@@ -35,21 +35,18 @@ _LIMIT_SIGNALS: dict[int, tuple[str, str]] = {
 }
 _STORAGE = (
     (
-        re.compile(r"No space left on device|Disk quota exceeded"),
+        r"No space left on device|Disk quota exceeded",
         "The disk is full: free some space (`orch prune` removes old runs), or put runs on a larger one with"
         " --log-dir.",
     ),
-    (
-        re.compile(r"File too large"),
-        "The limit on a file's size was reached: raise it (ulimit -f unlimited).",
-    ),
-    (re.compile(r"Read-only file system|Input/output error"), "Put runs on another disk with --log-dir."),
+    (r"File too large", "The limit on a file's size was reached: raise it (ulimit -f unlimited)."),
+    (r"Read-only file system|Input/output error", "Put runs on another disk with --log-dir."),
 )
 _START_LACKS = (
-    (re.compile(r"Resource temporarily unavailable"), NO_PROCESSES),
-    (re.compile(r"Too many open files"), NO_FILES),
-    (re.compile(r"Cannot allocate memory"), _OUT_OF_MEMORY),
-    (re.compile(r"No space left on device|Disk quota exceeded"), FULL_DISK),
+    ("Resource temporarily unavailable", NO_PROCESSES),
+    ("Too many open files", NO_FILES),
+    ("Cannot allocate memory", _OUT_OF_MEMORY),
+    ("No space left on device|Disk quota exceeded", FULL_DISK),
 )
 
 
@@ -70,7 +67,7 @@ def find_shortage(task: TaskState) -> Shortage | None:
         return Shortage(f"used {used}, over --memory-limit {limit}", _OVER_LIMIT)
     if task.start_error is not None:
         error = task.start_error
-        advice = next((advice for pattern, advice in _START_LACKS if pattern.search(error)), None)
+        advice = next((advice for pattern, advice in _START_LACKS if re.search(pattern, error)), None)
         return None if advice is None else Shortage(f"could not be started: {error}", advice)
     if task.oom_kills and _ended_by(task, SIGKILL):
         return Shortage(_killed_by_the_kernel(task), _OUT_OF_MEMORY)
@@ -88,7 +85,7 @@ def find_shortage(task: TaskState) -> Shortage | None:
 
 def storage_advice(reason: str) -> str | None:
     """Return the advice if orch's own files cannot be written for this reason (a system error, maybe with a path)."""
-    return next((advice for pattern, advice in _STORAGE if pattern.search(reason)), None)
+    return next((advice for pattern, advice in _STORAGE if re.search(pattern, reason)), None)
 
 
 def describe_kill(task: TaskState) -> str:

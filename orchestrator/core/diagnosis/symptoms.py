@@ -43,14 +43,6 @@ _CONTROL = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Signature:
-    """A known failure: the pattern of its text, and the advice."""
-
-    pattern: re.Pattern[str]
-    advice: str
-
-
 # Errors of Keras 3 (3.15) about code that runs on tf_keras (2.21).
 _REFUSED_BY_KERAS_3 = (
     r"Only instances of `?keras\.Layer`? can be added",
@@ -70,94 +62,77 @@ _REFUSED_BY_KERAS_3 = (
     r"`name` must be passed as a keyword argument\. Received: add_weight\(",
     r"Could not interpret optimizer identifier: <tensorflow\.python\.",
 )
-# The first match counts; a shortage of memory or disk comes before all (diagnosis/cause.py: advice_on).
+# Known failures: the pattern of the text, and the advice. The first match counts; a shortage
+# of memory or disk comes before all (diagnosis/cause.py: advice_on).
 SIGNATURES = (
-    Signature(
-        re.compile(
-            r"Attempt to convert a value \(PerReplica|Invalid reduction dimension 0"
-            r"|`strategy\.reduce\(\)`.*PerReplica"
-        ),
+    (
+        r"Attempt to convert a value \(PerReplica|Invalid reduction dimension 0"
+        r"|`strategy\.reduce\(\)`.*PerReplica",
         "Keras 3's fit is broken with several workers (keras-team/keras#20585): remove --no-fixes if you gave it,"
         " or use tf_keras (--keras legacy), or a custom training loop.",
     ),
-    Signature(
-        re.compile(r"Could not start gRPC server|Address already in use|EADDRINUSE|errno: ?98"),
+    (
+        r"Could not start gRPC server|Address already in use|EADDRINUSE|errno: ?98",
         "The task's port was taken although orch held it: does the program bind it itself? A server that is not"
         " TensorFlow's needs SO_REUSEPORT or --env TF_GRPC_REUSE_PORT=0.",
     ),
-    Signature(
-        re.compile(
-            r"No module named '?tf_keras(?![\w.])|Keras 2.*tf_keras.*(?:install|not installed)|requires.*`tf_keras`"
-        ),
+    (
+        r"No module named '?tf_keras(?![\w.])|Keras 2.*tf_keras.*(?:install|not installed)|requires.*`tf_keras`",
         "tf_keras is missing where the command runs: pip install tf_keras.",
     ),
-    Signature(
+    (
         # Neither tensorflow_hub nor a part of TensorFlow.
-        re.compile(r"No module named '?tensorflow(?![\w.])"),
+        r"No module named '?tensorflow(?![\w.])",
         "TensorFlow is missing where the command runs: pip install tensorflow, or name the interpreter that has it.",
     ),
-    Signature(
-        re.compile(r"You must feed a value for placeholder tensor '(?:\w+/)*cond/"),
+    (
+        r"You must feed a value for placeholder tensor '(?:\w+/)*cond/",
         "A step on several replicas created variables, which are not initialized there: create them before, in the"
         " strategy's scope, by `model.build(...)` or an Input layer, and `optimizer.build(model.trainable_variables)`.",
     ),
-    Signature(
-        re.compile(r"'ShardedVariable' object has no attribute 'handle'"),
+    (
+        r"'ShardedVariable' object has no attribute 'handle'",
         "Keras 3 cannot train partitioned variables: remove --no-fixes if you gave it, or variable_partitioner.",
     ),
-    Signature(
-        re.compile(r"must specify an aggregation method to update a AggregatingVariable in Replica Context"),
+    (
+        r"must specify an aggregation method to update a AggregatingVariable in Replica Context",
         "Under CentralStorageStrategy a replica cannot set such a variable: remove --no-fixes if you gave it, because"
         " Keras 3's LossScaleOptimizer needs the fixes; give your own variable an `aggregation`.",
     ),
-    Signature(
-        re.compile(r"has no attribute 'reset_states'"),
+    (
+        r"has no attribute 'reset_states'",
         "`reset_states` is Keras 2's name: call `reset_state`, or run on tf_keras with --keras legacy.",
     ),
-    Signature(
-        re.compile("|".join(_REFUSED_BY_KERAS_3)),
+    (
+        "|".join(_REFUSED_BY_KERAS_3),
         "Keras 3 refuses this, and tf_keras (Keras 2) does not: run with --keras legacy.",
     ),
-    Signature(
-        re.compile(
-            r"TF_CONFIG.*(?:invalid|malformed|must|JSON)|JSONDecodeError.*TF_CONFIG|Task type .* not in cluster"
-        ),
+    (
+        r"TF_CONFIG.*(?:invalid|malformed|must|JSON)|JSONDecodeError.*TF_CONFIG|Task type .* not in cluster",
         "The program does not accept this TF_CONFIG: compare with `orch config`.",
     ),
-    Signature(
-        re.compile(r"No space left on device|ENOSPC"),
-        FULL_DISK,
-    ),
-    Signature(
-        re.compile(r"CUDA_ERROR_OUT_OF_MEMORY|ResourceExhaustedError|\bOOM when allocating"),
+    (r"No space left on device|ENOSPC", FULL_DISK),
+    (
+        r"CUDA_ERROR_OUT_OF_MEMORY|ResourceExhaustedError|\bOOM when allocating",
         "A device ran out of memory: a smaller batch, or fewer workers on it.",
     ),
-    Signature(
-        re.compile(r"MemoryError|std::bad_alloc|Cannot allocate memory"),
+    (
+        r"MemoryError|std::bad_alloc|Cannot allocate memory",
         "The machine ran out of memory, or met a limit (ulimit -v): fewer workers, or a smaller batch.",
     ),
-    Signature(
-        re.compile(r"Too many open files|EMFILE"),
-        NO_FILES,
-    ),
-    Signature(
-        re.compile(
-            r"can't start new thread|pthread_create|Thread tf_\w* creation|BlockingIOError: \[Errno 11\] Resource temp"
-            r"|fork: (?:retry: )?Resource temporarily unavailable"
-        ),
+    (r"Too many open files|EMFILE", NO_FILES),
+    (
+        r"can't start new thread|pthread_create|Thread tf_\w* creation|BlockingIOError: \[Errno 11\] Resource temp"
+        r"|fork: (?:retry: )?Resource temporarily unavailable",
         NO_PROCESSES,
     ),
-    Signature(
-        re.compile(
-            r"ParameterServerStrategy.*Keras|Cannot get the cardinality|pass this dataset to.*ClusterCoordinator"
-        ),
+    (
+        r"ParameterServerStrategy.*Keras|Cannot get the cardinality|pass this dataset to.*ClusterCoordinator",
         "Keras 3's fit does not support ParameterServerStrategy (keras-team/keras#18624): use tf_keras or a"
         " custom loop.",
     ),
-    Signature(
-        re.compile(
-            r"Mixed.*auto.?shard|AutoShardPolicy.*FILE|not enough files|Found an unshardable source dataset"
-        ),
+    (
+        r"Mixed.*auto.?shard|AutoShardPolicy.*FILE|not enough files|Found an unshardable source dataset",
         "The data set cannot be sharded by files: set the auto-shard policy to DATA or OFF.",
     ),
 )
@@ -203,7 +178,7 @@ def _plain_lines(tail: str) -> list[str]:
 
 
 def _advice(text: str) -> str | None:
-    return next((signature.advice for signature in SIGNATURES if signature.pattern.search(text)), None)
+    return next((advice for pattern, advice in SIGNATURES if re.search(pattern, text)), None)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,10 @@ _SECRET_MEMBER = re.compile(
     r"""(?P<mark>\\*["']).*?(?:(?<!\\)(?P=mark)|\Z)""",
     re.IGNORECASE | re.DOTALL,
 )
+# A header within a command line, up to the end of its quotes.
+_SECRET_HEADER = re.compile(
+    rf"(?P<name>(?<![\w.-])[\w.-]*(?:{_SECRET.pattern})[\w.-]*: )[^\"'\n]+", re.IGNORECASE
+)
 _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
@@ -56,7 +60,8 @@ def mask_secrets(env: Mapping[str, str]) -> dict[str, str]:
 
 def _mask_text(text: str) -> str:
     """Mask a text that may be one word, or a command line."""
-    return " ".join(mask_words(mask_words([text])[0].split(" ")))
+    text = _SECRET_HEADER.sub(rf"\g<name>{MASK}", mask_words([text])[0])
+    return " ".join(mask_words(text.split(" ")))
 
 
 def _mask_within(text: str) -> str:

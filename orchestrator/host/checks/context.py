@@ -84,8 +84,17 @@ class Context:
 
     @property
     def state(self) -> Path | None:
-        """The directory that keeps the runs; None without a home directory."""
+        """The directory that keeps the runs; None without a usable name for it."""
         try:
             return state_dir()
         except UsageError:
             return None
+
+    @property
+    def state_error(self) -> str | None:
+        """The reason why there is no such directory, and the remedy after a semicolon."""
+        try:
+            state_dir()
+        except UsageError as error:
+            return str(error)
+        return None

@@ -6,11 +6,13 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from orchestrator.core.errors import NotOurs, UsageError
 from orchestrator.core.text.counted import counted
 from orchestrator.host.checks.context import Context
 from orchestrator.host.checks.finding import Finding, note, ok, problem, warning
 from orchestrator.host.directories import filesystem_of, nearest_existing, write_error
 from orchestrator.host.kernel_files import read_number, read_text
+from orchestrator.store.ownership import accepted_owner, follow_own_links
 from orchestrator.store.runs.paths import names_dir, runs_dir
 
 _GROUP_OR_OTHERS, _OTHERS = stat.S_IWGRP | stat.S_IWOTH, stat.S_IWOTH
@@ -89,10 +91,23 @@ def _unmapped_users(context: Context) -> set[int]:
 
 def check_state_writable(context: Context) -> Iterator[Finding]:
     if context.state is None:
-        text = "there is no home directory to keep runs in"
-        yield problem("state", text, "HOME", fix="set HOME or XDG_STATE_HOME")
+        text, _, fix = (context.state_error or "").rpartition("; ")
+        yield problem("state", text, "HOME", fix=fix)
+    elif (dangling := _link_error(context.state)) is not None:
+        yield problem("state", dangling, fix="create that directory, or remove the link")
     elif (error := write_error(runs_dir())) is not None:
         yield problem("state", f"runs cannot be kept: {error}", fix=_ELSEWHERE)
+
+
+def _link_error(state: Path) -> str | None:
+    """Say where a link in the place of the state directory leads, if that does not exist."""
+    try:
+        follow_own_links(state)
+    except UsageError as error:
+        return None if isinstance(error, NotOurs) else str(error).partition(";")[0]
+    except OSError:
+        return None
+    return None
 
 
 def _existing_state(context: Context) -> Path | None:
@@ -124,7 +139,7 @@ def check_state_owner(context: Context) -> Iterator[Finding]:
     except OSError:
         return  # check_state_writable reports the reason
     if not is_there:
-        if write_error(state) is None:
+        if write_error(state) is None and _link_error(state) is None:
             yield ok("state", "will be created, readable by you alone", str(state))
         return
     is_private = True
@@ -134,11 +149,14 @@ def check_state_owner(context: Context) -> Iterator[Finding]:
         except OSError:
             continue
         mode = stat.S_IMODE(found.st_mode)
-        if found.st_uid != context.user or link.st_uid not in (context.user, _ROOT):
-            owner = found.st_uid if found.st_uid != context.user else link.st_uid
+        accepted = (context.user, accepted_owner())
+        if found.st_uid not in accepted or link.st_uid not in (*accepted, _ROOT):
+            owner = found.st_uid if found.st_uid not in accepted else link.st_uid
             is_private = False
             text = f"{directory}: belongs to the user {owner}, who could replace files of your runs"
             fix = f"set XDG_STATE_HOME, or HOME (sudo -H), to a directory of your own: you are {context.user}"
+            if context.user == _ROOT:
+                fix += "; or add --as-root-anyway"
             yield problem("state", text, fix=fix)
         elif mode & _GROUP_OR_OTHERS:
             is_private = False

@@ -29,6 +29,9 @@ def check_software(context: Context) -> Iterator[Finding]:
     if not runs_python(context.spec):
         text = "not a Python program: its needs are not known"
         yield ok("command", text, str(context.spec.masked().command))
+    elif python.error is not None and python.fault_in:
+        text = f"{python.fault_in} cannot be entered: {python.error}"
+        yield problem("directory", text, fix="change its permissions, or start orch in another directory")
     elif python.error is not None:
         fix = "name another Python before the script (-- /path/to/python train.py), or repair this one"
         yield problem("python", f"{python.path} does not answer: {python.error}", python.path, fix=fix)

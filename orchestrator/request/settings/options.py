@@ -44,6 +44,8 @@ QUIET = Option("quiet", Kind.SWITCH, letter="q", where=Where.COMMAND_LINE, part=
                help="Show only the tasks' lines and errors.")
 VERBOSE = Option("verbose", Kind.SWITCH, letter="v", where=Where.COMMAND_LINE, part=Part.SCREEN,
     help="Show more about what orch does.")
+AS_ROOT_ANYWAY = Option("as_root_anyway", Kind.SWITCH, where=Where.COMMAND_LINE, part=Part.SCREEN,
+    help="As root: use the state directory of another user, who can then mislead orch.")
 
 # By the heading of `orch up --help` and of the table in the documentation.
 GROUPS: Mapping[str, tuple[Option, ...]] = {
@@ -198,6 +200,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         COLOR,
         QUIET,
         VERBOSE,
+        AS_ROOT_ANYWAY,
     ),
 }
 

@@ -19,6 +19,8 @@ _MAGIC = bytes.fromhex("57fb808b247547db")
 # A block is followed by one byte for its compression and four bytes of checksum.
 _UNCOMPRESSED = 0
 _MOST_SHARDS = 100_000
+# An index with more is left to TensorFlow, because reading it takes minutes.
+_MOST_TENSORS = 1_000_000
 _FIELD_NUM_SHARDS = 1
 _FIELD_SHARD, _FIELD_OFFSET, _FIELD_SIZE = 3, 4, 5
 _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
@@ -41,7 +43,7 @@ class BundleIndex:
 
 
 def read_index(data: bytes) -> BundleIndex | None:
-    """Parse an index. None if it is compressed: only TensorFlow reads that. DamagedIndex."""
+    """Parse an index. None if it is compressed or too large: only TensorFlow reads that. DamagedIndex."""
     try:
         return _read(data)
     except (IndexError, UnicodeDecodeError) as error:
@@ -80,14 +82,21 @@ def _read(data: bytes) -> BundleIndex | None:
         return None
     ends: list[int] | None = None
     tensors = 0
+    read_to = 0
     for _, handle in _entries(_block(data, blocks)):
         place, _ = _handle(handle, 0)
+        # In a table the blocks follow each other: no byte is read twice.
+        if place[0] < read_to:
+            raise DamagedIndex("two of its blocks overlap")
+        read_to = sum(place)
         if _is_compressed(data, place):
             return None
-        for key, value in _entries(_block(data, place)):
+        for key_length, value in _entries(_block(data, place)):
+            if tensors >= _MOST_TENSORS:
+                return None
             fields = _integer_fields(value)
             if ends is None:
-                if key:
+                if key_length:
                     raise DamagedIndex("it has no header")
                 ends = [0] * _shard_count(fields)
                 continue
@@ -131,18 +140,19 @@ def _block(data: bytes, place: tuple[int, int]) -> bytes:
     return block[: size - 4 * (restarts + 1)]
 
 
-def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield (key, value). A stored key omits the prefix that it shares with the previous one."""
-    at, key = 0, b""
+def _entries(block: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield (length of the key, value). A stored key omits the prefix that it shares with the previous one."""
+    at = key_length = 0
     while at < len(block):
         shared, at = _varint(block, at)
         own, at = _varint(block, at)
         length, at = _varint(block, at)
-        if shared > len(key) or at + own + length > len(block):
+        if shared > key_length or at + own + length > len(block):
             raise DamagedIndex("one of its entries is damaged")
-        key = key[:shared] + block[at : at + own]
+        # The keys themselves are not needed. A damaged one could be as long as the file, and shared by all others.
+        key_length = shared + own
         at += own
-        yield key, block[at : at + length]
+        yield key_length, block[at : at + length]
         at += length
 
 

@@ -14,7 +14,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from orchestrator.store.directory import Directory
 from orchestrator.store.files import open_if_exists
+from orchestrator.store.open_files import written_bytes
 
 INDEX_NAME = "index"
 _TRUNCATION = -1
@@ -96,10 +98,24 @@ def task_order(task: str) -> tuple[str, int]:
 
 def tasks_with_logs(logs_dir: Path) -> list[str]:
     """Return the tasks with a raw log in `logs_dir`, in task order. Empty if it does not exist."""
-    if not logs_dir.is_dir():
+    try:
+        with Directory.at(logs_dir) as logs:
+            names = logs.entries()
+    except OSError:
         return []
-    tasks = (task_of_log(path.name) for path in logs_dir.iterdir())
+    tasks = (task_of_log(name) for name in names)
     return sorted((task for task in tasks if task is not None), key=task_order)
+
+
+def index_size(index: Path) -> int:
+    """Return the bytes of the index; 0 without one."""
+    fd = open_if_exists(index)
+    if fd < 0:
+        return 0
+    try:
+        return written_bytes(fd, 0)
+    finally:
+        os.close(fd)
 
 
 def read_records(index: Path, start: int = 0, end: int | None = None) -> Iterator[tuple[int, IndexRecord]]:
@@ -116,9 +132,9 @@ def read_records(index: Path, start: int = 0, end: int | None = None) -> Iterato
 def read_open_index(fd: int, start: int = 0, end: int | None = None) -> Iterator[tuple[int, IndexRecord]]:
     """Like read_records(), for an open index."""
     rest = b""
-    while block := os.pread(
-        fd, _BLOCK if end is None else min(_BLOCK, end - start - len(rest)), start + len(rest)
-    ):
+    written = start + written_bytes(fd, start)
+    end = written if end is None else min(end, written)
+    while block := os.pread(fd, max(0, min(_BLOCK, end - start - len(rest))), start + len(rest)):
         whole, newline, rest = (rest + block).rpartition(b"\n")
         yield from parse_records(whole + newline, start)
         start += len(whole) + len(newline)
@@ -147,13 +163,18 @@ def last_truncations(index: Path) -> dict[str, int]:
     if fd < 0:
         return found
     try:
-        with os.fdopen(fd, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
+        with os.fdopen(fd, "rb") as file:
+            size = written_bytes(fd, 0)
+            if not size:
+                return found
+            data = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+        with data:
             at = data.find(_TRUNCATION_MARK)
             while at >= 0:
                 end = at + len(_TRUNCATION_MARK)
                 for _, record in parse_records(data[data.rfind(b"\n", 0, at) + 1 : end]):
                     found[record.task] = end
                 at = data.find(_TRUNCATION_MARK, end)
-    except ValueError:  # mmap raises it for an empty file
+    except ValueError:  # the file was truncated in the meantime
         return {}
     return found

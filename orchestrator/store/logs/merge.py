@@ -13,6 +13,7 @@ from orchestrator.store.logs.index import (
     INDEX_NAME,
     LONGEST_RECORD,
     IndexRecord,
+    index_size,
     last_records,
     last_truncations,
     log_name,
@@ -21,6 +22,7 @@ from orchestrator.store.logs.index import (
     tasks_with_logs,
 )
 from orchestrator.store.logs.lines import MAX_LINE_BYTES, Chunk
+from orchestrator.store.open_files import written_bytes
 
 _INDEX_BLOCK = 64 << 10
 _LOG_BLOCK = 1 << 20
@@ -179,7 +181,8 @@ class LogReader:
             self._index = open_if_exists(self._logs_dir / INDEX_NAME)
             if self._index < 0:
                 return False
-        block = os.pread(self._index, _INDEX_BLOCK, self._read_to)
+        size = min(_INDEX_BLOCK, written_bytes(self._index, self._read_to))
+        block = os.pread(self._index, size, self._read_to)
         self._read_to += len(block)
         start = self._read_to - len(block) - len(self._torn)
         whole, newline, self._torn = (self._torn + block).rpartition(b"\n")
@@ -196,7 +199,7 @@ class LogReader:
 def position_of_tail(logs_dir: Path, tasks: Collection[str] | None, lines: int) -> Position:
     """Return a position that at least the last `lines` lines of these tasks follow, without reading all logs."""
     index = logs_dir / INDEX_NAME
-    size = index.stat().st_size if index.exists() else 0
+    size = index_size(index)
     window = _FIRST_TAIL_WINDOW
     files: dict[str, int] = {}
     try:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.core.errors import NewerFormat, NoSuchRun
+from orchestrator.core.errors import NewerFormat, NoSuchRun, NotOurs
 from orchestrator.core.text.nearest import did_you_mean
 from orchestrator.store.files import read_object
 from orchestrator.store.runs import locks
 from orchestrator.store.runs.liveness import Liveness, has_end_event, liveness_of
-from orchestrator.store.runs.paths import RunPaths, runs_dir
+from orchestrator.store.runs.paths import RunPaths, open_runs, runs_dir
 from orchestrator.store.runs.reader import RunView
 from orchestrator.store.runs.record import RunRecord, read_newer_record
 
@@ -29,10 +30,11 @@ class NewerRun:
 
 @dataclass(frozen=True)
 class Survey:
-    """All runs, oldest first, and those that this version cannot read."""
+    """All runs, oldest first, those that this version cannot read, and why other entries were skipped."""
 
     runs: list[RunView]
     newer: list[NewerRun]
+    skipped: tuple[str, ...] = ()
 
     @property
     def ids(self) -> list[str]:
@@ -40,52 +42,61 @@ class Survey:
 
 
 def survey(skip: frozenset[str] = frozenset()) -> Survey:
-    """Find this user's runs in the state directory, except for the ids in `skip`."""
+    """Find this user's runs in the state directory, except for the ids in `skip`. NotOurs, UsageError."""
     runs: dict[tuple[int, int], RunView] = {}
     newer = []
-    for entry in _entries(skip):
-        # Path.resolve() would raise on a link cycle.
-        paths = RunPaths(Path(os.path.realpath(entry)))
-        inode = _own_inode(paths.root)
-        if inode is None:
-            continue
+    skipped = []
+    for name, paths in _entries(skip):
         try:
-            view = RunView.open(paths, entry.name)
+            view = RunView.open(paths, name)
         except NewerFormat as error:
-            newer.append(_newer_run(paths, entry.name, error))
+            newer.append(_newer_run(paths, name, error))
+            continue
+        except NotOurs as error:
+            skipped.append(f"{name}: skipped: {error.path}: {error.reason}")
+            continue
+        except OSError as error:
+            skipped.append(f"{name}: skipped: {error.filename or paths.root}: {error.strerror or error}")
             continue
         # A directory with two names is one run.
-        if view is not None and (inode not in runs or view.is_original):
-            runs[inode] = view
-    return Survey(sorted(runs.values(), key=_age_order), newer)
+        if view is not None and (view.identity not in runs or view.is_original):
+            runs[view.identity] = view
+    return Survey(sorted(runs.values(), key=_age_order), newer, tuple(skipped))
 
 
-def _entries(skip: frozenset[str]) -> list[Path]:
+def _entries(skip: frozenset[str]) -> list[tuple[str, RunPaths]]:
+    """Return the name of each entry of the state directory and the directory that it is, or that it points to."""
     try:
-        found = list(runs_dir().iterdir())
-    except (FileNotFoundError, NotADirectoryError):
+        runs = open_runs()
+    except FileNotFoundError:
         # No runs. `up` reports a state directory that is below a file.
         return []
-    return sorted(entry for entry in found if not entry.name.startswith(".") and entry.name not in skip)
-
-
-def _own_inode(root: Path) -> tuple[int, int] | None:
-    """Return device and inode of a directory of this user; None for another user's, unless this user is root."""
-    try:
-        found = root.stat()
-    except (OSError, ValueError):
-        return None
-    return (found.st_dev, found.st_ino) if os.geteuid() in (0, found.st_uid) else None
+    found = []
+    with runs:
+        place = Path(os.path.realpath(runs_dir()))
+        for name in runs.entries():
+            if name.startswith(".") or name in skip:
+                continue
+            root = place / name
+            try:
+                if stat.S_ISLNK(runs.lstat(name).st_mode):
+                    # Path.resolve() would raise on a link cycle.
+                    root = Path(os.path.realpath(root))
+            except OSError:  # removed in the meantime
+                continue
+            found.append((name, RunPaths(root)))
+    return found
 
 
 def _newer_run(paths: RunPaths, run_id: str, error: NewerFormat) -> NewerRun:
-    read = read_newer_record(paths, run_id)
+    with paths.open() as run:
+        read = read_newer_record(paths, run, run_id)
 
     def has_recorded_end() -> bool:
         return read_object(paths.result) is not None or has_end_event(paths)
 
     liveness = liveness_of(
-        read.record, paths, locks.probe(paths.lock), read.record.id == run_id, has_recorded_end
+        read.record, paths, locks.probe(paths.lock), read.recorded_id == run_id, has_recorded_end
     )
     return NewerRun(
         record=read.record.model_copy(update={"id": run_id}),
@@ -95,10 +106,9 @@ def _newer_run(paths: RunPaths, run_id: str, error: NewerFormat) -> NewerRun:
     )
 
 
-def _age_order(run: RunView) -> tuple[bool, float]:
-    # The monotonic clock cannot be set, but is valid within one boot only.
-    same_boot = run.is_same_boot
-    return same_boot, run.record.started_mono if same_boot else run.record.started_at
+def _age_order(run: RunView) -> tuple[float, str]:
+    # The monotonic clock would be exact, but starts elsewhere in another time namespace.
+    return run.record.started_at, run.record.id
 
 
 def all_runs() -> list[RunView]:

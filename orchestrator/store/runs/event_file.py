@@ -11,9 +11,10 @@ from pydantic import ValidationError
 
 from orchestrator.core.state.events import Event, TaskProgressed, parse_event
 from orchestrator.store.files import SharedFile
+from orchestrator.store.open_files import written_bytes
 
 _BLOCK_BYTES = 1 << 20
-# Upper bound for an event; longer data without a newline is skipped.
+# Upper bound for an event. Nothing is read after longer data without a newline, which orch does not write.
 _LONGEST_LINE_BYTES = 64 << 20
 # A progress event exactly as event_line() writes it. Other lines are parsed to learn their type.
 _PROGRESS = re.compile(
@@ -32,19 +33,20 @@ class EventTail:
     def __init__(self, path: Path) -> None:
         self._file = SharedFile(path)
         self._offset = 0
+        self._is_damaged = False
 
     def read(self) -> list[Event]:
         """Return the events since the last call, in order, with at least the latest progress of each task."""
         events: list[Event] = []
         with self._file.opened() as fd:
             size = _BLOCK_BYTES
-            while fd >= 0:
-                data = _read(fd, size, self._offset)
+            while fd >= 0 and not self._is_damaged:
+                data = _read(fd, min(size, written_bytes(fd, self._offset)), self._offset)
                 end = data.rfind(b"\n") + 1
-                if not end and len(data) >= _LONGEST_LINE_BYTES:
-                    end = len(data)
                 self._offset += end
                 events += _parse_lines(data[:end].splitlines())
+                if not end and len(data) >= _LONGEST_LINE_BYTES:
+                    self._is_damaged = True
                 if len(data) < size:
                     break
                 size = _BLOCK_BYTES if end else 2 * size

@@ -6,12 +6,15 @@ import fcntl
 import os
 import stat
 import time
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 
 from orchestrator.core.errors import UsageError
-from orchestrator.store.files import make_private, open_private, open_regular
-from orchestrator.store.runs.paths import names_dir
+from orchestrator.store.directory import Directory
+from orchestrator.store.files import open_regular
+from orchestrator.store.ownership import is_own
+from orchestrator.store.runs.paths import make_names, open_names
 
 # A probe holds a lock for a moment: how often, and at which interval, a name is tried again.
 _NAME_ATTEMPTS = 100
@@ -32,17 +35,23 @@ class Lock:
 
         UsageError where files cannot be locked: live runs could not be distinguished from dead ones.
         """
-        return cls._take(path, fcntl.LOCK_EX)
+        with Directory.at(path.parent) as directory:
+            return cls.acquire_in(directory, path.name)
 
     @classmethod
-    def share(cls, path: Path) -> Lock | None:
+    def acquire_in(cls, directory: Directory, name: str) -> Lock | None:
+        """Like acquire(), for a file of an open directory."""
+        return cls._take(directory, name, fcntl.LOCK_EX)
+
+    @classmethod
+    def share_in(cls, directory: Directory, name: str) -> Lock | None:
         """Take a shared lock, which keeps others from acquire() but reads as free in probe()."""
-        return cls._take(path, fcntl.LOCK_SH)
+        return cls._take(directory, name, fcntl.LOCK_SH)
 
     @classmethod
-    def _take(cls, path: Path, operation: int) -> Lock | None:
+    def _take(cls, directory: Directory, name: str, operation: int) -> Lock | None:
         while True:
-            fd = open_private(path, os.O_RDWR | os.O_NOFOLLOW)
+            fd = directory.open_private(name, os.O_RDWR)
             try:
                 fcntl.flock(fd, operation | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -51,11 +60,11 @@ class Lock:
             except OSError as error:
                 os.close(fd)
                 raise UsageError(
-                    f"{path.parent}: files there cannot be locked ({os.strerror(error.errno or 0)}), and orch needs"
+                    f"{directory.path}: files there cannot be locked ({os.strerror(error.errno or 0)}), and orch needs"
                     " locks to know which runs are live;"
                     " name a directory on another file system (XDG_STATE_HOME, --log-dir)"
                 ) from error
-            if _is_same_file(path, fd):
+            if _is_same_file(directory, name, fd):
                 return cls(fd)
             # The file was removed before it was locked. The next process would lock a new file.
             os.close(fd)
@@ -66,9 +75,9 @@ class Lock:
             self._fd = -1
 
 
-def _is_same_file(path: Path, fd: int) -> bool:
+def _is_same_file(directory: Directory, name: str, fd: int) -> bool:
     try:
-        return os.path.samestat(path.lstat(), os.fstat(fd))
+        return os.path.samestat(directory.lstat(name), os.fstat(fd))
     except FileNotFoundError:
         return False
 
@@ -84,8 +93,17 @@ class Held(Enum):
 
 def probe(path: Path) -> Held:
     """Report whether a process holds the exclusive lock. Takes a shared lock, so that probes do not see each other."""
+    return _probe(lambda: open_regular(path))
+
+
+def probe_in(directory: Directory, name: str) -> Held:
+    """Like probe(), for a file of an open directory."""
+    return _probe(lambda: directory.open_regular(name))
+
+
+def _probe(open_file: Callable[[], int]) -> Held:
     try:
-        fd = open_regular(path)
+        fd = open_file()
     except (FileNotFoundError, NotADirectoryError):
         return Held.MISSING
     except OSError:
@@ -146,35 +164,40 @@ def _has_exclusive_lock(info: Path) -> bool:
 
 def lock_name(name: str) -> Lock | None:
     """Take the lock of a run name. None if another live run holds it."""
-    make_private(names_dir())
-    path = names_dir() / name
-    for _ in range(_NAME_ATTEMPTS):
-        lock = Lock.acquire(path)
-        # Without an exclusive holder, the lock is shared for a moment by a probe or by the removal of free names.
-        if lock is not None or probe(path) is Held.YES:
-            return lock
-        time.sleep(_NAME_RETRY_S)
+    with make_names() as names:
+        for _ in range(_NAME_ATTEMPTS):
+            lock = Lock.acquire_in(names, name)
+            # Without an exclusive holder, the lock is shared for a moment by a probe or by the removal of free names.
+            if lock is not None or probe_in(names, name) is Held.YES:
+                return lock
+            time.sleep(_NAME_RETRY_S)
     return None
 
 
 def remove_free_names(now: float) -> None:
     """Remove the lock files of free names that are older than a day at `now` (Unix seconds)."""
     try:
-        files = list(names_dir().iterdir())
-    except OSError:
+        names = open_names()
+    except (OSError, UsageError):  # `up` refuses a directory of names that it must not use
         return
-    for path in files:
-        try:
-            status = path.lstat()
-            is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-            if not is_own or now - status.st_mtime <= _UNUSED_NAME_S:
+    with names:
+        for name in names.entries():
+            try:
+                _remove_free_name(names, name, now)
+            except (OSError, UsageError):
                 continue
-            # Removed under its lock: a process that waits for the lock notices this and creates a new file.
-            lock = Lock.share(path)
-            if lock is not None:
-                try:
-                    path.unlink(missing_ok=True)
-                finally:
-                    lock.release()
-        except (OSError, UsageError):
-            continue
+
+
+def _remove_free_name(names: Directory, name: str, now: float) -> None:
+    status = names.lstat(name)
+    # A lock is always empty: a file with contents is not one.
+    is_lock = stat.S_ISREG(status.st_mode) and is_own(status) and not status.st_size
+    if not is_lock or now - status.st_mtime <= _UNUSED_NAME_S:
+        return
+    # Removed under its lock: a process that waits for the lock notices this and creates a new file.
+    lock = Lock.share_in(names, name)
+    if lock is not None:
+        try:
+            names.unlink(name)
+        finally:
+            lock.release()

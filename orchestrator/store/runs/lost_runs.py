@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
+from contextlib import suppress
 
 from orchestrator.core.errors import NewerFormat
 from orchestrator.core.state.result import RunResult
-from orchestrator.store.files import write_once
+from orchestrator.store.directory import Directory
+from orchestrator.store.files import exists
 from orchestrator.store.runs import catalog, locks, run_end
 from orchestrator.store.runs.leftovers import end_leftovers
-from orchestrator.store.runs.paths import RunPaths, runs_dir
+from orchestrator.store.runs.paths import (
+    NEW_RUN_DIRECTORIES,
+    NEW_RUN_ENTRIES,
+    RunPaths,
+    open_runs,
+    unpublished_run,
+)
 from orchestrator.store.runs.reader import RunView
 
 # A supervisor publishes its directory within milliseconds; a hidden directory older than this was abandoned.
@@ -41,21 +48,29 @@ def close_lost_runs(known: catalog.Survey | None = None) -> None:
     same time, one result is written.
     """
     for run in (known or catalog.survey()).runs:
-        if _has_result(run):
-            _remove_temporary_files(run)
+        has_result = _has_result(run)
+        if has_result and not _has_temporary_files(run):
             continue
         if not run.can_be_closed:
             continue
-        run.refresh()
         try:
-            _set_damaged_result_aside(run)
-            # Removed first: on a full disk the result needs their space.
-            shutil.rmtree(run.paths.scratch, ignore_errors=True)
-            run.paths.reserve.unlink(missing_ok=True)
-            write_once(run.paths.result, result_of(run).model_dump_json(indent=1) + "\n")
-            _remove_temporary_files(run)
+            with run.open_to_change() as directory:
+                if not has_result:
+                    _close(run, directory)
+                _remove_temporary_files(run, directory)
         except (OSError, NewerFormat):
             continue  # read-only for this user, or just removed; its state is shown correctly without a result
+
+
+def _close(run: RunView, directory: Directory) -> None:
+    run.refresh()
+    result = run.paths.result.name
+    if directory.exists(result) and not _has_result(run):
+        directory.rename(result, "result.json.damaged")
+    # Removed first: on a full disk the result needs their space.
+    directory.remove_tree(run.paths.scratch.name)
+    directory.unlink(run.paths.reserve.name)
+    directory.write_once(result, result_of(run).model_dump_json(indent=1) + "\n")
 
 
 def result_of(run: RunView) -> RunResult:
@@ -73,28 +88,59 @@ def _has_result(run: RunView) -> bool:
         return True
 
 
-def _remove_temporary_files(run: RunView) -> None:
-    left = [path for path in (run.paths.control, run.paths.reserve) if os.path.lexists(path)]
-    if not left or not run.can_be_closed:
-        return
-    for path in left:
+def _has_temporary_files(run: RunView) -> bool:
+    return any(exists(path) for path in (run.paths.control, run.paths.reserve))
+
+
+def _remove_temporary_files(run: RunView, directory: Directory) -> None:
+    for path in (run.paths.control, run.paths.reserve):
         try:
-            path.unlink(missing_ok=True)
+            directory.unlink(path.name)
         except OSError:
             continue  # read-only for this user
 
 
-def _set_damaged_result_aside(run: RunView) -> None:
-    if os.path.lexists(run.paths.result) and not _has_result(run):
-        run.paths.result.replace(run.paths.result.with_name("result.json.damaged"))
+def remove_unpublished_runs(known: catalog.Survey) -> None:
+    """Remove what is left of unpublished runs in the state directory and in each --log-dir that contains a run."""
+    try:
+        runs = open_runs()
+    except FileNotFoundError:
+        return
+    with runs:
+        places = {os.path.realpath(runs.path): runs.path}
+    places |= {os.path.realpath(run.paths.root.parent): run.paths.root.parent for run in known.runs}
+    for place in places.values():
+        with suppress(OSError), Directory.shared(place) as parent:
+            remove_unpublished_in(parent)
 
 
-def remove_unpublished_runs() -> None:
-    """Remove directories of runs whose supervisor was killed before it published them."""
-    for hidden in runs_dir().glob(".*.new"):
-        try:
-            is_old = time.time() - hidden.lstat().st_mtime > _ABANDONED_AFTER_S
-        except OSError:
+def remove_unpublished_in(parent: Directory) -> None:
+    """Remove directories of runs whose supervisor was killed before it published them in `parent`."""
+    try:
+        names = parent.entries()
+    except OSError:  # it may be written but not read
+        return
+    for name in names:
+        if unpublished_run(name) is None:
             continue
-        if is_old and not hidden.is_symlink() and not locks.is_held(RunPaths(hidden).lock):
-            shutil.rmtree(hidden, ignore_errors=True)
+        try:
+            with parent.sub(name) as hidden:
+                is_old = time.time() - os.fstat(hidden.fd).st_mtime > _ABANDONED_AFTER_S
+                is_held = locks.probe_in(hidden, RunPaths(parent.path / name).lock.name) is locks.Held.YES
+                is_abandoned = is_old and not is_held and _contains_only_own_files(hidden)
+        except OSError:  # another user's, or published in the meantime
+            continue
+        if is_abandoned:
+            parent.remove_tree(name)
+
+
+def _contains_only_own_files(hidden: Directory) -> bool:
+    # Nothing is written into these directories before the run is published.
+    if not set(hidden.entries()) <= NEW_RUN_ENTRIES:
+        return False
+    for name in NEW_RUN_DIRECTORIES:
+        if hidden.exists(name):
+            with hidden.sub(name) as directory:
+                if directory.entries():
+                    return False
+    return True

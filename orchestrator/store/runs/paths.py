@@ -1,21 +1,35 @@
-"""The paths of the state directory and of each run in it."""
+"""The paths of the state directory and of each run in it, and how they are opened."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
 
 from orchestrator.core.errors import UsageError
+from orchestrator.store.directory import Directory
+from orchestrator.store.ownership import accept_owner
+
+_UNPUBLISHED_SUFFIX = ".new"
+_UNPUBLISHED = re.compile(r"\.(?P<run_id>.+-\d{8}T\d{6}Z-[0-9a-f]{4})\.new\Z", re.DOTALL)
 
 
 def state_dir() -> Path:
     """Return `${XDG_STATE_HOME:-~/.local/state}/orch`."""
     try:
-        return platformdirs.user_state_path("orch", appauthor=False)
+        path = platformdirs.user_state_path("orch", appauthor=False)
     except RuntimeError as error:
-        raise UsageError("there is no home directory to keep state in: set HOME or XDG_STATE_HOME") from error
+        raise UsageError("there is no home directory to keep runs in; set HOME or XDG_STATE_HOME") from error
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{str(path)!a}: the name of the state directory is not valid UTF-8, which its records need;"
+            " set XDG_STATE_HOME to another directory"
+        ) from error
+    return path
 
 
 def runs_dir() -> Path:
@@ -26,6 +40,64 @@ def runs_dir() -> Path:
 def names_dir() -> Path:
     """Return the directory with one lock file for each run name. The live run of that name holds the lock."""
     return state_dir() / "names"
+
+
+def accept_owner_of_state() -> None:
+    """Let root use a state directory that belongs to another user, until the end of this process."""
+    try:
+        accept_owner(state_dir().stat().st_uid)
+    except OSError:
+        return  # there is no state directory yet, or its problem is reported when it is opened
+
+
+def open_runs() -> Directory:
+    """Open the directory of the runs. FileNotFoundError without a run; NotOurs, UsageError, OSError."""
+    return _open(runs_dir())
+
+
+def make_runs() -> Directory:
+    """Open the directory of the runs, created if it is missing. UsageError."""
+    return _make(runs_dir())
+
+
+def open_names() -> Directory:
+    """Open the directory of the names. FileNotFoundError without one; NotOurs, UsageError, OSError."""
+    return _open(names_dir())
+
+
+def make_names() -> Directory:
+    """Open the directory of the names, created if it is missing. UsageError."""
+    return _make(names_dir())
+
+
+def _open(path: Path) -> Directory:
+    try:
+        with Directory.open(path.parent) as state:
+            return state.sub(path.name)
+    except NotADirectoryError as error:
+        _refuse_link(path)
+        raise FileNotFoundError(error.errno, error.strerror, error.filename) from error
+
+
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise UsageError(
+            f"{path}: is a symbolic link, which is not followed here; only {path.parent} itself may be one"
+        )
+
+
+def _make(path: Path) -> Directory:
+    try:
+        with Directory.create(path.parent) as state:
+            return state.make(path.name)
+    except UsageError:
+        raise
+    except NotADirectoryError as error:
+        _refuse_link(path)
+        raise UsageError(f"{error.filename}: {error.strerror}; set XDG_STATE_HOME") from error
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise UsageError(f"{error.filename or path}: cannot be made: {why}; set XDG_STATE_HOME") from error
 
 
 class _Entry:
@@ -65,6 +137,15 @@ class RunPaths:
     agent_log = _Entry("agent.log")
     tensorboard_log = _Entry("tensorboard.log")
 
+    def open(self) -> Directory:
+        """Open the run's directory. NotOurs, OSError."""
+        return Directory.at(self.root)
+
+    @property
+    def hidden_name(self) -> str:
+        """The name of the run's directory before it is published."""
+        return f".{self.run_id}{_UNPUBLISHED_SUFFIX}"
+
     @property
     def run_id(self) -> str:
         return self.root.name
@@ -86,6 +167,17 @@ class RunPaths:
 
     def task_scratch(self, task: str) -> Path:
         return self.scratch / _file_name(task)
+
+
+# The entries of a run's directory before it is published, and those that are directories, which are empty then.
+NEW_RUN_DIRECTORIES = ("logs", "scratch", "checkpoints", "exceptions", "stacks")
+NEW_RUN_ENTRIES = frozenset((*NEW_RUN_DIRECTORIES, "lock", "events.jsonl", ".reserve", "run.json"))
+
+
+def unpublished_run(name: str) -> str | None:
+    """Return the id of the run whose directory has this hidden name; None if it is not such a name."""
+    match = _UNPUBLISHED.match(name)
+    return match["run_id"] if match else None
 
 
 def _file_name(task: str) -> str:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.store.directory import PRIVATE_DIR, Directory
-from orchestrator.store.files import disk_bytes
+from orchestrator.store.directory import Directory
 from orchestrator.store.runs import catalog, lost_runs
 from orchestrator.store.runs.locks import Lock, remove_free_names
-from orchestrator.store.runs.paths import RunPaths, runs_dir
+from orchestrator.store.runs.paths import RunPaths, open_runs
 from orchestrator.store.runs.prune_choice import CheckpointsInUse, PrunableRun, PruneTerms, runs_to_prune
 from orchestrator.store.runs.reader import RunView
+from orchestrator.store.runs.record import recorded_id
 
 # A directory is renamed to `.NAME.gone` before its removal, so that no command takes it for a run.
 _REMOVAL_SUFFIX = ".gone"
@@ -67,9 +66,11 @@ def prune(scope: Scope, terms: PruneTerms, with_checkpoints: bool, dry_run: bool
     if dry_run:
         return _prune(scope, terms, with_checkpoints, dry_run)
     with _only_prune():
-        lost_runs.close_lost_runs()
-        _finish_interrupted_removals()
-        lost_runs.remove_unpublished_runs()
+        known = catalog.survey()
+        lost_runs.close_lost_runs(known)
+        lost_runs.remove_unpublished_runs(known)
+        with suppress(FileNotFoundError), open_runs() as runs:
+            _finish_interrupted_removals(runs)
         remove_free_names(time.time())
         return _prune(scope, terms, with_checkpoints, dry_run)
 
@@ -78,7 +79,11 @@ def _prune(scope: Scope, terms: PruneTerms, with_checkpoints: bool, dry_run: boo
     known = catalog.survey()
     views = {str(view.paths.root): view for view in known.runs if scope.contains(view)}
     in_use = CheckpointsInUse(known)
-    candidates = {root: _Candidate.of(view, in_use, with_checkpoints) for root, view in views.items()}
+    candidates = {
+        root: candidate
+        for root, view in views.items()
+        if (candidate := _Candidate.of(view, in_use, with_checkpoints)) is not None
+    }
     pruned = []
     for run in runs_to_prune([each.run for each in candidates.values()], terms, time.time()):
         candidate = candidates[run.root]
@@ -87,8 +92,8 @@ def _prune(scope: Scope, terms: PruneTerms, with_checkpoints: bool, dry_run: boo
             continue
         # A run that has started since may use these checkpoints.
         in_use.update()
-        if in_use.contain(candidate.paths):
-            candidate = _Candidate.of(views[run.root], in_use, with_checkpoints)
+        if in_use.contain(candidate.view.paths):
+            candidate = _Candidate.of(views[run.root], in_use, with_checkpoints) or candidate
         if candidate.run.freed_bytes:
             pruned.append(candidate.prune(in_use))
     removed = [each for each in pruned if each.problem is None and each.kept_checkpoints is None]
@@ -102,7 +107,7 @@ def _prune(scope: Scope, terms: PruneTerms, with_checkpoints: bool, dry_run: boo
 def _only_prune() -> Iterator[None]:
     """Wait until no other prune is active, and make others wait."""
     try:
-        runs = Directory.at(runs_dir())
+        runs = open_runs()
     except FileNotFoundError:  # no run was ever made
         yield
         return
@@ -116,19 +121,31 @@ class _Candidate:
     """A run that can be pruned, and the names in its directory that stay."""
 
     run: PrunableRun
-    paths: RunPaths
-    is_original: bool
+    view: RunView
     kept: frozenset[str]
 
     @classmethod
-    def of(cls, view: RunView, in_use: CheckpointsInUse, with_checkpoints: bool) -> _Candidate:
+    def of(cls, view: RunView, in_use: CheckpointsInUse, with_checkpoints: bool) -> _Candidate | None:
+        """Measure a run. None if its directory was removed or replaced in the meantime."""
+        try:
+            with view.open_to_change() as directory:
+                return cls._measure(view, directory, in_use, with_checkpoints)
+        except OSError:
+            return None
+
+    @classmethod
+    def _measure(
+        cls, view: RunView, directory: Directory, in_use: CheckpointsInUse, with_checkpoints: bool
+    ) -> _Candidate:
         paths = view.paths
-        keeps = in_use.contain(paths) or (not with_checkpoints and _has_content(paths.checkpoints))
+        keeps = in_use.contain(paths) or (
+            not with_checkpoints and _has_content(directory, paths.checkpoints.name)
+        )
         names = (paths.checkpoints.name, paths.record.name, paths.result.name)
         kept = frozenset(names) if keeps else frozenset[str]()
-        size = disk_bytes(paths.root)
-        freed = size - sum(disk_bytes(paths.root / name) for name in kept)
-        if not kept or any(name not in kept for name in _entries(paths.root)):
+        sizes = {name: directory.disk_bytes(name) for name in directory.entries()}
+        freed = sum(size for name, size in sizes.items() if name not in kept)
+        if not kept or any(name not in kept for name in sizes):
             freed = max(freed, 1)  # an empty file takes no block but has to be removed
         run = PrunableRun(
             root=str(paths.root),
@@ -137,124 +154,150 @@ class _Candidate:
             directory=view.record.directory,
             started_at=view.record.started_at,
             # The result of a lost run is newer than its end.
-            ended_at=_modified(paths.events) or _modified(paths.result),
+            ended_at=_modified(directory, paths.events.name) or _modified(directory, paths.result.name),
             is_live=not view.can_be_removed,
-            size_bytes=size,
+            size_bytes=sum(sizes.values()),
             freed_bytes=freed,
         )
-        return cls(run, paths, view.is_original, kept)
+        return cls(run, view, kept)
 
     def report(self, problem: str | None = None) -> Pruned:
-        kept = str(self.paths.checkpoints) if self.kept else None
+        kept = str(self.view.paths.checkpoints) if self.kept else None
         freed = 0 if problem else min(self.run.freed_bytes, self.run.size_bytes)
         return Pruned(self.run, freed, kept, problem)
 
     def prune(self, in_use: CheckpointsInUse) -> Pruned:
+        paths = self.view.paths
         try:
-            problem = self._objection()
-            if problem is not None:
-                return self.report(problem)
-            lock = Lock.share(self.paths.lock)
-            if lock is None:
-                return self.report("another process is using it")
-            try:
-                if self.kept:
-                    self._trim()
-                elif not self._remove(in_use):
-                    return self.report("a run has just started with its checkpoints")
-            finally:
-                lock.release()
+            with Directory.shared(paths.root.parent) as parent, self.view.open_to_change() as directory:
+                return self.report(self._prune(parent, directory, in_use))
         except OSError as error:
-            return self.report(f"{error.filename or self.paths.root}: {error.strerror or error}")
-        return self.report()
+            return self.report(f"{error.filename or paths.root}: {error.strerror or error}")
 
-    def _objection(self) -> str | None:
-        """Return why the run must not be pruned: only what orch made for this user is removed."""
-        status = self.paths.root.lstat()
-        if not self.is_original:
-            return f"{self.paths.root} is a copy, or was renamed; remove it yourself"
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-            return "its directory is another user's"
-        if self.kept and not self.paths.result.exists():
+    def _prune(self, parent: Directory, directory: Directory, in_use: CheckpointsInUse) -> str | None:
+        """Prune the run in the open directory, an entry of `parent`. Return why that failed."""
+        paths = self.view.paths
+        if not self.view.is_original:
+            return f"{paths.root} is a copy, was renamed, or does not name the run; remove it yourself"
+        if self.kept and not directory.exists(paths.result.name):
             return "its result could not be written"
-        return None
+        lock = Lock.share_in(directory, paths.lock.name)
+        if lock is None:
+            return "another process is using it"
+        try:
+            return self._trim(parent, directory) if self.kept else self._remove(parent, directory, in_use)
+        finally:
+            lock.release()
 
-    def _remove(self, in_use: CheckpointsInUse) -> bool:
-        """Remove the run. False, with the run unchanged, if a run that uses it has just started."""
-        renamed = _removal_path(self.paths.root)
-        self.paths.root.rename(renamed)
+    def _remove(self, parent: Directory, directory: Directory, in_use: CheckpointsInUse) -> str | None:
+        name, renamed = self.view.paths.run_id, _removal_name(self.view.paths.run_id)
+        parent.rename(name, renamed)
+        with parent.sub(renamed) as moved:
+            if moved.identity != directory.identity:
+                return f"{self.view.paths.root}: was replaced by another directory, which is now {renamed}"
         # A run that started before the rename is found now; one that starts later cannot find the checkpoints.
         in_use.update()
-        if in_use.contain(self.paths):
-            renamed.rename(self.paths.root)
-            return False
-        shutil.rmtree(renamed)
-        # Removed last: an interrupted removal is found through the link.
-        _remove_link(runs_dir() / self.run.id)
-        return True
+        if in_use.contain(self.view.paths):
+            parent.rename(renamed, name)
+            return "a run has just started with its checkpoints"
+        problem = _remove_renamed(parent, name)
+        if problem is None:
+            # Removed last: an interrupted removal is found through the link.
+            with open_runs() as runs:
+                _remove_link(runs, self.run.id)
+        return problem
 
-    def _trim(self) -> None:
-        removed = _removal_path(self.paths.root)
-        removed.mkdir(mode=PRIVATE_DIR, exist_ok=True)
-        # The events first: without them readers use the result.
-        for name in sorted(_entries(self.paths.root), key=lambda name: name != self.paths.events.name):
-            if name not in self.kept:
-                (self.paths.root / name).rename(removed / name)
-        shutil.rmtree(removed)
+    def _trim(self, parent: Directory, directory: Directory) -> str | None:
+        events = self.view.paths.events.name
+        with parent.make(_removal_name(self.view.paths.run_id)) as removed:
+            # The events first: without them readers use the result.
+            for name in sorted(directory.entries(), key=lambda name: name != events):
+                if name not in self.kept:
+                    directory.rename(name, name, removed)
+        return _remove_renamed(parent, self.view.paths.run_id)
 
 
-def _finish_interrupted_removals() -> None:
+def _finish_interrupted_removals(runs: Directory) -> None:
     """Remove the rest that a killed prune left, and links to directories that do not exist."""
-    for entry in _scan(runs_dir()):
-        if entry.name.startswith(".") and entry.name.endswith(_REMOVAL_SUFFIX):
-            _remove_rest(entry)
-        elif entry.is_symlink():
-            target = Path(os.path.realpath(entry))
-            if target.name == entry.name:
-                had_rest = _remove_rest(_removal_path(target))
-                # A missing or empty parent directory means that its disk is perhaps not mounted.
-                if not target.exists() and (had_rest or any(True for _ in _scan(target.parent))):
-                    _remove_link(entry)
+    for name in runs.entries():
+        run_id = _removed_run(name)
+        if run_id is not None:
+            _remove_rest(runs, run_id)
+        elif _is_link(runs, name):
+            target = Path(os.path.realpath(runs.path / name))
+            if target.name != name:
+                continue
+            try:
+                with Directory.shared(target.parent) as parent:
+                    had_rest = _remove_rest(parent, name)
+                    # A missing or empty parent directory means that its disk is perhaps not mounted.
+                    if not parent.exists(name) and (had_rest or parent.entries()):
+                        _remove_link(runs, name)
+            except OSError:
+                continue
 
 
-def _remove_rest(path: Path) -> bool:
-    """Remove a directory of this user. True if it existed and is gone."""
+def _remove_rest(parent: Directory, run_id: str) -> bool:
+    """Remove what an interrupted removal of this run left. True if there was something, and it is gone."""
+    return parent.exists(_removal_name(run_id)) and _remove_renamed(parent, run_id) is None
+
+
+def _remove_renamed(parent: Directory, run_id: str) -> str | None:
+    """Remove the renamed directory of a run, which must contain its id or nothing. Return why that failed."""
+    renamed = _removal_name(run_id)
+    paths = RunPaths(parent.path / renamed)
+    # Removed last, so that an interrupted removal can still be identified.
+    last = [paths.events.name, paths.record.name]
     try:
-        status = path.lstat()
+        with parent.sub(renamed) as directory:
+            names = directory.entries()
+            if names and recorded_id(paths, directory) != run_id:
+                return f"{paths.root}: does not name the run {run_id}; remove it yourself"
+            for name in sorted(names, key=lambda name: last.index(name) if name in last else -1):
+                removal = directory.remove_tree(name)
+                if not removal.is_complete:
+                    return f"{paths.root}/{name}: cannot be removed completely: {'; '.join(removal.failures[:3])}"
+        removal = parent.remove_tree(renamed)
+    except OSError as error:
+        return f"{paths.root}: {error.strerror or error}"
+    return None if removal.is_complete else f"{paths.root}: {'; '.join(removal.failures[:3])}"
+
+
+def _remove_link(runs: Directory, name: str) -> None:
+    if _is_link(runs, name):
+        runs.unlink(name)
+
+
+def _is_link(directory: Directory, name: str) -> bool:
+    try:
+        return stat.S_ISLNK(directory.lstat(name).st_mode)
     except OSError:
         return False
-    if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
-        shutil.rmtree(path, ignore_errors=True)
-    return not os.path.lexists(path)
 
 
-def _remove_link(link: Path) -> None:
-    if link.is_symlink():
-        link.unlink(missing_ok=True)
+def _removal_name(run_id: str) -> str:
+    return f".{run_id}{_REMOVAL_SUFFIX}"
 
 
-def _removal_path(root: Path) -> Path:
-    return root.with_name(f".{root.name}{_REMOVAL_SUFFIX}")
+def _removed_run(name: str) -> str | None:
+    """Return the id of the run whose directory was renamed to this for its removal; None for other names."""
+    is_renamed = name.startswith(".") and name.endswith(_REMOVAL_SUFFIX)
+    return name[1 : -len(_REMOVAL_SUFFIX)] if is_renamed else None
 
 
-def _has_content(checkpoints: Path) -> bool:
-    # A link counts: only the user may remove what it points to.
-    return checkpoints.is_symlink() or any(True for _ in _scan(checkpoints))
-
-
-def _entries(root: Path) -> list[str]:
-    return [entry.name for entry in _scan(root)]
-
-
-def _scan(directory: Path) -> Iterator[Path]:
+def _has_content(directory: Directory, checkpoints: str) -> bool:
+    if not directory.exists(checkpoints):
+        return False
     try:
-        yield from list(directory.iterdir())
+        with directory.sub(checkpoints) as found:
+            return bool(found.entries())
     except OSError:
-        return
+        # A link counts: only the user may remove what it points to.
+        return True
 
 
-def _modified(path: Path) -> float | None:
+def _modified(directory: Directory, name: str) -> float | None:
     try:
-        return path.lstat().st_mtime
+        return directory.lstat(name).st_mtime
     except OSError:
         return None

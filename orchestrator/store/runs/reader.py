@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import threading
 import time
@@ -15,7 +16,8 @@ from orchestrator.core.errors import NewerFormat
 from orchestrator.core.state.events import Event
 from orchestrator.core.state.result import RunResult
 from orchestrator.core.state.state import RunPhase, RunState, apply
-from orchestrator.store.files import SharedFile, read_bytes, read_object
+from orchestrator.store.directory import Directory
+from orchestrator.store.files import SharedFile, exists, read_bytes, read_object
 from orchestrator.store.runs import run_end
 from orchestrator.store.runs.event_file import EVENT_BEGINS, EventTail
 from orchestrator.store.runs.liveness import (
@@ -39,7 +41,8 @@ class RunView:
     """A run as a client sees it. open() reads the record only; refresh() updates `state`.
 
     `damage` describes what of the record is unreadable. `knows_checkpoints` is False if checkpoint_dir is a guess.
-    `is_original` is False for a copied or renamed directory: no process belongs to it.
+    `is_original` is False for a copied or renamed directory, and for one whose files do not name the run: no process
+    belongs to it, and nothing in it is changed. `identity`: device and inode of the directory.
     """
 
     paths: RunPaths
@@ -47,6 +50,8 @@ class RunView:
     damage: str
     knows_checkpoints: bool
     is_original: bool
+    has_id: bool
+    identity: tuple[int, int]
     state: RunState = field(default_factory=RunState, init=False)
     _events: EventTail = field(init=False)
     _last_mono: float = field(init=False)
@@ -62,17 +67,33 @@ class RunView:
     def open(cls, paths: RunPaths, run_id: str | None = None) -> RunView | None:
         """Return the run known as `run_id` (default: its directory's name); None if the directory is not a run's.
 
-        NewerFormat if a later orch wrote it.
+        NewerFormat if a later orch wrote it; NotOurs, OSError if the directory cannot be used.
         """
         known_as = run_id or paths.run_id
-        read = read_record(paths, known_as)
+        try:
+            run = paths.open()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        with run:
+            run.require_search()
+            read = read_record(paths, run, known_as)
+            identity = run.identity
         if read is None:
             return None
+        is_original = read.recorded_id == known_as == paths.run_id
         record = read.record
-        is_original = record.id == known_as
-        if not is_original:
+        if record.id != known_as:
             record = record.model_copy(update={"id": known_as})
-        return cls(paths, record, read.damage, read.knows_checkpoints, is_original)
+        has_id = read.recorded_id is not None
+        return cls(paths, record, read.damage, read.knows_checkpoints, is_original, has_id, identity)
+
+    def open_to_change(self) -> Directory:
+        """Open the directory that the record was read from. NotOurs, OSError if another one is in its place."""
+        run = self.paths.open()
+        if run.identity != self.identity:
+            run.close()
+            raise FileNotFoundError(errno.ENOENT, "was replaced by another directory", str(self.paths.root))
+        return run
 
     @property
     def is_live(self) -> bool:
@@ -97,8 +118,8 @@ class RunView:
 
     @property
     def can_be_closed(self) -> bool:
-        """True if the run is dead and this machine may write its result."""
-        return self.liveness is Liveness.DEAD and is_of_this_host(self.record)
+        """True if the run is dead, and this machine may write its result into this directory."""
+        return self.is_original and self._is_dead_here()
 
     @property
     def can_be_removed(self) -> bool:
@@ -107,7 +128,10 @@ class RunView:
             has_result = self.result() is not None
         except NewerFormat:
             return False
-        return self.liveness is Liveness.DEAD if has_result else self.can_be_closed
+        return self.liveness is Liveness.DEAD if has_result else self._is_dead_here()
+
+    def _is_dead_here(self) -> bool:
+        return self.liveness is Liveness.DEAD and is_of_this_host(self.record)
 
     @property
     def is_same_boot(self) -> bool:
@@ -157,12 +181,15 @@ class RunView:
     @property
     def is_trimmed(self) -> bool:
         """True if `orch prune` removed all but the result and the checkpoints."""
-        return not self.paths.events.exists() and not self.paths.logs.exists() and self.paths.result.exists()
+        paths = self.paths
+        return not exists(paths.events) and not exists(paths.logs) and exists(paths.result)
 
     def remarks(self) -> list[str]:
         """Return sentences for users about missing or doubtful information. Call refresh() before."""
         said = [self.damage] if self.damage else []
-        if not self.is_original:
+        if not self.has_id:
+            said.append("no file of this directory names the run, so nothing in it is changed or removed")
+        elif not self.is_original:
             said.append("this is a copy of a run's directory, or one that was renamed")
         if self.liveness is Liveness.UNKNOWN:
             said.append(f"whether the run is live is unknown: {self.paths.lock} cannot be checked from here")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import calendar
 import json
+import os
 import re
 import time
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from orchestrator.core.errors import NewerFormat
 from orchestrator.core.job.run_name import RunName, default_name
-from orchestrator.store.files import read_bytes, read_object
+from orchestrator.store.directory import Directory
 from orchestrator.store.open_files import parse_object
 from orchestrator.store.runs.paths import RunPaths
 
@@ -68,10 +69,12 @@ _FIELDS: dict[str, TypeAdapter[Any]] = {
 class ReadRecord:
     """A record as far as it could be read. `damage` describes what could not, and is empty for an intact record.
 
-    `knows_checkpoints` is False if checkpoint_dir is only the default.
+    `recorded_id` is the run's id as one of its files has it; None if no file does, so that only the directory's name
+    is known. `knows_checkpoints` is False if checkpoint_dir is only the default.
     """
 
     record: RunRecord
+    recorded_id: str | None
     damage: str = ""
     knows_checkpoints: bool = True
 
@@ -96,39 +99,50 @@ def first_line(record: RunRecord) -> bytes:
     return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
-def read_record(paths: RunPaths, run_id: str) -> ReadRecord | None:
-    """Return the record of the run known as `run_id`; None if the directory does not belong to a run.
+def read_record(paths: RunPaths, run: Directory, run_id: str) -> ReadRecord | None:
+    """Return the record of the run known as `run_id` in the open directory `run`; None if it is not a run's.
 
     Fields that run.json lacks come from the first line of the events, then from the directory's name.
     NewerFormat if a later orch wrote either file.
     """
-    version = _VERSION.match(read_bytes(paths.events, _VERSION_BYTES) or b"")
+    version = _VERSION.match(run.read_bytes(paths.events.name, _VERSION_BYTES) or b"")
     if version is not None:
         refuse_newer(int(version[1]), run_id, "events.jsonl")
-    own = read_object(paths.record)
+    own = run.read_object(paths.record.name)
     if own is not None:
         refuse_newer(own.get("schema_version"), run_id, "run.json")
         try:
-            return ReadRecord(RunRecord.model_validate(own))
+            record = RunRecord.model_validate(own)
+            return ReadRecord(record, record.id)
         except ValidationError:
             pass
-    copy = _copy_in_events(paths)
-    if own is None and copy is None and not _is_run_directory(paths, run_id):
+    copy = _copy_in_events(paths, run)
+    if own is None and copy is None and not _is_run_directory(paths, run, run_id):
         return None
     readable = {**_readable_fields(own), **_readable_fields(copy)}
-    record = _complete(paths, run_id, readable)
+    recorded_id = readable.get("id") or _id_in_result(paths, run)
+    record = _complete(paths, run, run_id, readable)
     knows_checkpoints = "checkpoint_dir" in readable
     if own is not None and copy is None and _is_older(own):
-        return ReadRecord(record, knows_checkpoints=knows_checkpoints)
+        return ReadRecord(record, recorded_id, knows_checkpoints=knows_checkpoints)
     source = "the first line of events.jsonl" if copy is not None else "the directory's name"
     damage = f"run.json is damaged or missing; its contents are taken from {source}"
-    return ReadRecord(record, damage, knows_checkpoints)
+    return ReadRecord(record, recorded_id, damage, knows_checkpoints)
 
 
-def read_newer_record(paths: RunPaths, run_id: str) -> ReadRecord:
+def recorded_id(paths: RunPaths, run: Directory) -> str | None:
+    """Return the id of the run to which the files of an open directory belong; None if none of them says it."""
+    own, copy = run.read_object(paths.record.name), _copy_in_events(paths, run)
+    readable = {**_readable_fields(copy), **_readable_fields(own)}
+    return readable.get("id") or _id_in_result(paths, run)
+
+
+def read_newer_record(paths: RunPaths, run: Directory, run_id: str) -> ReadRecord:
     """Return the record that a later orch wrote, on the assumption that known fields keep their meaning."""
-    readable = {**_readable_fields(_copy_in_events(paths)), **_readable_fields(read_object(paths.record))}
-    return ReadRecord(_complete(paths, run_id, readable), "", "checkpoint_dir" in readable)
+    own = run.read_object(paths.record.name)
+    readable = {**_readable_fields(_copy_in_events(paths, run)), **_readable_fields(own)}
+    record = _complete(paths, run, run_id, readable)
+    return ReadRecord(record, readable.get("id"), "", "checkpoint_dir" in readable)
 
 
 def refuse_newer(version: object, run_id: str, file: str) -> None:
@@ -140,8 +154,8 @@ def refuse_newer(version: object, run_id: str, file: str) -> None:
         )
 
 
-def _copy_in_events(paths: RunPaths) -> dict[str, Any] | None:
-    line, newline, _ = (read_bytes(paths.events, _FIRST_LINE_BYTES) or b"").partition(b"\n")
+def _copy_in_events(paths: RunPaths, run: Directory) -> dict[str, Any] | None:
+    line, newline, _ = (run.read_bytes(paths.events.name, _FIRST_LINE_BYTES) or b"").partition(b"\n")
     document = parse_object(line) if newline else None
     if document is None or document.get("type") != _FIRST_LINE_TYPE:
         return None
@@ -149,9 +163,16 @@ def _copy_in_events(paths: RunPaths) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def _is_run_directory(paths: RunPaths, run_id: str) -> bool:
+def _id_in_result(paths: RunPaths, run: Directory) -> str | None:
+    run_id = (run.read_object(paths.result.name) or {}).get("run_id")
+    return run_id if isinstance(run_id, str) else None
+
+
+def _is_run_directory(paths: RunPaths, run: Directory, run_id: str) -> bool:
+    """True for a directory without a record that is a run by its own name and contents. Nothing in it is changed."""
     files = (paths.lock, paths.events, paths.logs, paths.result, paths.checkpoints)
-    return _RUN_ID.match(run_id) is not None and any(path.exists() for path in files)
+    is_named_so = _RUN_ID.match(run_id) is not None and paths.root.name == run_id
+    return is_named_so and any(run.exists(path.name) for path in files)
 
 
 def _is_older(document: dict[str, Any]) -> bool:
@@ -169,15 +190,15 @@ def _readable_fields(document: dict[str, Any] | None) -> dict[str, Any]:
     return found
 
 
-def _complete(paths: RunPaths, run_id: str, readable: dict[str, Any]) -> RunRecord:
+def _complete(paths: RunPaths, run: Directory, run_id: str, readable: dict[str, Any]) -> RunRecord:
     """Return a record of the readable fields, with defaults from the directory's name. Pid 0 means unknown."""
     match = _RUN_ID.match(run_id)
-    mono = _MONO.search(read_bytes(paths.events, _FIRST_LINE_BYTES) or b"")
+    mono = _MONO.search(run.read_bytes(paths.events.name, _FIRST_LINE_BYTES) or b"")
     defaults: dict[str, Any] = {
         "id": run_id,
         "name": default_name(Path(match["name"] if match else run_id)),
         "directory": "",
-        "started_at": _time_of(match["stamp"]) if match else _modified(paths),
+        "started_at": _time_of(match["stamp"]) if match else max(0.0, os.fstat(run.fd).st_mtime),
         "started_mono": float(mono[1]) if mono else 0.0,
         "boot_id": "",
         "supervisor_pid": 0,
@@ -193,11 +214,4 @@ def _time_of(stamp: str) -> float:
     try:
         return float(max(0, calendar.timegm(time.strptime(stamp, "%Y%m%dT%H%M%SZ"))))
     except ValueError:
-        return 0.0
-
-
-def _modified(paths: RunPaths) -> float:
-    try:
-        return max(0.0, paths.root.stat().st_mtime)
-    except OSError:
         return 0.0

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from orchestrator.core.diagnosis.symptoms import Uncaught
 from orchestrator.core.state.result import TaskStack
-from orchestrator.store.directory import PRIVATE_DIR
-from orchestrator.store.files import open_private, open_regular, read_bytes, write_atomically
+from orchestrator.store.directory import Directory
+from orchestrator.store.files import open_regular, read_bytes, write_atomically
 
 # Read limits. A task can write a message or a stack of any length.
 _MAX_EXCEPTION_BYTES = 4 << 20
@@ -57,8 +57,8 @@ def append_stacks(stack: TaskStack, text: str, file: Path) -> TaskStack:
         return stack
     data = text.encode("utf-8", "replace")
     try:
-        file.parent.mkdir(mode=PRIVATE_DIR, parents=True, exist_ok=True)
-        fd = open_private(file, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with Directory.at(file.parent.parent) as run, run.make(file.parent.name) as directory:
+            fd = directory.open_private(file.name, os.O_WRONLY | os.O_APPEND)
         with os.fdopen(fd, "ab") as stream:
             stream.write(time.strftime(f"\n%Y-%m-%d %H:%M:%S, by {stack.how}:\n").encode())
             offset = stream.tell()

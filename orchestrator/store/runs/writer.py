@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
-import shutil
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.core.errors import UsageError
 from orchestrator.core.state.events import Event, event_line
 from orchestrator.core.state.result import RunResult
-from orchestrator.store.directory import PRIVATE_DIR
-from orchestrator.store.files import make_private, open_private, write_atomically
+from orchestrator.store.directory import Directory
 from orchestrator.store.open_files import AppendFile, storage_reason
 from orchestrator.store.runs.locks import Lock
-from orchestrator.store.runs.paths import RunPaths, runs_dir
+from orchestrator.store.runs.lost_runs import remove_unpublished_in
+from orchestrator.store.runs.paths import NEW_RUN_DIRECTORIES, RunPaths, make_runs
 from orchestrator.store.runs.record import RunRecord, first_line
 
 # Space reserved for result.json with the log tails of a few tasks, and for the last events of all tasks.
@@ -33,14 +34,16 @@ def new_run_id(name: str) -> str:
 class _Reserve:
     """A file of allocated blocks, so that a run can write its result on a full disk."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, run: Directory, name: str) -> None:
         """Allocate the blocks. OSError if the disk has no space for them."""
-        self._fd = open_private(path, os.O_RDWR)
+        self._run = run
+        self._name = name
+        self._fd = run.open_private(name, os.O_RDWR)
         try:
             os.posix_fallocate(self._fd, 0, _RESULT_BYTES + _EVENTS_BYTES)
         except OSError:
             os.close(self._fd)
-            path.unlink()
+            run.unlink(name)
             raise
 
     def free_event_space(self) -> None:
@@ -49,13 +52,13 @@ class _Reserve:
         except OSError:
             return
 
-    def replace(self, reserve: Path, document: Path, data: bytes) -> None:
-        """Write `data` into the allocated blocks and rename the file `reserve` to `document`. OSError."""
+    def become(self, document: str, data: bytes) -> None:
+        """Write `data` into the allocated blocks and rename the file to `document`. OSError."""
         done = 0
         while done < len(data):
             done += os.pwrite(self._fd, data[done:], done)
         os.ftruncate(self._fd, len(data))
-        reserve.replace(document)
+        self._run.rename(self._name, document)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -68,10 +71,12 @@ class RunStore:
     """The directory, lock and event log of one live run, until close().
 
     After publish() no method fails. Data that a full disk rejects is kept and written later; the first failure is
-    reported once.
+    reported once. All is written through the descriptors of the directory that create() made.
     """
 
     paths: RunPaths
+    _parent: Directory
+    _run: Directory
     _lock: Lock
     _name_lock: Lock | None
     _events: AppendFile
@@ -83,46 +88,61 @@ class RunStore:
     @classmethod
     def create(cls, run_id: str, log_dir: Path | None, name_lock: Lock | None) -> RunStore:
         """Create the directory under a hidden name and lock it, so that no probe sees the run without its lock."""
-        make_private(runs_dir())
-        parent = runs_dir() if log_dir is None else log_dir
-        make_private(parent)
-        hidden = parent / f".{run_id}.new"
-        hidden.mkdir(mode=PRIVATE_DIR)
-        lock = Lock.acquire(RunPaths(hidden).lock)
-        if lock is None:
-            raise UsageError(f"{hidden}: is in use")
-        temporary, paths = RunPaths(hidden), RunPaths(parent / run_id)
-        try:
-            for directory in (
-                temporary.logs,
-                temporary.scratch,
-                temporary.checkpoints,
-                temporary.exceptions,
-                temporary.stacks,
-            ):
-                directory.mkdir(mode=PRIVATE_DIR)
-            reserve = _Reserve(temporary.reserve)
-            events = AppendFile(open_private(temporary.events, os.O_WRONLY | os.O_APPEND), paths.events)
-            return cls(paths, lock, name_lock, events, reserve)
-        except OSError:
-            lock.release()
-            shutil.rmtree(hidden, ignore_errors=True)
-            raise
+        parent = make_runs()
+        if log_dir is not None:
+            parent.close()
+            parent = Directory.create(log_dir, may_be_shared=True)
+        paths = RunPaths(Path(os.path.realpath(parent.path)) / run_id)
+        with ExitStack() as undo:
+            undo.callback(parent.close)
+            remove_unpublished_in(parent)
+            run = parent.make_new(paths.hidden_name)
+            undo.callback(parent.remove_tree, paths.hidden_name)
+            undo.callback(run.close)
+            lock = Lock.acquire_in(run, paths.lock.name)
+            if lock is None:
+                raise UsageError(f"{parent.path / paths.hidden_name}: is in use")
+            undo.callback(lock.release)
+            for name in NEW_RUN_DIRECTORIES:
+                run.make_new(name).close()
+            reserve = _Reserve(run, paths.reserve.name)
+            undo.callback(reserve.close)
+            events = run.open_private(paths.events.name, os.O_WRONLY | os.O_APPEND)
+            undo.pop_all()
+            return cls(paths, parent, run, lock, name_lock, AppendFile(events, paths.events), reserve)
 
     def publish(self, record: RunRecord) -> None:
         """Write the record and rename the directory. From here on every command finds the run."""
-        hidden = self.paths.root.with_name(f".{self.paths.run_id}.new")
+        name = self.paths.hidden_name
         try:
-            write_atomically(RunPaths(hidden).record, record.model_dump_json(indent=1) + "\n")
+            self._run.write_atomically(self.paths.record.name, record.model_dump_json(indent=1) + "\n")
             self._events.append(first_line(record))
-            hidden.rename(self.paths.root)
-            if self.paths.root.parent.resolve() != runs_dir().resolve():
-                (runs_dir() / self.paths.run_id).symlink_to(self.paths.root)
-        except OSError:
+            if self._parent.exists(self.paths.run_id):
+                raise FileExistsError(errno.EEXIST, "another process made it first", str(self.paths.root))
+            self._parent.rename(name, self.paths.run_id)
+            name = self.paths.run_id
+            self._require_place()
+            with make_runs() as runs:
+                if runs.identity != self._parent.identity:
+                    runs.link_to(self.paths.run_id, self.paths.root)
+        except BaseException:
+            if self._is_in_place(name):
+                self._parent.remove_tree(name)
             self.close()
-            for made in (hidden, self.paths.root):
-                shutil.rmtree(made, ignore_errors=True)
             raise
+
+    def _require_place(self) -> None:
+        """Check that the run's path still leads to its directory. OSError."""
+        status = self.paths.root.lstat()
+        if (status.st_dev, status.st_ino) != self._run.identity:
+            raise FileNotFoundError(errno.ENOENT, "was moved or removed", str(self.paths.root))
+
+    def _is_in_place(self, name: str) -> bool:
+        try:
+            status = self._parent.lstat(name)
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == self._run.identity
 
     def append(self, event: Event) -> None:
         self._events.append(event_line(event))
@@ -137,14 +157,14 @@ class RunStore:
 
     def write_sample(self, at: float, mono: float, tasks: dict[str, dict[str, float]]) -> None:
         try:
-            write_atomically(self.paths.sample, json.dumps({"at": at, "mono": mono, "tasks": tasks}))
+            self._require_place()
+            text = json.dumps({"at": at, "mono": mono, "tasks": tasks})
+            self._run.write_atomically(self.paths.sample.name, text)
+        except FileNotFoundError:
+            self._failure = self._failure or f"{self.paths.root}: was moved or removed"
         except OSError as error:
             # Reported, because the tasks' logs on the same disk fail too and lose lines.
-            if self.paths.root.exists():
-                reason = storage_reason(self.paths.sample, error)
-            else:
-                reason = f"{self.paths.root}: was moved or removed"
-            self._failure = self._failure or reason
+            self._failure = self._failure or storage_reason(self.paths.sample, error)
 
     def write_result(self, result: RunResult) -> None:
         """Write the remaining events, then result.json. `result_is_written` tells whether that succeeded."""
@@ -153,25 +173,37 @@ class RunStore:
             self._events.flush()
         text = result.model_dump_json(indent=1) + "\n"
         try:
-            write_atomically(self.paths.result, text)
+            self._run.write_atomically(self.paths.result.name, text)
         except OSError:
             try:
-                self._reserve.replace(self.paths.reserve, self.paths.result, text.encode())
+                self._reserve.become(self.paths.result.name, text.encode())
             except OSError:
                 return
         self.result_is_written = True
 
+    def open_log(self, path: Path) -> int:
+        """Open a log of orch's own in the run's directory for appending. OSError."""
+        return self._run.open_private(path.name, os.O_WRONLY | os.O_APPEND)
+
+    def forget_exception(self, task: str) -> None:
+        """Remove the exception of an earlier process of the task. OSError."""
+        path = self.paths.task_exception(task)
+        with self._run.make(path.parent.name) as directory:
+            directory.unlink(path.name)
+
     def remove_scratch(self) -> None:
-        shutil.rmtree(self.paths.scratch, ignore_errors=True)
+        self._run.remove_tree(self.paths.scratch.name)
 
     def close(self) -> None:
         self._reserve.close()
         for path in (self.paths.reserve, self.paths.control):
             try:
-                path.unlink(missing_ok=True)
+                self._run.unlink(path.name)
             except OSError:
                 continue  # the file system became read-only; these files do no harm
         self._events.close()
         if self._name_lock is not None:
             self._name_lock.release()
         self._lock.release()
+        self._run.close()
+        self._parent.close()

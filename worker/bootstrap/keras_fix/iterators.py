@@ -1,9 +1,10 @@
-"""Destroys tf.data iterators in the background. With several workers the script would wait seconds for each.
+"""Keeps TensorFlow's objects from delaying the script at their end: iterators of tf.data, and all at the exit.
 
-The destructor of a tf.data iterator cancels the thread that tunes it and joins it. TensorFlow (2.21 and earlier) wakes
-that thread by a cancellation callback, but marks the cancellation as done after its callbacks. A thread that checks in
-between sleeps for the rest of its tuning period, which doubles from 10 ms up to 60 s during the training. `fit`,
-`evaluate`, `predict`, a loop over a distributed dataset and the interpreter's exit wait for it with Python's lock held.
+With several workers the script would wait seconds for each iterator of tf.data. Its destructor cancels the thread that
+tunes it and joins it. TensorFlow (2.21 and earlier) wakes that thread by a cancellation callback, but marks the
+cancellation as done after its callbacks. A thread that checks in between sleeps for the rest of its tuning period,
+which doubles from 10 ms up to 60 s during the training. `fit`, `evaluate`, `predict`, a loop over a distributed
+dataset and the interpreter's exit wait for it with Python's lock held.
 
 Here every iterator's resource gets another owner. When the iterator is dropped, a thread moves the last reference into
 a staging area of TensorFlow and lets an asynchronous executor clear it. Only a thread outside of Python and of the
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import itertools
 import queue
 import signal
@@ -24,8 +26,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from .. import gc_freeze
-from ..after_import import after_import
+from ..after_import import after_import, before_import
 from ..blocking import make_immortal
 from . import replace
 
@@ -41,13 +42,15 @@ _LONGEST_FINALIZATION_S = 600
 # With Python's lock held, these wait for the executor of every thread (`tf.random.set_seed` calls the first).
 _WAIT_FOR_EXECUTORS = ("TFE_ContextClearCaches", "TFE_ContextSyncExecutors")
 _DONE = "_orch_iterators"
+# Above what Python freezes at its own start (375 objects in 3.12). The preloader freezes many thousands.
+_FROZEN_BY_PYTHON = 1000
 
 
 def arm() -> None:
     """Once TensorFlow is imported, destroy iterators in the background. Freeze what the imports create."""
     after_import("tensorflow", _repair_if_possible)
     for module in ("tensorflow", "keras"):
-        gc_freeze.freeze_objects_of_import(module)
+        freeze_objects_of_import(module)
 
 
 def _repair_if_possible(tensorflow: ModuleType) -> None:
@@ -225,3 +228,51 @@ def _pause_late_threads() -> None:
     # If the main thread ever pauses here, the process must still exit.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(_LONGEST_FINALIZATION_S)
+
+
+# -- garbage collection
+#
+# TensorFlow's import creates about 260,000 objects that live until the exit, where the last collection would take a
+# second for them. gc.freeze() saves that second, but it also freezes the script's own objects. Objects in a reference
+# cycle, such as all global variables that a function can see, would never be freed: `__del__` would not be called, and
+# buffers of open files would not be written.
+
+
+def freeze_objects_of_import(name: str) -> None:
+    """Exclude from garbage collection what the import of `name` creates, the one under way or the next one."""
+    # The preloader has frozen preloaded modules, before the script created objects.
+    # From 3.13 on, Python would not free the script's cycles at its end.
+    if gc.get_freeze_count() > _FROZEN_BY_PYTHON or sys.version_info >= (3, 13):
+        return
+    found: set[int] = set()
+    before_import(name, lambda: found.update(_tracked_addresses()))
+
+    def freeze(_: ModuleType) -> None:
+        if found:
+            _freeze_all_but(found)
+
+    after_import(name, freeze)
+
+
+def _tracked_addresses() -> set[int]:
+    """Addresses of all tracked objects. References would keep them alive."""
+    return {id(each) for each in gc.get_objects()}
+
+
+def _freeze_all_but(addresses: set[int]) -> None:
+    """Freeze all other objects. An address may belong to a newer object by now, which then is not frozen either."""
+    untrack, track = ctypes.pythonapi.PyObject_GC_UnTrack, ctypes.pythonapi.PyObject_GC_Track
+    for function in (untrack, track):
+        function.argtypes, function.restype = (ctypes.py_object,), None
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        kept = [each for each in gc.get_objects() if id(each) in addresses]
+        gc.freeze()
+        # Tracking an object again puts it into the youngest generation, outside of the frozen ones.
+        for each in kept:
+            untrack(each)
+            track(each)
+    finally:
+        if was_enabled:
+            gc.enable()

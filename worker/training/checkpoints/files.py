@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from worker.training.process.environment import Place, UsageError
 from worker.training.process.peers import broadcast_from_chief
-from worker.training.results.export import MODEL_FILE
+from worker.training.results.evaluation import MODEL_FILE
 
 PREFIX = "ckpt"
 EPOCH_KEY = "epoch/.ATTRIBUTES/VARIABLE_VALUE"
@@ -30,6 +30,18 @@ _STEPS_BELOW = 2**24
 
 class CheckpointError(UsageError):
     """The checkpoints cannot be used."""
+
+    @classmethod
+    def missing(cls, path: Path) -> CheckpointError:
+        return cls(
+            f"{path}, which the chief resumes from, is not here: all workers need the same --checkpoint-dir"
+        )
+
+    @classmethod
+    def unfit(cls, path: Path, why: str) -> CheckpointError:
+        return cls(
+            f"{path} does not fit this model ({why}): give the options it was made with, or another --checkpoint-dir"
+        )
 
 
 @dataclass(frozen=True, order=True)
@@ -90,15 +102,9 @@ class Checkpoints:
         try:
             self._checkpoint.restore(str(path)).assert_existing_objects_matched()
         except tf.errors.NotFoundError as error:
-            raise CheckpointError(
-                f"{path}, which the chief resumes from, is not here: "
-                "all workers need the same --checkpoint-dir"
-            ) from error
+            raise CheckpointError.missing(path) from error
         except (AssertionError, ValueError, tf.errors.OpError) as error:
-            raise CheckpointError(
-                f"{path} does not fit this model ({first_line(error)}): give the options it was made with, "
-                "or another --checkpoint-dir"
-            ) from error
+            raise CheckpointError.unfit(path, first_line(error)) from error
         return position
 
     def save(self, epochs_done: int) -> None:

@@ -110,28 +110,21 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
-class EpochMethod(Method):
+class EpochMethod(Method, Watcher):
     """`--checkpoint manager`: a checkpoint after each epoch."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.watchers = (_EpochSaver(store),)
+        self.watchers = (self,)
 
     def resume(self) -> Position:
         return self._store.resume()
 
-    def close(self) -> None:
-        self._store.close()
-
-
-class _EpochSaver(Watcher):
-    """Saves after each epoch."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
     def epoch_ended(self, epoch: int, values: Mapping[str, float]) -> None:
         self._store.save(epoch)
+
+    def close(self) -> None:
+        self._store.close()
 
 
 class BackupMethod(Method):
@@ -179,15 +172,9 @@ class BackupMethod(Method):
         try:
             self._model.load_weights(weights)
         except FileNotFoundError as error:
-            raise CheckpointError(
-                f"{weights}, which the chief resumes from, is not here: "
-                "all workers need the same --checkpoint-dir"
-            ) from error
+            raise CheckpointError.missing(weights) from error
         except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"{weights} cannot be restored into this model ({first_line(error)}): give the options it was "
-                "made with, or another --checkpoint-dir"
-            ) from error
+            raise CheckpointError.unfit(weights, first_line(error)) from error
 
 
 class PreemptionMethod(EpochMethod):

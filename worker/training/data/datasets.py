@@ -132,16 +132,16 @@ def from_arrays(name: str, arrays: dict[str, AnyArray]) -> Dataset:
     of the training part, so that they are between 0 and 1; float pixels are not changed.
     """
     if {"x_train", "y_train"} <= arrays.keys():
-        images, labels = _checked(name, "x_train", arrays["x_train"], "y_train", arrays["y_train"])
+        images, labels = _checked(name, arrays, "x_train", "y_train")
     elif {"images", "labels"} <= arrays.keys():
-        images, labels = _checked(name, "images", arrays["images"], "labels", arrays["labels"])
+        images, labels = _checked(name, arrays, "images", "labels")
     else:
         found = ", ".join(sorted(arrays)) or "nothing"
         raise DatasetError(f"{name} must hold x_train and y_train, or images and labels; it holds {found}")
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise DatasetError(f"{name} holds one of x_test and y_test: give both or neither")
     if "x_test" in arrays:
-        test_images, test_labels = _checked(name, "x_test", arrays["x_test"], "y_test", arrays["y_test"])
+        test_images, test_labels = _checked(name, arrays, "x_test", "y_test")
         if test_images.shape[1:] != images.shape[1:]:
             raise DatasetError(
                 f"{name}: x_test's images are {test_images.shape[1:]}, x_train's are {images.shape[1:]}"
@@ -176,8 +176,9 @@ def held_out_mask(labels: AnyArray) -> npt.NDArray[np.bool_]:
 
 
 def _checked(
-    name: str, images_key: str, images: AnyArray, labels_key: str, labels: AnyArray
+    name: str, arrays: dict[str, AnyArray], images_key: str, labels_key: str
 ) -> tuple[AnyArray, AnyArray]:
+    images, labels = arrays[images_key], arrays[labels_key]
     if images.ndim not in (3, 4):
         raise DatasetError(
             f"{name}: {images_key} must be (n, height, width) or (n, height, width, channels), "

@@ -12,12 +12,6 @@ import tensorflow as tf
 from worker.training.data.datasets import Dataset
 from worker.training.data.records import Records, make_decoder
 
-POLICIES = {
-    "data": tf.data.experimental.AutoShardPolicy.DATA,
-    "file": tf.data.experimental.AutoShardPolicy.FILE,
-    "off": tf.data.experimental.AutoShardPolicy.OFF,
-    "auto": tf.data.experimental.AutoShardPolicy.AUTO,
-}
 # Number of passes, more than any training makes.
 _ENDLESS = 2**62
 # Seeds are smaller, so that each pair of seed and stream has its own number.
@@ -89,7 +83,9 @@ def set_batch_size(examples: int) -> Callable[..., Any]:
 def with_sharding(batches: Any, auto_shard: str) -> Any:
     """Return the data set with the policy by which a strategy shards it; its order is deterministic."""
     options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = POLICIES[auto_shard]
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[
+        auto_shard.upper()
+    ]
     options.deterministic = True
     return batches.with_options(options)
 

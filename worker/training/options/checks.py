@@ -8,11 +8,18 @@ from collections.abc import Mapping
 
 from worker.training.data.record_files import DatasetError, find_files, shard_problem
 from worker.training.options.context import directory_problem, tpu_problem
-from worker.training.options.fields import CHECKPOINTS, LOOPS, MOST_PARTS, PARAMETER_SERVER, Options
-from worker.training.options.values import is_in_files
+from worker.training.options.fields import (
+    CHECKPOINTS,
+    LOOPS,
+    MOST_PARTS,
+    PARAMETER_SERVER,
+    Options,
+    is_in_files,
+)
 from worker.training.process.environment import ClusterError, Place, is_legacy_keras
 from worker.training.weights import Weight, bytes_per_device, dense_units, format_bytes, weight_table
 
+MULTI_WORKER = "multi_worker_mirrored"
 SPLIT_CPU = ("mirrored", "central_storage")
 # Strategies that train in a single process.
 SINGLE_PROCESS = (*SPLIT_CPU, "one_device", "tpu")
@@ -146,26 +153,28 @@ def _cell_problem(options: Options, environment: Mapping[str, str]) -> str | Non
 
 def _device_problem(options: Options, environment: Mapping[str, str]) -> str | None:
     strategy = options.strategy
-    if options.replicas is not None and strategy not in SPLIT_CPU:
-        return f"--replicas splits one process's CPU for {' and '.join(SPLIT_CPU)}, not for {strategy}"
-    if options.device is not None and strategy != "one_device":
-        return f"--device names the device of one_device; {strategy} takes all it finds"
+    for name, users, problem in (
+        (
+            "replicas",
+            SPLIT_CPU,
+            f"splits one process's CPU for {' and '.join(SPLIT_CPU)}, not for {strategy}",
+        ),
+        ("device", ["one_device"], f"names the device of one_device; {strategy} takes all it finds"),
+        ("tpu", ["tpu"], f"names the TPU of --strategy tpu, which {strategy} does not use"),
+        ("communication", [MULTI_WORKER], f"is between the workers of {MULTI_WORKER}; {strategy} has none"),
+        ("partitioner", [PARAMETER_SERVER], f"cuts variables for parameter servers; {strategy} has none"),
+        ("mesh", ["dtensor"], f"is for --strategy dtensor, not for {strategy}"),
+    ):
+        if strategy not in users and getattr(options, name) != getattr(Options, name):
+            return f"--{name} {problem}"
     if options.device is not None and not _DEVICE.fullmatch(options.device):
         return f"--device: {options.device!r} is not a device; write CPU:0 or GPU:1"
-    if options.tpu is not None and strategy != "tpu":
-        return f"--tpu names the TPU of --strategy tpu, which {strategy} does not use"
-    if options.communication != "auto" and strategy != "multi_worker_mirrored":
-        return f"--communication is between the workers of multi_worker_mirrored; {strategy} has none"
-    if options.partitioner != "none" and strategy != PARAMETER_SERVER:
-        return f"--partitioner cuts variables for parameter servers; {strategy} has none"
     return tpu_problem(options.tpu, environment) if strategy == "tpu" else None
 
 
 def _mesh_problem(options: Options, environment: Mapping[str, str]) -> str | None:
     if options.strategy != "dtensor":
-        return (
-            None if options.mesh is None else f"--mesh is for --strategy dtensor, not for {options.strategy}"
-        )
+        return None
     if options.mesh is None:
         return "dtensor needs --mesh batch=B,model=M: into how many parts the batch and the model are cut"
     batch, model = options.mesh
@@ -270,7 +279,7 @@ def _data_problem(options: Options, environment: Mapping[str, str]) -> str | Non
     trainers = environment.get("ORCH_TRAINERS", "")
     workers = int(trainers) if trainers.isdecimal() else None
     files = len(find_files(options.dataset).training) if from_files else 0
-    by_file = options.auto_shard == "file" and strategy == "multi_worker_mirrored"
+    by_file = options.auto_shard == "file" and strategy == MULTI_WORKER
     problem = shard_problem(files, workers) if by_file and workers is not None else None
     return problem or _early_batch_problem(options, workers, files)
 
@@ -282,7 +291,7 @@ def _early_batch_problem(options: Options, workers: int | None, files: int) -> s
     """
     if options.global_batch is None:
         return None
-    several = (workers if options.strategy == "multi_worker_mirrored" else None) or 1
+    several = (workers if options.strategy == MULTI_WORKER else None) or 1
     replicas = max(several, options.replicas or 1)
     by_file = options.auto_shard == "file" or (options.auto_shard == "auto" and files >= several)
     own_streams = several > 1 and (by_file or options.auto_shard == "off")

@@ -10,7 +10,7 @@ from worker.training.options.fields import Options
 from worker.training.process.environment import is_in_a_run
 
 # Options that orch has used to start the processes and their devices, by the variable that holds orch's value.
-_SET_BY_ORCH = {
+SET_BY_ORCH = {
     "strategy": "ORCH_STRATEGY",
     "replicas": "ORCH_REPLICAS",
     "device": "ORCH_DEVICE",
@@ -31,9 +31,9 @@ _CHECKPOINT = re.compile(r"ckpt-\d+(-\d+)?\.index", re.ASCII)
 
 def orch_problem(options: Options, environment: Mapping[str, str]) -> str | None:
     """Return which option differs from orch's setting, None if none does or orch has no such setting."""
-    if not is_in_a_run(environment) or not environment.get(_SET_BY_ORCH["strategy"]):
+    if not is_in_a_run(environment) or not environment.get(SET_BY_ORCH["strategy"]):
         return None
-    for name, variable in _SET_BY_ORCH.items():
+    for name, variable in SET_BY_ORCH.items():
         value = getattr(options, name)
         if isinstance(value, tuple):
             value = f"batch={value[0]},model={value[1]}"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from worker.bootstrap.keras_fix.variables import KEY, by_parts, is_cut, whole
+from worker.bootstrap.keras_fix.variables import add_on_servers, is_cut, train_cut_variables
 from worker.training.job import Job
 from worker.training.network import build_network, keras
 
@@ -39,15 +39,15 @@ def make_model(job: Job, strategy: Any, workers: int) -> Any:
     A step is the batch of one worker, so the learning rate does not grow with the number of workers.
     """
     keras.utils.set_random_seed(job.options.seed)
+    if job.options.loop == "custom":
+        # tf_keras has neither fault.
+        for fix in (add_on_servers, train_cut_variables):
+            fix(keras, report=lambda fault: None)
     with strategy.scope():
         model = _build(job)
         _compile(job, model, steps_per_call(job.steps, workers) if job.options.loop == "fit" else 1)
-        if job.options.loop == "custom":
-            model.optimizer.build(trained_variables(model))
-            make_savable(model)
-        else:
-            # tf_keras supports cut variables. The slots must exist before a checkpoint is restored into them.
-            model.optimizer.build(model.trainable_variables)
+        # The slots must exist before a checkpoint is restored into them.
+        model.optimizer.build(model.trainable_variables)
     if job.options.summary:
         model.summary()
     return model
@@ -125,27 +125,3 @@ def _parts(variable: Any) -> list[Any]:
     """Return the TensorFlow variables of a Keras 3 or tf_keras variable, cut or not."""
     value = variable if is_cut(variable) or isinstance(variable, tf.Variable) else variable.value
     return list(value.variables) if is_cut(value) else [value]
-
-
-def trained_variables(model: Any) -> list[Any]:
-    """Return what Keras 3's optimizer updates: each part of a cut variable, which it does not support itself."""
-    return by_parts(model.trainable_variables)
-
-
-def count_atomically(optimizer: Any) -> None:
-    """Make Keras 3's step counter add atomically. It reads and then writes, and loses steps of other workers."""
-    iterations = optimizer.iterations
-    iterations.assign_add = iterations.value.assign_add
-
-
-def make_savable(model: Any) -> None:
-    """Make tf.train.Checkpoint save the cut variables of a Keras 3 model.
-
-    Keras 3's variables ask the TensorFlow variable for its tensors, which a cut one does not have. The server of the
-    first part saves them whole, so that one process can read them, or cut them differently.
-    """
-    for variable in model.variables:
-        value = variable.value
-        if is_cut(value):
-            value._serialize_to_tensors = lambda value=value: {KEY: whole(value)}
-            value._restore_from_tensors = lambda found, value=value: value.assign(found[KEY])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -42,8 +41,7 @@ class ProgressChannel:
             return
         try:
             os.set_inheritable(fd, False)
-            flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-            fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_NONBLOCK)
+            os.set_blocking(fd, False)
         except (OSError, OverflowError):
             self._fd = None
 

@@ -1,9 +1,12 @@
-"""The input of the loops: the training examples as a tf.data or distributed data set, and its iterators."""
+"""The input of the loops, a tf.data or distributed data set, and --check-data, which counts what it feeds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from worker.training.data.pipeline import (
     BatchOrder,
@@ -17,7 +20,11 @@ from worker.training.data.pipeline import (
 from worker.training.job import Job
 from worker.training.options.checks import batch_problem
 from worker.training.process.environment import UsageError
+from worker.training.process.output import counted, print_as_task
+from worker.training.process.peers import sum_over_workers
 
+# Numbers per sum over the workers. Each size is compiled separately.
+_CHUNK = 1_000_000
 MakeElement = Callable[..., Any]
 _kept_iterators: list[Any] = []
 
@@ -43,10 +50,8 @@ def distributed_numbers(job: Job, strategy: Any) -> Any:
 def keep_iterator(iterator: Any) -> Any:
     """Return the iterator, which now lives until the process exits, because destroying it may take seconds.
 
-    The destructor of a tf.data iterator cancels the thread that tunes it and joins it. TensorFlow (2.21 and before)
-    wakes that thread by a cancellation callback, but sets the cancelled flag after its callbacks. A thread that looks
-    in between sleeps for the rest of its tuning period, which grows from 10 ms to 60 s. The data sets that feed the
-    devices do not take the user's tf.data options, so tuning cannot be turned off.
+    worker/bootstrap/keras_fix/iterators.py says why. The data sets that feed the devices do not take the user's
+    tf.data options, so the tuning that is waited for cannot be turned off.
     """
     _kept_iterators.append(iterator)
     return iterator
@@ -142,3 +147,40 @@ def _check_batch(job: Job) -> None:
             )
     if problem is not None:
         raise UsageError(problem)
+
+
+def check_data(job: Job, strategy: Any) -> None:
+    """Print how many distinct examples this worker saw, and on the chief whether the workers saw each once.
+
+    Every worker must call it. A wrong count is not an error, because it may be intended.
+    """
+    seen = np.zeros(job.dataset.examples, np.float64)
+    for step in distributed_numbers(job, strategy):
+        for numbers in strategy.experimental_local_results(step):
+            np.add.at(seen, numbers.numpy(), 1)
+    distinct = int(np.count_nonzero(seen))
+    print_as_task(job.place, f"saw {counted(distinct, 'distinct example')} of {len(seen)}")
+    together = np.concatenate(
+        [
+            sum_over_workers(strategy, job.place, list(seen[start : start + _CHUNK]))
+            for start in range(0, len(seen), _CHUNK)
+        ]
+    )
+    if job.place.is_chief:
+        print(describe_coverage(together.astype(np.int64), job.place.workers, off=job.auto_shard == "off"))
+
+
+def describe_coverage(times: npt.NDArray[np.int64], workers: int, *, off: bool) -> str:
+    """Return one line about how often all workers together saw each example; `off`: --auto-shard off."""
+    examples, distinct = len(times), int(np.count_nonzero(times))
+    start = f"together the workers saw {counted(distinct, 'distinct example')} of {examples}"
+    if distinct == examples and (times == 1).all():
+        return f"{start}: each exactly once"
+    if off and workers > 1 and (times == workers).all():
+        return f"{start}: each {workers} times, once by each worker, as expected of --auto-shard off"
+    found = [
+        f"{count} {what}"
+        for count, what in ((examples - distinct, "never"), (int((times > 1).sum()), "more than once"))
+        if count
+    ]
+    return f"{start}: NOT each once, {' and '.join(found)}"

@@ -29,24 +29,7 @@ VARIABLE_DEVICE = "CPU:0"
 TPU_CONNECT_S = 10.0
 
 
-class Tpu:
-    """TensorFlow's calls to a TPU, in this order; a test replaces them."""
-
-    def resolve(self, name: str | None) -> Any:
-        """Return the resolver of the TPU `name`, or of the one that the environment names."""
-        return tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
-
-    def connect(self, resolver: Any) -> None:
-        tf.config.experimental_connect_to_cluster(resolver)
-
-    def initialize(self, resolver: Any) -> None:
-        tf.tpu.experimental.initialize_tpu_system(resolver)
-
-    def strategy(self, resolver: Any) -> Any:
-        return tf.distribute.TPUStrategy(resolver)
-
-
-def make_strategy(job: Job, progress: ProgressChannel, tpu: Tpu | None = None) -> Any:
+def make_strategy(job: Job, progress: ProgressChannel) -> Any:
     """Return the strategy; with several workers wait until all are there. UsageError if this machine cannot have it."""
     options, place = job.options, job.place
     progress.phase("waiting")
@@ -61,7 +44,7 @@ def make_strategy(job: Job, progress: ProgressChannel, tpu: Tpu | None = None) -
         case "central_storage":
             strategy = central_storage(device_names())
         case "tpu":
-            strategy = _tpu_strategy(options.tpu, tpu or Tpu())
+            strategy = _tpu_strategy(options.tpu)
         case other:
             raise UsageError(f"--strategy {other} does not train replicas of the whole model")
     progress.phase("starting")
@@ -75,10 +58,7 @@ def prepare_devices(options: Options) -> None:
     replicas = options.replicas
     if replicas is None and options.strategy in SPLIT_CPU and not gpus:
         replicas = CPU_REPLICAS
-    environment = {name: value for name, value in os.environ.items() if name != REPLICAS}
-    if replicas is not None:
-        environment[REPLICAS] = str(replicas)
-    configure_devices(tf, environment)
+    configure_devices(tf, {**os.environ, REPLICAS: str(replicas or "")})
 
 
 def describe_strategy(job: Job, strategy: Any) -> str:
@@ -137,21 +117,21 @@ def central_storage(compute_devices: list[str]) -> Any:
     return tf.distribute.experimental.CentralStorageStrategy(compute_devices, VARIABLE_DEVICE)
 
 
-def _tpu_strategy(name: str | None, system: Tpu) -> Any:
+def _tpu_strategy(name: str | None) -> Any:
     """Return the strategy of the TPU `name`, or of the one in the environment or in this machine; UsageError."""
     wanted = name or (LOCAL_TPU if has_local_tpu() else None)
     shown = name or wanted or "that the environment names"
     try:
         _check_connection(wanted or "")
-        resolver = system.resolve(wanted)
-        system.connect(resolver)
-        system.initialize(resolver)
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=wanted)
+        tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
     except (ValueError, RuntimeError, ImportError, OSError, tf.errors.OpError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise UsageError(
             f"the TPU {shown} cannot be used ({reason}): give its name or address by --tpu"
         ) from error
-    return system.strategy(resolver)
+    return tf.distribute.TPUStrategy(resolver)
 
 
 def _check_connection(addresses: str) -> None:

@@ -23,30 +23,46 @@ TRAINING = "train"
 HELD_OUT = "held_out"
 
 
-class EpochReport(Watcher):
+class _StepTimer(Watcher):
+    """Counts and times the steps that this run does of an epoch; none are counted if the loop does not report them."""
+
+    def __init__(self) -> None:
+        self._steps_done = 0
+        self._began = self._first_step_end = 0.0
+
+    def epoch_began(self, epoch: int) -> None:
+        self._steps_done = 0
+        self._began = time.monotonic()
+
+    def step_ended(self, step: int, values: Callable[[], Mapping[str, float]]) -> None:
+        if not self._steps_done:
+            self._first_step_end = time.monotonic()
+        self._steps_done += 1
+
+    def _rate_after_first(self) -> float | None:
+        """Return the steps per second without the first one, which may compile; None if there are no others."""
+        if self._steps_done < 2:
+            return None
+        return (self._steps_done - 1) / (time.monotonic() - self._first_step_end)
+
+
+class EpochReport(_StepTimer):
     """Prints `epoch 3/10: loss 0.1234, accuracy 0.9671, 12.3 steps/s` and sends each step's progress."""
 
     def __init__(self, progress: ProgressChannel, job: Job) -> None:
+        super().__init__()
         self._progress = progress
         self._epochs = job.options.epochs
         self._steps = job.steps
         self._global_batch = job.global_batch
         self._epoch = 0
-        self._epoch_start = 0.0
-        # None if the loop does not report steps.
-        self._first_step_end: float | None = None
-        # The first step of this epoch in this run: not 1 if an earlier run has done a part of the epoch.
-        self._first_step = 1
 
     def epoch_began(self, epoch: int) -> None:
+        super().epoch_began(epoch)
         self._epoch = epoch
-        self._epoch_start = time.monotonic()
-        self._first_step = 0
 
     def step_ended(self, step: int, values: Callable[[], Mapping[str, float]]) -> None:
-        if not self._first_step:
-            self._first_step = step
-            self._first_step_end = time.monotonic()
+        super().step_ended(step, values)
         position = (self._epoch - 1) * self._steps + step
         self._progress.step(lambda: self._facts(step, values()), position)
 
@@ -59,7 +75,9 @@ class EpochReport(Watcher):
         print(f"epoch {epoch}/{self._epochs}: {shown}, {facts['steps_per_s']:.1f} steps/s", flush=True)
 
     def _facts(self, step: int, values: Mapping[str, float]) -> dict[str, Any]:
-        rate = self._rate(step)
+        rate = self._rate_after_first()
+        if rate is None:
+            rate = (self._steps_done or step) / (time.monotonic() - self._began)
         return {
             "epoch": self._epoch,
             "epochs": self._epochs,
@@ -70,15 +88,6 @@ class EpochReport(Watcher):
             "steps_per_s": rate,
             "examples_per_s": rate * self._global_batch,
         }
-
-    def _rate(self, step: int) -> float:
-        """Return the steps per second, without the first step of an epoch, which may compile, if there are more."""
-        if not self._first_step or self._first_step_end is None:
-            return step / (time.monotonic() - self._epoch_start)
-        done = step - self._first_step + 1
-        if done < 2:
-            return done / (time.monotonic() - self._epoch_start)
-        return (done - 1) / (time.monotonic() - self._first_step_end)
 
 
 class Journal:
@@ -102,7 +111,7 @@ class Journal:
             record.evaluated(result)
 
 
-class History(Watcher):
+class History(_StepTimer):
     """Writes `history.json` beside the checkpoints and, under orch, a copy in the run directory.
 
     A resumed training extends the file beside the checkpoints. Its fields: format, strategy, loop, precision, replicas,
@@ -112,6 +121,7 @@ class History(Watcher):
     """
 
     def __init__(self, job: Job, epochs_done: int) -> None:
+        super().__init__()
         job.options.checkpoint_dir.mkdir(parents=True, exist_ok=True)
         self._files = [job.options.checkpoint_dir / HISTORY_FILE]
         if run_dir := os.environ.get("ORCH_RUN_DIR"):
@@ -132,21 +142,12 @@ class History(Watcher):
         earlier = (_read_epochs(file) for file in self._files)
         # This run repeats the epochs after its checkpoint.
         self._epochs = [one for one in next(filter(None, earlier), []) if one["epoch"] <= epochs_done]
-        self._began = 0.0
-        self._steps = 0
-
-    def epoch_began(self, epoch: int) -> None:
-        self._began = time.monotonic()
-        self._steps = 0
-
-    def step_ended(self, step: int, values: Callable[[], Mapping[str, float]]) -> None:
-        self._steps += 1
 
     def epoch_ended(self, epoch: int, values: Mapping[str, float]) -> None:
         figures = {name: float(value) for name, value in values.items()}
         seconds = round(time.monotonic() - self._began, 3)
         # A loop that does not report steps trains whole epochs.
-        steps = self._steps or self._facts["steps"]
+        steps = self._steps_done or self._facts["steps"]
         self._epochs.append({"epoch": epoch, **figures, "seconds": seconds, "steps": steps})
         self._write(None)
 
@@ -174,7 +175,7 @@ def _read_epochs(file: Path) -> list[dict[str, Any]]:
     return [one for one in epochs if isinstance(one, dict) and isinstance(one.get("epoch"), int)]
 
 
-class EventFiles(Watcher):
+class EventFiles(_StepTimer):
     """Writes `<directory>/train` at the end of each epoch, and `<directory>/held_out` after the evaluation.
 
     Tags: loss, accuracy and the loop's other metrics, learning_rate, loss_scale (mixed_float16), steps_per_s, at the
@@ -182,30 +183,20 @@ class EventFiles(Watcher):
     """
 
     def __init__(self, job: Job, directory: Path, read_optimizer: Callable[[], Mapping[str, float]]) -> None:
+        super().__init__()
         self._directory = directory
         self._job = job
         self._read_optimizer = read_optimizer
-        self._training = _make_writer(directory / TRAINING)
-        self._first_step_end = 0.0
-        self._steps = 0
-
-    def epoch_began(self, epoch: int) -> None:
-        self._steps = 0
-
-    def step_ended(self, step: int, values: Callable[[], Mapping[str, float]]) -> None:
-        if self._steps == 0:
-            self._first_step_end = time.monotonic()
-        self._steps += 1
+        self._training = tf.summary.create_file_writer(str(directory / TRAINING))
 
     def epoch_ended(self, epoch: int, values: Mapping[str, float]) -> None:
         figures = {**self._read_optimizer(), **values}
-        if self._steps > 1:
-            # Without the first step, which compiles.
-            figures["steps_per_s"] = (self._steps - 1) / (time.monotonic() - self._first_step_end)
+        if (rate := self._rate_after_first()) is not None:
+            figures["steps_per_s"] = rate
         _write_scalars(self._training, figures, epoch * self._job.steps)
 
     def evaluated(self, result: Evaluation) -> None:
-        writer = _make_writer(self._directory / HELD_OUT)
+        writer = tf.summary.create_file_writer(str(self._directory / HELD_OUT))
         step = self._job.options.epochs * self._job.steps
         _write_scalars(writer, {"loss": result.loss, "accuracy": result.accuracy}, step)
         writer.close()
@@ -218,20 +209,12 @@ def read_learning_rate(optimizer: Any) -> dict[str, float]:
     return {"learning_rate": float(rate.numpy())}
 
 
-def _make_writer(directory: Path) -> Any:
-    return tf.summary.create_file_writer(str(directory))
-
-
 def _write_scalars(writer: Any, figures: Mapping[str, float], step: int) -> None:
     # tf.summary.scalar needs the tensorboard package, which TensorFlow does not install; this writes the same.
+    kind = tf.compat.v1.SummaryMetadata
     with writer.as_default(step):
         for name, value in figures.items():
-            tf.summary.write(name, tf.constant(float(value), tf.float32), metadata=_scalar_metadata(name))
+            metadata = kind(display_name=name, plugin_data=kind.PluginData(plugin_name="scalars"))
+            metadata.data_class = 1  # DATA_CLASS_SCALAR
+            tf.summary.write(name, tf.constant(float(value), tf.float32), metadata=metadata)
     writer.flush()
-
-
-def _scalar_metadata(name: str) -> Any:
-    kind = tf.compat.v1.SummaryMetadata
-    metadata = kind(display_name=name, plugin_data=kind.PluginData(plugin_name="scalars"))
-    metadata.data_class = 1  # DATA_CLASS_SCALAR
-    return metadata
