@@ -159,6 +159,8 @@ class Directory:
             os.unlink(_checked_name(name), dir_fd=self.fd)
         except FileNotFoundError:
             return
+        except OSError as error:
+            raise _named(error, self.path / name) from error
 
     def remove_tree(self, name: str) -> Removal:
         """Remove a file, link or tree, as far as possible. The result says what could not be removed, and why."""

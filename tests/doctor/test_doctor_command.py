@@ -105,7 +105,7 @@ def test_more_workers_than_fit(doctor: Doctor) -> None:
     assert "at most 1,000 tasks, not 4,000" in found["settings"][0]["text"]
     (doctor.directory / "orch.toml").write_text("[roles.ps]\ncount = 498\n[roles.evaluator]\n")
     found = doctor.findings("--workers", "500", before=limited("-n", "100"), code=1)
-    text = "enough for 12 tasks, not 1,000 tasks (1 chief, 500 workers, 498 ps, 1 evaluator)"
+    text = "enough for 26 tasks, not 1,000 tasks (1 chief, 500 workers, 498 ps, 1 evaluator)"
     assert any(text in f["text"] for f in found["open files"])
 
 
@@ -120,7 +120,7 @@ def test_few_open_files(doctor: Doctor) -> None:
     (soft,) = (f for f in doctor.findings(before=limited("-Sn", "200"))["open files"] if f["fix"])
     assert soft["level"] == "warning" and "200 files" in soft["text"]
     found = doctor.findings("--workers", "50", before=limited("-n", "100"), code=1)
-    assert any(f["level"] == "problem" and "enough for 12 tasks" in f["text"] for f in found["open files"])
+    assert any(f["level"] == "problem" and "enough for 26 tasks" in f["text"] for f in found["open files"])
 
 
 def test_other_limits_of_the_shell(doctor: Doctor) -> None:

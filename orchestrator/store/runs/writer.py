@@ -121,6 +121,7 @@ class RunStore:
                 raise FileExistsError(errno.EEXIST, "another process made it first", str(self.paths.root))
             self._parent.rename(name, self.paths.run_id)
             name = self.paths.run_id
+            self._run.path = self.paths.root
             self._require_place()
             with make_runs() as runs:
                 if runs.identity != self._parent.identity:
