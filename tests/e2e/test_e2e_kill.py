@@ -41,6 +41,7 @@ def test_kill_is_reported_as_cause(orch: Orch) -> None:
         "task": "worker:1",
         "kind": "exited",
         "text": "SIGKILL, sent by `orch kill`",
+        "tasks": [],
     }
     (sent,) = orch.events("signal_requested")
     assert (sent["task"], sent["signal"], sent["by"]) == ("worker:1", 9, "user")
