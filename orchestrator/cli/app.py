@@ -16,6 +16,7 @@ from orchestrator.cli.own_words import hide_env_values
 from orchestrator.cli.parameters import AsRootAnyway, Color, JsonOut, Quiet, Verbose, screen_of
 from orchestrator.cli.words import forget_streams, open_missing_streams, say
 from orchestrator.core.errors import ExitCode, OrchError, UsageError
+from orchestrator.store.ownership import forget_accepted_owners
 
 # Options after the first word of a command belong to that command.
 _COMMAND_LAST = {"allow_interspersed_args": False}
@@ -95,7 +96,8 @@ def _require_directory() -> None:
 
 
 def main() -> int:
-    """Run the command line in a process that continues, with its signal handlers as before; return the exit code."""
+    """Run the command line in a process that continues, and return the exit code. It leaves no trace in the process:
+    signal handlers are as before, and --as-root-anyway is forgotten."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         return run_to_exit()
@@ -103,6 +105,7 @@ def main() -> int:
         for number, handler in before.items():
             if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
+        forget_accepted_owners()
 
 
 def run_to_exit() -> int:

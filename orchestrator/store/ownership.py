@@ -32,6 +32,11 @@ def accept_owner(owner: int) -> None:
         _also_accepted.add(owner)
 
 
+def forget_accepted_owners() -> None:
+    """Undo accept_owner()."""
+    _also_accepted.clear()
+
+
 def accepted_owner() -> int | None:
     """Return the user whose state this process uses by accept_owner()."""
     return next(iter(_also_accepted), None)

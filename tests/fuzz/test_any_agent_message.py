@@ -198,7 +198,7 @@ def test_agent_obeys_or_exits_with_its_tasks(place: Path, lines: list[bytes]) ->
     """Any input: the agent continues or exits in order, and ends its task, which ignores SIGTERM, in both cases."""
     agent = Wild(place)
     try:
-        agent.say(start_order("trap '' TERM; sleep 600 & wait", task="worker:7"))
+        agent.say(start_order("trap '' TERM; sleep 600 & wait", task="worker:7", log=str(place / "task.log")))
         until(lambda: agent.hears(b'"started"'))
         pid = next(
             message["pid"]
@@ -217,7 +217,8 @@ def test_agent_obeys_or_exits_with_its_tasks(place: Path, lines: list[bytes]) ->
 
 def test_agent_that_cannot_parse_exits_and_leaves_nothing(place: Path) -> None:
     agent = Wild(place)
-    agent.say(start_order("trap '' TERM; setsid sleep 600 & sleep 600", task="worker:7"))
+    log = str(place / "task.log")
+    agent.say(start_order("trap '' TERM; setsid sleep 600 & sleep 600", task="worker:7", log=log))
     until(lambda: agent.hears(b'"started"'))
     agent.say(b"[1, 2")
     agent.say(b"and more of it")

@@ -29,7 +29,9 @@ def without(system_call: str, error: str) -> tuple[str, ...]:
     ],
 )
 def test_up_names_it_and_starts_nothing(orch: Orch, system_call: str, error: str, text: str) -> None:
-    done = orch.start("up", "--", "true", before=without(system_call, error)).finish()
+    # This filter refuses every waitid. The agent, which `up` starts early, would fail at one of another kind.
+    verb = "config" if system_call == "waitid" else "up"
+    done = orch.start(verb, "--", "true", before=without(system_call, error)).finish()
     assert done.code == 2
     assert done.err.startswith(f"orch: {text}") and "seccomp=PROFILE" in done.err
     assert done.err.count("\n") == 1
