@@ -74,6 +74,14 @@ def test_absolute_script(place: CommandPlace) -> None:
     assert resolve(place, str(path)).argv[1] == str(path)
 
 
+def test_file_too_large_to_be_read_is_spawned_and_may_use_tensorflow(place: CommandPlace) -> None:
+    path = write(place, "app.pyz", "import sys\n")
+    with path.open("ab") as file:
+        file.truncate(5 << 20)
+    command = resolve(place, "python", "app.pyz")
+    assert command.serves and not command.start.fork
+
+
 def test_python_script(place: CommandPlace) -> None:
     write(place, "train.py", "from keras import layers")
     command = resolve(place, "python", "-u", "train.py")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.request.command.source_tree import Source, SourceTree
+from orchestrator.request.command.source_tree import Source, SourceTree, TooLarge
 
 # Options with which Python prints something and exits: -V, -h, -?.
 _ANSWERS = frozenset("Vh?")
@@ -42,7 +42,7 @@ class PythonLine:
 
 @dataclass(frozen=True)
 class Program:
-    """`start`: the first source, None if it was not found (an installed module, standard input). `first`: the
+    """`start`: the first source, None if it was not found (an installed module) or is too large. `first`: the
     directory that Python puts first on sys.path, None if it puts none there."""
 
     line: PythonLine
@@ -97,7 +97,11 @@ def find_program(words: tuple[str, ...], cwd: Path, environ: Mapping[str, str]) 
     search = "" if line.letters & {"E", "I"} else environ.get("PYTHONPATH", "")
     others = (cwd / part for part in search.split(os.pathsep) if part)
     tree = SourceTree(tuple(dict.fromkeys((*([first] if first else []), *others))), cwd)
-    return Program(line, tree, _start(line.target, tree, script), first)
+    try:
+        start = _start(line.target, tree, script)
+    except TooLarge:  # a zip file with its packages, for example
+        start = None
+    return Program(line, tree, start, first)
 
 
 def _first_on_path(

@@ -187,11 +187,13 @@ def not_asked_note(python: str, package: str) -> str:
 
 
 def _serves(program: Program) -> bool:
-    """Whether tasks are expected to open TensorFlow's port. An installed module counts, unless it is one of Python's
-    own that runs no program."""
+    """Whether tasks are expected to open TensorFlow's port. A script that is too large to be read counts, and so does an
+    installed module, unless it is one of Python's own that runs no program."""
     if program.start is None:
         module = program.line.target.module
-        return module is not None and module.partition(".")[0] not in sys.stdlib_module_names - _RUNNERS
+        if module is None:
+            return program.line.target.script is not None
+        return module.partition(".")[0] not in sys.stdlib_module_names - _RUNNERS
     return program.tree.imports_tensorflow(program.start)
 
 
