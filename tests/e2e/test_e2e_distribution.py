@@ -56,13 +56,14 @@ def test_script_with_a_cluster_of_its_own_trains_in_orchs(orch: Orch) -> None:
 
 def test_wait_at_an_address_of_the_scripts_own_is_ended_and_named(orch: Orch) -> None:
     script, port = own_cluster(orch)
-    limits = ("--start-timeout", "2s", "--timeout", "2m")
+    # Long enough for the second task to start on a busy machine.
+    limits = ("--start-timeout", "8s", "--timeout", "2m")
     done = orch("up", "-n", "2", "--script-tf-config", *limits, "--", script, "0", timeout_s=_START_S)
     assert done.code == 124, done.out + done.err
     cause = orch.result()["cause"]
     assert (cause["task"], cause["kind"]) == ("worker:0", "limit")
     assert cause["text"].startswith(
-        f"--start-timeout: not joined after 2s: it and worker:1 wait for the others at localhost:{port},"
+        f"--start-timeout: not joined after 8s: it and worker:1 wait for the others at localhost:{port},"
         " not at its own address 127.0.0.1:"
     )
 
