@@ -1,4 +1,4 @@
-"""What follows a training: the held-out evaluation, in which every replica has its share, and the exported model."""
+"""The held-out evaluation, in which every replica has its share, and the export of the trained model."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class _StepTimer(Watcher):
         self._steps_done += 1
 
     def _rate_after_first(self) -> float | None:
-        """Return the steps per second without the first one, which may compile; None if there are no others."""
+        """Return the steps per second without the first one, which may compile; None before the second one."""
         if self._steps_done < 2:
             return None
         return (self._steps_done - 1) / (time.monotonic() - self._first_step_end)
