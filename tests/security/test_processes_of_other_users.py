@@ -88,7 +88,7 @@ def test_failure_is_reported_with_the_process_that_is_left(orch: Orch) -> None:
     pid = pid_of_another(orch)
     assert done.code == 3
     assert f"still running  {named(pid)}" in done.err
-    assert "worker:0: exit 3" in done.err
+    assert "worker:0 failed: exit 3" in done.err
 
 
 def test_down_names_the_process_of_a_lost_run(orch: Orch) -> None:

@@ -94,6 +94,7 @@ def end_lines(
             case _Wrapped(head, cells, is_limited):
                 lines += wrapped(head, cells, width, colour=colour, is_limited=is_limited)
             case _Quoted(task, text):
+                text = safe(text)
                 bar = painted(_QUOTED, task_colour(task), colour=colour)
                 lines += [bar + text] if width is None else broken(bar, text, width, _QUOTED.lstrip())
             case _:

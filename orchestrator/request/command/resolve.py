@@ -187,8 +187,10 @@ def not_asked_note(python: str, package: str) -> str:
 
 
 def _serves(program: Program) -> bool:
-    """Whether tasks are expected to open TensorFlow's port. A script that is too large to be read counts, and so does an
-    installed module, unless it is one of Python's own that runs no program."""
+    """Whether tasks are expected to open TensorFlow's port.
+
+    A script too large to be read counts, and an installed module, unless it is one of Python's that runs no program.
+    """
     if program.start is None:
         module = program.line.target.module
         if module is None:
