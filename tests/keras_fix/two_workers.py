@@ -8,14 +8,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tensorflow_forks import ForkedProcess, ForkServer
+from tensorflow_forks import ForkedProcess, ForkServer, start_python
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE_PROGRAM = Path(__file__).with_name("case_program.py")
@@ -71,7 +70,7 @@ def run_cases(
             }
             if workers > 1:
                 env["TF_CONFIG"] = _tf_config(ports, rank)
-            start = forks.start if forks else _start
+            start = forks.start if forks else start_python
             process = start(arguments, log, env, directory)
             stack.callback(_end, process)
             started.append(process)
@@ -82,19 +81,6 @@ def run_cases(
         if all(file.exists() for file in saved):
             outcome.values[case] = [dict(np.load(file)) for file in saved]
     return outcome
-
-
-def _start(words: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path) -> subprocess.Popen[bytes]:
-    with log.open("ab") as out:
-        return subprocess.Popen(
-            [sys.executable, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env=env,
-            cwd=cwd,
-            start_new_session=True,
-        )
 
 
 def _wait(processes: Sequence[Process]) -> list[int]:

@@ -81,6 +81,23 @@ class ForkServer:
         ForkServer.pid = None
 
 
+def start_python(
+    words: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path, inherited: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Run `python WORDS` as a new process in its own session; stdout and stderr are appended to `log`."""
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            [sys.executable, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
+            pass_fds=inherited,
+        )
+
+
 def _serve(requests: socket.socket) -> None:
     """Fork for each request, up to the end of the requests."""
     while True:

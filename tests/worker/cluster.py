@@ -9,13 +9,12 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from tensorflow_forks import ForkedProcess, ForkServer
+from tensorflow_forks import ForkedProcess, ForkServer, start_python
 
 ROOT = Path(__file__).resolve().parents[2]
 # Seconds. Long, because the machine may be busy; a test that reaches it hangs.
@@ -153,7 +152,7 @@ def run_workers(
             process = (
                 forks.start(words, log, env, directory)
                 if forks
-                else _start(words, log, env, directory, inherited)
+                else start_python(words, log, env, directory, inherited)
             )
             stack.callback(_end, process)
             cluster.tasks.append(Task(f"worker:{index}", process, log, scratch))
@@ -174,7 +173,7 @@ class Roles:
         self.checkpoints = directory / "checkpoints"
         self.tasks: dict[str, Task] = {}
         self._directory, self._cluster, self._arguments, self._env = directory, cluster, arguments, env
-        self._start = forks.start if forks else _start
+        self._start = forks.start if forks else start_python
 
     def start(self, name: str) -> Task:
         """Start the task `name` (`ps:1`) on its own address, appending to its log."""
@@ -241,22 +240,6 @@ def held_ports(count: int) -> Iterator[list[int]]:
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             holder.bind(("", 0))
         yield [holder.getsockname()[1] for holder in holders]
-
-
-def _start(
-    words: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path, inherited: Sequence[int] = ()
-) -> subprocess.Popen[bytes]:
-    with log.open("ab") as out:
-        return subprocess.Popen(
-            [sys.executable, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env=env,
-            cwd=cwd,
-            start_new_session=True,
-            pass_fds=inherited,
-        )
 
 
 def _end(process: Process) -> None:
