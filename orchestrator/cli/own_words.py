@@ -32,7 +32,7 @@ def hide_env_values() -> None:
 
 
 def _values(words: bytes) -> Iterator[tuple[int, int]]:
-    """Yield (position, length) of each value in the words, which end with NUL. Those after `--` are the task's."""
+    """Yield (position, length) of each value in the words, which end with NUL. Words after `--` belong to the task."""
     place, is_next = 0, False
     for word in words.split(b"\0"):
         if word == b"--":

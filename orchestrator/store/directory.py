@@ -1,7 +1,7 @@
 """Open directories of the state. All readers and writers reach its files through them, relative to a descriptor.
 
 A directory is checked after it was opened: it must belong to this user, and others must not be able to write to it.
-Nothing below it is reached through a symbolic link. So another user cannot exchange what was checked for something
+Symbolic links below it are never followed. Another user therefore cannot exchange what was checked for something
 else, and a link in a directory from somewhere else leads nowhere.
 """
 

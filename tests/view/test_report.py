@@ -23,7 +23,7 @@ def failed(cause_task: str = "worker:2", advice: str | None = None) -> RunResult
             exception="ValueError: bad\r \x1b[31mshape",
             log="/runs/digits-1/logs/worker-2.log",
             advice=advice,
-            place="/work/train.py:41",
+            place="/home/me/train.py:41",
             lines=("Traceback (most recent call last):", "\tValueError: bad"),
         ),
         detection_s=0.004,

@@ -155,7 +155,7 @@ def broken(head: str, text: str, width: int, mark: str) -> list[str]:
     """Lay a line of a task out in rows of at most `width` cells: `head` begins the first one, `mark` ends the
     indentation of the others. The terminal would begin them with the task's text, which could look like orch's own.
 
-    Both texts may have colours, which do not count.
+    Colours in `head` and `text` take no room.
     """
     indent = cell_len(without_colour(head))
     if width <= indent:

@@ -181,9 +181,7 @@ def fault_text(report: FaultReport) -> str:
 
 
 def _without_startup_lines(lines: Iterable[str]) -> Iterator[str]:
-    """The lines, with `TensorFlow started (4 lines; the log file has them)` in place of the start-up lines.
-
-    Those do not help to find a failure."""
+    """Yield the lines, with `TensorFlow started (4 lines; the log file has them)` in place of the start-up lines."""
     kept = list(lines)
     startup = [line for line in kept if startup_line(line.encode("utf-8", "replace")) is not None]
     for line in kept:

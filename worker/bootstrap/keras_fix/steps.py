@@ -6,8 +6,9 @@ so the logs of every step are exact for all workers' examples without another co
 metrics are read in one collective.
 
 Uneven batches: the step needs the sum of (gradient x examples) divided by the sum of examples, but Keras sums gradients
-of means. So each replica multiplies its loss by `weight`, its number of examples divided by the usual number, and the
-summed gradients are divided by the mean of all weights. In even steps every weight is 1 and nothing is divided.
+of means. Each replica therefore multiplies its loss by `weight`, its number of examples divided by the usual
+number, and the summed gradients are divided by the mean of all weights. In even steps every weight is 1, and nothing
+is divided.
 """
 
 from __future__ import annotations
