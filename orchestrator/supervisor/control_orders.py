@@ -20,7 +20,7 @@ from orchestrator.core.state.state import RunState
 from orchestrator.links import control
 from orchestrator.links.control import ControlServer, KillOrder, Order, RestartOrder, StacksOrder, StopOrder
 from orchestrator.supervisor import now
-from orchestrator.supervisor.agent_orders import HostAgent
+from orchestrator.supervisor.hosts import Hosts
 
 # Limit on connections that have not sent an order. The oldest is closed when a new one exceeds it.
 _MOST_IDLE = 64
@@ -45,7 +45,7 @@ class StackRequests:
     Times are monotonic seconds.
     """
 
-    def __init__(self, agent: HostAgent) -> None:
+    def __init__(self, agent: Hosts) -> None:
         self._agent = agent
         self._open: list[_Request] = []
 

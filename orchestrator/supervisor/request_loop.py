@@ -29,13 +29,13 @@ from orchestrator.store.runs.paths import runs_dir
 from orchestrator.store.runs.record import RunRecord, boot_id
 from orchestrator.store.runs.writer import RunStore, new_run_id
 from orchestrator.supervisor import now
-from orchestrator.supervisor.agent_orders import HostAgent
+from orchestrator.supervisor.hosts import Hosts
 from orchestrator.supervisor.supervisor import Supervisor
 
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def serve(client: ClientLink, agent: HostAgent) -> int:
+def serve(client: ClientLink, agent: Hosts) -> int:
     """Serve one request, or those of a session until its client leaves. Return the exit code of the last run."""
     _become_subreaper()
     # Imported modules stay for good: the garbage collector need not traverse them.
@@ -54,7 +54,7 @@ def serve(client: ClientLink, agent: HostAgent) -> int:
     return code
 
 
-def _serve_one(request: Request, client: ClientLink, agent: HostAgent) -> tuple[bool, int]:
+def _serve_one(request: Request, client: ClientLink, agent: Hosts) -> tuple[bool, int]:
     """Return (whether a signal told this process to stop, the run's exit code)."""
     started_mono = time.monotonic()
     if request.environ is not None:

@@ -36,7 +36,7 @@ from orchestrator.links.signal_inbox import SignalInbox
 from orchestrator.store.runs.leftovers import end_leftovers
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
-from orchestrator.supervisor.agent_orders import Attempts, HostAgent
+from orchestrator.supervisor.agent_orders import Attempts, Hosts
 from orchestrator.supervisor.agent_reports import AgentReports
 from orchestrator.supervisor.control_orders import ControlOrders, StackRequests
 from orchestrator.supervisor.run_logs import RunLogs
@@ -52,7 +52,7 @@ class Supervisor:
     """Drives one run: run() returns its result. Owns the control socket and the log store meanwhile."""
 
     def __init__(
-        self, spec: JobSpec, lifetime: Lifetime, agent: HostAgent, store: RunStore, client: ClientLink
+        self, spec: JobSpec, lifetime: Lifetime, agent: Hosts, store: RunStore, client: ClientLink
     ) -> None:
         self._spec = spec
         self._lifetime = lifetime
