@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -177,7 +177,7 @@ _ADAPTER: TypeAdapter[AgentMessage] = TypeAdapter(
 
 @dataclass(frozen=True)
 class StartOrder:
-    """Start one task.
+    """Start one task. With `role` and `index` it gets a TF_CONFIG made of the last `plan`.
 
     `env` is added to the agent's environment; `bootstrap` holds the options of the code that is injected into the
     task's Python (None: nothing is injected); `fork`: from the preloader; `memory_limit`: bytes (PSS), None for none.
@@ -193,6 +193,8 @@ class StartOrder:
     bootstrap: Mapping[str, object] | None = None
     fork: bool = False
     memory_limit: int | None = None
+    role: str | None = None
+    index: int | None = None
 
 
 @dataclass(frozen=True)
@@ -264,6 +266,10 @@ class AgentLink:
     def hold(self, attempt: int, count: int, mode: str) -> bool:
         """Hold `count` ports for an attempt."""
         return self._send("hold", attempt=attempt, count=count, mode=mode)
+
+    def plan(self, attempt: int, cluster: Mapping[str, Sequence[str]]) -> bool:
+        """Give the addresses by role, before the tasks of an attempt are started."""
+        return self._send("plan", attempt=attempt, cluster=cluster)
 
     def start(self, order: StartOrder) -> bool:
         return self._send("start", **vars(order))
