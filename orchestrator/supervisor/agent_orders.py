@@ -24,6 +24,7 @@ from orchestrator.core.state.events import Event
 from orchestrator.engines import AgentOptions, Connection, Engine
 from orchestrator.links.agent_link import AgentLink, PreloadOrder, StartOrder
 from orchestrator.links.client_link import pack_environ
+from orchestrator.links.stream import LocalStream
 from orchestrator.store.files import open_private
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
@@ -44,7 +45,7 @@ class HostAgent:
     def __init__(self, engine: Engine, connection: Connection | None = None) -> None:
         """`connection`: to an agent that was started before there was a run."""
         self._connection = connection
-        self.link = None if connection is None else AgentLink(connection.stream, run_id="")
+        self.link = None if connection is None else AgentLink(LocalStream(connection.stream), run_id="")
         self._engine = engine
         # The network of the runs so far. None: an agent without a run can still enter any network.
         self._network: NetworkOption | None = None
@@ -68,7 +69,7 @@ class HostAgent:
             self._connection = self._engine.connect("", run.words(), errors)
         finally:
             os.close(errors)
-        self.link, self._network = AgentLink(self._connection.stream, run.run_id), run.network
+        self.link, self._network = AgentLink(LocalStream(self._connection.stream), run.run_id), run.network
         return self.link
 
     def explain_loss(self) -> str:
@@ -76,6 +77,8 @@ class HostAgent:
 
     def end(self) -> None:
         """Close the stream, on which the agent kills everything it started; wait for its exit, or kill it."""
+        if self.link is not None:
+            self.link.close()
         if self._connection is not None:
             self._connection.close()
             if not self._connection.wait(self._engine.leave_s):

@@ -286,17 +286,13 @@ class Supervisor:
     def _read_agent(self) -> None:
         link = self._agent.link
         assert link is not None
-        try:
-            messages, is_open = link.read()
-        except ValidationError as error:
-            self._lose_agent(f"the agent sent a message that this version cannot read: {error}")
-            return
+        messages, is_open = link.read()
         for message in messages:
             if isinstance(message, Held):
                 self._attempts.plan(message.attempt, message.ports)
             self._reports.take(message)
         if not is_open:
-            self._lose_agent(self._agent.explain_loss())
+            self._lose_agent(link.lost_reason or self._agent.explain_loss())
 
     def _lose_agent(self, reason: str) -> None:
         """End the agent, and report it unless its loss is already queued."""
