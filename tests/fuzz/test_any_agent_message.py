@@ -161,8 +161,9 @@ class Wild:
     """A real agent with one task in its care that ignores SIGTERM, and whatever is said to it."""
 
     def __init__(self, directory: Path) -> None:
-        self.engine = LocalEngine()
-        (self.stream,) = self.engine.start_agents(AgentOptions(RUN, 0.05, directory / "agent.log"))
+        with (directory / "agent.log").open("ab") as errors:
+            self.connection = LocalEngine().connect("", AgentOptions(RUN, 0.05).words(), errors.fileno())
+        self.stream = self.connection.stream
         self.heard = b""
 
     def say(self, data: bytes) -> None:
@@ -184,7 +185,7 @@ class Wild:
 
     def close(self) -> None:
         self.stream.close()
-        assert self.engine.agents_gone(PATIENCE_S), "the agent did not leave"
+        assert self.connection.wait(PATIENCE_S), "the agent did not leave"
 
 
 def start_order(program: str, **changes: object) -> bytes:

@@ -79,10 +79,10 @@ class Driver:
     ) -> None:
         self.messages: list[AgentMessage] = []
         self.directory = directory
-        self._engine = LocalEngine()
-        (self.stream,) = self._engine.start_agents(
-            AgentOptions(run_id, failure_grace_s, directory / "agent.log", network)
-        )
+        with (directory / "agent.log").open("ab") as errors:
+            words = AgentOptions(run_id, failure_grace_s, network).words()
+            self._connection = LocalEngine().connect("", words, errors.fileno())
+        self.stream = self._connection.stream
         self.link = AgentLink(self.stream, run_id)
         self.open = True
 
@@ -94,8 +94,8 @@ class Driver:
         self.link.close()
         if psutil.pid_exists(self.pid):
             os.kill(self.pid, signal.SIGCONT)
-        gone = self._engine.agents_gone(PATIENCE_S)
-        self._engine.cancel()
+        gone = self._connection.wait(PATIENCE_S)
+        self._connection.kill()
         assert gone, "the agent did not leave"
         words = (self.directory / "agent.log").read_text()
         assert "Traceback" not in words, words
