@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -14,8 +13,6 @@ from orchestrator.core.job.choices import NetworkOption
 from orchestrator.core.progress.reported import parse_progress
 from orchestrator.core.state.events import ProcessOrigin, Progress
 from orchestrator.core.state.result import LeftProcess
-
-_READ_BYTES = 1 << 16
 
 
 class _Message(BaseModel):
@@ -209,22 +206,68 @@ class PreloadOrder:
     log: str
 
 
-class AgentLink:
-    """The supervisor's end of one agent's stream. Reading never blocks; writing waits for the agent.
+class Stream(Protocol):
+    """Lines to and from an agent: on this machine (LocalStream), or on another host (Session)."""
 
-    Each order returns False if the agent is gone; read() then returns its end of file.
+    @property
+    def due(self) -> float | None: ...
+
+    @property
+    def clock(self) -> tuple[float, float]: ...
+
+    @property
+    def lost_reason(self) -> str | None: ...
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def fileno(self) -> int: ...
+
+    def read(self) -> tuple[list[bytes], bool]: ...
+
+    def send(self, line: bytes) -> bool: ...
+
+    def leave(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class AgentLink:
+    """The supervisor's end of one agent's stream. Neither reading nor writing blocks.
+
+    Call read() when `fileno()` is readable, or at `due` (monotonic seconds; None: only when readable). Each order
+    returns False if the agent is gone; read() then returns the end of the stream, and `lost_reason` says why it ended
+    if that is known.
     """
 
-    def __init__(self, stream: socket.socket, run_id: str) -> None:
+    def __init__(self, stream: Stream, run_id: str) -> None:
         self._stream = stream
         self._run_id = run_id
-        self._inbox = b""
+        self._fault: str | None = None
 
     def fileno(self) -> int:
         return self._stream.fileno()
 
+    @property
+    def due(self) -> float | None:
+        return self._stream.due
+
+    @property
+    def clock(self) -> tuple[float, float]:
+        """The agent's monotonic clock minus ours, and the largest error of that: seconds."""
+        return self._stream.clock
+
+    @property
+    def lost_reason(self) -> str | None:
+        """Why the stream has ended; None if it is open, or ended without a known reason."""
+        return self._fault or self._stream.lost_reason
+
+    def leave(self) -> None:
+        """Order the agent to end everything and to exit. read() returns the end of the stream when it has."""
+        self._stream.leave()
+
     def close(self) -> None:
-        """Close the stream, on which the agent kills everything it started and exits."""
+        """Close the stream. An agent on this machine then kills everything it started and exits."""
         self._stream.close()
 
     def serve(
@@ -239,12 +282,7 @@ class AgentLink:
 
         `environ` (packed) is what the run's tasks inherit. An agent can enter a private network but not leave it.
         """
-        try:
-            if self._stream.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b"":
-                return False
-        except BlockingIOError:
-            pass
-        except OSError:
+        if not self._stream.is_open:
             return False
         self._run_id = run_id
         return self._send(
@@ -252,16 +290,23 @@ class AgentLink:
         )
 
     def read(self) -> tuple[list[AgentMessage], bool]:
-        """Return (messages that have arrived, whether the stream is open). Messages of other runs are dropped."""
+        """Return (messages that have arrived, whether the stream is open). Messages of other runs are dropped.
+
+        A message that cannot be read ends the stream; those before it are returned.
+        """
+        if self._fault is not None:
+            return [], False
+        messages: list[AgentMessage] = []
         try:
-            data = self._stream.recv(_READ_BYTES, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return [], True
-        except OSError:
-            data = b""
-        *lines, self._inbox = (self._inbox + data).split(b"\n")
-        messages = [_ADAPTER.validate_json(line) for line in lines]
-        return [message for message in messages if message.run_id == self._run_id], bool(data)
+            lines, is_open = self._stream.read()
+            for line in lines:
+                message = _ADAPTER.validate_json(line)
+                if message.run_id == self._run_id:
+                    messages.append(message)
+        except ValueError as error:
+            self._fault = f"the agent sent a message that this version cannot read: {error}"
+            is_open = False
+        return messages, is_open
 
     def hold(self, attempt: int, count: int, mode: str) -> bool:
         """Hold `count` ports for an attempt."""
@@ -291,8 +336,4 @@ class AgentLink:
     def _send(self, kind: str, **fields: object) -> bool:
         # default=dict: json does not know read-only mappings.
         line = json.dumps({"type": kind, "run_id": self._run_id, **fields}, default=dict).encode() + b"\n"
-        try:
-            self._stream.sendall(line)
-        except OSError:
-            return False
-        return True
+        return self._fault is None and self._stream.send(line)

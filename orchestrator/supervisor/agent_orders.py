@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from orchestrator.core.job.choices import NetworkOption
 from orchestrator.core.job.spec import JobSpec
@@ -22,9 +22,11 @@ from orchestrator.core.plan.plan import (
 )
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event
-from orchestrator.engines import AgentOptions, Engine
+from orchestrator.engines import AgentOptions, Connection, Engine
 from orchestrator.links.agent_link import AgentLink, PreloadOrder, StartOrder
 from orchestrator.links.client_link import pack_environ
+from orchestrator.links.stream import LocalStream
+from orchestrator.store.files import open_private
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
 from orchestrator.supervisor.run_logs import RunLogs
@@ -32,7 +34,6 @@ from orchestrator.supervisor.tensorboard_task import TensorBoardTask
 
 FIRST_ATTEMPT = 1
 _HOST = "127.0.0.1"
-_AGENT_EXITS_S = 2.0
 _NO_BOOTSTRAP = (
     "Python's options -I, -E and -S keep orch's code out of the script's process: no fixes for Keras, no stacks, and"
     " the script itself decides how it handles a stop"
@@ -42,36 +43,48 @@ _NO_BOOTSTRAP = (
 class HostAgent:
     """Owns the agent until end(), for one or several runs. `link` is None without an agent."""
 
-    def __init__(self, engine: Engine, stream: socket.socket | None = None) -> None:
-        """`stream`: to an agent that the engine has already started, before there was a run."""
-        self.link = None if stream is None else AgentLink(stream, run_id="")
+    def __init__(self, engine: Engine, connection: Connection | None = None) -> None:
+        """`connection`: to an agent that was started before there was a run."""
+        self._connection = connection
+        self.link = None if connection is None else AgentLink(LocalStream(connection.stream), run_id="")
         self._engine = engine
         # The network of the runs so far. None: an agent without a run can still enter any network.
         self._network: NetworkOption | None = None
 
-    def serve(self, run: AgentOptions) -> AgentLink:
-        """Return the link to an agent that serves this run from now on. EngineError if it cannot be started."""
+    def serve(self, run: AgentOptions, log: Path) -> AgentLink:
+        """Return the link to an agent that serves this run from now on. EngineError if it cannot be started.
+
+        `log` receives its stderr."""
         if (
             self.link is not None
             and self._network in (None, run.network)
             and self.link.serve(
-                run.run_id, run.failure_grace_s, str(run.log), pack_environ(os.environ), run.network
+                run.run_id, run.failure_grace_s, str(log), pack_environ(os.environ), run.network
             )
         ):
             self._network = run.network
             return self.link
         self.end()
-        (stream,) = self._engine.start_agents(run)
-        self.link, self._network = AgentLink(stream, run.run_id), run.network
+        errors = open_private(log, os.O_WRONLY | os.O_APPEND)
+        try:
+            self._connection = self._engine.connect("", run.words(), errors)
+        finally:
+            os.close(errors)
+        self.link, self._network = AgentLink(LocalStream(self._connection.stream), run.run_id), run.network
         return self.link
+
+    def explain_loss(self) -> str:
+        return self._engine.explain("", None, "")
 
     def end(self) -> None:
         """Close the stream, on which the agent kills everything it started; wait for its exit, or kill it."""
         if self.link is not None:
             self.link.close()
-            self.link = None
-        if not self._engine.agents_gone(_AGENT_EXITS_S):
-            self._engine.cancel()
+        if self._connection is not None:
+            self._connection.close()
+            if not self._connection.wait(self._engine.leave_s):
+                self._connection.kill()
+        self._connection = self.link = None
 
 
 class Attempts:

@@ -203,8 +203,8 @@ class Supervisor:
 
     def _start_agent(self) -> None:
         paths = self._store.paths
-        options = AgentOptions(paths.run_id, self._spec.failure_grace_s, paths.agent_log, self._spec.network)
-        link = self._agent.serve(options)
+        options = AgentOptions(paths.run_id, self._spec.failure_grace_s, self._spec.network)
+        link = self._agent.serve(options, paths.agent_log)
         self._watch(link.fileno(), self._read_agent)
         self._attempts.begin(link)
 
@@ -286,17 +286,13 @@ class Supervisor:
     def _read_agent(self) -> None:
         link = self._agent.link
         assert link is not None
-        try:
-            messages, is_open = link.read()
-        except ValidationError as error:
-            self._lose_agent(f"the agent sent a message that this version cannot read: {error}")
-            return
+        messages, is_open = link.read()
         for message in messages:
             if isinstance(message, Held):
                 self._attempts.plan(message.attempt, message.ports)
             self._reports.take(message)
         if not is_open:
-            self._lose_agent("the agent was lost (killed, or it crashed: see agent.log)")
+            self._lose_agent(link.lost_reason or self._agent.explain_loss())
 
     def _lose_agent(self, reason: str) -> None:
         """End the agent, and report it unless its loss is already queued."""
