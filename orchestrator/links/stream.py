@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import select
 import socket
+from dataclasses import dataclass
 
 _READ_BYTES = 1 << 16
 # Longest line of an agent. Its longest text is the exception of a task.
 MAX_LINE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class LinkSilent:
+    """The agent of another host has confirmed nothing for this long. Its tasks may run on."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class LinkBack:
+    """The agent of a silent host is heard again. Nothing was lost."""
+
+    seconds: float
 
 
 class LineTooLong(ValueError):
