@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -13,7 +13,7 @@ from orchestrator.core.job.choices import NetworkOption
 from orchestrator.core.progress.reported import parse_progress
 from orchestrator.core.state.events import ProcessOrigin, Progress
 from orchestrator.core.state.result import LeftProcess
-from orchestrator.links.stream import LinkBack, LinkSilent
+from orchestrator.links.stream import LinkBack, LinkSilent, Stream
 
 
 class _Message(BaseModel):
@@ -215,7 +215,7 @@ _ADAPTER: TypeAdapter[_Sent] = TypeAdapter(
 
 @dataclass(frozen=True)
 class StartOrder:
-    """Start one task.
+    """Start one task. With `role` and `index` it gets a TF_CONFIG made of the last `plan`.
 
     `env` is added to the agent's environment; `bootstrap` holds the options of the code that is injected into the
     task's Python (None: nothing is injected); `fork`: from the preloader; `memory_limit`: bytes (PSS), None for none.
@@ -233,6 +233,8 @@ class StartOrder:
     fork: bool = False
     memory_limit: int | None = None
     scratch: str | None = None
+    role: str | None = None
+    index: int | None = None
 
 
 @dataclass(frozen=True)
@@ -245,32 +247,6 @@ class PreloadOrder:
     modules: tuple[str, ...]
     script_env: Mapping[str, str]
     log: str
-
-
-class Stream(Protocol):
-    """Lines to and from an agent: on this machine (LocalStream), or on another host (Session)."""
-
-    @property
-    def due(self) -> float | None: ...
-
-    @property
-    def clock(self) -> tuple[float, float]: ...
-
-    @property
-    def lost_reason(self) -> str | None: ...
-
-    @property
-    def is_open(self) -> bool: ...
-
-    def fileno(self) -> int: ...
-
-    def read(self) -> tuple[Sequence[bytes | LinkSilent | LinkBack], bool]: ...
-
-    def send(self, line: bytes) -> bool: ...
-
-    def leave(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class AgentLink:
@@ -355,6 +331,10 @@ class AgentLink:
     def hold(self, attempt: int, count: int, mode: str) -> bool:
         """Hold `count` ports for an attempt."""
         return self._send("hold", attempt=attempt, count=count, mode=mode)
+
+    def plan(self, attempt: int, cluster: Mapping[str, Sequence[str]]) -> bool:
+        """Give the addresses by role, before the tasks of an attempt are started."""
+        return self._send("plan", attempt=attempt, cluster=cluster)
 
     def start(self, order: StartOrder) -> bool:
         return self._send("start", **vars(order))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from orchestrator.core.job.choices import NetworkOption
 from orchestrator.core.job.spec import JobSpec
+from orchestrator.core.job.tf_config import TFConfigTooLong
 from orchestrator.core.plan.plan import (
     RunPlan,
     TaskPlan,
@@ -138,14 +139,19 @@ class Attempts:
     def plan(self, attempt: int, ports: tuple[int, ...]) -> None:
         """Plan an attempt whose ports are held."""
         addresses = [f"{_HOST}:{port}" for port in ports]
-        self._plan = build_plan(self._spec, addresses, self._store.paths, attempt, os.environ)
-        tasks = planned_tasks(self._plan)
-        self._queue.append(events.AttemptPlanned(**now(), attempt=attempt, tasks=tasks))
+        try:
+            self._plan = build_plan(self._spec, addresses, self._store.paths, attempt, os.environ)
+        except TFConfigTooLong as error:
+            self._queue.append(events.AgentLost(**now(), reason=str(error)))
+            return
+        tasks, cluster = planned_tasks(self._plan), self._plan.cluster.addresses
+        self._queue.append(events.AttemptPlanned(**now(), attempt=attempt, tasks=tasks, cluster=cluster))
 
     def start_all(self) -> None:
         """Start every task of the planned attempt."""
         if self._agent.link is None or self._plan is None:
             return
+        self._agent.link.plan(self._plan.attempt, self._plan.cluster.addresses)
         with self._storage_errors_reported():
             for task in self._plan.tasks:
                 task.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -188,5 +194,7 @@ class Attempts:
                 bootstrap=task.bootstrap,
                 fork=task.fork,
                 memory_limit=self._spec.memory_limit_bytes,
+                role=task.task.type,
+                index=task.task.index,
             )
         )
