@@ -23,7 +23,7 @@ def main() -> int:
     engine = engines.engine("local")
     to_agent = _start_early(engine)
     from orchestrator.links.client_link import ClientLink
-    from orchestrator.supervisor.agent_orders import Hosts
+    from orchestrator.supervisor.hosts import Hosts
     from orchestrator.supervisor.request_loop import serve
 
     return serve(ClientLink(stream), Hosts(engine, to_agent))

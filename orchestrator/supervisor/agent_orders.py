@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from orchestrator.core.job.spec import JobSpec
+from orchestrator.core.job.tf_config import TFConfigTooLong
 from orchestrator.core.plan.plan import (
     RunPlan,
     TaskPlan,
@@ -19,7 +20,7 @@ from orchestrator.core.plan.plan import (
 )
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event
-from orchestrator.links.agent_link import PreloadOrder, StartOrder
+from orchestrator.links.agent_link import AgentLink, PreloadOrder, StartOrder
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
 from orchestrator.supervisor.hosts import HERE, Hosts
@@ -54,6 +55,7 @@ class Attempts:
         self._queue = queue
         # The host of each task, in their order, and the ports that are held on each host, for the next attempt.
         self._placement: tuple[str, ...] = ()
+        self._host_of: dict[str, str] = {}
         self._held: dict[str, tuple[int, ...]] = {}
         self._plan: RunPlan | None = None
 
@@ -67,6 +69,7 @@ class Attempts:
 
     def hold_ports(self, attempt: int) -> None:
         self._placement = (HERE,) * len(self._spec.tasks)
+        self._host_of = dict(zip(map(str, self._spec.tasks), self._placement, strict=True))
         self._held.clear()
         for host, count in Counter(self._placement).items():
             if (link := self._hosts.links.get(host)) is not None:
@@ -97,22 +100,30 @@ class Attempts:
             return
         left = {host: iter(ports) for host, ports in self._held.items()}
         addresses = [f"{_ADDRESS}:{next(left[host])}" for host in self._placement]
-        self._plan = build_plan(self._spec, addresses, self._store.paths, attempt, os.environ)
-        tasks = planned_tasks(self._plan)
-        self._queue.append(events.AttemptPlanned(**now(), attempt=attempt, tasks=tasks))
+        try:
+            self._plan = build_plan(self._spec, addresses, self._store.paths, attempt, os.environ)
+        except TFConfigTooLong as error:
+            self._queue.append(events.AgentLost(**now(), reason=str(error)))
+            return
+        tasks, cluster = planned_tasks(self._plan), self._plan.cluster.addresses
+        self._queue.append(events.AttemptPlanned(**now(), attempt=attempt, tasks=tasks, cluster=cluster))
 
-    def host_of(self, name: str) -> str | None:
-        """The host of a task of the planned attempt; None for a task that it does not have."""
-        return self._by_name.get(name)
+    def link_to(self, task: str) -> AgentLink | None:
+        """The link to the agent of a task; None if it is lost."""
+        if task not in self._host_of:
+            return None
+        return self._hosts.links.get(self._host_of[task])
 
     def start_all(self) -> None:
         """Start every task of the planned attempt."""
         if self._plan is None:
             return
+        for agent in self._hosts.links.values():
+            agent.plan(self._plan.attempt, self._plan.cluster.addresses)
         with self._storage_errors_reported():
-            for task, host in zip(self._plan.tasks, self._placement, strict=True):
+            for task in self._plan.tasks:
                 self._logs.add(str(task.task), self._plan.attempt, task.log)
-                self._start(host, task, task.env)
+                self._start(task, task.env)
             if (link := self._hosts.links.get(HERE)) is not None:
                 self._tensorboard.start(link)
 
@@ -121,9 +132,9 @@ class Attempts:
         if self._plan is None:
             return
         with self._storage_errors_reported():
-            for task, host in zip(self._plan.tasks, self._placement, strict=True):
+            for task in self._plan.tasks:
                 if str(task.task) == name:
-                    self._start(host, task, {**task.env, "ORCH_RESTARTS": str(restarts)})
+                    self._start(task, {**task.env, "ORCH_RESTARTS": str(restarts)})
 
     @contextmanager
     def _storage_errors_reported(self) -> Iterator[None]:
@@ -134,11 +145,11 @@ class Attempts:
             reason = f"{error.filename}: {error.strerror}"
             self._queue.append(events.StorageFailed(**now(), reason=reason))
 
-    def _start(self, host: str, task: TaskPlan, env: Mapping[str, str]) -> None:
-        link = self._hosts.links.get(host)
+    def _start(self, task: TaskPlan, env: Mapping[str, str]) -> None:
+        name = str(task.task)
+        link = self.link_to(name)
         if link is None:
             return
-        name = str(task.task)
         task.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
         # It may hold the exception of an earlier process of this task.
         self._store.forget_exception(name)
@@ -155,5 +166,7 @@ class Attempts:
                 bootstrap=task.bootstrap,
                 fork=task.fork,
                 memory_limit=self._spec.memory_limit_bytes,
+                role=task.task.type,
+                index=task.task.index,
             )
         )

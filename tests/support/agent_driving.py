@@ -30,6 +30,7 @@ from orchestrator.links.agent_link import (
     Started,
     StartOrder,
 )
+from orchestrator.links.stream import LocalStream
 
 # Long enough that a test which waits for it has failed.
 FOREVER_S = 600.0
@@ -83,7 +84,7 @@ class Driver:
             words = AgentOptions(run_id, failure_grace_s, network).words()
             self._connection = LocalEngine().connect("", words, errors.fileno())
         self.stream = self._connection.stream
-        self.link = AgentLink(self.stream, run_id)
+        self.link = AgentLink(LocalStream(self.stream), run_id)
         self.open = True
 
     def __enter__(self) -> Driver:
@@ -158,7 +159,7 @@ class Driver:
 
     def receive(self) -> None:
         """Take in what has come, or wait a moment for it."""
-        select.select([self.stream], [], [], 0.2)
+        select.select([self.link], [], [], 0.2)
         messages, self.open = self.link.read()
         self.messages += messages
 
