@@ -72,21 +72,27 @@ class AgentReports:
         self._usage: dict[str, dict[str, float]] = {}
         self._has_new_usage = False
         self._sample_due = 0.0
+        self._exits = 0
+        self._clock = (0.0, 0.0)
 
     @property
     def due(self) -> float | None:
         """When write_sample() has new progress to write (monotonic seconds)."""
         return self._sample_due if self._throttle.has_changed else None
 
-    def take(self, message: AgentMessage) -> None:
+    def take(self, message: AgentMessage, clock: tuple[float, float]) -> None:
+        """`clock` is that of the agent's host: its monotonic clock minus ours, and the error of that, in seconds."""
+        self._clock = clock
         is_ending = self._lifecycle.state.teardown is not None
         if not self._tensorboard.take(message, is_ending):
             self._take(without_tensorboard(message))
 
     def _take(self, message: AgentMessage) -> None:
         match message:
-            case agent_link.Hello() | agent_link.Held():
-                return  # Attempts plans with the held ports
+            case agent_link.Hello() | agent_link.Held() | agent_link.Inspected():
+                return  # not about this run's tasks
+            case agent_link.LogBytes():
+                self._logs.receive(message.task, message.offset, message.data, is_cut=message.is_cut)
             case agent_link.LogBytes() | agent_link.Inspected() | LinkSilent() | LinkBack():
                 return  # from other hosts only
             case agent_link.HoldFailed():
@@ -104,7 +110,7 @@ class AgentReports:
                         task=message.task,
                         exit_code=message.exit_code,
                         reason=message.reason,
-                        order=message.order,
+                        order=self._next_exit(),
                     )
                 )
             case agent_link.Listening():
@@ -155,15 +161,22 @@ class AgentReports:
         progress = self._throttle.take_last(message.task, at["mono"])
         if progress is not None:
             self._append(events.TaskProgressed(**at, task=message.task, progress=progress))
+        if message.exception is not None:
+            self._store.write_exception(message.task, message.exception)
         symptom = None if message.exit_code == 0 else self._symptom(message.task)
+        offset, error = self._clock
+        ended_mono = message.mono - offset
         peers = message.peers if self._is_first_and_collateral(symptom) else {}
         exited = events.TaskExited(
             **at,
             task=message.task,
             exit_code=message.exit_code,
             signal=message.signal,
-            order=message.order,
-            noticed_s=max(0.0, at["mono"] - message.mono),
+            order=self._next_exit(),
+            asked=message.asked,
+            ended_mono=ended_mono if offset else None,
+            clock_error_s=error,
+            noticed_s=max(0.0, at["mono"] - ended_mono),
             peers=message.peers,
             oom_kills=message.oom_kills,
             peak_bytes=message.peak_bytes,
@@ -172,6 +185,11 @@ class AgentReports:
             peer_symptoms=self._own_failures(peers),
         )
         self._append(exited)
+
+    def _next_exit(self) -> int:
+        """The place of an exit among those of all hosts: the order in which they were reported."""
+        self._exits += 1
+        return self._exits - 1
 
     def _is_first_and_collateral(self, symptom: Symptom | None) -> bool:
         """Whether this is the first failure and its exception blames a peer.

@@ -1,0 +1,138 @@
+"""The agents of a run with hosts: one on each of them, over connections that may break."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from orchestrator.core.job.cpu_budget import Cores
+from orchestrator.core.job.gpus import Gpu, GpuInventory
+from orchestrator.core.job.hosts import Host
+from orchestrator.core.job.spec import JobSpec
+from orchestrator.core.plan.places import HostFacts
+from orchestrator.core.state.events import HostJoined
+from orchestrator.engines import engine
+from orchestrator.links.agent_link import AgentLink, Hello
+from orchestrator.links.client_link import pack_environ, travelling_environ
+from orchestrator.links.opening import HostSession, remote_command
+from orchestrator.links.session import Session
+from orchestrator.store.runs.paths import RunPaths
+from orchestrator.supervisor import now
+
+_LOOPBACK = "127.0.0.1"
+
+
+class HostAgents:
+    """The agents of one run, one on each of its hosts. Their connections may break and are made anew."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+        self._engine = engine(spec.engine.value, spec.ssh_command)
+        self._links: dict[str, AgentLink] = {}
+        self._hellos: dict[str, Hello] = {}
+        self._facts: dict[str, HostFacts] = {}
+
+    @property
+    def links(self) -> Mapping[str, AgentLink]:
+        return self._links
+
+    @property
+    def facts(self) -> Mapping[str, HostFacts]:
+        return self._facts
+
+    def serve(self, spec: JobSpec, paths: RunPaths) -> None:
+        self.reopen(paths)
+
+    def reopen(self, paths: RunPaths) -> None:
+        for host in self._spec.hosts:
+            if host.name not in self._links:
+                self._links[host.name] = self._open(host, paths)
+
+    def _open(self, host: Host, paths: RunPaths) -> AgentLink:
+        python = self._spec.remote_python or sys.executable
+        words = (remote_command(python),)
+        session = Session(
+            lambda errors: self._engine.connect(host.destination, words, errors),
+            HostSession.new(host.name, self._spec.link_timeout_s),
+            lambda code, errors: self._engine.explain(host.name, code, errors),
+        )
+        link = AgentLink(session, paths.run_id)
+        environ = pack_environ(travelling_environ(os.environ))
+        link.serve(paths.run_id, self._spec.failure_grace_s, "", environ, self._spec.network)
+        return link
+
+    def take_hello(self, host: str, hello: Hello) -> None:
+        self._hellos[host] = hello
+
+    def take_joined(self, host: str) -> HostJoined | None:
+        """The event that a host has joined, once: its facts are known, and its clock was compared with ours."""
+        offset, error = self._links[host].clock
+        if host not in self._hellos or not math.isfinite(error):
+            return None
+        hello = self._hellos.pop(host)
+        facts = _facts(hello, self._spec.interface)
+        self._facts[host] = facts
+        return HostJoined(
+            **now(),
+            host=host,
+            address=facts.address,
+            cores=hello.cores,
+            memory_bytes=facts.memory_bytes,
+            gpus=tuple(gpu.model or gpu.name for gpu in facts.gpus.gpus),
+            python=facts.python,
+            clock_offset_s=-offset,
+            clock_error_s=error,
+        )
+
+    @property
+    def are_complete(self) -> bool:
+        return all(host.name in self._facts for host in self._spec.hosts)
+
+    def layout(self, host: str, paths: RunPaths) -> RunPaths:
+        return RunPaths(Path(self._facts[host].directory) / paths.run_id)
+
+    def why_lost(self, host: str) -> str:
+        return "its agent has ended"
+
+    def end_host(self, host: str) -> None:
+        self._links.pop(host).close()
+        self._facts.pop(host, None)
+        self._hellos.pop(host, None)
+
+    def end(self) -> None:
+        """Order the agents to leave, and wait until they have, or for the time that the engine allows."""
+        for link in self._links.values():
+            link.leave()
+        deadline = time.monotonic() + self._engine.leave_s
+        while self._links and time.monotonic() < deadline:
+            for host, link in list(self._links.items()):
+                if not link.read()[1]:
+                    self.end_host(host)
+            due = [link.due for link in self._links.values() if link.due is not None]
+            wait_s = min((deadline, *due)) - time.monotonic()
+            select.select(list(self._links.values()), [], [], max(0.0, wait_s))
+        for host in list(self._links):
+            self.end_host(host)
+
+
+def _facts(hello: Hello, interface: str | None) -> HostFacts:
+    """The facts of a host. Its address is that of `interface`, or else the one at which it was reached."""
+    address = hello.addresses.get(interface) if interface is not None else hello.ssh_address
+    return HostFacts(
+        address=address or next(iter(hello.addresses.values()), _LOOPBACK),
+        cores=Cores(machine=hello.cores, allowed=len(hello.allowed_cores) or hello.cores),
+        memory_bytes=hello.memory_bytes,
+        gpus=GpuInventory(tuple(map(_gpu, range(len(hello.gpus or ())), hello.gpus or ()))),
+        python=hello.python or "",
+        directory=hello.directory or "",
+    )
+
+
+def _gpu(index: int, line: str) -> Gpu:
+    uuid, model, memory = (*map(str.strip, line.split(",")), "", "", "")[:3]
+    return Gpu(str(index), uuid, model, int(memory) if memory.isdecimal() else None)
