@@ -11,6 +11,7 @@ from pathlib import Path
 from orchestrator.core.job.choices import NetworkOption
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.job.tf_config import TFConfigTooLong
+from orchestrator.core.plan.places import local_places
 from orchestrator.core.plan.plan import (
     RunPlan,
     TaskPlan,
@@ -138,13 +139,13 @@ class Attempts:
 
     def plan(self, attempt: int, ports: tuple[int, ...]) -> None:
         """Plan an attempt whose ports are held."""
-        addresses = [f"{_HOST}:{port}" for port in ports]
+        places = local_places(f"{_HOST}:{port}" for port in ports)
         try:
-            self._plan = build_plan(self._spec, addresses, self._store.paths, attempt, os.environ)
+            self._plan = build_plan(self._spec, places, self._store.paths, attempt, os.environ)
         except TFConfigTooLong as error:
             self._queue.append(events.AgentLost(**now(), reason=str(error)))
             return
-        tasks, cluster = planned_tasks(self._plan), self._plan.cluster.addresses
+        tasks, cluster = planned_tasks(self._plan, self._store.paths), self._plan.cluster.addresses
         self._queue.append(events.AttemptPlanned(**now(), attempt=attempt, tasks=tasks, cluster=cluster))
 
     def start_all(self) -> None:
