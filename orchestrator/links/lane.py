@@ -9,8 +9,8 @@ import subprocess
 from collections.abc import Callable
 from typing import Protocol
 
+from orchestrator.links.delivery import LineSplitter
 from orchestrator.links.opening import Opening
-from orchestrator.links.stream import LineSplitter
 
 _READ_BYTES = 1 << 18
 # Kept of stderr: the end, where programs say why they have failed.
