@@ -148,7 +148,10 @@ class Attempts:
         with self._storage_errors_reported():
             for task in self._plan.tasks:
                 name = str(task.task)
-                self._logs.add(name, self._plan.attempt, self._store.paths.task_log(name))
+                log = self._store.paths.task_log(name)
+                if name in self._host_of and self._host_of[name] in self._hosts.links:
+                    self._hosts.expect_log(self._host_of[name], name, log)
+                self._logs.add(name, self._plan.attempt, log)
                 self._start(task, task.env)
             if (link := self._hosts.links.get(HERE)) is not None:
                 self._tensorboard.start(link)

@@ -89,12 +89,10 @@ class AgentReports:
 
     def _take(self, message: AgentMessage) -> None:
         match message:
-            case agent_link.Hello() | agent_link.Held() | agent_link.Inspected():
-                return  # not about this run's tasks
-            case agent_link.LogBytes():
-                self._logs.receive(message.task, message.offset, message.data, is_cut=message.is_cut)
-            case agent_link.LogBytes() | agent_link.Inspected() | LinkSilent() | LinkBack():
-                return  # from other hosts only
+            case agent_link.Hello() | agent_link.Held() | agent_link.Inspected() | agent_link.LogBytes():
+                return  # the supervisor has taken them
+            case LinkSilent() | LinkBack():
+                return  # about a host
             case agent_link.HoldFailed():
                 self._append(events.AgentLost(**now(), reason=f"no ports: {message.reason}"))
             case agent_link.Preloaded():

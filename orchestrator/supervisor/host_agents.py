@@ -17,11 +17,12 @@ from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.plan.places import HostFacts
 from orchestrator.core.state.events import HostJoined
 from orchestrator.engines import engine
-from orchestrator.links.agent_link import AgentLink, Hello
+from orchestrator.links.agent_link import AgentLink, Hello, HostGpu, LogBytes
 from orchestrator.links.client_link import pack_environ, travelling_environ
 from orchestrator.links.opening import HostSession, remote_command
 from orchestrator.links.session import Session
-from orchestrator.store.runs.paths import RunPaths
+from orchestrator.store.logs.received import ReceivedLogs
+from orchestrator.store.runs.paths import HOST_LOGS, RunPaths
 from orchestrator.supervisor import now
 
 _LOOPBACK = "127.0.0.1"
@@ -32,10 +33,11 @@ class HostAgents:
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
-        self._engine = engine(spec.engine.value, spec.ssh_command)
+        self._engine = engine(spec.engine.value, command=spec.ssh_command)
         self._links: dict[str, AgentLink] = {}
         self._hellos: dict[str, Hello] = {}
         self._facts: dict[str, HostFacts] = {}
+        self._logs: dict[str, ReceivedLogs] = {}
 
     @property
     def links(self) -> Mapping[str, AgentLink]:
@@ -52,6 +54,9 @@ class HostAgents:
         for host in self._spec.hosts:
             if host.name not in self._links:
                 self._links[host.name] = self._open(host, paths)
+                logs = self._logs[host.name] = ReceivedLogs()
+                for log in HOST_LOGS:
+                    logs.add(log, paths.host_log(host.name, log))
 
     def _open(self, host: Host, paths: RunPaths) -> AgentLink:
         python = self._spec.remote_python or sys.executable
@@ -99,8 +104,15 @@ class HostAgents:
     def why_lost(self, host: str) -> str:
         return "its agent has ended"
 
+    def expect_log(self, host: str, task: str, path: Path) -> None:
+        self._logs[host].add(task, path)
+
+    def write_log(self, host: str, log: LogBytes) -> None:
+        self._logs[host].write(log.task, log.offset, log.data, log.is_cut)
+
     def end_host(self, host: str) -> None:
         self._links.pop(host).close()
+        self._logs.pop(host).close()
         self._facts.pop(host, None)
         self._hellos.pop(host, None)
 
@@ -133,6 +145,5 @@ def _facts(hello: Hello, interface: str | None) -> HostFacts:
     )
 
 
-def _gpu(index: int, line: str) -> Gpu:
-    uuid, model, memory = (*map(str.strip, line.split(",")), "", "", "")[:3]
-    return Gpu(str(index), uuid, model, int(memory) if memory.isdecimal() else None)
+def _gpu(index: int, gpu: HostGpu) -> Gpu:
+    return Gpu(str(index), gpu.uuid, gpu.model, gpu.memory_bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Protocol
 
 from orchestrator.core.job.choices import NetworkOption
@@ -11,10 +12,11 @@ from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.plan.places import HostFacts
 from orchestrator.core.state.events import HostJoined
 from orchestrator.engines import AgentOptions, Connection, Engine
-from orchestrator.links.agent_link import AgentLink, Hello
+from orchestrator.links.agent_link import AgentLink, Hello, LogBytes
 from orchestrator.links.client_link import pack_environ
 from orchestrator.links.stream import LocalStream
 from orchestrator.store.files import open_private
+from orchestrator.store.logs.received import ForgedLog
 from orchestrator.store.runs.paths import RunPaths
 
 # The name of the host of a run without hosts.
@@ -49,6 +51,12 @@ class Agents(Protocol):
 
     def layout(self, host: str, paths: RunPaths) -> RunPaths:
         """The files of the run on a host that has joined. `paths` are those of this machine."""
+
+    def expect_log(self, host: str, task: str, path: Path) -> None:
+        """Before a task is started: its log is written to `path`, by the task itself or by write_log(). OSError."""
+
+    def write_log(self, host: str, log: LogBytes) -> None:
+        """Write what a host has sent. ForgedLog, OSError."""
 
     def why_lost(self, host: str) -> str:
         """Why the agent of a host was lost, for people."""
@@ -119,6 +127,12 @@ class LocalAgent:
 
     def layout(self, host: str, paths: RunPaths) -> RunPaths:
         return paths
+
+    def expect_log(self, host: str, task: str, path: Path) -> None:
+        """The task writes it."""
+
+    def write_log(self, host: str, log: LogBytes) -> None:
+        raise ForgedLog("an agent on this machine sends no logs")
 
     def why_lost(self, host: str) -> str:
         return self._engine.explain(host, None, "")

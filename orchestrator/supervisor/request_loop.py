@@ -147,8 +147,6 @@ def _known_result(spec: JobSpec, run_id: str, state: RunState, took_s: float) ->
 
 
 def _create_run(spec: JobSpec, existing: tuple[Path, ...], started_mono: float) -> RunStore:
-    if spec.hosts:
-        raise UsageError("--hosts: runs on other hosts are not available yet; leave it out")
     name_lock = _take_name(spec)
     if spec.checkpoint_dir is not None:
         make_private(spec.checkpoint_dir, existing)

@@ -28,11 +28,12 @@ from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, StopReason
 from orchestrator.core.state.result import RunResult
 from orchestrator.core.state.state import RunState
-from orchestrator.links.agent_link import AgentLink, AgentMessage, Empty, Held, Hello
+from orchestrator.links.agent_link import AgentLink, AgentMessage, Empty, Held, Hello, LogBytes
 from orchestrator.links.client_link import ClientLink, Lifetime
 from orchestrator.links.control import DetachOrder, StopOrder
 from orchestrator.links.signal_inbox import SignalInbox
 from orchestrator.links.stream import LinkBack, LinkSilent
+from orchestrator.store.logs.received import ForgedLog
 from orchestrator.store.runs.leftovers import end_leftovers
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
@@ -328,8 +329,12 @@ class Supervisor:
     def _read_agent(self, host: str) -> None:
         link = self._hosts.links[host]
         messages, is_open = link.read()
-        for message in messages:
-            self._take(host, link, message)
+        try:
+            for message in messages:
+                self._take(host, link, message)
+        except ForgedLog as forged:
+            self._lose_agent(host, str(forged))
+            return
         if (joined := self._hosts.take_joined(host)) is not None:
             self._queue.append(joined)
             self._begin_attempt()
@@ -346,6 +351,8 @@ class Supervisor:
                 self._queue.append(events.HostBack(**now(), host=host, seconds=message.seconds))
             case Hello():
                 self._hosts.take_hello(host, message)
+            case LogBytes():
+                self._write_log(host, message)
             case Held():
                 self._attempts.take_held(host, message.attempt, message.ports)
             case Empty():
@@ -353,6 +360,13 @@ class Supervisor:
                 self._report_teardown()
             case _:
                 self._reports.take(message, link.clock)
+
+    def _write_log(self, host: str, log: LogBytes) -> None:
+        try:
+            self._hosts.write_log(host, log)
+        except OSError as error:
+            reason = f"the log of {log.task} cannot be written: {error.strerror}"
+            self._queue.append(events.StorageFailed(**now(), reason=reason))
 
     def _note_due(self, host: str) -> None:
         """Note when a link wants to be read although nothing has arrived."""
