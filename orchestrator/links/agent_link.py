@@ -184,7 +184,7 @@ class LogBytes(_Message):
 
 
 class Inspected(_Message):
-    """What a host answers to `inspect`."""
+    """The answer of a host to `inspect`."""
 
     type: Literal["inspected"]
     found: dict[str, object]
@@ -216,7 +216,7 @@ _Sent = (
     | Inspected
     | Empty
 )
-# What an agent sends, and what its link reports about itself.
+# Messages of an agent, and reports of its link about itself.
 AgentMessage = _Sent | LinkSilent | LinkBack
 # Each run of a session has its own id, and pydantic would cache the last 16,384 of them.
 _ADAPTER: TypeAdapter[_Sent] = TypeAdapter(

@@ -1,8 +1,7 @@
 """The stream to an agent on another host: it survives its connections.
 
 The agent's end is worker/agent/session.py. Every frame arrives once and in order (delivery.py), over as many
-connections as it takes. Both ends measure how long ago the newest of their pings was sent that the other end has
-confirmed, so that a cut in one direction counts too: after `link_timeout_s` the agent ends everything, and a little
+connections as it takes. Both ends measure how long ago they sent the newest ping that the other end has confirmed, so that a cut in one direction counts too: after `link_timeout_s` the agent ends everything, and a little
 later this end gives the host up.
 """
 

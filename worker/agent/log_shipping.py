@@ -18,7 +18,7 @@ from worker.agent.session import Session
 _CHUNK_BYTES = 48 << 10
 # Messages of one turn of the agent, between two looks at the exits of tasks.
 _CHUNKS_A_TURN = 4
-# Nothing more is sent while the connection has not taken this much, so that other messages overtake logs.
+# Log bytes wait while the connection has not taken this much, so that other messages overtake logs.
 _MOST_WAITING_BYTES = 64 << 10
 # Bounds of the unacknowledged bytes. On a slow link few are, because they delay everything behind them.
 _LEAST_WINDOW, _FIRST_WINDOW, _MOST_WINDOW = 32 << 10, 256 << 10, 1 << 20

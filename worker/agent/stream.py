@@ -46,7 +46,7 @@ class Stream:
 
     @property
     def due(self) -> float:
-        """Nothing is ever due: only another host has heartbeats."""
+        """Infinite: only the stream of another host has heartbeats."""
         return float("inf")
 
     def advance(self, now: float) -> bool:
