@@ -48,20 +48,16 @@ class HostAgent:
         # The network of the runs so far. None: an agent without a run can still enter any network.
         self._network: NetworkOption | None = None
 
-    def serve(self, run: AgentOptions) -> AgentLink:
+    def serve(self, spec: JobSpec, store: RunStore) -> AgentLink:
         """Return the link to an agent that serves this run from now on. EngineError if it cannot be started."""
-        if (
-            self.link is not None
-            and self._network in (None, run.network)
-            and self.link.serve(
-                run.run_id, run.failure_grace_s, str(run.log), pack_environ(os.environ), run.network
-            )
-        ):
-            self._network = run.network
+        if self._network in (None, spec.network) and self.link is not None and _order(self.link, spec, store):
+            self._network = spec.network
             return self.link
         self.end()
-        (stream,) = self._engine.start_agents(run)
-        self.link, self._network = AgentLink(stream, run.run_id), run.network
+        run_id = store.paths.run_id
+        (stream,) = self._engine.start_agents(AgentOptions(run_id, spec.failure_grace_s, None, spec.network))
+        self.link, self._network = AgentLink(stream, run_id), spec.network
+        _order(self.link, spec, store)
         return self.link
 
     def end(self) -> None:
@@ -71,6 +67,18 @@ class HostAgent:
             self.link = None
         if not self._engine.agents_gone(_AGENT_EXITS_S):
             self._engine.cancel()
+
+
+def _order(agent: AgentLink, spec: JobSpec, store: RunStore) -> bool:
+    """Order the agent to serve a run; False if it is gone."""
+    return agent.serve(
+        store.paths.run_id,
+        spec.failure_grace_s,
+        str(store.paths.agent_log),
+        store.directory.identity,
+        pack_environ(os.environ),
+        spec.network,
+    )
 
 
 class Attempts:
@@ -134,8 +142,10 @@ class Attempts:
         if self._agent.link is None or self._plan is None:
             return
         with self._storage_errors_reported():
+            self._store.require_place()  # tasks find their directories by path
             for task in self._plan.tasks:
-                task.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+                with self._store.directory.make(task.scratch.parent.name) as scratch:
+                    scratch.make(task.scratch.name).close()
                 self._logs.add(str(task.task), self._plan.attempt, task.log)
                 self._start(self._agent.link, task, task.env)
             self._tensorboard.start(self._agent.link)
@@ -145,6 +155,7 @@ class Attempts:
         if self._agent.link is None or self._plan is None:
             return
         with self._storage_errors_reported():
+            self._store.require_place()
             for task in self._plan.tasks:
                 if str(task.task) == name:
                     self._start(self._agent.link, task, {**task.env, "ORCH_RESTARTS": str(restarts)})

@@ -28,10 +28,9 @@ from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, StopReason
 from orchestrator.core.state.result import RunResult
 from orchestrator.core.state.state import RunState
-from orchestrator.engines import AgentOptions
 from orchestrator.links.agent_link import Held
 from orchestrator.links.client_link import ClientLink, Lifetime
-from orchestrator.links.control import DetachOrder, StopOrder
+from orchestrator.links.control import ControlServer, DetachOrder, StopOrder
 from orchestrator.links.signal_inbox import SignalInbox
 from orchestrator.store.runs.leftovers import end_leftovers
 from orchestrator.store.runs.writer import RunStore
@@ -63,9 +62,9 @@ class Supervisor:
         self._queue: deque[Event] = deque()
         self._lifecycle = Lifecycle(spec, store.paths.run_id, time.monotonic())
         self._throttle = ProgressThrottle(spec.chaos)
-        self._logs = RunLogs(store.paths.logs, self._throttle, self._queue)
+        self._logs = RunLogs(store.directory.sub(store.paths.logs.name), self._throttle, self._queue)
         self._stacks = StackRequests(agent)
-        tensorboard = TensorBoardTask(spec.tensorboard, spec.network, store.paths, self._queue)
+        tensorboard = TensorBoardTask(spec.tensorboard, spec.network, store, self._queue)
         self._attempts = Attempts(spec, agent, store, self._logs, tensorboard, self._queue)
         self._reports = AgentReports(
             self._lifecycle,
@@ -94,9 +93,8 @@ class Supervisor:
         with self._selector, self._logs, SignalInbox(_STOP_SIGNALS) as inbox:
             self._watch(inbox.fileno(), partial(self._read_signals, inbox))
             self._watch(self._client.fileno(), self._read_client)
-            control = ControlOrders(
-                self._store.paths.control, self._selector, self._lifecycle, self._stacks, self._queue
-            )
+            server = ControlServer(self._store.directory, self._store.paths.control.name)
+            control = ControlOrders(server, self._selector, self._lifecycle, self._stacks, self._queue)
             try:
                 with closing(control):
                     self._start_agent()
@@ -202,9 +200,7 @@ class Supervisor:
                 assert_never(action)
 
     def _start_agent(self) -> None:
-        paths = self._store.paths
-        options = AgentOptions(paths.run_id, self._spec.failure_grace_s, paths.agent_log, self._spec.network)
-        link = self._agent.serve(options)
+        link = self._agent.serve(self._spec, self._store)
         self._watch(link.fileno(), self._read_agent)
         self._attempts.begin(link)
 

@@ -62,7 +62,7 @@ class Desk:
             self.throttle,
             self.logs,  # type: ignore[arg-type]
             StackRequests(HostAgent(engine("local"))),
-            TensorBoardTask(BOARD, NetworkOption.HOST, store.paths, self.queue),
+            TensorBoardTask(BOARD, NetworkOption.HOST, store, self.queue),
             None,
             self.queue,
         )
