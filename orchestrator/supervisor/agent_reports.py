@@ -16,6 +16,7 @@ from orchestrator.core.state.events import Event, Symptom, SymptomKind, Teardown
 from orchestrator.core.text.counted import counted
 from orchestrator.links import agent_link
 from orchestrator.links.agent_link import AgentMessage
+from orchestrator.links.stream import LinkBack, LinkSilent
 from orchestrator.store.runs.task_files import append_stacks, read_exception, read_log_tail, write_traceback
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
@@ -86,6 +87,8 @@ class AgentReports:
         match message:
             case agent_link.Hello() | agent_link.Held():
                 return  # Attempts plans with the held ports
+            case agent_link.LogBytes() | agent_link.Inspected() | LinkSilent() | LinkBack():
+                return  # from other hosts only
             case agent_link.HoldFailed():
                 self._append(events.AgentLost(**now(), reason=f"no ports: {message.reason}"))
             case agent_link.Preloaded():

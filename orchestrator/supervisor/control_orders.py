@@ -19,7 +19,6 @@ from orchestrator.core.state.state import RunState
 from orchestrator.links import control
 from orchestrator.links.control import ControlServer, KillOrder, Order, RestartOrder, StacksOrder, StopOrder
 from orchestrator.supervisor import now
-from orchestrator.supervisor.agent_orders import HostAgent
 
 # Limit on connections that have not sent an order. The oldest is closed when a new one exceeds it.
 _MOST_IDLE = 64
@@ -44,22 +43,20 @@ class StackRequests:
     Times are monotonic seconds.
     """
 
-    def __init__(self, agent: HostAgent) -> None:
-        self._agent = agent
+    def __init__(self, ask: Callable[[tuple[str, ...], bool], tuple[str, ...]]) -> None:
+        """`ask` sends an order for the stacks of tasks (native or not), and returns the tasks that were asked."""
+        self._ask = ask
         self._open: list[_Request] = []
 
     @property
     def due(self) -> float | None:
         return min((request.due for request in self._open), default=None)
 
-    def ask_agent(
+    def ask_agents(
         self, tasks: tuple[str, ...], native: bool, done: Callable[[dict[str, TaskStack]], None]
     ) -> None:
         """Ask for the stacks of these tasks and call `done` with those that arrive in time."""
-        link = self._agent.link
-        if link is not None and tasks:
-            link.stacks(tasks, native)
-        self.add(tasks if link is not None else (), native, time.monotonic(), done)
+        self.add(self._ask(tasks, native), native, time.monotonic(), done)
 
     def add(
         self, tasks: Collection[str], native: bool, now: float, done: Callable[[dict[str, TaskStack]], None]
@@ -159,7 +156,7 @@ class ControlOrders:
                 control.answer(connection, ok=True, attempt=state.attempt)
             case StacksOrder():
                 tasks = order.tasks or tuple(task.name for task in state.tasks.values() if task.is_live)
-                self._stacks.ask_agent(tasks, order.native, partial(_answer_stacks, connection))
+                self._stacks.ask_agents(tasks, order.native, partial(_answer_stacks, connection))
             case _:
                 assert_never(order)
 

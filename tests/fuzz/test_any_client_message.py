@@ -23,12 +23,10 @@ from waiting import PATIENCE_S, until
 
 from orchestrator.core.lifecycle.lifecycle import Lifecycle
 from orchestrator.core.state.events import Event
-from orchestrator.engines import engine
 from orchestrator.links import control
 from orchestrator.links.client_link import ClientLink
 from orchestrator.links.control import ControlServer, InvalidOrder, KillOrder, RestartOrder, StopOrder
 from orchestrator.store.directory import Directory
-from orchestrator.supervisor.agent_orders import HostAgent
 from orchestrator.supervisor.control_orders import ControlOrders, StackRequests
 
 orders = st.sampled_from(
@@ -58,7 +56,7 @@ def test_any_order_gets_an_answer(data: bytes) -> None:
         its.sendall(data[:60_000])
         its.shutdown(socket.SHUT_WR)
         ours.setblocking(False)
-        lifecycle, stacks = Lifecycle(JOB, "run-1", 0.0), StackRequests(HostAgent(engine("local")))
+        lifecycle, stacks = Lifecycle(JOB, "run-1", 0.0), StackRequests(lambda tasks, native: tasks)
         orders = ControlOrders(served_in(Path(directory)), selector, lifecycle, stacks, queue)
         with closing(orders):
             orders.serve(ours)

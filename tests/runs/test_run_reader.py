@@ -119,7 +119,7 @@ def test_skipping_progress_does_not_change_the_state(
 
 def without_since(state: RunState) -> RunState:
     """Remove the start of each phase, which depends on the progress events that were skipped."""
-    return replace(state, tasks={name: replace(task, since_mono=None) for name, task in state.tasks.items()})
+    return replace(state, tasks=state.tasks.mapped(lambda task: replace(task, since_mono=None)))
 
 
 def state_of(made: Iterable[events.Event]) -> RunState:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import sys
 import tempfile
 from collections import deque
@@ -27,7 +26,8 @@ from orchestrator.core.state.events import Event, StorageFailed
 from orchestrator.engines import engine
 from orchestrator.links.agent_link import NotPreloaded, PreloadOrder, Stacked, StartFailed
 from orchestrator.links.client_link import pack_environ
-from orchestrator.supervisor.agent_orders import Attempts, HostAgent
+from orchestrator.supervisor.agent_orders import Attempts
+from orchestrator.supervisor.hosts import HERE, Hosts
 from orchestrator.supervisor.run_logs import RunLogs
 from orchestrator.supervisor.tensorboard_task import TensorBoardTask
 
@@ -118,13 +118,13 @@ def test_agent_opens_no_file_in_a_directory_that_replaced_that_of_its_run(tmp_pa
 def test_supervisor_starts_nothing_in_a_directory_that_replaced_that_of_its_run(tmp_path: Path) -> None:
     other, queue = tmp_path / "other", deque[Event]()
     other.mkdir()
-    ours, its = socket.socketpair()
-    with its, ours, closing(make_run(log_dir=tmp_path)) as store:
-        agent, root = HostAgent(engine("local"), ours), store.paths.root
+    with closing(make_run(log_dir=tmp_path)) as store:
+        root = store.paths.root
         with RunLogs(store.directory.sub("logs"), ProgressThrottle(), queue) as logs:
             tensorboard = TensorBoardTask(None, NetworkOption.HOST, store, queue)
-            attempts = Attempts(JOB, agent, store, logs, tensorboard, queue)
-            attempts.plan(1, (2001, 2002))
+            attempts = Attempts(JOB, Hosts(engine("local")), store, logs, tensorboard, queue)
+            attempts.hold_ports(1)
+            attempts.take_held(HERE, 1, (2001, 2002))
             exchange(root, other)
             attempts.start_all()
         assert isinstance(failed := queue[-1], StorageFailed)

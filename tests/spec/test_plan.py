@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import MutableMapping
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -13,9 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spec_making import MakeSpec
 
+from orchestrator.core.job.roles import MOST_TASKS
 from orchestrator.core.job.spec import JobSpec
+from orchestrator.core.job.tf_config import ROLES, SINGLE_ROLES, TFConfigTooLong
 from orchestrator.core.plan.plan import HoldMode, RunPlan, build_plan, hold_mode, planned_tasks
+from orchestrator.core.state.events import AttemptPlanned, event_line
 from orchestrator.store.runs.paths import RunPaths
+from worker.agent.task_process import Cluster
 
 LAYOUT = RunPaths(Path("/state/job-1"))
 ADDRESSES = ("127.0.0.1:5000", "127.0.0.1:5001")
@@ -34,8 +39,8 @@ def test_environment_and_files_of_a_task(make_spec: MakeSpec) -> None:
     assert (task.cwd, task.serves) == (Path("/somewhere"), True)
     assert (task.log, task.scratch) == (LAYOUT.task_log("worker:1"), LAYOUT.task_scratch("worker:1"))
     tf_config = {"cluster": {"worker": list(ADDRESSES)}, "task": {"type": "worker", "index": 1}}
-    assert json.loads(task.env["TF_CONFIG"]) == task.tf_config.as_dict() == tf_config
-    assert {name: value for name, value in task.env.items() if name != "TF_CONFIG"} == {
+    assert plan.tf_config_of(task.task).as_dict() == tf_config
+    assert dict(task.env) == {
         "ORCH_TASK": "worker:1",
         "ORCH_SCRATCH_DIR": "/state/job-1/scratch/worker-1",
         "ORCH_RUN_ID": "job-1",
@@ -53,7 +58,7 @@ def test_environment_and_files_of_a_task(make_spec: MakeSpec) -> None:
 def test_tasks_differ_only_in_their_own_variables(make_spec: MakeSpec) -> None:
     first, second = plan_of(make_spec()).tasks
     different = {name for name in first.env if first.env[name] != second.env[name]}
-    assert different == {"TF_CONFIG", "ORCH_TASK", "ORCH_SCRATCH_DIR"}
+    assert different == {"ORCH_TASK", "ORCH_SCRATCH_DIR"}
 
 
 def test_checkpoint_dir_of_the_user_is_used(make_spec: MakeSpec) -> None:
@@ -162,7 +167,6 @@ def test_planned_tasks_are_masked(make_spec: MakeSpec) -> None:
     assert [task.task for task in planned] == ["worker:0", "worker:1"]
     assert (planned[0].env["MY_TOKEN"], planned[0].env["PLAIN"]) == ("***", "seen")
     assert plan.tasks[0].env["MY_TOKEN"] == "abc"
-    assert planned[0].env["TF_CONFIG"] == plan.tasks[0].env["TF_CONFIG"]
     assert (planned[1].address, planned[1].log, planned[1].index) == (
         ADDRESSES[1],
         "/state/job-1/logs/worker-1.log",
@@ -170,9 +174,11 @@ def test_planned_tasks_are_masked(make_spec: MakeSpec) -> None:
     )
 
 
-@given(st.dictionaries(st.sampled_from(["worker", "chief", "ps"]), st.integers(1, 5), min_size=1))
+@given(st.dictionaries(st.sampled_from(ROLES), st.integers(1, 5), min_size=1))
 def test_every_task_is_in_its_tf_config(roles: dict[str, int]) -> None:
-    roles = {**roles, "worker": roles.get("worker", 1)} | ({"chief": 1} if "chief" in roles else {})
+    """The agent makes the same text of the addresses, which it gets once."""
+    roles = {role: 1 if role in SINGLE_ROLES else count for role, count in roles.items()}
+    roles = {**roles, "worker": roles.get("worker", 1)}
     spec = JobSpec.model_validate(
         {
             "roles": roles,
@@ -184,9 +190,37 @@ def test_every_task_is_in_its_tf_config(roles: dict[str, int]) -> None:
     )
     addresses = [f"127.0.0.1:{1000 + number}" for number in range(len(spec.tasks))]
     plan = build_plan(spec, addresses, LAYOUT, 1, {})
+    cluster = Cluster(json.loads(json.dumps(plan.cluster.addresses)))
     for task, address in zip(plan.tasks, addresses, strict=True):
-        config = json.loads(task.env["TF_CONFIG"])
+        text = plan.tf_config_of(task.task).to_json()
+        assert text == cluster.tf_config(task.task.type, task.task.index)
+        config = json.loads(text)
         assert config["cluster"][config["task"]["type"]][config["task"]["index"]] == task.address == address
-    assert {task.env["TF_CONFIG"].partition('"task"')[0] for task in plan.tasks} == {
-        plan.tasks[0].env["TF_CONFIG"].partition('"task"')[0]
-    }
+        assert ("evaluator" in config["cluster"]) == (task.task.type == "evaluator")
+
+
+def test_plan_grows_linearly(make_spec: MakeSpec) -> None:
+    few, many = (len(_planned_event(make_spec, tasks)) for tasks in (50, 500))
+    assert many < 11 * few
+
+
+def _planned_event(make_spec: MakeSpec, tasks: int) -> bytes:
+    addresses = [f"127.0.0.1:{10_000 + number}" for number in range(tasks)]
+    plan = build_plan(make_spec(roles={"worker": tasks}), addresses, LAYOUT, 1, {})
+    planned, cluster = planned_tasks(plan), plan.cluster.addresses
+    return event_line(AttemptPlanned(at=0, mono=0, attempt=1, tasks=planned, cluster=cluster))
+
+
+def test_tf_config_longer_than_a_variable_is_refused_with_its_length(make_spec: MakeSpec) -> None:
+    spec = make_spec(roles={"worker": MOST_TASKS})
+    longest = [f"255.255.{number >> 8}.{number & 255}:65535" for number in range(MOST_TASKS)]
+    assert len(build_plan(spec, longest, LAYOUT, 1, {}).tasks) == MOST_TASKS
+    ipv6 = [f"[fd00:1111:2222:3333:4444:5555:6666:{number:04x}]:65535" for number in range(MOST_TASKS)]
+    with pytest.raises(
+        TFConfigTooLong, match=r"TF_CONFIG of 4,000 tasks has 20\d,\d{3} bytes, and Linux"
+    ) as refused:
+        build_plan(spec, ipv6, LAYOUT, 1, {})
+    fewer = int(str(refused.value).rpartition("about ")[2].replace(",", ""))
+    plan = build_plan(make_spec(roles={"worker": fewer}), ipv6[:fewer], LAYOUT, 1, {})
+    text = plan.tf_config_of(plan.tasks[-1].task).to_json()
+    assert subprocess.run(["/bin/true"], env={"TF_CONFIG": text}, check=False).returncode == 0

@@ -4,8 +4,9 @@ It exchanges JSON lines with the supervisor over stdin and stdout, each with the
 
     in:  run {failure_grace_s, log, run_directory, environ, network}
          preload {argv, env, cwd, modules, log}                     hold {attempt, count, mode}
-         start {task, argv, env, cwd, log, port, serves, bootstrap, fork, memory_limit}        stop {grace_s}
-         signal {task, signal}         stacks {tasks, native}
+         plan {attempt, cluster}       signal {task, signal}        stop {grace_s}
+         start {task, argv, env, cwd, log, port, serves, bootstrap, fork, memory_limit, role, index}
+         stacks {tasks, native}
     out: hello {host, pid, cores}      held {attempt, ports}        hold_failed {reason}
          preloaded {modules, seconds}  not_preloaded {reason}
          started {task, pid, start_ticks, method}                   start_failed {task, exit_code, reason, order}
@@ -41,7 +42,7 @@ from worker.agent.run_logs import RunFile, open_log
 from worker.agent.sampling import Sampler
 from worker.agent.stack_taking import StackTaking
 from worker.agent.stream import ExitSignals, ProgressInbox, Stream
-from worker.agent.task_process import StartFailed, TaskOrder, TaskProcess
+from worker.agent.task_process import Cluster, StartFailed, TaskOrder, TaskProcess
 from worker.agent.teardown import Teardown
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
@@ -71,6 +72,7 @@ class Agent:
         self._stacks = StackTaking(self._poller, lambda **fields: self._send("stacked", **fields))
         self._is_private = False
         self._network_refusal: str | None = None
+        self._cluster = Cluster({})
 
     def run(self) -> None:
         """Serve until the stream ends and nothing is left."""
@@ -208,6 +210,8 @@ class Agent:
                 self._hold(message)
             case "preload":
                 self._preload(message)
+            case "plan":
+                self._cluster = Cluster(message["cluster"])
             case "start":
                 self._start(message)
             case "signal":
@@ -249,7 +253,7 @@ class Agent:
         if self._teardown is not None or self._network_refusal is not None:
             return  # a stop came first, or the private network was refused
         bootstrap = self._stacks.allow_tracing(message.get("bootstrap"))
-        order = TaskOrder.of(message, bootstrap, self._run_directory)
+        order = TaskOrder.of(message, bootstrap, self._cluster, self._run_directory)
         if order.fork:
             self._take_outcomes(self._forks.fork(order))
         else:

@@ -22,6 +22,7 @@ from worker.agent.run_logs import RunFile, open_log
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 COMMAND_NOT_FOUND, COMMAND_NOT_RUNNABLE = 127, 126  # as shells have it
+_EVALUATOR = "evaluator"
 PROGRESS_VARIABLE = "ORCH_PROGRESS_FD"
 BOOTSTRAP_VARIABLE = "ORCH_BOOTSTRAP"
 SEARCH_PATH = "PYTHONPATH"
@@ -38,6 +39,28 @@ class StartFailed(Exception):
     def __init__(self, reason: str, exit_code: int) -> None:
         super().__init__(reason)
         self.exit_code = exit_code
+
+
+class Cluster:
+    """The addresses by role of the tasks of an attempt, in index order. Makes each task's TF_CONFIG."""
+
+    def __init__(self, addresses: Mapping[str, Sequence[str]]) -> None:
+        self._addresses = addresses
+        self._texts: dict[bool, str] = {}
+
+    def tf_config(self, role: str, index: int) -> str:
+        """Return the TF_CONFIG of a task. Only the evaluator's own lists the evaluator, which starts no server."""
+        task = json.dumps({"type": role, "index": index})
+        return f'{{"cluster": {self._text(role == _EVALUATOR)}, "task": {task}}}'
+
+    def _text(self, with_evaluator: bool) -> str:
+        """The cluster as JSON, made once for thousands of tasks."""
+        if with_evaluator not in self._texts:
+            seen = {
+                role: those for role, those in self._addresses.items() if role != _EVALUATOR or with_evaluator
+            }
+            self._texts[with_evaluator] = json.dumps(seen)
+        return self._texts[with_evaluator]
 
 
 @dataclass(frozen=True)
@@ -63,13 +86,17 @@ class TaskOrder:
         cls,
         message: Mapping[str, Any],
         bootstrap: Mapping[str, object] | None,
+        cluster: Cluster,
         run_directory: list[int] | None,
     ) -> TaskOrder:
-        """Return the order of a `start` message, with these options for the bootstrap; see RunFile."""
+        """Return the order of a `start` message, with these options for the bootstrap. `run_directory`: see RunFile."""
+        env, role = message["env"], message.get("role")
+        if role is not None:
+            env = {**env, "TF_CONFIG": cluster.tf_config(role, message["index"])}
         return cls(
             name=message["task"],
             argv=message["argv"],
-            env=message["env"],
+            env=env,
             cwd=message["cwd"],
             log=RunFile(message["log"], run_directory),
             port=message["port"],

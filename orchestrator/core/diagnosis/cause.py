@@ -42,7 +42,7 @@ def find_cause(state: RunState, first: TaskState) -> Cause:
     (core/lifecycle/outcome.py: decide_outcome).
     """
     cause = _find_task(state, first)
-    if cause.kind is not CauseKind.EXITED or cause.task not in state.tasks:
+    if cause.kind is not CauseKind.EXITED or cause.task is None or cause.task not in state.tasks:
         return cause
     tasks = alike(state, state.tasks[cause.task])
     if len(tasks) < 2:

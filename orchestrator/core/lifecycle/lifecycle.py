@@ -40,7 +40,7 @@ from orchestrator.core.lifecycle.actions import (
 from orchestrator.core.lifecycle.restarts import Again, Refused, RunRestarts
 from orchestrator.core.lifecycle.task_ends import Down, TaskEnds, only_evaluator_left
 from orchestrator.core.lifecycle.time_limits import SilenceWatch, TimeLimits
-from orchestrator.core.progress.activity import StartWatch, has_stepped, late_start
+from orchestrator.core.progress.activity import StartWatch, late_start
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, StopReason, TeardownReason
 from orchestrator.core.state.result import Cause, CauseKind, RunResult
@@ -197,7 +197,7 @@ class Lifecycle:
             self._failed_mono = self._failed_mono or event.mono
         if self._is_tearing_down:
             return []
-        worked = self._restarts.worked(self.state)
+        worked = self._restarts.worked
         wanted = self._ends.follow(self.state, event.task, event, worked=worked)
         if isinstance(wanted, Down):
             return self._tear_down(wanted.reason, wanted.grace_s)
@@ -208,7 +208,9 @@ class Lifecycle:
     def _report_resumed(self, event: events.TaskProgressed) -> list[Action]:
         """Report from which step a later attempt continues, at its first step."""
         state = self.state
-        if state.attempt == self._resumed_attempt or not has_stepped(state) or not state.history:
+        if state.attempt == self._resumed_attempt or not state.history:
+            return []
+        if not state.tasks[event.task].course.stepped:
             return []
         self._resumed_attempt = state.attempt
         since = event.mono if self._last_failed_mono is None else self._last_failed_mono

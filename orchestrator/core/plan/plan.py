@@ -13,7 +13,7 @@ from orchestrator.core.job.choices import Strategy
 from orchestrator.core.job.cpu_budget import CpuBudget, cpu_budget
 from orchestrator.core.job.spec import Command, CommandKind, JobSpec
 from orchestrator.core.job.tensorboard import DIRECTORY_VARIABLE
-from orchestrator.core.job.tf_config import EVALUATOR, ClusterSpec, TaskRef, TFConfig
+from orchestrator.core.job.tf_config import ClusterSpec, TaskRef, TFConfig, check_length
 from orchestrator.core.plan.gpu_plan import GpuPlan
 from orchestrator.core.plan.task_devices import gpu_plan_of, task_devices_env
 from orchestrator.core.state.events import PlannedTask
@@ -67,13 +67,12 @@ class RunLayout(Protocol):
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """The plan of a task. `env` is added to the caller's environment, in the order of display. `serves`: a TensorFlow
+    """The plan of a task. `env` is added to the caller's environment, and so is TF_CONFIG. `serves`: a TensorFlow
     server is expected on `address` (host:port). `bootstrap` are the options of the code injected into its Python, None
     for no injection; they are not in `env`. `fork`: the task is forked from the preloader."""
 
     task: TaskRef
     address: str
-    tf_config: TFConfig
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: Path
@@ -99,15 +98,20 @@ class PreloadPlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The plan of an attempt; the first is 1. `tasks` are in the order of their start, `budget` is their share of the
-    cores, `gpus` the GPUs that each task sees."""
+    """The plan of an attempt; the first is 1. `tasks` are in the order of their start, `cluster` has all their
+    addresses, `budget` is their share of the cores, `gpus` the GPUs that each task sees."""
 
     run_id: str
     attempt: int
     hold_mode: HoldMode
     tasks: tuple[TaskPlan, ...]
+    cluster: ClusterSpec
     budget: CpuBudget
     gpus: GpuPlan
+
+    def tf_config_of(self, task: TaskRef) -> TFConfig:
+        """The TF_CONFIG that the agent makes for a task."""
+        return TFConfig(cluster=self.cluster.seen_by(task.type), task=task)
 
 
 def build_plan(
@@ -115,17 +119,22 @@ def build_plan(
 ) -> RunPlan:
     """Plan an attempt. `addresses` (host:port) are those of `spec.tasks`, in order; tasks inherit `environ`.
 
-    Raises ValueError (pydantic's) if an address is wrong or repeated."""
+    Raises ValueError (pydantic's) if an address is wrong or repeated, and TFConfigTooLong."""
     refs = spec.tasks
     if len(addresses) != len(refs):
         raise ValueError(f"{len(refs)} tasks need as many addresses, not {len(addresses)}")
+    by_role: dict[str, list[str]] = {}
+    for ref, address in zip(refs, addresses, strict=True):
+        by_role.setdefault(ref.type, []).append(address)
+    cluster = ClusterSpec(addresses={role: tuple(those) for role, those in by_role.items()})
+    check_length(cluster)
     common = {role: _common_env(spec, role, layout, attempt, environ) for role in spec.roles}
     gpus = gpu_plan_of(spec, environ)
     devices = task_devices_env(spec, addresses, environ, gpus)
     tasks = tuple(
         _task_plan(
             spec,
-            _tf_config(ref, refs, addresses),
+            ref,
             address,
             layout,
             {**devices[str(ref)], **common[ref.type]},
@@ -133,9 +142,8 @@ def build_plan(
         )
         for ref, address in zip(refs, addresses, strict=True)
     )
-    return RunPlan(
-        layout.run_id, attempt, hold_mode(spec, environ), tasks, _budget(spec, {**environ, **spec.env}), gpus
-    )
+    budget = _budget(spec, {**environ, **spec.env})
+    return RunPlan(layout.run_id, attempt, hold_mode(spec, environ), tasks, cluster, budget, gpus)
 
 
 def preload_plan(spec: JobSpec, layout: RunLayout, environ: Mapping[str, str]) -> PreloadPlan | None:
@@ -198,36 +206,22 @@ def planned_tasks(plan: RunPlan) -> tuple[PlannedTask, ...]:
     )
 
 
-def _tf_config(task: TaskRef, refs: Sequence[TaskRef], addresses: Sequence[str]) -> TFConfig:
-    """Return the TF_CONFIG of a task.
-
-    The evaluator starts no server, and a coordinator would wait for it: only its own TF_CONFIG lists it.
-    """
-    by_role: dict[str, list[str]] = {}
-    for ref, address in zip(refs, addresses, strict=True):
-        if ref.type != EVALUATOR or task.type == EVALUATOR:
-            by_role.setdefault(ref.type, []).append(address)
-    cluster = ClusterSpec(addresses={role: tuple(those) for role, those in by_role.items()})
-    return TFConfig(cluster=cluster, task=task)
-
-
 def _task_plan(
     spec: JobSpec,
-    tf_config: TFConfig,
+    task: TaskRef,
     address: str,
     layout: RunLayout,
     common: Mapping[str, str],
     environ: Mapping[str, str],
 ) -> TaskPlan:
-    name, role = str(tf_config.task), tf_config.task.type
+    name, role = str(task), task.type
     command = spec.command_of(role)
     scratch = layout.task_scratch(name)
-    own = {"TF_CONFIG": tf_config.to_json(), "ORCH_TASK": name, "ORCH_SCRATCH_DIR": str(scratch)}
+    own = {"ORCH_TASK": name, "ORCH_SCRATCH_DIR": str(scratch)}
     python_path = {**environ, **spec.env_of(role)}.get(_PYTHON_PATH)
     return TaskPlan(
-        task=tf_config.task,
+        task=task,
         address=address,
-        tf_config=tf_config,
         argv=command.argv,
         env=MappingProxyType({**own, **common}),
         cwd=spec.cwd,

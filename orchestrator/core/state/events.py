@@ -122,7 +122,7 @@ class Symptom(_Frozen):
 
 
 class PlannedTask(_Frozen):
-    """A task as planned for an attempt, with secrets masked."""
+    """A task as planned for an attempt, with secrets masked. `env` is without TF_CONFIG, except in an older file."""
 
     task: TaskName
     role: str
@@ -145,9 +145,13 @@ ProcessOrigin = Literal["spawn", "fork"]
 
 
 class AttemptPlanned(_Event):
+    """`cluster` holds the addresses by role, in index order, of which each task's TF_CONFIG is made; empty in an older
+    file."""
+
     type: Literal["attempt_planned"] = "attempt_planned"
     attempt: Whole
     tasks: tuple[PlannedTask, ...]
+    cluster: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
 
 class PreloadBegan(_Event):

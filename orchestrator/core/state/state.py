@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property
 from typing import assert_never
 
 from orchestrator.core.job.tf_config import PS
@@ -19,6 +18,7 @@ from orchestrator.core.state.events import (
 )
 from orchestrator.core.state.position import Course
 from orchestrator.core.state.result import AttemptEnd, LeftProcess, TaskBadLoss
+from orchestrator.core.state.tasks import Tasks
 
 
 class RunPhase(StrEnum):
@@ -53,6 +53,9 @@ class TaskPhase(StrEnum):
     @property
     def is_end(self) -> bool:
         return self in (TaskPhase.SUCCEEDED, TaskPhase.FAILED, TaskPhase.STOPPED, TaskPhase.LOST)
+
+
+LIVE_PHASES = frozenset(phase for phase in TaskPhase if not phase.is_end)
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ class RunState:
 
     phase: RunPhase = RunPhase.STARTING
     attempt: int = 0
-    tasks: dict[str, TaskState] = field(default_factory=dict)
+    tasks: Tasks = field(default_factory=Tasks)
     stop: events.StopRequested | None = None
     teardown: TeardownReason | None = None
     teardown_mono: float | None = None
@@ -151,15 +154,15 @@ class RunState:
     bad_loss: TaskBadLoss | None = None
     left: tuple[LeftProcess, ...] = ()
 
-    @cached_property
+    @property
     def is_coordinated(self) -> bool:
-        """True with parameter servers, which serve one coordinating task. Cached: it is read after each event."""
-        return any(task.plan.role == PS for task in self.tasks.values())
+        """True with parameter servers, which serve one coordinating task."""
+        return f"{PS}:0" in self.tasks
 
     @property
     def is_ready(self) -> bool:
         """True if every task runs: those with a server listen, the others were started."""
-        return bool(self.tasks) and all(task.phase is TaskPhase.RUNNING for task in self.tasks.values())
+        return 0 < len(self.tasks) == self.tasks.count((TaskPhase.RUNNING,))
 
 
 def apply(state: RunState, event: Event) -> RunState:
@@ -167,9 +170,7 @@ def apply(state: RunState, event: Event) -> RunState:
     match event:
         case events.AttemptPlanned():
             restarts = {task.name: task.restarts + 1 for task in state.tasks.values()}
-            tasks = {
-                task.task: TaskState(plan=task, restarts=restarts.get(task.task, 0)) for task in event.tasks
-            }
+            tasks = Tasks(TaskState(plan=task, restarts=restarts.get(task.task, 0)) for task in event.tasks)
             # A stop that came before the plan stays in effect.
             phase = RunPhase.STARTING if state.teardown is None else RunPhase.STOPPING
             return replace(
@@ -283,8 +284,7 @@ def apply(state: RunState, event: Event) -> RunState:
 
 
 def _with_task(state: RunState, task: TaskState) -> RunState:
-    tasks = {**state.tasks, task.name: task}
-    changed = replace(state, tasks=tasks)
+    changed = replace(state, tasks=state.tasks.with_task(task))
     if state.phase is RunPhase.STARTING and changed.is_ready:
         return replace(changed, phase=RunPhase.RUNNING)
     return changed
@@ -339,11 +339,13 @@ def _with_full_disk(task: TaskState, reason: str) -> TaskState:
 
 
 def _dismissed(state: RunState, event: events.TasksDismissed) -> RunState:
-    tasks = {
-        name: replace(task, phase=TaskPhase.STOPPING) if name in event.tasks and task.is_live else task
-        for name, task in state.tasks.items()
-    }
-    return replace(state, tasks=tasks)
+    dismissed = frozenset(event.tasks)
+
+    def dismiss(task: TaskState) -> TaskState:
+        is_dismissed = task.name in dismissed and task.is_live
+        return replace(task, phase=TaskPhase.STOPPING) if is_dismissed else task
+
+    return replace(state, tasks=state.tasks.mapped(dismiss))
 
 
 def _resumed(state: RunState, event: events.Resumed) -> RunState:
@@ -363,24 +365,23 @@ def _resumed(state: RunState, event: events.Resumed) -> RunState:
 
 def _lose_unfinished(state: RunState, mono: float) -> RunState:
     """Mark tasks whose exit was not seen as lost; a task that never started stays pending."""
-    tasks = {
-        name: task
-        if task.phase.is_end or task.phase is TaskPhase.PENDING
-        else replace(task, phase=TaskPhase.LOST, ended_mono=mono)
-        for name, task in state.tasks.items()
-    }
-    return replace(state, tasks=tasks, tensorboard=None)
+
+    def lose(task: TaskState) -> TaskState:
+        if task.phase.is_end or task.phase is TaskPhase.PENDING:
+            return task
+        return replace(task, phase=TaskPhase.LOST, ended_mono=mono)
+
+    return replace(state, tasks=state.tasks.mapped(lose), tensorboard=None)
 
 
 def _teardown(state: RunState, event: events.TeardownBegan) -> RunState:
-    tasks = {
-        name: task if task.phase.is_end or task.pid is None else replace(task, phase=TaskPhase.STOPPING)
-        for name, task in state.tasks.items()
-    }
+    def stop(task: TaskState) -> TaskState:
+        return task if task.phase.is_end or task.pid is None else replace(task, phase=TaskPhase.STOPPING)
+
     return replace(
         state,
         phase=RunPhase.STOPPING,
-        tasks=tasks,
+        tasks=state.tasks.mapped(stop),
         tensorboard=None,
         teardown=state.teardown or event.reason,
         teardown_mono=event.mono if state.teardown_mono is None else state.teardown_mono,

@@ -9,7 +9,7 @@ from orchestrator.core.job.choices import FailurePolicy, NetworkOption
 from orchestrator.core.job.fault import Fault
 from orchestrator.core.job.roles import counted_of
 from orchestrator.core.job.spec import JobSpec, RoleSettings
-from orchestrator.core.job.tf_config import EVALUATOR
+from orchestrator.core.job.tf_config import EVALUATOR, VARIABLE
 from orchestrator.core.plan.plan import RunLayout, RunPlan, TaskPlan, build_plan
 from orchestrator.core.text.counted import counted
 from orchestrator.core.text.durations import format_duration
@@ -50,7 +50,9 @@ def config_document(spec: JobSpec, plan: RunPlan) -> dict[str, object]:
             "set_already": list(plan.budget.users),
         },
         "chaos": [{"fault": str(fault), "task": _target(fault, spec)} for fault in spec.chaos],
-        "tasks": [{**_task_document(task), "devices": _devices(task, spec, plan)} for task in plan.tasks],
+        "tasks": [
+            {**_task_document(task, plan), "devices": _devices(task, spec, plan)} for task in plan.tasks
+        ],
     }
 
 
@@ -81,14 +83,18 @@ def _target(fault: Fault, spec: JobSpec) -> str | None:
     return fault.target([str(task) for task in spec.tasks])
 
 
-def _task_document(task: TaskPlan) -> dict[str, object]:
+def _env(task: TaskPlan, plan: RunPlan) -> dict[str, str]:
+    return mask_secrets({VARIABLE: plan.tf_config_of(task.task).to_json(), **task.env})
+
+
+def _task_document(task: TaskPlan, plan: RunPlan) -> dict[str, object]:
     return {
         "task": str(task.task),
         "role": task.task.type,
         "index": task.task.index,
         "argv": list(mask_words(task.argv)),
-        "env": mask_secrets(task.env),
-        "tf_config": task.tf_config.as_dict(),
+        "env": _env(task, plan),
+        "tf_config": plan.tf_config_of(task.task).as_dict(),
         "address": task.address,
         "placeholder_port": True,
         "cwd": str(task.cwd),
@@ -121,7 +127,7 @@ def config_lines(spec: JobSpec, plan: RunPlan) -> list[str]:
         "ports        placeholders: `orch up` replaces them by free ones",
     ]
     for task in plan.tasks:
-        lines += ["", *_task_lines(task, _device_line(task, spec, plan))]
+        lines += ["", *_task_lines(task, plan, _device_line(task, spec, plan))]
     return lines
 
 
@@ -178,14 +184,13 @@ def _device_line(task: TaskPlan, spec: JobSpec, plan: RunPlan) -> list[str]:
     return [] if share is None else ["no GPU"]
 
 
-def _task_lines(task: TaskPlan, devices: list[str]) -> list[str]:
-    env = mask_secrets(task.env)
+def _task_lines(task: TaskPlan, plan: RunPlan, devices: list[str]) -> list[str]:
     return [
         f"{task.task}  {task.address} (placeholder port)",
         f"  argv  {' '.join(_word(word) for word in mask_words(task.argv))}",
         *(f"  uses  {line}" for line in devices),
         f"  log   {task.log}",
-        *(f"  env   {name}={_word(value)}" for name, value in env.items()),
+        *(f"  env   {name}={_word(value)}" for name, value in _env(task, plan).items()),
     ]
 
 

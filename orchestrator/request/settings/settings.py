@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from orchestrator.core.diagnosis.distribution import cluster_advice
 from orchestrator.core.errors import UsageError
-from orchestrator.core.job.choices import FailurePolicy
+from orchestrator.core.job.choices import EngineName, FailurePolicy
 from orchestrator.core.job.fault import with_targets
 from orchestrator.core.job.run_name import default_name
 from orchestrator.core.job.spec import Command, CommandKind, JobSpec, RoleSettings
@@ -79,7 +79,7 @@ def load(
         *_notices(spec, given, place),
         *role_hints(spec, {**environ, **spec.env}),
         *_cluster_notices(spec, environ),
-        *gpu_notices(given, spec, environ),
+        *(() if spec.hosts else gpu_notices(given, spec, environ)),
     )
     existing = existing_directories(spec.log_dir, spec.checkpoint_dir)
     return UpRequest(spec=spec, display=_display(given, spec), notices=notices, existing=existing)
@@ -124,6 +124,8 @@ def _spec(given: Mapping[str, Given], place: CommandPlace) -> JobSpec:
     if "on_failure" not in given and fields.get("max_restarts") and PS not in roles:
         # A number of restarts asks for restarts. With parameter servers, it is for their workers, which restart anyway.
         fields["on_failure"] = FailurePolicy.RESTART
+    if "engine" not in given and "hosts" in given:
+        fields["engine"] = EngineName.SSH
     if fields.pop("tensorboard", False):
         own = (role.command for role in role_settings.values())
         fields["tensorboard"] = find_tensorboard([command, *filter(None, own)], place.installed)

@@ -255,13 +255,13 @@ class RunView:
 
 
 def _with_progress(state: RunState, latest: object) -> RunState:
-    tasks = dict(state.tasks)
+    tasks = state.tasks
     for name, document in latest.items() if isinstance(latest, dict) else ():
         task = tasks.get(name)
         if task is None or not task.is_live:
             continue
         try:
-            tasks[name] = replace(task, progress=Progress.model_validate(document))
+            tasks = tasks.with_task(replace(task, progress=Progress.model_validate(document)))
         except ValidationError:
             continue
     return replace(state, tasks=tasks)
