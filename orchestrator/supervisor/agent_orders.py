@@ -121,6 +121,7 @@ class Attempts:
         for agent in self._hosts.links.values():
             agent.plan(self._plan.attempt, self._plan.cluster.addresses)
         with self._storage_errors_reported():
+            self._store.require_place()  # tasks find their directories by path
             for task in self._plan.tasks:
                 self._logs.add(str(task.task), self._plan.attempt, task.log)
                 self._start(task, task.env)
@@ -132,6 +133,7 @@ class Attempts:
         if self._plan is None:
             return
         with self._storage_errors_reported():
+            self._store.require_place()
             for task in self._plan.tasks:
                 if str(task.task) == name:
                     self._start(task, {**task.env, "ORCH_RESTARTS": str(restarts)})
@@ -150,7 +152,8 @@ class Attempts:
         link = self.link_to(name)
         if link is None:
             return
-        task.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._store.directory.make(task.scratch.parent.name) as scratch:
+            scratch.make(task.scratch.name).close()
         # It may hold the exception of an earlier process of this task.
         self._store.forget_exception(name)
         self._logs.mark_process_start(name)

@@ -11,8 +11,7 @@ from orchestrator.engines import AgentOptions, Connection, Engine
 from orchestrator.links.agent_link import AgentLink
 from orchestrator.links.client_link import pack_environ
 from orchestrator.links.stream import LocalStream
-from orchestrator.store.files import open_private
-from orchestrator.store.runs.paths import RunPaths
+from orchestrator.store.runs.writer import RunStore
 
 # The name of the host of a run without hosts.
 HERE = ""
@@ -39,33 +38,32 @@ class Hosts:
     def links(self) -> Mapping[str, AgentLink]:
         return self._links
 
-    def serve(self, spec: JobSpec, paths: RunPaths) -> None:
+    def serve(self, spec: JobSpec, store: RunStore) -> None:
         """Have an agent on each host serve this run from now on. EngineError if one cannot be started."""
-        if not self._adopt(spec, paths):
+        if self._network not in (None, spec.network) or not self._order_run(spec, store):
             self.end()
-            self._start_here(spec, paths)
+            self._start_here(spec, store)
+            self._order_run(spec, store)
         self._network = spec.network
 
-    def _adopt(self, spec: JobSpec, paths: RunPaths) -> bool:
-        """Give the run to the agent that is here already; False if there is none, or it is of no use."""
+    def _order_run(self, spec: JobSpec, store: RunStore) -> bool:
+        """Give the run to the agent that is here already; False if there is none."""
         link = self._links.get(HERE)
-        return (
-            link is not None
-            and self._network in (None, spec.network)
-            and link.serve(
-                paths.run_id,
-                spec.failure_grace_s,
-                str(paths.agent_log),
-                pack_environ(os.environ),
-                spec.network,
-            )
+        return link is not None and link.serve(
+            store.paths.run_id,
+            spec.failure_grace_s,
+            str(store.paths.agent_log),
+            store.directory.identity,
+            pack_environ(os.environ),
+            spec.network,
         )
 
-    def _start_here(self, spec: JobSpec, paths: RunPaths) -> None:
-        words = AgentOptions(paths.run_id, spec.failure_grace_s, spec.network).words()
-        errors = open_private(paths.agent_log, os.O_WRONLY | os.O_APPEND)
+    def _start_here(self, spec: JobSpec, store: RunStore) -> None:
+        run_id = store.paths.run_id
+        words = AgentOptions(run_id, spec.failure_grace_s, spec.network).words()
+        errors = store.open_log(store.paths.agent_log)
         try:
-            self._add(HERE, self._engine.connect("", words, errors), paths.run_id)
+            self._add(HERE, self._engine.connect("", words, errors), run_id)
         finally:
             os.close(errors)
 

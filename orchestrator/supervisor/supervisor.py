@@ -30,7 +30,7 @@ from orchestrator.core.state.result import RunResult
 from orchestrator.core.state.state import RunState
 from orchestrator.links.agent_link import AgentLink, Empty, Held
 from orchestrator.links.client_link import ClientLink, Lifetime
-from orchestrator.links.control import DetachOrder, StopOrder
+from orchestrator.links.control import ControlServer, DetachOrder, StopOrder
 from orchestrator.links.signal_inbox import SignalInbox
 from orchestrator.store.runs.leftovers import end_leftovers
 from orchestrator.store.runs.writer import RunStore
@@ -66,9 +66,9 @@ class Supervisor:
         self._queue: deque[Event] = deque()
         self._lifecycle = Lifecycle(spec, store.paths.run_id, time.monotonic())
         self._throttle = ProgressThrottle(spec.chaos)
-        self._logs = RunLogs(store.paths.logs, self._throttle, self._queue)
+        self._logs = RunLogs(store.directory.sub(store.paths.logs.name), self._throttle, self._queue)
         self._stacks = StackRequests(self._ask_for_stacks)
-        tensorboard = TensorBoardTask(spec.tensorboard, spec.network, store.paths, self._queue)
+        tensorboard = TensorBoardTask(spec.tensorboard, spec.network, store, self._queue)
         self._attempts = Attempts(spec, hosts, store, self._logs, tensorboard, self._queue)
         self._reports = AgentReports(
             self._lifecycle,
@@ -97,9 +97,8 @@ class Supervisor:
         with self._selector, self._logs, SignalInbox(_STOP_SIGNALS) as inbox:
             self._watch(inbox.fileno(), partial(self._read_signals, inbox))
             self._watch(self._client.fileno(), self._read_client)
-            control = ControlOrders(
-                self._store.paths.control, self._selector, self._lifecycle, self._stacks, self._queue
-            )
+            server = ControlServer(self._store.directory, self._store.paths.control.name)
+            control = ControlOrders(server, self._selector, self._lifecycle, self._stacks, self._queue)
             try:
                 with closing(control):
                     self._start_agents()
@@ -205,7 +204,7 @@ class Supervisor:
                 assert_never(action)
 
     def _start_agents(self) -> None:
-        self._hosts.serve(self._spec, self._store.paths)
+        self._hosts.serve(self._spec, self._store)
         for host, link in self._hosts.links.items():
             self._agent_fds.add(link.fileno())
             self._watch(link.fileno(), partial(self._read_agent, host))

@@ -16,6 +16,7 @@ from orchestrator.links.agent_link import AgentLink, Hello, LogBytes
 from orchestrator.links.client_link import pack_environ
 from orchestrator.links.opening import HostSession, remote_command
 from orchestrator.links.session import Session
+from orchestrator.store.directory import Directory
 from orchestrator.store.logs.received import ReceivedLogs
 
 RUN = "run-1"
@@ -35,8 +36,9 @@ class HostDriver(Driver):
         self.host = HostSession.new("there", link_timeout_s)
         self.session = Session(self.connect, self.host, lambda code, text: f"exit code {code}: {text}")
         self.link = AgentLink(self.session, RUN)
-        self.link.serve(RUN, 0.1, "", pack_environ(os.environ), NetworkOption.HOST)
-        self.logs = ReceivedLogs()
+        self.link.serve(RUN, 0.1, "", None, pack_environ(os.environ), NetworkOption.HOST)
+        self._directory = Directory.open(directory)
+        self.logs = ReceivedLogs(self._directory)
         self.open = True
 
     def connect(self, errors: int) -> Connection:
@@ -56,6 +58,7 @@ class HostDriver(Driver):
         finally:
             self.link.close()
             self.logs.close()
+            self._directory.close()
 
     def leave(self) -> None:
         """End the session; nothing is left of it."""
@@ -75,7 +78,7 @@ class HostDriver(Driver):
 
     def start(self, name: str, argv: list[str], env: dict[str, str] | None = None, **changes: object) -> None:
         root = self.home / RUN
-        self.logs.add(name, self.log(name))
+        self.logs.add(name, self.log(name).name)
         changes = {"log": str(root / "logs" / f"{name}.log"), "cwd": "/", **changes}
         super().start(name, argv, env, **changes)
 

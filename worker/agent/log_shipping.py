@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.agent.run_logs import open_log
+from worker.agent.run_logs import RunFile, open_log
 from worker.agent.session import Session
 
 # Bytes of one message. Three quarters of what base64 makes of them.
@@ -74,7 +74,7 @@ class LogShipping:
         if name in self._logs:
             return
         try:
-            os.close(open_log(path))
+            os.close(open_log(RunFile(path)))
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return  # the start of the task fails for the same reason, and reports it

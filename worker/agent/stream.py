@@ -2,7 +2,7 @@
 
 It exchanges JSON lines with the supervisor over stdin and stdout, each with the run's id:
 
-    in:  run {failure_grace_s, log, environ, network}
+    in:  run {failure_grace_s, log, run_directory, environ, network}
          preload {argv, env, cwd, modules, log}                     hold {attempt, count, mode}
          plan {attempt, cluster}       signal {task, signal}        stop {grace_s}
          start {task, argv, env, cwd, log, port, serves, bootstrap, fork, memory_limit, role, index}
