@@ -184,7 +184,7 @@ class LogBytes(_Message):
 
 
 class Inspected(_Message):
-    """What a host answers to `inspect`."""
+    """The answer of a host to `inspect`."""
 
     type: Literal["inspected"]
     found: dict[str, object]
@@ -216,7 +216,7 @@ _Sent = (
     | Inspected
     | Empty
 )
-# What an agent sends, and what its link reports about itself.
+# Messages of an agent, and reports of its link about itself.
 AgentMessage = _Sent | LinkSilent | LinkBack
 # Each run of a session has its own id, and pydantic would cache the last 16,384 of them.
 _ADAPTER: TypeAdapter[_Sent] = TypeAdapter(
@@ -303,18 +303,25 @@ class AgentLink:
         run_id: str,
         failure_grace_s: float,
         log: str,
+        run_directory: tuple[int, int] | None,
         environ: Mapping[str, str],
         network: NetworkOption,
     ) -> bool:
-        """Give another run to an agent whose last run has ended.
+        """Give a run to an agent that has none, or whose last run has ended.
 
+        `run_directory`: device and inode. The agent refuses to open files of the run in another one (None: in none).
         `environ` (packed) is what the run's tasks inherit. An agent can enter a private network but not leave it.
         """
         if not self._stream.is_open:
             return False
         self._run_id = run_id
         return self._send(
-            "run", failure_grace_s=failure_grace_s, log=log, environ=environ, network=network.value
+            "run",
+            failure_grace_s=failure_grace_s,
+            log=log,
+            run_directory=run_directory,
+            environ=environ,
+            network=network.value,
         )
 
     def read(self) -> tuple[list[AgentMessage], bool]:

@@ -22,7 +22,7 @@ class LinkSilent:
 
 @dataclass(frozen=True)
 class LinkBack:
-    """The agent of a silent host is heard again. Nothing was lost."""
+    """The agent of a silent host is heard again. No message was lost."""
 
     seconds: float
 
@@ -66,7 +66,7 @@ class LocalStream:
         self._lines = LineSplitter()
         self._outbox = bytearray()
         self._awaits_room = False
-        # One descriptor for both directions, so that the owner only waits until it is readable.
+        # A common descriptor for both directions, so that the owner only waits until it is readable.
         self._poller = select.epoll()
         self._poller.register(stream, select.EPOLLIN)
 

@@ -146,6 +146,7 @@ class Attempts:
         for agent in self._hosts.links.values():
             agent.plan(self._plan.attempt, self._plan.cluster.addresses)
         with self._storage_errors_reported():
+            self._store.require_place()  # tasks find their directories by path
             for task in self._plan.tasks:
                 name = str(task.task)
                 log = self._store.paths.task_log(name)
@@ -180,7 +181,8 @@ class Attempts:
         if link is None:
             return
         if task.host is None:
-            task.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._store.directory.make(task.scratch.parent.name) as scratch:
+                scratch.make(task.scratch.name).close()
         # It may hold the exception of an earlier process of this task.
         self._store.forget_exception(name)
         self._logs.mark_process_start(name)

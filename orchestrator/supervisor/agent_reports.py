@@ -125,7 +125,7 @@ class AgentReports:
                 self._append(events.DiskFull(**now(), task=message.task, reason=message.reason))
             case agent_link.Stacked():
                 file = self._store.paths.task_stacks(message.task)
-                stack = append_stacks(to_task_stack(message), message.text, file)
+                stack = append_stacks(to_task_stack(message), message.text, self._store.directory, file)
                 self._stacks.answered(message.task, message.native, stack, monotonic())
             case agent_link.Empty():
                 self._take_empty(message)
@@ -208,11 +208,11 @@ class AgentReports:
 
     def _symptom(self, task: str) -> Symptom:
         """From the exception that the task's current process wrote, or else from the end of its log."""
-        paths = self._store.paths
-        uncaught = read_exception(paths.task_exception(task))
-        tail = read_log_tail(paths.task_log(task), self._logs.process_start(task))
+        paths, run = self._store.paths, self._store.directory
+        uncaught = read_exception(run, paths.task_exception(task))
+        tail = read_log_tail(run, paths.task_log(task), self._logs.process_start(task))
         symptom = read_symptom(tail, uncaught)
-        if uncaught is None or not write_traceback(uncaught, paths.task_traceback(task)):
+        if uncaught is None or not write_traceback(uncaught, run, paths.task_traceback(task)):
             return symptom
         return symptom.model_copy(update={"exception_file": str(paths.task_traceback(task))})
 

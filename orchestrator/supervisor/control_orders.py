@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import assert_never
 
 from orchestrator.core.lifecycle.lifecycle import Lifecycle
@@ -94,7 +93,7 @@ class ControlOrders:
 
     def __init__(
         self,
-        path: Path,
+        server: ControlServer,
         selector: selectors.BaseSelector,
         lifecycle: Lifecycle,
         stacks: StackRequests,
@@ -105,7 +104,7 @@ class ControlOrders:
         self._stacks = stacks
         self._queue = queue
         self._idle: deque[socket.socket] = deque()
-        self._server = ControlServer(path)
+        self._server = server
         selector.register(self._server.fileno(), selectors.EVENT_READ, self._accept)
 
     def close(self) -> None:

@@ -21,11 +21,31 @@ from orchestrator.links.agent_link import AgentLink, Hello, HostGpu, LogBytes
 from orchestrator.links.client_link import pack_environ, travelling_environ
 from orchestrator.links.opening import HostSession, remote_command
 from orchestrator.links.session import Session
+from orchestrator.store.directory import Directory
 from orchestrator.store.logs.received import ReceivedLogs
-from orchestrator.store.runs.paths import HOST_LOGS, RunPaths
+from orchestrator.store.runs.paths import RunPaths
+from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
 
+# The logs of a host that are not those of a task: its agent-HOST.log and preloader-HOST.log.
+HOST_LOGS = ("@agent", "@preloader")
 _LOOPBACK = "127.0.0.1"
+
+
+class _HostLogs:
+    """What one host sends of logs: its own go beside those of the run, the tasks' into the directory of the logs."""
+
+    def __init__(self, run: Directory, logs: str, host: str) -> None:
+        self._directory = run.sub(logs)
+        self.of_tasks = ReceivedLogs(self._directory)
+        self.of_host = ReceivedLogs(run)
+        for log in HOST_LOGS:
+            self.of_host.add(log, f"{log[1:]}-{host}.log")
+
+    def close(self) -> None:
+        self.of_tasks.close()
+        self.of_host.close()
+        self._directory.close()
 
 
 class HostAgents:
@@ -37,7 +57,8 @@ class HostAgents:
         self._links: dict[str, AgentLink] = {}
         self._hellos: dict[str, Hello] = {}
         self._facts: dict[str, HostFacts] = {}
-        self._logs: dict[str, ReceivedLogs] = {}
+        self._logs: dict[str, _HostLogs] = {}
+        self._store: RunStore | None = None
 
     @property
     def links(self) -> Mapping[str, AgentLink]:
@@ -47,16 +68,17 @@ class HostAgents:
     def facts(self) -> Mapping[str, HostFacts]:
         return self._facts
 
-    def serve(self, spec: JobSpec, paths: RunPaths) -> None:
-        self.reopen(paths)
+    def serve(self, spec: JobSpec, store: RunStore) -> None:
+        self._store = store
+        self.reopen()
 
-    def reopen(self, paths: RunPaths) -> None:
+    def reopen(self) -> None:
+        assert self._store is not None, "reopened before it served a run"
+        run = self._store.directory
         for host in self._spec.hosts:
             if host.name not in self._links:
-                self._links[host.name] = self._open(host, paths)
-                logs = self._logs[host.name] = ReceivedLogs()
-                for log in HOST_LOGS:
-                    logs.add(log, paths.host_log(host.name, log))
+                self._links[host.name] = self._open(host, self._store.paths)
+                self._logs[host.name] = _HostLogs(run, self._store.paths.logs.name, host.name)
 
     def _open(self, host: Host, paths: RunPaths) -> AgentLink:
         python = self._spec.remote_python or sys.executable
@@ -68,7 +90,7 @@ class HostAgents:
         )
         link = AgentLink(session, paths.run_id)
         environ = pack_environ(travelling_environ(os.environ))
-        link.serve(paths.run_id, self._spec.failure_grace_s, "", environ, self._spec.network)
+        link.serve(paths.run_id, self._spec.failure_grace_s, "", None, environ, self._spec.network)
         return link
 
     def take_hello(self, host: str, hello: Hello) -> None:
@@ -105,10 +127,13 @@ class HostAgents:
         return "its agent has ended"
 
     def expect_log(self, host: str, task: str, path: Path) -> None:
-        self._logs[host].add(task, path)
+        self._logs[host].of_tasks.add(task, path.name)
 
     def write_log(self, host: str, log: LogBytes) -> None:
-        self._logs[host].write(log.task, log.offset, log.data, log.is_cut)
+        logs = self._logs[host]
+        (logs.of_host if log.task in HOST_LOGS else logs.of_tasks).write(
+            log.task, log.offset, log.data, log.is_cut
+        )
 
     def end_host(self, host: str) -> None:
         self._links.pop(host).close()

@@ -15,9 +15,9 @@ from orchestrator.engines import AgentOptions, Connection, Engine
 from orchestrator.links.agent_link import AgentLink, Hello, LogBytes
 from orchestrator.links.client_link import pack_environ
 from orchestrator.links.stream import LocalStream
-from orchestrator.store.files import open_private
 from orchestrator.store.logs.received import ForgedLog
 from orchestrator.store.runs.paths import RunPaths
+from orchestrator.store.runs.writer import RunStore
 
 # The name of the host of a run without hosts.
 HERE = ""
@@ -33,14 +33,14 @@ class Agents(Protocol):
     def facts(self) -> Mapping[str, HostFacts]:
         """Of the hosts that have joined; empty for this machine, whose facts are in the job."""
 
-    def serve(self, spec: JobSpec, paths: RunPaths) -> None:
+    def serve(self, spec: JobSpec, store: RunStore) -> None:
         """Have all agents serve this run from now on. EngineError if one cannot be started."""
 
     @property
     def are_complete(self) -> bool:
         """Whether all agents are there, and the facts of their hosts are known."""
 
-    def reopen(self, paths: RunPaths) -> None:
+    def reopen(self) -> None:
         """Try again to reach the hosts that were lost, before another attempt."""
 
     def take_hello(self, host: str, hello: Hello) -> None:
@@ -87,36 +87,40 @@ class LocalAgent:
     def links(self) -> Mapping[str, AgentLink]:
         return self._links
 
-    def serve(self, spec: JobSpec, paths: RunPaths) -> None:
-        if not self._adopt(spec, paths):
+    def serve(self, spec: JobSpec, store: RunStore) -> None:
+        if self._network not in (None, spec.network) or not self._order_run(spec, store):
             self.end()
-            self._start(spec, paths)
+            self._start(spec, store)
+            self._order_run(spec, store)
         self._network = spec.network
 
-    def _adopt(self, spec: JobSpec, paths: RunPaths) -> bool:
-        """Give the run to the agent that is there already; False if there is none, or it is of no use."""
+    def _order_run(self, spec: JobSpec, store: RunStore) -> bool:
+        """Give the run to the agent that is here already; False if there is none."""
         link = self._links.get(HERE)
-        log, environ = str(paths.agent_log), pack_environ(os.environ)
-        return (
-            link is not None
-            and self._network in (None, spec.network)
-            and link.serve(paths.run_id, spec.failure_grace_s, log, environ, spec.network)
+        return link is not None and link.serve(
+            store.paths.run_id,
+            spec.failure_grace_s,
+            str(store.paths.agent_log),
+            store.directory.identity,
+            pack_environ(os.environ),
+            spec.network,
         )
 
-    def _start(self, spec: JobSpec, paths: RunPaths) -> None:
-        words = AgentOptions(paths.run_id, spec.failure_grace_s, spec.network).words()
-        errors = open_private(paths.agent_log, os.O_WRONLY | os.O_APPEND)
+    def _start(self, spec: JobSpec, store: RunStore) -> None:
+        run_id = store.paths.run_id
+        words = AgentOptions(run_id, spec.failure_grace_s, spec.network).words()
+        errors = store.open_log(store.paths.agent_log)
         try:
             self._connection = self._engine.connect("", words, errors)
         finally:
             os.close(errors)
-        self._links[HERE] = AgentLink(LocalStream(self._connection.stream), paths.run_id)
+        self._links[HERE] = AgentLink(LocalStream(self._connection.stream), run_id)
 
     @property
     def are_complete(self) -> bool:
         return HERE in self._links
 
-    def reopen(self, paths: RunPaths) -> None:
+    def reopen(self) -> None:
         """A run whose agent is lost has no other attempt."""
 
     def take_hello(self, host: str, hello: Hello) -> None:

@@ -30,7 +30,7 @@ from orchestrator.core.state.result import RunResult
 from orchestrator.core.state.state import RunState
 from orchestrator.links.agent_link import AgentLink, AgentMessage, Empty, Held, Hello, LogBytes
 from orchestrator.links.client_link import ClientLink, Lifetime
-from orchestrator.links.control import DetachOrder, StopOrder
+from orchestrator.links.control import ControlServer, DetachOrder, StopOrder
 from orchestrator.links.signal_inbox import SignalInbox
 from orchestrator.links.stream import LinkBack, LinkSilent
 from orchestrator.store.logs.received import ForgedLog
@@ -72,9 +72,9 @@ class Supervisor:
         self._queue: deque[Event] = deque()
         self._lifecycle = Lifecycle(spec, store.paths.run_id, time.monotonic())
         self._throttle = ProgressThrottle(spec.chaos)
-        self._logs = RunLogs(store.paths.logs, self._throttle, self._queue)
+        self._logs = RunLogs(store.directory.sub(store.paths.logs.name), self._throttle, self._queue)
         self._stacks = StackRequests(self._ask_for_stacks)
-        tensorboard = TensorBoardTask(spec.tensorboard, spec.network, store.paths, self._queue)
+        tensorboard = TensorBoardTask(spec.tensorboard, spec.network, store, self._queue)
         self._attempts = Attempts(spec, hosts, store, self._logs, tensorboard, self._queue)
         self._reports = AgentReports(
             self._lifecycle,
@@ -103,12 +103,11 @@ class Supervisor:
         with self._selector, self._logs, SignalInbox(_STOP_SIGNALS) as inbox:
             self._watch(inbox.fileno(), partial(self._read_signals, inbox))
             self._watch(self._client.fileno(), self._read_client)
-            control = ControlOrders(
-                self._store.paths.control, self._selector, self._lifecycle, self._stacks, self._queue
-            )
+            server = ControlServer(self._store.directory, self._store.paths.control.name)
+            control = ControlOrders(server, self._selector, self._lifecycle, self._stacks, self._queue)
             try:
                 with closing(control):
-                    self._hosts.serve(self._spec, self._store.paths)
+                    self._hosts.serve(self._spec, self._store)
                     self._plan_attempt(FIRST_ATTEMPT)
                     # Only now: the agents pass the user's own limit on to the tasks.
                     with _many_files():
@@ -225,7 +224,7 @@ class Supervisor:
         """Hold the ports of an attempt, once all hosts are there."""
         self._awaited_attempt = attempt
         if attempt > FIRST_ATTEMPT:
-            self._hosts.reopen(self._store.paths)
+            self._hosts.reopen()
         self._watch_agents()
         self._begin_attempt()
 

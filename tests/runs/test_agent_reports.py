@@ -60,7 +60,7 @@ class Desk:
             self.throttle,
             self.logs,  # type: ignore[arg-type]
             StackRequests(lambda tasks, native: tasks),
-            TensorBoardTask(BOARD, NetworkOption.HOST, store.paths, self.queue),
+            TensorBoardTask(BOARD, NetworkOption.HOST, store, self.queue),
             None,
             self.queue,
         )

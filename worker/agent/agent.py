@@ -25,7 +25,7 @@ from worker.agent.ports import HeldPorts, PortsExhausted, Readiness
 from worker.agent.preload_link import PreloadOrder
 from worker.agent.processes import ProcessStat, describe
 from worker.agent.resource_failures import DiskChecks
-from worker.agent.run_logs import open_log
+from worker.agent.run_logs import RunFile, open_log
 from worker.agent.sampling import Sampler
 from worker.agent.stack_taking import StackTaking
 from worker.agent.stream import ExitSignals, ProgressInbox
@@ -41,6 +41,7 @@ class Agent:
     def __init__(self, arguments: Namespace) -> None:
         self._run_id: str = arguments.run_id
         self._failure_grace_s: float = arguments.failure_grace
+        self._run_directory: list[int] | None = None
         self._ports = HeldPorts()
         self._poller = select.epoll()
         self._tasks = LiveTasks(self._poller)
@@ -59,6 +60,7 @@ class Agent:
         self._is_private = False
         self._network_refusal: str | None = None
         self._cluster = Cluster({})
+        self._enter_network(arguments.network)
 
     def run(self) -> None:
         """Serve until the stream ends and nothing is left."""
@@ -171,7 +173,7 @@ class Agent:
         if not is_open:
             self._leave()
 
-    def enter_network(self, wanted: str) -> None:
+    def _enter_network(self, wanted: str) -> None:
         """Enter a private network if that is `wanted`. If the kernel refuses, no port is held and no task is started:
         they would be reachable from outside."""
         if wanted != network.PRIVATE or self._is_private:
@@ -191,11 +193,12 @@ class Agent:
         os.environ.clear()
         for name, value in message["environ"].items():
             os.environb[name.encode("latin-1")] = value.encode("latin-1")
+        self._run_directory = message.get("run_directory")
         if message.get("log"):
-            log = open_log(message["log"])
+            log = open_log(RunFile(message["log"], self._run_directory))
             os.dup2(log, _STDERR)
             os.close(log)
-        self.enter_network(message.get("network", ""))
+        self._enter_network(message.get("network", ""))
 
     def _handle(self, message: dict[str, Any]) -> None:
         match message["type"]:
@@ -240,13 +243,13 @@ class Agent:
         order = PreloadOrder(
             message["argv"], env, message["cwd"], message["modules"], message.get("script_env", {})
         )
-        self._take_outcomes(self._forks.preload(order, message["log"]))
+        self._take_outcomes(self._forks.preload(order, RunFile(message["log"], self._run_directory)))
 
     def _start(self, message: dict[str, Any]) -> None:
         if self._teardown is not None or self._network_refusal is not None:
             return  # a stop came first, or the private network was refused
         bootstrap = self._stacks.allow_tracing(message.get("bootstrap"))
-        order = TaskOrder.of(message, bootstrap, self._cluster)
+        order = TaskOrder.of(message, bootstrap, self._cluster, self._run_directory)
         if order.fork:
             self._take_outcomes(self._forks.fork(order))
         else:
@@ -389,9 +392,7 @@ def main() -> None:
     arguments = parse_arguments()
     task_process.become_subreaper()
     task_process.raise_file_limit()
-    agent = Agent(arguments)
-    agent.enter_network(arguments.network)
-    agent.run()
+    Agent(arguments).run()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What an agent on another host tells about it."""
+"""Facts about this host, for the `hello` of an agent that is not on the orchestrator's machine."""
 
 from __future__ import annotations
 

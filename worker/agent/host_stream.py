@@ -116,6 +116,8 @@ class HostStream:
             shutil.rmtree(self._directory / self._run_id, ignore_errors=True)
         self._run_id = message["run_id"]
         self._exceptions.clear()
+        # The orchestrator cannot know the device and inode of a directory that is created here.
+        message["run_directory"] = None
         message["environ"] = {
             **self._environ,
             **message["environ"],

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.agent.run_logs import open_log
+from worker.agent.run_logs import RunFile, open_log
 from worker.agent.session import Session
 
 # Bytes of one message. Three quarters of what base64 makes of them.
 _CHUNK_BYTES = 48 << 10
 # Messages of one turn of the agent, between two looks at the exits of tasks.
 _CHUNKS_A_TURN = 4
-# Nothing more is sent while the connection has not taken this much, so that other messages overtake logs.
+# Log bytes wait while the connection has not taken this much, so that other messages overtake logs.
 _MOST_WAITING_BYTES = 64 << 10
 # Bounds of the unacknowledged bytes. On a slow link few are, because they delay everything behind them.
 _LEAST_WINDOW, _FIRST_WINDOW, _MOST_WINDOW = 32 << 10, 256 << 10, 1 << 20
@@ -74,7 +74,7 @@ class LogShipping:
         if name in self._logs:
             return
         try:
-            os.close(open_log(path))
+            os.close(open_log(RunFile(path)))
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return  # the start of the task fails for the same reason, and reports it

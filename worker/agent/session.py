@@ -192,7 +192,7 @@ class Session:
                 self._answer(relay, fields)
 
     def _answer(self, relay: _Relay, fields: dict[str, Any]) -> None:
-        """Answer a ping at once. What it confirms renews the lease."""
+        """Answer a ping at once. A ping of ours that it confirms renews the lease."""
         echo = seconds(fields.get("mono"))
         if fields.get("echo") is not None:
             sent = seconds(fields["echo"])

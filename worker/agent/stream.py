@@ -2,7 +2,7 @@
 
 It exchanges JSON lines with the supervisor over stdin and stdout, each with the run's id:
 
-    in:  run {failure_grace_s, log, environ, network}
+    in:  run {failure_grace_s, log, run_directory, environ, network}
          preload {argv, env, cwd, modules, log}                     hold {attempt, count, mode}
          plan {attempt, cluster}       signal {task, signal}        stop {grace_s}
          start {task, argv, env, cwd, log, port, serves, bootstrap, fork, memory_limit, role, index}
@@ -46,7 +46,7 @@ class Stream:
 
     @property
     def due(self) -> float:
-        """Nothing is ever due: only another host has heartbeats."""
+        """Infinite: only the stream of another host has heartbeats."""
         return float("inf")
 
     def advance(self, now: float) -> bool:

@@ -1,1 +1,1 @@
-"""What runs on another host beside the agent: stage 1, the keeper and the relay. It is sent there as text."""
+"""Programs that run on another host beside the agent: stage 1, the keeper and the relay."""

@@ -23,7 +23,7 @@ _CLEARING_S, _CHECK_S = 6.0, 0.02
 
 
 def start_or_find(parameters: dict[str, Any], directory: Path, bundle: str) -> socket.socket | None:
-    """Return a connection to the session's agent; None if it is gone. What was left of it is cleared up then."""
+    """Return a connection to the session's agent; None if it is gone. Its processes and files are removed then."""
     if parameters["is_first"]:
         _clear_up_lost_sessions()
         _start_keeper(parameters, directory, bundle)
@@ -42,7 +42,7 @@ def start_or_find(parameters: dict[str, Any], directory: Path, bundle: str) -> s
 
 
 def _start_keeper(parameters: dict[str, Any], directory: Path, bundle: str) -> None:
-    """Start the keeper, detached from this connection. The agent accepts from `listener`, so that nobody waits."""
+    """Start the keeper, detached from this connection. The agent accepts from `listener`, which is open already."""
     lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     log = os.open(directory / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

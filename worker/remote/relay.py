@@ -15,7 +15,7 @@ _LAST_WORDS_BYTES = 2048
 
 
 class _Way:
-    """One direction, and the bytes that its sink has not taken yet."""
+    """A direction, and the bytes that its sink has not taken yet."""
 
     def __init__(self, source: int, sink: int) -> None:
         self.source = source

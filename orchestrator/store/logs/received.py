@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
-from orchestrator.store.files import open_private
+from orchestrator.store.directory import Directory
 
 
 class ForgedLog(ValueError):
@@ -26,13 +25,15 @@ class _Received:
 class ReceivedLogs:
     """The logs of the tasks on one host, for one session with it. Paths come from the plan, never from the host."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Directory) -> None:
+        """`directory`: of the run's logs, which the caller closes."""
+        self._directory = directory
         self._logs: dict[str, _Received] = {}
 
-    def add(self, task: str, path: Path) -> None:
-        """Expect a log, which is written behind what the file contains. A second call changes nothing. OSError."""
+    def add(self, task: str, name: str) -> None:
+        """Expect a log, which is appended to the file `name`. A second call changes nothing. OSError."""
         if task not in self._logs:
-            fd = open_private(path, os.O_RDWR)
+            fd = self._directory.open_private(name, os.O_RDWR)
             self._logs[task] = _Received(fd, os.fstat(fd).st_size)
 
     def write(self, task: str, offset: int, data: bytes, is_cut: bool = False) -> None:

@@ -175,13 +175,7 @@ class RunPaths:
     def task_scratch(self, task: str) -> Path:
         return self.scratch / _file_name(task)
 
-    def host_log(self, host: str, log: str) -> Path:
-        """Return the file for one of the HOST_LOGS of a host: `agent-node1.log`."""
-        return self.root / f"{log[1:]}-{host}.log"
 
-
-# The logs of a host that are not those of a task.
-HOST_LOGS = ("@agent", "@preloader")
 # The entries of a run's directory before it is published, and those that are directories, which are empty then.
 NEW_RUN_DIRECTORIES = ("logs", "scratch", "checkpoints", "exceptions", "stacks")
 NEW_RUN_ENTRIES = frozenset((*NEW_RUN_DIRECTORIES, "lock", "events.jsonl", ".reserve", "run.json"))
