@@ -19,7 +19,10 @@ from orchestrator.core.job.choices import NetworkOption
 from orchestrator.host.isolation import isolated
 
 # Each is imported when it is used.
-_ENGINES = {"local": "orchestrator.engines.local:LocalEngine"}
+_ENGINES = {
+    "local": "orchestrator.engines.local:LocalEngine",
+    "ssh": "orchestrator.engines.ssh:SshEngine",
+}
 _BUFFER_BYTES = 1 << 20
 
 
@@ -116,10 +119,10 @@ class Engine(Protocol):
         """Why a connection ended, for people: from the exit code and the last text on stderr."""
 
 
-def engine(name: str) -> Engine:
-    """A new engine; UsageError for an unknown name."""
+def engine(name: str, **options: object) -> Engine:
+    """A new engine with its own options; UsageError for an unknown name."""
     if name not in _ENGINES:
         raise UsageError(f"no engine {name!r}; there are: {', '.join(_ENGINES)}")
     module, _, attribute = _ENGINES[name].partition(":")
-    made: Engine = getattr(import_module(module), attribute)()
+    made: Engine = getattr(import_module(module), attribute)(**options)
     return made

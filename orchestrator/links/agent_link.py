@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, TypeAdapter
 
 from orchestrator.core.job.choices import NetworkOption
 from orchestrator.core.progress.reported import parse_progress
 from orchestrator.core.state.events import ProcessOrigin, Progress
 from orchestrator.core.state.result import LeftProcess
+from orchestrator.links.stream import LinkBack, LinkSilent, Stream
 
 
 class _Message(BaseModel):
@@ -21,10 +22,22 @@ class _Message(BaseModel):
 
 
 class Hello(_Message):
+    """The rest is known of another host only. `directory`: the agent's own, in which all files of its tasks are.
+
+    `addresses`: {interface: address}. `ssh_address`: the one at which ssh reached the host. `allowed_cores`: of this
+    process. `gpus`: one line of nvidia-smi each (uuid, name, bytes), None if they cannot be listed."""
+
     type: Literal["hello"]
     host: str
     pid: int
     cores: int
+    directory: str | None = None
+    addresses: dict[str, str] = {}
+    ssh_address: str | None = None
+    memory_bytes: int | None = None
+    gpus: tuple[str, ...] | None = None
+    python: str | None = None
+    allowed_cores: tuple[int, ...] = ()
 
 
 class Held(_Message):
@@ -101,7 +114,10 @@ class Sampled(_Message):
 
 
 class Exited(_Message):
-    """`oom_kills`, `peak_bytes` and `cpu_limit_s` as in TaskExited."""
+    """`oom_kills`, `peak_bytes` and `cpu_limit_s` as in TaskExited.
+
+    `asked`: the agent had sent it a signal. `exception`: the text of its exception file, from another host only, where
+    this message follows the last byte of the task's log."""
 
     type: Literal["exited"]
     task: str
@@ -113,6 +129,8 @@ class Exited(_Message):
     oom_kills: int | None = None
     peak_bytes: int | None = None
     cpu_limit_s: int | None = None
+    asked: bool = False
+    exception: str | None = None
 
 
 class DiskFull(_Message):
@@ -142,6 +160,25 @@ class Stacked(_Message):
     length: int = 0
 
 
+class LogBytes(_Message):
+    """Bytes of a log on another host, in the order of the file. `is_cut`: the task has shortened its log to `offset`.
+
+    `task` is also "@agent" or "@preloader", for the log of these."""
+
+    type: Literal["log"]
+    task: str
+    offset: int = Field(ge=0)
+    data: Base64Bytes
+    is_cut: bool = False
+
+
+class Inspected(_Message):
+    """What a host answers to `inspect`."""
+
+    type: Literal["inspected"]
+    found: dict[str, object]
+
+
 class Empty(_Message):
     """No process of the attempt is left on the host, but for those in `left`, which run under another user."""
 
@@ -150,7 +187,7 @@ class Empty(_Message):
     left: tuple[LeftProcess, ...] = ()
 
 
-AgentMessage = (
+_Sent = (
     Hello
     | Held
     | HoldFailed
@@ -164,11 +201,15 @@ AgentMessage = (
     | Exited
     | DiskFull
     | Stacked
+    | LogBytes
+    | Inspected
     | Empty
 )
+# What an agent sends, and what its link reports about itself.
+AgentMessage = _Sent | LinkSilent | LinkBack
 # Each run of a session has its own id, and pydantic would cache the last 16,384 of them.
-_ADAPTER: TypeAdapter[AgentMessage] = TypeAdapter(
-    Annotated[AgentMessage, Field(discriminator="type")], config=ConfigDict(cache_strings="keys")
+_ADAPTER: TypeAdapter[_Sent] = TypeAdapter(
+    Annotated[_Sent, Field(discriminator="type")], config=ConfigDict(cache_strings="keys")
 )
 
 
@@ -178,6 +219,7 @@ class StartOrder:
 
     `env` is added to the agent's environment; `bootstrap` holds the options of the code that is injected into the
     task's Python (None: nothing is injected); `fork`: from the preloader; `memory_limit`: bytes (PSS), None for none.
+    `scratch`: a directory that the agent of another host creates.
     """
 
     task: str
@@ -190,6 +232,7 @@ class StartOrder:
     bootstrap: Mapping[str, object] | None = None
     fork: bool = False
     memory_limit: int | None = None
+    scratch: str | None = None
     role: str | None = None
     index: int | None = None
 
@@ -204,32 +247,6 @@ class PreloadOrder:
     modules: tuple[str, ...]
     script_env: Mapping[str, str]
     log: str
-
-
-class Stream(Protocol):
-    """Lines to and from an agent: on this machine (LocalStream), or on another host (Session)."""
-
-    @property
-    def due(self) -> float | None: ...
-
-    @property
-    def clock(self) -> tuple[float, float]: ...
-
-    @property
-    def lost_reason(self) -> str | None: ...
-
-    @property
-    def is_open(self) -> bool: ...
-
-    def fileno(self) -> int: ...
-
-    def read(self) -> tuple[list[bytes], bool]: ...
-
-    def send(self, line: bytes) -> bool: ...
-
-    def leave(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class AgentLink:
@@ -275,18 +292,25 @@ class AgentLink:
         run_id: str,
         failure_grace_s: float,
         log: str,
+        run_directory: tuple[int, int] | None,
         environ: Mapping[str, str],
         network: NetworkOption,
     ) -> bool:
-        """Give another run to an agent whose last run has ended.
+        """Give a run to an agent that has none, or whose last run has ended.
 
+        `run_directory`: device and inode. The agent refuses to open files of the run in another one (None: in none).
         `environ` (packed) is what the run's tasks inherit. An agent can enter a private network but not leave it.
         """
         if not self._stream.is_open:
             return False
         self._run_id = run_id
         return self._send(
-            "run", failure_grace_s=failure_grace_s, log=log, environ=environ, network=network.value
+            "run",
+            failure_grace_s=failure_grace_s,
+            log=log,
+            run_directory=run_directory,
+            environ=environ,
+            network=network.value,
         )
 
     def read(self) -> tuple[list[AgentMessage], bool]:
@@ -300,6 +324,9 @@ class AgentLink:
         try:
             lines, is_open = self._stream.read()
             for line in lines:
+                if not isinstance(line, bytes):
+                    messages.append(line)
+                    continue
                 message = _ADAPTER.validate_json(line)
                 if message.run_id == self._run_id:
                     messages.append(message)
@@ -329,6 +356,10 @@ class AgentLink:
     def stacks(self, tasks: tuple[str, ...], native: bool) -> bool:
         """Ask for the stacks of tasks, one `stacked` for each. `native`: with py-spy if it is installed."""
         return self._send("stacks", tasks=tasks, native=native)
+
+    def inspect(self, wanted: Mapping[str, object]) -> bool:
+        """Ask for facts about the host, which one `inspected` answers."""
+        return self._send("inspect", wanted=wanted)
 
     def stop(self, grace_s: float) -> bool:
         return self._send("stop", grace_s=grace_s)

@@ -4,10 +4,53 @@ from __future__ import annotations
 
 import select
 import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 _READ_BYTES = 1 << 16
 # Longest line of an agent. Its longest text is the exception of a task.
 MAX_LINE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class LinkSilent:
+    """The agent of another host has confirmed nothing for this long. Its tasks may run on."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class LinkBack:
+    """The agent of a silent host is heard again. Nothing was lost."""
+
+    seconds: float
+
+
+class Stream(Protocol):
+    """Lines to and from an agent: on this machine (LocalStream), or on another host (Session)."""
+
+    @property
+    def due(self) -> float | None: ...
+
+    @property
+    def clock(self) -> tuple[float, float]: ...
+
+    @property
+    def lost_reason(self) -> str | None: ...
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def fileno(self) -> int: ...
+
+    def read(self) -> tuple[Sequence[bytes | LinkSilent | LinkBack], bool]: ...
+
+    def send(self, line: bytes) -> bool: ...
+
+    def leave(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class LineTooLong(ValueError):

@@ -28,12 +28,6 @@ def open_if_exists(path: Path) -> int:
         return -1
 
 
-def open_private(path: Path, flags: int) -> int:
-    """Open a file with these flags of open(2), create it with mode 0600 if it is missing. NotOurs, OSError."""
-    with Directory.at(path.parent) as directory:
-        return directory.open_private(path.name, flags)
-
-
 class SharedFile:
     """A regular file that several threads read by offset or lock. It is open while at least one of them uses it."""
 

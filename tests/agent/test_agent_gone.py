@@ -27,7 +27,7 @@ class Pair:
         self.agent.close()
 
     def takes_another_run(self) -> bool:
-        return self.link.serve("run-2", 0.5, "/dev/null", {}, NetworkOption.HOST)
+        return self.link.serve("run-2", 0.5, "/dev/null", None, {}, NetworkOption.HOST)
 
 
 @pytest.fixture

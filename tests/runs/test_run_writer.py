@@ -54,7 +54,7 @@ def test_files_are_private_with_any_umask(umask: None, tmp_path: Path) -> None:
         store.append(event)
     store.write_sample(at=1.0, mono=1.0, tasks={})
     store.write_result(RESULT)
-    server = ControlServer(store.paths.control)
+    server = ControlServer(store.directory, "control")
     found = modes(state_dir())
     server.close()
     store.close()

@@ -2,7 +2,7 @@
 
 It exchanges JSON lines with the supervisor over stdin and stdout, each with the run's id:
 
-    in:  run {failure_grace_s, log, environ, network}
+    in:  run {failure_grace_s, log, run_directory, environ, network}
          preload {argv, env, cwd, modules, log}                     hold {attempt, count, mode}
          plan {attempt, cluster}       signal {task, signal}        stop {grace_s}
          start {task, argv, env, cwd, log, port, serves, bootstrap, fork, memory_limit, role, index}
@@ -38,7 +38,7 @@ from worker.agent.ports import HeldPorts, PortsExhausted, Readiness
 from worker.agent.preload_link import PreloadOrder
 from worker.agent.processes import ProcessStat, describe
 from worker.agent.resource_failures import DiskChecks
-from worker.agent.run_logs import open_log
+from worker.agent.run_logs import RunFile, open_log
 from worker.agent.sampling import Sampler
 from worker.agent.stack_taking import StackTaking
 from worker.agent.stream import ExitSignals, ProgressInbox, Stream
@@ -53,6 +53,7 @@ class Agent:
 
     def __init__(self, run_id: str, failure_grace_s: float) -> None:
         self._run_id = run_id
+        self._run_directory: list[int] | None = None
         self._failure_grace_s = failure_grace_s
         self._ports = HeldPorts()
         self._poller = select.epoll()
@@ -196,8 +197,9 @@ class Agent:
         os.environ.clear()
         for name, value in message["environ"].items():
             os.environb[name.encode("latin-1")] = value.encode("latin-1")
+        self._run_directory = message.get("run_directory")
         if message.get("log"):
-            log = open_log(message["log"])
+            log = open_log(RunFile(message["log"], self._run_directory))
             os.dup2(log, _STDERR)
             os.close(log)
         self.enter_network(message.get("network", ""))
@@ -245,13 +247,13 @@ class Agent:
         order = PreloadOrder(
             message["argv"], env, message["cwd"], message["modules"], message.get("script_env", {})
         )
-        self._take_outcomes(self._forks.preload(order, message["log"]))
+        self._take_outcomes(self._forks.preload(order, RunFile(message["log"], self._run_directory)))
 
     def _start(self, message: dict[str, Any]) -> None:
         if self._teardown is not None or self._network_refusal is not None:
             return  # a stop came first, or the private network was refused
         bootstrap = self._stacks.allow_tracing(message.get("bootstrap"))
-        order = TaskOrder.of(message, bootstrap, self._cluster)
+        order = TaskOrder.of(message, bootstrap, self._cluster, self._run_directory)
         if order.fork:
             self._take_outcomes(self._forks.fork(order))
         else:

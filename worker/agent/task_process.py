@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from worker.agent.processes import read_stat
 from worker.agent.resource_failures import OomMark
-from worker.agent.run_logs import open_log
+from worker.agent.run_logs import RunFile, open_log
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -74,7 +74,7 @@ class TaskOrder:
     argv: list[str]
     env: Mapping[str, str]
     cwd: str
-    log: str
+    log: RunFile
     port: int | None
     serves: bool
     bootstrap: Mapping[str, object] | None
@@ -83,9 +83,13 @@ class TaskOrder:
 
     @classmethod
     def of(
-        cls, message: Mapping[str, Any], bootstrap: Mapping[str, object] | None, cluster: Cluster
+        cls,
+        message: Mapping[str, Any],
+        bootstrap: Mapping[str, object] | None,
+        cluster: Cluster,
+        run_directory: list[int] | None,
     ) -> TaskOrder:
-        """Return the order of a `start` message, with these options for the bootstrap."""
+        """Return the order of a `start` message, with these options for the bootstrap. `run_directory`: see RunFile."""
         env, role = message["env"], message.get("role")
         if role is not None:
             env = {**env, "TF_CONFIG": cluster.tf_config(role, message["index"])}
@@ -94,25 +98,25 @@ class TaskOrder:
             argv=message["argv"],
             env=env,
             cwd=message["cwd"],
-            log=message["log"],
+            log=RunFile(message["log"], run_directory),
             port=message["port"],
             serves=message["serves"],
-            bootstrap=bootstrap,
+            bootstrap=bootstrap and {**bootstrap, "run_directory": run_directory},
             fork=message.get("fork", False),
             memory_limit=message.get("memory_limit"),
         )
 
     @property
-    def stacks_file(self) -> str | None:
+    def stacks_file(self) -> RunFile | None:
         """The file to which the task's bootstrap writes stacks; None without a bootstrap."""
         file = (self.bootstrap or {}).get("stacks_file")
-        return file if isinstance(file, str) else None
+        return RunFile(file, self.log.run_directory) if isinstance(file, str) else None
 
     @property
     def output_dirs(self) -> tuple[str, ...]:
         """The known directories that the task writes to: of its log and of its checkpoints."""
         checkpoints = self.env.get("ORCH_CHECKPOINT_DIR")
-        log_dir = str(Path(self.log).parent)
+        log_dir = str(Path(self.log.path).parent)
         return (log_dir,) if checkpoints is None else (log_dir, checkpoints)
 
     def environ(self) -> dict[str, str]:
@@ -141,7 +145,7 @@ class TaskProcess:
     output_dirs: tuple[str, ...] = ()
     peak_bytes: int | None = None
     cpu_limit_s: int | None = None
-    stacks_file: str | None = None
+    stacks_file: RunFile | None = None
     stacks_signal: int | None = None
     oom_mark: OomMark = field(default_factory=OomMark.now)
 
@@ -221,7 +225,7 @@ def become_subreaper() -> None:
 class TaskPipes:
     """The open log and the progress pipe of a task. Owns both until the task has them."""
 
-    def __init__(self, log: str) -> None:
+    def __init__(self, log: RunFile) -> None:
         self.log = open_log(log)
         try:
             self._progress_out, self.progress_in = os.pipe2(os.O_CLOEXEC)
