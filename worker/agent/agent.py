@@ -96,7 +96,7 @@ class Agent:
             self._watch_tasks(now)
         self._forward_progress(now)
         self._stacks.advance(now)
-        if not self._stream.advance(now) and not self._leaving:
+        if not self._stream.advance(now):
             self._leave_silently()
 
     def _report_exits(self) -> None:
@@ -108,9 +108,7 @@ class Agent:
             self._stream.flush()
 
     def _next_wake(self) -> float:
-        wakes = [self._progress.due, self._stacks.due]
-        if not self._leaving:
-            wakes.append(self._stream.due)
+        wakes = [self._progress.due, self._stacks.due, self._stream.due]
         if self._teardown is not None:
             wakes.append(self._teardown.due)
         else:

@@ -37,15 +37,18 @@ class HostStream:
         self._environ = {_text(name): _text(value) for name, value in os.environb.items()}
         self._facts = {"directory": str(directory), **host_facts(os.environ)}
         self._run_id = ""
+        self._is_silent = False
         self._exceptions: dict[str, str] = {}
 
     @property
     def due(self) -> float:
         """The time of the next advance() (monotonic seconds)."""
-        return min(self._logs.due, self._session.lease_ends)
+        return float("inf") if self._is_silent else min(self._logs.due, self._session.lease_ends)
 
     def advance(self, now: float) -> bool:
-        """Do what is due. Return whether the orchestrator is still there."""
+        """Do what is due. Return False if nothing was heard of the orchestrator for too long."""
+        if self._is_silent:
+            return True
         self._logs.advance(now)
         return now < self._session.lease_ends
 
@@ -82,6 +85,7 @@ class HostStream:
                 self._session.send(message)
 
     def drop_output(self) -> None:
+        self._is_silent = True
         self._session.drop_output()
         self._logs.close()
 
