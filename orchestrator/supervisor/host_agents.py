@@ -147,12 +147,12 @@ class HostAgents:
             link.leave()
         deadline = time.monotonic() + self._engine.leave_s
         while self._links and time.monotonic() < deadline:
-            for host, link in list(self._links.items()):
-                if not link.read()[1]:
-                    self.end_host(host)
             due = [link.due for link in self._links.values() if link.due is not None]
             wait_s = min((deadline, *due)) - time.monotonic()
             select.select(list(self._links.values()), [], [], max(0.0, wait_s))
+            for host, link in list(self._links.items()):
+                if not link.read()[1]:
+                    self.end_host(host)
         for host in list(self._links):
             self.end_host(host)
 
