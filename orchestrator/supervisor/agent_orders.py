@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.job.tf_config import TFConfigTooLong
+from orchestrator.core.plan.places import local_places
 from orchestrator.core.plan.plan import (
     RunPlan,
     TaskPlan,
@@ -99,13 +100,13 @@ class Attempts:
         if self._held.keys() < set(self._placement):
             return
         left = {host: iter(ports) for host, ports in self._held.items()}
-        addresses = [f"{_ADDRESS}:{next(left[host])}" for host in self._placement]
+        places = local_places(f"{_ADDRESS}:{next(left[host])}" for host in self._placement)
         try:
-            self._plan = build_plan(self._spec, addresses, self._store.paths, attempt, os.environ)
+            self._plan = build_plan(self._spec, places, self._store.paths, attempt, os.environ)
         except TFConfigTooLong as error:
             self._queue.append(events.AgentLost(**now(), reason=str(error)))
             return
-        tasks, cluster = planned_tasks(self._plan), self._plan.cluster.addresses
+        tasks, cluster = planned_tasks(self._plan, self._store.paths), self._plan.cluster.addresses
         self._queue.append(events.AttemptPlanned(**now(), attempt=attempt, tasks=tasks, cluster=cluster))
 
     def link_to(self, task: str) -> AgentLink | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +184,12 @@ def test_options_that_contradict_hosts(
 def test_spec_with_wrong_hosts(make_spec: MakeSpec, changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"hosts|ssh_command|role"):
         make_spec(**changes)
+
+
+def test_own_interpreter_is_replaced_on_hosts(load_here: Load) -> None:
+    """That of this machine may not exist there; an interpreter that the user names does."""
+    own, named = sys.executable, shutil.which("sh") or ""
+    spec = load_here(hosts="a", remote_python="/opt/py/bin/python", command=["-m", "this"]).spec
+    assert spec.command.argv[0] == spec.command.interpreter[0] == "/opt/py/bin/python"
+    assert load_here(hosts="a", command=["-m", "this"]).spec.command.argv[0] == own
+    assert load_here(hosts="a", remote_python="/x", command=[named]).spec.command.argv[0] == named

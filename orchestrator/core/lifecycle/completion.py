@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from orchestrator.core.diagnosis.across_hosts import first_ended
 from orchestrator.core.job.tf_config import CHIEF, EVALUATOR, PS, WORKER
 from orchestrator.core.state.state import LIVE_PHASES, RunState, TaskPhase, TaskState
 
@@ -83,7 +84,7 @@ def first_failure(state: RunState, done_without: Collection[str] = ()) -> TaskSt
     if has_trained(state):
         return next((task for task in failed if task.plan.role == EVALUATOR), None)
     needed = [task for task in failed if task.name not in done_without and task.plan.role != EVALUATOR]
-    return min(needed or failed, key=lambda task: task.exit_order or 0, default=None)
+    return first_ended(needed or failed)
 
 
 def is_dispensable(state: RunState, task: TaskState) -> bool:

@@ -9,6 +9,7 @@
         a stop or --timeout            -> TearDown(request) -> Finish: stopped or timed_out
           and a second, forced stop    -> TearDown again, grace 0
         the agent is lost              -> SweepHost -> Finish: failed (125), cause orch
+        a host is lost with its tasks  -> TearDown(failure) -> Finish: failed (137), cause host, or another attempt
     another attempt: RestartPlanned, its delay, PlanAttempt -> AttemptPlanned
 
 Every path ends in exactly one Finish. A stop always wins over a restart. The parts: completion (which tasks decide),
@@ -45,11 +46,15 @@ from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, StopReason, TeardownReason
 from orchestrator.core.state.result import Cause, CauseKind, RunResult
 from orchestrator.core.state.state import RunState, apply
+from orchestrator.core.text.durations import format_duration
 
 # Seconds after the grace period in which the agent must report the end of a teardown; after that it counts as lost.
 TEARDOWN_MARGIN_S = 5.0
 # Seconds for the agent to hold the ports of an attempt; a port server takes seconds, the kernel milliseconds.
 PLAN_MARGIN_S = 60.0
+
+# Seconds after --link-timeout in which a silent host is reported as lost.
+LOSS_MARGIN_S = 2.0
 
 # The client has left: the tasks get the short grace period.
 _CLIENT_HAS_LEFT = frozenset({StopReason.CLIENT_GONE, StopReason.OUTPUT_CLOSED})
@@ -64,6 +69,8 @@ class Lifecycle:
         self._spec = spec
         self._run_id = run_id
         self._started_mono = started_mono
+        # A silent host answers when it is back, or is lost after this time.
+        self._silence_s = spec.link_timeout_s + LOSS_MARGIN_S if spec.hosts else 0.0
         self._timeout_at = None if spec.timeout_s is None else started_mono + spec.timeout_s
         self._teardown_by: float | None = None
         self._restart_at: float | None = None
@@ -106,12 +113,10 @@ class Lifecycle:
             (self._timeout_at if self.state.teardown is None else None, Deadline.TIMEOUT),
         ]
         if not self._is_tearing_down:
-            wanted += [
-                (self._chaos.due(self.state), Deadline.CHAOS),
-                *self._limits.deadlines(),
-                (self._silence.due, Deadline.SILENCE),
-                *self._ends.deadlines(),
-            ]
+            wanted += [(self._chaos.due(self.state), Deadline.CHAOS), *self._ends.deadlines()]
+            # Nothing is known about the tasks of a silent host, and the others may wait for them.
+            if not self.state.silent_hosts:
+                wanted += [*self._limits.deadlines(), (self._silence.due, Deadline.SILENCE)]
         return min(((at, name) for at, name in wanted if at is not None), default=None)
 
     def handle(self, event: Event) -> list[Action]:
@@ -164,8 +169,10 @@ class Lifecycle:
             case events.StorageFailed():
                 return self._tear_down(TeardownReason.FAILURE, self._spec.failure_grace_s)
             case events.TeardownBegan():
-                self._teardown_by = event.mono + event.grace_s + TEARDOWN_MARGIN_S
+                self._teardown_by = event.mono + event.grace_s + TEARDOWN_MARGIN_S + self._silence_s
                 return []
+            case events.HostJoined() | events.HostSilent() | events.HostBack() | events.HostLost():
+                return self._host_changed(event)
             case events.AgentLost():
                 self._teardown_by = self._restart_at = self._planned_by = None
                 return [SweepHost()]
@@ -191,6 +198,38 @@ class Lifecycle:
                 return []
             case _:
                 assert_never(event)
+
+    def _host_changed(
+        self, event: events.HostJoined | events.HostSilent | events.HostBack | events.HostLost
+    ) -> list[Action]:
+        match event:
+            case events.HostJoined():
+                if self._planned_by is not None:  # the ports can be held only when all hosts are there
+                    self._planned_by = event.mono + PLAN_MARGIN_S
+                return []
+            case events.HostSilent():
+                text = (
+                    f"{event.host} was not heard for {_seconds(event.seconds)}; its connection is made anew"
+                )
+            case events.HostBack():
+                text = f"{event.host} is heard again after {_seconds(event.seconds)}"
+                self._limits.heard(event.host, event.mono)
+                self._silence.heard(event.host, event.mono)
+            case events.HostLost():
+                return self._host_lost(event)
+        return [Happen(events.Noticed(at=event.at, mono=event.mono, text=text))]
+
+    def _host_lost(self, event: events.HostLost) -> list[Action]:
+        """The loss of a host ends the attempt, unless all its tasks had ended, or none has been planned yet."""
+        host = self.state.hosts[event.host]
+        if not host.was_needed or self._restart_at is not None:
+            text = f"{event.host} is lost, but has no tasks: {event.reason}"
+            return [Happen(events.Noticed(at=event.at, mono=event.mono, text=text))]
+        if not self._is_tearing_down and self._failed_mono is None:
+            self._failed_mono = host.failed_mono
+            self._noticed_s = event.mono - host.failed_mono
+        self._planned_by = None
+        return self._tear_down(TeardownReason.FAILURE, self._spec.failure_grace_s)
 
     def _task_ended(self, event: events.TaskExited | events.TaskStartFailed) -> list[Action]:
         if self._ends.is_failure(self.state, self.state.tasks[event.task]):
@@ -371,6 +410,10 @@ class Lifecycle:
                 self._spec, self.state, completion.deciding_tasks(self.state)
             ),
         )
+
+
+def _seconds(seconds: float) -> str:
+    return format_duration(round(seconds, 1))
 
 
 def _is_live(state: RunState, name: str) -> bool:

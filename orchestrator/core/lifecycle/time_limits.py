@@ -39,6 +39,10 @@ class TimeLimits:
         """Ignore the stacks that were asked for in an earlier attempt."""
         self._awaited = None
 
+    def heard(self, host: str, now: float) -> None:
+        """A silent host is heard again."""
+        self._stall.heard(host, now)
+
     def deadlines(self) -> list[tuple[float | None, str]]:
         """(monotonic seconds, name) of the next deadlines; none while stacks are being taken."""
         if self._awaited is not None:
@@ -117,6 +121,10 @@ class SilenceWatch:
 
     def update(self, state: RunState, now: float) -> None:
         self._limit.update(state, now)
+
+    def heard(self, host: str, now: float) -> None:
+        """A silent host is heard again."""
+        self._limit.heard(host, now)
 
     def reset(self) -> None:
         """Ignore the stacks that were asked for in an earlier attempt."""
@@ -225,6 +233,12 @@ class StallLimit:
         silent_s = {name: now - self._last_sign[name] for name in self._known}
         overdue = frozenset(name for name, seconds in silent_s.items() if seconds >= self._limit_s)
         return Silence(silent_s, overdue, frozenset(busy) & silent_s.keys()) if overdue else None
+
+    def heard(self, host: str, now: float) -> None:
+        """A silent host is heard again: what its tasks reported meanwhile follows."""
+        for name, task in self._known.items():
+            if task.plan.host == host:
+                self._last_sign[name] = now
 
     def look_again(self, now: float) -> None:
         """No task is to blame yet. The next look is when another task reaches the limit."""

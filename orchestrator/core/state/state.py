@@ -67,6 +67,8 @@ class TaskState:
     exit_order: place among all exits, from 0
     signals: signals sent to it on purpose, the newest last
     over_limit, memory_limit: its memory when it was ended for exceeding its limit, and the limit
+    asked: it had been signalled by its agent before it exited (None: unknown)
+    clock_error_s: how exact ended_mono is, if its host has another clock
     peak_bytes: largest resident memory of one of its processes
     cpu_limit_s: limit on CPU time that it has reached
     full_disk: the full disk that it writes to
@@ -103,6 +105,8 @@ class TaskState:
     cpu_limit_s: int | None = None
     full_disk: str | None = None
     before_restart: TaskState | None = None
+    asked: bool | None = None
+    clock_error_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -119,6 +123,38 @@ class TaskState:
         return self.phase is TaskPhase.FAILED
 
 
+class HostPhase(StrEnum):
+    """A host's state. `silent`: it was not heard for seconds, and may be lost or come back."""
+
+    JOINED = "joined"
+    SILENT = "silent"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class HostState:
+    """A host of the run. `heard_mono` is when a silent or lost host was last heard (monotonic seconds; None: unknown),
+    `reason` why it is lost. `attempt` is the one in which it was lost, `was_needed` whether it had tasks that had not
+    ended, or was to get some."""
+
+    joined: events.HostJoined
+    phase: HostPhase = HostPhase.JOINED
+    heard_mono: float | None = None
+    lost_mono: float | None = None
+    reason: str = ""
+    attempt: int = 0
+    was_needed: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.joined.host
+
+    @property
+    def failed_mono(self) -> float:
+        """Since when a lost host was not heard."""
+        return self.heard_mono or self.lost_mono or 0.0
+
+
 @dataclass(frozen=True)
 class RunState:
     """A run as its events describe it. Times are monotonic seconds.
@@ -132,6 +168,8 @@ class RunState:
     tensorboard: its address
     bad_loss: the first loss of this attempt that was not finite
     left: processes that were not ended, because they run under another user
+    hosts: the hosts by name; empty if all tasks run on this machine
+    silent_hosts: those that were not heard for seconds, and may be lost or come back
     """
 
     phase: RunPhase = RunPhase.STARTING
@@ -153,11 +191,23 @@ class RunState:
     tensorboard: str | None = None
     bad_loss: TaskBadLoss | None = None
     left: tuple[LeftProcess, ...] = ()
+    hosts: dict[str, HostState] = field(default_factory=dict)
+    silent_hosts: frozenset[str] = frozenset()
 
     @property
     def is_coordinated(self) -> bool:
         """True with parameter servers, which serve one coordinating task."""
         return f"{PS}:0" in self.tasks
+
+    @property
+    def lost_host(self) -> HostState | None:
+        """The host whose loss ended this attempt: the first that was no longer heard."""
+        lost = [
+            host
+            for host in self.hosts.values()
+            if host.phase is HostPhase.LOST and host.attempt == self.attempt and host.was_needed
+        ]
+        return min(lost, key=lambda host: host.failed_mono, default=None)
 
     @property
     def is_ready(self) -> bool:
@@ -261,6 +311,8 @@ def apply(state: RunState, event: Event) -> RunState:
         case events.AgentLost():
             # The agent's tasks die with it.
             return replace(_lose_unfinished(state, event.mono), agent_lost=state.agent_lost or event.reason)
+        case events.HostJoined() | events.HostSilent() | events.HostBack() | events.HostLost():
+            return _with_host(state, event)
         case events.PreloadBegan():
             return replace(state, preloading=event.modules)
         case events.Preloaded() | events.NotPreloaded():
@@ -290,6 +342,44 @@ def _with_task(state: RunState, task: TaskState) -> RunState:
     return changed
 
 
+def _with_host(
+    state: RunState, event: events.HostJoined | events.HostSilent | events.HostBack | events.HostLost
+) -> RunState:
+    """Return the state after an event about a host. A host that never joined can be lost, too."""
+    silent = state.silent_hosts - {event.host}
+    if isinstance(event, events.HostJoined):
+        hosts = {**state.hosts, event.host: HostState(joined=event)}
+        return replace(state, hosts=hosts, silent_hosts=silent)
+    absent = events.HostJoined(at=event.at, mono=event.mono, host=event.host, address="", cores=0)
+    host = state.hosts.get(event.host, HostState(joined=absent))
+    if host.phase is HostPhase.LOST and not isinstance(event, events.HostLost):
+        return state
+    match event:
+        case events.HostSilent():
+            heard = event.mono - event.seconds if host.heard_mono is None else host.heard_mono
+            host = replace(host, phase=HostPhase.SILENT, heard_mono=heard)
+            silent |= {event.host}
+        case events.HostBack():
+            host = replace(host, phase=HostPhase.JOINED, heard_mono=None)
+        case events.HostLost():
+            host = replace(
+                host,
+                phase=HostPhase.LOST,
+                lost_mono=event.mono,
+                reason=event.reason,
+                attempt=state.attempt,
+                was_needed=_is_needed(state, event.host),
+            )
+            state = _lose_unfinished(state, event.mono, event.host)
+    return replace(state, hosts={**state.hosts, event.host: host}, silent_hosts=silent)
+
+
+def _is_needed(state: RunState, host: str) -> bool:
+    """Whether a host has tasks that have not ended, or gets some."""
+    is_planning = not state.tasks or state.restart_due_mono is not None
+    return is_planning or any(t.plan.host == host and not t.phase.is_end for t in state.tasks.values())
+
+
 def _next_order(state: RunState) -> int:
     """Return the next place in the order of exits, which continues over all attempts."""
     return 1 + max(
@@ -299,10 +389,12 @@ def _next_order(state: RunState) -> int:
 
 def _exited(state: RunState, event: events.TaskExited) -> TaskState:
     task = state.tasks[event.task]
-    if event.exit_code == 0 and task.phase is not TaskPhase.STOPPING:
-        phase = TaskPhase.SUCCEEDED
-    elif task.phase is TaskPhase.STOPPING:
+    # A task can exit by itself while the order to stop it is on its way.
+    was_stopped = task.phase is TaskPhase.STOPPING and event.asked is not False
+    if was_stopped:
         phase = TaskPhase.STOPPED
+    elif event.exit_code == 0:
+        phase = TaskPhase.SUCCEEDED
     else:
         phase = TaskPhase.FAILED
     return replace(
@@ -311,7 +403,9 @@ def _exited(state: RunState, event: events.TaskExited) -> TaskState:
         exit_code=event.exit_code,
         signal=event.signal,
         exit_order=event.order,
-        ended_mono=event.mono,
+        ended_mono=event.mono if event.ended_mono is None else event.ended_mono,
+        asked=event.asked,
+        clock_error_s=event.clock_error_s,
         peers_at_exit=event.peers,
         symptom=event.symptom,
         peer_symptoms=event.peer_symptoms,
@@ -363,15 +457,17 @@ def _resumed(state: RunState, event: events.Resumed) -> RunState:
     return replace(state, history=(*earlier, resumed))
 
 
-def _lose_unfinished(state: RunState, mono: float) -> RunState:
-    """Mark tasks whose exit was not seen as lost; a task that never started stays pending."""
+def _lose_unfinished(state: RunState, mono: float, host: str | None = None) -> RunState:
+    """Mark tasks (of one host) whose exit was not seen as lost; a task that never started stays pending."""
 
     def lose(task: TaskState) -> TaskState:
-        if task.phase.is_end or task.phase is TaskPhase.PENDING:
+        is_elsewhere = host is not None and task.plan.host != host
+        if is_elsewhere or task.phase.is_end or task.phase is TaskPhase.PENDING:
             return task
         return replace(task, phase=TaskPhase.LOST, ended_mono=mono)
 
-    return replace(state, tasks=state.tasks.mapped(lose), tensorboard=None)
+    tensorboard = None if host is None else state.tensorboard
+    return replace(state, tasks=state.tasks.mapped(lose), tensorboard=tensorboard)
 
 
 def _teardown(state: RunState, event: events.TeardownBegan) -> RunState:

@@ -23,6 +23,7 @@ from orchestrator.core.job.strategy import (
     check_settings,
 )
 from orchestrator.core.job.tf_config import CHIEF, EVALUATOR, PS, ROLES, WORKER
+from orchestrator.core.plan.placement import place
 from orchestrator.core.plan.task_devices import gpu_plan_of
 from orchestrator.request.settings.declaration import Part
 from orchestrator.request.settings.given import Given, join_command
@@ -95,6 +96,8 @@ def with_strategy(given: Mapping[str, Given], choice: StrategyChoice, spec: JobS
         check_settings(strategy)
         check_roles(strategy, spec.roles)
         check_engine(spec)
+        if spec.hosts:
+            place(spec)
     return spec.model_copy(update={"strategy": strategy})
 
 

@@ -22,7 +22,7 @@ from orchestrator.host.cores import usable_cores
 from orchestrator.host.devices import gpu_inventory
 from orchestrator.host.directories import existing_directories
 from orchestrator.host.importable import require_modules
-from orchestrator.host.installed import find_tensorboard, untested_tensorflow
+from orchestrator.host.installed import find_tensorboard, is_own, untested_tensorflow
 from orchestrator.request.command.resolve import (
     CommandOptions,
     CommandPlace,
@@ -126,6 +126,16 @@ def _spec(given: Mapping[str, Given], place: CommandPlace) -> JobSpec:
         fields["on_failure"] = FailurePolicy.RESTART
     if "engine" not in given and "hosts" in given:
         fields["engine"] = EngineName.SSH
+    if "hosts" in given and "remote_python" in given:
+        python = given["remote_python"].value
+        fields["command"] = command = _run_by(command, python)
+        role_settings = {
+            role: its
+            if its.command is None
+            else its.model_copy(update={"command": _run_by(its.command, python)})
+            for role, its in role_settings.items()
+        }
+        fields["role_settings"] = role_settings
     if fields.pop("tensorboard", False):
         own = (role.command for role in role_settings.values())
         fields["tensorboard"] = find_tensorboard([command, *filter(None, own)], place.installed)
@@ -134,6 +144,19 @@ def _spec(given: Mapping[str, Given], place: CommandPlace) -> JobSpec:
     except ValidationError as error:
         raise _with_source(error, given) from error
     return with_strategy(given, strategy, spec)
+
+
+def _run_by(command: Command, python: str) -> Command:
+    """Return the command as it is run on hosts: instead of orch's own interpreter, which is of this machine, the one
+    that was given for the hosts."""
+    if not command.interpreter or not is_own(command.interpreter[0]):
+        return command
+    return command.model_copy(
+        update={
+            "argv": (python, *command.argv[1:]),
+            "interpreter": (python, *command.interpreter[1:]),
+        }
+    )
 
 
 def _require_directory(given: Given) -> None:

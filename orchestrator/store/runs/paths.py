@@ -87,8 +87,8 @@ def _open(path: Path) -> Directory:
         raise
     except OSError as error:
         raise UsageError(
-            f"{error.filename or path}: cannot be opened: {error.strerror}; make it accessible, or set XDG_STATE_HOME to"
-            " another directory"
+            f"{error.filename or path}: cannot be opened: {error.strerror}; make it accessible, or set"
+            " XDG_STATE_HOME to another directory"
         ) from error
 
 
