@@ -26,6 +26,7 @@ from orchestrator.supervisor.tensorboard_task import TensorBoardTask, without_te
 
 # Shortest time between two writes of the tasks' latest progress, seconds.
 _SAMPLE_INTERVAL_S = 0.2
+_SAME_CLOCK = (0.0, 0.0)
 
 
 class MemoryWatch:
@@ -73,14 +74,14 @@ class AgentReports:
         self._has_new_usage = False
         self._sample_due = 0.0
         self._exits = 0
-        self._clock = (0.0, 0.0)
+        self._clock = _SAME_CLOCK
 
     @property
     def due(self) -> float | None:
         """When write_sample() has new progress to write (monotonic seconds)."""
         return self._sample_due if self._throttle.has_changed else None
 
-    def take(self, message: AgentMessage, clock: tuple[float, float]) -> None:
+    def take(self, message: AgentMessage, clock: tuple[float, float] = _SAME_CLOCK) -> None:
         """`clock` is that of the agent's host: its monotonic clock minus ours, and the error of that, in seconds."""
         self._clock = clock
         is_ending = self._lifecycle.state.teardown is not None

@@ -382,7 +382,7 @@ class Supervisor:
             self._emptied.clear()
             swept = sum(report.swept for report in reports)
             left = tuple(process for report in reports for process in report.left)
-            self._reports.take(reports[0].model_copy(update={"swept": swept, "left": left}), (0.0, 0.0))
+            self._reports.take(reports[0].model_copy(update={"swept": swept, "left": left}))
 
     def _lose_agent(self, host: str, reason: str) -> None:
         """End the agent of a host, and report it unless its loss is already queued."""
