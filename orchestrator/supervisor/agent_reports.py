@@ -13,6 +13,7 @@ from orchestrator.core.lifecycle.lifecycle import Lifecycle
 from orchestrator.core.progress.reported import ProgressThrottle
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, Symptom, SymptomKind, TeardownReason
+from orchestrator.core.state.result import LeftProcess
 from orchestrator.core.text.counted import counted
 from orchestrator.links import agent_link
 from orchestrator.links.agent_link import AgentMessage
@@ -129,7 +130,7 @@ class AgentReports:
                 stack = append_stacks(to_task_stack(message), message.text, self._store.directory, file)
                 self._stacks.answered(message.task, message.native, stack, monotonic())
             case agent_link.Empty():
-                self._take_empty(message)
+                self.take_empty(message.swept, message.left)
             case _:
                 assert_never(message)
 
@@ -244,8 +245,9 @@ class AgentReports:
                 tasks=self._usage, progress=self._throttle.take_latest(), attempt=attempt, **at
             )
 
-    def _take_empty(self, message: agent_link.Empty) -> None:
-        if message.swept and self._lifecycle.state.teardown is TeardownReason.FINISHED:
-            text = f"killed {counted(message.swept, 'process', 'processes')} that the tasks had left running"
+    def take_empty(self, swept: int, left: tuple[LeftProcess, ...]) -> None:
+        """No process of the attempt is left but those in `left`; `swept` had outlived their tasks."""
+        if swept and self._lifecycle.state.teardown is TeardownReason.FINISHED:
+            text = f"killed {counted(swept, 'process', 'processes')} that the tasks had left running"
             self._append(events.Noticed(**now(), text=text))
-        self._append(events.TeardownEnded(**now(), swept=message.swept, left=message.left))
+        self._append(events.TeardownEnded(**now(), swept=swept, left=left))

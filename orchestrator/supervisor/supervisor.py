@@ -61,6 +61,7 @@ class Supervisor:
         self._hosts = hosts
         # What the hosts have reported about the teardown that goes on.
         self._emptied: dict[str, Empty] = {}
+        self._awaits_end = False
         self._store = store
         self._client = client
         self._selector = selectors.DefaultSelector()
@@ -261,8 +262,11 @@ class Supervisor:
     def _tear_down(self, action: actions.TearDown) -> None:
         self._queue.append(events.TeardownBegan(**now(), reason=action.reason, grace_s=action.grace_s))
         self._emptied.clear()
+        self._awaits_end = True
         for link in self._hosts.links.values():
             link.stop(action.grace_s)
+        if self._spec.hosts:
+            self._report_teardown()  # all of them may be lost
 
     def _sweep_host(self) -> None:
         """Kill the run's processes without the agent: children of this subreaper, or marked with the run's id."""
@@ -376,13 +380,12 @@ class Supervisor:
             self._link_dues[host] = due
 
     def _report_teardown(self) -> None:
-        """Report the end of the teardown once no process is left on any host."""
-        if self._emptied and self._hosts.links.keys() <= self._emptied.keys():
-            reports = list(self._emptied.values())
-            self._emptied.clear()
-            swept = sum(report.swept for report in reports)
-            left = tuple(process for report in reports for process in report.left)
-            self._reports.take(reports[0].model_copy(update={"swept": swept, "left": left}))
+        """Report the end of the teardown once no process is left on any host that is there."""
+        if self._awaits_end and self._hosts.links.keys() <= self._emptied.keys():
+            self._awaits_end = False
+            swept = sum(report.swept for report in self._emptied.values())
+            left = tuple(process for report in self._emptied.values() for process in report.left)
+            self._reports.take_empty(swept, left)
 
     def _lose_agent(self, host: str, reason: str) -> None:
         """End the agent of a host, and report it unless its loss is already queued."""
@@ -391,9 +394,9 @@ class Supervisor:
         self._attempts.host_lost(host)
         if host != HERE:
             self._queue.append(events.HostLost(**now(), host=host, reason=reason))
+            self._report_teardown()
         elif not any(isinstance(event, events.AgentLost) for event in self._queue):
             self._queue.append(events.AgentLost(**now(), reason=reason))
-        self._report_teardown()
 
 
 @contextmanager
