@@ -75,7 +75,7 @@ def test_host_that_is_back_fails_nothing() -> None:
     assert not feed_in_turn(lifecycle, [back("b", 6, T + 16)])
     assert lifecycle.state.hosts["b"].phase is HostPhase.JOINED and not lifecycle.state.silent_hosts
     assert lifecycle.state.notices == (
-        "b was not heard for 3s; its connection is made anew",
+        "b was not heard for 3s; orch connects to it again",
         "b is heard again after 6s",
     )
     done = [exited(index, order=index, mono=T + 20) for index in range(4)]

@@ -10,15 +10,15 @@ from orchestrator.core.state.events import SymptomKind
 from orchestrator.core.state.result import Cause, CauseKind
 from orchestrator.core.state.state import HostState, RunState, TaskPhase, TaskState
 
-# What comes first where the clocks leave the order open.
+# The order of symptoms where the clocks leave the order of exits open.
 _RANKS = {SymptomKind.OWN: 0, SymptomKind.UNKNOWN: 1, SymptomKind.COLLATERAL: 2}
 
 
 def first_ended(tasks: Iterable[TaskState]) -> TaskState | None:
     """Return the task that ended first.
 
-    Each host knows the order of its own exits. Times of different hosts are compared, and where the clocks leave the
-    order open, a task with its own exception comes first, and one that blames a peer last.
+    The exits on one host have an order. Times of different hosts are compared, and where the clocks leave the order
+    open, a task that raised an exception by itself comes first, and one that blames a peer last.
     """
     by_host: dict[str | None, TaskState] = {}
     for task in tasks:
@@ -54,7 +54,7 @@ def own_failure_elsewhere(state: RunState, first: TaskState) -> tuple[str, str] 
 def failed_host(state: RunState, first: TaskState | None) -> HostState | None:
     """Return the lost host that is the cause of a failure. `first` is the task that failed first.
 
-    A task's own exception is a failure of its own, and so is one before the host became silent."""
+    A task that raised an exception by itself is the cause, and so is one that failed before the host became silent."""
     host = state.lost_host
     if host is None or first is None:
         return host

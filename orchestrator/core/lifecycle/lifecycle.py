@@ -114,7 +114,7 @@ class Lifecycle:
         ]
         if not self._is_tearing_down:
             wanted += [(self._chaos.due(self.state), Deadline.CHAOS), *self._ends.deadlines()]
-            # Nothing is known about the tasks of a silent host, and the others may wait for them.
+            # orch does not know what the tasks of a silent host do, and the others may wait for them.
             if not self.state.silent_hosts:
                 wanted += [*self._limits.deadlines(), (self._silence.due, Deadline.SILENCE)]
         return min(((at, name) for at, name in wanted if at is not None), default=None)
@@ -208,9 +208,7 @@ class Lifecycle:
                     self._planned_by = event.mono + PLAN_MARGIN_S
                 return []
             case events.HostSilent():
-                text = (
-                    f"{event.host} was not heard for {_seconds(event.seconds)}; its connection is made anew"
-                )
+                text = f"{event.host} was not heard for {_seconds(event.seconds)}; orch connects to it again"
             case events.HostBack():
                 text = f"{event.host} is heard again after {_seconds(event.seconds)}"
                 self._limits.heard(event.host, event.mono)
