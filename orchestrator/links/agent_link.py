@@ -21,11 +21,21 @@ class _Message(BaseModel):
     run_id: str
 
 
+class HostGpu(BaseModel):
+    """A GPU, as Gpu in core/job/gpus.py."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    name: str
+    uuid: str
+    model: str
+    memory_bytes: int | None
+
+
 class Hello(_Message):
     """The rest is known of another host only. `directory`: the agent's own, in which all files of its tasks are.
 
     `addresses`: {interface: address}. `ssh_address`: the one at which ssh reached the host. `allowed_cores`: of this
-    process. `gpus`: one line of nvidia-smi each (uuid, name, bytes), None if they cannot be listed."""
+    process. `gpu_lack`: why the GPUs cannot be listed."""
 
     type: Literal["hello"]
     host: str
@@ -35,7 +45,8 @@ class Hello(_Message):
     addresses: dict[str, str] = {}
     ssh_address: str | None = None
     memory_bytes: int | None = None
-    gpus: tuple[str, ...] | None = None
+    gpus: tuple[HostGpu, ...] = ()
+    gpu_lack: str | None = None
     python: str | None = None
     allowed_cores: tuple[int, ...] = ()
 
@@ -173,7 +184,7 @@ class LogBytes(_Message):
 
 
 class Inspected(_Message):
-    """What a host answers to `inspect`."""
+    """The answer of a host to `inspect`."""
 
     type: Literal["inspected"]
     found: dict[str, object]
@@ -205,7 +216,7 @@ _Sent = (
     | Inspected
     | Empty
 )
-# What an agent sends, and what its link reports about itself.
+# Messages of an agent, and reports of its link about itself.
 AgentMessage = _Sent | LinkSilent | LinkBack
 # Each run of a session has its own id, and pydantic would cache the last 16,384 of them.
 _ADAPTER: TypeAdapter[_Sent] = TypeAdapter(
@@ -328,7 +339,8 @@ class AgentLink:
                     messages.append(line)
                     continue
                 message = _ADAPTER.validate_json(line)
-                if message.run_id == self._run_id:
+                # An agent of another host introduces itself before it knows its run.
+                if message.run_id == self._run_id or isinstance(message, Hello):
                     messages.append(message)
         except ValueError as error:
             self._fault = f"the agent sent a message that this version cannot read: {error}"

@@ -1,4 +1,4 @@
-"""What is sent to another host: the program of stage 1, and a zip file of the package `worker` and of portpicker."""
+"""Programs for another host: the program of stage 1, and a zip file of the package `worker` and of portpicker."""
 
 from __future__ import annotations
 

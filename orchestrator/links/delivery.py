@@ -1,5 +1,6 @@
-"""Frames that arrive once and in order over several connections, one after the other. worker/agent/delivery.py is the
-other end.
+"""Frames that arrive once and in order over several connections, one after the other.
+
+worker/agent/delivery.py has the same code: neither package imports the other.
 
 A frame is a number, a space, JSON and a newline. Numbers start at 1 and have no gap; each side keeps its frames until
 the other has acknowledged them, and sends the rest again over a new connection. Frames with the number 0 belong to one
@@ -17,6 +18,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+# Longest line of an agent. Its longest text is the exception of a task.
+MAX_LINE_BYTES = 16 << 20
 _LONGEST_NUMBER = 19
 
 
@@ -24,18 +27,52 @@ class BadFrame(ValueError):
     """The other end does not keep to the format."""
 
 
+class LineTooLong(BadFrame):
+    """The other end sends a line without an end."""
+
+    def __init__(self) -> None:
+        super().__init__(f"a message of more than {MAX_LINE_BYTES >> 20} MiB")
+
+
+class LineSplitter:
+    """Cuts received bytes into lines. Takes time in proportion to the bytes, however long a line is."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._length = 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the lines that `data` completes, without their ends. LineTooLong."""
+        first, *rest = data.split(b"\n")
+        lines = []
+        self._keep(first)
+        for piece in rest:
+            lines.append(b"".join(self._pieces))
+            self._pieces, self._length = [], 0
+            self._keep(piece)
+        return lines
+
+    def _keep(self, piece: bytes) -> None:
+        if piece:
+            self._pieces.append(piece)
+            self._length += len(piece)
+            if self._length > MAX_LINE_BYTES:
+                raise LineTooLong
+
+
 class Delivery:
-    """The frames of one session, in both directions. `heard` is the newest number that was received."""
+    """The frames of one session, in both directions. `last` is the newest number that was sent, `heard` the newest that
+    was received."""
 
     def __init__(self) -> None:
         self.heard = 0
-        self._last = 0
+        self.last = 0
         self._kept: deque[tuple[int, bytes]] = deque()
 
     @property
     def acknowledged(self) -> int:
         """The newest of our numbers that the other end has received."""
-        return self._kept[0][0] - 1 if self._kept else self._last
+        return self._kept[0][0] - 1 if self._kept else self.last
 
     @property
     def is_all_acknowledged(self) -> bool:
@@ -43,14 +80,14 @@ class Delivery:
 
     def number(self, line: bytes) -> bytes:
         """Return the frame of a new line, and keep it."""
-        self._last += 1
-        frame = b"%d %s" % (self._last, line)
-        self._kept.append((self._last, frame))
+        self.last += 1
+        frame = b"%d %s" % (self.last, line)
+        self._kept.append((self.last, frame))
         return frame
 
     def acknowledge(self, heard: object) -> None:
         """Drop what the other end has received. BadFrame if it cannot have received that."""
-        if not isinstance(heard, int) or not 0 <= heard <= self._last:
+        if not isinstance(heard, int) or not 0 <= heard <= self.last:
             raise BadFrame(f"frame {heard!r} is acknowledged, but was never sent")
         while self._kept and self._kept[0][0] <= heard:
             self._kept.popleft()

@@ -1,4 +1,4 @@
-"""One connection to a host: its opening, lines in both directions, and what its process prints on stderr."""
+"""A connection to a host: its opening, lines in both directions, and the text that its process prints on stderr."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import subprocess
 from collections.abc import Callable
 from typing import Protocol
 
+from orchestrator.links.delivery import LineSplitter
 from orchestrator.links.opening import Opening
-from orchestrator.links.stream import LineSplitter
 
 _READ_BYTES = 1 << 18
 # Kept of stderr: the end, where programs say why they have failed.
@@ -71,7 +71,7 @@ class Lane:
 
     @property
     def printed(self) -> str:
-        """What the host printed before its first answer, and on stderr."""
+        """The text that the host printed before its first answer, and on stderr."""
         self.read_errors()
         return "\n".join(
             filter(None, (self.opening.other_text, self._error_bytes.decode(errors="replace").strip()))
@@ -99,6 +99,8 @@ class Lane:
 
     def read_errors(self) -> None:
         """Read stderr, so that its writer never waits."""
+        if self.errors < 0:
+            return
         try:
             while data := os.read(self.errors, _MOST_ERROR_BYTES):
                 self._error_bytes = (self._error_bytes + data)[-_MOST_ERROR_BYTES:]
@@ -143,6 +145,7 @@ class Lane:
             self._unregister(fd)
         self._connection.close()
         os.close(self.errors)
+        self.fd = self.errors = -1
 
     def _send_opening(self) -> None:
         data, self.opening.to_send = self.opening.to_send, b""

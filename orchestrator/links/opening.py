@@ -28,7 +28,7 @@ def remote_command(python: str) -> str:
 
 @dataclass(frozen=True)
 class HostSession:
-    """What a host is asked for: the agent of this session. `name` is the host's, for messages.
+    """Names the agent that a host is asked for. `name` is the host's, for messages.
 
     The agent ends everything if nothing is heard of the orchestrator for `link_timeout_s`.
     """
@@ -47,14 +47,14 @@ class OpeningFailed(Exception):
 
 
 class AgentGone(OpeningFailed):
-    """The session's agent is not there any more. What it had left on the host has been cleared up."""
+    """The session's agent is not there any more. Its processes and files on the host have been removed."""
 
 
 class Opening:
     """The exchange over one connection. Call feed() with what the host sends."""
 
     def __init__(self, bundle: Bundle, host: HostSession, is_first: bool) -> None:
-        """`is_first`: start the agent. Else only connect to it."""
+        """`is_first`: start the agent. Otherwise the host only connects to it."""
         self._bundle = bundle
         self._mark = f"orch-{secrets.token_hex(8)} ".encode()
         self._received = b""

@@ -1,9 +1,9 @@
 """The stream to an agent on another host: it survives its connections.
 
 The agent's end is worker/agent/session.py. Every frame arrives once and in order (delivery.py), over as many
-connections as it takes. Both ends measure how long ago the newest of their pings was sent that the other end has
-confirmed, so that a cut in one direction counts too: after `link_timeout_s` the agent ends everything, and a little
-later this end gives the host up.
+connections as it takes. Each end measures the time since it sent the newest ping that the other end has confirmed: a
+cut in one direction counts too. After `link_timeout_s` the agent ends everything, and a little later this end gives the
+host up.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from orchestrator.links.delivery import LineSplitter
+
 _READ_BYTES = 1 << 16
-# Longest line of an agent. Its longest text is the exception of a task.
-MAX_LINE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class LinkSilent:
 
 @dataclass(frozen=True)
 class LinkBack:
-    """The agent of a silent host is heard again. Nothing was lost."""
+    """The agent of a silent host is heard again. No message was lost."""
 
     seconds: float
 
@@ -53,39 +53,6 @@ class Stream(Protocol):
     def close(self) -> None: ...
 
 
-class LineTooLong(ValueError):
-    """The other end sends a line without an end."""
-
-    def __init__(self) -> None:
-        super().__init__(f"a message of more than {MAX_LINE_BYTES >> 20} MiB")
-
-
-class LineSplitter:
-    """Cuts received bytes into lines. Takes time in proportion to the bytes, however long a line is."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._length = 0
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that `data` completes, without their ends. LineTooLong."""
-        first, *rest = data.split(b"\n")
-        lines = []
-        self._keep(first)
-        for piece in rest:
-            lines.append(b"".join(self._pieces))
-            self._pieces, self._length = [], 0
-            self._keep(piece)
-        return lines
-
-    def _keep(self, piece: bytes) -> None:
-        if piece:
-            self._pieces.append(piece)
-            self._length += len(piece)
-            if self._length > MAX_LINE_BYTES:
-                raise LineTooLong
-
-
 class LocalStream:
     """The stream to an agent on this machine: a socket, and the lines that it has not taken yet. Owns the socket."""
 
@@ -99,7 +66,7 @@ class LocalStream:
         self._lines = LineSplitter()
         self._outbox = bytearray()
         self._awaits_room = False
-        # One descriptor for both directions, so that the owner only waits until it is readable.
+        # A common descriptor for both directions, so that the owner only waits until it is readable.
         self._poller = select.epoll()
         self._poller.register(stream, select.EPOLLIN)
 

@@ -156,6 +156,7 @@ class TaskProcess:
     is_ready: bool = False
     method: Method = "spawn"
     was_asked_to_stop: bool = False
+    was_signalled: bool = False
     memory_limit: int | None = None
     output_dirs: tuple[str, ...] = ()
     peak_bytes: int | None = None
@@ -167,6 +168,7 @@ class TaskProcess:
     def signal_group(self, number: int) -> None:
         """Signal the whole group. The pid cannot have been reused as long as the leader is not reaped."""
         self.was_asked_to_stop = self.was_asked_to_stop or number == signal.SIGTERM
+        self.was_signalled = True
         try:
             os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):
