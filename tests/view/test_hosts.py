@@ -10,8 +10,9 @@ from orchestrator.client.view.status_document import host_statuses, task_statuse
 from orchestrator.client.view.tables import footer_lines
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event
+from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import Cause, CauseKind, FirstFailure, HostEnd, RunResult, TaskEnd
-from orchestrator.core.state.state import RunState, apply
+from orchestrator.core.state.state import RunState
 
 
 def on_hosts(*hosts: str | None, more: tuple[Event, ...] = ()) -> RunState:

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from orchestrator.core.diagnosis.same_failure import own_exception
 from orchestrator.core.progress.activity import join_names
-from orchestrator.core.state.events import SymptomKind
+from orchestrator.core.state.events import HostBack, HostSilent, SymptomKind
 from orchestrator.core.state.result import Cause, CauseKind
 from orchestrator.core.state.state import HostState, RunState, TaskPhase, TaskState
+from orchestrator.core.text.durations import format_duration
 
 # The order of symptoms where the clocks leave the order of exits open.
 _RANKS = {SymptomKind.OWN: 0, SymptomKind.UNKNOWN: 1, SymptomKind.COLLATERAL: 2}
@@ -68,6 +69,14 @@ def host_cause(state: RunState, host: HostState) -> Cause:
     ran = f"; {join_names(names)} ran on it" if names else ""
     text = f"{host.name} was lost: {host.reason}{ran}"
     return Cause(task=None, kind=CauseKind.HOST, text=text, host=host.name)
+
+
+def host_notice(event: HostSilent | HostBack) -> str:
+    """Return the message about a host that is not heard, or is heard again."""
+    seconds = format_duration(round(event.seconds, 1))
+    if isinstance(event, HostSilent):
+        return f"{event.host} was not heard for {seconds}; orch connects to it again"
+    return f"{event.host} is heard again after {seconds}"
 
 
 def _order(task: TaskState) -> int:
