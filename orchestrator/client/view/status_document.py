@@ -110,16 +110,7 @@ def seconds_until(due_mono: float | None, now_mono: float) -> float | None:
 def host_statuses(state: RunState, now_mono: float) -> tuple[HostStatus, ...]:
     """The hosts of a run; none if all tasks run on this machine."""
     return tuple(
-        HostStatus(
-            host=host.name,
-            address=host.joined.address,
-            state=host.phase,
-            cores=host.joined.cores,
-            memory_bytes=host.joined.memory_bytes,
-            gpus=host.joined.gpus,
-            silent_s=_silent_s(host, now_mono),
-            reason=host.reason or None,
-        )
+        HostStatus(**host.end.model_dump(), silent_s=_silent_s(host, now_mono))
         for host in state.hosts.values()
     )
 

@@ -15,7 +15,7 @@ from orchestrator.core.state.events import (
     TeardownReason,
 )
 from orchestrator.core.state.position import Course
-from orchestrator.core.state.result import AttemptEnd, LeftProcess, TaskBadLoss
+from orchestrator.core.state.result import AttemptEnd, HostEnd, LeftProcess, TaskBadLoss
 from orchestrator.core.state.tasks import Tasks
 
 
@@ -146,6 +146,20 @@ class HostState:
     @property
     def name(self) -> str:
         return self.joined.host
+
+    @property
+    def end(self) -> HostEnd:
+        """The host as the result of the run names it."""
+        joined = self.joined
+        return HostEnd(
+            host=joined.host,
+            address=joined.address,
+            state=self.phase,
+            cores=joined.cores,
+            memory_bytes=joined.memory_bytes,
+            gpus=joined.gpus,
+            reason=self.reason or None,
+        )
 
     @property
     def failed_mono(self) -> float:
