@@ -72,7 +72,7 @@ for _name, _make in OPTIMIZERS.items():
 
 @case(
     "ScheduleFreeAdamW",
-    differs="Keras loses the initial weights in one process, if it is built in the first step",
+    differs="in one process Keras builds it in the first step, and loses the initial weights of the model",
 )
 def schedule_free(place: Place) -> Values:
     return used(place, lambda: optimizers.ScheduleFreeAdamW(0.01))

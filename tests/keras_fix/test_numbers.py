@@ -35,5 +35,5 @@ def test_all_cases(orch: Orch) -> None:
         assert_explained(orch.directory, figures)
     page, different = PAGE.read_text(), {figures.name for figures in found if not figures.equals_one}
     for figures in found:
-        # One row for the case, and another one for its reason. "scripts/cells numbers" writes both.
+        # The case has a row, and another one with its reason. "scripts/cells numbers" writes both.
         assert page.count(f"| {figures.name} |") == 1 + (figures.name in different), figures.name
