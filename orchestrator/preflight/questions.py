@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.job.spec import CommandKind, JobSpec
-from orchestrator.host.installed import is_own, question_words
+from orchestrator.core.plan.placement import place
+from orchestrator.host.installed import question_words
 from orchestrator.preflight.answers import HostReport
 from orchestrator.request.command.program import find_program
 
@@ -33,7 +34,7 @@ class Plan:
 
     @cached_property
     def interpreters(self) -> tuple[tuple[str, ...], ...]:
-        """The interpreters of the tasks, with their options. Tasks with orch's own get that of the agent."""
+        """The interpreters of the tasks, with their options."""
         commands = (self._interpreter_of(role) for role in self.spec.roles)
         return tuple(dict.fromkeys(words for words in commands if words))
 
@@ -42,10 +43,10 @@ class Plan:
         """The first file of each command, and its hash here. Files outside the source that orch reads are left out."""
         return dict(_hashed(self._program_paths()))
 
-    @property
+    @cached_property
     def chief_host(self) -> str:
-        """The host of the task that writes checkpoints."""
-        return self.spec.hosts_of(self.spec.tasks[0].type)[0]
+        """The host of the first task, which writes checkpoints."""
+        return place(self.spec)[0]
 
     def address_of(self, report: HostReport) -> str | None:
         """The address that the tasks of a host get."""
@@ -108,8 +109,6 @@ class Plan:
         words: Sequence[str] = command.interpreter
         if command.kind is CommandKind.BUILTIN and not words:
             words = command.argv[:1]
-        if words and self.spec.remote_python and is_own(words[0]):
-            words = (self.spec.remote_python, *words[1:])
         return tuple(words)
 
     def _program_paths(self) -> Iterator[Path]:

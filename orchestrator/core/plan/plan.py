@@ -300,7 +300,8 @@ def _common_env(
 
 
 def _unproxied(users: Mapping[str, str]) -> dict[str, str]:
-    """Exclude the tasks' own traffic from the user's proxy. gRPC would use the proxy for 127.0.0.1, too.
+    """Exclude the tasks' own traffic from the user's proxy. gRPC would use the proxy for 127.0.0.1, too. The agent adds
+    the addresses of other hosts.
 
     The variable in capitals gets the same list, since most programs read only one of the two.
     """
