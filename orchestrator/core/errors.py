@@ -36,6 +36,7 @@ class ExitCode(IntEnum):
     TIMED_OUT = 124
     ORCH = 125
     INTERRUPTED = 130
+    HOST_LOST = 137
     OUTPUT_CLOSED = 141
     TERMINATED = 143
 

@@ -1,51 +1,128 @@
-"""Engines by name, and the interface of an engine: it starts one agent on each host and returns the streams to them."""
+"""Engines by name, and the interface of an engine: it runs the agent's command on a host and returns the stream to it.
+
+A new engine is a module here and a line in `_ENGINES`.
+"""
 
 from __future__ import annotations
 
+import os
+import select
 import socket
+import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Protocol
 
-from orchestrator.core.errors import UsageError
+from orchestrator.core.errors import EngineError, UsageError
 from orchestrator.core.job.choices import NetworkOption
+from orchestrator.host.isolation import isolated
 
-# Each is imported when it is used. The supervisor uses only `local` and expects one host
-# (supervisor/__main__.py, supervisor/agent_orders.py).
-_ENGINES = {"local": "orchestrator.engines.local:LocalEngine"}
+# Each is imported when it is used.
+_ENGINES = {
+    "local": "orchestrator.engines.local:LocalEngine",
+    "ssh": "orchestrator.engines.ssh:SshEngine",
+}
+_BUFFER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class AgentOptions:
-    """The command-line options of an agent. `log` receives its stderr (None: that of this process).
+    """The command-line options of an agent on this machine.
 
-    An agent may be started before there is a run; `run_id` is empty then, and a message brings these values later.
+    It may be started before there is a run; `run_id` is empty then, and a message brings these values later.
     """
 
     run_id: str
     failure_grace_s: float
-    log: Path | None
     network: NetworkOption = NetworkOption.HOST
+
+    def words(self) -> list[str]:
+        """The command of the agent."""
+        words = ["--run-id", self.run_id, "--failure-grace", str(self.failure_grace_s)]
+        if self.network is not NetworkOption.HOST:
+            words += ["--network", self.network.value]
+        return isolated("worker.agent.agent", *words)
+
+
+class Connection:
+    """A process whose stdin and stdout are the other end of `stream`. Owns both until the process is reaped."""
+
+    def __init__(
+        self, words: Sequence[str], errors: int | None, env: Mapping[str, str] | None = None
+    ) -> None:
+        """Start `words`, with `errors` (None: that of this process) as its stderr. EngineError if it cannot start."""
+        self.stream, its = socket.socketpair()
+        # Room for the messages of many tasks: neither side waits for the other in a burst.
+        for end in (self.stream, its):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+        try:
+            self.process = subprocess.Popen(
+                words, stdin=its.fileno(), stdout=its.fileno(), stderr=errors, env=env, start_new_session=True
+            )
+        except OSError as error:
+            self.stream.close()
+            raise EngineError(f"{words[0]} could not be started: {error}") from error
+        finally:
+            its.close()
+
+    def close(self) -> None:
+        """Close the stream. The process ends by itself, in the time that its engine allows."""
+        self.stream.close()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the process has exited; False on a timeout."""
+        if self.process.returncode is not None:
+            return True
+        # Popen.wait with a timeout polls; a pidfd becomes readable at once.
+        try:
+            pidfd = os.pidfd_open(self.process.pid)
+        except OSError:  # refused in this container: `orch up` reports that
+            return self._has_exited_after(timeout_s)
+        try:
+            poller = select.poll()
+            poller.register(pidfd, select.POLLIN)
+            has_exited = bool(poller.poll(timeout_s * 1000))
+        finally:
+            os.close(pidfd)
+        if has_exited:
+            self.process.wait()
+        return has_exited
+
+    def _has_exited_after(self, timeout_s: float) -> bool:
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
 
 
 class Engine(Protocol):
-    """Starts agents and owns their processes; decides nothing."""
+    """Reaches hosts; decides nothing.
 
-    def start_agents(self, options: AgentOptions) -> list[socket.socket]:
-        """Start the agents and return one connected byte stream for each host. EngineError if one cannot start."""
+    leave_s: seconds that an agent may take to leave after its stream was closed
+    is_remote: agents run on other machines, and their connections may break
+    """
 
-    def agents_gone(self, timeout_s: float) -> bool:
-        """Wait until the agents have exited after their streams were closed; False on a timeout."""
+    leave_s: float
+    is_remote: bool
 
-    def cancel(self) -> None:
-        """Kill the agents."""
+    def connect(self, destination: str, words: Sequence[str], errors: int | None = None) -> Connection:
+        """Run `words` on a host with stdin, stdout and stderr (`errors`, a descriptor) here. EngineError."""
+
+    def explain(self, host: str, exit_code: int | None, errors: str) -> str:
+        """Why a connection ended, for people: from the exit code and the last text on stderr."""
 
 
-def engine(name: str) -> Engine:
-    """A new engine; UsageError for an unknown name."""
+def engine(name: str, **options: object) -> Engine:
+    """A new engine with its own options; UsageError for an unknown name."""
     if name not in _ENGINES:
         raise UsageError(f"no engine {name!r}; there are: {', '.join(_ENGINES)}")
     module, _, attribute = _ENGINES[name].partition(":")
-    made: Engine = getattr(import_module(module), attribute)()
+    made: Engine = getattr(import_module(module), attribute)(**options)
     return made

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, TypeAdapter
 
 from orchestrator.core.job.choices import NetworkOption
 from orchestrator.core.progress.reported import parse_progress
 from orchestrator.core.state.events import ProcessOrigin, Progress
 from orchestrator.core.state.result import LeftProcess
-
-_READ_BYTES = 1 << 16
+from orchestrator.links.stream import LinkBack, LinkSilent, Stream
 
 
 class _Message(BaseModel):
@@ -23,11 +21,34 @@ class _Message(BaseModel):
     run_id: str
 
 
+class HostGpu(BaseModel):
+    """A GPU, as Gpu in core/job/gpus.py."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    name: str
+    uuid: str
+    model: str
+    memory_bytes: int | None
+
+
 class Hello(_Message):
+    """The rest is known of another host only. `directory`: the agent's own, in which all files of its tasks are.
+
+    `addresses`: {interface: address}. `ssh_address`: the one at which ssh reached the host. `allowed_cores`: of this
+    process. `gpu_lack`: why the GPUs cannot be listed."""
+
     type: Literal["hello"]
     host: str
     pid: int
     cores: int
+    directory: str | None = None
+    addresses: dict[str, str] = {}
+    ssh_address: str | None = None
+    memory_bytes: int | None = None
+    gpus: tuple[HostGpu, ...] = ()
+    gpu_lack: str | None = None
+    python: str | None = None
+    allowed_cores: tuple[int, ...] = ()
 
 
 class Held(_Message):
@@ -104,7 +125,10 @@ class Sampled(_Message):
 
 
 class Exited(_Message):
-    """`oom_kills`, `peak_bytes` and `cpu_limit_s` as in TaskExited."""
+    """`oom_kills`, `peak_bytes` and `cpu_limit_s` as in TaskExited.
+
+    `asked`: the agent had sent it a signal. `exception`: the text of its exception file, from another host only, where
+    this message follows the last byte of the task's log."""
 
     type: Literal["exited"]
     task: str
@@ -116,6 +140,8 @@ class Exited(_Message):
     oom_kills: int | None = None
     peak_bytes: int | None = None
     cpu_limit_s: int | None = None
+    asked: bool = False
+    exception: str | None = None
 
 
 class DiskFull(_Message):
@@ -145,6 +171,25 @@ class Stacked(_Message):
     length: int = 0
 
 
+class LogBytes(_Message):
+    """Bytes of a log on another host, in the order of the file. `is_cut`: the task has shortened its log to `offset`.
+
+    `task` is also "@agent" or "@preloader", for the log of these."""
+
+    type: Literal["log"]
+    task: str
+    offset: int = Field(ge=0)
+    data: Base64Bytes
+    is_cut: bool = False
+
+
+class Inspected(_Message):
+    """The answer of a host to `inspect`."""
+
+    type: Literal["inspected"]
+    found: dict[str, object]
+
+
 class Empty(_Message):
     """No process of the attempt is left on the host, but for those in `left`, which run under another user."""
 
@@ -153,7 +198,7 @@ class Empty(_Message):
     left: tuple[LeftProcess, ...] = ()
 
 
-AgentMessage = (
+_Sent = (
     Hello
     | Held
     | HoldFailed
@@ -167,20 +212,25 @@ AgentMessage = (
     | Exited
     | DiskFull
     | Stacked
+    | LogBytes
+    | Inspected
     | Empty
 )
+# Messages of an agent, and reports of its link about itself.
+AgentMessage = _Sent | LinkSilent | LinkBack
 # Each run of a session has its own id, and pydantic would cache the last 16,384 of them.
-_ADAPTER: TypeAdapter[AgentMessage] = TypeAdapter(
-    Annotated[AgentMessage, Field(discriminator="type")], config=ConfigDict(cache_strings="keys")
+_ADAPTER: TypeAdapter[_Sent] = TypeAdapter(
+    Annotated[_Sent, Field(discriminator="type")], config=ConfigDict(cache_strings="keys")
 )
 
 
 @dataclass(frozen=True)
 class StartOrder:
-    """Start one task.
+    """Start one task. With `role` and `index` it gets a TF_CONFIG made of the last `plan`.
 
     `env` is added to the agent's environment; `bootstrap` holds the options of the code that is injected into the
     task's Python (None: nothing is injected); `fork`: from the preloader; `memory_limit`: bytes (PSS), None for none.
+    `scratch`: a directory that the agent of another host creates.
     """
 
     task: str
@@ -193,6 +243,9 @@ class StartOrder:
     bootstrap: Mapping[str, object] | None = None
     fork: bool = False
     memory_limit: int | None = None
+    scratch: str | None = None
+    role: str | None = None
+    index: int | None = None
 
 
 @dataclass(frozen=True)
@@ -208,21 +261,41 @@ class PreloadOrder:
 
 
 class AgentLink:
-    """The supervisor's end of one agent's stream. Reading never blocks; writing waits for the agent.
+    """The supervisor's end of one agent's stream. Neither reading nor writing blocks.
 
-    Each order returns False if the agent is gone; read() then returns its end of file.
+    Call read() when `fileno()` is readable, or at `due` (monotonic seconds; None: only when readable). Each order
+    returns False if the agent is gone; read() then returns the end of the stream, and `lost_reason` says why it ended
+    if that is known.
     """
 
-    def __init__(self, stream: socket.socket, run_id: str) -> None:
+    def __init__(self, stream: Stream, run_id: str) -> None:
         self._stream = stream
         self._run_id = run_id
-        self._inbox = b""
+        self._fault: str | None = None
 
     def fileno(self) -> int:
         return self._stream.fileno()
 
+    @property
+    def due(self) -> float | None:
+        return self._stream.due
+
+    @property
+    def clock(self) -> tuple[float, float]:
+        """The agent's monotonic clock minus ours, and the largest error of that: seconds."""
+        return self._stream.clock
+
+    @property
+    def lost_reason(self) -> str | None:
+        """Why the stream has ended; None if it is open, or ended without a known reason."""
+        return self._fault or self._stream.lost_reason
+
+    def leave(self) -> None:
+        """Order the agent to end everything and to exit. read() returns the end of the stream when it has."""
+        self._stream.leave()
+
     def close(self) -> None:
-        """Close the stream, on which the agent kills everything it started and exits."""
+        """Close the stream. An agent on this machine then kills everything it started and exits."""
         self._stream.close()
 
     def serve(
@@ -230,40 +303,57 @@ class AgentLink:
         run_id: str,
         failure_grace_s: float,
         log: str,
+        run_directory: tuple[int, int] | None,
         environ: Mapping[str, str],
         network: NetworkOption,
     ) -> bool:
-        """Give another run to an agent whose last run has ended.
+        """Give a run to an agent that has none, or whose last run has ended.
 
+        `run_directory`: device and inode. The agent refuses to open files of the run in another one (None: in none).
         `environ` (packed) is what the run's tasks inherit. An agent can enter a private network but not leave it.
         """
-        try:
-            if self._stream.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b"":
-                return False
-        except BlockingIOError:
-            pass
-        except OSError:
+        if not self._stream.is_open:
             return False
         self._run_id = run_id
         return self._send(
-            "run", failure_grace_s=failure_grace_s, log=log, environ=environ, network=network.value
+            "run",
+            failure_grace_s=failure_grace_s,
+            log=log,
+            run_directory=run_directory,
+            environ=environ,
+            network=network.value,
         )
 
     def read(self) -> tuple[list[AgentMessage], bool]:
-        """Return (messages that have arrived, whether the stream is open). Messages of other runs are dropped."""
+        """Return (messages that have arrived, whether the stream is open). Messages of other runs are dropped.
+
+        A message that cannot be read ends the stream; those before it are returned.
+        """
+        if self._fault is not None:
+            return [], False
+        messages: list[AgentMessage] = []
         try:
-            data = self._stream.recv(_READ_BYTES, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return [], True
-        except OSError:
-            data = b""
-        *lines, self._inbox = (self._inbox + data).split(b"\n")
-        messages = [_ADAPTER.validate_json(line) for line in lines]
-        return [message for message in messages if message.run_id == self._run_id], bool(data)
+            lines, is_open = self._stream.read()
+            for line in lines:
+                if not isinstance(line, bytes):
+                    messages.append(line)
+                    continue
+                message = _ADAPTER.validate_json(line)
+                # An agent of another host introduces itself before it knows its run.
+                if message.run_id == self._run_id or isinstance(message, Hello):
+                    messages.append(message)
+        except ValueError as error:
+            self._fault = f"the agent sent a message that this version cannot read: {error}"
+            is_open = False
+        return messages, is_open
 
     def hold(self, attempt: int, count: int, mode: str) -> bool:
         """Hold `count` ports for an attempt."""
         return self._send("hold", attempt=attempt, count=count, mode=mode)
+
+    def plan(self, attempt: int, cluster: Mapping[str, Sequence[str]]) -> bool:
+        """Give the addresses by role, before the tasks of an attempt are started."""
+        return self._send("plan", attempt=attempt, cluster=cluster)
 
     def start(self, order: StartOrder) -> bool:
         return self._send("start", **vars(order))
@@ -279,14 +369,14 @@ class AgentLink:
         """Ask for the stacks of tasks, one `stacked` for each. `native`: with py-spy if it is installed."""
         return self._send("stacks", tasks=tasks, native=native)
 
+    def inspect(self, wanted: Mapping[str, object]) -> bool:
+        """Ask for facts about the host, which one `inspected` answers."""
+        return self._send("inspect", wanted=wanted)
+
     def stop(self, grace_s: float) -> bool:
         return self._send("stop", grace_s=grace_s)
 
     def _send(self, kind: str, **fields: object) -> bool:
         # default=dict: json does not know read-only mappings.
         line = json.dumps({"type": kind, "run_id": self._run_id, **fields}, default=dict).encode() + b"\n"
-        try:
-            self._stream.sendall(line)
-        except OSError:
-            return False
-        return True
+        return self._fault is None and self._stream.send(line)

@@ -136,3 +136,22 @@ def _pack(text: str) -> str:
 
 def _unpack(text: str) -> str:
     return os.fsdecode(text.encode("latin-1"))
+
+
+# Variables that belong to a host, its login or its batch job.
+_OF_THE_HOST = frozenset(
+    (
+        *("HOME", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD", "PWD", "SHELL", "SHLVL", "TMPDIR", "USER", "_"),
+        *("CUDA_VISIBLE_DEVICES", "DISPLAY", "TERM"),
+    )
+)
+_OF_THE_HOST_PREFIXES = ("DBUS_", "SLURM_", "SSH_", "XDG_RUNTIME_", "XDG_SESSION_", "ORCH_HOST_")
+
+
+def travelling_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """The part of an environment that is sent to another host, which keeps its own values of the rest."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in _OF_THE_HOST and not name.startswith(_OF_THE_HOST_PREFIXES)
+    }

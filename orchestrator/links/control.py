@@ -12,8 +12,6 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -81,12 +79,11 @@ _ADAPTER: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator=
 class ControlServer:
     """The supervisor's end. A connection is served when it is readable, so that it never blocks the supervisor."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, directory: Directory, name: str) -> None:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         previous = os.umask(0o177)
         try:
-            with _short_path(path) as short:
-                self._listener.bind(short)
+            self._listener.bind(_short_path(directory, name))
         except BaseException:
             self._listener.close()
             raise
@@ -174,10 +171,13 @@ def ask(path: Path, order: Order, timeout_s: float = ANSWER_TIMEOUT_S) -> dict[s
     """
     answer = b""
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, _short_path(path) as short:
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection,
+            Directory.at(path.parent) as run,
+        ):
             # With a timeout set by Python, connect() fails at once while the backlog is full.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(timeout_s) + 1, 0))
-            connection.connect(short)
+            connection.connect(_short_path(run, path.name))
             connection.settimeout(timeout_s)
             if os.geteuid() != _ROOT and _peer(connection) not in (os.geteuid(), _ROOT):
                 return None
@@ -197,8 +197,6 @@ def _peer(connection: socket.socket) -> int:
     return uid
 
 
-@contextmanager
-def _short_path(path: Path) -> Iterator[str]:
-    """A path to the same file that fits into the 108 bytes of a socket's address."""
-    with Directory.at(path.parent) as directory:
-        yield f"/proc/self/fd/{directory.fd}/{path.name}"
+def _short_path(directory: Directory, name: str) -> str:
+    """A path to the file, while the directory is open, that fits into the 108 bytes of a socket's address."""
+    return f"/proc/self/fd/{directory.fd}/{name}"

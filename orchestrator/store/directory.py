@@ -123,6 +123,14 @@ class Directory:
 
     # -- directories in it
 
+    def descend(self, path: Path) -> Directory:
+        """Open this directory again, or one below it, by its whole path. No link is followed. NotOurs, OSError."""
+        opened = Directory(os.open(".", OPEN_DIRECTORY, dir_fd=self.fd), self.path)
+        for name in path.relative_to(self.path).parts:
+            with opened:
+                opened = opened.sub(name)
+        return opened
+
     def sub(self, name: str) -> Directory:
         """Open a directory in this one. NotOurs, OSError."""
         return _open_checked(_checked_name(name), self.path / name, self.fd)

@@ -28,12 +28,6 @@ def open_if_exists(path: Path) -> int:
         return -1
 
 
-def open_private(path: Path, flags: int) -> int:
-    """Open a file with these flags of open(2), create it with mode 0600 if it is missing. NotOurs, OSError."""
-    with Directory.at(path.parent) as directory:
-        return directory.open_private(path.name, flags)
-
-
 class SharedFile:
     """A regular file that several threads read by offset or lock. It is open while at least one of them uses it."""
 
@@ -115,12 +109,6 @@ def make_private(path: Path, existing: Collection[Path] = ()) -> None:
         raise
     except OSError as error:
         raise UsageError(f"{path}: cannot be made: {os.strerror(error.errno or 0)}") from error
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a temporary file and rename it over `path`. A reader sees the old document or the new one. OSError."""
-    with Directory.at(path.parent) as directory:
-        directory.write_atomically(path.name, text)
 
 
 def write_once(path: Path, text: str) -> bool:

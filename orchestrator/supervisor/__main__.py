@@ -11,7 +11,7 @@ import sys
 
 from orchestrator import engines
 from orchestrator.core.errors import EngineError
-from orchestrator.engines import AgentOptions, Engine
+from orchestrator.engines import AgentOptions, Connection, Engine
 
 # Seconds; applies until the first run sends its own value.
 _FAILURE_GRACE_S = 0.5
@@ -23,19 +23,18 @@ def main() -> int:
     engine = engines.engine("local")
     to_agent = _start_early(engine)
     from orchestrator.links.client_link import ClientLink
-    from orchestrator.supervisor.agent_orders import HostAgent
+    from orchestrator.supervisor.hosts import Hosts
     from orchestrator.supervisor.request_loop import serve
 
-    return serve(ClientLink(stream), HostAgent(engine, to_agent))
+    return serve(ClientLink(stream), Hosts(engine, to_agent))
 
 
-def _start_early(engine: Engine) -> socket.socket | None:
+def _start_early(engine: Engine) -> Connection | None:
     """Start the agent before the other imports: each takes as long as the agent's own start."""
     try:
-        (to_agent,) = engine.start_agents(AgentOptions("", _FAILURE_GRACE_S, log=None))
+        return engine.connect("", AgentOptions("", _FAILURE_GRACE_S).words())
     except EngineError:
         return None  # reported when a run needs the agent
-    return to_agent
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""The agent of this host (`HostAgent`) and what it is asked to start for a run (`Attempts`)."""
+"""The agent of this host (`Hosts`) and what it is asked to start for a run (`Attempts`)."""
 
 from __future__ import annotations
 
 import os
-import socket
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from orchestrator.core.job.choices import NetworkOption
 from orchestrator.core.job.spec import JobSpec
+from orchestrator.core.job.tf_config import TFConfigTooLong
+from orchestrator.core.plan.places import local_places
 from orchestrator.core.plan.plan import (
     RunPlan,
     TaskPlan,
@@ -21,56 +21,19 @@ from orchestrator.core.plan.plan import (
 )
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event
-from orchestrator.engines import AgentOptions, Engine
 from orchestrator.links.agent_link import AgentLink, PreloadOrder, StartOrder
-from orchestrator.links.client_link import pack_environ
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
+from orchestrator.supervisor.hosts import HERE, Hosts
 from orchestrator.supervisor.run_logs import RunLogs
 from orchestrator.supervisor.tensorboard_task import TensorBoardTask
 
 FIRST_ATTEMPT = 1
-_HOST = "127.0.0.1"
-_AGENT_EXITS_S = 2.0
+_ADDRESS = "127.0.0.1"
 _NO_BOOTSTRAP = (
     "Python's options -I, -E and -S keep orch's code out of the script's process: no fixes for Keras, no stacks, and"
     " the script itself decides how it handles a stop"
 )
-
-
-class HostAgent:
-    """Owns the agent until end(), for one or several runs. `link` is None without an agent."""
-
-    def __init__(self, engine: Engine, stream: socket.socket | None = None) -> None:
-        """`stream`: to an agent that the engine has already started, before there was a run."""
-        self.link = None if stream is None else AgentLink(stream, run_id="")
-        self._engine = engine
-        # The network of the runs so far. None: an agent without a run can still enter any network.
-        self._network: NetworkOption | None = None
-
-    def serve(self, run: AgentOptions) -> AgentLink:
-        """Return the link to an agent that serves this run from now on. EngineError if it cannot be started."""
-        if (
-            self.link is not None
-            and self._network in (None, run.network)
-            and self.link.serve(
-                run.run_id, run.failure_grace_s, str(run.log), pack_environ(os.environ), run.network
-            )
-        ):
-            self._network = run.network
-            return self.link
-        self.end()
-        (stream,) = self._engine.start_agents(run)
-        self.link, self._network = AgentLink(stream, run.run_id), run.network
-        return self.link
-
-    def end(self) -> None:
-        """Close the stream, on which the agent kills everything it started; wait for its exit, or kill it."""
-        if self.link is not None:
-            self.link.close()
-            self.link = None
-        if not self._engine.agents_gone(_AGENT_EXITS_S):
-            self._engine.cancel()
 
 
 class Attempts:
@@ -79,75 +42,102 @@ class Attempts:
     def __init__(
         self,
         spec: JobSpec,
-        agent: HostAgent,
+        hosts: Hosts,
         store: RunStore,
         logs: RunLogs,
         tensorboard: TensorBoardTask,
         queue: deque[Event],
     ) -> None:
         self._spec = spec
-        self._agent = agent
+        self._hosts = hosts
         self._store = store
         self._logs = logs
         self._tensorboard = tensorboard
         self._queue = queue
+        # The host of each task, in their order, and the ports that are held on each host, for the next attempt.
+        self._placement: tuple[str, ...] = ()
+        self._host_of: dict[str, str] = {}
+        self._held: dict[str, tuple[int, ...]] = {}
         self._plan: RunPlan | None = None
 
-    def begin(self, link: AgentLink) -> None:
+    def begin(self) -> None:
         """Order the preloading, which takes longest, and the ports of the first attempt."""
         commands = self._spec.commands
         if any(command.interpreter and not takes_bootstrap(command) for command in commands):
             self._queue.append(events.Noticed(**now(), text=_NO_BOOTSTRAP, verbose=True))
-        self._preload(link)
+        self._preload()
         self.hold_ports(FIRST_ATTEMPT)
 
     def hold_ports(self, attempt: int) -> None:
-        if self._agent.link is not None:
-            self._agent.link.hold(attempt, len(self._spec.tasks), hold_mode(self._spec, os.environ))
+        self._placement = (HERE,) * len(self._spec.tasks)
+        self._host_of = dict(zip(map(str, self._spec.tasks), self._placement, strict=True))
+        self._held.clear()
+        for host, count in Counter(self._placement).items():
+            if (link := self._hosts.links.get(host)) is not None:
+                link.hold(attempt, count, hold_mode(self._spec, os.environ))
 
-    def _preload(self, link: AgentLink) -> None:
+    def _preload(self) -> None:
         preload = preload_plan(self._spec, self._store.paths, os.environ)
         if preload is None:
             self._queue.append(events.NotPreloaded(**now(), reason=self._spec.command.start.reason))
             return
-        link.preload(
-            PreloadOrder(
-                argv=preload.argv,
-                env=preload.env,
-                cwd=str(preload.cwd),
-                modules=preload.modules,
-                script_env=preload.script_env,
-                log=str(self._store.paths.preloader_log),
+        for link in self._hosts.links.values():
+            link.preload(
+                PreloadOrder(
+                    argv=preload.argv,
+                    env=preload.env,
+                    cwd=str(preload.cwd),
+                    modules=preload.modules,
+                    script_env=preload.script_env,
+                    log=str(self._store.paths.preloader_log),
+                )
             )
-        )
         self._queue.append(events.PreloadBegan(**now(), modules=preload.modules))
 
-    def plan(self, attempt: int, ports: tuple[int, ...]) -> None:
-        """Plan an attempt whose ports are held."""
-        addresses = [f"{_HOST}:{port}" for port in ports]
-        self._plan = build_plan(self._spec, addresses, self._store.paths, attempt, os.environ)
-        tasks = planned_tasks(self._plan)
-        self._queue.append(events.AttemptPlanned(**now(), attempt=attempt, tasks=tasks))
+    def take_held(self, host: str, attempt: int, ports: tuple[int, ...]) -> None:
+        """Plan the attempt once the ports of all its hosts are held."""
+        self._held[host] = ports
+        if self._held.keys() < set(self._placement):
+            return
+        left = {host: iter(ports) for host, ports in self._held.items()}
+        places = local_places(f"{_ADDRESS}:{next(left[host])}" for host in self._placement)
+        try:
+            self._plan = build_plan(self._spec, places, self._store.paths, attempt, os.environ)
+        except TFConfigTooLong as error:
+            self._queue.append(events.AgentLost(**now(), reason=str(error)))
+            return
+        tasks, cluster = planned_tasks(self._plan, self._store.paths), self._plan.cluster.addresses
+        self._queue.append(events.AttemptPlanned(**now(), attempt=attempt, tasks=tasks, cluster=cluster))
+
+    def link_to(self, task: str) -> AgentLink | None:
+        """The link to the agent of a task; None if it is lost."""
+        if task not in self._host_of:
+            return None
+        return self._hosts.links.get(self._host_of[task])
 
     def start_all(self) -> None:
         """Start every task of the planned attempt."""
-        if self._agent.link is None or self._plan is None:
+        if self._plan is None:
             return
+        for agent in self._hosts.links.values():
+            agent.plan(self._plan.attempt, self._plan.cluster.addresses)
         with self._storage_errors_reported():
+            self._store.require_place()  # tasks find their directories by path
             for task in self._plan.tasks:
-                task.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._logs.add(str(task.task), self._plan.attempt, task.log)
-                self._start(self._agent.link, task, task.env)
-            self._tensorboard.start(self._agent.link)
+                self._start(task, task.env)
+            if (link := self._hosts.links.get(HERE)) is not None:
+                self._tensorboard.start(link)
 
     def start_again(self, name: str, restarts: int) -> None:
         """Start one task again with its port, while the other tasks continue. `restarts`: so far."""
-        if self._agent.link is None or self._plan is None:
+        if self._plan is None:
             return
         with self._storage_errors_reported():
+            self._store.require_place()
             for task in self._plan.tasks:
                 if str(task.task) == name:
-                    self._start(self._agent.link, task, {**task.env, "ORCH_RESTARTS": str(restarts)})
+                    self._start(task, {**task.env, "ORCH_RESTARTS": str(restarts)})
 
     @contextmanager
     def _storage_errors_reported(self) -> Iterator[None]:
@@ -158,8 +148,13 @@ class Attempts:
             reason = f"{error.filename}: {error.strerror}"
             self._queue.append(events.StorageFailed(**now(), reason=reason))
 
-    def _start(self, link: AgentLink, task: TaskPlan, env: Mapping[str, str]) -> None:
+    def _start(self, task: TaskPlan, env: Mapping[str, str]) -> None:
         name = str(task.task)
+        link = self.link_to(name)
+        if link is None:
+            return
+        with self._store.directory.make(task.scratch.parent.name) as scratch:
+            scratch.make(task.scratch.name).close()
         # It may hold the exception of an earlier process of this task.
         self._store.forget_exception(name)
         self._logs.mark_process_start(name)
@@ -175,5 +170,7 @@ class Attempts:
                 bootstrap=task.bootstrap,
                 fork=task.fork,
                 memory_limit=self._spec.memory_limit_bytes,
+                role=task.task.type,
+                index=task.task.index,
             )
         )

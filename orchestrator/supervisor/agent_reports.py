@@ -16,6 +16,7 @@ from orchestrator.core.state.events import Event, Symptom, SymptomKind, Teardown
 from orchestrator.core.text.counted import counted
 from orchestrator.links import agent_link
 from orchestrator.links.agent_link import AgentMessage
+from orchestrator.links.stream import LinkBack, LinkSilent
 from orchestrator.store.runs.task_files import append_stacks, read_exception, read_log_tail, write_traceback
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
@@ -86,6 +87,8 @@ class AgentReports:
         match message:
             case agent_link.Hello() | agent_link.Held():
                 return  # Attempts plans with the held ports
+            case agent_link.LogBytes() | agent_link.Inspected() | LinkSilent() | LinkBack():
+                return  # from other hosts only
             case agent_link.HoldFailed():
                 self._append(events.AgentLost(**now(), reason=f"no ports: {message.reason}"))
             case agent_link.Preloaded():
@@ -118,7 +121,7 @@ class AgentReports:
                 self._append(events.DiskFull(**now(), task=message.task, reason=message.reason))
             case agent_link.Stacked():
                 file = self._store.paths.task_stacks(message.task)
-                stack = append_stacks(to_task_stack(message), message.text, file)
+                stack = append_stacks(to_task_stack(message), message.text, self._store.directory, file)
                 self._stacks.answered(message.task, message.native, stack, monotonic())
             case agent_link.Empty():
                 self._take_empty(message)
@@ -189,11 +192,11 @@ class AgentReports:
 
     def _symptom(self, task: str) -> Symptom:
         """From the exception that the task's current process wrote, or else from the end of its log."""
-        paths = self._store.paths
-        uncaught = read_exception(paths.task_exception(task))
-        tail = read_log_tail(paths.task_log(task), self._logs.process_start(task))
+        paths, run = self._store.paths, self._store.directory
+        uncaught = read_exception(run, paths.task_exception(task))
+        tail = read_log_tail(run, paths.task_log(task), self._logs.process_start(task))
         symptom = read_symptom(tail, uncaught)
-        if uncaught is None or not write_traceback(uncaught, paths.task_traceback(task)):
+        if uncaught is None or not write_traceback(uncaught, run, paths.task_traceback(task)):
             return symptom
         return symptom.model_copy(update={"exception_file": str(paths.task_traceback(task))})
 

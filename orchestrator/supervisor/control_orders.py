@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import assert_never
 
 from orchestrator.core.lifecycle.lifecycle import Lifecycle
@@ -20,7 +19,6 @@ from orchestrator.core.state.state import RunState
 from orchestrator.links import control
 from orchestrator.links.control import ControlServer, KillOrder, Order, RestartOrder, StacksOrder, StopOrder
 from orchestrator.supervisor import now
-from orchestrator.supervisor.agent_orders import HostAgent
 
 # Limit on connections that have not sent an order. The oldest is closed when a new one exceeds it.
 _MOST_IDLE = 64
@@ -45,22 +43,20 @@ class StackRequests:
     Times are monotonic seconds.
     """
 
-    def __init__(self, agent: HostAgent) -> None:
-        self._agent = agent
+    def __init__(self, ask: Callable[[tuple[str, ...], bool], tuple[str, ...]]) -> None:
+        """`ask` sends an order for the stacks of tasks (native or not), and returns the tasks that were asked."""
+        self._ask = ask
         self._open: list[_Request] = []
 
     @property
     def due(self) -> float | None:
         return min((request.due for request in self._open), default=None)
 
-    def ask_agent(
+    def ask_agents(
         self, tasks: tuple[str, ...], native: bool, done: Callable[[dict[str, TaskStack]], None]
     ) -> None:
         """Ask for the stacks of these tasks and call `done` with those that arrive in time."""
-        link = self._agent.link
-        if link is not None and tasks:
-            link.stacks(tasks, native)
-        self.add(tasks if link is not None else (), native, time.monotonic(), done)
+        self.add(self._ask(tasks, native), native, time.monotonic(), done)
 
     def add(
         self, tasks: Collection[str], native: bool, now: float, done: Callable[[dict[str, TaskStack]], None]
@@ -97,7 +93,7 @@ class ControlOrders:
 
     def __init__(
         self,
-        path: Path,
+        server: ControlServer,
         selector: selectors.BaseSelector,
         lifecycle: Lifecycle,
         stacks: StackRequests,
@@ -108,7 +104,7 @@ class ControlOrders:
         self._stacks = stacks
         self._queue = queue
         self._idle: deque[socket.socket] = deque()
-        self._server = ControlServer(path)
+        self._server = server
         selector.register(self._server.fileno(), selectors.EVENT_READ, self._accept)
 
     def close(self) -> None:
@@ -160,7 +156,7 @@ class ControlOrders:
                 control.answer(connection, ok=True, attempt=state.attempt)
             case StacksOrder():
                 tasks = order.tasks or tuple(task.name for task in state.tasks.values() if task.is_live)
-                self._stacks.ask_agent(tasks, order.native, partial(_answer_stacks, connection))
+                self._stacks.ask_agents(tasks, order.native, partial(_answer_stacks, connection))
             case _:
                 assert_never(order)
 

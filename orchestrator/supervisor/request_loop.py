@@ -16,8 +16,9 @@ from orchestrator.core.errors import ExitCode, NameTaken, OrchError, UsageError
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle.outcome import Findings, run_result
 from orchestrator.core.state.events import AgentLost, RunEndedEvent
+from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import Cause, CauseKind, RunResult
-from orchestrator.core.state.state import RunState, apply
+from orchestrator.core.state.state import RunState
 from orchestrator.links.client_link import ClientLink, Lifetime, Request, unpack_environ
 from orchestrator.store.files import make_private
 from orchestrator.store.ownership import accept_owner
@@ -29,13 +30,13 @@ from orchestrator.store.runs.paths import runs_dir
 from orchestrator.store.runs.record import RunRecord, boot_id
 from orchestrator.store.runs.writer import RunStore, new_run_id
 from orchestrator.supervisor import now
-from orchestrator.supervisor.agent_orders import HostAgent
+from orchestrator.supervisor.hosts import Hosts
 from orchestrator.supervisor.supervisor import Supervisor
 
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def serve(client: ClientLink, agent: HostAgent) -> int:
+def serve(client: ClientLink, hosts: Hosts) -> int:
     """Serve one request, or those of a session until its client leaves. Return the exit code of the last run."""
     _become_subreaper()
     # Imported modules stay for good: the garbage collector need not traverse them.
@@ -43,18 +44,18 @@ def serve(client: ClientLink, agent: HostAgent) -> int:
     code: int = ExitCode.ORCH
     try:
         while (request := client.read_request()) is not None:
-            was_signalled, code = _serve_one(request, client, agent)
+            was_signalled, code = _serve_one(request, client, hosts)
             if was_signalled or request.lifetime is not Lifetime.SESSION:
                 break
             # A run leaves reference cycles, which Python by itself would only collect after hundreds of runs.
             gc.collect()
     finally:
-        agent.end()
+        hosts.end()
         client.close()
     return code
 
 
-def _serve_one(request: Request, client: ClientLink, agent: HostAgent) -> tuple[bool, int]:
+def _serve_one(request: Request, client: ClientLink, hosts: Hosts) -> tuple[bool, int]:
     """Return (whether a signal told this process to stop, the run's exit code)."""
     started_mono = time.monotonic()
     if request.environ is not None:
@@ -74,12 +75,12 @@ def _serve_one(request: Request, client: ClientLink, agent: HostAgent) -> tuple[
     client.created(store.paths.root)
     checkpoint_dir = request.spec.checkpoint_dir or store.paths.checkpoints
     spec = request.spec.model_copy(update={"checkpoint_dir": checkpoint_dir})
-    supervisor = Supervisor(spec, request.lifetime, agent, store, client)
+    supervisor = Supervisor(spec, request.lifetime, hosts, store, client)
     try:
         result = supervisor.run()
     except Exception as error:
         traceback.print_exc()
-        agent.end()
+        hosts.end()
         took_s = time.monotonic() - started_mono
         result = _result_after_error(spec, store, supervisor.state, error, took_s)
     finally:
@@ -137,6 +138,8 @@ def _known_result(spec: JobSpec, run_id: str, state: RunState, took_s: float) ->
 
 
 def _create_run(spec: JobSpec, existing: tuple[Path, ...], started_mono: float) -> RunStore:
+    if spec.hosts:
+        raise UsageError("--hosts: runs on other hosts are not available yet; leave it out")
     name_lock = _take_name(spec)
     if spec.checkpoint_dir is not None:
         make_private(spec.checkpoint_dir, existing)

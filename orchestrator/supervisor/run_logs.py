@@ -11,6 +11,7 @@ from orchestrator.core.progress.line_progress import ProgressReader
 from orchestrator.core.progress.reported import ProgressThrottle
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event
+from orchestrator.store.directory import Directory
 from orchestrator.store.logs.writer import LogStore
 from orchestrator.supervisor import now
 
@@ -22,7 +23,7 @@ class RunLogs:
     """The logs of one run. `due`: when index() must be called again (monotonic seconds; None: when `fileno()` is
     readable)."""
 
-    def __init__(self, directory: Path, throttle: ProgressThrottle, queue: deque[Event]) -> None:
+    def __init__(self, directory: Directory, throttle: ProgressThrottle, queue: deque[Event]) -> None:
         self.due: float | None = None
         self._store = LogStore(directory)
         self._throttle = throttle
@@ -41,7 +42,7 @@ class RunLogs:
         return self._store.fileno()
 
     def add(self, task: str, attempt: int, log: Path) -> None:
-        self._store.add(task, attempt, log)
+        self._store.add(task, attempt, log.name)
 
     def mark_process_start(self, task: str) -> None:
         """Note that from now on a new process of the task writes to its log."""

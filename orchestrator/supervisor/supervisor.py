@@ -28,17 +28,17 @@ from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, StopReason
 from orchestrator.core.state.result import RunResult
 from orchestrator.core.state.state import RunState
-from orchestrator.engines import AgentOptions
-from orchestrator.links.agent_link import Held
+from orchestrator.links.agent_link import AgentLink, Empty, Held
 from orchestrator.links.client_link import ClientLink, Lifetime
-from orchestrator.links.control import DetachOrder, StopOrder
+from orchestrator.links.control import ControlServer, DetachOrder, StopOrder
 from orchestrator.links.signal_inbox import SignalInbox
 from orchestrator.store.runs.leftovers import end_leftovers
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
-from orchestrator.supervisor.agent_orders import Attempts, HostAgent
+from orchestrator.supervisor.agent_orders import Attempts
 from orchestrator.supervisor.agent_reports import AgentReports
 from orchestrator.supervisor.control_orders import ControlOrders, StackRequests
+from orchestrator.supervisor.hosts import Hosts
 from orchestrator.supervisor.run_logs import RunLogs
 from orchestrator.supervisor.tensorboard_task import TensorBoardTask
 
@@ -52,21 +52,24 @@ class Supervisor:
     """Drives one run: run() returns its result. Owns the control socket and the log store meanwhile."""
 
     def __init__(
-        self, spec: JobSpec, lifetime: Lifetime, agent: HostAgent, store: RunStore, client: ClientLink
+        self, spec: JobSpec, lifetime: Lifetime, hosts: Hosts, store: RunStore, client: ClientLink
     ) -> None:
         self._spec = spec
         self._lifetime = lifetime
-        self._agent = agent
+        self._hosts = hosts
+        # What the hosts have reported about the teardown that goes on.
+        self._emptied: dict[str, Empty] = {}
         self._store = store
         self._client = client
         self._selector = selectors.DefaultSelector()
+        self._agent_fds: set[int] = set()
         self._queue: deque[Event] = deque()
         self._lifecycle = Lifecycle(spec, store.paths.run_id, time.monotonic())
         self._throttle = ProgressThrottle(spec.chaos)
-        self._logs = RunLogs(store.paths.logs, self._throttle, self._queue)
-        self._stacks = StackRequests(agent)
-        tensorboard = TensorBoardTask(spec.tensorboard, spec.network, store.paths, self._queue)
-        self._attempts = Attempts(spec, agent, store, self._logs, tensorboard, self._queue)
+        self._logs = RunLogs(store.directory.sub(store.paths.logs.name), self._throttle, self._queue)
+        self._stacks = StackRequests(self._ask_for_stacks)
+        tensorboard = TensorBoardTask(spec.tensorboard, spec.network, store, self._queue)
+        self._attempts = Attempts(spec, hosts, store, self._logs, tensorboard, self._queue)
         self._reports = AgentReports(
             self._lifecycle,
             store,
@@ -94,27 +97,26 @@ class Supervisor:
         with self._selector, self._logs, SignalInbox(_STOP_SIGNALS) as inbox:
             self._watch(inbox.fileno(), partial(self._read_signals, inbox))
             self._watch(self._client.fileno(), self._read_client)
-            control = ControlOrders(
-                self._store.paths.control, self._selector, self._lifecycle, self._stacks, self._queue
-            )
+            server = ControlServer(self._store.directory, self._store.paths.control.name)
+            control = ControlOrders(server, self._selector, self._lifecycle, self._stacks, self._queue)
             try:
                 with closing(control):
-                    self._start_agent()
-                    # Only now: the agent passes the user's own limit on to the tasks.
+                    self._start_agents()
+                    # Only now: the agents pass the user's own limit on to the tasks.
                     with _many_files():
                         while self._result is None:
                             self._turn()
             finally:
                 if self._result is None:
-                    self._end_agent()  # after an error of orch's own
+                    self._end_agents()  # after an error of orch's own
         return self._result
 
     # -- the loop
 
     def _turn(self) -> None:
         ready = self._selector.select(self._wait_s())
-        # The agent first: an exit must not wait until the other tasks' logs have been read.
-        for key, _ in sorted(ready, key=lambda each: each[0].data != self._read_agent):
+        # The agents first: an exit must not wait until the other tasks' logs have been read.
+        for key, _ in sorted(ready, key=lambda each: each[0].fd not in self._agent_fds):
             key.data()
             self._handle_events()
             if self._result is not None:
@@ -186,8 +188,8 @@ class Supervisor:
             case actions.StartTask():
                 self._attempts.start_again(action.task, self.state.tasks[action.task].restarts)
             case actions.SendSignal():
-                if self._agent.link is not None:
-                    self._agent.link.signal(action.task, action.signal)
+                if (link := self._attempts.link_to(action.task)) is not None:
+                    link.signal(action.task, action.signal)
             case actions.TakeStacks():
                 self._take_stacks(action.why)
             case actions.TearDown():
@@ -201,12 +203,12 @@ class Supervisor:
             case _:
                 assert_never(action)
 
-    def _start_agent(self) -> None:
-        paths = self._store.paths
-        options = AgentOptions(paths.run_id, self._spec.failure_grace_s, paths.agent_log, self._spec.network)
-        link = self._agent.serve(options)
-        self._watch(link.fileno(), self._read_agent)
-        self._attempts.begin(link)
+    def _start_agents(self) -> None:
+        self._hosts.serve(self._spec, self._store)
+        for host, link in self._hosts.links.items():
+            self._agent_fds.add(link.fileno())
+            self._watch(link.fileno(), partial(self._read_agent, host))
+        self._attempts.begin()
 
     def _start_tasks(self) -> None:
         self._attempts.start_all()
@@ -217,20 +219,31 @@ class Supervisor:
 
     def _take_stacks(self, why: str) -> None:
         live = tuple(task.name for task in self.state.tasks.values() if task.is_live)
-        self._stacks.ask_agent(
+        self._stacks.ask_agents(
             live,
             False,
             lambda stacks: self._queue.append(events.StacksTaken(**now(), why=why, stacks=stacks)),
         )
 
+    def _ask_for_stacks(self, tasks: tuple[str, ...], native: bool) -> tuple[str, ...]:
+        """Ask the agents of these tasks for their stacks; return the tasks whose agent is there."""
+        by_link: dict[AgentLink, list[str]] = {}
+        for task in tasks:
+            if (link := self._attempts.link_to(task)) is not None:
+                by_link.setdefault(link, []).append(task)
+        for link, its in by_link.items():
+            link.stacks(tuple(its), native)
+        return tuple(task for its in by_link.values() for task in its)
+
     def _tear_down(self, action: actions.TearDown) -> None:
         self._queue.append(events.TeardownBegan(**now(), reason=action.reason, grace_s=action.grace_s))
-        if self._agent.link is not None:
-            self._agent.link.stop(action.grace_s)
+        self._emptied.clear()
+        for link in self._hosts.links.values():
+            link.stop(action.grace_s)
 
     def _sweep_host(self) -> None:
         """Kill the run's processes without the agent: children of this subreaper, or marked with the run's id."""
-        self._end_agent()
+        self._end_agents()
         self._stacks.cancel_all()
         swept = end_leftovers(self._store.paths, ancestor_pid=os.getpid())
         self._queue.append(events.TeardownEnded(**now(), swept=swept.ended, left=swept.left))
@@ -240,21 +253,25 @@ class Supervisor:
             self._logs.finish(task)
         self._stacks.cancel_all()
         if self._lifetime is Lifetime.SESSION:
-            self._unwatch_agent()  # kept for the next run
+            self._unwatch_agents()  # kept for the next run
         else:
-            self._end_agent()
+            self._end_agents()
         self._store.remove_scratch()
         self._store.append(events.RunEndedEvent(**now(), outcome=result.outcome, exit_code=result.exit_code))
         self._store.write_result(result)
         self._result = result
 
-    def _end_agent(self) -> None:
-        self._unwatch_agent()
-        self._agent.end()
+    def _end_agents(self) -> None:
+        self._unwatch_agents()
+        self._hosts.end()
 
-    def _unwatch_agent(self) -> None:
-        link = self._agent.link
-        if link is not None and link.fileno() in self._selector.get_map():
+    def _unwatch_agents(self) -> None:
+        for link in self._hosts.links.values():
+            self._unwatch(link)
+
+    def _unwatch(self, link: AgentLink) -> None:
+        if link.fileno() in self._agent_fds:
+            self._agent_fds.discard(link.fileno())
             self._selector.unregister(link.fileno())
 
     # -- inputs
@@ -283,24 +300,33 @@ class Supervisor:
             if self._lifetime is not Lifetime.DETACHED:
                 self._stop(StopOrder(reason=StopReason.CLIENT_GONE))
 
-    def _read_agent(self) -> None:
-        link = self._agent.link
-        assert link is not None
-        try:
-            messages, is_open = link.read()
-        except ValidationError as error:
-            self._lose_agent(f"the agent sent a message that this version cannot read: {error}")
-            return
+    def _read_agent(self, host: str) -> None:
+        link = self._hosts.links[host]
+        messages, is_open = link.read()
         for message in messages:
             if isinstance(message, Held):
-                self._attempts.plan(message.attempt, message.ports)
-            self._reports.take(message)
+                self._attempts.take_held(host, message.attempt, message.ports)
+            if isinstance(message, Empty):
+                self._emptied[host] = message
+                self._report_teardown()
+            else:
+                self._reports.take(message)
         if not is_open:
-            self._lose_agent("the agent was lost (killed, or it crashed: see agent.log)")
+            self._lose_agent(host, link.lost_reason or self._hosts.why_lost(host))
 
-    def _lose_agent(self, reason: str) -> None:
-        """End the agent, and report it unless its loss is already queued."""
-        self._end_agent()
+    def _report_teardown(self) -> None:
+        """Report the end of the teardown once no process is left on any host."""
+        if self._emptied and self._hosts.links.keys() <= self._emptied.keys():
+            reports = list(self._emptied.values())
+            self._emptied.clear()
+            swept = sum(report.swept for report in reports)
+            left = tuple(process for report in reports for process in report.left)
+            self._reports.take(reports[0].model_copy(update={"swept": swept, "left": left}))
+
+    def _lose_agent(self, host: str, reason: str) -> None:
+        """End the agent of a host, and report it unless its loss is already queued."""
+        self._unwatch(self._hosts.links[host])
+        self._hosts.end_host(host)
         if not any(isinstance(event, events.AgentLost) for event in self._queue):
             self._queue.append(events.AgentLost(**now(), reason=reason))
 

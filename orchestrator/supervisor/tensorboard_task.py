@@ -15,7 +15,7 @@ from orchestrator.core.state.events import Event
 from orchestrator.core.state.result import exit_text
 from orchestrator.links import agent_link
 from orchestrator.links.agent_link import AgentLink, AgentMessage, StartOrder
-from orchestrator.store.runs.paths import RunPaths
+from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
 
 Value = TypeVar("Value")
@@ -28,10 +28,11 @@ class TensorBoardTask:
     """Started and stopped with each attempt; its address is reported once. `asked` None: no TensorBoard."""
 
     def __init__(
-        self, asked: TensorBoard | None, network: NetworkOption, paths: RunPaths, queue: deque[Event]
+        self, asked: TensorBoard | None, network: NetworkOption, store: RunStore, queue: deque[Event]
     ) -> None:
         self._asked = asked if asked is not None and asked.serves(network) else None
-        self._paths = paths
+        self._run = store.directory
+        self._paths = store.paths
         self._queue = queue
         self._port = 0
         self._is_reported = False
@@ -40,8 +41,7 @@ class TensorBoardTask:
         """Start it; OSError if its directory cannot be made."""
         if self._asked is None:
             return
-        with self._paths.open() as run:
-            run.make(self._paths.tensorboard.name).close()
+        self._run.make(self._paths.tensorboard.name).close()
         # The same port in each attempt, because its page may be open in a browser.
         self._port = self._port or _free_port()
         agent.start(

@@ -20,6 +20,7 @@ from waiting import lives, until
 from orchestrator.core.state.events import Progress
 from orchestrator.links.agent_link import AgentMessage, Exited, ProgressMade, Started, StartFailed
 from worker.agent import task_process
+from worker.agent.run_logs import RunFile
 from worker.agent.task_process import TaskOrder
 
 ENDS = {
@@ -106,7 +107,7 @@ def test_peer_stopped_below_its_shell_is_reported(agent: Driver) -> None:
 
 def test_running_task_is_not_waited_for(tmp_path: Path) -> None:
     """Its pidfd may have the number of one that was closed in the same batch of events."""
-    log = str(tmp_path / "log")
+    log = RunFile(str(tmp_path / "log"))
     order = TaskOrder("a", python(SLEEPER), {}, str(tmp_path), log, None, False, bootstrap=None, fork=False)
     task = task_process.start(order)
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import select
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ import pytest
 
 from orchestrator.core.job.choices import NetworkOption
 from orchestrator.links.agent_link import AgentLink, PreloadOrder, StartOrder
+from orchestrator.links.stream import LocalStream
 
 
 @dataclass
@@ -24,14 +27,16 @@ class Pair:
         self.agent.close()
 
     def takes_another_run(self) -> bool:
-        return self.link.serve("run-2", 0.5, "/dev/null", {}, NetworkOption.HOST)
+        return self.link.serve("run-2", 0.5, "/dev/null", None, {}, NetworkOption.HOST)
 
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     ours, its = socket.socketpair()
     with ours, its:
-        yield Pair(AgentLink(ours, "run-1"), its)
+        pair = Pair(AgentLink(LocalStream(ours), "run-1"), its)
+        yield pair
+        pair.link.close()
 
 
 both_ways = pytest.mark.parametrize("unread", [False, True], ids=["end-of-file", "reset"])
@@ -67,3 +72,38 @@ def test_every_order_to_gone_agent_fails(pair: Pair) -> None:
         link.stop(1.0),
     )
     assert orders == (False,) * 6
+
+
+def test_order_waits_for_room_and_blocks_nothing(pair: Pair) -> None:
+    """An agent that reads nothing for a while: orders are kept, and arrive whole and in order."""
+    env = {"FILLER": "x" * 100_000}
+    names = [f"worker:{number}" for number in range(40)]
+    for name in names:
+        assert pair.link.start(StartOrder(name, ("true",), env, "/", "/dev/null", None, False))
+    received = bytearray()
+    while received.count(b"\n") < len(names):
+        # Readable for its owner as soon as there is room for more.
+        received += pair.agent.recv(1 << 20)
+        if select.select([pair.link], [], [], 0)[0]:
+            assert pair.link.read() == ([], True)
+    assert [json.loads(line)["task"] for line in received.splitlines()] == names
+    assert select.select([pair.link], [], [], 0)[0] == []
+
+
+def test_message_that_cannot_be_read_ends_its_link(pair: Pair) -> None:
+    good = b'{"type": "listening", "run_id": "run-1", "task": "worker:0"}\n'
+    pair.agent.sendall(good + b"no message\n" + good)
+    messages, is_open = pair.link.read()
+    assert ([message.type for message in messages], is_open) == (["listening"], False)
+    assert "cannot read" in str(pair.link.lost_reason)
+    assert pair.link.read() == ([], False)
+    assert not pair.link.stop(0.0)
+
+
+def test_message_without_an_end_ends_its_link(pair: Pair) -> None:
+    is_open = True
+    while is_open:
+        pair.agent.sendall(b"x" * 50_000)
+        messages, is_open = pair.link.read()
+        assert not messages
+    assert "16 MiB" in str(pair.link.lost_reason)

@@ -98,6 +98,7 @@ def running(
     whole = {**os.environ, "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "0", **(env or {})}
     environ = {key: value for key, value in whole.items() if value is not None}
     run = directory / "run"
+    run.mkdir(exist_ok=True)
     file = name.replace(":", "-") + ".txt"
     exception_file, stacks_file = run / "exceptions" / file, run / "stacks" / file
     if bootstrap:

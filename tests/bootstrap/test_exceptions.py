@@ -141,6 +141,23 @@ def test_an_exception_that_cannot_be_written_is_printed(tmp_path: Path) -> None:
     assert task.wait() == 1 and "ZeroDivisionError" in task.output
 
 
+def test_nothing_is_written_into_a_directory_that_replaced_that_of_the_run(tmp_path: Path) -> None:
+    script = (
+        "import threading\nt = threading.Thread(target=lambda: [][0]); t.start(); t.join()\nprint('ran')\n1/0"
+    )
+    task = finished(tmp_path, ["-c", script], run_directory=[0, 1])
+    assert task.wait() == 1
+    assert "writing stacks on request is off in this task: OSError: " in task.output
+    assert "ran\n" in task.output and "ZeroDivisionError" in task.output
+    assert [*(tmp_path / "run").iterdir()] == []
+    place = (tmp_path / "run").stat()
+    task = finished(tmp_path, ["-c", script], run_directory=[place.st_dev, place.st_ino])
+    assert task.exception["type"] == "ZeroDivisionError"
+    assert sorted(path.parent.name for path in task.exception_file.parent.parent.rglob("*.txt*")) == [
+        *("exceptions", "exceptions", "stacks"),
+    ]
+
+
 def test_files_beside_the_script_do_not_replace_standard_modules(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("1/0")
     for name in ("traceback", "json", "linecache", "signal", "threading"):

@@ -99,10 +99,10 @@ def test_quiet_shows_no_ok_and_no_notes(doctor: Doctor) -> None:
 
 
 def test_more_workers_than_fit(doctor: Doctor) -> None:
-    found = doctor.findings("--workers", "4000", code=1)
+    found = doctor.findings("--workers", "9000", code=1)
     assert found["memory"][0]["level"] == "problem"
     assert "--workers " in found["memory"][0]["fix"]
-    assert "at most 1,000 tasks, not 4,000" in found["settings"][0]["text"]
+    assert "at most 4,000 tasks, not 9,000" in found["settings"][0]["text"]
     (doctor.directory / "orch.toml").write_text("[roles.ps]\ncount = 498\n[roles.evaluator]\n")
     found = doctor.findings("--workers", "500", before=limited("-n", "100"), code=1)
     text = "enough for 26 tasks, not 1,000 tasks (1 chief, 500 workers, 498 ps, 1 evaluator)"

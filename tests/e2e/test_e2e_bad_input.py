@@ -17,7 +17,7 @@ _VERBS_ON_RUNS = ("status", "logs", "down", "wait", "attach")
 _REFUSED = {
     ("--workers", "0", *_RUNS_NOTHING): "--workers: must be at least 1, not 0",
     ("--workers", "-1", *_RUNS_NOTHING): "--workers: must be at least 1, not -1",
-    ("--workers", "10000"): "--workers: a job has at most 1,000 tasks, not 10,000",
+    ("--workers", "10000"): "--workers: a job has at most 4,000 tasks, not 10,000",
     ("--workers", "two", *_RUNS_NOTHING): '--workers: "two" is not a whole number',
     ("--workers", "2.5", *_RUNS_NOTHING): '--workers: "2.5" is not a whole number',
     ("--", "no-such-command-here"): "command not found: no-such-command-here",

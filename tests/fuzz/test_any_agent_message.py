@@ -16,12 +16,12 @@ import pytest
 from fuzzing import any_bytes, as_json, damaged, documents, fuzzed, torn
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from waiting import PATIENCE_S, until, until_gone
 
 from orchestrator.engines import AgentOptions
 from orchestrator.engines.local import LocalEngine
 from orchestrator.links.agent_link import AgentLink
+from orchestrator.links.stream import LocalStream
 from worker.agent.stream import Stream
 
 RUN = "run-1"
@@ -65,20 +65,18 @@ frames = (
 
 @given(st.lists(frames, max_size=5), st.integers(1, 50))
 @fuzzed(80)
-def test_anything_from_an_agent_is_a_message_or_a_validation_error(lines: list[bytes], size: int) -> None:
+def test_anything_from_an_agent_is_a_message_or_the_end_of_its_link(lines: list[bytes], size: int) -> None:
     ours, its = socket.socketpair()
-    with ours, its:
-        link = AgentLink(ours, RUN)
+    with ours, its, contextlib.ExitStack() as stack:
+        link = stack.enter_context(contextlib.closing(AgentLink(LocalStream(ours), RUN)))
         data = b"\n".join(lines) + b"\n"
         its.sendall(data[:60_000])
         its.shutdown(socket.SHUT_WR)
         is_there = True
         while is_there:
-            try:
-                messages, is_there = link.read()
-            except ValidationError:
-                return
+            messages, is_there = link.read()
             assert all(message.run_id == RUN for message in messages)
+        assert link.read() == ([], False)
 
 
 @given(st.lists(said, min_size=1, max_size=6), st.lists(st.integers(1, 400), max_size=5))
@@ -87,8 +85,8 @@ def test_messages_arrive_from_any_pieces_of_the_stream(
     messages: list[dict[str, Any]], cuts: list[int]
 ) -> None:
     ours, its = socket.socketpair()
-    with ours, its:
-        link = AgentLink(ours, RUN)
+    with ours, its, contextlib.ExitStack() as stack:
+        link = stack.enter_context(contextlib.closing(AgentLink(LocalStream(ours), RUN)))
         data = b"".join(as_json(message) + b"\n" for message in messages)
         found = []
         for begin, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True):
@@ -161,8 +159,9 @@ class Wild:
     """A real agent with one task in its care that ignores SIGTERM, and whatever is said to it."""
 
     def __init__(self, directory: Path) -> None:
-        self.engine = LocalEngine()
-        (self.stream,) = self.engine.start_agents(AgentOptions(RUN, 0.05, directory / "agent.log"))
+        with (directory / "agent.log").open("ab") as errors:
+            self.connection = LocalEngine().connect("", AgentOptions(RUN, 0.05).words(), errors.fileno())
+        self.stream = self.connection.stream
         self.heard = b""
 
     def say(self, data: bytes) -> None:
@@ -184,7 +183,7 @@ class Wild:
 
     def close(self) -> None:
         self.stream.close()
-        assert self.engine.agents_gone(PATIENCE_S), "the agent did not leave"
+        assert self.connection.wait(PATIENCE_S), "the agent did not leave"
 
 
 def start_order(program: str, **changes: object) -> bytes:

@@ -23,11 +23,10 @@ from waiting import PATIENCE_S, until
 
 from orchestrator.core.lifecycle.lifecycle import Lifecycle
 from orchestrator.core.state.events import Event
-from orchestrator.engines import engine
 from orchestrator.links import control
 from orchestrator.links.client_link import ClientLink
 from orchestrator.links.control import ControlServer, InvalidOrder, KillOrder, RestartOrder, StopOrder
-from orchestrator.supervisor.agent_orders import HostAgent
+from orchestrator.store.directory import Directory
 from orchestrator.supervisor.control_orders import ControlOrders, StackRequests
 
 orders = st.sampled_from(
@@ -43,6 +42,11 @@ any_order = (
 )
 
 
+def served_in(directory: Path) -> ControlServer:
+    with Directory.at(directory) as place:
+        return ControlServer(place, "control")
+
+
 @given(any_order)
 @fuzzed(80)
 def test_any_order_gets_an_answer(data: bytes) -> None:
@@ -52,8 +56,8 @@ def test_any_order_gets_an_answer(data: bytes) -> None:
         its.sendall(data[:60_000])
         its.shutdown(socket.SHUT_WR)
         ours.setblocking(False)
-        lifecycle, stacks = Lifecycle(JOB, "run-1", 0.0), StackRequests(HostAgent(engine("local")))
-        orders = ControlOrders(Path(directory) / "control", selector, lifecycle, stacks, queue)
+        lifecycle, stacks = Lifecycle(JOB, "run-1", 0.0), StackRequests(lambda tasks, native: tasks)
+        orders = ControlOrders(served_in(Path(directory)), selector, lifecycle, stacks, queue)
         with closing(orders):
             orders.serve(ours)
         its.settimeout(PATIENCE_S)
@@ -108,7 +112,7 @@ def test_silent_client_is_not_an_order() -> None:
 
 def test_order_after_many_idle_connections(tmp_path: Path) -> None:
     """After hundreds of silent or closed connections the next order is read."""
-    server = ControlServer(tmp_path / "control")
+    server = served_in(tmp_path)
     opened: list[socket.socket] = []
     accepted: list[socket.socket] = []
     try:
@@ -137,7 +141,7 @@ def test_order_after_many_idle_connections(tmp_path: Path) -> None:
 
 def test_client_with_an_order_waits_for_a_place(tmp_path: Path) -> None:
     """However many are before it, and although none is let in just now."""
-    server = ControlServer(tmp_path / "control")
+    server = served_in(tmp_path)
     accepted: list[socket.socket] = []
     callers: list[socket.socket] = []
     try:
@@ -198,7 +202,7 @@ def test_other_documents_are_not_requests(lines: list[bytes]) -> None:
 
 
 def test_answer_of_any_size_arrives_complete(tmp_path: Path) -> None:
-    server = ControlServer(tmp_path / "control")
+    server = served_in(tmp_path)
     answers: list[dict[str, object] | None] = []
     stacks = {f"worker:{index}": "x" * 4096 for index in range(2048)}
     asking = threading.Thread(

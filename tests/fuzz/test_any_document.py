@@ -30,6 +30,7 @@ from orchestrator.core.state.events import Event, event_line, parse_event
 from orchestrator.core.state.result import BadLoss, Cause, CauseKind, FirstFailure, RunResult, TaskEnd
 from orchestrator.core.state.state import RunState
 from orchestrator.core.text.clean import safe
+from orchestrator.store.directory import Directory
 from orchestrator.store.runs.event_file import EventTail
 from orchestrator.store.runs.paths import RunPaths
 from orchestrator.store.runs.reader import RunView
@@ -280,7 +281,8 @@ def test_any_sample(place: Path, sample: bytes) -> None:
 def test_any_exception_file(place: Path, data: bytes) -> None:
     path = place / "worker-0.json"
     path.write_bytes(data)
-    found = read_exception(path)
+    with Directory.at(place) as run:
+        found = read_exception(run, path)
     if found is not None:
         assert isinstance(found, Uncaught)
         found.model_dump_json().encode()

@@ -84,7 +84,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return run_cases(tmp_path_factory.mktemp("together"), 2, CASES, [*LONG, *APART])
+    return run_cases(tmp_path_factory.mktemp("together"), 2, CASES, [*LONG, *APART, "own_shards"])
 
 
 def assert_alike(values: Values, reference: Values, tolerance: float, case: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from orchestrator.store.directory import Directory
 from orchestrator.store.logs.index import log_name
 from orchestrator.store.logs.lines import Chunk
 from orchestrator.store.logs.merge import LogReader
@@ -18,7 +19,7 @@ class Writer:
         self.dir = logs_dir
         self.now = 100.0
         self.wall = 1_700_000_000.0
-        self.store = LogStore(logs_dir, wall_clock=lambda: self.wall)
+        self.store = LogStore(Directory.at(logs_dir), wall_clock=lambda: self.wall)
         self._attempts: dict[str, int] = {}
 
     def path(self, task: str) -> Path:
@@ -33,7 +34,7 @@ class Writer:
 
     def begin(self, task: str, attempt: int) -> None:
         self._attempts[task] = attempt
-        self.store.add(task, attempt, self.path(task))
+        self.store.add(task, attempt, self.path(task).name)
 
     def write(self, task: str, data: bytes, after_s: float = 1.0) -> None:
         """Write, and poll the store `after_s` later."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from orchestrator.client.view.log_line import LineStyle
 from orchestrator.client.view.output import Output
 from orchestrator.client.view.plain import PlainView
+from orchestrator.store.directory import Directory
 from orchestrator.store.logs.index import log_name
 from orchestrator.store.logs.merge import LogReader
 from orchestrator.store.logs.writer import LogStore
@@ -35,9 +36,9 @@ def test_logs_of_four_flooding_tasks_are_complete(tmp_path: Path) -> None:
     view = PlainView(Output(out_fd), Output(2), LineStyle())
     writers = []
     try:
-        with LogStore(logs) as store, LogReader(logs) as reader:
+        with LogStore(Directory.at(logs)) as store, LogReader(logs) as reader:
             for task in TASKS:
-                store.add(task, 1, logs / log_name(task))
+                store.add(task, 1, log_name(task))
                 fd = os.open(logs / log_name(task), os.O_WRONLY | os.O_APPEND)
                 writers.append(subprocess.Popen([sys.executable, "-c", WRITER, task], stdout=fd))
                 os.close(fd)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_making import Writer
 
+from orchestrator.store.directory import Directory
 from orchestrator.store.logs.index import (
     INDEX_NAME,
     IndexRecord,
@@ -204,9 +205,9 @@ def no_inotify() -> LogWatch:
 
 
 def test_store_polls_without_inotify(tmp_path: Path) -> None:
-    with LogStore(tmp_path, open_watch=no_inotify) as store:
+    with LogStore(Directory.at(tmp_path), open_watch=no_inotify) as store:
         assert store.fileno() == -1
-        store.add("worker:0", 1, tmp_path / "worker-0.log")
+        store.add("worker:0", 1, "worker-0.log")
         assert store.poll(1.0) == POLL_INTERVAL_S
         (tmp_path / "worker-0.log").write_bytes(b"a\n")
         store.poll(2.0)
@@ -218,8 +219,8 @@ def test_store_polls_when_watches_are_used_up(tmp_path: Path) -> None:
         def add(self, fd: int) -> None:
             raise WatchUnavailable(28, "no watches left")
 
-    with LogStore(tmp_path, open_watch=FullWatch) as store:
-        store.add("worker:0", 1, tmp_path / "worker-0.log")
+    with LogStore(Directory.at(tmp_path), open_watch=FullWatch) as store:
+        store.add("worker:0", 1, "worker-0.log")
         (tmp_path / "worker-0.log").write_bytes(b"a\n")
         assert store.poll(1.0) == MIN_INTERVAL_S
         assert store.poll(2.0) == POLL_INTERVAL_S
@@ -231,15 +232,15 @@ def test_existing_index_is_continued_without_its_incomplete_record(tmp_path: Pat
     log.write_bytes(b"one\ntwo\n")
     whole = format_record(IndexRecord(1.0, "worker:0", 1, 0, 4))
     (tmp_path / INDEX_NAME).write_bytes(whole + b"2.0 worker:0 1 4 1")
-    with LogStore(tmp_path) as store:
-        store.add("worker:0", 1, log)
+    with LogStore(Directory.at(tmp_path)) as store:
+        store.add("worker:0", 1, log.name)
     assert spans(tmp_path) == [(0, 4), (4, 4)]
 
 
 def test_full_disk_loses_no_record(tmp_path: Path) -> None:
     """/dev/full rejects every write like a full disk."""
-    with LogStore(tmp_path) as store:
-        store.add("worker:0", 1, tmp_path / "worker-0.log")
+    with LogStore(Directory.at(tmp_path)) as store:
+        store.add("worker:0", 1, "worker-0.log")
         (tmp_path / "worker-0.log").write_bytes(b"one\n")
         real = os.dup(store._index._fd)
         with Path("/dev/full").open("wb") as full:
@@ -255,9 +256,9 @@ def test_full_disk_loses_no_record(tmp_path: Path) -> None:
 def test_closed_store_leaves_no_descriptor(tmp_path: Path) -> None:
     gc.collect()  # descriptors of earlier tests are closed now
     before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    with LogStore(tmp_path) as store:
+    with LogStore(Directory.at(tmp_path)) as store:
         for number in range(3):
-            store.add(f"worker:{number}", 1, tmp_path / f"worker-{number}.log")
+            store.add(f"worker:{number}", 1, f"worker-{number}.log")
     assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 

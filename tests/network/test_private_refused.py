@@ -168,7 +168,7 @@ directory = Path({str(tmp_path)!r})
 at_start = {told == "at its start"!r}
 with Driver(directory, network=NetworkOption.PRIVATE if at_start else NetworkOption.HOST) as agent:
     if not at_start:
-        agent.link.serve("run-2", 0.1, str(directory / "agent.log"), {{}}, NetworkOption.PRIVATE)
+        agent.link.serve("run-2", 0.1, str(directory / "agent.log"), None, {{}}, NetworkOption.PRIVATE)
     agent.link.hold(1, 1, "reuse_port")
     print(agent.wait_for(HoldFailed).reason)
     agent.start("worker:0", ["touch", str(directory / "started")])

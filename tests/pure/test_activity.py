@@ -26,8 +26,9 @@ from orchestrator.core.lifecycle.actions import Deadline, Happen
 from orchestrator.core.lifecycle.lifecycle import Lifecycle
 from orchestrator.core.progress.activity import (
     LATE_S,
-    all_have_arrived,
+    cluster_of,
     doing,
+    has_arrived,
     join_names,
     late_start,
     progress_text,
@@ -35,7 +36,8 @@ from orchestrator.core.progress.activity import (
 )
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, Progress
-from orchestrator.core.state.state import RunState, TaskPhase, apply
+from orchestrator.core.state.fold import apply
+from orchestrator.core.state.state import RunState, TaskPhase
 
 LIMITED = changed(JOB, timeout_s=60.0)
 
@@ -88,7 +90,7 @@ def test_waiting_task_names_the_missing_ones() -> None:
         "starting",
     ]
     assert awaited(state) == [("worker:2", "worker:3")] * 2 + [()] * 2
-    assert not all_have_arrived(state)
+    assert not all(map(has_arrived, cluster_of(state)))
 
 
 def test_open_port_means_joined_and_waiting() -> None:
@@ -100,7 +102,7 @@ def test_open_port_means_joined_and_waiting() -> None:
 def test_no_task_is_named_after_all_have_joined() -> None:
     state = cluster(2, says(0, "waiting"), says(1, "waiting"))
     assert words(state) == ["connecting", "connecting"]
-    assert all_have_arrived(state)
+    assert all(map(has_arrived, cluster_of(state)))
 
 
 def test_training_task_does_not_wait() -> None:
@@ -123,7 +125,7 @@ def test_tasks_without_server_and_evaluators_do_not_wait() -> None:
     state = cluster(3, ready(0), ready(1))
     bare = replace(state.tasks[name(0)], plan=replace_plan(state, 0, serves=False))
     evaluator = replace(state.tasks[name(1)], plan=replace_plan(state, 1, role="evaluator"))
-    state = replace(state, tasks={**state.tasks, name(0): bare, name(1): evaluator})
+    state = replace(state, tasks=state.tasks.with_task(bare).with_task(evaluator))
     assert words(state) == ["", "port open", "starting"]
 
 
@@ -231,5 +233,5 @@ def test_awaited_tasks_have_not_joined(history: list[Event]) -> None:
             assert other.phase is not TaskPhase.RUNNING
             assert other.progress.phase not in ("waiting", "training", "done")
     assert (late_start(state, START) is None) == (not any(awaited(state)))
-    if all_have_arrived(state):
+    if all(map(has_arrived, cluster_of(state))):
         assert not any(awaited(state))

@@ -7,11 +7,12 @@ from event_making import name, planned, started
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.progress.activity import began_at, furthest, has_stepped
+from orchestrator.core.progress.activity import began_at, furthest
 from orchestrator.core.progress.line_progress import LineProgress
 from orchestrator.core.state.events import FitSteps, Progress, TaskProgressed, TaskRestartPlanned
+from orchestrator.core.state.fold import apply
 from orchestrator.core.state.position import Course, position
-from orchestrator.core.state.state import RunState, apply
+from orchestrator.core.state.state import RunState
 
 counts = st.none() | st.integers(-3, 9)
 words = st.builds(
@@ -113,11 +114,11 @@ def test_counted_steps_of_fit_are_the_position() -> None:
 
 def test_run_counts_its_furthest_task_and_common_start() -> None:
     state = two_tasks()
-    assert (furthest(state), began_at(state), has_stepped(state)) == (None, None, False)
+    assert (furthest(state), began_at(state)) == (None, None)
     state = tell(state, 1, Progress(phase="training", epoch=3, step=0, steps=45))
-    assert (furthest(state), began_at(state), has_stepped(state)) == (90, 90, False)
+    assert (furthest(state), began_at(state)) == (90, 90)
     state = tell(state, 0, Progress(phase="training", epoch=2, step=5, steps=45))
-    assert (furthest(state), began_at(state), has_stepped(state)) == (90, 45, True)
+    assert (furthest(state), began_at(state)) == (90, 45)
 
 
 def test_restarted_task_or_attempt_counts_from_zero() -> None:

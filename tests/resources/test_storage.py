@@ -128,9 +128,9 @@ def test_index_reports_a_full_disk_once_and_continues_later(disk: SmallDisk) -> 
     answer, run = on_disk(
         disk,
         """
-logs = LogStore(store.paths.logs)
+logs = LogStore(store.directory.sub("logs"))
 log = store.paths.task_log("worker:0")
-logs.add("worker:0", 1, log)
+logs.add("worker:0", 1, log.name)
 with log.open("ab", buffering=0) as out:
     for n in range(400):
         if n == 50:

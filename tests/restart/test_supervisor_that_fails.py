@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(300)
 # A supervisor that cannot plan a second attempt nor, with `no result`, make a result.
 FAULTY = """
 import os, sys
-from orchestrator.supervisor import __main__ as supervisor_process, agent_orders, request_loop
+from orchestrator.supervisor import __main__ as supervisor_process, hosts, request_loop
 
 plan = agent_orders.Attempts.plan
 

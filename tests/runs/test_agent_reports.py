@@ -17,11 +17,10 @@ from orchestrator.core.lifecycle.lifecycle import Lifecycle
 from orchestrator.core.progress.reported import ProgressThrottle
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, SymptomKind, TeardownReason
-from orchestrator.core.state.state import RunState, apply
-from orchestrator.engines import engine
+from orchestrator.core.state.fold import apply
+from orchestrator.core.state.state import RunState
 from orchestrator.links import agent_link
 from orchestrator.store.runs.writer import RunStore
-from orchestrator.supervisor.agent_orders import HostAgent
 from orchestrator.supervisor.agent_reports import AgentReports
 from orchestrator.supervisor.control_orders import StackRequests
 from orchestrator.supervisor.tensorboard_task import TensorBoardTask
@@ -61,8 +60,8 @@ class Desk:
             store,
             self.throttle,
             self.logs,  # type: ignore[arg-type]
-            StackRequests(HostAgent(engine("local"))),
-            TensorBoardTask(BOARD, NetworkOption.HOST, store.paths, self.queue),
+            StackRequests(lambda tasks, native: tasks),
+            TensorBoardTask(BOARD, NetworkOption.HOST, store, self.queue),
             None,
             self.queue,
         )

@@ -14,7 +14,8 @@ from orchestrator.client import api
 from orchestrator.core.errors import RunLost
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Progress, event_line
-from orchestrator.core.state.state import RunState, apply
+from orchestrator.core.state.fold import apply
+from orchestrator.core.state.state import RunState
 from orchestrator.store.runs import event_file, lost_runs
 from orchestrator.store.runs.event_file import EventTail
 from orchestrator.store.runs.paths import RunPaths
@@ -119,7 +120,7 @@ def test_skipping_progress_does_not_change_the_state(
 
 def without_since(state: RunState) -> RunState:
     """Remove the start of each phase, which depends on the progress events that were skipped."""
-    return replace(state, tasks={name: replace(task, since_mono=None) for name, task in state.tasks.items()})
+    return replace(state, tasks=state.tasks.mapped(lambda task: replace(task, since_mono=None)))
 
 
 def state_of(made: Iterable[events.Event]) -> RunState:

@@ -17,6 +17,7 @@ from users import ORDINARY
 from waiting import until
 
 from orchestrator.links.control import ControlServer, StopOrder, ask
+from orchestrator.store.directory import Directory
 
 PRIVATE = {"directory": 0o700, "file": 0o600, "socket": 0o600}
 
@@ -145,7 +146,8 @@ def test_other_user_cannot_connect_to_the_control_socket(tmp_path: Path) -> None
     place = Path(tempfile.mkdtemp(prefix="orch-control-"))
     place.chmod(0o711)
     path = place / "control"
-    server = ControlServer(path)
+    with Directory.at(place) as directory:
+        server = ControlServer(directory, path.name)
     try:
         path.chmod(0o666)
         with socket.socket(socket.AF_UNIX) as client:

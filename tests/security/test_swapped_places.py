@@ -25,7 +25,7 @@ from orchestrator.store.runs.paths import RunPaths, names_dir, runs_dir
 from orchestrator.store.runs.prune_choice import PruneTerms
 from orchestrator.store.runs.pruning import Scope, prune
 from orchestrator.store.runs.writer import RunStore
-from worker.agent.run_logs import open_log
+from worker.agent.run_logs import RunFile, open_log
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become other users")
 OTHER = ORDINARY + 1
@@ -189,7 +189,7 @@ def test_task_output_is_not_appended_through_a_planted_link(tmp_path: Path, plan
         paths.logs.rmdir()
         paths.logs.symlink_to(secret.parent)
     with pytest.raises(OSError):
-        open_log(str(paths.task_log("worker:0")))
+        open_log(RunFile(str(paths.task_log("worker:0"))))
     assert secret.read_text() == "kept"
 
 
@@ -198,7 +198,7 @@ def test_log_in_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     paths = lost_run()
     os.chown(paths.logs, OTHER, OTHER)
     with pytest.raises(PermissionError, match=f"belongs to the user {OTHER}"):
-        open_log(str(paths.task_log("worker:0")))
+        open_log(RunFile(str(paths.task_log("worker:0"))))
     assert not paths.task_log("worker:0").exists()
 
 

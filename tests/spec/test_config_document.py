@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spec_making import MakeSpec
+from spec_making import Load, MakeSpec
 
 from orchestrator.core.job.choices import NetworkOption
+from orchestrator.core.plan.places import local_places
 from orchestrator.core.plan.plan import build_plan
 from orchestrator.request.settings.config_document import config_document, config_lines, placeholder_plan
 from orchestrator.store.runs.paths import RunPaths
@@ -50,7 +51,9 @@ def test_ports_are_marked_as_placeholders(make_spec: MakeSpec) -> None:
 def test_plan_differs_from_up_only_in_ports(make_spec: MakeSpec) -> None:
     spec = make_spec(env={"A": "1"})
     shown = placeholder_plan(spec, LAYOUT, {"no_proxy": "x"})
-    real = build_plan(spec, ["127.0.0.1:10001", "127.0.0.1:10002"], LAYOUT, 1, {"no_proxy": "x"})
+    real = build_plan(
+        spec, local_places(["127.0.0.1:10001", "127.0.0.1:10002"]), LAYOUT, 1, {"no_proxy": "x"}
+    )
     assert shown == real
 
 
@@ -126,3 +129,20 @@ def test_private_network_is_shown(make_spec: MakeSpec) -> None:
     assert document(spec)["spec"]["network"] == "private"
     shown = [line for line in config_lines(spec, placeholder_plan(spec, LAYOUT, {})) if "network" in line]
     assert shown == ["network      private: only tasks of this run reach each other"]
+
+
+def test_hosts_are_in_the_plan(load_here: Load) -> None:
+    spec = load_here(hosts="a:2,[fd00::1]:1", workers=3).spec
+    plan = placeholder_plan(spec, LAYOUT, {})
+    document = config_document(spec, plan)
+    tasks = document["tasks"]
+    assert isinstance(tasks, list)
+    assert [(task["host"], task["address"]) for task in tasks] == [
+        ("a", "a:10001"),
+        ("a", "a:10002"),
+        ("fd00::1", "[fd00::1]:10003"),
+    ]
+    assert document["cpu_budget"] is None
+    lines = config_lines(spec, plan)
+    assert "host         a:2: 2 tasks" in lines and "host         [fd00::1]:1: 1 task" in lines
+    assert "worker:0  a:10001 (placeholder port and address)" in lines

@@ -39,6 +39,7 @@ TYPES: dict[Kind, Any] = {
     Kind.DEVICE: str,
     Kind.MESH: str | Mapping[str, int],
     Kind.GPUS: str,
+    Kind.HOSTS: str | Sequence[str],
 }
 STARTERS = [Cluster.__init__, Session.up, ClustersOfTest.__call__, PreloadedClusters.__call__]
 

@@ -32,6 +32,10 @@ FIELDS = {
 }
 
 
+# Options of any text whose default is described in words.
+WORDS_AS_DEFAULT = ("name", "cwd", "checkpoint_dir", "log_dir", "gpus", "interface", "remote_python")
+
+
 def _id(option: Option) -> str:
     return option.name
 
@@ -48,7 +52,15 @@ def test_names_and_letters_are_unique() -> None:
 
 
 def test_help_has_the_groups_of_the_contract() -> None:
-    assert list(GROUPS) == ["Common", "Roles and strategy", "Failure", "Resources", "Start", "Output"]
+    assert list(GROUPS) == [
+        "Common",
+        "Roles and strategy",
+        "Failure",
+        "Resources",
+        "Hosts",
+        "Start",
+        "Output",
+    ]
 
 
 @pytest.mark.parametrize("option", SETTINGS.values(), ids=_id)
@@ -70,7 +82,7 @@ def test_declared_default_is_that_of_the_job(option: Option, load_here: Load) ->
         declared = reader_of(option.kind, option.choices).text(option.default_text)
     except ValueError:
         return
-    if option.default is not None and option.name not in ("name", "cwd", "checkpoint_dir", "log_dir", "gpus"):
+    if option.default is not None and option.name not in WORDS_AS_DEFAULT:
         assert getattr(load_here().spec, option.field) == declared
 
 
@@ -96,7 +108,7 @@ def test_help_has_no_notes_of_the_option_parser(verb: str) -> None:
 
 
 def test_table_of_a_role_takes_its_options_only() -> None:
-    assert set(ROLE_OPTIONS) == {"command", "env", "gpus", "on_failure"}
+    assert set(ROLE_OPTIONS) == {"command", "env", "gpus", "hosts", "on_failure"}
 
 
 def test_list_of_verbs_has_whole_sentences() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import MutableMapping
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -13,29 +14,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spec_making import MakeSpec
 
+from orchestrator.core.job.choices import Strategy
+from orchestrator.core.job.cpu_budget import INTER_OP, Cores
+from orchestrator.core.job.gpus import Gpu, GpuInventory, parse_gpus
+from orchestrator.core.job.hosts import parse_hosts
+from orchestrator.core.job.roles import MOST_TASKS
 from orchestrator.core.job.spec import JobSpec
+from orchestrator.core.job.strategy import Mesh, SettingMisfit, StrategyChoice
+from orchestrator.core.job.tf_config import ROLES, SINGLE_ROLES, TFConfigTooLong
+from orchestrator.core.plan.places import HostFacts, TaskPlace, local_places
 from orchestrator.core.plan.plan import HoldMode, RunPlan, build_plan, hold_mode, planned_tasks
+from orchestrator.core.state.events import AttemptPlanned, event_line
 from orchestrator.store.runs.paths import RunPaths
+from worker.agent.task_process import Cluster
 
 LAYOUT = RunPaths(Path("/state/job-1"))
 ADDRESSES = ("127.0.0.1:5000", "127.0.0.1:5001")
 
 
 def plan_of(spec: JobSpec, **environ: str) -> RunPlan:
-    return build_plan(spec, ADDRESSES, LAYOUT, 1, environ)
+    return build_plan(spec, local_places(ADDRESSES), LAYOUT, 1, environ)
 
 
 def test_environment_and_files_of_a_task(make_spec: MakeSpec) -> None:
     spec = make_spec(env={"MINE": "1"})
-    plan = build_plan(spec, ADDRESSES, LAYOUT, 3, {})
+    plan = build_plan(spec, local_places(ADDRESSES), LAYOUT, 3, {})
     task = plan.tasks[1]
     assert (plan.run_id, plan.attempt, plan.hold_mode) == ("job-1", 3, HoldMode.REUSE_PORT)
     assert (str(task.task), task.address, task.argv) == ("worker:1", ADDRESSES[1], spec.command.argv)
     assert (task.cwd, task.serves) == (Path("/somewhere"), True)
     assert (task.log, task.scratch) == (LAYOUT.task_log("worker:1"), LAYOUT.task_scratch("worker:1"))
     tf_config = {"cluster": {"worker": list(ADDRESSES)}, "task": {"type": "worker", "index": 1}}
-    assert json.loads(task.env["TF_CONFIG"]) == task.tf_config.as_dict() == tf_config
-    assert {name: value for name, value in task.env.items() if name != "TF_CONFIG"} == {
+    assert plan.tf_config_of(task.task).as_dict() == tf_config
+    assert dict(task.env) == {
         "ORCH_TASK": "worker:1",
         "ORCH_SCRATCH_DIR": "/state/job-1/scratch/worker-1",
         "ORCH_RUN_ID": "job-1",
@@ -53,7 +64,7 @@ def test_environment_and_files_of_a_task(make_spec: MakeSpec) -> None:
 def test_tasks_differ_only_in_their_own_variables(make_spec: MakeSpec) -> None:
     first, second = plan_of(make_spec()).tasks
     different = {name for name in first.env if first.env[name] != second.env[name]}
-    assert different == {"TF_CONFIG", "ORCH_TASK", "ORCH_SCRATCH_DIR"}
+    assert different == {"ORCH_TASK", "ORCH_SCRATCH_DIR"}
 
 
 def test_checkpoint_dir_of_the_user_is_used(make_spec: MakeSpec) -> None:
@@ -139,7 +150,7 @@ def test_plan_is_frozen(make_spec: MakeSpec) -> None:
 
 def test_environment_of_the_process_is_not_changed(make_spec: MakeSpec) -> None:
     environ = {"no_proxy": "a"}
-    build_plan(make_spec(), ADDRESSES, LAYOUT, 1, environ)
+    build_plan(make_spec(), local_places(ADDRESSES), LAYOUT, 1, environ)
     assert environ == {"no_proxy": "a"}
 
 
@@ -153,16 +164,15 @@ def test_environment_of_the_process_is_not_changed(make_spec: MakeSpec) -> None:
 )
 def test_wrong_addresses_are_refused(make_spec: MakeSpec, addresses: tuple[str, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        build_plan(make_spec(), addresses, LAYOUT, 1, {})
+        build_plan(make_spec(), local_places(addresses), LAYOUT, 1, {})
 
 
 def test_planned_tasks_are_masked(make_spec: MakeSpec) -> None:
     plan = plan_of(make_spec(env={"MY_TOKEN": "abc", "PLAIN": "seen"}))
-    planned = planned_tasks(plan)
+    planned = planned_tasks(plan, LAYOUT)
     assert [task.task for task in planned] == ["worker:0", "worker:1"]
     assert (planned[0].env["MY_TOKEN"], planned[0].env["PLAIN"]) == ("***", "seen")
     assert plan.tasks[0].env["MY_TOKEN"] == "abc"
-    assert planned[0].env["TF_CONFIG"] == plan.tasks[0].env["TF_CONFIG"]
     assert (planned[1].address, planned[1].log, planned[1].index) == (
         ADDRESSES[1],
         "/state/job-1/logs/worker-1.log",
@@ -170,9 +180,11 @@ def test_planned_tasks_are_masked(make_spec: MakeSpec) -> None:
     )
 
 
-@given(st.dictionaries(st.sampled_from(["worker", "chief", "ps"]), st.integers(1, 5), min_size=1))
+@given(st.dictionaries(st.sampled_from(ROLES), st.integers(1, 5), min_size=1))
 def test_every_task_is_in_its_tf_config(roles: dict[str, int]) -> None:
-    roles = {**roles, "worker": roles.get("worker", 1)} | ({"chief": 1} if "chief" in roles else {})
+    """The agent makes the same text of the addresses, which it gets once."""
+    roles = {role: 1 if role in SINGLE_ROLES else count for role, count in roles.items()}
+    roles = {**roles, "worker": roles.get("worker", 1)}
     spec = JobSpec.model_validate(
         {
             "roles": roles,
@@ -183,10 +195,114 @@ def test_every_task_is_in_its_tf_config(roles: dict[str, int]) -> None:
         }
     )
     addresses = [f"127.0.0.1:{1000 + number}" for number in range(len(spec.tasks))]
-    plan = build_plan(spec, addresses, LAYOUT, 1, {})
+    plan = build_plan(spec, local_places(addresses), LAYOUT, 1, {})
+    cluster = Cluster(json.loads(json.dumps(plan.cluster.addresses)))
     for task, address in zip(plan.tasks, addresses, strict=True):
-        config = json.loads(task.env["TF_CONFIG"])
+        text = plan.tf_config_of(task.task).to_json()
+        assert text == cluster.tf_config(task.task.type, task.task.index)
+        config = json.loads(text)
         assert config["cluster"][config["task"]["type"]][config["task"]["index"]] == task.address == address
-    assert {task.env["TF_CONFIG"].partition('"task"')[0] for task in plan.tasks} == {
-        plan.tasks[0].env["TF_CONFIG"].partition('"task"')[0]
+        assert ("evaluator" in config["cluster"]) == (task.task.type == "evaluator")
+
+
+def test_plan_grows_linearly(make_spec: MakeSpec) -> None:
+    few, many = (len(_planned_event(make_spec, tasks)) for tasks in (50, 500))
+    assert many < 11 * few
+
+
+def _planned_event(make_spec: MakeSpec, tasks: int) -> bytes:
+    addresses = [f"127.0.0.1:{10_000 + number}" for number in range(tasks)]
+    plan = build_plan(make_spec(roles={"worker": tasks}), local_places(addresses), LAYOUT, 1, {})
+    planned, cluster = planned_tasks(plan, LAYOUT), plan.cluster.addresses
+    return event_line(AttemptPlanned(at=0, mono=0, attempt=1, tasks=planned, cluster=cluster))
+
+
+def test_tf_config_longer_than_a_variable_is_refused_with_its_length(make_spec: MakeSpec) -> None:
+    spec = make_spec(roles={"worker": MOST_TASKS})
+    longest = [f"255.255.{number >> 8}.{number & 255}:65535" for number in range(MOST_TASKS)]
+    assert len(build_plan(spec, local_places(longest), LAYOUT, 1, {}).tasks) == MOST_TASKS
+    ipv6 = [f"[fd00:1111:2222:3333:4444:5555:6666:{number:04x}]:65535" for number in range(MOST_TASKS)]
+    with pytest.raises(
+        TFConfigTooLong, match=r"TF_CONFIG of 4,000 tasks has 20\d,\d{3} bytes, and Linux"
+    ) as refused:
+        build_plan(spec, local_places(ipv6), LAYOUT, 1, {})
+    fewer = int(str(refused.value).rpartition("about ")[2].replace(",", ""))
+    plan = build_plan(make_spec(roles={"worker": fewer}), local_places(ipv6[:fewer]), LAYOUT, 1, {})
+    text = plan.tf_config_of(plan.tasks[-1].task).to_json()
+    assert subprocess.run(["/bin/true"], env={"TF_CONFIG": text}, check=False).returncode == 0
+
+
+# -- several hosts
+
+
+def test_tasks_on_hosts_have_paths_and_addresses_of_their_hosts(make_spec: MakeSpec) -> None:
+    python = make_spec().command.model_copy(update={"interpreter": ("/usr/bin/python3",)})
+    spec = make_spec(hosts=parse_hosts("a:1,b:1"), command=python)
+    theirs = {host: RunPaths(Path(f"/run/{host}/job-1")) for host in "ab"}
+    places = [TaskPlace(host, f"10.0.0.{at}:5000", theirs[host]) for at, host in enumerate("ab")]
+    cores = {"a": Cores(machine=8, allowed=8), "b": Cores(machine=64, allowed=64, quota=4.0)}
+    facts = {host: HostFacts(address="10.0.0.1", cores=cores[host]) for host in "ab"}
+    plan = build_plan(spec, places, LAYOUT, 1, {}, facts)
+    first, second = plan.tasks
+    assert (first.host, first.log) == ("a", Path("/run/a/job-1/logs/worker-0.log"))
+    assert second.env["ORCH_SCRATCH_DIR"] == "/run/b/job-1/scratch/worker-1"
+    assert second.env["ORCH_RUN_DIR"] == "/run/b/job-1" and second.env["ORCH_RUN_ID"] == "job-1"
+    assert second.bootstrap is not None
+    assert second.bootstrap["exception_file"] == str(theirs["b"].task_exception("worker:1"))
+    assert plan.tf_config_of(first.task).cluster.addresses == {"worker": ("10.0.0.0:5000", "10.0.0.1:5000")}
+    assert [(task.host, task.log) for task in planned_tasks(plan, LAYOUT)] == [
+        ("a", "/state/job-1/logs/worker-0.log"),
+        ("b", "/state/job-1/logs/worker-1.log"),
+    ]
+    assert {host: budget.share for host, budget in plan.budgets.items()} == {"a": 8, "b": 4}
+
+
+def test_each_host_splits_its_own_gpus(make_spec: MakeSpec) -> None:
+    spec = make_spec(roles={"worker": 4}, hosts=parse_hosts("a:1,b:2,c:1"), gpus=None)
+    places = [TaskPlace(host, f"10.0.0.{at}:5000") for at, host in enumerate("abbc")]
+    one_core = Cores(machine=1, allowed=1)
+    gpus = {"a": 1, "b": 4}
+    facts = {
+        host: HostFacts("10.0.0.1", one_core, gpus=GpuInventory(tuple(Gpu(str(at)) for at in range(count))))
+        for host, count in gpus.items()
     }
+    plan = build_plan(spec, places, LAYOUT, 1, {"CUDA_VISIBLE_DEVICES": "3"}, facts)
+    assert plan.gpus.shares == {"worker:0": ("0",), "worker:1": ("0", "1"), "worker:2": ("2", "3")}
+    assert "CUDA_VISIBLE_DEVICES" not in plan.tasks[3].env
+    named = make_spec(roles={"worker": 4}, hosts=spec.hosts, gpus=parse_gpus("per-task 2"))
+    with pytest.raises(SettingMisfit, match=r"^a: "):
+        build_plan(named, places, LAYOUT, 1, {}, facts)
+
+
+def test_gpus_of_a_mesh_are_counted_over_all_hosts(make_spec: MakeSpec) -> None:
+    mesh = StrategyChoice(strategy=Strategy.DTENSOR, mesh=Mesh(batch=4, model=1))
+    spec = make_spec(hosts=parse_hosts("a:1,b:1"), strategy=mesh)
+    places = [TaskPlace(host, f"10.0.0.{at}:5000") for at, host in enumerate("ab")]
+    inventory = GpuInventory((Gpu("0"), Gpu("1")))
+    facts = {host: HostFacts("10.0.0.1", Cores(machine=1, allowed=1), gpus=inventory) for host in "ab"}
+    plan = build_plan(spec, places, LAYOUT, 1, {}, facts)
+    assert plan.gpus.shares == {"worker:0": ("0", "1"), "worker:1": ("0", "1")}
+    assert not plan.gpus.is_shared and plan.tasks[1].env["DTENSOR_JOBS"] == "10.0.0.0:5000,10.0.0.1:5000"
+
+
+def test_threads_of_a_cluster_on_several_hosts(make_spec: MakeSpec) -> None:
+    spec = make_spec(roles={"worker": 4}, hosts=parse_hosts("a,b"), threads=1)
+    places = [TaskPlace(host, f"10.0.0.{at}:5000") for at, host in enumerate("aabb")]
+    plan = build_plan(spec, places, LAYOUT, 1, {})
+    assert {task.env[INTER_OP] for task in plan.tasks} == {"5"} and not plan.budgets
+
+
+@pytest.mark.parametrize(
+    ("planned", "addresses", "expected"),
+    [
+        ("localhost", ["127.0.0.1:1", "127.0.0.1:2"], None),
+        ("localhost", ["10.0.0.1:1", "10.0.0.1:2", "[fd00::1]:1"], "localhost,10.0.0.1,fd00::1"),
+        ("*", ["10.0.0.1:1"], None),
+        ("", ["10.0.0.1:1"], None),
+    ],
+)
+def test_cluster_on_several_hosts_is_reached_without_a_proxy(
+    planned: str, addresses: list[str], expected: str | None
+) -> None:
+    env = Cluster({"worker": addresses}).env("worker", 0, {"no_proxy": planned})
+    assert (env.get("no_proxy"), "NO_PROXY" in env) == (expected, False)

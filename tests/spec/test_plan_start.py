@@ -9,6 +9,7 @@ from spec_making import MakeSpec
 
 from orchestrator.core.job.spec import Command, CommandKind, JobSpec
 from orchestrator.core.job.start_method import StartMethod
+from orchestrator.core.plan.places import local_places
 from orchestrator.core.plan.plan import RunPlan, build_plan, preload_plan, takes_bootstrap
 from orchestrator.store.runs.paths import RunPaths
 
@@ -30,7 +31,7 @@ def command(*options: str, kind: CommandKind = CommandKind.SCRIPT, **changes: ob
 
 
 def plan_of(spec: JobSpec, attempt: int = 1, **environ: str) -> RunPlan:
-    return build_plan(spec, ADDRESSES, LAYOUT, attempt, environ)
+    return build_plan(spec, local_places(ADDRESSES), LAYOUT, attempt, environ)
 
 
 def test_bootstrap_of_a_python_task_has_its_files(make_spec: MakeSpec) -> None:

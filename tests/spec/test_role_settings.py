@@ -24,7 +24,8 @@ def planned(spec: JobSpec) -> RunPlan:
 
 
 def tf_configs(spec: JobSpec) -> dict[str, dict[str, Any]]:
-    return {str(task.task): task.tf_config.as_dict() for task in planned(spec).tasks}
+    plan = planned(spec)
+    return {str(task.task): plan.tf_config_of(task.task).as_dict() for task in plan.tasks}
 
 
 # -- numbers of tasks
@@ -121,12 +122,12 @@ def test_python_gives_the_table_of_roles(load_here: Load) -> None:
             "orch.toml, line 2: command of evaluator: script not found: no_such.py",
         ),
         ("", {"ps": "-1"}, "--ps: must be at least 0, not -1"),
-        ("", {"workers": 1001}, "--workers: a job has at most 1,000 tasks, not 1,001"),
-        ("", {"workers": 300, "ps": 700}, "--ps: a job has at most 1,000 tasks, not 1,001"),
+        ("", {"workers": 4001}, "--workers: a job has at most 4,000 tasks, not 4,001"),
+        ("", {"workers": 1300, "ps": 2700}, "--ps: a job has at most 4,000 tasks, not 4,001"),
         (
             "[roles.ps]\ncount = 2000000",
             {},
-            "orch.toml, line 2: count of ps: a job has at most 1,000 tasks, not 2,000,000",
+            "orch.toml, line 2: count of ps: a job has at most 4,000 tasks, not 2,000,000",
         ),
         (
             "",

@@ -54,8 +54,8 @@ def test_order_of_roles_is_fixed(make_spec: MakeSpec) -> None:
         ({"grace_s": float("nan")}, "not a length of time"),
         ({"timeout_s": 0.0}, "leave it out for no limit"),
         ({"wrokers": 3}, "Extra inputs"),
-        ({"roles": {"worker": 1, "ps": 1001}}, "a job has at most 1,000 tasks, not 1,001"),
-        ({"roles": {"worker": 600, "ps": 401}}, "a job has at most 1,000 tasks, not 1,001"),
+        ({"roles": {"worker": 1, "ps": 4001}}, "a job has at most 4,000 tasks, not 4,001"),
+        ({"roles": {"worker": 3600, "ps": 401}}, "a job has at most 4,000 tasks, not 4,001"),
     ],
 )
 def test_invalid_field_is_refused(make_spec: MakeSpec, changes: dict[str, Any], message: str) -> None:

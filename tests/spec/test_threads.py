@@ -76,7 +76,7 @@ def test_variables_of_the_user_are_kept(make_spec: MakeSpec) -> None:
     for task in plan.tasks:
         assert INTRA_OP not in task.env
         assert task.env[INTER_OP] == "9"
-    assert plan.budget.users == (INTRA_OP, INTER_OP)
+    assert plan.budgets[None].users == (INTRA_OP, INTER_OP)
 
 
 def test_config_shows_the_budget(make_spec: MakeSpec) -> None:

@@ -18,6 +18,7 @@ import pytest
 from waiting import PATIENCE_S, until
 
 from worker.agent import stack_sources
+from worker.agent.run_logs import RunFile
 from worker.agent.stack_taking import StackTaking
 from worker.agent.task_process import TaskProcess
 
@@ -39,7 +40,7 @@ def task(name: str, directory: Path) -> Iterator[TaskProcess]:
         try:
             assert child.stdout is not None and child.stdout.readline()
             made = TaskProcess(name, child.pid, pidfd, 0, None, False, -1, time.monotonic())
-            made.stacks_file, made.stacks_signal = str(file), signal.SIGURG
+            made.stacks_file, made.stacks_signal = RunFile(str(file)), signal.SIGURG
             yield made
         finally:
             child.kill()

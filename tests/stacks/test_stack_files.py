@@ -8,6 +8,7 @@ from pathlib import Path
 from orchestrator.core.diagnosis.stack_text import to_task_stack
 from orchestrator.core.state.result import TaskStack
 from orchestrator.links.agent_link import Stacked
+from orchestrator.store.directory import Directory
 from orchestrator.store.runs.task_files import append_stacks, read_stacks
 
 
@@ -16,7 +17,8 @@ def answer(text: str, file: str | None = None) -> Stacked:
 
 
 def stored(message: Stacked, file: Path) -> TaskStack:
-    return append_stacks(to_task_stack(message), message.text, file)
+    with Directory.at(file.parent.parent) as run:
+        return append_stacks(to_task_stack(message), message.text, run, file)
 
 
 def test_each_text_is_read_back(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from orchestrator.core.state.result import TaskStack
-from orchestrator.engines import engine
-from orchestrator.supervisor.agent_orders import HostAgent
 from orchestrator.supervisor.control_orders import NATIVE_PATIENCE_S, PATIENCE_S, StackRequests
 
 OWN = TaskStack(how="signal", frames=("train.py:3 main",))
@@ -20,7 +18,7 @@ class Asker:
 
 
 def test_answer_goes_to_matching_requests() -> None:
-    requests = StackRequests(HostAgent(engine("local")))
+    requests = StackRequests(lambda tasks, native: tasks)
     native = Asker(requests, "a", native=True)
     own, own_too = Asker(requests, "a"), Asker(requests, "a")
     requests.answered("a", False, OWN, 100.1)
@@ -34,7 +32,7 @@ def test_answer_goes_to_matching_requests() -> None:
 
 
 def test_native_requests_wait_longer() -> None:
-    requests = StackRequests(HostAgent(engine("local")))
+    requests = StackRequests(lambda tasks, native: tasks)
     native, own = Asker(requests, "a", "b", native=True), Asker(requests, "a", "b")
     assert requests.due == 100 + PATIENCE_S
     requests.answered("a", False, OWN, 101.0)
@@ -46,7 +44,7 @@ def test_native_requests_wait_longer() -> None:
 
 
 def test_exited_task_completes_its_requests() -> None:
-    requests = StackRequests(HostAgent(engine("local")))
+    requests = StackRequests(lambda tasks, native: tasks)
     asker = Asker(requests, "a", "b")
     requests.answered("a", False, OWN, 100.1)
     assert asker.answers == []

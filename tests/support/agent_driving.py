@@ -30,6 +30,7 @@ from orchestrator.links.agent_link import (
     Started,
     StartOrder,
 )
+from orchestrator.links.stream import LocalStream
 
 # Long enough that a test which waits for it has failed.
 FOREVER_S = 600.0
@@ -79,11 +80,11 @@ class Driver:
     ) -> None:
         self.messages: list[AgentMessage] = []
         self.directory = directory
-        self._engine = LocalEngine()
-        (self.stream,) = self._engine.start_agents(
-            AgentOptions(run_id, failure_grace_s, directory / "agent.log", network)
-        )
-        self.link = AgentLink(self.stream, run_id)
+        with (directory / "agent.log").open("ab") as errors:
+            words = AgentOptions(run_id, failure_grace_s, network).words()
+            self._connection = LocalEngine().connect("", words, errors.fileno())
+        self.stream = self._connection.stream
+        self.link = AgentLink(LocalStream(self.stream), run_id)
         self.open = True
 
     def __enter__(self) -> Driver:
@@ -94,8 +95,8 @@ class Driver:
         self.link.close()
         if psutil.pid_exists(self.pid):
             os.kill(self.pid, signal.SIGCONT)
-        gone = self._engine.agents_gone(PATIENCE_S)
-        self._engine.cancel()
+        gone = self._connection.wait(PATIENCE_S)
+        self._connection.kill()
         assert gone, "the agent did not leave"
         words = (self.directory / "agent.log").read_text()
         assert "Traceback" not in words, words
@@ -158,7 +159,7 @@ class Driver:
 
     def receive(self) -> None:
         """Take in what has come, or wait a moment for it."""
-        select.select([self.stream], [], [], 0.2)
+        select.select([self.link], [], [], 0.2)
         messages, self.open = self.link.read()
         self.messages += messages
 

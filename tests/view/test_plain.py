@@ -17,6 +17,7 @@ from orchestrator.client.view.output import Output
 from orchestrator.client.view.plain import PlainView
 from orchestrator.core.text.clean import clean_line
 from orchestrator.request.settings.request import TimeFormat
+from orchestrator.store.directory import Directory
 from orchestrator.store.logs.lines import Block, Chunk
 from orchestrator.store.logs.merge import LogReader
 from orchestrator.store.logs.writer import LogStore
@@ -94,8 +95,8 @@ def test_truncated_log_is_reported_on_stderr(shown: Shown) -> None:
 
 def test_lines_are_skipped_and_reported_after_stop_only(shown: Shown, tmp_path: Path) -> None:
     log = tmp_path / "worker-0.log"
-    with LogStore(tmp_path) as store:
-        store.add("worker:0", 1, log)
+    with LogStore(Directory.at(tmp_path)) as store:
+        store.add("worker:0", 1, log.name)
         for line in (b"x" * (17 << 20) + b"\n", b"last\n"):
             with log.open("ab") as file:
                 file.write(line)

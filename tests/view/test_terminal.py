@@ -19,6 +19,7 @@ from orchestrator.client.view.screen_queue import MAX_LINES
 from orchestrator.client.view.terminal import TerminalView, open_view
 from orchestrator.core.state.events import Progress
 from orchestrator.request.settings.request import ColorMode
+from orchestrator.store.directory import Directory
 from orchestrator.store.logs.lines import Chunk
 from orchestrator.store.logs.merge import LogReader
 from orchestrator.store.logs.writer import LogStore
@@ -172,8 +173,8 @@ def test_flood_is_skipped_and_counted(watched: Watched) -> None:
 
 def test_output_far_behind_is_skipped(watched: Watched, tmp_path: Path) -> None:
     log = tmp_path / "worker-0.log"
-    with LogStore(tmp_path) as store:
-        store.add("worker:0", 1, log)
+    with LogStore(Directory.at(tmp_path)) as store:
+        store.add("worker:0", 1, log.name)
         with log.open("ab") as file:
             file.write(b"early\nnever fin")
             file.flush()

@@ -1,58 +1,47 @@
 """The agent process: starts and reaps all tasks of this host, holds their ports, and ends them when its stream closes.
 
-It exchanges JSON lines with the supervisor over stdin and stdout, each with the run's id:
-
-    in:  run {failure_grace_s, log, environ, network}
-         preload {argv, env, cwd, modules, log}                     hold {attempt, count, mode}
-         start {task, argv, env, cwd, log, port, serves, bootstrap, fork, memory_limit}        stop {grace_s}
-         signal {task, signal}         stacks {tasks, native}
-    out: hello {host, pid, cores}      held {attempt, ports}        hold_failed {reason}
-         preloaded {modules, seconds}  not_preloaded {reason}
-         started {task, pid, start_ticks, method}                   start_failed {task, exit_code, reason, order}
-         listening {task}              progress {task, progress}    sample {mono, tasks}
-         exited {task, exit_code, signal, order, mono, peers, oom_kills, peak_bytes, cpu_limit_s}
-         disk_full {task, reason}      empty {swept, left}
-         stacked {task, native, how, state, text, note, file, offset, length}
-
-At end of file, SIGTERM, SIGINT or SIGHUP it ends all tasks and exits. It has one thread, because PR_SET_PDEATHSIG
-watches the thread that forked. It runs under orch's interpreter and imports only the standard library and portpicker.
+stream.py lists the messages. At end of file, SIGTERM, SIGINT or SIGHUP it ends all tasks and exits; on another host
+also if it hears nothing for too long. It has one thread, because PR_SET_PDEATHSIG watches the thread that forked. It
+runs under orch's interpreter and imports only the standard library and portpicker.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import select
 import signal
 import socket
 import time
 import traceback
+from argparse import Namespace
 from collections.abc import Iterable
 from typing import Any
 
 from worker.agent import network, task_process
+from worker.agent.arguments import open_stream, parse_arguments
 from worker.agent.forks import Forked, Forks, NotForked, NotPreloaded, Outcome, Preloaded
 from worker.agent.live_tasks import LiveTasks
 from worker.agent.ports import HeldPorts, PortsExhausted, Readiness
 from worker.agent.preload_link import PreloadOrder
 from worker.agent.processes import ProcessStat, describe
 from worker.agent.resource_failures import DiskChecks
-from worker.agent.run_logs import open_log
+from worker.agent.run_logs import RunFile, open_log
 from worker.agent.sampling import Sampler
 from worker.agent.stack_taking import StackTaking
-from worker.agent.stream import ExitSignals, ProgressInbox, Stream
-from worker.agent.task_process import StartFailed, TaskOrder, TaskProcess
+from worker.agent.stream import ExitSignals, ProgressInbox
+from worker.agent.task_process import Cluster, StartFailed, TaskOrder, TaskProcess
 from worker.agent.teardown import Teardown
 
-_STDIN, _STDOUT, _STDERR = 0, 1, 2
+_STDERR = 2
 
 
 class Agent:
     """The event loop and what it owns: tasks, held ports, the stream, and at most one teardown."""
 
-    def __init__(self, run_id: str, failure_grace_s: float) -> None:
-        self._run_id = run_id
-        self._failure_grace_s = failure_grace_s
+    def __init__(self, arguments: Namespace) -> None:
+        self._run_id: str = arguments.run_id
+        self._failure_grace_s: float = arguments.failure_grace
+        self._run_directory: list[int] | None = None
         self._ports = HeldPorts()
         self._poller = select.epoll()
         self._tasks = LiveTasks(self._poller)
@@ -62,7 +51,7 @@ class Agent:
         self._teardown: Teardown | None = None
         self._refused: list[ProcessStat] = []
         self._leaving = False
-        self._stream = Stream(_STDIN, _STDOUT, self._poller)
+        self._stream = open_stream(arguments, self._poller)
         self._readiness = Readiness(time.monotonic())
         self._sampler = Sampler(time.monotonic())
         self._disks = DiskChecks()
@@ -70,6 +59,8 @@ class Agent:
         self._stacks = StackTaking(self._poller, lambda **fields: self._send("stacked", **fields))
         self._is_private = False
         self._network_refusal: str | None = None
+        self._cluster = Cluster({})
+        self._enter_network(arguments.network)
 
     def run(self) -> None:
         """Serve until the stream ends and nothing is left."""
@@ -105,6 +96,8 @@ class Agent:
             self._watch_tasks(now)
         self._forward_progress(now)
         self._stacks.advance(now)
+        if not self._stream.advance(now):
+            self._leave_silently()
 
     def _report_exits(self) -> None:
         """Report exited tasks immediately. Called between other work, so that slow work never delays an exit."""
@@ -115,7 +108,7 @@ class Agent:
             self._stream.flush()
 
     def _next_wake(self) -> float:
-        wakes = [self._progress.due, self._stacks.due]
+        wakes = [self._progress.due, self._stacks.due, self._stream.due]
         if self._teardown is not None:
             wakes.append(self._teardown.due)
         else:
@@ -131,9 +124,7 @@ class Agent:
             self._read_stream(fd)
         elif self._signals.serves(fd):
             if self._signals.read():
-                # The agent ends the tasks from here on: their exits are not failures.
-                self._stream.drop_output()
-                self._leave()
+                self._leave_silently()
         elif self._forks.serves(fd):
             self._take_outcomes(self._forks.serve(fd))
         elif self._stacks.serves(fd):
@@ -151,8 +142,12 @@ class Agent:
     def _abort(self) -> None:
         """End everything after an error of the agent, or a message that it cannot parse."""
         traceback.print_exc()
-        self._stream.drop_output()
         self._stream.ignore_input()
+        self._leave_silently()
+
+    def _leave_silently(self) -> None:
+        """End all tasks, then exit. Exits from here on are not failures, and are not reported."""
+        self._stream.drop_output()
         self._leave()
 
     def _leave(self) -> None:
@@ -169,12 +164,14 @@ class Agent:
             self._report_exits()  # hundreds of starts take a while
             if message["type"] == "run":
                 self._adopt(message)
+            elif message["type"] == "leave":
+                self._leave_silently()
             elif message.get("run_id") == self._run_id:
                 self._handle(message)
         if not is_open:
             self._leave()
 
-    def enter_network(self, wanted: str) -> None:
+    def _enter_network(self, wanted: str) -> None:
         """Enter a private network if that is `wanted`. If the kernel refuses, no port is held and no task is started:
         they would be reachable from outside."""
         if wanted != network.PRIVATE or self._is_private:
@@ -194,11 +191,12 @@ class Agent:
         os.environ.clear()
         for name, value in message["environ"].items():
             os.environb[name.encode("latin-1")] = value.encode("latin-1")
+        self._run_directory = message.get("run_directory")
         if message.get("log"):
-            log = open_log(message["log"])
+            log = open_log(RunFile(message["log"], self._run_directory))
             os.dup2(log, _STDERR)
             os.close(log)
-        self.enter_network(message.get("network", ""))
+        self._enter_network(message.get("network", ""))
 
     def _handle(self, message: dict[str, Any]) -> None:
         match message["type"]:
@@ -206,6 +204,8 @@ class Agent:
                 self._hold(message)
             case "preload":
                 self._preload(message)
+            case "plan":
+                self._cluster = Cluster(message["cluster"])
             case "start":
                 self._start(message)
             case "signal":
@@ -241,12 +241,13 @@ class Agent:
         order = PreloadOrder(
             message["argv"], env, message["cwd"], message["modules"], message.get("script_env", {})
         )
-        self._take_outcomes(self._forks.preload(order, message["log"]))
+        self._take_outcomes(self._forks.preload(order, RunFile(message["log"], self._run_directory)))
 
     def _start(self, message: dict[str, Any]) -> None:
         if self._teardown is not None or self._network_refusal is not None:
             return  # a stop came first, or the private network was refused
-        order = TaskOrder.of(message, self._stacks.allow_tracing(message.get("bootstrap")))
+        bootstrap = self._stacks.allow_tracing(message.get("bootstrap"))
+        order = TaskOrder.of(message, bootstrap, self._cluster, self._run_directory)
         if order.fork:
             self._take_outcomes(self._forks.fork(order))
         else:
@@ -314,6 +315,7 @@ class Agent:
             signal=number,
             order=self._exits,
             mono=mono,
+            asked=task.was_signalled,
             peers=peers,
             oom_kills=None if exit_code == 0 else task.oom_mark.kills_since(),
             peak_bytes=task.peak_bytes,
@@ -385,16 +387,10 @@ class Agent:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m worker.agent.agent", description=__doc__.splitlines()[0])
-    parser.add_argument("--run-id", required=True)
-    parser.add_argument("--failure-grace", type=float, required=True, metavar="SECONDS")
-    parser.add_argument("--network", default="host", choices=("host", network.PRIVATE))
-    arguments = parser.parse_args()
+    arguments = parse_arguments()
     task_process.become_subreaper()
     task_process.raise_file_limit()
-    agent = Agent(arguments.run_id, arguments.failure_grace)
-    agent.enter_network(arguments.network)
-    agent.run()
+    Agent(arguments).run()
 
 
 if __name__ == "__main__":

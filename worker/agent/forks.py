@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from worker.agent.preload_link import ForkRequest, Preloader, PreloadOrder
+from worker.agent.run_logs import RunFile
 from worker.agent.task_process import StartFailed, TaskOrder, TaskProcess
 
 # Open requests: enough to keep the preloader busy, too few to fill its stream.
@@ -62,7 +63,7 @@ class Forks:
         """The preloader's pid."""
         return None if self._preloader is None else self._preloader.pid
 
-    def preload(self, order: PreloadOrder, log: str) -> Iterator[Outcome]:
+    def preload(self, order: PreloadOrder, log: RunFile) -> Iterator[Outcome]:
         """Start a preloader for `order`, or keep the present one if it fits."""
         if self._preloader is not None and self._preloader.serves(order):
             if self._preloader.is_ready:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worker.agent import task_process
-from worker.agent.run_logs import open_log
+from worker.agent.run_logs import RunFile, open_log
 from worker.agent.task_process import INJECT, SEARCH_PATH, TaskOrder, TaskPipes, TaskProcess
 
 _INJECT_PRELOADER = INJECT.parent / "inject_preloader"
@@ -100,7 +100,7 @@ class ForkRequest:
 class Preloader:
     """Owns the preloader's process and its stream. `reason` says why it cannot be used; None while it can."""
 
-    def __init__(self, order: PreloadOrder, log: str) -> None:
+    def __init__(self, order: PreloadOrder, log: RunFile) -> None:
         self.order = order
         self.is_ready = False
         self.seconds = 0.0
@@ -164,7 +164,7 @@ class Preloader:
             self.seconds = float(json.loads(message)["ready"])
         else:
             self.is_ready = False
-            self.reason = _reason(message, f"the preloader has ended; see {self._log}")
+            self.reason = _reason(message, f"the preloader has ended; see {self._log.path}")
 
     def serves(self, order: PreloadOrder) -> bool:
         """Whether it fits `order` and no file that it has imported was changed."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+# Marks everything that is started on another host, so that it can be found when its agent is gone.
+DIRECTORY_VARIABLE = "ORCH_HOST_DIR"
 ZOMBIE, DEAD = "Z", "X"
 STOPPED = frozenset("Tt")  # by a signal, by a tracer
 _PROC = Path("/proc")

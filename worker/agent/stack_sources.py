@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.agent import task_process
+from worker.agent.run_logs import RunFile, open_in_run
 from worker.agent.task_process import StartFailed, TaskProcess
 
 # Longest text of a task's stacks. A dump prints the main thread last, py-spy prints it first.
@@ -39,17 +40,17 @@ _RESTRICTED = "1"
 Source = Generator[float, None, tuple[str, dict[str, Any]] | None]
 
 
-def own_dump(task: TaskProcess, number: int, file: str, problems: list[str]) -> Source:
+def own_dump(task: TaskProcess, number: int, file: RunFile, problems: list[str]) -> Source:
     """Signal the task to dump its stacks to its file, and wait for the dump."""
     try:
         # The task may have replaced its file by anything, for example by a pipe: never block.
-        fd = os.open(file, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = open_in_run(file, os.O_RDWR | os.O_APPEND)
     except OSError as error:
-        problems.append(f"{file}: {error.strerror}")
+        problems.append(f"{file.path}: {error.strerror}")
         return None
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            problems.append(f"{file} is not an ordinary file")
+            problems.append(f"{file.path} is not an ordinary file")
             return None
         try:
             os.write(fd, time.strftime("\n%Y-%m-%d %H:%M:%S, asked by orch:\n").encode())
@@ -72,7 +73,7 @@ def own_dump(task: TaskProcess, number: int, file: str, problems: list[str]) -> 
     if data.endswith(_CUT):
         problems.append("its dump ends after 100 threads, before the main thread")
         return None
-    return data.decode("utf-8", "replace"), {"file": file, "offset": offset, "length": length}
+    return data.decode("utf-8", "replace"), {"file": file.path, "offset": offset, "length": length}
 
 
 def _dump_length(fd: int, offset: int) -> Generator[float, None, int]:

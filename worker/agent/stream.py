@@ -1,4 +1,21 @@
-"""The agent's inputs: the stream to its supervisor, signals, and the tasks' progress. They never block the agent."""
+"""The agent's inputs: the stream to its supervisor, signals, and the tasks' progress. They never block the agent.
+
+It exchanges JSON lines with the supervisor over stdin and stdout, each with the run's id:
+
+    in:  run {failure_grace_s, log, run_directory, environ, network}
+         preload {argv, env, cwd, modules, log}                     hold {attempt, count, mode}
+         plan {attempt, cluster}       signal {task, signal}        stop {grace_s}
+         start {task, argv, env, cwd, log, port, serves, bootstrap, fork, memory_limit, role, index}
+         stacks {tasks, native}        on another host: inspect {wanted}     leave {}
+    out: hello {host, pid, cores}      held {attempt, ports}        hold_failed {reason}
+         preloaded {modules, seconds}  not_preloaded {reason}
+         started {task, pid, start_ticks, method}                   start_failed {task, exit_code, reason, order}
+         listening {task}              progress {task, progress}    sample {mono, tasks}
+         exited {task, exit_code, signal, order, mono, asked, peers, oom_kills, peak_bytes, cpu_limit_s}
+         disk_full {task, reason}      empty {swept, left}
+         stacked {task, native, how, state, text, note, file, offset, length}
+         from another host: log {task, offset, data, is_cut}                inspected {found}
+"""
 
 from __future__ import annotations
 
@@ -27,6 +44,14 @@ class Stream:
             os.set_blocking(fd, False)
         poller.register(source, select.EPOLLIN)
 
+    @property
+    def due(self) -> float:
+        """Infinite: only the stream of another host has heartbeats."""
+        return float("inf")
+
+    def advance(self, now: float) -> bool:
+        return True
+
     def serves(self, fd: int) -> bool:
         return fd in (self._source, self._sink)
 
@@ -45,7 +70,7 @@ class Stream:
             self.drop_output()
             return [], False
         *lines, self._inbox = (self._inbox + data).split(b"\n")
-        return [_message(line) for line in lines], True
+        return [parse_message(line) for line in lines], True
 
     def send(self, message: dict[str, object]) -> None:
         if self._has_reader:
@@ -86,7 +111,7 @@ class Stream:
             return
 
 
-def _message(line: bytes) -> dict[str, Any]:
+def parse_message(line: bytes) -> dict[str, Any]:
     """Parse one message; ValueError if it is not one. NaN is refused: a deadline of NaN never passes."""
     try:
         message = json.loads(line, parse_constant=_refuse)

@@ -17,11 +17,14 @@ from typing import Any, Literal
 
 from worker.agent.processes import read_stat
 from worker.agent.resource_failures import OomMark
-from worker.agent.run_logs import open_log
+from worker.agent.run_logs import RunFile, open_log
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 COMMAND_NOT_FOUND, COMMAND_NOT_RUNNABLE = 127, 126  # as shells have it
+_EVALUATOR = "evaluator"
+_LOOPBACK = "127.0.0.1"
+_NO_PROXY = ("no_proxy", "NO_PROXY", "no_grpc_proxy")
 PROGRESS_VARIABLE = "ORCH_PROGRESS_FD"
 BOOTSTRAP_VARIABLE = "ORCH_BOOTSTRAP"
 SEARCH_PATH = "PYTHONPATH"
@@ -40,6 +43,41 @@ class StartFailed(Exception):
         self.exit_code = exit_code
 
 
+class Cluster:
+    """The addresses by role of the tasks of an attempt, in index order. Makes the variables that name them all."""
+
+    def __init__(self, addresses: Mapping[str, Sequence[str]]) -> None:
+        self._addresses = addresses
+        self._texts: dict[bool, str] = {}
+        addresses_of_all = (address for those in addresses.values() for address in those)
+        hosts = dict.fromkeys(address.rpartition(":")[0].strip("[]") for address in addresses_of_all)
+        self._elsewhere = [host for host in hosts if host != _LOOPBACK]
+
+    def env(self, role: str, index: int, planned: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables of a task: its TF_CONFIG, and the lists of hosts without a proxy that are `planned`,
+        with those of the cluster, because gRPC would use the proxy for them."""
+        env = {"TF_CONFIG": self.tf_config(role, index)}
+        for name in _NO_PROXY:
+            listed = planned.get(name, "")
+            if self._elsewhere and listed and listed.strip() != "*":
+                env[name] = ",".join([listed, *self._elsewhere])
+        return env
+
+    def tf_config(self, role: str, index: int) -> str:
+        """Return the TF_CONFIG of a task. Only the evaluator's own lists the evaluator, which starts no server."""
+        task = json.dumps({"type": role, "index": index})
+        return f'{{"cluster": {self._text(role == _EVALUATOR)}, "task": {task}}}'
+
+    def _text(self, with_evaluator: bool) -> str:
+        """The cluster as JSON, made once for thousands of tasks."""
+        if with_evaluator not in self._texts:
+            seen = {
+                role: those for role, those in self._addresses.items() if role != _EVALUATOR or with_evaluator
+            }
+            self._texts[with_evaluator] = json.dumps(seen)
+        return self._texts[with_evaluator]
+
+
 @dataclass(frozen=True)
 class TaskOrder:
     """How to start one task.
@@ -51,7 +89,7 @@ class TaskOrder:
     argv: list[str]
     env: Mapping[str, str]
     cwd: str
-    log: str
+    log: RunFile
     port: int | None
     serves: bool
     bootstrap: Mapping[str, object] | None
@@ -59,32 +97,41 @@ class TaskOrder:
     memory_limit: int | None = None
 
     @classmethod
-    def of(cls, message: Mapping[str, Any], bootstrap: Mapping[str, object] | None) -> TaskOrder:
-        """Return the order of a `start` message, with these options for the bootstrap."""
+    def of(
+        cls,
+        message: Mapping[str, Any],
+        bootstrap: Mapping[str, object] | None,
+        cluster: Cluster,
+        run_directory: list[int] | None,
+    ) -> TaskOrder:
+        """Return the order of a `start` message, with these options for the bootstrap. `run_directory`: see RunFile."""
+        env, role = message["env"], message.get("role")
+        if role is not None:
+            env = {**env, **cluster.env(role, message["index"], env)}
         return cls(
             name=message["task"],
             argv=message["argv"],
-            env=message["env"],
+            env=env,
             cwd=message["cwd"],
-            log=message["log"],
+            log=RunFile(message["log"], run_directory),
             port=message["port"],
             serves=message["serves"],
-            bootstrap=bootstrap,
+            bootstrap=bootstrap and {**bootstrap, "run_directory": run_directory},
             fork=message.get("fork", False),
             memory_limit=message.get("memory_limit"),
         )
 
     @property
-    def stacks_file(self) -> str | None:
+    def stacks_file(self) -> RunFile | None:
         """The file to which the task's bootstrap writes stacks; None without a bootstrap."""
         file = (self.bootstrap or {}).get("stacks_file")
-        return file if isinstance(file, str) else None
+        return RunFile(file, self.log.run_directory) if isinstance(file, str) else None
 
     @property
     def output_dirs(self) -> tuple[str, ...]:
         """The known directories that the task writes to: of its log and of its checkpoints."""
         checkpoints = self.env.get("ORCH_CHECKPOINT_DIR")
-        log_dir = str(Path(self.log).parent)
+        log_dir = str(Path(self.log.path).parent)
         return (log_dir,) if checkpoints is None else (log_dir, checkpoints)
 
     def environ(self) -> dict[str, str]:
@@ -109,17 +156,19 @@ class TaskProcess:
     is_ready: bool = False
     method: Method = "spawn"
     was_asked_to_stop: bool = False
+    was_signalled: bool = False
     memory_limit: int | None = None
     output_dirs: tuple[str, ...] = ()
     peak_bytes: int | None = None
     cpu_limit_s: int | None = None
-    stacks_file: str | None = None
+    stacks_file: RunFile | None = None
     stacks_signal: int | None = None
     oom_mark: OomMark = field(default_factory=OomMark.now)
 
     def signal_group(self, number: int) -> None:
         """Signal the whole group. The pid cannot have been reused as long as the leader is not reaped."""
         self.was_asked_to_stop = self.was_asked_to_stop or number == signal.SIGTERM
+        self.was_signalled = True
         try:
             os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):
@@ -193,7 +242,7 @@ def become_subreaper() -> None:
 class TaskPipes:
     """The open log and the progress pipe of a task. Owns both until the task has them."""
 
-    def __init__(self, log: str) -> None:
+    def __init__(self, log: RunFile) -> None:
         self.log = open_log(log)
         try:
             self._progress_out, self.progress_in = os.pipe2(os.O_CLOEXEC)

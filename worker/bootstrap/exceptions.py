@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 LONGEST_TEXT = 64 * 1024
 LONGEST_MESSAGE = 8 * 1024
 THREADS_SUFFIX = ".threads"
+_PRIVATE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _OWN_FILES = os.path.dirname(__file__) + "/"  # noqa: PTH120
 
 
-def install(path: str) -> None:
-    """Write an uncaught exception to `path` before Python prints it.
+def install(path: str, run_directory: list[int] | None = None) -> None:
+    """Write an uncaught exception to `path`, which is in a directory of the run, before Python prints it.
 
     The file is one JSON document: `type` as Python prints it, `message`, `text` (the whole traceback with chained
     exceptions) and `at` (`FILE:LINE`, where it was raised, or null). Python then prints it without the frames of this
@@ -42,7 +44,7 @@ def install(path: str) -> None:
         if os.getpid() == owner and not issubclass(kind, KeyboardInterrupt):
             nonlocal has_written_last
             has_written_last = value is _exception_of_process()
-            _ignore_errors(lambda: write_private(path, describe(kind, value, trace)))
+            _ignore_errors(lambda: _replace(path, run_directory, describe(kind, value, trace)))
 
     def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         if os.getpid() == owner and stopping.is_deferred():
@@ -60,7 +62,7 @@ def install(path: str) -> None:
 
     sys.excepthook = excepthook
     atexit.register(at_exit)
-    after_import("threading", lambda threading: _watch_threads(threading, path, owner))
+    after_import("threading", lambda threading: _watch_threads(threading, path, run_directory, owner))
 
 
 def _exception_of_process() -> BaseException | None:
@@ -72,16 +74,14 @@ def _exception_of_process() -> BaseException | None:
     return value if trace is None or trace.tb_frame.f_back is None else None
 
 
-def _watch_threads(threading: ModuleType, path: str, owner: int) -> None:
+def _watch_threads(threading: ModuleType, path: str, run_directory: list[int] | None, owner: int) -> None:
     previous = threading.excepthook
 
     def excepthook(args: threading.ExceptHookArgs) -> None:  # type: ignore[name-defined]
         if os.getpid() == owner and args.exc_type is not SystemExit and args.exc_value is not None:
             value = args.exc_value
             text = describe(args.exc_type, value, args.exc_traceback)
-            _ignore_errors(
-                lambda: _write(path + THREADS_SUFFIX, os.O_WRONLY | os.O_CREAT | os.O_APPEND, text)
-            )
+            _ignore_errors(lambda: _write(open_to_append(path + THREADS_SUFFIX, run_directory), text))
             _ignore_errors(lambda: _hide_own_frames(value))
         previous(args)
 
@@ -187,22 +187,49 @@ def _shortened(text: str, longest: int) -> str:
     return f"{text[:half]}\n... {len(text) - 2 * half:,} characters left out ...\n{text[-half:]}"
 
 
-def write_private(path: str, text: str) -> None:
-    """Write beside `path` and rename, so that the file is always complete. Mode 0600, its directory 0700."""
-    beside = f"{path}.{os.getpid()}"
-    _write(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, text)
-    os.replace(beside, path)  # noqa: PTH105
+def _replace(path: str, run_directory: list[int] | None, text: str) -> None:
+    """Write beside `path` and rename, so that the file is always complete."""
+    name = os.path.basename(path)  # noqa: PTH119
+    beside = f"{name}.{os.getpid()}"
+    directory = _open_directory(path, run_directory)
+    try:
+        _write(os.open(beside, _PRIVATE | os.O_TRUNC, 0o600, dir_fd=directory), text)
+        os.replace(beside, name, src_dir_fd=directory, dst_dir_fd=directory)
+    finally:
+        os.close(directory)
 
 
-def make_private_directory(path: str) -> None:
-    """Create the directory of `path` with mode 0700 if it is missing."""
-    os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)  # noqa: PTH103, PTH120
+def open_to_append(path: str, run_directory: list[int] | None) -> int:
+    """Open a file in a directory of the run, created with mode 0600 if it is missing, and return its descriptor."""
+    directory = _open_directory(path, run_directory)
+    try:
+        return os.open(os.path.basename(path), _PRIVATE | os.O_APPEND, 0o600, dir_fd=directory)  # noqa: PTH119
+    finally:
+        os.close(directory)
 
 
-def _write(path: str, flags: int, text: str) -> None:
-    """Write in one piece, if the system allows; mode 0600, its directory 0700."""
-    make_private_directory(path)
-    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def _open_directory(path: str, run_directory: list[int] | None) -> int:
+    """Open the directory of `path`, created with mode 0700 if it is missing.
+
+    OSError if its parent is not the run's directory (device and inode), which other users may be able to exchange.
+    """
+    place, name = os.path.split(os.path.dirname(path))  # noqa: PTH120
+    run = os.open(place, _DIRECTORY)
+    try:
+        status = os.fstat(run)
+        if run_directory is not None and run_directory != [status.st_dev, status.st_ino]:
+            raise OSError(f"{place}: another directory was put in the place of the run's")
+        try:
+            os.mkdir(name, 0o700, dir_fd=run)
+        except FileExistsError:
+            pass
+        return os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=run)
+    finally:
+        os.close(run)
+
+
+def _write(fd: int, text: str) -> None:
+    """Write in one piece, if the system allows, and close the file."""
     try:
         left = text.encode("ascii")
         while left:

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 class Options:
     """The options that the agent passes in ORCH_BOOTSTRAP. A missing or invalid value turns its part off.
 
-    `exception_file`, `stacks_file`: absolute paths in directories of the run. `tracer`: pid of a process that, with
-    its descendants, may trace this one. `fixes`: repair Keras 3. `keep_tf_config`: the script cannot change TF_CONFIG.
+    `exception_file`, `stacks_file`: absolute paths in directories of the run, whose own directory must be
+    `run_directory` (device and inode), if given. `tracer`: pid of a process that, with its descendants, may trace this
+    one. `fixes`: repair Keras 3. `keep_tf_config`: the script cannot change TF_CONFIG.
     `hooks`: False for a program that handles signals, progress and fixes itself; exceptions and stacks are still
     written.
     """
@@ -22,6 +23,8 @@ class Options:
     def __init__(self, values: Mapping[str, object]) -> None:
         self.exception_file = _text(values, "exception_file")
         self.stacks_file = _text(values, "stacks_file")
+        place = values.get("run_directory")
+        self.run_directory = place if isinstance(place, list) else None
         tracer = values.get("tracer")
         self.tracer = tracer if isinstance(tracer, int) else None
         self.fixes = values.get("fixes") is True
@@ -43,10 +46,10 @@ def install(options: Mapping[str, object]) -> None:
     wanted = Options(options)
     pipe = ProgressPipe()
     if exception_file := wanted.exception_file:
-        attempt("writing exceptions", lambda: exceptions.install(exception_file))
+        attempt("writing exceptions", lambda: exceptions.install(exception_file, wanted.run_directory))
     attempt("printing stacks at a crash", stacks.print_crashes)
     if stacks_file := wanted.stacks_file:
-        attempt("writing stacks on request", lambda: stacks.listen(stacks_file, pipe))
+        attempt("writing stacks on request", lambda: stacks.listen(stacks_file, pipe, wanted.run_directory))
     tracer = wanted.tracer
     if tracer is not None:
         attempt("tracing by py-spy", lambda: stacks.allow(tracer))

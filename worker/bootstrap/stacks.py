@@ -6,7 +6,7 @@ import faulthandler
 import os
 import sys
 
-from .exceptions import make_private_directory
+from .exceptions import open_to_append
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ def print_crashes() -> None:
         faulthandler.enable()
 
 
-def listen(path: str, pipe: ProgressPipe) -> None:
+def listen(path: str, pipe: ProgressPipe, run_directory: list[int] | None = None) -> None:
     """Append all stacks to `path` on STACKS_SIGNAL. The pipe reports that, and when the script takes the signal.
     C code writes them without Python's lock, so a hanging process answers too. Handlers of C code are not detected."""
     if _signal.getsignal(STACKS_SIGNAL) != _signal.SIG_DFL:
         return
-    faulthandler.register(STACKS_SIGNAL, file=_open(path), all_threads=True, chain=False)
+    faulthandler.register(STACKS_SIGNAL, file=_open(path, run_directory), all_threads=True, chain=False)
     _detect_other_handlers(pipe)
     pipe.stacks(int(STACKS_SIGNAL))
 
@@ -48,11 +48,10 @@ def allow(tracer: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(tracer), 0, 0, 0)
 
 
-def _open(path: str) -> int:
+def _open(path: str, run_directory: list[int] | None) -> int:
     import fcntl
 
-    make_private_directory(path)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = open_to_append(path, run_directory)
     try:
         return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_DESCRIPTOR)
     except OSError:

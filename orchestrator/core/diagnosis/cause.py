@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 from typing import assert_never
 
+from orchestrator.core.diagnosis.across_hosts import ended_surely_before, own_failure_elsewhere
 from orchestrator.core.diagnosis.same_failure import alike, describe_alike, own_exception
 from orchestrator.core.diagnosis.shortages import describe_kill, find_shortage
 from orchestrator.core.job.tf_config import EVALUATOR
@@ -42,7 +43,7 @@ def find_cause(state: RunState, first: TaskState) -> Cause:
     (core/lifecycle/outcome.py: decide_outcome).
     """
     cause = _find_task(state, first)
-    if cause.kind is not CauseKind.EXITED or cause.task not in state.tasks:
+    if cause.kind is not CauseKind.EXITED or cause.task is None or cause.task not in state.tasks:
         return cause
     tasks = alike(state, state.tasks[cause.task])
     if len(tasks) < 2:
@@ -72,7 +73,7 @@ def _find_task(state: RunState, first: TaskState) -> Cause:
         if left is not None:
             text = "left early: it exited with 0 while its peers still trained"
             return Cause(task=left.name, kind=CauseKind.LEFT_EARLY, text=text)
-        own = _own_failure(first)
+        own = _own_failure(first) or own_failure_elsewhere(state, first)
         if own is not None:
             # The exit can be an effect of the teardown; the exception is not.
             task, exception = own
@@ -98,7 +99,7 @@ def _left_early(state: RunState, first: TaskState) -> TaskState | None:
         for task in state.tasks.values()
         if task.phase is TaskPhase.SUCCEEDED
         and task.plan.role != EVALUATOR
-        and (task.exit_order or 0) < (first.exit_order or 0)
+        and ended_surely_before(task, first)
     ]
     return min(gone, key=lambda task: task.exit_order or 0, default=None)
 

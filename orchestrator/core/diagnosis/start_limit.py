@@ -6,47 +6,46 @@ from collections.abc import Sequence
 
 from orchestrator.core.diagnosis.cause import deliberate_stop
 from orchestrator.core.diagnosis.hangs import is_stopped
-from orchestrator.core.progress.activity import cluster_of, doing, has_arrived, join_names
+from orchestrator.core.progress.activity import cluster_of, doing, has_arrived, is_in_cluster, join_names
 from orchestrator.core.state.events import StacksTaken
 from orchestrator.core.state.result import Cause, CauseKind, TaskStack
 from orchestrator.core.state.state import RunState, TaskPhase, TaskState
 from orchestrator.core.text.durations import format_duration
 
 
-def missing_tasks(state: RunState) -> list[TaskState]:
-    """Return the tasks of the cluster that have not joined, in plan order, without those that wait for a restart."""
-    return [
-        task
-        for task in cluster_of(state)
-        if task.phase in (TaskPhase.PENDING, TaskPhase.STARTING)
-        and not has_arrived(task)
-        and task.restart_due_mono is None
-    ]
+def is_missing(task: TaskState) -> bool:
+    """Whether it is a task of the cluster that has not joined, and does not wait for a restart."""
+    is_early = task.phase in (TaskPhase.PENDING, TaskPhase.STARTING) and not awaits_restart(task)
+    return is_early and is_in_cluster(task) and not has_arrived(task)
 
 
-def joining_tasks(state: RunState) -> list[TaskState]:
-    """Return the tasks that wait in TensorFlow until the whole cluster has joined, in plan order.
+def is_joining(task: TaskState) -> bool:
+    """Whether it waits in TensorFlow until the whole cluster has joined."""
+    is_waiting = task.progress.phase == "waiting" and task.progress.step is None
+    return is_waiting and is_in_cluster(task) and task.phase in (TaskPhase.STARTING, TaskPhase.RUNNING)
+
+
+def awaits_restart(task: TaskState) -> bool:
+    return task.restart_due_mono is not None
+
+
+def _joining_tasks(state: RunState) -> list[TaskState]:
+    """Return the tasks that join, in plan order.
 
     None while a task waits for its restart: the others have to wait for it."""
     cluster = cluster_of(state)
-    if any(task.restart_due_mono is not None for task in cluster):
-        return []
-    return [
-        task
-        for task in cluster
-        if task.phase in (TaskPhase.STARTING, TaskPhase.RUNNING)
-        and task.progress.phase == "waiting"
-        and task.progress.step is None
-    ]
+    return [] if any(map(awaits_restart, cluster)) else [task for task in cluster if is_joining(task)]
 
 
 def start_limit_cause(limit_s: float, state: RunState, stacks: StacksTaken, mono: float) -> Cause:
     """Return the task that did not join within --start-timeout, with what it is doing and where.
 
     If all have begun to join: the one that was stopped, or does so at another address than its own, else the first."""
-    joining = joining_tasks(state)
+    joining = _joining_tasks(state)
     strays = [task for task in joining if _is_elsewhere(task)]
-    missing = missing_tasks(state) or [task for task in joining if is_stopped(stacks.stacks.get(task.name))]
+    missing = [*filter(is_missing, state.tasks.values())] or [
+        task for task in joining if is_stopped(stacks.stacks.get(task.name))
+    ]
     if not missing:
         return _join_cause(limit_s, state, strays)
     late, *more_late = missing
@@ -66,7 +65,7 @@ def start_limit_cause(limit_s: float, state: RunState, stacks: StacksTaken, mono
 
 
 def _join_cause(limit_s: float, state: RunState, strays: Sequence[TaskState]) -> Cause:
-    task = strays[0] if strays else joining_tasks(state)[0]
+    task = strays[0] if strays else _joining_tasks(state)[0]
     others = [other.name for other in strays if other is not task and _address(other) == _address(task)]
     waits = f"{join_names(['it', *others])} wait" if others else "it waits"
     ended = [other.name for other in cluster_of(state) if other.phase.is_end]

@@ -18,6 +18,8 @@ SILENCE_NOTICE_S = 300.0
 DEFAULT_START_TIMEOUT_S = 120.0
 # Time to evaluate the last checkpoint: a side-car evaluator is seconds behind, a large validation set takes minutes.
 DEFAULT_EVALUATOR_TIMEOUT_S = 600.0
+# A host that was not heard for so long is lost.
+DEFAULT_LINK_TIMEOUT_S = 10.0
 
 
 class ChiefOption(StrEnum):
@@ -61,6 +63,20 @@ class NetworkOption(StrEnum):
 
     HOST = "host"
     PRIVATE = "private"
+
+
+class EngineName(StrEnum):
+    """How agents are started: on this machine, or on hosts over ssh."""
+
+    LOCAL = "local"
+    SSH = "ssh"
+
+
+class Placement(StrEnum):
+    """Which tasks share a host: neighbours in the order of tasks, or every Nth task of N hosts."""
+
+    PACK = "pack"
+    SPREAD = "spread"
 
 
 class StartOption(StrEnum):

@@ -73,13 +73,16 @@ def threads_each(cores: float, tasks: int) -> int:
     return max(1, math.ceil(cores / tasks))
 
 
-def cpu_budget(cores: Cores, tasks: int, asked: int | None, users: Mapping[str, str]) -> CpuBudget:
-    """Return the budget of a run. `asked` is --threads or None. `users` is the tasks' environment as the user has it,
-    whose variables stay.
+def cpu_budget(
+    cores: Cores, tasks: int, asked: int | None, users: Mapping[str, str], in_run: int | None = None
+) -> CpuBudget:
+    """Return the budget of the tasks on a host. `asked` is --threads or None. `users` is the tasks' environment as the
+    user has it, whose variables stay. `in_run`: the tasks on all hosts, if there are several.
 
     There are never fewer inter-op threads than tasks + 1: TensorFlow warns that a cluster can hang with fewer.
     """
-    values = {} if asked is None else {INTRA_OP: str(asked), INTER_OP: str(max(asked, tasks + 1))}
+    least = (in_run or tasks) + 1
+    values = {} if asked is None else {INTRA_OP: str(asked), INTER_OP: str(max(asked, least))}
     return CpuBudget(
         cores=cores,
         tasks=tasks,

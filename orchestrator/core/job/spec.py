@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,18 +18,22 @@ from orchestrator.core.job.choices import (
     DEFAULT_EVALUATOR_TIMEOUT_S,
     DEFAULT_FAILURE_GRACE_S,
     DEFAULT_GRACE_S,
+    DEFAULT_LINK_TIMEOUT_S,
     DEFAULT_MAX_RESTARTS,
     DEFAULT_START_TIMEOUT_S,
     SILENCE_NOTICE_S,
+    EngineName,
     FailurePolicy,
     KerasOption,
     NetworkOption,
+    Placement,
     StartOption,
 )
 from orchestrator.core.job.cpu_budget import Cores
 from orchestrator.core.job.fault import Fault
 from orchestrator.core.job.gpus import GpuChoice, GpuInventory
-from orchestrator.core.job.roles import check_counts
+from orchestrator.core.job.hosts import Host, check_role_hosts, distinct
+from orchestrator.core.job.roles import MOST_TASKS, check_counts
 from orchestrator.core.job.run_name import RunName
 from orchestrator.core.job.start_method import StartMethod
 from orchestrator.core.job.strategy import StrategyChoice
@@ -41,6 +46,10 @@ NOT_FORKED = StartMethod(fork=False, reason="it is not a Python script")
 # Threads in each pool of a task. Larger numbers are typing errors.
 MOST_THREADS = 4096
 MOST_RESTARTS = 10_000
+# Seconds. Hosts are asked every second, and a shorter break is not worth a lost run.
+LEAST_LINK_TIMEOUT_S = 3.0
+# The longest name of a network interface (IFNAMSIZ).
+_INTERFACE = re.compile(r"[^\s/]{1,15}\Z")
 _Value = TypeVar("_Value")
 _SET_BY_ORCH = "TF_CONFIG"
 _ORCH_PREFIX = "ORCH_"
@@ -96,6 +105,18 @@ def _absolute(path: Path) -> Path:
     if not path.is_absolute():
         raise ValueError(f"{path} is not an absolute path")
     return path
+
+
+def _checked_link_timeout(seconds: float) -> float:
+    if seconds < LEAST_LINK_TIMEOUT_S:
+        raise ValueError(f"must be at least {LEAST_LINK_TIMEOUT_S:g}s, not {seconds:g}s")
+    return check_duration(seconds)
+
+
+def _checked_interface(name: str) -> str:
+    if not _INTERFACE.match(_plain_text(name)):
+        raise ValueError(f'"{name}" is not the name of a network interface; write eth0 or ib0')
+    return name
 
 
 def _module_name(name: str) -> str:
@@ -177,6 +198,8 @@ class RoleSettings(BaseModel):
     env: Environment = Field(default_factory=lambda: MappingProxyType({}))
     on_failure: FailurePolicy | None = None
     gpus: GpuChoice | None = None
+    # Names of the hosts that its tasks run on.
+    hosts: tuple[str, ...] | None = None
 
 
 _NO_SETTINGS = RoleSettings()
@@ -257,10 +280,26 @@ class JobSpec(BaseModel):
     columns: Annotated[int, _between(1, 100_000)] | None = None
     # None: no event files.
     tensorboard: TensorBoard | None = None
+    engine: EngineName = EngineName.LOCAL
+    # Empty: this machine alone.
+    hosts: Annotated[tuple[Host, ...], AfterValidator(distinct)] = ()
+    # Slots of a host that was given without a number. None: the tasks are split equally.
+    tasks_per_host: Annotated[int, _between(1, MOST_TASKS)] | None = None
+    placement: Placement = Placement.PACK
+    # The network interface whose address the tasks' servers have. None: the one that the host is reached by.
+    interface: Annotated[str, AfterValidator(_checked_interface)] | None = None
+    link_timeout_s: Annotated[float, AfterValidator(_checked_link_timeout)] = DEFAULT_LINK_TIMEOUT_S
+    # The interpreter on the hosts. None: the path of the one here.
+    remote_python: Word | None = None
+    # Copy the working directory to the hosts before the start.
+    sync: bool = False
+    ssh_command: Annotated[tuple[Word, ...], Field(min_length=1)] = ("ssh",)
 
     @model_validator(mode="after")
     def _check_roles(self) -> Self:
         check_counts(self.roles)
+        wanted = {role: its.hosts for role, its in self.role_settings.items() if its.hosts is not None}
+        check_role_hosts(wanted, self.hosts)
         return self
 
     @property
@@ -294,6 +333,11 @@ class JobSpec(BaseModel):
 
     def policy_of(self, role: str) -> FailurePolicy:
         return self._settings_of(role).on_failure or self.on_failure
+
+    def hosts_of(self, role: str) -> tuple[str, ...]:
+        """The names of the hosts that tasks of this role may run on."""
+        own = self._settings_of(role).hosts
+        return tuple(host.name for host in self.hosts) if own is None else own
 
     def serves(self, role: str) -> bool:
         """Whether its tasks are expected to start a TensorFlow server. An evaluator does not join the cluster."""

@@ -17,6 +17,11 @@ from orchestrator.core.text.nearest import did_you_mean, nearest
 CHIEF, WORKER, PS, EVALUATOR = "chief", "worker", "ps", "evaluator"
 ROLES = (CHIEF, WORKER, PS, EVALUATOR)
 SINGLE_ROLES = (CHIEF, EVALUATOR)
+VARIABLE = "TF_CONFIG"
+# The limit of execve for one variable with its name and its NUL (MAX_ARG_STRLEN).
+MOST_BYTES = 128 << 10
+# Bytes of a TF_CONFIG besides its addresses, rounded up.
+_BESIDE_ADDRESSES = 256
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)\Z")
 _MOST_DIGITS = 6
 _TASK = re.compile(r"(?P<role>[a-z_]+)(:(?P<index>\d{1,6}))?\Z", re.ASCII)
@@ -105,6 +110,33 @@ class ClusterSpec(BaseModel):
                     raise ValueError(f"{address} is given twice: to {seen[address]} and {role}:{index}")
                 seen[address] = f"{role}:{index}"
         return self
+
+    def seen_by(self, role: str) -> ClusterSpec:
+        """The cluster in the TF_CONFIG of a task of this role.
+
+        The evaluator starts no server, and a coordinator would wait for it: only its own TF_CONFIG lists it."""
+        if role == EVALUATOR or EVALUATOR not in self.addresses:
+            return self
+        seen = {each: those for each, those in self.addresses.items() if each != EVALUATOR}
+        return self.model_copy(update={"addresses": seen})
+
+
+class TFConfigTooLong(ValueError):
+    """The TF_CONFIG of a cluster cannot be passed to a process; the text has the figures."""
+
+
+def check_length(cluster: ClusterSpec) -> None:
+    """Raise TFConfigTooLong if a task's TF_CONFIG is longer than a variable can be."""
+    role, those = max(cluster.addresses.items(), key=lambda entry: len(entry[1]))
+    longest = TFConfig(cluster=cluster, task=TaskRef(type=role, index=len(those) - 1))
+    length = len(VARIABLE) + len("=") + len(longest.to_json().encode()) + len("\0")
+    if length > MOST_BYTES:
+        tasks = sum(map(len, cluster.addresses.values()))
+        fewer = tasks * (MOST_BYTES - _BESIDE_ADDRESSES) // length
+        raise TFConfigTooLong(
+            f"TF_CONFIG of {tasks:,} tasks has {length:,} bytes, and Linux passes at most {MOST_BYTES:,} in one"
+            f" variable: start fewer tasks, about {fewer:,}"
+        )
 
 
 class TFConfig(BaseModel):

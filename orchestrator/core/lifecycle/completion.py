@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from orchestrator.core.diagnosis.across_hosts import first_ended
 from orchestrator.core.job.tf_config import CHIEF, EVALUATOR, PS, WORKER
-from orchestrator.core.state.state import RunState, TaskPhase, TaskState
+from orchestrator.core.state.state import LIVE_PHASES, RunState, TaskPhase, TaskState
 
 
 def leader(state: RunState) -> TaskState | None:
@@ -23,6 +24,14 @@ def deciding_tasks(state: RunState) -> list[TaskState]:
         first = leader(state)
         return [] if first is None else [first]
     return [task for task in state.tasks.values() if task.plan.role != EVALUATOR]
+
+
+def decides(state: RunState, task: TaskState) -> bool:
+    """Whether this is one of the deciding tasks."""
+    if state.is_coordinated:
+        first = leader(state)
+        return first is not None and first.name == task.name
+    return task.plan.role != EVALUATOR
 
 
 def evaluator(state: RunState) -> TaskState | None:
@@ -39,8 +48,11 @@ def serving_tasks(state: RunState) -> list[TaskState]:
 
 def has_trained(state: RunState) -> bool:
     """Whether all deciding tasks have succeeded."""
-    tasks = deciding_tasks(state)
-    return bool(tasks) and all(task.phase is TaskPhase.SUCCEEDED for task in tasks)
+    if state.is_coordinated:
+        first = leader(state)
+        return first is not None and first.phase is TaskPhase.SUCCEEDED
+    done = state.tasks.count((TaskPhase.SUCCEEDED,), without=EVALUATOR)
+    return 0 < done == state.tasks.count(tuple(TaskPhase), without=EVALUATOR)
 
 
 def has_succeeded(state: RunState) -> bool:
@@ -51,7 +63,10 @@ def has_succeeded(state: RunState) -> bool:
 
 def is_training(state: RunState) -> bool:
     """Whether a deciding task has not ended."""
-    return any(not task.phase.is_end for task in deciding_tasks(state))
+    if state.is_coordinated:
+        first = leader(state)
+        return first is not None and not first.phase.is_end
+    return state.tasks.count(LIVE_PHASES, without=EVALUATOR) > 0
 
 
 def has_begun_training(task: TaskState) -> bool:
@@ -69,7 +84,7 @@ def first_failure(state: RunState, done_without: Collection[str] = ()) -> TaskSt
     if has_trained(state):
         return next((task for task in failed if task.plan.role == EVALUATOR), None)
     needed = [task for task in failed if task.name not in done_without and task.plan.role != EVALUATOR]
-    return min(needed or failed, key=lambda task: task.exit_order or 0, default=None)
+    return first_ended(needed or failed)
 
 
 def is_dispensable(state: RunState, task: TaskState) -> bool:
@@ -94,7 +109,7 @@ def is_dispensable(state: RunState, task: TaskState) -> bool:
 def supports_training(state: RunState, task: TaskState) -> bool:
     """Whether a task takes no training steps itself, but serves or evaluates a training that has begun."""
     first = leader(state)
-    if first is None or task in deciding_tasks(state):
+    if first is None or decides(state, task):
         return False
     return has_begun_training(first) or first.phase is TaskPhase.SUCCEEDED
 

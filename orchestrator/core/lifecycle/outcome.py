@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import assert_never
 
+from orchestrator.core.diagnosis.across_hosts import failed_host, host_cause
 from orchestrator.core.diagnosis.cause import PREEMPTED, advice_on, find_cause
 from orchestrator.core.diagnosis.distribution import NotDistributed, has_joined
 from orchestrator.core.diagnosis.same_failure import own_exception
@@ -94,6 +95,7 @@ def run_result(run_id: str, state: RunState, findings: Findings, checkpoint_dir:
         bad_loss=state.bad_loss,
         not_distributed=_notice_of_copies(findings, outcome),
         left=state.left,
+        hosts=tuple(host.end for host in state.hosts.values()),
     )
 
 
@@ -144,6 +146,8 @@ def decide_outcome(state: RunState, findings: Findings) -> tuple[Outcome, int, C
     first = first_failure(state, findings.done_without)
     if findings.nan is not None and state.restart_due_mono is None:
         return "failed", _NO_EXIT_CODE, findings.nan
+    if state.teardown is TeardownReason.FAILURE and (host := failed_host(state, first)) is not None:
+        return "failed", ExitCode.HOST_LOST, host_cause(state, host)
     # Between two attempts the tasks are those of the earlier one, whose failure is already in the history.
     if state.teardown is TeardownReason.FAILURE and first is not None and state.restart_due_mono is None:
         code = shell_code(first.exit_code, first.signal)
@@ -204,6 +208,7 @@ def _task_end(
         exit_code=task.exit_code,
         signal=task.signal,
         restarts=task.restarts,
+        host=task.plan.host,
         end="still running" if is_left else _end_in_words(task, cause, done_without),
         joined=has_joined(task),
     )
@@ -240,6 +245,6 @@ def _end_in_words(task: TaskState, cause: Cause | None, done_without: Collection
         case TaskPhase.PENDING:
             return "never started" if task.restart_due_mono is None else "not started again"
         case TaskPhase.LOST | TaskPhase.STARTING | TaskPhase.RUNNING | TaskPhase.STOPPING:
-            return "lost with the agent"
+            return "lost with the agent" if task.plan.host is None else f"lost with {task.plan.host}"
         case _:
             assert_never(task.phase)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from orchestrator.core.diagnosis.cause import PREEMPTED
 from orchestrator.core.job.choices import FailurePolicy
 from orchestrator.core.job.spec import JobSpec
-from orchestrator.core.lifecycle.completion import deciding_tasks
-from orchestrator.core.progress.activity import has_stepped
+from orchestrator.core.lifecycle.completion import decides
 from orchestrator.core.state.events import TeardownReason
 from orchestrator.core.state.result import Cause
 from orchestrator.core.state.state import RunState, TaskState
+from orchestrator.core.state.tasks import Matching
 
 LONGEST_DELAY_S = 30.0
 # A failure after so many seconds of work is unrelated to the last one: the delay starts again at 1 s.
@@ -72,20 +72,23 @@ class RunRestarts:
         self._has_worked = False
         self._attempt = 0
         self._working_since: float | None = None
+        self._stepped = Matching(lambda task, state: task.course.stepped)
+        self._idle = Matching(lambda task, state: decides(state, task) and not _is_working(task))
+        self._ran = Matching(lambda task, state: decides(state, task) and _worked_s(task) >= RAN_AT_LEAST_S)
 
     def update(self, state: RunState, now: float) -> None:
         if state.attempt != self._attempt:
             self._attempt, self._working_since = state.attempt, None
-        stepped = has_stepped(state)
-        self._has_worked = self._has_worked or stepped
-        is_working = stepped or (state.is_ready and all(map(_is_working, deciding_tasks(state))))
-        if self._working_since is None and is_working:
+        for tasks in (self._stepped, self._idle, self._ran):
+            tasks.update(state)
+        self._has_worked = self._has_worked or bool(self._stepped)
+        if self._working_since is None and (self._stepped or (state.is_ready and not self._idle)):
             self._working_since = now
 
-    def worked(self, state: RunState) -> bool:
+    @property
+    def worked(self) -> bool:
         """Whether the run ever reached a training step or, if it reports none, ran for a while."""
-        if any(_worked_s(task) >= RAN_AT_LEAST_S for task in deciding_tasks(state)):
-            self._has_worked = True
+        self._has_worked = self._has_worked or bool(self._ran)
         return self._has_worked
 
     def after_teardown(
@@ -106,7 +109,7 @@ class RunRestarts:
         if self._policy(state, blame, first) is not FailurePolicy.RESTART:
             return None
         healthy_s = 0.0 if self._working_since is None else mono - self._working_since
-        return self._restarts.after(healthy_s, worked=self.worked(state), asked_for=_asks_for_restart(first))
+        return self._restarts.after(healthy_s, worked=self.worked, asked_for=_asks_for_restart(first))
 
     def _policy(self, state: RunState, blame: Cause | None, first: TaskState | None) -> FailurePolicy:
         """The policy for the role of the task to blame, or else of the task that failed first."""

@@ -85,6 +85,8 @@ class TaskEnds:
 
     def _after_success(self, state: RunState, event: Event) -> list[Action] | Down:
         """Tear down once every task that the run waits for has ended."""
+        if completion.is_training(state):
+            return []
         deciding, evaluator = completion.deciding_tasks(state), completion.evaluator(state)
         if not all(map(self._is_over, deciding)):
             return []

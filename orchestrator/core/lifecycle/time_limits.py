@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from heapq import heappop, heappush, heapreplace
 
 from orchestrator.core.diagnosis.hangs import Silence, silence_notice, stall_cause
-from orchestrator.core.diagnosis.start_limit import joining_tasks, missing_tasks, start_limit_cause
+from orchestrator.core.diagnosis.start_limit import awaits_restart, is_joining, is_missing, start_limit_cause
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.job.tf_config import EVALUATOR
 from orchestrator.core.lifecycle.actions import Deadline
-from orchestrator.core.progress.activity import cluster_of, serves_others
+from orchestrator.core.progress.activity import is_in_cluster, serves_others
 from orchestrator.core.state.events import DeadlineReached, StacksTaken
 from orchestrator.core.state.result import Cause
 from orchestrator.core.state.state import RunState, TaskPhase, TaskState
+from orchestrator.core.state.tasks import Matching, Tasks
 
 # Bounds on the time between two looks at the stacks of silent tasks, seconds.
 _SHORTEST_REST_S = 0.5
@@ -36,6 +38,10 @@ class TimeLimits:
     def reset(self) -> None:
         """Ignore the stacks that were asked for in an earlier attempt."""
         self._awaited = None
+
+    def heard(self, host: str, now: float) -> None:
+        """A silent host is heard again."""
+        self._stall.heard(host, now)
 
     def deadlines(self) -> list[tuple[float | None, str]]:
         """(monotonic seconds, name) of the next deadlines; none while stacks are being taken."""
@@ -77,23 +83,30 @@ class StartLimit:
         self.due: float | None = None
         self._limit_s = limit_s
         self._attempt = 0
+        self._joining = Matching(lambda task, state: is_joining(task))
+        self._missing = Matching(lambda task, state: is_missing(task))
+        self._servers = Matching(lambda task, state: _has_server(task))
+        self._restarting = Matching(lambda task, state: is_in_cluster(task) and awaits_restart(task))
 
     def update(self, state: RunState, now: float) -> None:
         if state.attempt != self._attempt:
             self._attempt, self.due = state.attempt, None
         if self._limit_s is None:
             return
-        joining = joining_tasks(state)
-        if state.teardown is not None or not (joining or missing_tasks(state)):
+        for tasks in (self._joining, self._missing, self._servers, self._restarting):
+            tasks.update(state)
+        # While a task waits for its restart, the others have to wait for it.
+        is_joining = bool(self._joining) and not self._restarting
+        if state.teardown is not None or not (is_joining or self._missing):
             self.due = None
-        elif self.due is None and (joining or any(map(_has_server, cluster_of(state)))):
+        elif self.due is None and (is_joining or self._servers):
             self.due = now + self._limit_s
 
 
 def _has_server(task: TaskState) -> bool:
     """Whether it listens on its port, or serves a cluster of several tasks at another address."""
     is_elsewhere = task.phase is TaskPhase.STARTING and (task.progress.cluster or 0) > 1
-    return task.phase is TaskPhase.RUNNING or is_elsewhere
+    return is_in_cluster(task) and (task.phase is TaskPhase.RUNNING or is_elsewhere)
 
 
 class SilenceWatch:
@@ -108,6 +121,10 @@ class SilenceWatch:
 
     def update(self, state: RunState, now: float) -> None:
         self._limit.update(state, now)
+
+    def heard(self, host: str, now: float) -> None:
+        """A silent host is heard again."""
+        self._limit.heard(host, now)
 
     def reset(self) -> None:
         """Ignore the stacks that were asked for in an earlier attempt."""
@@ -157,28 +174,51 @@ class StallLimit:
         self._phases = phases
         self._last_sign: dict[str, float] = {}
         self._known: dict[str, TaskState] = {}
+        self._seen: Tasks | None = None
+        # (a time not after the last sign, task) for each known task, as a heap.
+        self._oldest: list[tuple[float, str]] = []
         self._not_before = 0.0
 
     def update(self, state: RunState, now: float) -> None:
         """Any change of a task is a sign of life."""
         if self._limit_s is None:
             return
-        watched = (
-            {}
-            if state.teardown is not None
-            else {t.name: t for t in state.tasks.values() if self._should_report(t, state)}
-        )
-        for name, task in watched.items():
-            known = self._known.get(name)
-            if known is None or known.pid != task.pid or known.progress != task.progress:
-                self._last_sign[name] = now
-        self._known = watched
+        if state.teardown is not None or not state.tasks.is_of_same_attempt(self._seen):
+            self._known.clear()
+            self._oldest.clear()
+            self._seen = None
+        if state.teardown is not None:
+            return
+        for task in state.tasks.changed_since(self._seen):
+            self._update_task(task, state, now)
+        self._seen = state.tasks
+
+    def _update_task(self, task: TaskState, state: RunState, now: float) -> None:
+        known = self._known.pop(task.name, None)
+        if not self._should_report(task, state):
+            return
+        self._known[task.name] = task
+        if known is None or known.pid != task.pid or known.progress != task.progress:
+            self._last_sign[task.name] = now
+        if known is None:
+            heappush(self._oldest, (now, task.name))
 
     @property
     def due(self) -> float | None:
         if self._limit_s is None or not self._known:
             return None
-        return max(self._not_before, min(self._last_sign[name] for name in self._known) + self._limit_s)
+        return max(self._not_before, self._oldest_sign() + self._limit_s)
+
+    def _oldest_sign(self) -> float:
+        """The earliest last sign of a known task. Brings the top of the heap up to date."""
+        while True:
+            at, name = self._oldest[0]
+            if name not in self._known:
+                heappop(self._oldest)
+            elif self._last_sign[name] > at:
+                heapreplace(self._oldest, (self._last_sign[name], name))
+            else:
+                return at
 
     def silence(self, quiet_s: Mapping[str, float], busy: Collection[str], now: float) -> Silence | None:
         """The silent tasks, or None if none has reached the limit.
@@ -193,6 +233,12 @@ class StallLimit:
         silent_s = {name: now - self._last_sign[name] for name in self._known}
         overdue = frozenset(name for name, seconds in silent_s.items() if seconds >= self._limit_s)
         return Silence(silent_s, overdue, frozenset(busy) & silent_s.keys()) if overdue else None
+
+    def heard(self, host: str, now: float) -> None:
+        """A silent host is heard again: what its tasks reported meanwhile follows."""
+        for name, task in self._known.items():
+            if task.plan.host == host:
+                self._last_sign[name] = now
 
     def look_again(self, now: float) -> None:
         """No task is to blame yet. The next look is when another task reaches the limit."""

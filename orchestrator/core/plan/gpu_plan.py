@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orchestrator.core.job.choices import Communication
 from orchestrator.core.job.gpus import AUTO_GPUS, NO_GPUS, GpuChoice, GpuInventory, GpuWay, visible_names
@@ -26,13 +26,18 @@ _TURN = {GpuWay.NAMED: 0, GpuWay.PER_TASK: 1, GpuWay.AUTO: 2, GpuWay.NONE: 3}
 class GpuOptions:
     """A run's options about GPUs. `choice` None means auto; `by_role` takes precedence. `memory` is "grow", or bytes of
     each GPU, or None for TensorFlow's default, which allocates all. The user sets CUDA_VISIBLE_DEVICES for the roles
-    `set_by_user`."""
+    `set_by_user`. `elsewhere` are the run's tasks on other hosts."""
 
     strategy: StrategyChoice = field(default_factory=StrategyChoice)
     choice: GpuChoice | None = None
     by_role: Mapping[str, GpuChoice] = field(default_factory=dict)
     memory: str | int | None = None
     set_by_user: frozenset[str] = frozenset()
+    elsewhere: tuple[TaskRef, ...] = ()
+
+    @property
+    def clients_elsewhere(self) -> int:
+        return sum(task.type == WORKER for task in self.elsewhere)
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ def plan_gpus(
     pool = _pool(inventory, users)
     request = _by_strategy(request)
     own = [task for task in tasks if task.type not in request.set_by_user]
-    has_servers = any(task.type == PS for task in tasks)
+    has_servers = any(task.type == PS for task in (*tasks, *request.elsewhere))
     groups = _groups(own, request, has_servers)
     shares: dict[str, tuple[str, ...]] = {}
     notes: list[str] = []
@@ -106,7 +111,7 @@ def _by_strategy(request: GpuOptions) -> GpuOptions:
             f"means that the workers compute on the CPU, which contradicts --gpus {request.choice}; leave one out",
         )
     of_others = {role: own for role, own in request.by_role.items() if role != WORKER}
-    return GpuOptions(strategy, NO_GPUS, of_others, request.memory, request.set_by_user)
+    return replace(request, choice=NO_GPUS, by_role=of_others)
 
 
 def _groups(tasks: Sequence[TaskRef], request: GpuOptions, has_servers: bool) -> list[_Group]:
@@ -154,7 +159,7 @@ def _split(
 
 def _local_devices(request: GpuOptions, clients: int) -> int | None:
     mesh = request.strategy.mesh
-    return None if mesh is None else mesh.devices // clients
+    return None if mesh is None else mesh.devices // (clients + request.clients_elsewhere)
 
 
 def _named(group: _Group, pool: tuple[str, ...], inventory: GpuInventory) -> dict[str, tuple[str, ...]]:

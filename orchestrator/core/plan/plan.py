@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from orchestrator.core.job.choices import Strategy
-from orchestrator.core.job.cpu_budget import CpuBudget, cpu_budget
+from orchestrator.core.job.cpu_budget import Cores, CpuBudget, cpu_budget
 from orchestrator.core.job.spec import Command, CommandKind, JobSpec
 from orchestrator.core.job.tensorboard import DIRECTORY_VARIABLE
-from orchestrator.core.job.tf_config import EVALUATOR, ClusterSpec, TaskRef, TFConfig
+from orchestrator.core.job.tf_config import ClusterSpec, TaskRef, TFConfig, check_length
 from orchestrator.core.plan.gpu_plan import GpuPlan
-from orchestrator.core.plan.task_devices import gpu_plan_of, task_devices_env
-from orchestrator.core.state.events import PlannedTask
+from orchestrator.core.plan.places import HostFacts, RunLayout, TaskPlace
+from orchestrator.core.plan.task_devices import gpu_plan_of, gpu_plan_of_hosts, task_devices_env
 from orchestrator.core.text.secrets import mask_secrets, mask_words
+
+if TYPE_CHECKING:
+    from orchestrator.core.state.events import PlannedTask
 
 _LOCAL_HOSTS = ("localhost", "127.0.0.1")
 _NO_PROXY = ("no_proxy", "NO_PROXY")
@@ -44,36 +47,16 @@ class HoldMode(StrEnum):
     REUSE_ADDR = "reuse_addr"
 
 
-class RunLayout(Protocol):
-    """The paths of a run that tasks need."""
-
-    @property
-    def run_id(self) -> str: ...
-
-    @property
-    def root(self) -> Path: ...
-
-    @property
-    def checkpoints(self) -> Path: ...
-
-    def task_log(self, task: str) -> Path: ...
-
-    def task_scratch(self, task: str) -> Path: ...
-
-    def task_exception(self, task: str) -> Path: ...
-
-    def task_stacks(self, task: str) -> Path: ...
-
-
 @dataclass(frozen=True)
 class TaskPlan:
-    """The plan of a task. `env` is added to the caller's environment, in the order of display. `serves`: a TensorFlow
-    server is expected on `address` (host:port). `bootstrap` are the options of the code injected into its Python, None
-    for no injection; they are not in `env`. `fork`: the task is forked from the preloader."""
+    """The plan of a task on `host` (None: this machine), with paths there. `env` is added to the caller's environment,
+    and so is TF_CONFIG. `serves`: a TensorFlow server is expected on `address` (host:port). `bootstrap` are the options
+    of the code injected into its Python, None for no injection; they are not in `env`. `fork`: the task is forked from
+    the preloader."""
 
     task: TaskRef
+    host: str | None
     address: str
-    tf_config: TFConfig
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: Path
@@ -99,43 +82,76 @@ class PreloadPlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The plan of an attempt; the first is 1. `tasks` are in the order of their start, `budget` is their share of the
-    cores, `gpus` the GPUs that each task sees."""
+    """The plan of an attempt; the first is 1. `tasks` are in the order of their start, `cluster` has all their
+    addresses, `budgets` are their shares of the cores by host, `gpus` the GPUs that each task sees. A host whose facts
+    are not known has no budget."""
 
     run_id: str
     attempt: int
     hold_mode: HoldMode
     tasks: tuple[TaskPlan, ...]
-    budget: CpuBudget
+    cluster: ClusterSpec
+    budgets: Mapping[str | None, CpuBudget]
     gpus: GpuPlan
+
+    def tf_config_of(self, task: TaskRef) -> TFConfig:
+        """The TF_CONFIG that the agent makes for a task."""
+        return TFConfig(cluster=self.cluster.seen_by(task.type), task=task)
 
 
 def build_plan(
-    spec: JobSpec, addresses: Sequence[str], layout: RunLayout, attempt: int, environ: Mapping[str, str]
+    spec: JobSpec,
+    places: Sequence[TaskPlace],
+    layout: RunLayout,
+    attempt: int,
+    environ: Mapping[str, str],
+    facts: Mapping[str, HostFacts] = MappingProxyType({}),
 ) -> RunPlan:
-    """Plan an attempt. `addresses` (host:port) are those of `spec.tasks`, in order; tasks inherit `environ`.
+    """Plan an attempt. `places` are those of `spec.tasks`, in order; tasks inherit `environ`. `facts` are those of the
+    hosts, by name; this machine's are in the spec.
 
-    Raises ValueError (pydantic's) if an address is wrong or repeated."""
+    Raises ValueError (pydantic's) if an address is wrong or repeated, TFConfigTooLong, and SettingMisfit if a host's
+    GPUs cannot be split as asked."""
     refs = spec.tasks
-    if len(addresses) != len(refs):
-        raise ValueError(f"{len(refs)} tasks need as many addresses, not {len(addresses)}")
-    common = {role: _common_env(spec, role, layout, attempt, environ) for role in spec.roles}
-    gpus = gpu_plan_of(spec, environ)
+    if len(places) != len(refs):
+        raise ValueError(f"{len(refs)} tasks need as many addresses, not {len(places)}")
+    addresses = [place.address for place in places]
+    by_role: dict[str, list[str]] = {}
+    by_host: dict[str | None, list[TaskRef]] = {}
+    for ref, place in zip(refs, places, strict=True):
+        by_role.setdefault(ref.type, []).append(place.address)
+        by_host.setdefault(place.host, []).append(ref)
+    cluster = ClusterSpec(addresses={role: tuple(those) for role, those in by_role.items()})
+    check_length(cluster)
+    gpus = _gpus(spec, by_host, facts, environ)
     devices = task_devices_env(spec, addresses, environ, gpus)
-    tasks = tuple(
-        _task_plan(
-            spec,
-            _tf_config(ref, refs, addresses),
-            address,
-            layout,
-            {**devices[str(ref)], **common[ref.type]},
-            environ,
-        )
-        for ref, address in zip(refs, addresses, strict=True)
-    )
-    return RunPlan(
-        layout.run_id, attempt, hold_mode(spec, environ), tasks, _budget(spec, {**environ, **spec.env}), gpus
-    )
+    common: dict[tuple[str | None, str], dict[str, str]] = {}
+    tasks = []
+    for ref, place in zip(refs, places, strict=True):
+        paths = place.layout or layout
+        if (place.host, ref.type) not in common:
+            common[place.host, ref.type] = _common_env(spec, ref.type, paths, attempt, environ)
+        env = {**devices[str(ref)], **common[place.host, ref.type]}
+        tasks.append(_task_plan(spec, ref, place, paths, env, environ))
+    users = {**environ, **spec.env}
+    budgets = {
+        host: _budget(spec, users, len(those), spec.cores if host is None else facts[host].cores)
+        for host, those in by_host.items()
+        if host is None or host in facts
+    }
+    return RunPlan(layout.run_id, attempt, hold_mode(spec, environ), tuple(tasks), cluster, budgets, gpus)
+
+
+def _gpus(
+    spec: JobSpec,
+    by_host: Mapping[str | None, Sequence[TaskRef]],
+    facts: Mapping[str, HostFacts],
+    environ: Mapping[str, str],
+) -> GpuPlan:
+    if None in by_host:
+        return gpu_plan_of(spec, environ)
+    tasks = {host: those for host, those in by_host.items() if host is not None}
+    return gpu_plan_of_hosts(spec, tasks, {host: its.gpus for host, its in facts.items()}, environ)
 
 
 def preload_plan(spec: JobSpec, layout: RunLayout, environ: Mapping[str, str]) -> PreloadPlan | None:
@@ -168,8 +184,12 @@ def takes_bootstrap(command: Command) -> bool:
     return True
 
 
-def _budget(spec: JobSpec, users: Mapping[str, str]) -> CpuBudget:
-    return cpu_budget(spec.cores, len(spec.tasks), spec.threads, users)
+def _budget(
+    spec: JobSpec, users: Mapping[str, str], tasks: int | None = None, cores: Cores | None = None
+) -> CpuBudget:
+    """The budget of `tasks` on a host with these cores."""
+    total = len(spec.tasks)
+    return cpu_budget(cores or spec.cores, total if tasks is None else tasks, spec.threads, users, total)
 
 
 def hold_mode(spec: JobSpec, environ: Mapping[str, str]) -> HoldMode:
@@ -180,8 +200,12 @@ def hold_mode(spec: JobSpec, environ: Mapping[str, str]) -> HoldMode:
     return HoldMode.REUSE_PORT if wanted.lower() in ("1", "true") else HoldMode.REUSE_ADDR
 
 
-def planned_tasks(plan: RunPlan) -> tuple[PlannedTask, ...]:
-    """Return the plan for the events, secrets masked."""
+def planned_tasks(plan: RunPlan, layout: RunLayout) -> tuple[PlannedTask, ...]:
+    """Return the plan for the events, secrets masked. `layout` has the logs as users see them."""
+    from orchestrator.core.state.events import (
+        PlannedTask,
+    )  # its import takes 0.02 s, and `orch config` needs no events
+
     return tuple(
         PlannedTask(
             task=str(task.task),
@@ -191,43 +215,31 @@ def planned_tasks(plan: RunPlan) -> tuple[PlannedTask, ...]:
             argv=mask_words(task.argv),
             cwd=str(task.cwd),
             env=mask_secrets(task.env),
-            log=str(task.log),
+            log=str(layout.task_log(str(task.task))),
+            host=task.host,
             serves=task.serves,
         )
         for task in plan.tasks
     )
 
 
-def _tf_config(task: TaskRef, refs: Sequence[TaskRef], addresses: Sequence[str]) -> TFConfig:
-    """Return the TF_CONFIG of a task.
-
-    The evaluator starts no server, and a coordinator would wait for it: only its own TF_CONFIG lists it.
-    """
-    by_role: dict[str, list[str]] = {}
-    for ref, address in zip(refs, addresses, strict=True):
-        if ref.type != EVALUATOR or task.type == EVALUATOR:
-            by_role.setdefault(ref.type, []).append(address)
-    cluster = ClusterSpec(addresses={role: tuple(those) for role, those in by_role.items()})
-    return TFConfig(cluster=cluster, task=task)
-
-
 def _task_plan(
     spec: JobSpec,
-    tf_config: TFConfig,
-    address: str,
+    task: TaskRef,
+    place: TaskPlace,
     layout: RunLayout,
     common: Mapping[str, str],
     environ: Mapping[str, str],
 ) -> TaskPlan:
-    name, role = str(tf_config.task), tf_config.task.type
+    name, role = str(task), task.type
     command = spec.command_of(role)
     scratch = layout.task_scratch(name)
-    own = {"TF_CONFIG": tf_config.to_json(), "ORCH_TASK": name, "ORCH_SCRATCH_DIR": str(scratch)}
+    own = {"ORCH_TASK": name, "ORCH_SCRATCH_DIR": str(scratch)}
     python_path = {**environ, **spec.env_of(role)}.get(_PYTHON_PATH)
     return TaskPlan(
-        task=tf_config.task,
-        address=address,
-        tf_config=tf_config,
+        task=task,
+        host=place.host,
+        address=place.address,
         argv=command.argv,
         env=MappingProxyType({**own, **common}),
         cwd=spec.cwd,
@@ -288,7 +300,8 @@ def _common_env(
 
 
 def _unproxied(users: Mapping[str, str]) -> dict[str, str]:
-    """Exclude the tasks' own traffic from the user's proxy. gRPC would use the proxy for 127.0.0.1, too.
+    """Exclude the tasks' own traffic from the user's proxy. gRPC would use the proxy for 127.0.0.1, too. The agent adds
+    the addresses of other hosts.
 
     The variable in capitals gets the same list, since most programs read only one of the two.
     """

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from orchestrator.core.job.choices import Communication, Strategy
+from orchestrator.core.job.gpus import GpuInventory
 from orchestrator.core.job.spec import JobSpec
-from orchestrator.core.job.strategy import StrategyChoice
-from orchestrator.core.job.tf_config import WORKER
+from orchestrator.core.job.strategy import SettingMisfit, StrategyChoice
+from orchestrator.core.job.tf_config import WORKER, TaskRef
 from orchestrator.core.plan.gpu_plan import VISIBLE, GpuOptions, GpuPlan, plan_gpus
 
 STRATEGY, REPLICAS, DEVICE = "ORCH_STRATEGY", "ORCH_REPLICAS", "ORCH_DEVICE"
@@ -20,7 +21,41 @@ _ALONE = {"DTENSOR_CLIENT_ID": "0", "DTENSOR_JOBS": ""}
 
 
 def gpu_plan_of(spec: JobSpec, environ: Mapping[str, str]) -> GpuPlan:
-    """Return which task sees which GPU. Tasks inherit `environ`. Raises SettingMisfit."""
+    """Return which task sees which GPU of this machine. Tasks inherit `environ`. Raises SettingMisfit."""
+    return _gpu_plan(spec, spec.tasks, spec.gpu_inventory, environ)
+
+
+def gpu_plan_of_hosts(
+    spec: JobSpec,
+    tasks: Mapping[str, Sequence[TaskRef]],
+    inventories: Mapping[str, GpuInventory],
+    environ: Mapping[str, str],
+) -> GpuPlan:
+    """The same for the tasks on each host. For a host without an inventory nothing is chosen."""
+    # A host's own variable decides there.
+    inherited = {name: value for name, value in environ.items() if name != VISIBLE}
+    shares: dict[str, tuple[str, ...]] = {}
+    env: dict[str, Mapping[str, str]] = {str(task): {} for task in spec.tasks}
+    notes: list[str] = []
+    is_shared = False
+    for host, those in tasks.items():
+        if host not in inventories:
+            continue
+        try:
+            plan = _gpu_plan(spec, those, inventories[host], inherited)
+        except SettingMisfit as misfit:
+            raise SettingMisfit(misfit.setting, f"{host}: {misfit}") from misfit
+        shares |= plan.shares
+        env |= plan.env
+        notes += [f"{host}: {note}" for note in plan.notes]
+        is_shared = is_shared or plan.is_shared
+    return GpuPlan(shares, env, is_shared, tuple(notes))
+
+
+def _gpu_plan(
+    spec: JobSpec, tasks: Sequence[TaskRef], inventory: GpuInventory, environ: Mapping[str, str]
+) -> GpuPlan:
+    here = frozenset(tasks)
     request = GpuOptions(
         strategy=spec.strategy,
         choice=spec.gpus,
@@ -31,8 +66,9 @@ def gpu_plan_of(spec: JobSpec, environ: Mapping[str, str]) -> GpuPlan:
         },
         memory=spec.gpu_memory,
         set_by_user=frozenset(role for role in spec.roles if VISIBLE in spec.env_of(role)),
+        elsewhere=() if len(here) == len(spec.tasks) else tuple(t for t in spec.tasks if t not in here),
     )
-    return plan_gpus(spec.tasks, request, spec.gpu_inventory, environ)
+    return plan_gpus(tasks, request, inventory, environ)
 
 
 def strategy_env(

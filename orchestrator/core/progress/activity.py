@@ -9,6 +9,7 @@ from orchestrator.core.state.events import Progress
 from orchestrator.core.state.position import BESIDE_TRAINING, Course, position
 from orchestrator.core.state.result import Training
 from orchestrator.core.state.state import RunState, TaskPhase, TaskState
+from orchestrator.core.state.tasks import Matching
 from orchestrator.core.text.durations import format_duration
 
 # Phases of a task that has joined the cluster. A reported step means the same.
@@ -66,11 +67,6 @@ def waiting_for(task: TaskState, state: RunState) -> tuple[str, ...]:
     return tuple(other.name for other in cluster_of(state) if not has_arrived(other))
 
 
-def all_have_arrived(state: RunState) -> bool:
-    """True when all tasks of the cluster have joined."""
-    return bool(state.tasks) and all(has_arrived(task) for task in cluster_of(state))
-
-
 def late_tasks(state: RunState) -> list[TaskState]:
     """Return the tasks that others wait for, in plan order."""
     if not any(_waits(task, state) for task in state.tasks.values()):
@@ -99,7 +95,12 @@ def join_names(names: Sequence[str]) -> str:
 
 def cluster_of(state: RunState) -> list[TaskState]:
     """Return the tasks whose servers form the cluster, without the evaluator."""
-    return [task for task in state.tasks.values() if task.plan.serves and task.plan.role != EVALUATOR]
+    return [task for task in state.tasks.values() if is_in_cluster(task)]
+
+
+def is_in_cluster(task: TaskState) -> bool:
+    """Whether its server is one of the cluster's."""
+    return task.plan.serves and task.plan.role != EVALUATOR
 
 
 def behind_tasks(state: RunState) -> frozenset[str]:
@@ -121,7 +122,7 @@ def serves_others(task: TaskState, state: RunState) -> bool:
     """True for a task that only executes the requests of others: a parameter server, or a coordinator's worker."""
     if task.plan.role == PS or task.progress.phase == "serving":
         return True
-    leads = task.plan.index == 0 and all(other.plan.role != CHIEF for other in state.tasks.values())
+    leads = task.plan.index == 0 and f"{CHIEF}:0" not in state.tasks
     return task.plan.role == WORKER and state.is_coordinated and not task.course.stepped and not leads
 
 
@@ -159,6 +160,8 @@ class StartWatch:
         self.due: float | None = None
         self._attempt = 0
         self._is_over = False
+        self._awaited = Matching(lambda task, state: is_in_cluster(task) and not has_arrived(task))
+        self._waiting = Matching(_waits)
 
     def update(self, state: RunState, now: float) -> None:
         """Take in a changed state."""
@@ -166,9 +169,11 @@ class StartWatch:
             self._attempt, self._is_over, self.due = state.attempt, False, None
         if self._is_over or not state.tasks:
             return
-        if state.teardown is not None or all_have_arrived(state):
+        self._awaited.update(state)
+        self._waiting.update(state)
+        if state.teardown is not None or not self._awaited:
             self._is_over, self.due = True, None
-        elif not late_tasks(state):
+        elif not self._waiting:
             self.due = None
         elif self.due is None:
             self.due = now + LATE_S
@@ -189,11 +194,6 @@ def furthest(state: RunState) -> int | None:
 def began_at(state: RunState) -> int | None:
     """Return the step, over all epochs, at which this attempt began; None if unknown. If tasks differ, the smallest."""
     return min((course.began_at for course in _courses(state) if course.began_at is not None), default=None)
-
-
-def has_stepped(state: RunState) -> bool:
-    """Whether some task of this attempt has done a training step."""
-    return any(course.stepped for course in _courses(state))
 
 
 def reports_each_step(state: RunState) -> bool:

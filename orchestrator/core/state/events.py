@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from orchestrator.core.state.result import (
     AttemptEnd,
     BadLoss,
+    HostName,
     LeftProcess,
     Pid,
     Seconds,
@@ -122,7 +123,8 @@ class Symptom(_Frozen):
 
 
 class PlannedTask(_Frozen):
-    """A task as planned for an attempt, with secrets masked."""
+    """A task as planned for an attempt, with secrets masked. `env` is without TF_CONFIG, except in an older file.
+    `host` is None on this machine; `log` is a path on this machine."""
 
     task: TaskName
     role: str
@@ -133,6 +135,7 @@ class PlannedTask(_Frozen):
     env: dict[str, str]
     log: str
     serves: bool
+    host: HostName | None = None
 
 
 class _Event(_Frozen):
@@ -145,9 +148,13 @@ ProcessOrigin = Literal["spawn", "fork"]
 
 
 class AttemptPlanned(_Event):
+    """`cluster` holds the addresses by role, in index order, of which each task's TF_CONFIG is made; empty in an older
+    file."""
+
     type: Literal["attempt_planned"] = "attempt_planned"
     attempt: Whole
     tasks: tuple[PlannedTask, ...]
+    cluster: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
 
 class PreloadBegan(_Event):
@@ -215,7 +222,9 @@ class LossBecameBad(_Event):
 
 
 class TaskExited(_Event):
-    """Exactly one of `exit_code` and `signal` is set. `order` counts exits. `peers` holds the process state letters
+    """Exactly one of `exit_code` and `signal` is set. `order` counts exits. `asked`: the agent had signalled the task
+    before (None: unknown). `ended_mono` is the time of the exit on this machine's monotonic clock, within
+    `clock_error_s`; None if it is `mono`. `peers` holds the process state letters
     (man 5 proc) of the other tasks at that moment. `noticed_s` is the time from the exit to the supervisor's notice.
 
     `peer_symptoms` is set at the first bad exit if the task says that it lost a peer: the exceptions that others had
@@ -235,6 +244,9 @@ class TaskExited(_Event):
     oom_kills: Whole | None = None
     peak_bytes: Whole | None = None
     cpu_limit_s: Whole | None = None
+    asked: bool | None = None
+    ended_mono: Seconds | None = None
+    clock_error_s: Seconds = 0.0
 
 
 class DiskFull(_Event):
@@ -354,6 +366,45 @@ class AgentLost(_Event):
     reason: str
 
 
+class HostJoined(_Event):
+    """The agent of a host serves the run. `address` is its IP address, `gpus` are the names of their models.
+    `clock_offset_s` is added to a time of its monotonic clock to have one of this machine's, within `clock_error_s`."""
+
+    type: Literal["host_joined"] = "host_joined"
+    host: HostName
+    address: str
+    cores: Whole
+    memory_bytes: Whole | None = None
+    gpus: tuple[str, ...] = ()
+    python: str = ""
+    clock_offset_s: Seconds = 0.0
+    clock_error_s: Seconds = 0.0
+
+
+class HostSilent(_Event):
+    """A host was not heard for `seconds`. orch connects to it again."""
+
+    type: Literal["host_silent"] = "host_silent"
+    host: HostName
+    seconds: Seconds
+
+
+class HostBack(_Event):
+    """A host is heard again, after `seconds`."""
+
+    type: Literal["host_back"] = "host_back"
+    host: HostName
+    seconds: Seconds
+
+
+class HostLost(_Event):
+    """A host is lost with all its tasks: it was not heard for --link-timeout, or its agent has ended."""
+
+    type: Literal["host_lost"] = "host_lost"
+    host: HostName
+    reason: str
+
+
 class TeardownBegan(_Event):
     type: Literal["teardown_began"] = "teardown_began"
     reason: TeardownReason
@@ -425,6 +476,10 @@ Event = (
     | StorageFailed
     | DeadlineReached
     | AgentLost
+    | HostJoined
+    | HostSilent
+    | HostBack
+    | HostLost
     | TeardownBegan
     | TeardownEnded
     | LogTruncated

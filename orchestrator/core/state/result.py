@@ -15,6 +15,8 @@ from orchestrator.core.text.clean import safe
 # A task's name in a document. Others may have written it: it has no character that a shell, a terminal or a path gives
 # a meaning to, except the colon.
 TaskName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.]{0,63}(:[0-9]{1,6})?$")]
+# A host as core/job/hosts.py names it.
+HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_:][A-Za-z0-9_.:%-]{0,254}$")]
 # Numbers in a document that others may have written can be converted and printed. The product of two 64-bit counters
 # is a Whole; the limit of Seconds is far beyond any date.
 Whole = Annotated[int, Field(gt=-(2**128), lt=2**128)]
@@ -40,6 +42,7 @@ class CauseKind(StrEnum):
     )
     # a time limit: diagnosis/hangs.py, lifecycle/outcome.py; a resource: diagnosis/shortages.py
     LIMIT = "limit"
+    HOST = "host"  # a host was lost with its tasks: diagnosis/across_hosts.py
     # orch itself, or its agent: lifecycle/outcome.py, supervisor/request_loop.py; a lost run: store/runs/run_end.py
     ORCH = "orch"
 
@@ -51,12 +54,13 @@ class _Document(BaseModel):
 
 class Cause(_Document):
     """The cause of a failure. `task` is None if no task caused it (a time limit, orch itself). `tasks` are all tasks
-    that failed with the same exception, in plan order; empty if there is only one."""
+    that failed with the same exception, in plan order; empty if there is only one. `host` is the one that was lost."""
 
     task: TaskName | None
     kind: CauseKind
     text: str
     tasks: tuple[TaskName, ...] = ()
+    host: HostName | None = None
 
     @property
     def line(self) -> str:
@@ -167,8 +171,8 @@ DONE_WITHOUT = "failed earlier; the other tasks continued"
 
 
 class TaskEnd(_Document):
-    """The end of a task. `end` says whether it ended by itself, by orch, or because of another task's failure.
-    `joined`: it was seen to join a cluster of several tasks."""
+    """The end of a task on `host` (None: this machine). `end` says whether it ended by itself, by orch, or because of
+    another task's failure. `joined`: it was seen to join a cluster of several tasks."""
 
     task: TaskName
     state: str
@@ -177,6 +181,7 @@ class TaskEnd(_Document):
     restarts: Whole = 0
     end: str = ""
     joined: bool = False
+    host: HostName | None = None
 
     def __repr__(self) -> str:
         return safe(
@@ -184,6 +189,18 @@ class TaskEnd(_Document):
         )
 
     __str__ = __repr__
+
+
+class HostEnd(_Document):
+    """A host of the run at its end: joined, silent or lost, and then for what reason. `gpus` are models."""
+
+    host: HostName
+    address: str
+    state: str
+    cores: Whole
+    memory_bytes: Whole | None = None
+    gpus: tuple[str, ...] = ()
+    reason: str | None = None
 
 
 class LeftProcess(_Document):
@@ -207,6 +224,7 @@ class RunResult(_Document):
     bad_loss: the first loss that was not finite
     not_distributed: the tasks trained, and none of them joined a cluster
     left: processes that are still running
+    hosts: the hosts; empty if all tasks ran on this machine
     """
 
     schema_version: Literal[1] = 1
@@ -229,6 +247,7 @@ class RunResult(_Document):
     bad_loss: TaskBadLoss | None = None
     not_distributed: str | None = None
     left: tuple[LeftProcess, ...] = ()
+    hosts: tuple[HostEnd, ...] = ()
 
     def __repr__(self) -> str:
         cause = "" if self.cause is None else f"; {self.cause.line}"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from orchestrator.core.job.choices import FailurePolicy, NetworkOption
 from orchestrator.core.job.fault import Fault
 from orchestrator.core.job.roles import counted_of
 from orchestrator.core.job.spec import JobSpec, RoleSettings
-from orchestrator.core.job.tf_config import EVALUATOR
-from orchestrator.core.plan.plan import RunLayout, RunPlan, TaskPlan, build_plan
+from orchestrator.core.job.tf_config import EVALUATOR, VARIABLE
+from orchestrator.core.plan.placement import place as place_tasks
+from orchestrator.core.plan.places import RunLayout, TaskPlace
+from orchestrator.core.plan.plan import RunPlan, TaskPlan, build_plan
 from orchestrator.core.text.counted import counted
 from orchestrator.core.text.durations import format_duration
 from orchestrator.core.text.secrets import mask_secrets, mask_words
@@ -24,8 +27,18 @@ _ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t"}
 
 def placeholder_plan(spec: JobSpec, layout: RunLayout, environ: Mapping[str, str]) -> RunPlan:
     """Return the plan that `up` would make of the spec, with ports from 10001 that are neither free nor held."""
-    addresses = [f"{_LOCAL_HOST}:{_FIRST_PLACEHOLDER_PORT + number}" for number in range(len(spec.tasks))]
-    return build_plan(spec, addresses, layout, _FIRST_ATTEMPT, environ)
+    places = [
+        TaskPlace(host, f"{_in_address(host)}:{_FIRST_PLACEHOLDER_PORT + number}")
+        for number, host in enumerate(place_tasks(spec) if spec.hosts else (None,) * len(spec.tasks))
+    ]
+    return build_plan(spec, places, layout, _FIRST_ATTEMPT, environ)
+
+
+def _in_address(host: str | None) -> str:
+    """The name of a host as a part of an address. Its own address is not known yet."""
+    if host is None:
+        return _LOCAL_HOST
+    return f"[{host.partition('%')[0]}]" if ":" in host else host
 
 
 def config_document(spec: JobSpec, plan: RunPlan) -> dict[str, object]:
@@ -41,16 +54,26 @@ def config_document(spec: JobSpec, plan: RunPlan) -> dict[str, object]:
             "preload": list(spec.command.start.modules),
         },
         "strategy": _strategy_document(spec),
-        "cpu_budget": {
-            "cores": plan.budget.cores.usable,
-            "tasks": plan.budget.tasks,
-            "share": plan.budget.share,
-            "threads": plan.budget.asked,
-            "env": dict(plan.budget.env),
-            "set_already": list(plan.budget.users),
-        },
+        "cpu_budget": _budget_document(plan),
         "chaos": [{"fault": str(fault), "task": _target(fault, spec)} for fault in spec.chaos],
-        "tasks": [{**_task_document(task), "devices": _devices(task, spec, plan)} for task in plan.tasks],
+        "tasks": [
+            {**_task_document(task, plan), "devices": _devices(task, spec, plan)} for task in plan.tasks
+        ],
+    }
+
+
+def _budget_document(plan: RunPlan) -> dict[str, object] | None:
+    """The threads of the tasks on this machine; null if they run on hosts, whose cores are not known."""
+    budget = plan.budgets.get(None)
+    if budget is None:
+        return None
+    return {
+        "cores": budget.cores.usable,
+        "tasks": budget.tasks,
+        "share": budget.share,
+        "threads": budget.asked,
+        "env": dict(budget.env),
+        "set_already": list(budget.users),
     }
 
 
@@ -81,14 +104,19 @@ def _target(fault: Fault, spec: JobSpec) -> str | None:
     return fault.target([str(task) for task in spec.tasks])
 
 
-def _task_document(task: TaskPlan) -> dict[str, object]:
+def _env(task: TaskPlan, plan: RunPlan) -> dict[str, str]:
+    return mask_secrets({VARIABLE: plan.tf_config_of(task.task).to_json(), **task.env})
+
+
+def _task_document(task: TaskPlan, plan: RunPlan) -> dict[str, object]:
     return {
         "task": str(task.task),
         "role": task.task.type,
         "index": task.task.index,
+        "host": task.host,
         "argv": list(mask_words(task.argv)),
-        "env": mask_secrets(task.env),
-        "tf_config": task.tf_config.as_dict(),
+        "env": _env(task, plan),
+        "tf_config": plan.tf_config_of(task.task).as_dict(),
         "address": task.address,
         "placeholder_port": True,
         "cwd": str(task.cwd),
@@ -115,14 +143,22 @@ def config_lines(spec: JobSpec, plan: RunPlan) -> list[str]:
         *_failure_lines(spec),
         *([f"strategy     {spec.strategy}"] if spec.strategy.strategy is not None else []),
         f"start        {_method(spec)}: {spec.command.start.reason}",
-        f"threads      {plan.budget}",
+        *(f"threads      {budget}" for budget in plan.budgets.values()),
+        *_host_lines(spec, plan),
         *(["network      private: only tasks of this run reach each other"] if is_private else []),
         *(f"chaos        {fault}{_drawn(fault, spec)}" for fault in spec.chaos),
         "ports        placeholders: `orch up` replaces them by free ones",
     ]
     for task in plan.tasks:
-        lines += ["", *_task_lines(task, _device_line(task, spec, plan))]
+        lines += ["", *_task_lines(task, plan, _device_line(task, spec, plan))]
     return lines
+
+
+def _host_lines(spec: JobSpec, plan: RunPlan) -> Iterator[str]:
+    """Yield the hosts with the number of their tasks."""
+    on_host = Counter(task.host for task in plan.tasks)
+    for host in spec.hosts:
+        yield f"host         {host}: {counted(on_host[host.name], 'task')}"
 
 
 def _role_lines(spec: JobSpec) -> Iterator[str]:
@@ -178,14 +214,13 @@ def _device_line(task: TaskPlan, spec: JobSpec, plan: RunPlan) -> list[str]:
     return [] if share is None else ["no GPU"]
 
 
-def _task_lines(task: TaskPlan, devices: list[str]) -> list[str]:
-    env = mask_secrets(task.env)
+def _task_lines(task: TaskPlan, plan: RunPlan, devices: list[str]) -> list[str]:
     return [
-        f"{task.task}  {task.address} (placeholder port)",
+        f"{task.task}  {task.address} (placeholder port{' and address' if task.host else ''})",
         f"  argv  {' '.join(_word(word) for word in mask_words(task.argv))}",
         *(f"  uses  {line}" for line in devices),
         f"  log   {task.log}",
-        *(f"  env   {name}={_word(value)}" for name, value in env.items()),
+        *(f"  env   {name}={_word(value)}" for name, value in _env(task, plan).items()),
     ]
 
 

@@ -36,6 +36,7 @@ class Kind(Enum):
     DEVICE = auto()
     MESH = auto()
     GPUS = auto()
+    HOSTS = auto()
     TIMESTAMPS = auto()  # a format of times, or a switch
 
 

@@ -8,11 +8,20 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from orchestrator.core.errors import UsageError
+from orchestrator.core.job.hosts import parse_hosts_file
 from orchestrator.core.text.nearest import did_you_mean, nearest
 from orchestrator.request.settings.declaration import VARIABLE_PREFIX, Kind, Option, Where
-from orchestrator.request.settings.options import COMMAND, COUNT_OF, ROLE_OPTIONS, SETTINGS
+from orchestrator.request.settings.options import COMMAND, COUNT_OF, HOSTS, ROLE_OPTIONS, SETTINGS
 from orchestrator.request.settings.readers import Reader, reader_of, shown
-from orchestrator.request.settings.toml_file import COUNT, ROLES_TABLE, entry_name, read_toml, role_entries
+from orchestrator.request.settings.toml_file import (
+    COUNT,
+    ROLES_TABLE,
+    decoded,
+    entry_name,
+    read_bounded,
+    read_toml,
+    role_entries,
+)
 
 # A task finds variables such as ORCH_CHECKPOINT_DIR in its environment. They describe its own run and are not options
 # of an `orch up` that the task calls.
@@ -38,7 +47,8 @@ def collect(flags: Mapping[str, object], environ: Mapping[str, str], directory: 
     """
     layers = (_from_file(directory), _from_environ(environ), _from_flags(flags))
     given = {name: value for layer in layers for name, value in layer.items()}
-    return given | _merged_env(layers) | _joined_command(layers) | _absolute_paths(given, directory)
+    given |= _merged_env(layers) | _joined_command(layers) | _absolute_paths(given, directory)
+    return given | _read_hosts_files(given, directory)
 
 
 def read_value(option: Option, text: str) -> Any:
@@ -202,3 +212,23 @@ def _absolute_path(given: Given, directory: Path) -> Given:
         return Given(directory / Path(given.value).expanduser(), given.source)
     except RuntimeError as error:
         raise UsageError(f"{given.source}: {shown(given.value)}: {error}") from error
+
+
+def _read_hosts_files(given: Mapping[str, Given], directory: Path) -> dict[str, Given]:
+    """Read the files that options about hosts name instead of hosts."""
+    return {
+        name: _hosts_of(value, directory)
+        for name, value in given.items()
+        if name.rpartition(".")[2] == HOSTS.name and isinstance(value.value, Path)
+    }
+
+
+def _hosts_of(given: Given, directory: Path) -> Given:
+    file = _absolute_path(given, directory).value
+    found = read_bounded(file)
+    if found is None:
+        raise UsageError(f"{given.source}: {file} does not exist; name a file with one host a line")
+    try:
+        return Given(parse_hosts_file(decoded(found[0], str(file)), str(file)), given.source)
+    except ValueError as error:
+        raise UsageError(f"{given.source}: {error}") from error

@@ -25,6 +25,7 @@ class RoleOptions(TypedDict, total=False):
     env: Environment
     on_failure: Policy
     gpus: str
+    hosts: str | Sequence[str]
 
 
 class UpOptions(TypedDict, total=False):
@@ -77,6 +78,16 @@ class UpOptions(TypedDict, total=False):
     threads: int | Literal["auto"] | None
     memory_limit: int | str | None
     network: Literal["host", "private"] | None
+
+    hosts: str | Sequence[str] | None
+    engine: Literal["local", "ssh"] | None
+    tasks_per_host: int | None
+    placement: Literal["pack", "spread"] | None
+    interface: str | None
+    link_timeout: Time | None
+    remote_python: str | None
+    sync: bool | None
+    ssh_command: Words | None
 
     start: Literal["auto", "spawn"] | None
     preload: str | Sequence[str] | None

@@ -13,14 +13,17 @@ from orchestrator.core.job.choices import (
     DEFAULT_EVALUATOR_TIMEOUT_S,
     DEFAULT_FAILURE_GRACE_S,
     DEFAULT_GRACE_S,
+    DEFAULT_LINK_TIMEOUT_S,
     DEFAULT_MAX_RESTARTS,
     DEFAULT_START_TIMEOUT_S,
     DEFAULT_WORKERS,
     ChiefOption,
     Communication,
+    EngineName,
     FailurePolicy,
     KerasOption,
     NetworkOption,
+    Placement,
     StartOption,
     Strategy,
 )
@@ -44,6 +47,13 @@ COMMAND = Option("command", Kind.WORDS, metavar="[-- CMD ...]", where=ELSEWHERE 
     part=Part.COMMAND,
     help="train.py ..., python train.py ..., -m pkg.mod ..., or any executable. Without it the built-in"
          " program runs, and words that begin with - are its options: -- --epochs 3")
+HOSTS = Option("hosts", Kind.HOSTS, metavar="a:2,b:2|@FILE", default="this machine",
+    where=EVERYWHERE | Where.ROLE,
+    help="Run the tasks on these hosts: names for ssh, each with its number of tasks, or @FILE with one host a"
+         " line.",
+    more="A role's own `hosts` are some of them, without numbers.")
+ENGINE = Option("engine", Kind.CHOICE, choices=tuple(EngineName), default="ssh with --hosts, else local",
+    help="How the hosts are reached.")
 JSON = Option("json", Kind.SWITCH, where=Where.COMMAND_LINE, part=Part.SCREEN,
               help="Print one JSON document (or JSON lines) on stdout.")
 COLOR = Option("color", Kind.CHOICE, choices=tuple(ColorMode), default=ColorMode.AUTO, part=Part.SCREEN,
@@ -172,6 +182,25 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         Option("network", Kind.CHOICE, choices=tuple(NetworkOption), default=NetworkOption.HOST,
                help="private: only tasks of this run can reach its servers.",
                more="[What does not work there](network.md)."),
+    ),
+    "Hosts": (
+        HOSTS,
+        ENGINE,
+        Option("tasks_per_host", Kind.WHOLE_NUMBER, default="the tasks are split equally",
+               help="Number of tasks on a host without its own number in --hosts."),
+        Option("placement", Kind.CHOICE, choices=tuple(Placement), default=Placement.PACK,
+               help="pack: fill one host after the other, in the order of roles; spread: deal the tasks to"
+                    " the hosts in turn."),
+        Option("interface", Kind.TEXT, metavar="NAME", default="the one that ssh reaches",
+               help="Network interface of the hosts that the tasks talk over: eth0, ib0."),
+        Option("link_timeout", Kind.DURATION, default=DEFAULT_LINK_TIMEOUT_S,
+               help="A host that was not heard for this time is lost, and ends its tasks itself."),
+        Option("remote_python", Kind.TEXT, metavar="PATH", default="the path of the one here",
+               help="Python interpreter on the hosts: 3.11 or newer."),
+        Option("sync", Kind.SWITCH,
+               help="Copy the working directory to the hosts by rsync before the start."),
+        Option("ssh_command", Kind.WORDS, metavar="WORDS", default="ssh",
+               help='The command to connect with: "ssh -F FILE".'),
     ),
     "Start": (
         Option("start", Kind.CHOICE, choices=tuple(StartOption), default=StartOption.AUTO, part=Part.START,

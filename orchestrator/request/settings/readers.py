@@ -7,10 +7,11 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from orchestrator.core.job.fault import MOST_FAULTS, Fault, parse_chaos
 from orchestrator.core.job.gpus import GpuChoice, parse_gpus
+from orchestrator.core.job.hosts import Host, parse_hosts
 from orchestrator.core.job.strategy import Mesh, parse_device, parse_strategy
 from orchestrator.core.job.tf_config import TaskRef
 from orchestrator.core.text.durations import check_duration, parse_duration
@@ -139,6 +140,23 @@ def _gpus(value: object) -> GpuChoice:
     if isinstance(value, int) and not isinstance(value, bool):
         raise ValueError(f'{value} may be a name or a number of GPUs; write "{value}" or "per-task {value}"')
     return value if isinstance(value, GpuChoice) else parse_gpus(_text(value))
+
+
+def _hosts_text(text: str) -> tuple[Host, ...] | Path:
+    """Read hosts, or the path of a file of hosts: `@FILE`, or a text with a slash, which no host has."""
+    text = text.strip()
+    if text.startswith("@") or ("/" in text and "://" not in text):
+        return Path(_path(text.removeprefix("@")))
+    return parse_hosts(text)
+
+
+def _hosts(value: object) -> tuple[Host, ...] | Path:
+    if isinstance(value, list | tuple):
+        for entry in value:
+            if not isinstance(entry, str):
+                raise ValueError(f"{shown(entry)} is not a host; put it in quotes")
+        return parse_hosts(",".join(value))
+    return _hosts_text(_text(value))
 
 
 def _parsed_by(parse: Callable[[str], object]) -> Reader:
@@ -303,6 +321,7 @@ _READERS: Mapping[Kind, Reader] = {
     Kind.DEVICE: _parsed_by(parse_device),
     Kind.MESH: Reader(text=Mesh.parse, typed=_mesh),
     Kind.GPUS: Reader(text=parse_gpus, typed=_gpus),
+    Kind.HOSTS: Reader(text=_hosts_text, typed=_hosts),
     Kind.TIMESTAMPS: Reader(text=_timestamps, typed=_timestamps),
 }
 

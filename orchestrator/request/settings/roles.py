@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from orchestrator.core.errors import UsageError
 from orchestrator.core.job.choices import DEFAULT_WORKERS, ChiefOption, FailurePolicy, Strategy
+from orchestrator.core.job.hosts import check_engine, check_role_hosts
 from orchestrator.core.job.roles import RoleMisfit, check_counts, default_chief, default_policy, leader_role
 from orchestrator.core.job.spec import Command, CommandKind, JobSpec, RoleSettings
 from orchestrator.core.job.start_method import StartMethod
@@ -22,10 +23,11 @@ from orchestrator.core.job.strategy import (
     check_settings,
 )
 from orchestrator.core.job.tf_config import CHIEF, EVALUATOR, PS, ROLES, WORKER
+from orchestrator.core.plan.placement import place
 from orchestrator.core.plan.task_devices import gpu_plan_of
 from orchestrator.request.settings.declaration import Part
 from orchestrator.request.settings.given import Given, join_command
-from orchestrator.request.settings.options import COUNT_OF, SETTINGS
+from orchestrator.request.settings.options import COUNT_OF, HOSTS, SETTINGS
 from orchestrator.request.settings.toml_file import entry_name
 
 # Variables that TensorFlow reads when it starts a device or a server, and no import reads: a forked task has its own.
@@ -93,6 +95,9 @@ def with_strategy(given: Mapping[str, Given], choice: StrategyChoice, spec: JobS
     with _misfits_as_usage_errors(given):
         check_settings(strategy)
         check_roles(strategy, spec.roles)
+        check_engine(spec)
+        if spec.hosts:
+            place(spec)
     return spec.model_copy(update={"strategy": strategy})
 
 
@@ -156,6 +161,7 @@ def resolve_roles(
             env=env[role],
             on_failure=_policy_of(given, roles, role),
             gpus=None if gpus is None else gpus.value,
+            hosts=_hosts_of(given, role),
         )
     return command, {role: its for role, its in settings.items() if its != RoleSettings()}
 
@@ -173,6 +179,24 @@ def _env_of(given: Mapping[str, Given], role: str) -> Mapping[str, str]:
     except ValidationError as error:
         cause = error.errors(include_url=False)[0].get("ctx", {}).get("error")
         raise UsageError(f"{found.source}: {cause or error}") from error
+
+
+def _hosts_of(given: Mapping[str, Given], role: str) -> tuple[str, ...] | None:
+    own = given.get(entry_name(role, HOSTS.name))
+    if own is None:
+        return None
+    for host in own.value:
+        if host.destination != host.name or host.slots is not None:
+            raise UsageError(
+                f'{own.source}: write "{host.name}"; users and numbers of tasks belong to --hosts'
+            )
+    known = given[HOSTS.name].value if HOSTS.name in given else ()
+    names = tuple(host.name for host in own.value)
+    try:
+        check_role_hosts({role: names}, known)
+    except ValueError as error:
+        raise UsageError(f"{own.source}: {error}") from error
+    return names
 
 
 def _policy_of(given: Mapping[str, Given], roles: Collection[str], role: str) -> FailurePolicy | None:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from orchestrator.core.diagnosis.distribution import cluster_advice
 from orchestrator.core.errors import UsageError
-from orchestrator.core.job.choices import FailurePolicy
+from orchestrator.core.job.choices import EngineName, FailurePolicy
 from orchestrator.core.job.fault import with_targets
 from orchestrator.core.job.run_name import default_name
 from orchestrator.core.job.spec import Command, CommandKind, JobSpec, RoleSettings
@@ -22,7 +22,7 @@ from orchestrator.host.cores import usable_cores
 from orchestrator.host.devices import gpu_inventory
 from orchestrator.host.directories import existing_directories
 from orchestrator.host.importable import require_modules
-from orchestrator.host.installed import find_tensorboard, untested_tensorflow
+from orchestrator.host.installed import find_tensorboard, is_own, untested_tensorflow
 from orchestrator.request.command.resolve import (
     CommandOptions,
     CommandPlace,
@@ -40,7 +40,7 @@ from orchestrator.request.settings.given import (
     misspelt_variables,
     require_plain,
 )
-from orchestrator.request.settings.options import COMMAND, SETTINGS
+from orchestrator.request.settings.options import COMMAND, ENGINE, GROUPS, SETTINGS
 from orchestrator.request.settings.request import DisplayOptions, UpRequest, WaitFor
 from orchestrator.request.settings.roles import (
     CommonCommand,
@@ -79,7 +79,7 @@ def load(
         *_notices(spec, given, place),
         *role_hints(spec, {**environ, **spec.env}),
         *_cluster_notices(spec, environ),
-        *gpu_notices(given, spec, environ),
+        *(() if spec.hosts else gpu_notices(given, spec, environ)),
     )
     existing = existing_directories(spec.log_dir, spec.checkpoint_dir)
     return UpRequest(spec=spec, display=_display(given, spec), notices=notices, existing=existing)
@@ -124,6 +124,18 @@ def _spec(given: Mapping[str, Given], place: CommandPlace) -> JobSpec:
     if "on_failure" not in given and fields.get("max_restarts") and PS not in roles:
         # A number of restarts asks for restarts. With parameter servers, it is for their workers, which restart anyway.
         fields["on_failure"] = FailurePolicy.RESTART
+    if "engine" not in given and "hosts" in given:
+        fields["engine"] = EngineName.SSH
+    if "hosts" in given and "remote_python" in given:
+        python = given["remote_python"].value
+        fields["command"] = command = _run_by(command, python)
+        role_settings = {
+            role: its
+            if its.command is None
+            else its.model_copy(update={"command": _run_by(its.command, python)})
+            for role, its in role_settings.items()
+        }
+        fields["role_settings"] = role_settings
     if fields.pop("tensorboard", False):
         own = (role.command for role in role_settings.values())
         fields["tensorboard"] = find_tensorboard([command, *filter(None, own)], place.installed)
@@ -132,6 +144,19 @@ def _spec(given: Mapping[str, Given], place: CommandPlace) -> JobSpec:
     except ValidationError as error:
         raise _with_source(error, given) from error
     return with_strategy(given, strategy, spec)
+
+
+def _run_by(command: Command, python: str) -> Command:
+    """Return the command as it is run on hosts: instead of orch's own interpreter, which is of this machine, the one
+    that was given for the hosts."""
+    if not command.interpreter or not is_own(command.interpreter[0]):
+        return command
+    return command.model_copy(
+        update={
+            "argv": (python, *command.argv[1:]),
+            "interpreter": (python, *command.interpreter[1:]),
+        }
+    )
 
 
 def _require_directory(given: Given) -> None:
@@ -256,6 +281,14 @@ def _notices(spec: JobSpec, given: Mapping[str, Given], place: CommandPlace) -> 
         notices += misspelt_variables(environ)
     if spec.inherited_tf_config:
         notices.append("TF_CONFIG is set in this environment; each task gets its own instead")
+    if not spec.hosts:
+        # In a file or a variable they may be for other runs.
+        idle = [
+            each.flag
+            for each in GROUPS["Hosts"]
+            if each.name in given and given[each.name].source == each.flag
+        ]
+        notices += [f"{flag} has no effect without --hosts" for flag in idle if flag != ENGINE.flag]
     if any(command.kind is CommandKind.BUILTIN for command in spec.commands) and (
         warning := untested_tensorflow()
     ):

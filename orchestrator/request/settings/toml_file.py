@@ -73,21 +73,21 @@ def read_toml(directory: Path) -> dict[str, FileValue]:
 
 
 def _own_table(directory: Path) -> tuple[Mapping[str, object], _Lines] | None:
-    found = _read(directory / _FILE)
+    found = read_bounded(directory / _FILE)
     if found is None:
         return None
     data, owner = found
     _refuse_planted(directory / _FILE, owner)
-    text = _decoded(data, _FILE)
+    text = decoded(data, _FILE)
     return _parse(text, _FILE), _Lines(_FILE, _line_numbers(text))
 
 
 def _project_table(directory: Path) -> tuple[Mapping[str, object], _Lines] | None:
-    found = _read(directory / _PROJECT_FILE)
+    found = read_bounded(directory / _PROJECT_FILE)
     if found is None or not _MENTION.search(found[0]):
         return None
     data, owner = found
-    text = _decoded(data, _PROJECT_FILE)
+    text = decoded(data, _PROJECT_FILE)
     table: object = _parse(text, _PROJECT_FILE)
     for key in _PROJECT_TABLE:
         table = table.get(key) if isinstance(table, Mapping) else None
@@ -166,7 +166,7 @@ def _role_values(lines: _Lines, table: object) -> dict[str, FileValue]:
     return values
 
 
-def _read(path: Path) -> tuple[bytes, int] | None:
+def read_bounded(path: Path) -> tuple[bytes, int] | None:
     """Return the contents and the owner of a file; None if it does not exist."""
     try:
         with open(path, "rb", opener=open_without_waiting) as file:
@@ -199,7 +199,7 @@ def _refuse_planted(path: Path, owner: int) -> None:
             )
 
 
-def _decoded(data: bytes, name: str) -> str:
+def decoded(data: bytes, name: str) -> str:
     try:
         # Editors on Windows write a byte order mark, which TOML does not allow.
         return data.removeprefix(codecs.BOM_UTF8).decode()

@@ -8,10 +8,9 @@ import select
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple, Self
 
-from orchestrator.store.files import open_private
+from orchestrator.store.directory import Directory
 from orchestrator.store.logs.index import INDEX_NAME, IndexRecord, format_record, read_open_index, truncation
 from orchestrator.store.open_files import AppendFile, after_hole
 
@@ -122,19 +121,20 @@ class LogStore:
 
     def __init__(
         self,
-        logs_dir: Path,
+        logs: Directory,
         wall_clock: Callable[[], float] = time.time,
         open_watch: Callable[[], LogWatch] = LogWatch,
     ) -> None:
-        """Open the index in the existing `logs_dir`, or continue the one that is there. OSError."""
+        """Open the index in the directory `logs`, which is closed with this store, or continue it. OSError."""
+        self._directory = logs
         self._wall_clock = wall_clock
         self._logs: dict[str, _Log] = {}
         self._truncations: list[tuple[str, int]] = []
         self._is_failure_reported = False
         self._not_before = 0.0
-        index = open_private(logs_dir / INDEX_NAME, os.O_RDWR | os.O_APPEND)
+        index = logs.open_private(INDEX_NAME, os.O_RDWR | os.O_APPEND)
         self._covered = _resume_index(index)
-        self._index = AppendFile(index, logs_dir / INDEX_NAME)
+        self._index = AppendFile(index, logs.path / INDEX_NAME)
         self._watch: LogWatch | None = None
         self._must_poll = False
         try:
@@ -142,15 +142,15 @@ class LogStore:
         except OSError:
             self._must_poll = True
 
-    def add(self, task: str, attempt: int, path: Path) -> None:
-        """Index `path` as the log of `task`. A second call assigns later output to its `attempt`."""
+    def add(self, task: str, attempt: int, name: str) -> None:
+        """Index the file `name` as the log of `task`. A second call assigns later output to its `attempt`."""
         known = self._logs.get(task)
         if known is not None:
             self._append(self._index_log(known, now=0.0, flush=True))
             known.attempt = attempt
             known.tailed = known.indexed
             return
-        fd = open_private(path, os.O_RDONLY)
+        fd = self._directory.open_private(name, os.O_RDONLY)
         covered = self._covered.get(task, 0)
         self._logs[task] = _Log(task, attempt, fd, covered, covered, covered, covered)
         self._not_before = 0.0
@@ -231,6 +231,7 @@ class LogStore:
             self._watch.close()
             self._watch = None
         self._index.close()
+        self._directory.close()
 
     def __enter__(self) -> Self:
         return self

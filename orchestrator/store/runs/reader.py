@@ -14,8 +14,9 @@ from pydantic import ValidationError
 
 from orchestrator.core.errors import NewerFormat
 from orchestrator.core.state.events import Event, Progress
+from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import RunResult
-from orchestrator.core.state.state import RunPhase, RunState, apply
+from orchestrator.core.state.state import RunPhase, RunState
 from orchestrator.store.directory import Directory
 from orchestrator.store.files import SharedFile, exists, read_bytes, read_object
 from orchestrator.store.runs import run_end
@@ -255,13 +256,13 @@ class RunView:
 
 
 def _with_progress(state: RunState, latest: object) -> RunState:
-    tasks = dict(state.tasks)
+    tasks = state.tasks
     for name, document in latest.items() if isinstance(latest, dict) else ():
         task = tasks.get(name)
         if task is None or not task.is_live:
             continue
         try:
-            tasks[name] = replace(task, progress=Progress.model_validate(document))
+            tasks = tasks.with_task(replace(task, progress=Progress.model_validate(document)))
         except ValidationError:
             continue
     return replace(state, tasks=tasks)

@@ -8,33 +8,35 @@ from orchestrator.core.errors import ExitCode
 from orchestrator.core.state.events import PlannedTask
 from orchestrator.core.state.result import Cause, CauseKind, RunResult, TaskEnd
 from orchestrator.core.state.state import RunPhase, RunState, TaskPhase, TaskState
+from orchestrator.core.state.tasks import Tasks
 
 _LOST = "the supervisor was killed before it could record the end"
 
 
 def mark_lost(state: RunState, last_mono: float) -> RunState:
     """Return the state of a lost run. Its end time is that of its last event (monotonic seconds)."""
-    tasks = {
-        name: task if task.phase.is_end else replace(task, phase=TaskPhase.LOST, ended_mono=last_mono)
-        for name, task in state.tasks.items()
-    }
+
+    def lose(task: TaskState) -> TaskState:
+        return task if task.phase.is_end else replace(task, phase=TaskPhase.LOST, ended_mono=last_mono)
+
+    tasks = state.tasks.mapped(lose)
     return replace(state, phase=RunPhase.LOST, tasks=tasks, ended_mono=last_mono, tensorboard=None)
 
 
 def end_as_in_result(state: RunState, result: RunResult, last_mono: float) -> RunState:
     """Return the final state according to the result, for a run whose last events are missing."""
     ends = {end.task: end for end in result.tasks}
-    known = state.tasks or {end.task: TaskState(plan=_plan_of(end)) for end in result.tasks}
-    tasks = {
-        name: task if task.phase.is_end else _end_task(task, ends.get(name), last_mono)
-        for name, task in known.items()
-    }
+    known = state.tasks or Tasks(TaskState(plan=_plan_of(end)) for end in result.tasks)
+
+    def end_task(task: TaskState) -> TaskState:
+        return task if task.phase.is_end else _end_task(task, ends.get(task.name), last_mono)
+
     return replace(
         state,
         phase=RunPhase(result.outcome),
         exit_code=None if result.outcome == "lost" else result.exit_code,
         attempt=state.attempt or result.attempts,
-        tasks=tasks,
+        tasks=known.mapped(end_task),
         ended_mono=last_mono,
         tensorboard=None,
     )
@@ -53,6 +55,7 @@ def _plan_of(end: TaskEnd) -> PlannedTask:
         env={},
         log="",
         serves=False,
+        host=end.host,
     )
 
 
@@ -83,7 +86,12 @@ def result_from_events(run_id: str, state: RunState, checkpoint_dir: str) -> Run
 def _lost_result(run_id: str, state: RunState, checkpoint_dir: str) -> RunResult:
     ends = tuple(
         TaskEnd(
-            task=task.name, state=task.phase, exit_code=task.exit_code, signal=task.signal, end=task.phase
+            task=task.name,
+            state=task.phase,
+            exit_code=task.exit_code,
+            signal=task.signal,
+            end=task.phase,
+            host=task.plan.host,
         )
         for task in state.tasks.values()
     )
@@ -99,4 +107,5 @@ def _lost_result(run_id: str, state: RunState, checkpoint_dir: str) -> RunResult
         tasks=ends,
         checkpoint_dir=checkpoint_dir,
         history=state.history,
+        hosts=tuple(host.end for host in state.hosts.values()),
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from orchestrator.core.diagnosis.symptoms import Uncaught
 from orchestrator.core.state.result import TaskStack
 from orchestrator.store.directory import Directory
-from orchestrator.store.files import open_regular, read_bytes, write_atomically
+from orchestrator.store.files import open_regular
 
 # Read limits. A task can write a message or a stack of any length.
 _MAX_EXCEPTION_BYTES = 4 << 20
@@ -19,9 +19,13 @@ _MAX_STACK_BYTES = 4 << 20
 _LOG_TAIL_BYTES = 32 * 1024
 
 
-def read_exception(path: Path) -> Uncaught | None:
+def read_exception(run: Directory, path: Path) -> Uncaught | None:
     """Return the exception in a JSON file with the fields type, message, text, at. None if there is none."""
-    text = read_bytes(path, _MAX_EXCEPTION_BYTES + 1)
+    try:
+        with run.descend(path.parent) as directory:
+            text = directory.read_bytes(path.name, _MAX_EXCEPTION_BYTES + 1)
+    except OSError:
+        return None
     if text is None or len(text) > _MAX_EXCEPTION_BYTES:
         return None
     try:
@@ -32,10 +36,11 @@ def read_exception(path: Path) -> Uncaught | None:
         return None
 
 
-def write_traceback(uncaught: Uncaught, path: Path) -> bool:
+def write_traceback(uncaught: Uncaught, run: Directory, path: Path) -> bool:
     """Write the traceback as text. False if that fails, for example on a full disk."""
     try:
-        write_atomically(path, uncaught.text.rstrip("\n") + "\n")
+        with run.descend(path.parent) as directory:
+            directory.write_atomically(path.name, uncaught.text.rstrip("\n") + "\n")
     except OSError:
         return False
     return True
@@ -48,7 +53,7 @@ def _replace_surrogates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     }
 
 
-def append_stacks(stack: TaskStack, text: str, file: Path) -> TaskStack:
+def append_stacks(stack: TaskStack, text: str, run: Directory, file: Path) -> TaskStack:
     """Append the text of a task's stacks to `file` and return the stack with its position in the file.
 
     Returns `stack` unchanged if its text is already in a file, is empty, or cannot be written.
@@ -57,7 +62,7 @@ def append_stacks(stack: TaskStack, text: str, file: Path) -> TaskStack:
         return stack
     data = text.encode("utf-8", "replace")
     try:
-        with Directory.at(file.parent.parent) as run, run.make(file.parent.name) as directory:
+        with run.make(file.parent.name) as directory:
             fd = directory.open_private(file.name, os.O_WRONLY | os.O_APPEND)
         with os.fdopen(fd, "ab") as stream:
             stream.write(time.strftime(f"\n%Y-%m-%d %H:%M:%S, by {stack.how}:\n").encode())
@@ -85,13 +90,15 @@ def read_stacks(stack: TaskStack, file: Path) -> str | None:
     return data.decode("utf-8", "replace") or None
 
 
-def read_log_tail(log: Path, since: int = 0) -> str:
+def read_log_tail(run: Directory, log: Path, since: int = 0) -> str:
     """Return the last 32 KiB of a log as text, but nothing before the offset `since`. Empty without a log.
 
     A log shorter than `since` was truncated by its task, and is read from its beginning. Invalid bytes are replaced.
     """
     try:
-        with os.fdopen(open_regular(log), "rb") as stream:
+        with run.descend(log.parent) as directory:
+            fd = directory.open_regular(log.name)
+        with os.fdopen(fd, "rb") as stream:
             size = stream.seek(0, os.SEEK_END)
             stream.seek(max(since if since <= size else 0, size - _LOG_TAIL_BYTES))
             return stream.read(_LOG_TAIL_BYTES).decode(errors="replace")

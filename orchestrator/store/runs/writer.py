@@ -129,7 +129,7 @@ class RunStore:
             self._parent.rename(name, self.paths.run_id)
             name = self.paths.run_id
             self._run.path = self.paths.root
-            self._require_place()
+            self.require_place()
             with make_runs() as runs:
                 if runs.identity != self._parent.identity:
                     runs.link_to(self.paths.run_id, self.paths.root)
@@ -138,7 +138,12 @@ class RunStore:
             self.close()
             raise
 
-    def _require_place(self) -> None:
+    @property
+    def directory(self) -> Directory:
+        """The run's directory, wherever it is now. The store closes it."""
+        return self._run
+
+    def require_place(self) -> None:
         """Check that the run's path still leads to its directory. OSError."""
         status = self.paths.root.lstat()
         if (status.st_dev, status.st_ino) != self._run.identity:
@@ -166,7 +171,7 @@ class RunStore:
         """Replace sample.json: the last measurement, and the latest progress in `attempt`, newer than in the events."""
         latest = {task: its.model_dump(mode="json", exclude_defaults=True) for task, its in progress.items()}
         try:
-            self._require_place()
+            self.require_place()
             text = json.dumps(
                 {"at": at, "mono": mono, "tasks": tasks, "attempt": attempt, "progress": latest}
             )

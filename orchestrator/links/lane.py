@@ -1,0 +1,158 @@
+"""A connection to a host: its opening, lines in both directions, and the text that its process prints on stderr."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+from collections.abc import Callable
+from typing import Protocol
+
+from orchestrator.links.delivery import LineSplitter
+from orchestrator.links.opening import Opening
+
+_READ_BYTES = 1 << 18
+# Kept of stderr: the end, where programs say why they have failed.
+_MOST_ERROR_BYTES = 4096
+
+
+class HostConnection(Protocol):
+    """A process whose stdin and stdout are the other end of `stream`."""
+
+    stream: socket.socket
+    process: subprocess.Popen[bytes]
+
+    def wait(self, timeout_s: float) -> bool: ...
+
+    def kill(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+# Starts a connection whose stderr is the given descriptor. EngineError.
+Connect = Callable[[int], HostConnection]
+
+
+class Lane:
+    """Owns the connection and its stderr. Everything is non-blocking.
+
+    `is_reached`: the opening is over, and lines are the agent's. `began`: when (monotonic seconds)."""
+
+    def __init__(self, connect: Connect, opening: Opening, poller: select.epoll, now: float) -> None:
+        """EngineError if the connection cannot be started."""
+        self.began = now
+        self.is_reached = False
+        self.opening = opening
+        self._poller = poller
+        self._lines = LineSplitter()
+        self._outbox = bytearray()
+        self._awaits_room = False
+        self._error_bytes = b""
+        self.errors, its = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(its, True)
+        try:
+            self._connection = connect(its)
+        except BaseException:
+            os.close(self.errors)
+            raise
+        finally:
+            os.close(its)
+        self._stream = self._connection.stream
+        self._stream.setblocking(False)
+        self.fd = self._stream.fileno()
+        for fd in (self.fd, self.errors):
+            poller.register(fd, select.EPOLLIN)
+        self._send_opening()
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._connection.process.returncode
+
+    @property
+    def printed(self) -> str:
+        """The text that the host printed before its first answer, and on stderr."""
+        self.read_errors()
+        return "\n".join(
+            filter(None, (self.opening.other_text, self._error_bytes.decode(errors="replace").strip()))
+        )
+
+    def read(self) -> tuple[list[bytes], bool]:
+        """Return (lines of the agent, whether the connection is open). OpeningFailed, LineTooLong."""
+        self.flush()
+        try:
+            data = self._stream.recv(_READ_BYTES)
+        except BlockingIOError:
+            return [], True
+        except OSError:
+            data = b""
+        if not data:
+            return [], False
+        if not self.is_reached:
+            rest = self.opening.feed(data)
+            self._send_opening()
+            if rest is None:
+                return [], True
+            self.is_reached = True
+            data = rest
+        return self._lines.feed(data), True
+
+    def read_errors(self) -> None:
+        """Read stderr, so that its writer never waits."""
+        if self.errors < 0:
+            return
+        try:
+            while data := os.read(self.errors, _MOST_ERROR_BYTES):
+                self._error_bytes = (self._error_bytes + data)[-_MOST_ERROR_BYTES:]
+        except BlockingIOError:
+            return
+        self._unregister(self.errors)
+
+    def send(self, data: bytes) -> None:
+        """Send now, or when the other end takes it. If it is gone, read() reports it."""
+        self._outbox += data
+        self.flush()
+
+    def flush(self) -> None:
+        try:
+            while self._outbox:
+                del self._outbox[: self._stream.send(self._outbox)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._outbox.clear()
+        wanted = bool(self._outbox)
+        if wanted != self._awaits_room:
+            self._awaits_room = wanted
+            self._poller.modify(self.fd, select.EPOLLIN | select.EPOLLOUT if wanted else select.EPOLLIN)
+
+    def stop_reading(self) -> None:
+        """The stream has ended; stderr is still read until close()."""
+        self._unregister(self.fd)
+        self._connection.close()
+        # Another connection may get the number.
+        self.fd = -1
+
+    def has_exited(self) -> bool:
+        """Whether the process has exited."""
+        return self._connection.wait(0.0)
+
+    def close(self) -> None:
+        """Kill the process and close everything."""
+        self._connection.kill()
+        self.read_errors()
+        for fd in (self.fd, self.errors):
+            self._unregister(fd)
+        self._connection.close()
+        os.close(self.errors)
+        self.fd = self.errors = -1
+
+    def _send_opening(self) -> None:
+        data, self.opening.to_send = self.opening.to_send, b""
+        self.send(data)
+
+    def _unregister(self, fd: int) -> None:
+        try:
+            self._poller.unregister(fd)
+        except (OSError, ValueError):
+            return

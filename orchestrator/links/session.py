@@ -1,0 +1,318 @@
+"""The stream to an agent on another host: it survives its connections.
+
+The agent's end is worker/agent/session.py. Every frame arrives once and in order (delivery.py), over as many
+connections as it takes. Each end measures the time since it sent the newest ping that the other end has confirmed: a
+cut in one direction counts too. After `link_timeout_s` the agent ends everything, and a little later this end gives the
+host up.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import time
+from collections import deque
+from collections.abc import Callable
+
+from orchestrator.core.errors import EngineError
+from orchestrator.links.bundle import bundle
+from orchestrator.links.delivery import BadFrame, Delivery, own_frame, read_own_frame, seconds, split_frame
+from orchestrator.links.lane import Connect, Lane
+from orchestrator.links.opening import AgentGone, HostSession, Opening, OpeningFailed
+from orchestrator.links.stream import LinkBack, LinkSilent
+
+_PING_S = 1.0
+# Without a confirmed ping for this long, the host counts as silent and other connections are tried.
+_SILENT_S = 3.0
+# The agent gives up first, so that its tasks have ended when this end reports them lost.
+_LATER_S = 1.5
+# A new attempt each second. Each may take longer than that: a distant host needs several round trips.
+_RETRY_S = 1.0
+_ATTEMPT_S = 4.0
+# For the first connection, which may have to wait for a busy host or a slow file system.
+_FIRST_S = 30.0
+# A process whose stream has ended may take this long to exit and say why.
+_EXIT_S = 1.0
+_EXIT_CHECK_S = 0.02
+# A supervisor that was stopped for this long judges no host by that time.
+_STALL_S = 1.0
+# The best of so many measurements of the agent's clock counts.
+_CLOCK_SAMPLES = 8
+
+
+class Session:
+    """The stream to one agent. Start it with the first connection; close() closes all of them.
+
+    `lost_reason`: why it has ended; None while it is open and after leave()."""
+
+    def __init__(
+        self, connect: Connect, host: HostSession, explain: Callable[[int | None, str], str]
+    ) -> None:
+        """`connect` starts a connection whose stderr is the given descriptor. `explain` says why one has ended, from
+        its exit code and what the host has printed. EngineError if the first cannot be started."""
+        self.lost_reason: str | None = None
+        self._connect = connect
+        self._host = host
+        self._explain = explain
+        self._poller = select.epoll()
+        self._delivery = Delivery()
+        self._received: list[bytes | LinkSilent | LinkBack] = []
+        self._lanes: dict[int, Lane] = {}
+        self._current: Lane | None = None
+        self._exiting: list[tuple[Lane, float]] = []
+        self._last_error = ""
+        self._is_leaving = self._has_left = self._is_silent = False
+        self._was_reached = False
+        # When the newest confirmed ping was sent; when the last ping was sent; the agent's newest ping.
+        self._confirmed = self._pinged = self._began = time.monotonic()
+        self._heard_ping: tuple[float, float] | None = None
+        self._clocks: deque[tuple[float, float]] = deque(maxlen=_CLOCK_SAMPLES)
+        self._retry_at = math.inf
+        self._judged_from = 0.0
+        try:
+            self._open_lane(self._began)
+        except BaseException:
+            self._poller.close()
+            raise
+        self._promised = self._next_wake()
+
+    def fileno(self) -> int:
+        return self._poller.fileno()
+
+    @property
+    def is_open(self) -> bool:
+        return self.lost_reason is None and not self._has_left
+
+    @property
+    def due(self) -> float | None:
+        """When read() has something to do although nothing arrives (monotonic seconds)."""
+        self._promised = self._next_wake()
+        return self._promised if self.is_open else None
+
+    @property
+    def clock(self) -> tuple[float, float]:
+        """(The agent's monotonic clock minus ours, the largest error of that), in seconds."""
+        error, offset = min(self._clocks, default=(math.inf, 0.0))
+        return offset, error
+
+    def send(self, line: bytes) -> bool:
+        """Send a line, now or over a later connection. False if the session has ended."""
+        if not self.is_open:
+            return False
+        frame = self._delivery.number(line)
+        if self._current is not None:
+            self._current.send(frame)
+        return True
+
+    def leave(self) -> None:
+        """Order the agent to end everything and to exit."""
+        if not self._is_leaving:
+            self.send(b'{"type": "leave"}\n')
+            self._is_leaving = True
+
+    def close(self) -> None:
+        """Close all connections. An agent that was not ordered to leave waits for `link_timeout_s`, then leaves."""
+        if not self._poller.closed:
+            self._close_lanes()
+            self._poller.close()
+
+    def read(self) -> tuple[list[bytes | LinkSilent | LinkBack], bool]:
+        """Do what is due; return (what has arrived, whether the session is open). BadFrame."""
+        now = time.monotonic()
+        if now - self._promised > _STALL_S:
+            self._judged_from = now
+        if self.is_open:
+            for fd, _ in self._poller.poll(0):
+                self._serve(fd, now)
+        if self.is_open:
+            self._advance(now)
+        received, self._received = self._received, []
+        return received, self.is_open
+
+    # -- connections
+
+    def _open_lane(self, now: float) -> None:
+        opening = Opening(bundle(), self._host, is_first=not self._was_reached)
+        lane = Lane(self._connect, opening, self._poller, now)
+        self._lanes[lane.fd] = lane
+
+    def _serve(self, fd: int, now: float) -> None:
+        lane = self._lanes.get(fd)
+        if lane is None:
+            for each in (*self._lanes.values(), *(lane for lane, _ in self._exiting)):
+                if each.errors == fd:
+                    each.read_errors()
+            return
+        was_reached, before = lane.is_reached, self._delivery.heard
+        try:
+            lines, is_open = lane.read()
+        except AgentGone as gone:
+            self._end(str(gone))
+            return
+        except OpeningFailed as failure:
+            self._last_error = str(failure)
+            self._drop(lane, now)
+            return
+        if lane.is_reached and not was_reached:
+            lane.send(own_frame("resume", session=self._host.session, heard=self._delivery.heard))
+        for line in lines:
+            self._take(lane, line, now)
+        if self._delivery.heard != before:
+            lane.send(own_frame("heard", heard=self._delivery.heard))
+        if not is_open:
+            lane.stop_reading()
+            del self._lanes[fd]
+            self._exiting.append((lane, now + _EXIT_S))
+            self._without(lane, now)
+
+    def _drop(self, lane: Lane, now: float) -> None:
+        """Close a connection of no more use."""
+        del self._lanes[lane.fd]
+        lane.close()
+        self._without(lane, now)
+        if not self._was_reached:
+            self._end(self._last_error)
+
+    def _without(self, lane: Lane, now: float) -> None:
+        if lane is self._current:
+            self._current = None
+            self._retry_at = now
+
+    def _close_lanes(self) -> None:
+        for lane in (*self._lanes.values(), *(lane for lane, _ in self._exiting)):
+            lane.close()
+        self._lanes.clear()
+        self._exiting.clear()
+        self._current = None
+
+    def _end(self, reason: str) -> None:
+        """End the session: as ordered, or lost."""
+        self._close_lanes()
+        if self._is_leaving:
+            self._has_left = True
+        else:
+            self.lost_reason = reason
+
+    # -- frames
+
+    def _take(self, lane: Lane, line: bytes, now: float) -> None:
+        number, body = split_frame(line)
+        if number:
+            if lane is self._current and self._delivery.accept(number):
+                self._received.append(body)
+            return
+        fields = read_own_frame(body)
+        kind = fields.get("type")
+        if kind == "resume":
+            self._resume(lane, fields.get("heard"), now)
+        elif lane is self._current:
+            self._delivery.acknowledge(fields.get("heard"))
+            if kind == "ping":
+                self._take_ping(fields, now)
+
+    def _resume(self, lane: Lane, heard: object, now: float) -> None:
+        """The agent speaks over this connection from now on."""
+        self._delivery.acknowledge(heard)
+        for other in [each for each in self._lanes.values() if each is not lane]:
+            del self._lanes[other.fd]
+            other.close()
+        self._current = lane
+        self._was_reached = True
+        for frame in self._delivery.unacknowledged():
+            lane.send(frame)
+        self._confirm(lane.began, now)
+        self._ping(lane, now)
+
+    def _ping(self, lane: Lane, now: float) -> None:
+        self._pinged = now
+        echo, at = self._heard_ping or (None, now)
+        lane.send(own_frame("ping", mono=now, echo=echo, held_s=now - at, heard=self._delivery.heard))
+
+    def _take_ping(self, fields: dict[str, object], now: float) -> None:
+        mono = seconds(fields.get("mono"))
+        self._heard_ping = mono, now
+        if fields.get("echo") is None:
+            return
+        sent, held_s = seconds(fields["echo"]), seconds(fields.get("held_s"))
+        if sent > self._pinged:
+            raise BadFrame("a ping is confirmed that was never sent")
+        trip_s = now - sent - held_s
+        if sent > self._confirmed and trip_s >= 0.0:
+            # It was received at mono - held_s, on the way back for the other half of the trip.
+            offset = (mono - held_s - sent + mono - now) / 2
+            self._clocks.append((trip_s / 2, offset))
+        self._confirm(sent, now)
+
+    def _confirm(self, sent: float, now: float) -> None:
+        if sent <= self._confirmed:
+            return
+        if self._is_silent:
+            self._is_silent = False
+            self._received.append(LinkBack(now - self._confirmed))
+        self._confirmed = sent
+
+    # -- time
+
+    def _advance(self, now: float) -> None:
+        self._reap(now)
+        if not self.is_open:
+            return
+        if not self._was_reached:
+            if now - self._began >= _FIRST_S:
+                printed = "".join(f": {lane.printed}" for lane in self._lanes.values() if lane.printed)
+                self._end(f"no answer within {_FIRST_S:g} s{printed}")
+            return
+        if self._current is not None and now - self._pinged >= _PING_S:
+            self._ping(self._current, now)
+        unheard_s = now - max(self._confirmed, self._judged_from)
+        if unheard_s >= self._host.link_timeout_s + _LATER_S:
+            error = f" ({self._last_error})" if self._last_error and self._current is None else ""
+            self._end(f"nothing was heard from it for {now - self._confirmed:.0f} s{error}")
+            return
+        if unheard_s >= _SILENT_S and not self._is_silent:
+            self._is_silent = True
+            self._retry_at = min(self._retry_at, now)
+            self._received.append(LinkSilent(now - self._confirmed))
+        for lane in [*self._lanes.values()]:
+            if lane is not self._current and now - lane.began >= _ATTEMPT_S:
+                self._last_error = lane.printed or self._last_error
+                self._drop(lane, now)
+        if self._wants_connection and now >= self._retry_at:
+            self._retry_at = now + _RETRY_S
+            try:
+                self._open_lane(now)
+            except EngineError as error:
+                self._last_error = str(error)
+
+    @property
+    def _wants_connection(self) -> bool:
+        return self._was_reached and (self._current is None or self._is_silent)
+
+    def _reap(self, now: float) -> None:
+        """Read why connections have ended."""
+        exiting, self._exiting = self._exiting, []
+        for lane, deadline in exiting:
+            if now < deadline and not lane.has_exited():
+                self._exiting.append((lane, deadline))
+                continue
+            lane.close()
+            self._last_error = self._explain(lane.exit_code, lane.printed)
+        if self._exiting or not exiting:
+            return
+        if not self._was_reached or (self._is_leaving and self._delivery.is_all_acknowledged):
+            self._end(self._last_error)
+
+    def _next_wake(self) -> float:
+        wakes = [time.monotonic() + _EXIT_CHECK_S] if self._exiting else []
+        if not self._was_reached:
+            return min((self._began + _FIRST_S, *wakes))
+        judged_from = max(self._confirmed, self._judged_from)
+        wakes.append(judged_from + self._host.link_timeout_s + _LATER_S)
+        if self._current is not None:
+            wakes.append(self._pinged + _PING_S)
+        if not self._is_silent:
+            wakes.append(judged_from + _SILENT_S)
+        if self._wants_connection:
+            wakes.append(self._retry_at)
+        wakes += [lane.began + _ATTEMPT_S for lane in self._lanes.values() if lane is not self._current]
+        return min(wakes)

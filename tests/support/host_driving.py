@@ -1,0 +1,92 @@
+"""An agent of "another host" that is this machine: reached by `sh -c`, with a real relay, keeper and agent."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import psutil
+from agent_driving import Driver
+from waiting import lives, until
+
+from orchestrator.core.job.choices import NetworkOption
+from orchestrator.engines import Connection
+from orchestrator.links.agent_link import AgentLink, Hello, LogBytes
+from orchestrator.links.client_link import pack_environ
+from orchestrator.links.opening import HostSession, remote_command
+from orchestrator.links.session import Session
+from orchestrator.store.directory import Directory
+from orchestrator.store.logs.received import ReceivedLogs
+
+RUN = "run-1"
+
+
+class HostDriver(Driver):
+    """Drives the agent as the supervisor does. Received logs are written into `directory`, as NAME.log."""
+
+    def __init__(
+        self, directory: Path, link_timeout_s: float = 60.0, before: str = "", python: str = sys.executable
+    ) -> None:
+        """`before`: shell commands that run on each connection before orch's, as those of a start-up file."""
+        self.messages = []
+        self.directory = directory
+        self.command = before + remote_command(python)
+        self.relays: list[Connection] = []
+        self.host = HostSession.new("there", link_timeout_s)
+        self.session = Session(self.connect, self.host, lambda code, text: f"exit code {code}: {text}")
+        self.link = AgentLink(self.session, RUN)
+        self.link.serve(RUN, 0.1, "", None, pack_environ(os.environ), NetworkOption.HOST)
+        self._directory = Directory.open(directory)
+        self.logs = ReceivedLogs(self._directory)
+        self.open = True
+
+    def connect(self, errors: int) -> Connection:
+        self.relays.append(Connection(["sh", "-c", self.command], errors))
+        return self.relays[-1]
+
+    def __enter__(self) -> HostDriver:
+        hello = self.wait_for(Hello)
+        self.pid = hello.pid
+        self.home = Path(hello.directory or "")
+        self.keeper = psutil.Process(self.pid).ppid()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.leave()
+        finally:
+            self.link.close()
+            self.logs.close()
+            self._directory.close()
+
+    def leave(self) -> None:
+        """End the session; nothing is left of it."""
+        self.link.leave()
+        until(self.has_ended)
+        until(lambda: not self.home.exists())
+        until(lambda: not lives(self.keeper))
+
+    def has_ended(self) -> bool:
+        self.receive()
+        return not self.open
+
+    @property
+    def relay(self) -> psutil.Process:
+        """The newest relay."""
+        return psutil.Process(self.relays[-1].process.pid)
+
+    def start(self, name: str, argv: list[str], env: dict[str, str] | None = None, **changes: object) -> None:
+        root = self.home / RUN
+        self.logs.add(name, self.log(name).name)
+        changes = {"log": str(root / "logs" / f"{name}.log"), "cwd": "/", **changes}
+        super().start(name, argv, env, **changes)
+
+    def receive(self) -> None:
+        """Take in what has come, or wait a moment for it."""
+        known = len(self.messages)
+        super().receive()
+        for message in self.messages[known:]:
+            if isinstance(message, LogBytes) and not message.task.startswith("@"):
+                self.logs.write(message.task, message.offset, message.data, message.is_cut)
+        self.messages[known:] = [each for each in self.messages[known:] if not isinstance(each, LogBytes)]

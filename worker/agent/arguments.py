@@ -1,0 +1,40 @@
+"""The agent's command line, and the stream that it asks for."""
+
+from __future__ import annotations
+
+import argparse
+import select
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from worker.agent.network import PRIVATE
+from worker.agent.stream import Stream
+
+if TYPE_CHECKING:
+    from worker.agent.host_stream import HostStream
+
+_STDIN, _STDOUT = 0, 1
+# Seconds; a run brings its own value.
+_FAILURE_GRACE_S = 0.5
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m worker.agent.agent")
+    parser.add_argument("--run-id", default="")
+    parser.add_argument("--failure-grace", type=float, default=_FAILURE_GRACE_S, metavar="SECONDS")
+    parser.add_argument("--network", default="host", choices=("host", PRIVATE))
+    remote = parser.add_argument_group("on another host, started by worker/remote/keeper.py")
+    remote.add_argument("--remote", type=Path, metavar="DIRECTORY")
+    remote.add_argument("--session")
+    remote.add_argument("--listener", type=int, metavar="DESCRIPTOR")
+    remote.add_argument("--link-timeout", type=float, metavar="SECONDS")
+    return parser.parse_args()
+
+
+def open_stream(arguments: argparse.Namespace, poller: select.epoll) -> Stream | HostStream:
+    """The stream to the supervisor: stdin and stdout, or on another host a session."""
+    if arguments.remote is None:
+        return Stream(_STDIN, _STDOUT, poller)
+    from worker.agent.host_stream import HostStream
+
+    return HostStream(arguments.remote, arguments.session, arguments.listener, arguments.link_timeout, poller)

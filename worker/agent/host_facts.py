@@ -1,0 +1,89 @@
+"""Facts about this host, for the `hello` of an agent that is not on the orchestrator's machine."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import shutil
+import socket
+import struct
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+_SIOCGIFADDR = 0x8915  # man 7 netdevice
+_INTERFACE = struct.Struct("16s240x")
+_LOOPBACK = "lo"
+_GLOBAL_SCOPE = "00"  # of an address in /proc/net/if_inet6
+# A sleeping driver needs one or two seconds to wake; a broken one never answers.
+_SMI_PATIENCE_S = 5.0
+_SMI_FIELDS = "index,uuid,name,memory.total"
+
+
+def host_facts(environ: Mapping[str, str]) -> dict[str, object]:
+    """The fields of `hello` that only another host has. `environ`: of the command that reached it."""
+    ssh = environ.get("SSH_CONNECTION", "").split()
+    gpus, lack = _gpus(environ)
+    return {
+        "addresses": dict(_addresses()),
+        "ssh_address": ssh[2] if len(ssh) == 4 else None,
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "gpus": gpus,
+        "gpu_lack": lack,
+        "python": platform.python_version(),
+        "allowed_cores": sorted(os.sched_getaffinity(0)),
+    }
+
+
+def _addresses() -> Iterator[tuple[str, str]]:
+    """(Interface, address) of each interface but the loopback: its IPv4 address, else a global IPv6 address."""
+    ipv6 = dict(_ipv6_addresses())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            if name == _LOOPBACK:
+                continue
+            try:
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, _INTERFACE.pack(name.encode()))
+            except OSError:
+                if name in ipv6:
+                    yield name, ipv6[name]
+            else:
+                yield name, socket.inet_ntoa(answer[20:24])
+
+
+def _ipv6_addresses() -> Iterator[tuple[str, str]]:
+    try:
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        digits, _, _, scope, _, name = line.split()
+        if scope == _GLOBAL_SCOPE:
+            yield name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
+
+
+def _gpus(environ: Mapping[str, str]) -> tuple[list[dict[str, object]], str | None]:
+    """Return (NVIDIA's GPUs, why they cannot be listed). Without a device of the driver no program is started."""
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        return [], None
+    program = shutil.which("nvidia-smi", path=environ.get("PATH"))
+    if program is None:
+        return [], "nvidia-smi is not in PATH"
+    words = [program, f"--query-gpu={_SMI_FIELDS}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(words, capture_output=True, timeout=_SMI_PATIENCE_S, check=True, text=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return [], f"nvidia-smi fails ({error})"
+    return [_gpu(line) for line in done.stdout.splitlines() if line.count(",") == 3], None
+
+
+def _gpu(line: str) -> dict[str, object]:
+    name, uuid, model, memory = (field.strip() for field in line.split(","))
+    mebibytes = int(memory) if memory.isdigit() else None
+    return {
+        "name": name,
+        "uuid": uuid,
+        "model": model,
+        "memory_bytes": None if mebibytes is None else mebibytes << 20,
+    }

@@ -1,0 +1,181 @@
+"""The stream of an agent on another host: the session, with what such a host needs in addition.
+
+The agent's directory takes the place of the run's directory: the agent creates what orders name in it, sends the logs,
+and sends the text of files instead of their paths.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+from worker.agent.host_facts import host_facts
+from worker.agent.inspection import Inspection
+from worker.agent.log_shipping import LogShipping
+from worker.agent.processes import DIRECTORY_VARIABLE
+from worker.agent.session import Session
+
+AGENT_LOG = "agent.log"
+# Longest text of an exception that is sent.
+_MOST_EXCEPTION_BYTES = 1 << 20
+
+
+class HostStream:
+    """Has the interface of Stream. `directory` is the agent's own."""
+
+    def __init__(
+        self, directory: Path, session: str, listener: int, link_timeout_s: float, poller: select.epoll
+    ) -> None:
+        self._directory = directory
+        self._session = Session(socket.socket(fileno=listener), session, link_timeout_s, poller)
+        self._logs = LogShipping(self._session, poller)
+        self._inspection = Inspection(poller)
+        self._environ = {_text(name): _text(value) for name, value in os.environb.items()}
+        self._facts = {"directory": str(directory), **host_facts(os.environ)}
+        self._run_id = ""
+        self._is_silent = False
+        self._exceptions: dict[str, str] = {}
+
+    @property
+    def due(self) -> float:
+        """The time of the next advance() (monotonic seconds)."""
+        return float("inf") if self._is_silent else min(self._logs.due, self._session.lease_ends)
+
+    def advance(self, now: float) -> bool:
+        """Do what is due. Return False if nothing was heard of the orchestrator for too long."""
+        if self._is_silent:
+            return True
+        self._logs.advance(now)
+        return now < self._session.lease_ends
+
+    def serves(self, fd: int) -> bool:
+        return self._session.serves(fd) or self._logs.serves(fd) or self._inspection.serves(fd)
+
+    def read(self, fd: int) -> tuple[list[dict[str, Any]], bool]:
+        """Return (messages that have arrived, True) for one of its descriptors."""
+        if self._logs.serves(fd):
+            self._logs.wake()
+        elif self._inspection.serves(fd):
+            found = self._inspection.read()
+            if found is not None:
+                self._session.send({"type": "inspected", "run_id": self._run_id, "found": found})
+        else:
+            messages, is_open = self._session.read(fd)
+            for message in messages:
+                self._prepare(message)
+            return messages, is_open
+        return [], True
+
+    def send(self, message: dict[str, Any]) -> None:
+        match message["type"]:
+            case "hello":
+                self._session.send({**message, **self._facts})
+            case "exited":
+                task = message["task"]
+                self._logs.hold(task, {**message, "exception": self._read_exception(task)})
+            case "stacked":
+                self._session.send({**message, "file": None, "offset": 0, "length": 0})
+            case "empty":
+                self._logs.hold_last(message)
+            case _:
+                self._session.send(message)
+
+    def drop_output(self) -> None:
+        self._is_silent = True
+        self._session.drop_output()
+        self._logs.close()
+
+    def ignore_input(self) -> None:
+        self._session.ignore_input()
+
+    def flush(self) -> None:
+        self._session.flush()
+
+    def close(self) -> None:
+        self._logs.close()
+        self._session.close()
+
+    # -- orders
+
+    def _prepare(self, message: dict[str, Any]) -> None:
+        """Create what an order needs on this host."""
+        if message["type"] == "run":
+            self._begin_run(message)
+        elif message.get("run_id") == self._run_id:
+            match message["type"]:
+                case "start":
+                    self._prepare_start(message)
+                case "preload":
+                    self._make(Path(message["log"]).parent)
+                    self._logs.add("@preloader", message["log"])
+                case "inspect":
+                    self._inspection.start(message["wanted"])
+
+    def _begin_run(self, message: dict[str, Any]) -> None:
+        if self._run_id and message["run_id"] != self._run_id:
+            shutil.rmtree(self._directory / self._run_id, ignore_errors=True)
+        self._run_id = message["run_id"]
+        self._exceptions.clear()
+        # The orchestrator cannot know the device and inode of a directory that is created here.
+        message["run_directory"] = None
+        message["environ"] = {
+            **self._environ,
+            **message["environ"],
+            DIRECTORY_VARIABLE: _text(os.fsencode(self._directory)),
+        }
+        self._logs.begin_run(self._run_id)
+        self._logs.add("@agent", str(self._directory / AGENT_LOG))
+
+    def _prepare_start(self, message: dict[str, Any]) -> None:
+        bootstrap = message.get("bootstrap") or {}
+        if message.get("scratch"):
+            self._make(Path(message["scratch"]))
+        for file in (message["log"], bootstrap.get("exception_file"), bootstrap.get("stacks_file")):
+            if file:
+                self._make(Path(file).parent)
+        self._exceptions[message["task"]] = bootstrap.get("exception_file") or ""
+        self._forget_exception(message["task"])
+        self._logs.add(message["task"], message["log"])
+
+    def _make(self, directory: Path) -> None:
+        """Create a directory below the agent's own, for this user only. Any other must exist."""
+        if self._directory not in directory.parents or ".." in directory.parts or directory.exists():
+            return
+        self._make(directory.parent)
+        try:
+            directory.mkdir(mode=0o700, exist_ok=True)
+        except OSError:
+            return  # the order that needs it fails, and says why
+
+    def _read_exception(self, task: str) -> str | None:
+        """The text of a task's exception file; None without one."""
+        file = self._exceptions.get(task)
+        if not file:
+            return None
+        try:
+            # The task may have put anything in its place: never block, never follow a link.
+            fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return None
+        with os.fdopen(fd, "rb") as stream:
+            try:
+                data = stream.read(_MOST_EXCEPTION_BYTES + 1)
+            except OSError:
+                return None
+        return None if len(data or b"") > _MOST_EXCEPTION_BYTES else (data or b"").decode(errors="replace")
+
+    def _forget_exception(self, task: str) -> None:
+        """Remove the exception of an earlier process of the task."""
+        try:
+            Path(self._exceptions[task]).unlink()
+        except OSError:
+            return
+
+
+def _text(data: bytes) -> str:
+    """As environments are sent: each byte as one character."""
+    return data.decode("latin-1")

@@ -1,0 +1,222 @@
+"""Sends what tasks append to their logs on this host. The files are the buffer: a slow link never blocks a task."""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import os
+import select
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from worker.agent.run_logs import RunFile, open_log
+from worker.agent.session import Session
+
+# Bytes of one message. Three quarters of what base64 makes of them.
+_CHUNK_BYTES = 48 << 10
+# Messages of one turn of the agent, between two looks at the exits of tasks.
+_CHUNKS_A_TURN = 4
+# Log bytes wait while the connection has not taken this much, so that other messages overtake logs.
+_MOST_WAITING_BYTES = 64 << 10
+# Bounds of the unacknowledged bytes. On a slow link few are, because they delay everything behind them.
+_LEAST_WINDOW, _FIRST_WINDOW, _MOST_WINDOW = 32 << 10, 256 << 10, 1 << 20
+# An acknowledgement that takes longer halves the window; a quicker one doubles it.
+_SLOW_S, _QUICK_S = 1.0, 0.5
+# Interval between two looks while logs grow, and without inotify.
+_INTERVAL_S, _POLL_S = 0.01, 0.05
+
+_IN_MODIFY = 0x2
+_DRAIN_BYTES = 1 << 16
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass
+class _Log:
+    """A log, open for reading. All before `sent` was sent. Each of `held` waits until `sent` has reached its offset."""
+
+    name: str
+    fd: int
+    sent: int = 0
+    held: deque[tuple[int, Mapping[str, Any]]] = field(default_factory=deque)
+
+
+class LogShipping:
+    """The logs of this host."""
+
+    def __init__(self, session: Session, poller: select.epoll) -> None:
+        self._due = float("inf")
+        self._is_blocked = False
+        self._session = session
+        self._poller = poller
+        self._run_id = ""
+        self._logs: dict[str, _Log] = {}
+        self._last: Mapping[str, Any] | None = None
+        self._window = _FIRST_WINDOW
+        self._in_flight: deque[tuple[int, int, float]] = deque()
+        self._in_flight_bytes = 0
+        self._inotify = -1
+        self._must_poll = False
+
+    @property
+    def due(self) -> float:
+        """The time of the next advance() (monotonic seconds)."""
+        return 0.0 if self._is_blocked and self._has_room() else self._due
+
+    def begin_run(self, run_id: str) -> None:
+        """Forget the logs of an earlier run."""
+        self.close()
+        self._run_id = run_id
+
+    def add(self, name: str, path: str) -> None:
+        """Send this log under the name of a task, from its beginning. A log that is sent already is continued."""
+        if name in self._logs:
+            return
+        try:
+            os.close(open_log(RunFile(path)))
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return  # the start of the task fails for the same reason, and reports it
+        self._logs[name] = _Log(name, fd)
+        self._watch(fd)
+        self._due = 0.0
+
+    def hold(self, name: str, message: Mapping[str, Any]) -> None:
+        """Send a message about a task after all that its log contains now."""
+        log = self._logs.get(name)
+        if log is None:
+            self._session.send(message)
+            return
+        log.held.append((os.fstat(log.fd).st_size, message))
+        self._due = 0.0
+
+    def hold_last(self, message: Mapping[str, Any]) -> None:
+        """Send a message after all that the logs contain now."""
+        for log in self._logs.values():
+            log.held.append((os.fstat(log.fd).st_size, {}))
+        self._last = message
+        self._due = 0.0
+
+    def serves(self, fd: int) -> bool:
+        return fd == self._inotify
+
+    def wake(self) -> None:
+        """A log was written to. Further events are of no interest until everything was sent."""
+        self._poller.modify(self._inotify, 0)
+        self._due = 0.0
+
+    def advance(self, now: float) -> None:
+        """Send what has been written and may be sent now."""
+        self._take_acknowledgements(now)
+        if now < self.due:
+            return
+        room = _CHUNKS_A_TURN
+        self._is_blocked = False
+        for log in [*self._logs.values()]:
+            while (more := self._size(log) > log.sent) and room and self._has_room():
+                self._send_chunk(log, now)
+                room -= 1
+            self._is_blocked = self._is_blocked or more
+            self._release(log)
+        # Round robin: the log that was served first is served last the next time.
+        if self._logs:
+            first = next(iter(self._logs))
+            self._logs[first] = self._logs.pop(first)
+        if self._last is not None and not any(log.held for log in self._logs.values()):
+            self._session.send(self._last)
+            self._last = None
+        self._plan(now, grew=room < _CHUNKS_A_TURN)
+
+    def close(self) -> None:
+        for log in self._logs.values():
+            os.close(log.fd)
+        self._logs.clear()
+        if self._inotify >= 0:
+            self._poller.unregister(self._inotify)
+            os.close(self._inotify)
+        self._inotify, self._must_poll, self._last = -1, False, None
+        self._is_blocked, self._due = False, float("inf")
+
+    # -- steps
+
+    def _plan(self, now: float, grew: bool) -> None:
+        """Decide when the logs are looked at again. While they cannot be sent, `due` follows from the connection."""
+        if not self._logs or self._is_blocked:
+            self._due = float("inf")
+        elif grew:
+            self._due = now + _INTERVAL_S
+        else:
+            self._await_growth(now)
+
+    def _await_growth(self, now: float) -> None:
+        self._due = now + _POLL_S if self._must_poll else float("inf")
+        if self._inotify < 0:
+            return
+        try:
+            os.read(self._inotify, _DRAIN_BYTES)
+        except BlockingIOError:
+            pass
+        self._poller.modify(self._inotify, select.EPOLLIN)
+        # Written to between the last look and the end of the old events.
+        if any(self._size(log) != log.sent for log in self._logs.values()):
+            self._due = now
+
+    def _take_acknowledgements(self, now: float) -> None:
+        acknowledged, sent_at = self._session.acknowledged, None
+        while self._in_flight and self._in_flight[0][0] <= acknowledged:
+            _, length, sent_at = self._in_flight.popleft()
+            self._in_flight_bytes -= length
+        if sent_at is None:
+            return
+        if now - sent_at > _SLOW_S:
+            self._window = max(_LEAST_WINDOW, self._window // 2)
+        elif now - sent_at < _QUICK_S:
+            self._window = min(_MOST_WINDOW, self._window * 2)
+
+    def _has_room(self) -> bool:
+        waiting = self._session.waiting_bytes
+        return waiting is not None and waiting < _MOST_WAITING_BYTES and self._in_flight_bytes < self._window
+
+    def _size(self, log: _Log) -> int:
+        """The size of a log. If its task has shortened it, that is reported."""
+        size = os.fstat(log.fd).st_size
+        if size < log.sent:
+            log.sent = 0
+            self._send(log, b"", is_cut=True)
+        return size
+
+    def _send_chunk(self, log: _Log, now: float) -> None:
+        data = os.pread(log.fd, _CHUNK_BYTES, log.sent)
+        self._send(log, data)
+        log.sent += len(data)
+        self._in_flight.append((self._session.last, len(data), now))
+        self._in_flight_bytes += len(data)
+
+    def _send(self, log: _Log, data: bytes, is_cut: bool = False) -> None:
+        self._session.send(
+            {
+                "type": "log",
+                "run_id": self._run_id,
+                "task": log.name,
+                "offset": log.sent,
+                "data": base64.b64encode(data).decode(),
+                "is_cut": is_cut,
+            }
+        )
+
+    def _release(self, log: _Log) -> None:
+        """Send the messages whose part of the log was sent."""
+        while log.held and min(log.held[0][0], os.fstat(log.fd).st_size) <= log.sent:
+            _, message = log.held.popleft()
+            if message:
+                self._session.send(message)
+
+    def _watch(self, fd: int) -> None:
+        if self._inotify < 0 and not self._must_poll:
+            self._inotify = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+            if self._inotify >= 0:
+                self._poller.register(self._inotify, 0)
+        path = b"/proc/self/fd/%d" % fd
+        if self._inotify < 0 or _libc.inotify_add_watch(self._inotify, path, _IN_MODIFY) < 0:
+            self._must_poll = True  # the user's watches are used up

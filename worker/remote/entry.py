@@ -1,0 +1,104 @@
+"""Starts the keeper and the agent of a session on this host, or finds them again."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from worker.remote.clearing import clear_up
+from worker.remote.stage1 import bases, is_own_directory
+
+SOCKET, LOCK, LOG = "agent.sock", "lock", "agent.log"
+_BACKLOG = 16
+# A directory without a lock after this time belongs to a start that was cut off.
+_START_S = 600.0
+# A keeper whose agent has ended may take this long, looked at in this interval.
+_CLEARING_S, _CHECK_S = 6.0, 0.02
+
+
+def start_or_find(parameters: dict[str, Any], directory: Path, bundle: str) -> socket.socket | None:
+    """Return a connection to the session's agent; None if it is gone. Its processes and files are removed then."""
+    if parameters["is_first"]:
+        _clear_up_lost_sessions()
+        _start_keeper(parameters, directory, bundle)
+    stream = socket.socket(socket.AF_UNIX)
+    try:
+        stream.connect(str(directory / SOCKET))
+    except OSError:
+        stream.close()
+        if parameters["is_first"]:
+            raise
+        deadline = time.monotonic() + _CLEARING_S
+        while not _clear_up_if_lost(directory) and time.monotonic() < deadline:
+            time.sleep(_CHECK_S)  # the keeper does it
+        return None
+    return stream
+
+
+def _start_keeper(parameters: dict[str, Any], directory: Path, bundle: str) -> None:
+    """Start the keeper, detached from this connection. The agent accepts from `listener`, which is open already."""
+    lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    log = os.open(directory / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(directory / SOCKET))
+        (directory / SOCKET).chmod(0o600)
+        listener.listen(_BACKLOG)
+        words = [
+            *python_words(bundle, "worker.remote.keeper"),
+            *(str(directory), bundle, parameters["session"], str(parameters["link_timeout_s"])),
+            *(str(listener.fileno()), str(lock)),
+        ]
+        subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            start_new_session=True,
+            pass_fds=(listener.fileno(), lock),
+        ).returncode = 0  # it outlives this process
+    os.close(lock)
+    os.close(log)
+
+
+def python_words(bundle: str, module: str) -> list[str]:
+    """The words that run a module of the bundle under this interpreter."""
+    start = (
+        "import runpy, sys; sys.path.insert(0, sys.argv[1]); module = sys.argv[2]; del sys.argv[1:3]; "
+        "runpy.run_module(module, run_name='__main__', alter_sys=True)"
+    )
+    return [sys.executable, "-I", "-S", "-c", start, bundle, module]
+
+
+def _clear_up_lost_sessions() -> None:
+    """Clear up after this user's sessions whose agent and keeper were both killed."""
+    for base in bases():
+        for directory in Path(base).glob(f"orch-{os.geteuid()}-*"):
+            if is_own_directory(str(directory)):
+                _clear_up_if_lost(directory)
+
+
+def _clear_up_if_lost(directory: Path) -> bool:
+    """Return False if the keeper or the agent lives: each holds the lock."""
+    try:
+        lock = os.open(directory / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        is_there = is_own_directory(str(directory))
+        if is_there and time.time() - directory.stat().st_mtime > _START_S:
+            clear_up(str(directory), None)
+        return True
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        clear_up(str(directory), None)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True

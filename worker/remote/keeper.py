@@ -1,0 +1,62 @@
+"""The parent of an agent on another host: when the agent is gone, it ends what is left and removes the directory.
+
+Arguments: directory, bundle, session, link timeout in seconds, and the descriptors of the listening socket and of the
+lock.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from worker.agent.processes import DIRECTORY_VARIABLE, STOPPED, read_stat
+from worker.agent.task_process import become_subreaper
+from worker.remote.clearing import clear_up
+from worker.remote.entry import python_words
+
+
+def main() -> None:
+    directory, bundle, session, link_timeout_s, listener, lock = sys.argv[1:]
+    become_subreaper()
+    # The agent ends on these signals, which may be sent to all processes of a user; this process then clears up.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    words = [
+        *python_words(bundle, "worker.agent.agent"),
+        *("--remote", directory, "--session", session),
+        *("--link-timeout", link_timeout_s, "--listener", listener),
+    ]
+    try:
+        agent = subprocess.Popen(
+            words,
+            env={**os.environ, DIRECTORY_VARIABLE: directory},
+            start_new_session=True,
+            # The lock too: it is free when both are gone.
+            pass_fds=(int(listener), int(lock)),
+        )
+        os.close(int(listener))
+        _wait(agent.pid, float(link_timeout_s))
+    finally:
+        clear_up(directory, os.getpid())
+
+
+def _wait(agent: int, link_timeout_s: float) -> None:
+    """Wait for the end of the agent; end one that was stopped by a signal and can no longer keep its lease."""
+    while True:
+        pid, status = os.waitpid(-1, os.WUNTRACED)
+        if pid != agent:
+            continue
+        if not os.WIFSTOPPED(status):
+            return
+        time.sleep(link_timeout_s)
+        stat = read_stat(agent)
+        if stat is not None and stat.state in STOPPED:
+            os.kill(agent, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()
+    os._exit(0)

@@ -1,0 +1,92 @@
+"""Copies between stdin and stdout of a connection and the agent's socket, until one of them ends."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+
+_STDIN, _STDOUT, _STDERR = 0, 1, 2
+_READ_BYTES = 1 << 16
+# Not read ahead further than this, so that a slow connection is felt by the agent.
+_MOST_WAITING_BYTES = 1 << 17
+# The end of the agent's log, for an agent that ends by itself.
+_LAST_WORDS_BYTES = 2048
+
+
+class _Way:
+    """A direction, and the bytes that its sink has not taken yet."""
+
+    def __init__(self, source: int, sink: int) -> None:
+        self.source = source
+        self.sink = sink
+        self.waiting = bytearray()
+        self.is_open = True
+
+    @property
+    def reads(self) -> bool:
+        return self.is_open and len(self.waiting) < _MOST_WAITING_BYTES
+
+    def read(self) -> None:
+        try:
+            data = os.read(self.source, _READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self.waiting += data
+        self.is_open = bool(data)
+
+    def write(self) -> bool:
+        """Write what the sink takes; False if it is closed."""
+        try:
+            while self.waiting:
+                del self.waiting[: os.write(self.sink, self.waiting)]
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return True
+
+
+def relay(agent: socket.socket, log: str) -> None:
+    """Copy until an end; what the agent has sent before its end is still written. `log`: the agent's."""
+    try:
+        words = os.open(log, os.O_RDONLY | os.O_CLOEXEC)  # its directory is removed when the agent ends
+    except OSError:
+        words = -1
+    there, back = _Way(_STDIN, agent.fileno()), _Way(agent.fileno(), _STDOUT)
+    for fd in (_STDIN, _STDOUT, agent.fileno()):
+        os.set_blocking(fd, False)
+    _copy(there, back)
+    if not back.is_open:
+        os.set_blocking(_STDOUT, True)
+        back.write()
+        _report_end(words)
+
+
+def _copy(there: _Way, back: _Way) -> None:
+    while there.is_open and back.is_open:
+        events: dict[int, int] = {}
+        for way in (there, back):
+            if way.reads:
+                events[way.source] = events.get(way.source, 0) | select.POLLIN
+            if way.waiting:
+                events[way.sink] = events.get(way.sink, 0) | select.POLLOUT
+        poller = select.poll()
+        for fd, wanted in events.items():
+            poller.register(fd, wanted)
+        ready = dict(poller.poll())
+        for way in (there, back):
+            if ready.get(way.source, 0) & ~select.POLLOUT and way.reads:
+                way.read()
+            if way.waiting and not way.write():
+                return
+
+
+def _report_end(words: int) -> None:
+    """Print the end of the agent's log, which is empty unless something went wrong."""
+    if words < 0:
+        return
+    size = os.fstat(words).st_size
+    os.write(_STDERR, os.pread(words, _LAST_WORDS_BYTES, max(0, size - _LAST_WORDS_BYTES)))
