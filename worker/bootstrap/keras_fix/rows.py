@@ -39,8 +39,10 @@ def rows_by_example(dataset: Any) -> list[int | None]:
     if len(shapes) != len(unknown) or not sizes:
         return unknown
     # A function returns a sparse or ragged part as a tensor of another shape.
-    dense = [isinstance(spec, tf.TensorSpec) for spec in specs]
-    return [_rows(shape, sizes[0]) if is_dense else None for shape, is_dense in zip(shapes, dense, strict=True)]
+    return [
+        _rows(shape, sizes[0]) if isinstance(spec, tf.TensorSpec) else None
+        for shape, spec in zip(shapes, specs, strict=True)
+    ]
 
 
 def _rows(shape: Any, usual: int) -> int | None:
