@@ -81,7 +81,8 @@ def kill_agent(orch: Orch) -> None:
 
 def assert_nothing_left(orch: Orch) -> None:
     assert not processes_of(orch.result()["run_id"])
-    assert not list(Path("/tmp").glob(f"orch-*/{orch.result()['run_id']}"))
+    # The keeper removes the directory last.
+    until(lambda: not list(Path("/tmp").glob(f"orch-*/{orch.result()['run_id']}")))
 
 
 def test_tasks_run_on_their_hosts(orch: Orch, up: list[str]) -> None:
