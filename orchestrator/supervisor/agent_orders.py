@@ -150,7 +150,7 @@ class Attempts:
             for task in self._plan.tasks:
                 name = str(task.task)
                 log = self._store.paths.task_log(name)
-                if name in self._host_of and self._host_of[name] in self._hosts.links:
+                if self.link_to(name) is not None:
                     self._hosts.expect_log(self._host_of[name], name, log)
                 self._logs.add(name, self._plan.attempt, log)
                 self._start(task, task.env)

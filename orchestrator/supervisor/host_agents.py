@@ -14,6 +14,7 @@ from orchestrator.core.job.cpu_budget import Cores
 from orchestrator.core.job.gpus import Gpu, GpuInventory
 from orchestrator.core.job.hosts import Host
 from orchestrator.core.job.spec import JobSpec
+from orchestrator.core.plan.placement import place
 from orchestrator.core.plan.places import HostFacts
 from orchestrator.core.state.events import HostJoined
 from orchestrator.engines import engine
@@ -49,11 +50,13 @@ class _HostLogs:
 
 
 class HostAgents:
-    """The agents of one run, one on each of its hosts. Their connections may break and are made anew."""
+    """The agents of one run, one on each host that has tasks. Their connections may break and are made anew."""
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
         self._engine = engine(spec.engine.value, command=spec.ssh_command)
+        used = set(place(spec))
+        self._hosts = [host for host in spec.hosts if host.name in used]
         self._links: dict[str, AgentLink] = {}
         self._hellos: dict[str, Hello] = {}
         self._facts: dict[str, HostFacts] = {}
@@ -75,7 +78,7 @@ class HostAgents:
     def reopen(self) -> None:
         assert self._store is not None, "reopened before it served a run"
         run = self._store.directory
-        for host in self._spec.hosts:
+        for host in self._hosts:
             if host.name not in self._links:
                 self._links[host.name] = self._open(host, self._store.paths)
                 self._logs[host.name] = _HostLogs(run, self._store.paths.logs.name, host.name)
@@ -118,7 +121,7 @@ class HostAgents:
 
     @property
     def are_complete(self) -> bool:
-        return all(host.name in self._facts for host in self._spec.hosts)
+        return all(host.name in self._facts for host in self._hosts)
 
     def layout(self, host: str, paths: RunPaths) -> RunPaths:
         return RunPaths(Path(self._facts[host].directory) / paths.run_id)
@@ -147,9 +150,11 @@ class HostAgents:
             link.leave()
         deadline = time.monotonic() + self._engine.leave_s
         while self._links and time.monotonic() < deadline:
+            poller = select.poll()
+            for link in self._links.values():
+                poller.register(link, select.POLLIN)
             due = [link.due for link in self._links.values() if link.due is not None]
-            wait_s = min((deadline, *due)) - time.monotonic()
-            select.select(list(self._links.values()), [], [], max(0.0, wait_s))
+            poller.poll(max(0.0, min((deadline, *due)) - time.monotonic()) * 1000)
             for host, link in list(self._links.items()):
                 if not link.read()[1]:
                     self.end_host(host)

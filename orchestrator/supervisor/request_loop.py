@@ -85,6 +85,8 @@ def _serve_one(request: Request, client: ClientLink, here: LocalAgent) -> tuple[
         took_s = time.monotonic() - started_mono
         result = _result_after_error(spec, store, supervisor.state, error, took_s)
     finally:
+        if agents is not here:
+            agents.end()
         store.close()
     if not store.result_is_written:
         client.ended(result)

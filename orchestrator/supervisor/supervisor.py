@@ -330,7 +330,9 @@ class Supervisor:
                 self._stop(StopOrder(reason=StopReason.CLIENT_GONE))
 
     def _read_agent(self, host: str) -> None:
-        link = self._hosts.links[host]
+        link = self._hosts.links.get(host)
+        if link is None:
+            return  # ended meanwhile, with another host
         messages, is_open = link.read()
         try:
             for message in messages:
