@@ -33,8 +33,7 @@ def machines(all_machines: Testbed) -> Iterator[Testbed]:
             until(lambda machine=machine: not machine.command_lines())
     finally:
         for name, machine in all_machines.machines.items():
-            for process in machine.processes():
-                process.kill()
+            machine.kill_all()
             for path in machine.files() - files[name]:
                 machine.run("rm", "-f", path)
 

@@ -138,7 +138,14 @@ class Machine:
     def end_sessions(self) -> None:
         """End the sessions of sshd that no program uses any more, as its time-out would."""
         for process in self.processes():
-            if " ".join(_command_line(process)).startswith(_SESSION) and not process.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if " ".join(process.cmdline()).startswith(_SESSION) and not process.children():
+                    process.kill()
+
+    def kill_all(self) -> None:
+        """Kill what a test has left."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
     def files(self) -> set[str]:
