@@ -31,6 +31,7 @@ class HostDriver(Driver):
         """`before`: shell commands that run on each connection before orch's, as those of a start-up file."""
         self.messages = []
         self.directory = directory
+        directory.mkdir(exist_ok=True)
         self.command = before + remote_command(python)
         self.relays: list[Connection] = []
         self.host = HostSession.new("there", link_timeout_s)
@@ -54,11 +55,16 @@ class HostDriver(Driver):
 
     def __exit__(self, *_: object) -> None:
         try:
-            self.leave()
+            if self.open:
+                self.leave()
         finally:
-            self.link.close()
-            self.logs.close()
-            self._directory.close()
+            self.close()
+
+    def close(self) -> None:
+        """End as an orchestrator that is killed."""
+        self.link.close()
+        self.logs.close()
+        self._directory.close()
 
     def leave(self) -> None:
         """End the session; nothing is left of it."""
@@ -81,6 +87,11 @@ class HostDriver(Driver):
         self.logs.add(name, self.log(name).name)
         changes = {"log": str(root / "logs" / f"{name}.log"), "cwd": "/", **changes}
         super().start(name, argv, env, **changes)
+
+    def text(self, name: str) -> str:
+        if self.open:
+            self.receive()
+        return super().text(name)
 
     def receive(self) -> None:
         """Take in what has come, or wait a moment for it."""

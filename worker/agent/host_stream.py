@@ -31,6 +31,7 @@ class HostStream:
         self, directory: Path, session: str, listener: int, link_timeout_s: float, poller: select.epoll
     ) -> None:
         self._directory = directory
+        self._keeper = os.getppid()
         self._session = Session(socket.socket(fileno=listener), session, link_timeout_s, poller)
         self._logs = LogShipping(self._session, poller)
         self._inspection = Inspection(poller)
@@ -96,8 +97,12 @@ class HostStream:
         self._session.flush()
 
     def close(self) -> None:
+        """Write the rest and close everything. Without a keeper, also remove the directory."""
+        self.flush()
         self._logs.close()
         self._session.close()
+        if os.getppid() != self._keeper:
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     # -- orders
 

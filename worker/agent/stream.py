@@ -87,6 +87,10 @@ class Stream:
         except FileNotFoundError:
             return
 
+    def close(self) -> None:
+        """Write the rest; the descriptors are closed with the process."""
+        self.flush()
+
     def flush(self) -> None:
         """Write as much as the other end takes now."""
         while self._outbox:
