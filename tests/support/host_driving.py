@@ -26,7 +26,12 @@ class HostDriver(Driver):
     """Drives the agent as the supervisor does. Received logs are written into `directory`, as NAME.log."""
 
     def __init__(
-        self, directory: Path, link_timeout_s: float = 60.0, before: str = "", python: str = sys.executable
+        self,
+        directory: Path,
+        link_timeout_s: float = 60.0,
+        before: str = "",
+        python: str = sys.executable,
+        host: HostSession | None = None,
     ) -> None:
         """`before`: shell commands that run on each connection before orch's, as those of a start-up file."""
         self.messages = []
@@ -34,7 +39,7 @@ class HostDriver(Driver):
         directory.mkdir(exist_ok=True)
         self.command = before + remote_command(python)
         self.relays: list[Connection] = []
-        self.host = HostSession.new("there", link_timeout_s)
+        self.host = host or HostSession.new("there", link_timeout_s)
         self.session = Session(self.connect, self.host, lambda code, text: f"exit code {code}: {text}")
         self.link = AgentLink(self.session, RUN)
         self.link.serve(RUN, 0.1, "", None, pack_environ(os.environ), NetworkOption.HOST)
