@@ -1,4 +1,4 @@
-"""Runs the cells of strategy x loop and writes the outcomes into the docs."""
+"""Runs the cells of strategy x loop, or the cases of numbers, and writes the outcomes into the docs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+from number_cells import Figures, differing_values, measure
+from number_table import row, table
 from strategy_cells import CELLS, STATED_ACCURACY, Outcome, run_cell
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "strategies" / "README.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGE = DOCS / "strategies" / "README.md"
+NUMBERS_PAGE = DOCS / "keras.md"
 BEGIN, END = "<!-- written by scripts/cells -->", "<!-- up to here -->"
+NUMBERS_BEGIN = "<!-- written by scripts/cells numbers -->"
 HEAD = ("| strategy | loop | Keras | command | on this machine |", "|---|---|---|---|---|")
 
 
@@ -29,6 +34,23 @@ def main(strategies: list[str]) -> int:
             print(outcomes[-1].row, flush=True)
     write_table(outcomes)
     return 0 if all(is_as_stated(outcome) for outcome in outcomes) else 1
+
+
+def compare_numbers(cases: list[str]) -> int:
+    """Compare the cases, or all; return 0 if every difference is explained."""
+    with tempfile.TemporaryDirectory(prefix="cells-") as name:
+        directory = Path(name)
+        found: list[Figures] = []
+        for figures in measure(directory, ";".join(cases) or "all", {**os.environ, "XDG_STATE_HOME": name}):
+            found.append(figures)
+            print(row([figures]), flush=True)
+            if cases or not figures.is_explained:
+                print(*differing_values(directory, figures), sep="\n", flush=True)
+    if not cases:
+        before, _, rest = NUMBERS_PAGE.read_text().partition(NUMBERS_BEGIN)
+        after = rest.partition(END)[2]
+        NUMBERS_PAGE.write_text(f"{before}{NUMBERS_BEGIN}\n{table(found)}\n{END}{after}")
+    return 0 if all(figures.is_explained for figures in found) else 1
 
 
 def is_as_stated(outcome: Outcome) -> bool:
@@ -51,4 +73,5 @@ def write_table(outcomes: list[Outcome]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    numbers = sys.argv[1:2] == ["numbers"]
+    sys.exit(compare_numbers(sys.argv[2:]) if numbers else main(sys.argv[1:]))

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from orchestrator.cli.parameters import read_option
 from orchestrator.core.errors import UsageError
@@ -29,9 +30,14 @@ _ANY_SCRIPT = ("-m", "any_training_script")
 
 
 def doctor_context(
-    workers: str | None, words: Sequence[str], environ: Mapping[str, str], directory: Path
+    workers: str | None,
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    directory: Path,
+    flags: Mapping[str, str | None] = MappingProxyType({}),
 ) -> tuple[Context, str | None]:
-    """The context of the checks, and the command as text (None: any script). `workers` and `words` as they were typed.
+    """The context of the checks, and the command as text (None: any script). `workers`, `words` and the other `flags`
+    as they were typed.
 
     UsageError for a wrong `workers`. Other wrong settings are the context's `settings_error`.
     """
@@ -40,7 +46,9 @@ def doctor_context(
     try:
         is_named = bool(words or environ.get(COMMAND.variable) or COMMAND.name in read_toml(directory))
         command = tuple(words) if is_named else _ANY_SCRIPT
-        spec = settings.load({"workers": count, "command": command}, environ, directory, may_start).spec
+        spec = settings.load(
+            {**flags, "workers": count, "command": command}, environ, directory, may_start
+        ).spec
     except UsageError as error:
         spec = _unchecked_job(count or DEFAULT_WORKERS, environ, directory)
         python = _python_of(spec, CommandPlace(directory, environ, may_start))

@@ -46,13 +46,21 @@ def doctor_lines(
 
     `quiet` leaves only warnings and problems.
     """
+    lines = finding_lines(findings, width, colour=colour, quiet=quiet)
+    rows = () if quiet else strategy_rows(context)
+    if not rows:
+        return lines
+    *found, count = lines
+    return [*found, *_strategy_lines(rows, width, colour=colour), "", count]
+
+
+def finding_lines(findings: Sequence[Finding], width: int | None, *, colour: bool, quiet: bool) -> list[str]:
+    """The findings and their count, as in doctor_lines()."""
     shown = [finding for finding in findings if not quiet or _is_bad(finding)]
     topic_width = max((len(finding.topic) for finding in shown), default=0)
     lines = [line for finding in shown for line in _finding_lines(finding, topic_width, width, colour=colour)]
     if quiet:
         return lines
-    if rows := strategy_rows(context):
-        lines += ["", *_strategy_lines(rows, width, colour=colour)]
     return [*lines, "", fit([Cell(count_text(findings), (BOLD,))], None, colour=colour)]
 
 

@@ -41,11 +41,20 @@ def run_up(flags: Mapping[str, object], screen: Screen, supervisor: SupervisorLi
     say_skipped(room.skipped)
     say_swept(room.swept)
     if not screen.quiet:
-        for notice in _runs_beside(room, request):
+        for notice in (*_host_table(room), *room.host_warnings, *_runs_beside(room, request)):
             words.say(notice)
     if request.display.detach or request.display.wait is not None:
         return _detached(request, screen, supervisor)
     return _in_the_foreground(request, screen, supervisor)
+
+
+def _host_table(room: Room) -> Iterator[str]:
+    """Yield the answers of the hosts as a table, if there are hosts."""
+    if room.hosts is not None:
+        from orchestrator.cli.host_table import host_lines
+
+        width = words.width_of(words.STDERR)
+        yield "\n".join(["hosts", *host_lines(room.hosts.rows, width, colour=False)])
 
 
 def _runs_beside(room: Room, request: UpRequest) -> Iterator[str]:

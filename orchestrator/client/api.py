@@ -13,7 +13,13 @@ from signal import SIGKILL
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.client.view.messages import most_attempts
-from orchestrator.client.view.status_document import RunStatus, Status, seconds_until, task_statuses
+from orchestrator.client.view.status_document import (
+    RunStatus,
+    Status,
+    host_statuses,
+    seconds_until,
+    task_statuses,
+)
 from orchestrator.core.errors import (
     EngineError,
     NoSuchRun,
@@ -26,7 +32,7 @@ from orchestrator.core.errors import (
     UsageError,
 )
 from orchestrator.core.progress.activity import late_start
-from orchestrator.core.state.result import RunResult, TaskStack, exit_text
+from orchestrator.core.state.result import CauseKind, RunResult, TaskStack, exit_text
 from orchestrator.core.text.clean import safe, safe_lines
 from orchestrator.store.runs import catalog, lost_runs
 from orchestrator.store.runs.liveness import Liveness
@@ -237,7 +243,8 @@ def status_of(view: RunView) -> Status:
         tensorboard=view.state.tensorboard,
     )
     state, sample = view.latest()
-    return Status(run=run, tasks=task_statuses(state, sample, view.now_mono()))
+    now_mono = view.now_mono()
+    return Status(run=run, tasks=task_statuses(state, sample, now_mono), hosts=host_statuses(state, now_mono))
 
 
 def result_of(view: RunView) -> RunResult:
@@ -251,13 +258,14 @@ def raise_for(result: RunResult) -> None:
     if result.succeeded:
         return
     first = result.first_failure
-    if result.outcome == "failed" and first is not None:
+    is_of_host = result.cause is not None and result.cause.kind is CauseKind.HOST
+    if result.outcome == "failed" and first is not None and not is_of_host:
         from orchestrator.client.view.report import cause_text
 
         said = cause_text(result) or f"{first.task}: {exit_text(first.exit_code, first.signal)}"
         message = f"{said}; see {first.log}"
         raise TaskFailed(safe(message), result, first.task, first.exit_code, Path(first.log))
-    why = f": {result.cause.text}" if result.cause and first is None else ""
+    why = f": {result.cause.text}" if result.cause and (first is None or is_of_host) else ""
     kinds: Mapping[str, type[RunEnded]] = {"timed_out": RunTimedOut, "stopped": RunStopped, "lost": RunLost}
     raise kinds.get(result.outcome, RunEnded)(
         safe(f"{result.run_id} {result.outcome.replace('_', ' ')}{why}"), result

@@ -11,15 +11,17 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from orchestrator.client.api import Run, tidy
 from orchestrator.client.stop import STOP_MARGIN_S, Ended, stop_runs
 from orchestrator.core.errors import EngineError, NameTaken, UsageError
 from orchestrator.core.job.roles import counted_of
+from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.text.clean import safe
 from orchestrator.host.checks import refuse_problems, warnings_of_up
 from orchestrator.host.checks.context import Context
+from orchestrator.host.checks.finding import Level
 from orchestrator.links.client_link import Lifetime, Request, pack_environ
 from orchestrator.links.supervisor_link import SupervisorLink, start_supervisor
 from orchestrator.request.settings import settings
@@ -31,6 +33,9 @@ from orchestrator.store.ownership import accepted_owner
 from orchestrator.store.runs import catalog
 from orchestrator.store.runs.paths import RunPaths
 from orchestrator.store.runs.reader import RunView
+
+if TYPE_CHECKING:
+    from orchestrator.preflight import Preflight
 
 # Replacements in Python for some options of `orch up`.
 _INSTEAD = {
@@ -70,7 +75,9 @@ class Cluster:
     def __enter__(self) -> Run:
         self._owner_pid = os.getpid()
         warn(self._request)
-        make_room(self._request)
+        room = make_room(self._request)
+        for text in room.host_warnings:
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         self._supervisor = start_supervisor()
         try:
             self._run = create_run(self._supervisor, self._request, Lifetime.CLIENT)
@@ -116,17 +123,25 @@ class Room:
     skipped: why entries of the state directory were skipped
     replaced: the runs that --replace stopped
     others: the other live runs of this directory
+    hosts: the answers of the job's hosts, None without any
     """
 
     swept: list[tuple[str, int]]
     skipped: tuple[str, ...]
     replaced: tuple[Ended, ...]
     others: tuple[RunView, ...]
+    hosts: Preflight | None = None
+
+    @property
+    def host_warnings(self) -> tuple[str, ...]:
+        findings = () if self.hosts is None else self.hosts.findings
+        return tuple(finding.message for finding in findings if finding.level is Level.WARNING)
 
 
 def make_room(up: UpRequest) -> Room:
     """Prepare the machine for a run: the checks, tidy(), --replace."""
     refuse_problems(Context(up.spec, os.environ))
+    hosts = check_hosts(up.spec)
     runs = catalog.survey()
     swept = tidy(runs)
     replaced: list[Ended] = []
@@ -141,7 +156,23 @@ def make_room(up: UpRequest) -> Room:
             if isinstance(ended, EngineError):
                 raise ended
             replaced.append(ended)
-    return Room(swept, runs.skipped, tuple(replaced), tuple(catalog.live_in(up.spec.directory, runs)))
+    return Room(swept, runs.skipped, tuple(replaced), tuple(catalog.live_in(up.spec.directory, runs)), hosts)
+
+
+def check_hosts(spec: JobSpec) -> Preflight | None:
+    """Check the job's hosts, after --sync if it was asked for; None without hosts. UsageError names all problems."""
+    if not spec.hosts:
+        return None
+    # Not imported for a run on this machine, whose start it would delay.
+    from orchestrator.preflight import inspect_hosts
+    from orchestrator.preflight.sync import copy_directory
+
+    if spec.sync:
+        copy_directory(spec, spec.hosts)
+    found = inspect_hosts(spec, os.environ)
+    if problems := [finding.message for finding in found.findings if finding.level is Level.PROBLEM]:
+        raise UsageError("\n".join(problems))
+    return found
 
 
 def create_run(supervisor: SupervisorLink, up: UpRequest, lifetime: Lifetime) -> Run:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-import psutil
-
 from orchestrator.host.kernel_files import (
     CGROUPS,
     PROC,
@@ -155,6 +153,8 @@ def _threads_left(proc: Path, cgroups: Path) -> Iterator[int]:
 
 
 def _own_thread_count() -> int:
+    import psutil  # takes 0.01 s, and not every machine has the limit that needs it
+
     found = (process.info for process in psutil.process_iter(["num_threads", "uids"]))
     return sum(
         each["num_threads"] or 0 for each in found if each["uids"] and each["uids"].real == os.geteuid()

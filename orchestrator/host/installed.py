@@ -108,11 +108,9 @@ def ask_interpreter(
 
     `environ` is the tasks'. Only its PYTHONPATH counts: other variables of it could make the interpreter run code.
     """
-    search = "" if {"-E", "-I"} & set(python) else environ.get("PYTHONPATH", "")
-    places = [str(directory / place) for place in search.split(os.pathsep) if place]
     try:
         done = subprocess.run(
-            [*python, "-I", "-c", _PROGRAM, _QUESTION, *places],
+            question_words(python, environ, directory),
             cwd=directory,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -128,18 +126,31 @@ def ask_interpreter(
         )
     except subprocess.TimeoutExpired:
         return Interpreter(python[0], error=f"no answer within {patience_s:g} s")
+    out, errors = (part.decode(errors="replace") for part in (done.stdout, done.stderr))
+    return interpreter_of(python[0], done.returncode, out, errors)
+
+
+def question_words(python: Sequence[str], environ: Mapping[str, str], directory: Path) -> list[str]:
+    """The command that asks an interpreter, here or on another host."""
+    search = "" if {"-E", "-I"} & set(python) else environ.get("PYTHONPATH", "")
+    places = [str(directory / place) for place in search.split(os.pathsep) if place]
+    return [*python, "-I", "-c", _PROGRAM, _QUESTION, *places]
+
+
+def interpreter_of(path: str, exit_code: int, out: str, errors: str) -> Interpreter:
+    """Read what question_words() printed."""
     try:
         # The last line: a sitecustomize may print something before it.
-        found: dict[str, Any] = json.loads(done.stdout.decode(errors="replace").rstrip().rpartition("\n")[2])
+        found: dict[str, Any] = json.loads(out.rstrip().rpartition("\n")[2])
         return Interpreter(
-            python[0],
+            path,
             version=str(found["version"]),
             versions={str(name): str(version) for name, version in found["versions"].items()},
             modules=tuple(str(name) for name in found["modules"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
-        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        return Interpreter(python[0], error=last or f"exit code {done.returncode}")
+        last = errors.strip().rpartition("\n")[2]
+        return Interpreter(path, error=last or f"exit code {exit_code}")
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from orchestrator.host.isolation import isolated
 from orchestrator.host.kernel_files import PROC, read_number, read_text
 
@@ -56,6 +54,8 @@ def port_sharing_error() -> str | None:
 
 def addresses() -> tuple[str, ...]:
     """The addresses of the interfaces that are up, without loopback and link-local ones."""
+    import psutil  # takes 0.01 s, and only `orch doctor` asks for addresses
+
     try:
         up = {name for name, state in psutil.net_if_stats().items() if state.isup}
         interfaces = psutil.net_if_addrs()

@@ -111,12 +111,6 @@ def make_private(path: Path, existing: Collection[Path] = ()) -> None:
         raise UsageError(f"{path}: cannot be made: {os.strerror(error.errno or 0)}") from error
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a temporary file and rename it over `path`. A reader sees the old document or the new one. OSError."""
-    with Directory.at(path.parent) as directory:
-        directory.write_atomically(path.name, text)
-
-
 def write_once(path: Path, text: str) -> bool:
     """Write `path` atomically unless it exists. Return False, without a change, if it exists. OSError."""
     with Directory.at(path.parent) as directory:

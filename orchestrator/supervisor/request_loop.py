@@ -16,8 +16,9 @@ from orchestrator.core.errors import ExitCode, NameTaken, OrchError, UsageError
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle.outcome import Findings, run_result
 from orchestrator.core.state.events import AgentLost, RunEndedEvent
+from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import Cause, CauseKind, RunResult
-from orchestrator.core.state.state import RunState, apply
+from orchestrator.core.state.state import RunState
 from orchestrator.links.client_link import ClientLink, Lifetime, Request, unpack_environ
 from orchestrator.store.files import make_private
 from orchestrator.store.ownership import accept_owner

@@ -8,8 +8,9 @@ from orchestrator.core.chaos.watch import ChaosWatch
 from orchestrator.core.job.fault import parse_chaos
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, StopReason, Symptom, TeardownReason
+from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import AttemptEnd, Cause, CauseKind, FirstFailure, RunResult
-from orchestrator.core.state.state import RunState, apply
+from orchestrator.core.state.state import RunState
 
 START = 1000.0
 

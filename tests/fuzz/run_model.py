@@ -29,8 +29,9 @@ from orchestrator.core.state.events import (
     event_line,
     parse_event,
 )
+from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import RunResult, TaskStack
-from orchestrator.core.state.state import RunState, apply
+from orchestrator.core.state.state import RunState
 
 START = 1000.0
 # Bound on the turns in which a run of a few tasks ends without further requests.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from testbed import Testbed, reason_to_skip
@@ -34,3 +35,11 @@ def machines(all_machines: Testbed) -> Iterator[Testbed]:
                 process.kill()
             for path in machine.files() - files[name]:
                 machine.run("rm", "-f", path)
+
+
+@pytest.fixture
+def project(machines: Testbed, request: pytest.FixtureRequest) -> Path:
+    """A directory that all machines share, for the files of one test."""
+    directory = machines.shared / request.node.name.partition("[")[0]
+    directory.mkdir(exist_ok=True)
+    return directory

@@ -28,6 +28,7 @@ _DAY_S = 86_400
 # Days by which the monotonic clock of a machine is off. The launching machine is neither the first nor the last.
 _DAYS = {"n0": 2, "n1": 1, "n2": 3, "n3": 4}
 _NETWORK = "10.77.0"
+_NO_MACHINE = "02:00:00:00:00:77"
 _SSHD_MARK = "-f/run/sshd_config"
 _CLIENT_CONFIG = """\
 Host n*
@@ -148,6 +149,7 @@ class Testbed:
         self.machines: dict[str, Machine] = {}
         self._latency = dict.fromkeys(_DAYS, 0.0)
         self._cuts: tuple[list[str], list[str]] = ([], [])
+        self._dropping: list[tuple[str, str]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
             self._make_directories()
@@ -172,8 +174,17 @@ class Testbed:
         """Lose all frames to one machine, or all frames from one."""
         self._order([to] if to else [], [source] if source else [])
 
+    def drop_between(self, first: str, second: str) -> None:
+        """Let two machines lose what they send to each other, as firewalls do, until heal()."""
+        for one, other in ((first, second), (second, first)):
+            self._set_neighbour(one, other, _NO_MACHINE)
+            self._dropping.append((one, other))
+
     def heal(self) -> None:
         """Pass all frames on again, without added latency."""
+        for one, other in self._dropping:
+            self._set_neighbour(one, other, _hardware(other))
+        self._dropping.clear()
         self._latency = dict.fromkeys(self._latency, 0.0)
         self._order()
 
@@ -185,6 +196,11 @@ class Testbed:
         """Let each frame from and to a machine arrive later by this time. A way there and back takes twice as long."""
         self._latency[name] = seconds
         self._order(*self._cuts)
+
+    def _set_neighbour(self, name: str, other: str, hardware: str) -> None:
+        address = self.machines[other].address
+        words = ("ip", "neigh", "replace", address, "lladdr", hardware, "dev", "eth0", "nud", "permanent")
+        self.machines[name].run(*words)
 
     def start_sshd(self, name: str, *lines: str) -> None:
         """Restart the sshd of a machine, with further lines of configuration before its own."""

@@ -127,6 +127,7 @@ def test_rows_of_an_example_follow_from_shapes(tmp_path: Path, forks: ForkServer
         "shapes": [2, 1],
         "constants": [-1, -1],
         "no shapes": [-1, 1],
+        "sparse": [-1, 1],
         "zip": [1, 1, 0],
         "batches of slices": [-1, -1],
         "taken of rows and a table": [16, 8, 5],

@@ -332,6 +332,7 @@ def rows_of_each_part(place: Place) -> Values:
         "shapes": batches.map(by_shape),
         "constants": full.map(by_constants),
         "no shapes": batches.map(without_shapes),
+        "sparse": batches.map(lambda x, y: (tf.sparse.from_dense(x), y)),
         "zip": tf.data.Dataset.zip((batches, tf.data.Dataset.from_tensors(table).repeat())),
         "batches of slices": tf.data.Dataset.from_tensor_slices(
             (tf.zeros([4, BATCH, 2]), tf.zeros([4, BATCH]))

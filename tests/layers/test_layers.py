@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,7 @@ NOT_FOR_TABLES = (
     "supervisor",
     "client.view.report",
 )
+NOT_FOR_PLANS = ("core.state", "store.runs.reader", "client.launch", "engines", "links", "supervisor")
 
 
 @pytest.mark.parametrize(
@@ -77,21 +79,36 @@ def test_a_quick_verb_imports_nothing_it_does_not_need(
     verb: str, hidden: tuple[str, ...], state_dir: Path, tmp_path: Path
 ) -> None:
     """The verb is run without a run: it has imported its modules before it finds that out."""
-    program = (
-        "import sys; from orchestrator.cli import main; main();"
-        "print(*(name for name in sys.modules if name.startswith('orchestrator.')))"
-    )
+    loaded = modules_of(verb, tmp_path)
+    assert "orchestrator.store.runs.reader" in loaded
+    assert not within(loaded, hidden)
+
+
+def test_a_plan_that_is_only_shown_imports_no_events(state_dir: Path, tmp_path: Path) -> None:
+    loaded = modules_of("config -- true", tmp_path)
+    assert "orchestrator.core.plan.plan" in loaded
+    assert not within(loaded, NOT_FOR_PLANS)
+    if resource.getrlimit(resource.RLIMIT_NPROC)[0] == resource.RLIM_INFINITY or os.geteuid() == 0:
+        assert "psutil" not in loaded  # else the user's threads are counted
+
+
+def modules_of(verb: str, directory: Path) -> set[str]:
+    """The modules that a verb has imported at its end."""
+    program = "import sys; from orchestrator.cli import main; main();print('modules:', *sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program, *verb.split()],
         capture_output=True,
         text=True,
         check=True,
-        cwd=tmp_path,
+        cwd=directory,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    loaded = {name.removeprefix("orchestrator.") for name in done.stdout.split()}
-    assert "store.runs.reader" in loaded
-    assert not {name for name in loaded for one in hidden if f"{name}.".startswith(f"{one}.")}
+    return set(done.stdout.rpartition("modules:")[2].split())
+
+
+def within(loaded: set[str], parts: tuple[str, ...]) -> set[str]:
+    """Those of our modules that are in one of these parts."""
+    return {name for name in loaded for part in parts if f"{name}.".startswith(f"orchestrator.{part}.")}
 
 
 def test_no_module_stands_in_the_way_of_a_public_name() -> None:

@@ -36,7 +36,8 @@ from orchestrator.core.progress.activity import (
 )
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, Progress
-from orchestrator.core.state.state import RunState, TaskPhase, apply
+from orchestrator.core.state.fold import apply
+from orchestrator.core.state.state import RunState, TaskPhase
 
 LIMITED = changed(JOB, timeout_s=60.0)
 

@@ -35,7 +35,8 @@ from orchestrator.core.state.events import (
     event_line,
     parse_event,
 )
-from orchestrator.core.state.state import RunState, TaskPhase, apply
+from orchestrator.core.state.fold import apply
+from orchestrator.core.state.state import RunState, TaskPhase
 
 TASKS = 3
 indices = st.integers(0, TASKS - 1)

@@ -1,4 +1,4 @@
-"""The cost of an event in the lifecycle does not grow with the number of tasks."""
+"""The costs of an event in the lifecycle and of a row on the screen do not grow with the number of tasks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from job_making import JOB, changed
 
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle.lifecycle import Lifecycle
+from orchestrator.core.progress.activity import waiting_for
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, Progress
 
@@ -40,10 +41,32 @@ def _calls_by_stage(spec: JobSpec, tasks: int) -> list[float]:
     """For each kind of event, the number of Python functions and generators that one event enters."""
     lifecycle = lifecycle_of(spec)
     lifecycle.handle(planned(tasks))
-    return [_calls(lifecycle, [stage(index) for index in range(tasks - 1)]) for stage in STAGES]
+    return [_calls_for(lifecycle, [stage(index) for index in range(tasks - 1)]) for stage in STAGES]
 
 
-def _calls(lifecycle: Lifecycle, happened: list[Event]) -> float:
+def test_cost_of_showing_a_task_that_waits_does_not_grow_with_tasks() -> None:
+    few, many = (_calls_to_show(tasks) for tasks in (20, 1000))
+    assert many < 1.5 * few
+
+
+def _calls_to_show(tasks: int) -> float:
+    lifecycle = lifecycle_of(JOB)
+    for event in (planned(tasks), *map(started, range(tasks)), *map(ready, range(tasks // 2))):
+        lifecycle.handle(event)
+    state = lifecycle.state
+    return _calls(lambda: [waiting_for(task, state) for task in state.tasks.values()]) / tasks
+
+
+def _calls_for(lifecycle: Lifecycle, happened: list[Event]) -> float:
+    def handle() -> None:
+        for event in happened:
+            lifecycle.handle(event)
+            lifecycle.next_deadline()
+
+    return _calls(handle) / len(happened)
+
+
+def _calls(act: Callable[[], object]) -> int:
     calls = 0
 
     def count(_frame: FrameType, what: str, _: object) -> None:
@@ -53,9 +76,7 @@ def _calls(lifecycle: Lifecycle, happened: list[Event]) -> float:
     before = sys.getprofile()
     sys.setprofile(count)
     try:
-        for event in happened:
-            lifecycle.handle(event)
-            lifecycle.next_deadline()
+        act()
     finally:
         sys.setprofile(before)
-    return calls / len(happened)
+    return calls

@@ -24,6 +24,7 @@ from orchestrator.core.state import events
 from orchestrator.core.state.events import Progress, Symptom, TeardownReason, event_line, parse_event
 from orchestrator.core.state.result import CauseKind
 from orchestrator.core.state.state import HostPhase, RunPhase, TaskPhase
+from orchestrator.store.runs.run_end import mark_lost, result_from_events
 
 T = START
 TWO_EACH = ("a", "a", "b", "b")
@@ -75,7 +76,7 @@ def test_host_that_is_back_fails_nothing() -> None:
     assert not feed_in_turn(lifecycle, [back("b", 6, T + 16)])
     assert lifecycle.state.hosts["b"].phase is HostPhase.JOINED and not lifecycle.state.silent_hosts
     assert lifecycle.state.notices == (
-        "b was not heard for 3s; its connection is made anew",
+        "b was not heard for 3s; orch connects to it again",
         "b is heard again after 6s",
     )
     done = [exited(index, order=index, mono=T + 20) for index in range(4)]
@@ -198,3 +199,10 @@ def test_no_notice_about_hosts_is_an_action() -> None:
     lifecycle = running_on(TWO_EACH)
     (notice,) = lifecycle.handle(silent("a", 3.04, T + 3))
     assert isinstance(notice, Happen) and isinstance(notice.event, events.Noticed)
+
+
+def test_result_of_a_lost_run_has_the_hosts() -> None:
+    state = running_on(("a", "b")).state
+    result = result_from_events("run-1", mark_lost(state, T + 5), "")
+    assert [(end.host, end.state) for end in result.tasks] == [("a", "lost"), ("b", "lost")]
+    assert [(host.host, host.state) for host in result.hosts] == [("a", "joined"), ("b", "joined")]

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from orchestrator.core.progress.activity import began_at, furthest
 from orchestrator.core.progress.line_progress import LineProgress
 from orchestrator.core.state.events import FitSteps, Progress, TaskProgressed, TaskRestartPlanned
+from orchestrator.core.state.fold import apply
 from orchestrator.core.state.position import Course, position
-from orchestrator.core.state.state import RunState, apply
+from orchestrator.core.state.state import RunState
 
 counts = st.none() | st.integers(-3, 9)
 words = st.builds(

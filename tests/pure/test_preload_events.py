@@ -8,7 +8,8 @@ from job_making import JOB, changed
 from orchestrator.client.view.messages import event_message
 from orchestrator.core.state import events
 from orchestrator.core.state.events import event_line, parse_event
-from orchestrator.core.state.state import RunState, apply
+from orchestrator.core.state.fold import apply
+from orchestrator.core.state.state import RunState
 from orchestrator.supervisor import Now
 
 AT: Now = {"at": START, "mono": START}

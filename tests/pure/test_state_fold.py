@@ -19,7 +19,8 @@ from orchestrator.core.state.events import (
     event_line,
     parse_event,
 )
-from orchestrator.core.state.state import RunPhase, RunState, TaskPhase, apply
+from orchestrator.core.state.fold import apply
+from orchestrator.core.state.state import RunPhase, RunState, TaskPhase
 from orchestrator.store.runs import run_end
 
 

@@ -17,7 +17,8 @@ from orchestrator.core.lifecycle.lifecycle import Lifecycle
 from orchestrator.core.progress.reported import ProgressThrottle
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, SymptomKind, TeardownReason
-from orchestrator.core.state.state import RunState, apply
+from orchestrator.core.state.fold import apply
+from orchestrator.core.state.state import RunState
 from orchestrator.links import agent_link
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor.agent_reports import AgentReports

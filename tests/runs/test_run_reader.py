@@ -14,7 +14,8 @@ from orchestrator.client import api
 from orchestrator.core.errors import RunLost
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Progress, event_line
-from orchestrator.core.state.state import RunState, apply
+from orchestrator.core.state.fold import apply
+from orchestrator.core.state.state import RunState
 from orchestrator.store.runs import event_file, lost_runs
 from orchestrator.store.runs.event_file import EventTail
 from orchestrator.store.runs.paths import RunPaths

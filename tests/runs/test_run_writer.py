@@ -15,7 +15,8 @@ from run_records import make_run, one_task, view_of
 from orchestrator.core.errors import UsageError
 from orchestrator.core.state.result import RunResult
 from orchestrator.links.control import ControlServer
-from orchestrator.store.files import make_private, write_atomically
+from orchestrator.store.directory import Directory
+from orchestrator.store.files import make_private
 from orchestrator.store.runs.locks import is_held, lock_name
 from orchestrator.store.runs.paths import RunPaths, runs_dir, state_dir
 from orchestrator.store.runs.writer import RunStore, new_run_id
@@ -118,18 +119,20 @@ def test_name_is_locked_while_its_run_is_live() -> None:
 WRITES = """
 import os, sys
 from pathlib import Path
-from orchestrator.store.files import write_atomically
+from orchestrator.store.directory import Directory
 path = Path(sys.argv[1])
+directory = Directory.at(path.parent)
 print(flush=True)
 while True:
     for letter in "ab":
-        write_atomically(path, letter * 20_000)
+        directory.write_atomically(path.name, letter * 20_000)
 """
 
 
 def test_atomic_write_leaves_the_old_or_the_new_document(tmp_path: Path) -> None:
     path = tmp_path / "document"
-    write_atomically(path, "a" * 20_000)
+    with Directory.at(tmp_path) as directory:
+        directory.write_atomically(path.name, "a" * 20_000)
     seen = set()
     with subprocess.Popen([sys.executable, "-c", WRITES, str(path)], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None and writer.stdout.readline()

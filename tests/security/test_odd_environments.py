@@ -3,7 +3,11 @@ what to do."""
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,6 +50,90 @@ def test_missing_files_of_the_kernel_are_named(orch: Orch, prepare: str, says: t
         assert all(word in done.err for word in says), done.err
         assert len(done.lines) <= 1 and "Traceback" not in done.err
     assert orch.run_dirs() == []
+
+
+# Mounts FUSE at argv[1] and ends its server: every path below it fails with ENOTCONN.
+_DEAD_MOUNT = """
+import ctypes, os, sys
+fd = os.open("/dev/fuse", os.O_RDWR)
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.mount(b"dead", sys.argv[1].encode(), b"fuse", 0, f"fd={fd},rootmode=40000,user_id=0,group_id=0".encode()):
+    sys.exit(f"FUSE cannot be mounted: {os.strerror(ctypes.get_errno())}")
+"""
+_PROC = "mount -t proc proc /proc"
+_NOT_CONNECTED = "Transport endpoint is not connected"
+
+
+@pytest.fixture
+def dead_mount(orch: Orch) -> Callable[[Path], str]:
+    """The shell command that puts a dead FUSE mount in the place of a directory."""
+    script = orch.script("dead_mount.py", _DEAD_MOUNT)
+
+    def dead_mount(place: Path) -> str:
+        place.mkdir(parents=True, exist_ok=True)
+        mount = shlex.join([sys.executable, str(orch.directory / script), str(place)])
+        return f"{_PROC} && {mount}"
+
+    namespace(dead_mount(orch.directory / "probe"))  # skips without root or FUSE
+    return dead_mount
+
+
+def test_state_directory_on_a_dead_mount_is_named(orch: Orch, dead_mount: Callable[[Path], str]) -> None:
+    for verb in (("ls",), ("status",), ("logs",), ("down",), ("prune", "--keep", "0"), *_VERBS[2:]):
+        done = within(orch, dead_mount(orch.state), *verb)
+        assert done.code == 2, done.err
+        assert f"{orch.state}/orch" in done.err and _NOT_CONNECTED in done.err
+        assert "set XDG_STATE_HOME" in done.err
+    found = problems(within(orch, dead_mount(orch.state), "doctor", "--json"))
+    assert _NOT_CONNECTED in found["state"] and "set XDG_STATE_HOME" in found["state"]
+
+
+@pytest.mark.parametrize("option", ["--log-dir", "--checkpoint-dir"])
+def test_directory_for_results_on_a_dead_mount_is_refused(
+    orch: Orch, dead_mount: Callable[[Path], str], option: str
+) -> None:
+    place = orch.directory / "results"
+    for named in (place, place / "below"):
+        done = within(orch, dead_mount(place), "up", "-n", "1", option, str(named), "--", "true")
+        assert done.code == 2
+        assert f"{option}: {named} cannot be written ({_NOT_CONNECTED})" in done.err
+    assert orch.run_dirs() == []
+
+
+def test_run_on_a_dead_mount_is_named_and_skipped(orch: Orch, dead_mount: Callable[[Path], str]) -> None:
+    place = orch.directory / "results"
+    assert orch("up", "-n", "1", "--log-dir", str(place), "--", "true").code == 0
+    (lost,) = orch.run_dirs()
+    assert orch("up", "-n", "1", "--", "echo", "said").code == 0
+    for verb, shown in (
+        (("ls",), "succeeded"),
+        (("logs",), "said"),
+        (("status",), "succeeded"),
+        (("down",), ""),
+    ):
+        done = within(orch, dead_mount(place), *verb)
+        assert done.code == 0, done.err
+        assert shown in done.out
+        assert done.err.count(f"{lost.name}: skipped: ") == 1 and _NOT_CONNECTED in done.err
+    assert within(orch, dead_mount(place), *_VERBS[2]).code == 0
+    assert within(orch, dead_mount(place), "prune", "--all", "--keep", "0").code == 0
+    assert (place / lost.name / "result.json").exists()
+
+
+def test_run_whose_directory_becomes_a_dead_mount_ends(orch: Orch, dead_mount: Callable[[Path], str]) -> None:
+    dead_mount(place := orch.directory / "results")
+    script = orch.script("t.py", "import os, subprocess, sys, time\n" + _MOUNTS)
+    done = within(orch, _PROC, "up", "-n", "1", "--log-dir", str(place), "--", script, "dead_mount.py")
+    assert done.code == 125
+    assert _NOT_CONNECTED in done.err, done.err
+    (run,) = place.iterdir()
+    assert json.loads((run / "result.json").read_text())["outcome"] == "failed"
+
+
+_MOUNTS = """
+subprocess.run([sys.executable, sys.argv[1], os.environ["ORCH_RUN_DIR"]], check=True)
+time.sleep(600)
+"""
 
 
 def test_proc_with_processes_only_is_enough(orch: Orch) -> None:

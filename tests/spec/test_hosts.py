@@ -117,6 +117,12 @@ def test_hosts_mean_ssh(load_here: Load) -> None:
     assert load_here().spec.engine is EngineName.LOCAL and not load_here().spec.hosts
 
 
+def test_option_for_hosts_alone_gives_a_notice(load_here: Load) -> None:
+    assert load_here(sync=True, engine="local").notices == ("--sync has no effect without --hosts",)
+    assert not load_here("sync = true", {"ORCH_PLACEMENT": "spread"}).notices
+    assert not load_here(hosts="a", sync=True).notices
+
+
 def test_hosts_of_a_file_or_a_list(load_here: Load, tmp_path: Path) -> None:
     (tmp_path / "rack").write_text("a:2\nb\n")
     for hosts in ("@rack", "./rack", str(tmp_path / "rack"), ["a:2", "b"]):

@@ -290,3 +290,19 @@ def test_threads_of_a_cluster_on_several_hosts(make_spec: MakeSpec) -> None:
     places = [TaskPlace(host, f"10.0.0.{at}:5000") for at, host in enumerate("aabb")]
     plan = build_plan(spec, places, LAYOUT, 1, {})
     assert {task.env[INTER_OP] for task in plan.tasks} == {"5"} and not plan.budgets
+
+
+@pytest.mark.parametrize(
+    ("planned", "addresses", "expected"),
+    [
+        ("localhost", ["127.0.0.1:1", "127.0.0.1:2"], None),
+        ("localhost", ["10.0.0.1:1", "10.0.0.1:2", "[fd00::1]:1"], "localhost,10.0.0.1,fd00::1"),
+        ("*", ["10.0.0.1:1"], None),
+        ("", ["10.0.0.1:1"], None),
+    ],
+)
+def test_cluster_on_several_hosts_is_reached_without_a_proxy(
+    planned: str, addresses: list[str], expected: str | None
+) -> None:
+    env = Cluster({"worker": addresses}).env("worker", 0, {"no_proxy": planned})
+    assert (env.get("no_proxy"), "NO_PROXY" in env) == (expected, False)

@@ -11,6 +11,8 @@ import pytest
 from spec_making import MakeSpec
 
 from orchestrator.core.errors import UsageError
+from orchestrator.core.job.choices import EngineName
+from orchestrator.core.job.hosts import Host
 from orchestrator.host.checks import CHECKS_OF_CONFIG, Check, refuse_problems
 from orchestrator.host.checks.context import Context
 from orchestrator.host.checks.directories import check_output_directories
@@ -99,6 +101,12 @@ def test_more_tasks_than_fit_are_refused(
 def test_tightest_limit_is_reported(make_spec: MakeSpec) -> None:
     context = with_room(make_spec(roles={"worker": 9}), MEMORY=8, FILES=3, THREADS=5)
     assert (refusal(context, check_task_limits) or "").startswith("files: enough for 3 tasks, not 9 workers")
+
+
+def test_tasks_on_other_hosts_need_no_room_here(make_spec: MakeSpec) -> None:
+    hosts = (Host(name="a", destination="a"),)
+    spec = make_spec(roles={"worker": 2000}, engine=EngineName.SSH, hosts=hosts)
+    assert refusal(with_room(spec, MEMORY=1, FILES=1), check_task_limits) is None
 
 
 @pytest.mark.parametrize("option", ["--log-dir", "--checkpoint-dir"])

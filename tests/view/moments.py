@@ -13,7 +13,8 @@ from orchestrator.core.state.events import (
     TaskReady,
     TaskStarted,
 )
-from orchestrator.core.state.state import RunState, apply
+from orchestrator.core.state.fold import apply
+from orchestrator.core.state.state import RunState
 
 
 def planned(task: str) -> PlannedTask:

@@ -32,8 +32,9 @@ from orchestrator.core.state.events import (
     TeardownBegan,
     TeardownReason,
 )
+from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import AttemptEnd, Cause, CauseKind, FirstFailure, RunResult
-from orchestrator.core.state.state import RunState, apply
+from orchestrator.core.state.state import RunState
 from orchestrator.store.logs.lines import Block
 
 KILLED = AttemptEnd(

@@ -19,8 +19,9 @@ from orchestrator.client.view.status_document import RunStatus, Status, task_sta
 from orchestrator.client.view.tables import Moment, RunRow, footer_lines, run_lines, status_lines
 from orchestrator.core.progress.activity import behind_tasks
 from orchestrator.core.state.events import AttemptPlanned, Progress, TaskStarted
+from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import BadLoss
-from orchestrator.core.state.state import RunState, apply
+from orchestrator.core.state.state import RunState
 
 TRAINING = Progress(phase="train", epoch=2, epochs=5, step=1234, steps=4000, loss=0.123456, steps_per_s=12.34,
                     metrics={"accuracy": 0.75, "val_loss": 0.2})  # fmt: skip

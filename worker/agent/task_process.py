@@ -23,6 +23,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 COMMAND_NOT_FOUND, COMMAND_NOT_RUNNABLE = 127, 126  # as shells have it
 _EVALUATOR = "evaluator"
+_LOOPBACK = "127.0.0.1"
+_NO_PROXY = ("no_proxy", "NO_PROXY", "no_grpc_proxy")
 PROGRESS_VARIABLE = "ORCH_PROGRESS_FD"
 BOOTSTRAP_VARIABLE = "ORCH_BOOTSTRAP"
 SEARCH_PATH = "PYTHONPATH"
@@ -42,11 +44,24 @@ class StartFailed(Exception):
 
 
 class Cluster:
-    """The addresses by role of the tasks of an attempt, in index order. Makes each task's TF_CONFIG."""
+    """The addresses by role of the tasks of an attempt, in index order. Makes the variables that name them all."""
 
     def __init__(self, addresses: Mapping[str, Sequence[str]]) -> None:
         self._addresses = addresses
         self._texts: dict[bool, str] = {}
+        addresses_of_all = (address for those in addresses.values() for address in those)
+        hosts = dict.fromkeys(address.rpartition(":")[0].strip("[]") for address in addresses_of_all)
+        self._elsewhere = [host for host in hosts if host != _LOOPBACK]
+
+    def env(self, role: str, index: int, planned: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables of a task: its TF_CONFIG, and the lists of hosts without a proxy that are `planned`,
+        with those of the cluster, because gRPC would use the proxy for them."""
+        env = {"TF_CONFIG": self.tf_config(role, index)}
+        for name in _NO_PROXY:
+            listed = planned.get(name, "")
+            if self._elsewhere and listed and listed.strip() != "*":
+                env[name] = ",".join([listed, *self._elsewhere])
+        return env
 
     def tf_config(self, role: str, index: int) -> str:
         """Return the TF_CONFIG of a task. Only the evaluator's own lists the evaluator, which starts no server."""
@@ -92,7 +107,7 @@ class TaskOrder:
         """Return the order of a `start` message, with these options for the bootstrap. `run_directory`: see RunFile."""
         env, role = message["env"], message.get("role")
         if role is not None:
-            env = {**env, "TF_CONFIG": cluster.tf_config(role, message["index"])}
+            env = {**env, **cluster.env(role, message["index"], env)}
         return cls(
             name=message["task"],
             argv=message["argv"],

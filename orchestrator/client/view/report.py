@@ -108,7 +108,8 @@ def end_lines(
 
 def _report(result: RunResult, *, verbose: bool, checkpoints: str | None) -> Iterator[_Wrapped | _Quoted]:
     first = result.first_failure
-    if first is not None and first.lines:
+    is_of_host = result.cause is not None and result.cause.kind is CauseKind.HOST
+    if first is not None and first.lines and not is_of_host:
         yield _Wrapped(Cell(""), (Cell(f"last lines of {first.task}:", (DIM,)),))
         lines = first.lines[-_MOST_LINES_OF_KILLED:] if first.signal == signal.SIGKILL else first.lines
         for text in _without_startup_lines(lines):
@@ -117,8 +118,11 @@ def _report(result: RunResult, *, verbose: bool, checkpoints: str | None) -> Ite
     yield from _history(result.history)
     for fault in result.faults:
         yield _field("chaos", one_line(fault_text(fault)))
-    if first is not None:
+    if first is not None or is_of_host:
         yield from _other_tasks(result.tasks, first, result.cause)
+    if first is not None:
+        if host := _host_of(first.task, result):
+            yield _field("host", host)
         yield _field("log file", first.log)
         yield from _first_failure(first, result.cause)
     is_told = result.succeeded or (result.cause is not None and result.cause.kind is CauseKind.NAN)
@@ -220,9 +224,18 @@ def _history(history: tuple[AttemptEnd, ...]) -> Iterator[_Wrapped]:
         yield _field("attempt", history_text(end))
 
 
-def _other_tasks(tasks: tuple[TaskEnd, ...], first: FirstFailure, cause: Cause | None) -> Iterator[_Wrapped]:
+def _host_of(task: str, result: RunResult) -> str | None:
+    """The host of a task, if the run had several."""
+    return (
+        next((end.host for end in result.tasks if end.task == task), None) if len(result.hosts) > 1 else None
+    )
+
+
+def _other_tasks(
+    tasks: tuple[TaskEnd, ...], first: FirstFailure | None, cause: Cause | None
+) -> Iterator[_Wrapped]:
     """The other tasks, grouped by how they ended: `worker:0, worker:2: stopped by orch`."""
-    reported = {first.task, *((cause.task, *cause.tasks) if cause else ())}
+    reported = {first and first.task, *((cause.task, *cause.tasks) if cause else ())}
     others = sorted((end for end in tasks if end.task not in reported), key=_end_text)
     for text, group in groupby(others, key=_end_text):
         yield _field("other tasks", f"{_names(end.task for end in group)}: {text}")

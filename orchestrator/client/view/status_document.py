@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from orchestrator.core.progress.activity import doing, waiting_for
 from orchestrator.core.state.events import Progress
 from orchestrator.core.state.result import AttemptEnd, signal_name
-from orchestrator.core.state.state import RunState, TaskState
+from orchestrator.core.state.state import HostPhase, HostState, RunState, TaskState
 from orchestrator.core.text.clean import safe
 
 
@@ -39,10 +39,24 @@ class RunStatus(_Document):
     tensorboard: str | None = None
 
 
+class HostStatus(_Document):
+    """A host of the run: joined, silent (not heard for `silent_s` now) or lost, and then for what reason. `gpus` are
+    models."""
+
+    host: str
+    address: str
+    state: str
+    cores: int
+    memory_bytes: int | None
+    gpus: tuple[str, ...]
+    silent_s: float | None = None
+    reason: str | None = None
+
+
 class TaskStatus(_Document):
     """CPU in percent of one core, memory in bytes (PSS); None when not known. `doing` is a text for people.
     `paused`: the signal `stop_signal` has stopped its process. `waiting_for`: tasks that it needs and that are not
-    ready. `restart_in_s`: until it alone is restarted."""
+    ready. `restart_in_s`: until it alone is restarted. `host`: None on this machine; `host_state` as in HostStatus."""
 
     task: str
     role: str
@@ -63,6 +77,8 @@ class TaskStatus(_Document):
     restart_in_s: float | None = None
     paused: bool = False
     stop_signal: str | None = None
+    host: str | None = None
+    host_state: str | None = None
 
     def __repr__(self) -> str:
         parts = (self.state, "" if self.pid is None else f"pid {self.pid}", self.doing)
@@ -77,6 +93,7 @@ class Status(_Document):
     schema_version: Literal[1] = 1
     run: RunStatus
     tasks: tuple[TaskStatus, ...]
+    hosts: tuple[HostStatus, ...] = ()
 
     def __repr__(self) -> str:
         tasks = ", ".join(f"{task.task} {task.state}" for task in self.tasks)
@@ -90,6 +107,20 @@ def seconds_until(due_mono: float | None, now_mono: float) -> float | None:
     return None if due_mono is None else round(max(0.0, due_mono - now_mono), 3)
 
 
+def host_statuses(state: RunState, now_mono: float) -> tuple[HostStatus, ...]:
+    """The hosts of a run; none if all tasks run on this machine."""
+    return tuple(
+        HostStatus(**host.end.model_dump(), silent_s=_silent_s(host, now_mono))
+        for host in state.hosts.values()
+    )
+
+
+def _silent_s(host: HostState, now_mono: float) -> float | None:
+    if host.phase is not HostPhase.SILENT or host.heard_mono is None:
+        return None
+    return round(max(0.0, now_mono - host.heard_mono), 3)
+
+
 def task_status(
     task: TaskState, state: RunState, sample: Mapping[str, Mapping[str, float]], now_mono: float
 ) -> TaskStatus:
@@ -99,6 +130,7 @@ def task_status(
     memory = usage.get("memory_bytes")
     stop_signal = usage.get("stop_signal") if task.is_live else None
     # A run that is being stopped restarts nothing, even if a restart was planned.
+    host = None if task.plan.host is None else state.hosts.get(task.plan.host)
     is_planned = task.pid is None and state.teardown is None and not state.phase.is_end
     return TaskStatus(
         task=task.name,
@@ -120,6 +152,8 @@ def task_status(
         restart_in_s=seconds_until(task.restart_due_mono, now_mono) if is_planned else None,
         paused=stop_signal is not None,
         stop_signal=None if stop_signal is None else signal_name(int(stop_signal)),
+        host=task.plan.host,
+        host_state=None if host is None else host.phase,
     )
 
 

@@ -72,6 +72,13 @@ def _state(row: Row) -> Cell:
     return Cell(text, PHASE_COLOURS.get(task.state, ()))
 
 
+def _host(row: Row) -> Cell:
+    task = row.task
+    if task.host is None or task.host_state in (None, "joined"):
+        return Cell(task.host or "")
+    return Cell(f"{task.host} ({task.host_state})", (BOLD, RED if task.host_state == "lost" else YELLOW))
+
+
 def _pid(row: Row) -> Cell:
     return Cell("" if row.task.pid is None else str(row.task.pid))
 
@@ -119,19 +126,22 @@ def _metric_column(name: str) -> TaskColumn:
 
 
 def task_columns(rows: Sequence[Row]) -> list[TaskColumn]:
-    """TASK_COLUMNS, with a column for each metric after the loss."""
+    """TASK_COLUMNS, with a column for each metric after the loss. The host is a column if there are several."""
     reports = [row.task.progress for row in rows if row.task.progress is not None]
     names = list(dict.fromkeys(name for report in reports for name in report.metrics))[:_MAX_METRICS]
     after = 1 + next(at for at, column in enumerate(TASK_COLUMNS) if column.cell is _loss)
     columns = [*TASK_COLUMNS[:after], *map(_metric_column, names), *TASK_COLUMNS[after:]]
     if any(row.is_alive and row.quiet_s is not None and row.quiet_s >= _QUIET_S for row in rows):
         columns[-1] = columns[-1]._replace(footer=_RANK_OF_QUIET)
+    if len({row.task.host for row in rows}) < 2:
+        columns = [column for column in columns if column.cell is not _host]
     return columns
 
 
 TASK_COLUMNS = (
     TaskColumn("TASK", _task, footer=0, status=0, right=False),
     TaskColumn("STATE", _state, footer=0, status=0, right=False),
+    TaskColumn("HOST", _host, footer=3, status=2, right=False),
     TaskColumn("PID", lambda row: _pid(row) if row.is_alive else Cell(""), footer=11, status=None),
     TaskColumn("PID", _pid, footer=None, status=5),
     TaskColumn("UP", lambda row: Cell(duration(row.task.uptime_s)), footer=7, status=3),

@@ -6,19 +6,20 @@ from collections.abc import Iterable
 
 from orchestrator.core.diagnosis.same_failure import own_exception
 from orchestrator.core.progress.activity import join_names
-from orchestrator.core.state.events import SymptomKind
+from orchestrator.core.state.events import HostBack, HostSilent, SymptomKind
 from orchestrator.core.state.result import Cause, CauseKind
 from orchestrator.core.state.state import HostState, RunState, TaskPhase, TaskState
+from orchestrator.core.text.durations import format_duration
 
-# What comes first where the clocks leave the order open.
+# The order of symptoms where the clocks leave the order of exits open.
 _RANKS = {SymptomKind.OWN: 0, SymptomKind.UNKNOWN: 1, SymptomKind.COLLATERAL: 2}
 
 
 def first_ended(tasks: Iterable[TaskState]) -> TaskState | None:
     """Return the task that ended first.
 
-    Each host knows the order of its own exits. Times of different hosts are compared, and where the clocks leave the
-    order open, a task with its own exception comes first, and one that blames a peer last.
+    The exits on one host have an order. Times of different hosts are compared, and where the clocks leave the order
+    open, a task that raised an exception by itself comes first, and one that blames a peer last.
     """
     by_host: dict[str | None, TaskState] = {}
     for task in tasks:
@@ -54,7 +55,7 @@ def own_failure_elsewhere(state: RunState, first: TaskState) -> tuple[str, str] 
 def failed_host(state: RunState, first: TaskState | None) -> HostState | None:
     """Return the lost host that is the cause of a failure. `first` is the task that failed first.
 
-    A task's own exception is a failure of its own, and so is one before the host became silent."""
+    A task that raised an exception by itself is the cause, and so is one that failed before the host became silent."""
     host = state.lost_host
     if host is None or first is None:
         return host
@@ -68,6 +69,14 @@ def host_cause(state: RunState, host: HostState) -> Cause:
     ran = f"; {join_names(names)} ran on it" if names else ""
     text = f"{host.name} was lost: {host.reason}{ran}"
     return Cause(task=None, kind=CauseKind.HOST, text=text, host=host.name)
+
+
+def host_notice(event: HostSilent | HostBack) -> str:
+    """Return the message about a host that is not heard, or is heard again."""
+    seconds = format_duration(round(event.seconds, 1))
+    if isinstance(event, HostSilent):
+        return f"{event.host} was not heard for {seconds}; orch connects to it again"
+    return f"{event.host} is heard again after {seconds}"
 
 
 def _order(task: TaskState) -> int:

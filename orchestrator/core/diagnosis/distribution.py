@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.job.tf_config import EVALUATOR, PS
-from orchestrator.core.state.state import RunState, TaskState
+
+if TYPE_CHECKING:  # imported only by those that have a state: the plan of a job needs none
+    from orchestrator.core.state.state import RunState, TaskState
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import signal
 from typing import assert_never
 
 from orchestrator.core.chaos.watch import ChaosWatch
+from orchestrator.core.diagnosis.across_hosts import host_notice
 from orchestrator.core.diagnosis.distribution import find_not_distributed
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle import completion, outcome
@@ -44,18 +45,16 @@ from orchestrator.core.lifecycle.time_limits import SilenceWatch, TimeLimits
 from orchestrator.core.progress.activity import StartWatch, late_start
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, StopReason, TeardownReason
+from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import Cause, CauseKind, RunResult
-from orchestrator.core.state.state import RunState, apply
-from orchestrator.core.text.durations import format_duration
+from orchestrator.core.state.state import RunState
 
 # Seconds after the grace period in which the agent must report the end of a teardown; after that it counts as lost.
 TEARDOWN_MARGIN_S = 5.0
 # Seconds for the agent to hold the ports of an attempt; a port server takes seconds, the kernel milliseconds.
 PLAN_MARGIN_S = 60.0
-
 # Seconds after --link-timeout in which a silent host is reported as lost.
 LOSS_MARGIN_S = 2.0
-
 # The client has left: the tasks get the short grace period.
 _CLIENT_HAS_LEFT = frozenset({StopReason.CLIENT_GONE, StopReason.OUTPUT_CLOSED})
 
@@ -114,7 +113,7 @@ class Lifecycle:
         ]
         if not self._is_tearing_down:
             wanted += [(self._chaos.due(self.state), Deadline.CHAOS), *self._ends.deadlines()]
-            # Nothing is known about the tasks of a silent host, and the others may wait for them.
+            # orch does not know what the tasks of a silent host do, and the others may wait for them.
             if not self.state.silent_hosts:
                 wanted += [*self._limits.deadlines(), (self._silence.due, Deadline.SILENCE)]
         return min(((at, name) for at, name in wanted if at is not None), default=None)
@@ -171,8 +170,17 @@ class Lifecycle:
             case events.TeardownBegan():
                 self._teardown_by = event.mono + event.grace_s + TEARDOWN_MARGIN_S + self._silence_s
                 return []
-            case events.HostJoined() | events.HostSilent() | events.HostBack() | events.HostLost():
-                return self._host_changed(event)
+            case events.HostJoined():
+                if self._planned_by is not None:  # the ports can be held only when all hosts are there
+                    self._planned_by = event.mono + PLAN_MARGIN_S
+                return []
+            case events.HostSilent() | events.HostBack():
+                if isinstance(event, events.HostBack):
+                    self._limits.heard(event.host, event.mono)
+                    self._silence.heard(event.host, event.mono)
+                return [_notice(event, host_notice(event))]
+            case events.HostLost():
+                return self._host_lost(event)
             case events.AgentLost():
                 self._teardown_by = self._restart_at = self._planned_by = None
                 return [SweepHost()]
@@ -180,51 +188,24 @@ class Lifecycle:
                 return self._attempt_over(event)
             case events.TaskProgressed():
                 return [*self._report_resumed(event), *self._report_bad_loss(event)]
-            case (
-                events.TaskStarted() | events.TaskReady() | events.TaskRestartPlanned() | events.TaskGivenUp()
-            ):
-                return []
             case events.NotPreloaded() if self._spec.preload:
                 # The user asked for it, so this is not only a detail.
-                text = f"--preload has no effect: {event.reason}"
-                return [Happen(events.Noticed(at=event.at, mono=event.mono, text=text))]
-            case events.PreloadBegan() | events.Preloaded() | events.NotPreloaded() | events.DiskFull():
-                return []
+                return [_notice(event, f"--preload has no effect: {event.reason}")]
             case (
-                events.LogTruncated() | events.Noticed() | events.TensorBoardServes() | events.LossBecameBad()
-            ):
-                return []
-            case events.Resumed() | events.RunEndedEvent():
+                events.TaskStarted() | events.TaskReady() | events.TaskRestartPlanned() | events.TaskGivenUp()
+                | events.PreloadBegan() | events.Preloaded() | events.NotPreloaded() | events.DiskFull()
+                | events.LogTruncated() | events.Noticed() | events.TensorBoardServes()
+                | events.LossBecameBad() | events.Resumed() | events.RunEndedEvent()
+            ):  # fmt: skip
                 return []
             case _:
                 assert_never(event)
-
-    def _host_changed(
-        self, event: events.HostJoined | events.HostSilent | events.HostBack | events.HostLost
-    ) -> list[Action]:
-        match event:
-            case events.HostJoined():
-                if self._planned_by is not None:  # the ports can be held only when all hosts are there
-                    self._planned_by = event.mono + PLAN_MARGIN_S
-                return []
-            case events.HostSilent():
-                text = (
-                    f"{event.host} was not heard for {_seconds(event.seconds)}; its connection is made anew"
-                )
-            case events.HostBack():
-                text = f"{event.host} is heard again after {_seconds(event.seconds)}"
-                self._limits.heard(event.host, event.mono)
-                self._silence.heard(event.host, event.mono)
-            case events.HostLost():
-                return self._host_lost(event)
-        return [Happen(events.Noticed(at=event.at, mono=event.mono, text=text))]
 
     def _host_lost(self, event: events.HostLost) -> list[Action]:
         """The loss of a host ends the attempt, unless all its tasks had ended, or none has been planned yet."""
         host = self.state.hosts[event.host]
         if not host.was_needed or self._restart_at is not None:
-            text = f"{event.host} is lost, but has no tasks: {event.reason}"
-            return [Happen(events.Noticed(at=event.at, mono=event.mono, text=text))]
+            return [_notice(event, f"{event.host} is lost, but has no tasks: {event.reason}")]
         if not self._is_tearing_down and self._failed_mono is None:
             self._failed_mono = host.failed_mono
             self._noticed_s = event.mono - host.failed_mono
@@ -293,9 +274,7 @@ class Lifecycle:
                 return [Happen(events.StopRequested(at=event.at, mono=event.mono, reason=StopReason.TIMEOUT))]
             case Deadline.START_LATE:
                 late = self._start.notice(self.state, event.mono)
-                if late is None:
-                    return []
-                return [Happen(events.Noticed(at=event.at, mono=event.mono, text=late))]
+                return [] if late is None else [_notice(event, late)]
             case Deadline.START_LIMIT | Deadline.STALL_LIMIT if not self._is_tearing_down:
                 why = self._limits.reached(event)
                 return [] if why is None else [TakeStacks(why)]
@@ -324,7 +303,7 @@ class Lifecycle:
     def _stacks_taken(self, event: events.StacksTaken) -> list[Action]:
         silent = self._silence.notice(self.state, event)
         if silent is not None and not self._is_tearing_down:
-            return [Happen(events.Noticed(at=event.at, mono=event.mono, text=silent))]
+            return [_notice(event, silent)]
         cause = self._limits.blame(self.state, event)
         if cause is None or self._is_tearing_down:
             return []
@@ -381,11 +360,8 @@ class Lifecycle:
         if isinstance(decided, Again):
             self._last_failed_mono = self._failed_mono or event.mono
             ended = outcome.attempt_end(self.state, self._findings(event.mono, teardown_s))
-            return [
-                Happen(
-                    events.RestartPlanned(at=event.at, mono=event.mono, ended=ended, delay_s=decided.delay_s)
-                )
-            ]
+            mono, delay_s = event.mono, decided.delay_s
+            return [Happen(events.RestartPlanned(at=event.at, mono=mono, ended=ended, delay_s=delay_s))]
         if isinstance(decided, Refused):
             self._not_restarted = decided.reason
         checkpoint_dir = None if self._spec.checkpoint_dir is None else str(self._spec.checkpoint_dir)
@@ -412,8 +388,8 @@ class Lifecycle:
         )
 
 
-def _seconds(seconds: float) -> str:
-    return format_duration(round(seconds, 1))
+def _notice(event: Event, text: str) -> Happen:
+    return Happen(events.Noticed(at=event.at, mono=event.mono, text=text))
 
 
 def _is_live(state: RunState, name: str) -> bool:

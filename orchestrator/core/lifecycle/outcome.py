@@ -20,7 +20,6 @@ from orchestrator.core.state.result import (
     Cause,
     CauseKind,
     FirstFailure,
-    HostEnd,
     LeftProcess,
     Outcome,
     RunResult,
@@ -28,7 +27,7 @@ from orchestrator.core.state.result import (
     left_text,
     shell_code,
 )
-from orchestrator.core.state.state import HostState, RunState, TaskPhase, TaskState
+from orchestrator.core.state.state import RunState, TaskPhase, TaskState
 
 _STOP_EXIT_CODES = {
     StopReason.INTERRUPT: ExitCode.INTERRUPTED,
@@ -96,19 +95,7 @@ def run_result(run_id: str, state: RunState, findings: Findings, checkpoint_dir:
         bad_loss=state.bad_loss,
         not_distributed=_notice_of_copies(findings, outcome),
         left=state.left,
-        hosts=tuple(_host_end(host) for host in state.hosts.values()),
-    )
-
-
-def _host_end(host: HostState) -> HostEnd:
-    return HostEnd(
-        host=host.name,
-        address=host.joined.address,
-        state=host.phase,
-        cores=host.joined.cores,
-        memory_bytes=host.joined.memory_bytes,
-        gpus=host.joined.gpus,
-        reason=host.reason or None,
+        hosts=tuple(host.end for host in state.hosts.values()),
     )
 
 

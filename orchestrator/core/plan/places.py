@@ -34,8 +34,8 @@ class RunLayout(Protocol):
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What the agent of a host reports. `address` is the IP address that the other hosts reach it by, `directory` the
-    run's private directory on it."""
+    """The facts that the agent of a host reports. `address` is the IP address that the other hosts reach it by,
+    `directory` the run's private directory on it."""
 
     address: str
     cores: Cores

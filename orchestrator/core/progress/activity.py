@@ -64,7 +64,7 @@ def waiting_for(task: TaskState, state: RunState) -> tuple[str, ...]:
     """Return the tasks that this one waits for, in plan order."""
     if not _waits(task, state):
         return ()
-    return tuple(other.name for other in cluster_of(state) if not has_arrived(other))
+    return state.tasks.awaited(_is_awaited)
 
 
 def late_tasks(state: RunState) -> list[TaskState]:
@@ -144,6 +144,10 @@ def has_arrived(task: TaskState) -> bool:
     return task.phase is TaskPhase.SUCCEEDED and task.progress.phase is None
 
 
+def _is_awaited(task: TaskState) -> bool:
+    return is_in_cluster(task) and not has_arrived(task)
+
+
 def _activity_and_duration(task: TaskState, state: RunState, now: float) -> str:
     if task.phase.is_end:
         return f"{task.phase}, exit code {task.exit_code}" if task.exit_code is not None else str(task.phase)
@@ -160,7 +164,7 @@ class StartWatch:
         self.due: float | None = None
         self._attempt = 0
         self._is_over = False
-        self._awaited = Matching(lambda task, state: is_in_cluster(task) and not has_arrived(task))
+        self._awaited = Matching(lambda task, state: _is_awaited(task))
         self._waiting = Matching(_waits)
 
     def update(self, state: RunState, now: float) -> None:

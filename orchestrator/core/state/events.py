@@ -382,7 +382,7 @@ class HostJoined(_Event):
 
 
 class HostSilent(_Event):
-    """A host was not heard for `seconds`. Its connection is made anew."""
+    """A host was not heard for `seconds`. orch connects to it again."""
 
     type: Literal["host_silent"] = "host_silent"
     host: HostName

@@ -1,15 +1,13 @@
-"""The state of a run: the fold of its events."""
+"""The state of a run, its tasks and its hosts, as core/state/fold.py makes it of the events."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import assert_never
 
 from orchestrator.core.job.tf_config import PS
 from orchestrator.core.state import events
 from orchestrator.core.state.events import (
-    Event,
     PlannedTask,
     ProcessOrigin,
     Progress,
@@ -17,7 +15,7 @@ from orchestrator.core.state.events import (
     TeardownReason,
 )
 from orchestrator.core.state.position import Course
-from orchestrator.core.state.result import AttemptEnd, LeftProcess, TaskBadLoss
+from orchestrator.core.state.result import AttemptEnd, HostEnd, LeftProcess, TaskBadLoss
 from orchestrator.core.state.tasks import Tasks
 
 
@@ -150,6 +148,20 @@ class HostState:
         return self.joined.host
 
     @property
+    def end(self) -> HostEnd:
+        """The host as the result of the run names it."""
+        joined = self.joined
+        return HostEnd(
+            host=joined.host,
+            address=joined.address,
+            state=self.phase,
+            cores=joined.cores,
+            memory_bytes=joined.memory_bytes,
+            gpus=joined.gpus,
+            reason=self.reason or None,
+        )
+
+    @property
     def failed_mono(self) -> float:
         """Since when a lost host was not heard."""
         return self.heard_mono or self.lost_mono or 0.0
@@ -213,272 +225,3 @@ class RunState:
     def is_ready(self) -> bool:
         """True if every task runs: those with a server listen, the others were started."""
         return 0 < len(self.tasks) == self.tasks.count((TaskPhase.RUNNING,))
-
-
-def apply(state: RunState, event: Event) -> RunState:
-    """Return the state after `event`. The given state is not changed."""
-    match event:
-        case events.AttemptPlanned():
-            restarts = {task.name: task.restarts + 1 for task in state.tasks.values()}
-            tasks = Tasks(TaskState(plan=task, restarts=restarts.get(task.task, 0)) for task in event.tasks)
-            # A stop that came before the plan stays in effect.
-            phase = RunPhase.STARTING if state.teardown is None else RunPhase.STOPPING
-            return replace(
-                state,
-                phase=phase,
-                attempt=event.attempt,
-                tasks=tasks,
-                restart_due_mono=None,
-                restart_asked=False,
-                bad_loss=None,
-            )
-        case events.TaskStarted():
-            task = replace(
-                state.tasks[event.task],
-                # If a teardown began before the start was reported, the task is stopped right away.
-                phase=TaskPhase.STARTING if state.teardown is None else TaskPhase.STOPPING,
-                pid=event.pid,
-                start_ticks=event.start_ticks,
-                started_mono=event.mono,
-                since_mono=event.mono,
-                restart_due_mono=None,
-                before_restart=None,
-                method=event.method,
-            )
-            return _with_task(state, task)
-        case events.TaskStartFailed():
-            task = replace(
-                state.tasks[event.task],
-                phase=TaskPhase.FAILED,
-                exit_code=event.exit_code,
-                exit_order=_next_order(state) if event.order is None else event.order,
-                start_error=event.reason,
-                ended_mono=event.mono,
-            )
-            return _with_task(state, task)
-        case events.TaskReady():
-            task = state.tasks[event.task]
-            if task.phase is not TaskPhase.STARTING:
-                return state
-            return _with_task(state, replace(task, phase=TaskPhase.RUNNING, has_listened=task.plan.serves))
-        case events.TaskProgressed():
-            task = state.tasks[event.task]
-            since = task.since_mono if event.progress.phase == task.progress.phase else event.mono
-            course = task.course.after(event.progress)
-            return _with_task(state, replace(task, progress=event.progress, course=course, since_mono=since))
-        case events.LossBecameBad():
-            return replace(state, bad_loss=TaskBadLoss(task=event.task, **event.loss.model_dump()))
-        case events.TaskExited():
-            return _with_task(state, _exited(state, event))
-        case events.TeardownBegan():
-            return _teardown(state, event)
-        case events.RestartRequested():
-            return replace(state, restart_asked=True)
-        case events.RestartPlanned():
-            return replace(
-                state,
-                phase=RunPhase.STARTING,
-                teardown=None,
-                teardown_mono=None,
-                restart_asked=False,
-                restart_due_mono=event.mono + event.delay_s,
-                history=(*state.history, event.ended),
-            )
-        case events.TaskRestartPlanned():
-            return _with_task(state, _awaiting_restart(state.tasks[event.task], event.mono + event.delay_s))
-        case events.TaskGivenUp():
-            task = state.tasks[event.task]
-            return _with_task(state, task.before_restart or task)
-        case events.TasksDismissed():
-            return _dismissed(state, event)
-        case events.Resumed():
-            return _resumed(state, event)
-        case events.SignalRequested():
-            task = state.tasks[event.task]
-            return _with_task(state, replace(task, signals=(*task.signals, event)))
-        case events.MemoryExceeded():
-            task = state.tasks[event.task]
-            over = replace(task, over_limit=event.memory_bytes, memory_limit=event.limit_bytes)
-            return _with_task(state, over)
-        case events.DiskFull():
-            return _with_task(state, _with_full_disk(state.tasks[event.task], event.reason))
-        case events.StacksTaken():
-            return replace(state, stacks=event)
-        case events.StorageFailed():
-            return replace(state, storage_error=state.storage_error or event.reason)
-        case events.StopRequested():
-            return replace(state, stop=state.stop or event)
-        case events.AgentLost():
-            # The agent's tasks die with it.
-            return replace(_lose_unfinished(state, event.mono), agent_lost=state.agent_lost or event.reason)
-        case events.HostJoined() | events.HostSilent() | events.HostBack() | events.HostLost():
-            return _with_host(state, event)
-        case events.PreloadBegan():
-            return replace(state, preloading=event.modules)
-        case events.Preloaded() | events.NotPreloaded():
-            return replace(state, preloading=())
-        case events.Noticed():
-            if event.verbose:
-                return state
-            return replace(state, notices=(*state.notices, event.text))
-        case events.TensorBoardServes():
-            return replace(state, tensorboard=event.url)
-        case events.RunEndedEvent():
-            ended = _lose_unfinished(state, event.mono)
-            phase = RunPhase(event.outcome)
-            return replace(ended, phase=phase, exit_code=event.exit_code, ended_mono=event.mono)
-        case events.TeardownEnded():
-            return replace(_lose_unfinished(state, event.mono), left=event.left) if event.left else state
-        case events.DeadlineReached() | events.LogTruncated():
-            return state
-        case _:
-            assert_never(event)
-
-
-def _with_task(state: RunState, task: TaskState) -> RunState:
-    changed = replace(state, tasks=state.tasks.with_task(task))
-    if state.phase is RunPhase.STARTING and changed.is_ready:
-        return replace(changed, phase=RunPhase.RUNNING)
-    return changed
-
-
-def _with_host(
-    state: RunState, event: events.HostJoined | events.HostSilent | events.HostBack | events.HostLost
-) -> RunState:
-    """Return the state after an event about a host. A host that never joined can be lost, too."""
-    silent = state.silent_hosts - {event.host}
-    if isinstance(event, events.HostJoined):
-        hosts = {**state.hosts, event.host: HostState(joined=event)}
-        return replace(state, hosts=hosts, silent_hosts=silent)
-    absent = events.HostJoined(at=event.at, mono=event.mono, host=event.host, address="", cores=0)
-    host = state.hosts.get(event.host, HostState(joined=absent))
-    if host.phase is HostPhase.LOST and not isinstance(event, events.HostLost):
-        return state
-    match event:
-        case events.HostSilent():
-            heard = event.mono - event.seconds if host.heard_mono is None else host.heard_mono
-            host = replace(host, phase=HostPhase.SILENT, heard_mono=heard)
-            silent |= {event.host}
-        case events.HostBack():
-            host = replace(host, phase=HostPhase.JOINED, heard_mono=None)
-        case events.HostLost():
-            host = replace(
-                host,
-                phase=HostPhase.LOST,
-                lost_mono=event.mono,
-                reason=event.reason,
-                attempt=state.attempt,
-                was_needed=_is_needed(state, event.host),
-            )
-            state = _lose_unfinished(state, event.mono, event.host)
-    return replace(state, hosts={**state.hosts, event.host: host}, silent_hosts=silent)
-
-
-def _is_needed(state: RunState, host: str) -> bool:
-    """Whether a host has tasks that have not ended, or gets some."""
-    is_planning = not state.tasks or state.restart_due_mono is not None
-    return is_planning or any(t.plan.host == host and not t.phase.is_end for t in state.tasks.values())
-
-
-def _next_order(state: RunState) -> int:
-    """Return the next place in the order of exits, which continues over all attempts."""
-    return 1 + max(
-        (task.exit_order for task in state.tasks.values() if task.exit_order is not None), default=-1
-    )
-
-
-def _exited(state: RunState, event: events.TaskExited) -> TaskState:
-    task = state.tasks[event.task]
-    # A task can exit by itself while the order to stop it is on its way.
-    was_stopped = task.phase is TaskPhase.STOPPING and event.asked is not False
-    if was_stopped:
-        phase = TaskPhase.STOPPED
-    elif event.exit_code == 0:
-        phase = TaskPhase.SUCCEEDED
-    else:
-        phase = TaskPhase.FAILED
-    return replace(
-        task,
-        phase=phase,
-        exit_code=event.exit_code,
-        signal=event.signal,
-        exit_order=event.order,
-        ended_mono=event.mono if event.ended_mono is None else event.ended_mono,
-        asked=event.asked,
-        clock_error_s=event.clock_error_s,
-        peers_at_exit=event.peers,
-        symptom=event.symptom,
-        peer_symptoms=event.peer_symptoms,
-        oom_kills=event.oom_kills,
-        peak_bytes=event.peak_bytes,
-        cpu_limit_s=event.cpu_limit_s,
-    )
-
-
-def _awaiting_restart(task: TaskState, due_mono: float) -> TaskState:
-    """Return the failed task as it waits for its restart."""
-    return TaskState(
-        plan=task.plan,
-        restarts=task.restarts + 1,
-        restart_due_mono=due_mono,
-        before_restart=replace(task, before_restart=None),
-    )
-
-
-def _with_full_disk(task: TaskState, reason: str) -> TaskState:
-    """Mark the failed task, or its state before the restart it waits for. A running task is not marked."""
-    if task.before_restart is not None:
-        return replace(task, before_restart=replace(task.before_restart, full_disk=reason))
-    return replace(task, full_disk=reason) if task.phase.is_end else task
-
-
-def _dismissed(state: RunState, event: events.TasksDismissed) -> RunState:
-    dismissed = frozenset(event.tasks)
-
-    def dismiss(task: TaskState) -> TaskState:
-        is_dismissed = task.name in dismissed and task.is_live
-        return replace(task, phase=TaskPhase.STOPPING) if is_dismissed else task
-
-    return replace(state, tasks=state.tasks.mapped(dismiss))
-
-
-def _resumed(state: RunState, event: events.Resumed) -> RunState:
-    if not state.history:
-        return state
-    *earlier, last = state.history
-    resumed = last.model_copy(
-        update={
-            "resumed_at": event.position,
-            "steps_lost": event.steps_lost,
-            "exact": event.exact,
-            "recovery_s": event.recovery_s,
-        }
-    )
-    return replace(state, history=(*earlier, resumed))
-
-
-def _lose_unfinished(state: RunState, mono: float, host: str | None = None) -> RunState:
-    """Mark tasks (of one host) whose exit was not seen as lost; a task that never started stays pending."""
-
-    def lose(task: TaskState) -> TaskState:
-        is_elsewhere = host is not None and task.plan.host != host
-        if is_elsewhere or task.phase.is_end or task.phase is TaskPhase.PENDING:
-            return task
-        return replace(task, phase=TaskPhase.LOST, ended_mono=mono)
-
-    tensorboard = None if host is None else state.tensorboard
-    return replace(state, tasks=state.tasks.mapped(lose), tensorboard=tensorboard)
-
-
-def _teardown(state: RunState, event: events.TeardownBegan) -> RunState:
-    def stop(task: TaskState) -> TaskState:
-        return task if task.phase.is_end or task.pid is None else replace(task, phase=TaskPhase.STOPPING)
-
-    return replace(
-        state,
-        phase=RunPhase.STOPPING,
-        tasks=state.tasks.mapped(stop),
-        tensorboard=None,
-        teardown=state.teardown or event.reason,
-        teardown_mono=event.mono if state.teardown_mono is None else state.teardown_mono,
-    )

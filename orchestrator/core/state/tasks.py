@@ -22,9 +22,10 @@ class Tasks(Mapping[str, "TaskState"]):
 
     `counts` are the numbers of tasks by role and phase; a role without tasks in a phase has no entry."""
 
-    __slots__ = ("_blocks", "_places", "counts")
+    __slots__ = ("_awaited", "_blocks", "_places", "counts")
 
     def __init__(self, tasks: Iterable[TaskState] = ()) -> None:
+        self._awaited: tuple[str, ...] | None = None
         # A damaged file may name a task twice.
         listed = tuple({task.name: task for task in tasks}.values())
         self._places = {task.name: place for place, task in enumerate(listed)}
@@ -62,14 +63,19 @@ class Tasks(Mapping[str, "TaskState"]):
     def states(self) -> Iterator[TaskState]:
         return chain.from_iterable(self._blocks)
 
+    def _unset(self) -> Tasks:
+        """A table of the same names whose tasks are not set yet."""
+        table = Tasks()
+        table._places = self._places
+        return table
+
     def with_task(self, task: TaskState) -> Tasks:
         """Return the table with this task instead of the one of its name, which must be there."""
         place = self._places[task.name]
         at, within = divmod(place, _BLOCK)
         block = self._blocks[at]
         old = block[within]
-        changed = Tasks.__new__(Tasks)
-        changed._places = self._places
+        changed = self._unset()
         changed._blocks = (
             *self._blocks[:at],
             (*block[:within], task, *block[within + 1 :]),
@@ -86,10 +92,15 @@ class Tasks(Mapping[str, "TaskState"]):
             changed.counts = counts
         return changed
 
+    def awaited(self, is_awaited: Callable[[TaskState], bool]) -> tuple[str, ...]:
+        """The names of the tasks that others wait for, looked for once: each task that waits is shown with them."""
+        if self._awaited is None:
+            self._awaited = tuple(task.name for task in self.states() if is_awaited(task))
+        return self._awaited
+
     def mapped(self, change: Callable[[TaskState], TaskState]) -> Tasks:
         """Return the table with every task changed."""
-        changed = Tasks.__new__(Tasks)
-        changed._places = self._places
+        changed = self._unset()
         changed._set_all(tuple(map(change, self.states())))
         return changed
 

@@ -29,6 +29,13 @@ CHECKS_OF_CONFIG: tuple[Check, ...] = (
     settings.check_builtin_options,
     network.check_private_network,
 )
+# What tasks need of this machine: not checked for tasks on other hosts, which the preflight asks.
+CHECKS_OF_TASKS_HERE: tuple[Check, ...] = (
+    devices.check_tpu,
+    resources.check_process_limits,
+    resources.check_task_limits,
+    resources.check_memory_limit,
+)
 CHECKS_OF_UP = (*CHECKS_OF_CONFIG, directories.check_state_owner, directories.check_state_writable)
 # `orch up` shows their warnings before it starts.
 WARNINGS_OF_UP: tuple[Check, ...] = (directories.check_shared_directories, resources.check_memory_limit)
@@ -81,7 +88,7 @@ def run_checks(context: Context) -> list[Finding]:
 
 def refuse_problems(context: Context, checks: Sequence[Check] = CHECKS_OF_UP) -> None:
     """UsageError for the first problem; the remaining checks are not run."""
-    for check in checks:
+    for check in _of_this_machine(context.spec, checks):
         for finding in check(context):
             if finding.level is Level.PROBLEM:
                 raise UsageError(finding.message)
@@ -89,4 +96,9 @@ def refuse_problems(context: Context, checks: Sequence[Check] = CHECKS_OF_UP) ->
 
 def warnings_of_up(spec: JobSpec) -> list[str]:
     context = Context(spec, os.environ)
-    return [finding.message for check in WARNINGS_OF_UP for finding in check(context)]
+    checks = _of_this_machine(spec, WARNINGS_OF_UP)
+    return [finding.message for check in checks for finding in check(context)]
+
+
+def _of_this_machine(spec: JobSpec, checks: Sequence[Check]) -> list[Check]:
+    return [check for check in checks if not (spec.hosts and check in CHECKS_OF_TASKS_HERE)]

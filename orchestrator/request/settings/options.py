@@ -52,6 +52,8 @@ HOSTS = Option("hosts", Kind.HOSTS, metavar="a:2,b:2|@FILE", default="this machi
     help="Run the tasks on these hosts: names for ssh, each with its number of tasks, or @FILE with one host a"
          " line.",
     more="A role's own `hosts` are some of them, without numbers.")
+ENGINE = Option("engine", Kind.CHOICE, choices=tuple(EngineName), default="ssh with --hosts, else local",
+    help="How the hosts are reached.")
 JSON = Option("json", Kind.SWITCH, where=Where.COMMAND_LINE, part=Part.SCREEN,
               help="Print one JSON document (or JSON lines) on stdout.")
 COLOR = Option("color", Kind.CHOICE, choices=tuple(ColorMode), default=ColorMode.AUTO, part=Part.SCREEN,
@@ -183,8 +185,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
     ),
     "Hosts": (
         HOSTS,
-        Option("engine", Kind.CHOICE, choices=tuple(EngineName), default="ssh with --hosts, else local",
-               help="How the hosts are reached."),
+        ENGINE,
         Option("tasks_per_host", Kind.WHOLE_NUMBER, default="the tasks are split equally",
                help="Number of tasks on a host without its own number in --hosts."),
         Option("placement", Kind.CHOICE, choices=tuple(Placement), default=Placement.PACK,

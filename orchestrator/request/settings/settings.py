@@ -40,7 +40,7 @@ from orchestrator.request.settings.given import (
     misspelt_variables,
     require_plain,
 )
-from orchestrator.request.settings.options import COMMAND, SETTINGS
+from orchestrator.request.settings.options import COMMAND, ENGINE, GROUPS, SETTINGS
 from orchestrator.request.settings.request import DisplayOptions, UpRequest, WaitFor
 from orchestrator.request.settings.roles import (
     CommonCommand,
@@ -281,6 +281,14 @@ def _notices(spec: JobSpec, given: Mapping[str, Given], place: CommandPlace) -> 
         notices += misspelt_variables(environ)
     if spec.inherited_tf_config:
         notices.append("TF_CONFIG is set in this environment; each task gets its own instead")
+    if not spec.hosts:
+        # In a file or a variable they may be for other runs.
+        idle = [
+            each.flag
+            for each in GROUPS["Hosts"]
+            if each.name in given and given[each.name].source == each.flag
+        ]
+        notices += [f"{flag} has no effect without --hosts" for flag in idle if flag != ENGINE.flag]
     if any(command.kind is CommandKind.BUILTIN for command in spec.commands) and (
         warning := untested_tensorflow()
     ):

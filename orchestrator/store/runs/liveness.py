@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 
-from orchestrator.core.state.state import RunState, apply
+from orchestrator.core.state.fold import apply
+from orchestrator.core.state.state import RunState
 from orchestrator.store.ownership import accepted_owner, is_own_user
 from orchestrator.store.runs.event_file import EventTail
 from orchestrator.store.runs.locks import Held, is_holder

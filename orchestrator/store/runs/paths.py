@@ -83,6 +83,13 @@ def _open(path: Path) -> Directory:
     except NotADirectoryError as error:
         _refuse_link(path)
         raise FileNotFoundError(error.errno, error.strerror, error.filename) from error
+    except (FileNotFoundError, UsageError):
+        raise
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename or path}: cannot be opened: {error.strerror}; make it accessible, or set"
+            " XDG_STATE_HOME to another directory"
+        ) from error
 
 
 def _refuse_link(path: Path) -> None:

@@ -14,8 +14,9 @@ from pydantic import ValidationError
 
 from orchestrator.core.errors import NewerFormat
 from orchestrator.core.state.events import Event, Progress
+from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import RunResult
-from orchestrator.core.state.state import RunPhase, RunState, apply
+from orchestrator.core.state.state import RunPhase, RunState
 from orchestrator.store.directory import Directory
 from orchestrator.store.files import SharedFile, exists, read_bytes, read_object
 from orchestrator.store.runs import run_end

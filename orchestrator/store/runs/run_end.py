@@ -55,6 +55,7 @@ def _plan_of(end: TaskEnd) -> PlannedTask:
         env={},
         log="",
         serves=False,
+        host=end.host,
     )
 
 
@@ -85,7 +86,12 @@ def result_from_events(run_id: str, state: RunState, checkpoint_dir: str) -> Run
 def _lost_result(run_id: str, state: RunState, checkpoint_dir: str) -> RunResult:
     ends = tuple(
         TaskEnd(
-            task=task.name, state=task.phase, exit_code=task.exit_code, signal=task.signal, end=task.phase
+            task=task.name,
+            state=task.phase,
+            exit_code=task.exit_code,
+            signal=task.signal,
+            end=task.phase,
+            host=task.plan.host,
         )
         for task in state.tasks.values()
     )
@@ -101,4 +107,5 @@ def _lost_result(run_id: str, state: RunState, checkpoint_dir: str) -> RunResult
         tasks=ends,
         checkpoint_dir=checkpoint_dir,
         history=state.history,
+        hosts=tuple(host.end for host in state.hosts.values()),
     )

@@ -27,7 +27,8 @@ _PASS = frozenset(
 
 def rows_by_example(dataset: Any) -> list[int | None]:
     """The rows of each part of the data set's batches for each example. None if that is unknown."""
-    unknown: list[int | None] = [None] * len(tf.nest.flatten(dataset.element_spec))
+    specs = tf.nest.flatten(dataset.element_spec)
+    unknown: list[int | None] = [None] * len(specs)
     try:
         sizes: list[int] = []
         shapes = _shapes(dataset, sizes)
@@ -37,7 +38,11 @@ def rows_by_example(dataset: Any) -> list[int | None]:
         return unknown
     if len(shapes) != len(unknown) or not sizes:
         return unknown
-    return [_rows(shape, sizes[0]) for shape in shapes]
+    # A function returns a sparse or ragged part as a tensor of another shape.
+    return [
+        _rows(shape, sizes[0]) if isinstance(spec, tf.TensorSpec) else None
+        for shape, spec in zip(shapes, specs, strict=True)
+    ]
 
 
 def _rows(shape: Any, usual: int) -> int | None:

@@ -1,0 +1,40 @@
+"""Checks the hosts of a run before anything is started on them: asks each one, then compares the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from orchestrator.core.job.spec import JobSpec
+from orchestrator.engines import Engine, engine
+from orchestrator.host.checks.finding import Finding
+from orchestrator.preflight import findings, questions, table
+from orchestrator.preflight.inspection import Inspections
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """A row for each host, in the order of the hosts, and the findings about them."""
+
+    rows: tuple[table.HostRow, ...]
+    findings: tuple[Finding, ...]
+
+
+def engine_of(spec: JobSpec) -> Engine:
+    """The engine that reaches the job's hosts."""
+    return engine(spec.engine, command=spec.ssh_command, connect_timeout_s=spec.link_timeout_s)
+
+
+def inspect_hosts(spec: JobSpec, environ: Mapping[str, str]) -> Preflight:
+    """Ask all hosts of the job at the same time. Starts no task; what it leaves for a moment, it removes."""
+    plan = questions.Plan(spec, environ)
+    with Inspections(engine_of(spec), spec.hosts, plan.agent_python) as hosts:
+        hosts.await_answers()
+        for host, report in hosts.reports.items():
+            hosts.ask(host, plan.first_question(report))
+        hosts.await_answers()
+        for host, question in plan.second_questions(hosts.reports).items():
+            hosts.ask(host, question)
+        hosts.await_answers()
+        reports = tuple(hosts.reports.values())
+    return Preflight(tuple(table.host_rows(plan, reports)), tuple(findings.compare(plan, reports)))

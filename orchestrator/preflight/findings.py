@@ -1,0 +1,264 @@
+"""Compares the answers of the hosts: findings for the job (pure)."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+
+from orchestrator.core.job.choices import FailurePolicy
+from orchestrator.core.text.clean import one_line
+from orchestrator.core.text.counted import counted
+from orchestrator.host.checks.finding import Finding, is_healthy, note, ok, problem, warning
+from orchestrator.host.installed import Interpreter, interpreter_of, version_pair
+from orchestrator.preflight.answers import HostReport
+from orchestrator.preflight.questions import Plan
+
+_LEAST_PYTHON = (3, 11)
+_MIB = 1 << 20
+# For logs, which stay on a host until they are sent, and for orch's own files.
+_LITTLE_SPACE, _TOO_LITTLE_SPACE = 200 * _MIB, 10 * _MIB
+# The answers of a port that no program listens on. `connected`: another program has taken it since.
+REACHED = ("refused", "connected")
+
+
+def compare(plan: Plan, reports: Sequence[HostReport]) -> list[Finding]:
+    """Return the findings about all hosts, the first of which is the worst that `orch up` must name."""
+    found = [
+        problem("host", _sentence(report.error), fix=_fix(report.error)) for report in reports if report.error
+    ]
+    answered = [report for report in reports if report.identity is not None and report.error is None]
+    for check in (_same_machine, _addresses, _interpreters, _programs, _places, _reach, _checkpoints):
+        found += check(plan, answered)
+    if is_healthy(found):
+        found.append(ok("hosts", f"{counted(len(reports), 'host')} can run the tasks"))
+    return found
+
+
+def interpreters_of(plan: Plan, report: HostReport) -> dict[tuple[str, ...], Interpreter]:
+    """Return what each interpreter of the tasks answered on a host."""
+    return {
+        words: Interpreter(words[0], error=one_line(ran.error or ""))
+        if ran.code is None
+        else interpreter_of(words[0], ran.code, ran.out, ran.error or "")
+        for words, ran in zip(plan.interpreters, report.answers.run, strict=False)
+    }
+
+
+def _same_machine(plan: Plan, reports: Sequence[HostReport]) -> Iterator[Finding]:
+    by_machine: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for report in reports:
+        if report.identity is not None:
+            by_machine[report.identity.machine].append(report.host.name)
+    for names in by_machine.values():
+        if len(names) > 1:
+            yield problem(
+                "host",
+                f"{_joined(names)} are names of one machine",
+                fix=f"name it once, with its number of tasks: {names[0]}:{len(names)}",
+            )
+
+
+def _addresses(plan: Plan, reports: Sequence[HostReport]) -> Iterator[Finding]:
+    owners: dict[str, str] = {}
+    for report in reports:
+        name, address = report.host.name, plan.address_of(report)
+        if report.identity is None:
+            continue
+        if address is None:
+            yield _no_address(plan, report)
+        elif len(reports) > 1 and ipaddress.ip_address(address).is_loopback:
+            yield problem(
+                "network",
+                f"{name} was reached at {address}, where no other host can reach it",
+                fix="use its name in the network, or choose an interface of the hosts with --interface",
+            )
+        elif address in owners:
+            yield problem(
+                "network",
+                f"{name} and {owners[address]} have the same address {address}",
+                fix="choose another interface with --interface",
+            )
+        elif (held := report.answers.hold) is not None and held.error is not None:
+            yield problem(
+                "network",
+                f"{name} cannot open a port at its address {address} ({one_line(held.error)})",
+                fix="choose an interface of the host itself with --interface",
+            )
+        else:
+            owners[address] = name
+
+
+def _no_address(plan: Plan, report: HostReport) -> Finding:
+    name, wanted = report.host.name, plan.spec.interface
+    there = {} if report.identity is None else report.identity.addresses
+    has = ", ".join(f"{one_line(interface)} ({one_line(address)})" for interface, address in there.items())
+    if wanted is None:
+        return problem(
+            "network",
+            f"{name} does not say at which address it was reached",
+            fix=f"choose one of its interfaces with --interface: {has}",
+        )
+    return problem(
+        "network",
+        f"{name} has no interface {wanted} with an IPv4 address; it has {has or 'none'}",
+        fix="choose an interface that all hosts have with --interface",
+    )
+
+
+def _interpreters(plan: Plan, reports: Sequence[HostReport]) -> Iterator[Finding]:
+    asked = {report.host.name: interpreters_of(plan, report) for report in reports}
+    for report in reports:
+        if report.identity is not None and report.identity.version < _LEAST_PYTHON:
+            yield problem(
+                "python",
+                f"{report.host.name}: orch needs Python {'.'.join(map(str, _LEAST_PYTHON))} or newer, and"
+                f" {one_line(report.identity.python)} is {report.identity.version_text}",
+                fix="name a newer one with --remote-python",
+            )
+        for words, found in asked[report.host.name].items():
+            if found.error is not None:
+                yield problem(
+                    "python",
+                    f"{report.host.name}: {words[0]} does not answer ({one_line(found.error)})",
+                    fix="install the same environment at the same path there, or name another with --remote-python",
+                )
+    for words in plan.interpreters:
+        answers = {
+            host: found[words] for host, found in asked.items() if words in found and not found[words].error
+        }
+        yield from _versions(words[0], answers)
+
+
+def _versions(python: str, answers: dict[str, Interpreter]) -> Iterator[Finding]:
+    parts: tuple[tuple[str, str, Callable[[Interpreter], str | None]], ...] = (
+        ("python", "Python", lambda one: ".".join(map(str, version_pair(one.version)))),
+        ("tensorflow", "TensorFlow", lambda one: one.tensorflow),
+        ("keras", "Keras", lambda one: one.keras),
+    )
+    for topic, name, version_of in parts:
+        hosts: dict[str, list[str]] = defaultdict(list)
+        for host, interpreter in answers.items():
+            version = version_of(interpreter)
+            hosts[one_line(version) if version else "none"].append(host)
+        if len(hosts) > 1:
+            which = "; ".join(f"{version} on {_joined(names)}" for version, names in hosts.items())
+            yield problem(
+                topic,
+                f"{name} differs: {which} ({python})",
+                fix="install the same versions on all hosts (pip freeze shows them)",
+            )
+        elif hosts and name == "TensorFlow":
+            (version,) = hosts
+            if version == "none":
+                yield note(topic, f"TensorFlow is not installed for {python} on the hosts")
+
+
+def _programs(plan: Plan, reports: Sequence[HostReport]) -> Iterator[Finding]:
+    for path, expected in plan.programs.items():
+        missing = {}
+        others = []
+        for report in reports:
+            if (found := report.answers.hash.get(str(path))) is None:
+                continue
+            if found.sha256 is None:
+                missing[report.host.name] = one_line(found.error or "")
+            elif found.sha256 != expected:
+                others.append(report.host.name)
+        fix = "copy it there, use a shared directory, or add --sync"
+        for name, reason in missing.items():
+            yield problem("script", f"{name} does not have {path} ({reason})", fix=fix)
+        if others:
+            yield problem("script", f"{path} is another text on {_joined(others)} than here", fix=fix)
+
+
+def _places(plan: Plan, reports: Sequence[HostReport]) -> Iterator[Finding]:
+    for report in reports:
+        name = report.host.name
+        entered = report.answers.directory
+        if entered is not None and entered.error is not None:
+            yield problem(
+                "directory",
+                f"{name} has no directory {plan.spec.cwd} for the tasks ({one_line(entered.error)})",
+                fix="make it there, use a shared one, or add --sync",
+            )
+        for place, size in report.answers.free.items():
+            if size < _LITTLE_SPACE:
+                level = problem if size < _TOO_LITTLE_SPACE else warning
+                yield level(
+                    "disk",
+                    f"{name} has {size / _MIB:.0f} MiB free in {one_line(place)}, where logs wait to be sent",
+                    fix="delete files there, or let TMPDIR name another directory",
+                )
+
+
+def _reach(plan: Plan, reports: Sequence[HostReport]) -> Iterator[Finding]:
+    for report in reports:
+        targets = plan.targets.get(report.host.name, [])
+        for (target, address, _), outcome in zip(targets, report.answers.reach, strict=False):
+            if outcome in REACHED:
+                continue
+            silent = outcome == "silent"
+            yield problem(
+                "network",
+                f"{report.host.name} cannot reach {target} at {address}"
+                + (": no answer" if silent else f" ({one_line(outcome)})"),
+                fix="open the ports between the hosts in the firewall of both, or choose another --interface"
+                if silent
+                else "correct the routes between them, or choose another --interface",
+            )
+
+
+def _checkpoints(plan: Plan, reports: Sequence[HostReport]) -> Iterator[Finding]:
+    if len(plan.spec.hosts) < 2:
+        return
+    restarts = plan.spec.max_restarts > 0 and any(
+        plan.spec.policy_of(role) is FailurePolicy.RESTART for role in plan.spec.roles
+    )
+    reason = _why_not_shared(plan, reports)
+    if reason is None:
+        yield ok("checkpoints", f"{plan.spec.checkpoint_dir} is shared by all hosts")
+        return
+    if restarts:
+        yield problem(
+            "checkpoints",
+            f"{reason}, so that a restart would continue from different states",
+            fix="name a directory that all hosts share with --checkpoint-dir, or leave out the restarts",
+        )
+    else:
+        yield warning(
+            "checkpoints", reason, fix="name a directory that all hosts share with --checkpoint-dir"
+        )
+
+
+def _why_not_shared(plan: Plan, reports: Sequence[HostReport]) -> str | None:
+    place = plan.spec.checkpoint_dir
+    if place is None:
+        return "each host has its own checkpoint directory, which the end of the run removes"
+    for report in reports:
+        if (written := report.answers.write) is not None and written.error is not None:
+            return f"{report.host.name} cannot write to {place} ({one_line(written.error)})"
+    for report in reports:
+        if (seen := report.answers.read) is not None and seen.error is not None:
+            return f"{report.host.name} cannot read {place} ({one_line(seen.error)})"
+    others = [
+        report.host.name for report in reports if (seen := report.answers.read) is not None and not seen.found
+    ]
+    if others:
+        return f"{place} on {_joined(others)} is not the directory of {plan.chief_host}"
+    return None
+
+
+def _joined(names: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and 5 more`"""
+    if len(names) > 4:
+        return f"{', '.join(names[:3])} and {len(names) - 3} more"
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _sentence(error: str) -> str:
+    return error.partition("; ")[0]
+
+
+def _fix(error: str) -> str:
+    return error.partition("; ")[2] or "correct it, and start again"

@@ -1,0 +1,132 @@
+"""The questions to the hosts of a job: one round for each host alone, then one for what lies between them."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from orchestrator.core.job.spec import CommandKind, JobSpec
+from orchestrator.core.plan.placement import place
+from orchestrator.host.installed import question_words
+from orchestrator.preflight.answers import HostReport
+from orchestrator.request.command.program import find_program
+
+
+class Plan:
+    """The questions to a job's hosts. `environ` is the user's."""
+
+    def __init__(self, spec: JobSpec, environ: Mapping[str, str]) -> None:
+        self.spec = spec
+        self._environ = environ
+        self.nonce = f".orch-shared-{secrets.token_hex(8)}"
+        # For each host, those that it connects to.
+        self.targets: dict[str, list[tuple[str, str, int]]] = {}
+
+    @property
+    def agent_python(self) -> str:
+        """The interpreter of the agents: the path of the one here, unless another is named."""
+        return self.spec.remote_python or sys.executable
+
+    @cached_property
+    def interpreters(self) -> tuple[tuple[str, ...], ...]:
+        """The interpreters of the tasks, with their options."""
+        commands = (self._interpreter_of(role) for role in self.spec.roles)
+        return tuple(dict.fromkeys(words for words in commands if words))
+
+    @cached_property
+    def programs(self) -> Mapping[Path, str]:
+        """The first file of each command, and its hash here. Files outside the source that orch reads are left out."""
+        return dict(_hashed(self._program_paths()))
+
+    @cached_property
+    def chief_host(self) -> str:
+        """The host of the first task, which writes checkpoints."""
+        return place(self.spec)[0]
+
+    def address_of(self, report: HostReport) -> str | None:
+        """The address that the tasks of a host get."""
+        if report.identity is None:
+            return None
+        if self.spec.interface is None:
+            return report.identity.reached
+        return report.identity.addresses.get(self.spec.interface)
+
+    def first_question(self, report: HostReport) -> dict[str, Any]:
+        """Ask a host for what it has."""
+        identity = report.identity
+        if identity is None:
+            return {}
+        environ = {**self._environ, **self.spec.env}
+        question: dict[str, Any] = {
+            "run": [question_words(words, environ, self.spec.cwd) for words in self.interpreters],
+            "hash": [str(path) for path in self.programs],
+            "directory": str(self.spec.cwd),
+            "free": [identity.temporary],
+        }
+        if address := self.address_of(report):
+            question["hold"] = address
+        if self.spec.checkpoint_dir is not None and report.host.name == self.chief_host:
+            question["write"] = self._shared
+        return question
+
+    def second_questions(self, reports: Mapping[str, HostReport]) -> dict[str, dict[str, Any]]:
+        """Ask the hosts for each other: the file of the chief's host, and the ports that they hold."""
+        chief = reports[self.chief_host].answers.write
+        has_written = chief is not None and chief.error is None
+        questions: dict[str, dict[str, Any]] = {}
+        for host in reports:
+            question: dict[str, Any] = {}
+            if has_written:
+                question["read"] = self._shared
+            self.targets[host] = self._targets(host, reports)
+            if self.targets[host]:
+                question["reach"] = [[address, port] for _, address, port in self.targets[host]]
+            questions[host] = question
+        return questions
+
+    def _targets(self, host: str, reports: Mapping[str, HostReport]) -> list[tuple[str, str, int]]:
+        """The chief's host and the next one, as (name, address, held port)."""
+        names = list(reports)
+        following = names[(names.index(host) + 1) % len(names)]
+        found = []
+        for name in dict.fromkeys((self.chief_host, following)):
+            held, address = reports[name].answers.hold, self.address_of(reports[name])
+            if name != host and address is not None and held is not None and held.port is not None:
+                found.append((name, address, held.port))
+        return found
+
+    @property
+    def _shared(self) -> dict[str, str]:
+        return {"directory": str(self.spec.checkpoint_dir), "nonce": self.nonce}
+
+    def _interpreter_of(self, role: str) -> tuple[str, ...]:
+        command = self.spec.command_of(role)
+        words: Sequence[str] = command.interpreter
+        if command.kind is CommandKind.BUILTIN and not words:
+            words = command.argv[:1]
+        return tuple(words)
+
+    def _program_paths(self) -> Iterator[Path]:
+        environ = {**self._environ, **self.spec.env}
+        for command in self.spec.commands:
+            match command.kind:
+                case CommandKind.SCRIPT | CommandKind.MODULE:
+                    found = find_program(command.argv[1:], self.spec.cwd, environ).start
+                    if found is not None:
+                        yield found.path
+                case CommandKind.EXECUTABLE if "/" in command.argv[0]:
+                    yield self.spec.cwd / command.argv[0]
+
+
+def _hashed(paths: Iterator[Path]) -> Iterator[tuple[Path, str]]:
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                yield path, hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError:
+            continue
