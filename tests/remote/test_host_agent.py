@@ -232,7 +232,7 @@ def test_nothing_is_left_when_the_orchestrator_is_gone(tmp_path: Path) -> None:
 
 
 def test_next_session_clears_up_what_all_have_left(tmp_path: Path) -> None:
-    """Everything was killed, also the orchestrator: nobody is left that could come back."""
+    """Agent, keeper and orchestrator were killed: only another session can clear up."""
     host = HostDriver(tmp_path / "first")
     host.__enter__()
     with nothing_left(host):

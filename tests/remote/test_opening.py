@@ -174,7 +174,7 @@ def test_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 @needs_root
 def test_directory_of_another_user_is_not_used(tmp_path: Path) -> None:
-    """Somebody knows the session and was there first: the next directory is taken."""
+    """Another user knew the session and made its directory first: the next place is used."""
     host = HostSession.new("there", 10.0)
     taken = Path(f"/tmp/orch-{os.geteuid()}-{host.session}")
     as_user(54_321, taken.mkdir)

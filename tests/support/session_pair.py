@@ -1,4 +1,4 @@
-"""Both ends of a session in one process, over real sockets. The test is the network between them."""
+"""A session with both ends in one process, over real sockets. The test is the network between them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class _Way:
 
 
 class Pair:
-    """`ours` and `its`: the orchestrator's end and the agent's. Both work in turn()."""
+    """`ours` and `its`: the orchestrator's end and the agent's. turn() lets them work."""
 
     def __init__(self, link_timeout_s: float = 60.0) -> None:
         self.loses: set[str] = set()
@@ -116,7 +116,7 @@ class Pair:
         self.its.flush()
 
     def cut(self) -> None:
-        """Break all connections. What is on its way is lost."""
+        """Break all connections, and lose the bytes on their way."""
         for ways in [*self._ways]:
             self._close(ways)
 
