@@ -87,7 +87,7 @@ class AgentReports:
         match message:
             case agent_link.Hello() | agent_link.Held():
                 return  # Attempts plans with the held ports
-            case agent_link.LogBytes() | agent_link.Inspected() | LinkSilent() | LinkBack():
+            case agent_link.LogBytes() | LinkSilent() | LinkBack():
                 return  # from other hosts only
             case agent_link.HoldFailed():
                 self._append(events.AgentLost(**now(), reason=f"no ports: {message.reason}"))

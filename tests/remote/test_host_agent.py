@@ -21,7 +21,7 @@ from host_driving import RUN, HostDriver
 from waiting import lives, until, until_gone
 
 from orchestrator.core.job.choices import NetworkOption
-from orchestrator.links.agent_link import Empty, Exited, Inspected, Stacked
+from orchestrator.links.agent_link import Empty, Exited, Held, Stacked
 from orchestrator.links.stream import LinkBack, LinkSilent
 
 # Prints numbered lines, in pieces of all sizes, for as long as it takes to break a few connections.
@@ -146,8 +146,8 @@ def test_next_run_of_a_session_starts_with_nothing(host: HostDriver) -> None:
     host.end()
     assert (host.home / RUN / "logs" / "worker-0.log").exists()
     host.link.serve("run-2", 0.1, "", None, {}, NetworkOption.HOST)
-    host.link.inspect({})
-    host.wait_for(Inspected)
+    host.link.hold(1, 1, "reuse_port")
+    host.wait_for(Held)
     assert not (host.home / RUN).exists()
 
 
@@ -199,8 +199,27 @@ def nothing_left(host: HostDriver) -> Iterator[None]:
 
 def test_nothing_is_left_after_leave(host: HostDriver) -> None:
     with nothing_left(host):
-        host.leave()
+        host.link.leave()
+        until(host.has_ended)
+        assert not host.home.exists()  # the connection ends last
         assert host.link.lost_reason is None
+
+
+def test_built_in_program_comes_with_the_bundle(host: HostDriver) -> None:
+    """The interpreter of the tasks has no tf-orch. The search path of the user is kept, and goes first."""
+    bare = [
+        sys.executable,
+        "-S",
+        "-P",
+        "-c",
+        "import os, worker; print(os.environ['PYTHONPATH'], worker.__file__)",
+    ]
+    host.start("worker-0", bare, {"PYTHONPATH": "/of/the/user"}, runs_worker=True)
+    assert host.wait_for(Exited, "worker-0").exit_code == 0
+    path, file = host.text("worker-0").split()
+    assert path == f"/of/the/user:{Path(file).parents[1]}"
+    host.start("worker-1", bare)
+    assert host.wait_for(Exited, "worker-1").exit_code == 1
 
 
 @pytest.mark.parametrize("killed", ["agent", "agent and keeper", "keeper and agent", "stopped agent"])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ SOCKET, LOCK, LOG = "agent.sock", "lock", "agent.log"
 _BACKLOG = 16
 # A directory without a lock after this time belongs to a start that was cut off.
 _START_S = 600.0
+# Bundles of other versions are kept for this long after their last use.
+_OLD_S = 30 * 24 * 3600.0
 # A keeper whose agent has ended may take this long, looked at in this interval.
 _CLEARING_S, _CHECK_S = 6.0, 0.02
 
@@ -26,6 +30,7 @@ def start_or_find(parameters: dict[str, Any], directory: Path, bundle: str) -> s
     """Return a connection to the session's agent; None if it is gone. Its processes and files are removed then."""
     if parameters["is_first"]:
         _clear_up_lost_sessions()
+        _remove_old_bundles(Path(bundle))
         _start_keeper(parameters, directory, bundle)
     stream = socket.socket(socket.AF_UNIX)
     try:
@@ -75,6 +80,14 @@ def python_words(bundle: str, module: str) -> list[str]:
         "runpy.run_module(module, run_name='__main__', alter_sys=True)"
     )
     return [sys.executable, "-I", "-S", "-c", start, bundle, module]
+
+
+def _remove_old_bundles(present: Path) -> None:
+    """Remove bundles beside this one that were not used for long."""
+    for bundle in present.parent.iterdir():
+        with suppress(OSError):  # another host with the same home does it, too
+            if len(bundle.name) == len(present.name) and time.time() - bundle.stat().st_mtime > _OLD_S:
+                shutil.rmtree(bundle, ignore_errors=True)
 
 
 def _clear_up_lost_sessions() -> None:

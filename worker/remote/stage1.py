@@ -117,6 +117,7 @@ def _bundle(
     places = [os.path.join(_cache(), parameters["bundle"]), os.path.join(directory, "bundle")]
     for place in places:
         if _is_whole(place):
+            os.utime(place)  # it is used: not one of the old ones
             return place
     answer(state="need")
     data = _read(source, parameters["bundle_bytes"])
