@@ -306,7 +306,7 @@ class AgentLink:
     ) -> bool:
         """Give a run to an agent that has none, or whose last run has ended.
 
-        `run_directory`: device and inode. The agent refuses to open files of the run in another one (None: in none).
+        `run_directory`: device and inode. The agent opens no file of the run in another one. None: not checked.
         `environ` (packed) is what the run's tasks inherit. An agent can enter a private network but not leave it.
         """
         if not self._stream.is_open:

@@ -107,7 +107,7 @@ def modules_of(verb: str, directory: Path) -> set[str]:
 
 
 def within(loaded: set[str], parts: tuple[str, ...]) -> set[str]:
-    """Those of our modules that are in one of these parts."""
+    """Return our modules that are in one of these parts."""
     return {name for name in loaded for part in parts if f"{name}.".startswith(f"orchestrator.{part}.")}
 
 

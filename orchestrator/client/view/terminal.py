@@ -22,7 +22,7 @@ from orchestrator.client.view.plain import PlainView
 from orchestrator.client.view.progress_cells import LossTrend
 from orchestrator.client.view.screen_queue import MAX_BYTES, MAX_LINES, SCREEN_LINE_BYTES, Piece, ScreenQueue
 from orchestrator.client.view.tables import Moment, footer_lines
-from orchestrator.core.text.clean import clean_line, last_frame, safe_lines
+from orchestrator.core.text.clean import clean_line, is_clean, last_frame, safe_lines
 from orchestrator.core.text.counted import counted
 from orchestrator.store.logs.lines import Block, Chunk, LineAssembler
 from orchestrator.store.logs.merge import LogReader
@@ -252,11 +252,25 @@ def _screen_lines(piece: Piece, style: LineStyle, columns: int) -> list[str]:
             return wrapped(Cell(_SPEAKER), words, columns, colour=False, is_limited=False)
         return broken("", text, columns, _MESSAGE_INDENT)
     prefix = line_prefix(piece.task, piece.time, style)
-    lines = piece.data.removesuffix(b"\n").split(b"\n")
-    shown = [_screen_line(line, piece.full_size, colour=style.colour) for line in lines]
+    shown = _shown_lines(piece, colour=style.colour)
     if not prefix:
         return shown
-    return [row for line in shown for row in broken(prefix, line, columns, _CONTINUED)]
+    room = columns - cell_len(without_colour(prefix))
+    rows = []
+    for line in shown:
+        # Nearly all lines of a flood fit, and broken() takes longer to find that out.
+        if len(line) <= room and line.isascii() and "\t" not in line:
+            rows.append(prefix + line)
+        else:
+            rows += broken(prefix, line, columns, _CONTINUED)
+    return rows
+
+
+def _shown_lines(piece: Piece, *, colour: bool) -> list[str]:
+    lines = piece.data.removesuffix(b"\n").split(b"\n")
+    if not piece.full_size and is_clean(piece.data) and max(map(len, lines)) <= SCREEN_LINE_BYTES:
+        return [line.decode() for line in lines]
+    return [_screen_line(line, piece.full_size, colour=colour) for line in lines]
 
 
 def _screen_line(line: bytes, full_size: int, *, colour: bool) -> str:
