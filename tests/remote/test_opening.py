@@ -150,7 +150,7 @@ def test_old_python_is_refused(tmp_path: Path) -> None:
 def test_host_without_a_cache_gets_the_bundle_each_time(tmp_path: Path, cache: Path) -> None:
     with HostDriver(tmp_path, before="XDG_CACHE_HOME=/proc/none; export XDG_CACHE_HOME; ") as host:
         assert (host.home / "bundle" / "manifest.json").exists()
-        host.relay.kill()
+        host.cut()
         host.hold(1)
 
 

@@ -81,6 +81,8 @@ def test_cut_in_one_direction_ends_the_lease_of_both(direction: str) -> None:
     with Pair(link_timeout_s=3.5) as pair:
         pair.its.send({"type": "report", "number": 0})
         until(pair, lambda: here(pair) == [0])
+        lease = pair.its.lease_ends
+        until(pair, lambda: pair.its.lease_ends > lease)
         pair.loses.add(direction)
         until(pair, lambda: not pair.is_open)
         # The agent gives up first: its tasks have ended when they are reported lost.
@@ -146,6 +148,8 @@ def test_foreign_connection_to_the_agent_changes_nothing(frames: bytes) -> None:
         pair.its.send({"type": "report", "number": 0})
         until(pair, lambda: here(pair) == [0])
         stranger.sendall(frames)
+        for _ in range(20):
+            pair.turn()
         pair.ours.send(order(0))
         until(pair, lambda: there(pair) == [0])
         pair.its.send({"type": "report", "number": 1})
@@ -198,6 +202,8 @@ def test_agent_refuses_another_user() -> None:
                 stranger.sendall(b'0 {"type": "resume", "session": "s", "heard": 0}\n')
 
         as_user(ORDINARY, take_over)
+        for _ in range(20):
+            pair.turn()
         pair.its.send({"type": "report", "number": 1})
         until(pair, lambda: here(pair) == [0, 1])
         assert len(pair._connections) == 1

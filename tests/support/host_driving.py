@@ -82,10 +82,14 @@ class HostDriver(Driver):
         self.receive()
         return not self.open
 
-    @property
-    def relay(self) -> psutil.Process:
-        """The newest relay."""
-        return psutil.Process(self.relays[-1].process.pid)
+    def living_relays(self) -> list[psutil.Process]:
+        """One, or more while connections are tried."""
+        pids = [relay.process.pid for relay in self.relays if relay.process.poll() is None]
+        return [psutil.Process(pid) for pid in pids]
+
+    def cut(self) -> None:
+        for relay in self.living_relays():
+            relay.kill()
 
     def start(self, name: str, argv: list[str], env: dict[str, str] | None = None, **changes: object) -> None:
         root = self.home / RUN
