@@ -300,8 +300,9 @@ class Session:
             if now < deadline and not lane.has_exited():
                 self._exiting.append((lane, deadline))
                 continue
+            printed = lane.printed
             lane.close()
-            self._last_error = self._explain(lane.exit_code, lane.printed)
+            self._last_error = self._explain(lane.exit_code, printed)
         if self._exiting or not exiting:
             return
         if not self._was_reached or self._was_told_to_leave:

@@ -23,10 +23,10 @@ def main() -> int:
     engine = engines.engine("local")
     to_agent = _start_early(engine)
     from orchestrator.links.client_link import ClientLink
-    from orchestrator.supervisor.hosts import Hosts
+    from orchestrator.supervisor.hosts import LocalAgent
     from orchestrator.supervisor.request_loop import serve
 
-    return serve(ClientLink(stream), Hosts(engine, to_agent))
+    return serve(ClientLink(stream), LocalAgent(engine, to_agent))
 
 
 def _start_early(engine: Engine) -> Connection | None:

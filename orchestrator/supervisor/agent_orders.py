@@ -7,9 +7,11 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from orchestrator.core.job.spec import JobSpec
+from orchestrator.core.job.spec import CommandKind, JobSpec
+from orchestrator.core.job.strategy import SettingMisfit
 from orchestrator.core.job.tf_config import TFConfigTooLong
-from orchestrator.core.plan.places import local_places
+from orchestrator.core.plan.placement import place
+from orchestrator.core.plan.places import TaskPlace, local_places
 from orchestrator.core.plan.plan import (
     RunPlan,
     TaskPlan,
@@ -24,7 +26,7 @@ from orchestrator.core.state.events import Event
 from orchestrator.links.agent_link import AgentLink, PreloadOrder, StartOrder
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
-from orchestrator.supervisor.hosts import HERE, Hosts
+from orchestrator.supervisor.hosts import HERE, Agents
 from orchestrator.supervisor.run_logs import RunLogs
 from orchestrator.supervisor.tensorboard_task import TensorBoardTask
 
@@ -42,7 +44,7 @@ class Attempts:
     def __init__(
         self,
         spec: JobSpec,
-        hosts: Hosts,
+        hosts: Agents,
         store: RunStore,
         logs: RunLogs,
         tensorboard: TensorBoardTask,
@@ -58,56 +60,79 @@ class Attempts:
         self._placement: tuple[str, ...] = ()
         self._host_of: dict[str, str] = {}
         self._held: dict[str, tuple[int, ...]] = {}
+        self._preloaded: set[str] = set()
         self._plan: RunPlan | None = None
 
-    def begin(self) -> None:
-        """Order the preloading, which takes longest, and the ports of the first attempt."""
-        commands = self._spec.commands
-        if any(command.interpreter and not takes_bootstrap(command) for command in commands):
-            self._queue.append(events.Noticed(**now(), text=_NO_BOOTSTRAP, verbose=True))
-        self._preload()
-        self.hold_ports(FIRST_ATTEMPT)
-
     def hold_ports(self, attempt: int) -> None:
-        self._placement = (HERE,) * len(self._spec.tasks)
+        """Order the ports of an attempt; before that, on each host once, the preloading, which takes longest."""
+        if attempt == FIRST_ATTEMPT:
+            self._report_start_method()
+        for host, link in self._hosts.links.items():
+            if host not in self._preloaded:
+                self._preloaded.add(host)
+                self._preload(host, link)
+        self._placement = place(self._spec) if self._spec.hosts else (HERE,) * len(self._spec.tasks)
         self._host_of = dict(zip(map(str, self._spec.tasks), self._placement, strict=True))
         self._held.clear()
         for host, count in Counter(self._placement).items():
-            if (link := self._hosts.links.get(host)) is not None:
-                link.hold(attempt, count, hold_mode(self._spec, os.environ))
+            if (agent := self._hosts.links.get(host)) is not None:
+                agent.hold(attempt, count, hold_mode(self._spec, os.environ))
 
-    def _preload(self) -> None:
-        preload = preload_plan(self._spec, self._store.paths, os.environ)
+    def host_lost(self, host: str) -> None:
+        """A new agent of this host has to preload again."""
+        self._preloaded.discard(host)
+
+    def _report_start_method(self) -> None:
+        commands = self._spec.commands
+        if any(command.interpreter and not takes_bootstrap(command) for command in commands):
+            self._queue.append(events.Noticed(**now(), text=_NO_BOOTSTRAP, verbose=True))
+        start = self._spec.command.start
+        if start.fork:
+            self._queue.append(events.PreloadBegan(**now(), modules=start.modules))
+        else:
+            self._queue.append(events.NotPreloaded(**now(), reason=start.reason))
+
+    def _preload(self, host: str, link: AgentLink) -> None:
+        paths = self._hosts.layout(host, self._store.paths)
+        preload = preload_plan(self._spec, paths, os.environ)
         if preload is None:
-            self._queue.append(events.NotPreloaded(**now(), reason=self._spec.command.start.reason))
             return
-        for link in self._hosts.links.values():
-            link.preload(
-                PreloadOrder(
-                    argv=preload.argv,
-                    env=preload.env,
-                    cwd=str(preload.cwd),
-                    modules=preload.modules,
-                    script_env=preload.script_env,
-                    log=str(self._store.paths.preloader_log),
-                )
+        link.preload(
+            PreloadOrder(
+                argv=preload.argv,
+                env=preload.env,
+                cwd=str(preload.cwd),
+                modules=preload.modules,
+                script_env=preload.script_env,
+                log=str(paths.preloader_log),
+                runs_worker=self._spec.command.kind is CommandKind.BUILTIN,
             )
-        self._queue.append(events.PreloadBegan(**now(), modules=preload.modules))
+        )
 
     def take_held(self, host: str, attempt: int, ports: tuple[int, ...]) -> None:
         """Plan the attempt once the ports of all its hosts are held."""
         self._held[host] = ports
         if self._held.keys() < set(self._placement):
             return
-        left = {host: iter(ports) for host, ports in self._held.items()}
-        places = local_places(f"{_ADDRESS}:{next(left[host])}" for host in self._placement)
         try:
-            self._plan = build_plan(self._spec, places, self._store.paths, attempt, os.environ)
-        except TFConfigTooLong as error:
+            self._plan = build_plan(
+                self._spec, self._places(), self._store.paths, attempt, os.environ, self._hosts.facts
+            )
+        except (TFConfigTooLong, SettingMisfit) as error:
             self._queue.append(events.AgentLost(**now(), reason=str(error)))
             return
         tasks, cluster = planned_tasks(self._plan, self._store.paths), self._plan.cluster.addresses
         self._queue.append(events.AttemptPlanned(**now(), attempt=attempt, tasks=tasks, cluster=cluster))
+
+    def _places(self) -> list[TaskPlace]:
+        ports = {host: iter(held) for host, held in self._held.items()}
+        if not self._spec.hosts:
+            return local_places(f"{_ADDRESS}:{port}" for port in ports[HERE])
+        layouts = {host: self._hosts.layout(host, self._store.paths) for host in ports}
+        return [
+            TaskPlace(host, f"{self._hosts.facts[host].address}:{next(ports[host])}", layouts[host])
+            for host in self._placement
+        ]
 
     def link_to(self, task: str) -> AgentLink | None:
         """The link to the agent of a task; None if it is lost."""
@@ -124,7 +149,11 @@ class Attempts:
         with self._storage_errors_reported():
             self._store.require_place()  # tasks find their directories by path
             for task in self._plan.tasks:
-                self._logs.add(str(task.task), self._plan.attempt, task.log)
+                name = str(task.task)
+                log = self._store.paths.task_log(name)
+                if self.link_to(name) is not None:
+                    self._hosts.expect_log(self._host_of[name], name, log)
+                self._logs.add(name, self._plan.attempt, log)
                 self._start(task, task.env)
             if (link := self._hosts.links.get(HERE)) is not None:
                 self._tensorboard.start(link)
@@ -134,7 +163,6 @@ class Attempts:
         if self._plan is None:
             return
         with self._storage_errors_reported():
-            self._store.require_place()
             for task in self._plan.tasks:
                 if str(task.task) == name:
                     self._start(task, {**task.env, "ORCH_RESTARTS": str(restarts)})
@@ -153,8 +181,9 @@ class Attempts:
         link = self.link_to(name)
         if link is None:
             return
-        with self._store.directory.make(task.scratch.parent.name) as scratch:
-            scratch.make(task.scratch.name).close()
+        if task.host is None:
+            with self._store.directory.make(task.scratch.parent.name) as scratch:
+                scratch.make(task.scratch.name).close()
         # It may hold the exception of an earlier process of this task.
         self._store.forget_exception(name)
         self._logs.mark_process_start(name)
@@ -170,6 +199,8 @@ class Attempts:
                 bootstrap=task.bootstrap,
                 fork=task.fork,
                 memory_limit=self._spec.memory_limit_bytes,
+                scratch=None if task.host is None else str(task.scratch),
+                runs_worker=self._spec.command_of(task.task.type).kind is CommandKind.BUILTIN,
                 role=task.task.type,
                 index=task.task.index,
             )

@@ -13,6 +13,7 @@ from orchestrator.core.lifecycle.lifecycle import Lifecycle
 from orchestrator.core.progress.reported import ProgressThrottle
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, Symptom, SymptomKind, TeardownReason
+from orchestrator.core.state.result import LeftProcess
 from orchestrator.core.text.counted import counted
 from orchestrator.links import agent_link
 from orchestrator.links.agent_link import AgentMessage
@@ -26,6 +27,7 @@ from orchestrator.supervisor.tensorboard_task import TensorBoardTask, without_te
 
 # Shortest time between two writes of the tasks' latest progress, seconds.
 _SAMPLE_INTERVAL_S = 0.2
+_SAME_CLOCK = (0.0, 0.0)
 
 
 class MemoryWatch:
@@ -72,23 +74,27 @@ class AgentReports:
         self._usage: dict[str, dict[str, float]] = {}
         self._has_new_usage = False
         self._sample_due = 0.0
+        self._exits = 0
+        self._clock = _SAME_CLOCK
 
     @property
     def due(self) -> float | None:
         """When write_sample() has new progress to write (monotonic seconds)."""
         return self._sample_due if self._throttle.has_changed else None
 
-    def take(self, message: AgentMessage) -> None:
+    def take(self, message: AgentMessage, clock: tuple[float, float] = _SAME_CLOCK) -> None:
+        """`clock` is that of the agent's host: its monotonic clock minus ours, and the error of that, in seconds."""
+        self._clock = clock
         is_ending = self._lifecycle.state.teardown is not None
         if not self._tensorboard.take(message, is_ending):
             self._take(without_tensorboard(message))
 
     def _take(self, message: AgentMessage) -> None:
         match message:
-            case agent_link.Hello() | agent_link.Held():
-                return  # Attempts plans with the held ports
-            case agent_link.LogBytes() | LinkSilent() | LinkBack():
-                return  # from other hosts only
+            case agent_link.Hello() | agent_link.Held() | agent_link.LogBytes():
+                return  # the supervisor has taken them
+            case LinkSilent() | LinkBack():
+                return  # about a host
             case agent_link.HoldFailed():
                 self._append(events.AgentLost(**now(), reason=f"no ports: {message.reason}"))
             case agent_link.Preloaded():
@@ -104,7 +110,7 @@ class AgentReports:
                         task=message.task,
                         exit_code=message.exit_code,
                         reason=message.reason,
-                        order=message.order,
+                        order=self._next_exit(),
                     )
                 )
             case agent_link.Listening():
@@ -124,7 +130,7 @@ class AgentReports:
                 stack = append_stacks(to_task_stack(message), message.text, self._store.directory, file)
                 self._stacks.answered(message.task, message.native, stack, monotonic())
             case agent_link.Empty():
-                self._take_empty(message)
+                self.take_empty(message.swept, message.left)
             case _:
                 assert_never(message)
 
@@ -155,15 +161,22 @@ class AgentReports:
         progress = self._throttle.take_last(message.task, at["mono"])
         if progress is not None:
             self._append(events.TaskProgressed(**at, task=message.task, progress=progress))
+        if message.exception is not None:
+            self._store.write_exception(message.task, message.exception)
         symptom = None if message.exit_code == 0 else self._symptom(message.task)
+        offset, error = self._clock
+        ended_mono = message.mono - offset
         peers = message.peers if self._is_first_and_collateral(symptom) else {}
         exited = events.TaskExited(
             **at,
             task=message.task,
             exit_code=message.exit_code,
             signal=message.signal,
-            order=message.order,
-            noticed_s=max(0.0, at["mono"] - message.mono),
+            order=self._next_exit(),
+            asked=message.asked,
+            ended_mono=ended_mono if offset else None,
+            clock_error_s=error,
+            noticed_s=max(0.0, at["mono"] - ended_mono),
             peers=message.peers,
             oom_kills=message.oom_kills,
             peak_bytes=message.peak_bytes,
@@ -172,6 +185,11 @@ class AgentReports:
             peer_symptoms=self._own_failures(peers),
         )
         self._append(exited)
+
+    def _next_exit(self) -> int:
+        """The place of an exit among those of all hosts: the order in which they were reported."""
+        self._exits += 1
+        return self._exits - 1
 
     def _is_first_and_collateral(self, symptom: Symptom | None) -> bool:
         """Whether this is the first failure and its exception blames a peer.
@@ -227,8 +245,9 @@ class AgentReports:
                 tasks=self._usage, progress=self._throttle.take_latest(), attempt=attempt, **at
             )
 
-    def _take_empty(self, message: agent_link.Empty) -> None:
-        if message.swept and self._lifecycle.state.teardown is TeardownReason.FINISHED:
-            text = f"killed {counted(message.swept, 'process', 'processes')} that the tasks had left running"
+    def take_empty(self, swept: int, left: tuple[LeftProcess, ...]) -> None:
+        """No process of the attempt is left but those in `left`; `swept` had outlived their tasks."""
+        if swept and self._lifecycle.state.teardown is TeardownReason.FINISHED:
+            text = f"killed {counted(swept, 'process', 'processes')} that the tasks had left running"
             self._append(events.Noticed(**now(), text=text))
-        self._append(events.TeardownEnded(**now(), swept=message.swept, left=message.left))
+        self._append(events.TeardownEnded(**now(), swept=swept, left=left))

@@ -1,48 +1,96 @@
-"""The agents of a run: one on this machine. A run's supervisor speaks to them over `Hosts.links`."""
+"""The agents of a run: the interface (`Agents`), and the agent of this machine."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
 
 from orchestrator.core.job.choices import NetworkOption
 from orchestrator.core.job.spec import JobSpec
+from orchestrator.core.plan.places import HostFacts
+from orchestrator.core.state.events import HostJoined
 from orchestrator.engines import AgentOptions, Connection, Engine
-from orchestrator.links.agent_link import AgentLink
+from orchestrator.links.agent_link import AgentLink, Hello, LogBytes
 from orchestrator.links.client_link import pack_environ
 from orchestrator.links.stream import LocalStream
+from orchestrator.store.logs.received import ForgedLog
+from orchestrator.store.runs.paths import RunPaths
 from orchestrator.store.runs.writer import RunStore
 
 # The name of the host of a run without hosts.
 HERE = ""
 
 
-class Hosts:
-    """Owns the agents of a run until end().
+class Agents(Protocol):
+    """The agents of a run. `links` holds those that can be spoken to, by the name of their host."""
 
-    `links` holds those that can be spoken to, by the name of their host. The agent of this machine may serve several
-    runs, one after the other.
-    """
+    @property
+    def links(self) -> Mapping[str, AgentLink]: ...
+
+    @property
+    def facts(self) -> Mapping[str, HostFacts]:
+        """Of the hosts that have joined; empty for this machine, whose facts are in the job."""
+
+    def serve(self, spec: JobSpec, store: RunStore) -> None:
+        """Have all agents serve this run from now on. EngineError if one cannot be started."""
+
+    @property
+    def are_complete(self) -> bool:
+        """Whether all agents are there, and the facts of their hosts are known."""
+
+    def reopen(self) -> None:
+        """Try again to reach the hosts that were lost, before another attempt."""
+
+    def take_hello(self, host: str, hello: Hello) -> None:
+        """Take the facts of a host."""
+
+    def take_joined(self, host: str) -> HostJoined | None:
+        """The event that a host has joined, once; None for this machine."""
+
+    def layout(self, host: str, paths: RunPaths) -> RunPaths:
+        """The files of the run on a host that has joined. `paths` are those of this machine."""
+
+    def expect_log(self, host: str, task: str, path: Path) -> None:
+        """Before a task is started: its log is written to `path`, by the task itself or by write_log(). OSError."""
+
+    def write_log(self, host: str, log: LogBytes) -> None:
+        """Write what a host has sent. ForgedLog, OSError."""
+
+    def why_lost(self, host: str) -> str:
+        """Why the agent of a host was lost, for people."""
+
+    def end_host(self, host: str) -> None:
+        """Close the stream to an agent, which then kills everything it started."""
+
+    def end(self) -> None:
+        """End all agents and what they started."""
+
+
+class LocalAgent:
+    """The agent of this machine. It serves several runs, one after the other."""
+
+    facts: Mapping[str, HostFacts] = {}
 
     def __init__(self, engine: Engine, early: Connection | None = None) -> None:
-        """`early`: to an agent on this machine that was started before there was a run."""
+        """`early`: to an agent that was started before there was a run."""
         self._engine = engine
-        self._connections: dict[str, Connection] = {}
+        self._connection = early
         self._links: dict[str, AgentLink] = {}
         # The network of the runs so far. None: an agent without a run can still enter any network.
         self._network: NetworkOption | None = None
         if early is not None:
-            self._add(HERE, early, run_id="")
+            self._links[HERE] = AgentLink(LocalStream(early.stream), run_id="")
 
     @property
     def links(self) -> Mapping[str, AgentLink]:
         return self._links
 
     def serve(self, spec: JobSpec, store: RunStore) -> None:
-        """Have an agent on each host serve this run from now on. EngineError if one cannot be started."""
         if self._network not in (None, spec.network) or not self._order_run(spec, store):
             self.end()
-            self._start_here(spec, store)
+            self._start(spec, store)
             self._order_run(spec, store)
         self._network = spec.network
 
@@ -58,41 +106,49 @@ class Hosts:
             spec.network,
         )
 
-    def _start_here(self, spec: JobSpec, store: RunStore) -> None:
+    def _start(self, spec: JobSpec, store: RunStore) -> None:
         run_id = store.paths.run_id
         words = AgentOptions(run_id, spec.failure_grace_s, spec.network).words()
         errors = store.open_log(store.paths.agent_log)
         try:
-            self._add(HERE, self._engine.connect("", words, errors), run_id)
+            self._connection = self._engine.connect("", words, errors)
         finally:
             os.close(errors)
+        self._links[HERE] = AgentLink(LocalStream(self._connection.stream), run_id)
 
-    def _add(self, host: str, connection: Connection, run_id: str) -> None:
-        self._connections[host] = connection
-        self._links[host] = AgentLink(LocalStream(connection.stream), run_id)
+    @property
+    def are_complete(self) -> bool:
+        return HERE in self._links
+
+    def reopen(self) -> None:
+        """A run whose agent is lost has no other attempt."""
+
+    def take_hello(self, host: str, hello: Hello) -> None:
+        """The facts of this machine are in the job."""
+
+    def take_joined(self, host: str) -> HostJoined | None:
+        return None
+
+    def layout(self, host: str, paths: RunPaths) -> RunPaths:
+        return paths
+
+    def expect_log(self, host: str, task: str, path: Path) -> None:
+        """The task writes it."""
+
+    def write_log(self, host: str, log: LogBytes) -> None:
+        raise ForgedLog("an agent on this machine sends no logs")
 
     def why_lost(self, host: str) -> str:
-        """Why the agent of a host was lost, for people."""
         return self._engine.explain(host, None, "")
 
-    def end(self) -> None:
-        """Close all streams, on which each agent kills everything it started; wait for their exits, or kill them."""
-        for host in self._connections:
-            self._close(host)
-        while self._connections:
-            self._reap(self._connections.popitem()[1])
-
     def end_host(self, host: str) -> None:
-        """The same for one host."""
-        self._close(host)
-        if host in self._connections:
-            self._reap(self._connections.pop(host))
+        self.end()
 
-    def _close(self, host: str) -> None:
-        if host in self._links:
-            self._links.pop(host).close()
-
-    def _reap(self, connection: Connection) -> None:
-        connection.close()
-        if not connection.wait(self._engine.leave_s):
-            connection.kill()
+    def end(self) -> None:
+        if HERE in self._links:
+            self._links.pop(HERE).close()
+        if self._connection is not None:
+            self._connection.close()
+            if not self._connection.wait(self._engine.leave_s):
+                self._connection.kill()
+            self._connection = None

@@ -30,13 +30,13 @@ from orchestrator.store.runs.paths import runs_dir
 from orchestrator.store.runs.record import RunRecord, boot_id
 from orchestrator.store.runs.writer import RunStore, new_run_id
 from orchestrator.supervisor import now
-from orchestrator.supervisor.hosts import Hosts
+from orchestrator.supervisor.hosts import Agents, LocalAgent
 from orchestrator.supervisor.supervisor import Supervisor
 
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def serve(client: ClientLink, hosts: Hosts) -> int:
+def serve(client: ClientLink, here: LocalAgent) -> int:
     """Serve one request, or those of a session until its client leaves. Return the exit code of the last run."""
     _become_subreaper()
     # Imported modules stay for good: the garbage collector need not traverse them.
@@ -44,18 +44,18 @@ def serve(client: ClientLink, hosts: Hosts) -> int:
     code: int = ExitCode.ORCH
     try:
         while (request := client.read_request()) is not None:
-            was_signalled, code = _serve_one(request, client, hosts)
+            was_signalled, code = _serve_one(request, client, here)
             if was_signalled or request.lifetime is not Lifetime.SESSION:
                 break
             # A run leaves reference cycles, which Python by itself would only collect after hundreds of runs.
             gc.collect()
     finally:
-        hosts.end()
+        here.end()
         client.close()
     return code
 
 
-def _serve_one(request: Request, client: ClientLink, hosts: Hosts) -> tuple[bool, int]:
+def _serve_one(request: Request, client: ClientLink, here: LocalAgent) -> tuple[bool, int]:
     """Return (whether a signal told this process to stop, the run's exit code)."""
     started_mono = time.monotonic()
     if request.environ is not None:
@@ -75,19 +75,31 @@ def _serve_one(request: Request, client: ClientLink, hosts: Hosts) -> tuple[bool
     client.created(store.paths.root)
     checkpoint_dir = request.spec.checkpoint_dir or store.paths.checkpoints
     spec = request.spec.model_copy(update={"checkpoint_dir": checkpoint_dir})
-    supervisor = Supervisor(spec, request.lifetime, hosts, store, client)
+    agents = _agents(spec, here)
+    supervisor = Supervisor(spec, request.lifetime, agents, store, client)
     try:
         result = supervisor.run()
     except Exception as error:
         traceback.print_exc()
-        hosts.end()
+        agents.end()
         took_s = time.monotonic() - started_mono
         result = _result_after_error(spec, store, supervisor.state, error, took_s)
     finally:
+        if agents is not here:
+            agents.end()
         store.close()
     if not store.result_is_written:
         client.ended(result)
     return supervisor.was_signalled, result.exit_code
+
+
+def _agents(spec: JobSpec, here: LocalAgent) -> Agents:
+    if not spec.hosts:
+        return here
+    from orchestrator.supervisor.host_agents import HostAgents  # links to other hosts take long to import
+
+    here.end()
+    return HostAgents(spec)
 
 
 def _cannot_make(spec: JobSpec, error: OSError) -> str:
@@ -138,8 +150,6 @@ def _known_result(spec: JobSpec, run_id: str, state: RunState, took_s: float) ->
 
 
 def _create_run(spec: JobSpec, existing: tuple[Path, ...], started_mono: float) -> RunStore:
-    if spec.hosts:
-        raise UsageError("--hosts: runs on other hosts are not available yet; leave it out")
     name_lock = _take_name(spec)
     if spec.checkpoint_dir is not None:
         make_private(spec.checkpoint_dir, existing)

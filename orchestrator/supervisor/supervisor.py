@@ -28,17 +28,19 @@ from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, StopReason
 from orchestrator.core.state.result import RunResult
 from orchestrator.core.state.state import RunState
-from orchestrator.links.agent_link import AgentLink, Empty, Held
+from orchestrator.links.agent_link import AgentLink, AgentMessage, Empty, Held, Hello, LogBytes
 from orchestrator.links.client_link import ClientLink, Lifetime
 from orchestrator.links.control import ControlServer, DetachOrder, StopOrder
 from orchestrator.links.signal_inbox import SignalInbox
+from orchestrator.links.stream import LinkBack, LinkSilent
+from orchestrator.store.logs.received import ForgedLog
 from orchestrator.store.runs.leftovers import end_leftovers
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
-from orchestrator.supervisor.agent_orders import Attempts
+from orchestrator.supervisor.agent_orders import FIRST_ATTEMPT, Attempts
 from orchestrator.supervisor.agent_reports import AgentReports
 from orchestrator.supervisor.control_orders import ControlOrders, StackRequests
-from orchestrator.supervisor.hosts import Hosts
+from orchestrator.supervisor.hosts import HERE, Agents
 from orchestrator.supervisor.run_logs import RunLogs
 from orchestrator.supervisor.tensorboard_task import TensorBoardTask
 
@@ -52,17 +54,22 @@ class Supervisor:
     """Drives one run: run() returns its result. Owns the control socket and the log store meanwhile."""
 
     def __init__(
-        self, spec: JobSpec, lifetime: Lifetime, hosts: Hosts, store: RunStore, client: ClientLink
+        self, spec: JobSpec, lifetime: Lifetime, hosts: Agents, store: RunStore, client: ClientLink
     ) -> None:
         self._spec = spec
         self._lifetime = lifetime
         self._hosts = hosts
         # What the hosts have reported about the teardown that goes on.
         self._emptied: dict[str, Empty] = {}
+        self._awaits_end = False
         self._store = store
         self._client = client
         self._selector = selectors.DefaultSelector()
         self._agent_fds: set[int] = set()
+        # When a link wants to be read although nothing has arrived (monotonic seconds), by host.
+        self._link_dues: dict[str, float] = {}
+        # The attempt whose ports are to be held when all hosts are there.
+        self._awaited_attempt: int | None = None
         self._queue: deque[Event] = deque()
         self._lifecycle = Lifecycle(spec, store.paths.run_id, time.monotonic())
         self._throttle = ProgressThrottle(spec.chaos)
@@ -101,7 +108,8 @@ class Supervisor:
             control = ControlOrders(server, self._selector, self._lifecycle, self._stacks, self._queue)
             try:
                 with closing(control):
-                    self._start_agents()
+                    self._hosts.serve(self._spec, self._store)
+                    self._plan_attempt(FIRST_ATTEMPT)
                     # Only now: the agents pass the user's own limit on to the tasks.
                     with _many_files():
                         while self._result is None:
@@ -122,6 +130,8 @@ class Supervisor:
             if self._result is not None:
                 return
         mono = time.monotonic()
+        for host in [host for host, due in self._link_dues.items() if mono >= due]:
+            self._read_agent(host)
         if self._logs.due is not None and mono >= self._logs.due:
             self._logs.index()
         at = now()
@@ -155,6 +165,7 @@ class Supervisor:
                 self._throttle.due(),
                 self._reports.due,
                 self._stacks.due,
+                min(self._link_dues.values(), default=None),
                 deadline and deadline[0],
             )
             if wake is not None
@@ -184,7 +195,7 @@ class Supervisor:
             case actions.StartTasks():
                 self._start_tasks()
             case actions.PlanAttempt():
-                self._attempts.hold_ports(action.attempt)
+                self._plan_attempt(action.attempt)
             case actions.StartTask():
                 self._attempts.start_again(action.task, self.state.tasks[action.task].restarts)
             case actions.SendSignal():
@@ -203,12 +214,25 @@ class Supervisor:
             case _:
                 assert_never(action)
 
-    def _start_agents(self) -> None:
-        self._hosts.serve(self._spec, self._store)
+    def _watch_agents(self) -> None:
         for host, link in self._hosts.links.items():
-            self._agent_fds.add(link.fileno())
-            self._watch(link.fileno(), partial(self._read_agent, host))
-        self._attempts.begin()
+            if link.fileno() not in self._agent_fds:
+                self._agent_fds.add(link.fileno())
+                self._watch(link.fileno(), partial(self._read_agent, host))
+                self._note_due(host)
+
+    def _plan_attempt(self, attempt: int) -> None:
+        """Hold the ports of an attempt, once all hosts are there."""
+        self._awaited_attempt = attempt
+        if attempt > FIRST_ATTEMPT:
+            self._hosts.reopen()
+        self._watch_agents()
+        self._begin_attempt()
+
+    def _begin_attempt(self) -> None:
+        if self._awaited_attempt is not None and self._hosts.are_complete:
+            self._attempts.hold_ports(self._awaited_attempt)
+            self._awaited_attempt = None
 
     def _start_tasks(self) -> None:
         self._attempts.start_all()
@@ -238,8 +262,11 @@ class Supervisor:
     def _tear_down(self, action: actions.TearDown) -> None:
         self._queue.append(events.TeardownBegan(**now(), reason=action.reason, grace_s=action.grace_s))
         self._emptied.clear()
+        self._awaits_end = True
         for link in self._hosts.links.values():
             link.stop(action.grace_s)
+        if self._spec.hosts:
+            self._report_teardown()  # all of them may be lost
 
     def _sweep_host(self) -> None:
         """Kill the run's processes without the agent: children of this subreaper, or marked with the run's id."""
@@ -266,13 +293,15 @@ class Supervisor:
         self._hosts.end()
 
     def _unwatch_agents(self) -> None:
-        for link in self._hosts.links.values():
-            self._unwatch(link)
+        for host in self._hosts.links:
+            self._unwatch(host)
 
-    def _unwatch(self, link: AgentLink) -> None:
-        if link.fileno() in self._agent_fds:
-            self._agent_fds.discard(link.fileno())
-            self._selector.unregister(link.fileno())
+    def _unwatch(self, host: str) -> None:
+        fd = self._hosts.links[host].fileno()
+        self._link_dues.pop(host, None)
+        if fd in self._agent_fds:
+            self._agent_fds.discard(fd)
+            self._selector.unregister(fd)
 
     # -- inputs
 
@@ -301,33 +330,74 @@ class Supervisor:
                 self._stop(StopOrder(reason=StopReason.CLIENT_GONE))
 
     def _read_agent(self, host: str) -> None:
-        link = self._hosts.links[host]
+        link = self._hosts.links.get(host)
+        if link is None:
+            return  # ended meanwhile, with another host
         messages, is_open = link.read()
-        for message in messages:
-            if isinstance(message, Held):
-                self._attempts.take_held(host, message.attempt, message.ports)
-            if isinstance(message, Empty):
-                self._emptied[host] = message
-                self._report_teardown()
-            else:
-                self._reports.take(message)
-        if not is_open:
+        try:
+            for message in messages:
+                self._take(host, link, message)
+        except ForgedLog as forged:
+            self._lose_agent(host, str(forged))
+            return
+        if (joined := self._hosts.take_joined(host)) is not None:
+            self._queue.append(joined)
+            self._begin_attempt()
+        if is_open:
+            self._note_due(host)
+        else:
             self._lose_agent(host, link.lost_reason or self._hosts.why_lost(host))
 
+    def _take(self, host: str, link: AgentLink, message: AgentMessage) -> None:
+        match message:
+            case LinkSilent():
+                self._queue.append(events.HostSilent(**now(), host=host, seconds=message.seconds))
+            case LinkBack():
+                self._queue.append(events.HostBack(**now(), host=host, seconds=message.seconds))
+            case Hello():
+                self._hosts.take_hello(host, message)
+            case LogBytes():
+                self._write_log(host, message)
+            case Held():
+                self._attempts.take_held(host, message.attempt, message.ports)
+            case Empty():
+                self._emptied[host] = message
+                self._report_teardown()
+            case _:
+                self._reports.take(message, link.clock)
+
+    def _write_log(self, host: str, log: LogBytes) -> None:
+        try:
+            self._hosts.write_log(host, log)
+        except OSError as error:
+            reason = f"the log of {log.task} cannot be written: {error.strerror}"
+            self._queue.append(events.StorageFailed(**now(), reason=reason))
+
+    def _note_due(self, host: str) -> None:
+        """Note when a link wants to be read although nothing has arrived."""
+        due = self._hosts.links[host].due
+        if due is None:
+            self._link_dues.pop(host, None)
+        else:
+            self._link_dues[host] = due
+
     def _report_teardown(self) -> None:
-        """Report the end of the teardown once no process is left on any host."""
-        if self._emptied and self._hosts.links.keys() <= self._emptied.keys():
-            reports = list(self._emptied.values())
-            self._emptied.clear()
-            swept = sum(report.swept for report in reports)
-            left = tuple(process for report in reports for process in report.left)
-            self._reports.take(reports[0].model_copy(update={"swept": swept, "left": left}))
+        """Report the end of the teardown once no process is left on any host that is there."""
+        if self._awaits_end and self._hosts.links.keys() <= self._emptied.keys():
+            self._awaits_end = False
+            swept = sum(report.swept for report in self._emptied.values())
+            left = tuple(process for report in self._emptied.values() for process in report.left)
+            self._reports.take_empty(swept, left)
 
     def _lose_agent(self, host: str, reason: str) -> None:
         """End the agent of a host, and report it unless its loss is already queued."""
-        self._unwatch(self._hosts.links[host])
+        self._unwatch(host)
         self._hosts.end_host(host)
-        if not any(isinstance(event, events.AgentLost) for event in self._queue):
+        self._attempts.host_lost(host)
+        if host != HERE:
+            self._queue.append(events.HostLost(**now(), host=host, reason=reason))
+            self._report_teardown()
+        elif not any(isinstance(event, events.AgentLost) for event in self._queue):
             self._queue.append(events.AgentLost(**now(), reason=reason))
 
 

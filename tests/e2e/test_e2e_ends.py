@@ -86,7 +86,13 @@ def test_failure_report_comes_last(orch: Orch) -> None:
     result = orch.result()
     assert result["schema_version"] == 1 and result["run_id"] == run.name
     assert (result["outcome"], result["exit_code"], result["attempts"]) == ("failed", 1, 1)
-    assert result["cause"] == {"task": "worker:1", "kind": "exited", "text": "exit 1", "tasks": []}
+    assert result["cause"] == {
+        "task": "worker:1",
+        "kind": "exited",
+        "text": "exit 1",
+        "tasks": [],
+        "host": None,
+    }
     first = result["first_failure"]
     assert (first["task"], first["exit_code"], first["signal"]) == ("worker:1", 1, None)
     assert first["exception"] == "ValueError: [red]no data"

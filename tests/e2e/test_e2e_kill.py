@@ -42,6 +42,7 @@ def test_kill_is_reported_as_cause(orch: Orch) -> None:
         "kind": "exited",
         "text": "SIGKILL, sent by `orch kill`",
         "tasks": [],
+        "host": None,
     }
     (sent,) = orch.events("signal_requested")
     assert (sent["task"], sent["signal"], sent["by"]) == ("worker:1", 9, "user")

@@ -28,6 +28,8 @@ def machines(all_machines: Testbed) -> Iterator[Testbed]:
     all_machines.heal()
     try:
         for machine in all_machines.machines.values():
+            until(lambda machine=machine: not machine.programs())
+            machine.end_sessions()
             until(lambda machine=machine: not machine.command_lines())
     finally:
         for name, machine in all_machines.machines.items():

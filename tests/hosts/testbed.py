@@ -29,6 +29,7 @@ _DAY_S = 86_400
 _DAYS = {"n0": 2, "n1": 1, "n2": 3, "n3": 4}
 _NETWORK = "10.77.0"
 _NO_MACHINE = "02:00:00:00:00:77"
+_SESSION = "sshd: "
 _SSHD_MARK = "-f/run/sshd_config"
 _CLIENT_CONFIG = """\
 Host n*
@@ -129,6 +130,16 @@ class Machine:
             with contextlib.suppress(psutil.NoSuchProcess):
                 lines.append(" ".join(process.cmdline()))
         return lines
+
+    def programs(self) -> list[str]:
+        """command_lines() without the sessions of sshd, which last until it notices that the other side is gone."""
+        return [line for line in self.command_lines() if not line.startswith(_SESSION)]
+
+    def end_sessions(self) -> None:
+        """End the sessions of sshd that no program uses any more, as its time-out would."""
+        for process in self.processes():
+            if " ".join(_command_line(process)).startswith(_SESSION) and not process.children(recursive=True):
+                process.kill()
 
     def files(self) -> set[str]:
         """The files of this machine's own places: home, /tmp, /var/tmp, /run, /dev/shm. Without what is shared."""

@@ -20,19 +20,19 @@ pytestmark = pytest.mark.timeout(300)
 # A supervisor that cannot plan a second attempt nor, with `no result`, make a result.
 FAULTY = """
 import os, sys
-from orchestrator.supervisor import __main__ as supervisor_process, hosts, request_loop
+from orchestrator.supervisor import __main__ as supervisor_process, agent_orders, request_loop
 
-plan = agent_orders.Attempts.plan
+take_held = agent_orders.Attempts.take_held
 
-def fails_at_second_attempt(attempts, attempt, ports):
+def fails_at_second_attempt(attempts, host, attempt, ports):
     if attempt > 1:
         raise RuntimeError("a fault of its own")
-    return plan(attempts, attempt, ports)
+    return take_held(attempts, host, attempt, ports)
 
 def fails(*_):
     raise RuntimeError("another one")
 
-agent_orders.Attempts.plan = fails_at_second_attempt
+agent_orders.Attempts.take_held = fails_at_second_attempt
 if sys.argv[2] == "no result":
     request_loop.run_result = fails
 os._exit(supervisor_process.main())

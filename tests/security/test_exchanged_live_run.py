@@ -27,7 +27,7 @@ from orchestrator.engines import engine
 from orchestrator.links.agent_link import NotPreloaded, PreloadOrder, Stacked, StartFailed
 from orchestrator.links.client_link import pack_environ
 from orchestrator.supervisor.agent_orders import Attempts
-from orchestrator.supervisor.hosts import HERE, Hosts
+from orchestrator.supervisor.hosts import HERE, LocalAgent
 from orchestrator.supervisor.run_logs import RunLogs
 from orchestrator.supervisor.tensorboard_task import TensorBoardTask
 
@@ -122,7 +122,7 @@ def test_supervisor_starts_nothing_in_a_directory_that_replaced_that_of_its_run(
         root = store.paths.root
         with RunLogs(store.directory.sub("logs"), ProgressThrottle(), queue) as logs:
             tensorboard = TensorBoardTask(None, NetworkOption.HOST, store, queue)
-            attempts = Attempts(JOB, Hosts(engine("local")), store, logs, tensorboard, queue)
+            attempts = Attempts(JOB, LocalAgent(engine("local")), store, logs, tensorboard, queue)
             attempts.hold_ports(1)
             attempts.take_held(HERE, 1, (2001, 2002))
             exchange(root, other)

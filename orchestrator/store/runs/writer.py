@@ -207,6 +207,12 @@ class RunStore:
         with self._run.make(path.parent.name) as directory:
             directory.unlink(path.name)
 
+    def write_exception(self, task: str, text: str) -> None:
+        """Write the exception of a task on another host. OSError."""
+        path = self.paths.task_exception(task)
+        with self._run.make(path.parent.name) as directory:
+            directory.write_atomically(path.name, text)
+
     def remove_scratch(self) -> None:
         self._run.remove_tree(self.paths.scratch.name)
 

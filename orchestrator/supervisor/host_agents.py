@@ -1,0 +1,179 @@
+"""The agents of a run with hosts: one on each of them, over connections that may break."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from orchestrator.core.job.cpu_budget import Cores
+from orchestrator.core.job.gpus import Gpu, GpuInventory
+from orchestrator.core.job.hosts import Host
+from orchestrator.core.job.spec import JobSpec
+from orchestrator.core.plan.placement import place
+from orchestrator.core.plan.places import HostFacts
+from orchestrator.core.state.events import HostJoined
+from orchestrator.engines import engine
+from orchestrator.links.agent_link import AgentLink, Hello, HostGpu, LogBytes
+from orchestrator.links.client_link import pack_environ, travelling_environ
+from orchestrator.links.opening import HostSession, remote_command
+from orchestrator.links.session import Session
+from orchestrator.store.directory import Directory
+from orchestrator.store.logs.received import ReceivedLogs
+from orchestrator.store.runs.paths import RunPaths
+from orchestrator.store.runs.writer import RunStore
+from orchestrator.supervisor import now
+
+# The logs of a host that are not those of a task: its agent-HOST.log and preloader-HOST.log.
+HOST_LOGS = ("@agent", "@preloader")
+_LOOPBACK = "127.0.0.1"
+
+
+class _HostLogs:
+    """What one host sends of logs: its own go beside those of the run, the tasks' into the directory of the logs."""
+
+    def __init__(self, run: Directory, logs: str, host: str) -> None:
+        self._directory = run.sub(logs)
+        self.of_tasks = ReceivedLogs(self._directory)
+        self.of_host = ReceivedLogs(run)
+        for log in HOST_LOGS:
+            self.of_host.add(log, f"{log[1:]}-{host}.log")
+
+    def close(self) -> None:
+        self.of_tasks.close()
+        self.of_host.close()
+        self._directory.close()
+
+
+class HostAgents:
+    """The agents of one run, one on each host that has tasks. Their connections may break and are made anew."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+        self._engine = engine(spec.engine.value, command=spec.ssh_command)
+        used = set(place(spec))
+        self._hosts = [host for host in spec.hosts if host.name in used]
+        self._links: dict[str, AgentLink] = {}
+        self._hellos: dict[str, Hello] = {}
+        self._facts: dict[str, HostFacts] = {}
+        self._logs: dict[str, _HostLogs] = {}
+        self._store: RunStore | None = None
+
+    @property
+    def links(self) -> Mapping[str, AgentLink]:
+        return self._links
+
+    @property
+    def facts(self) -> Mapping[str, HostFacts]:
+        return self._facts
+
+    def serve(self, spec: JobSpec, store: RunStore) -> None:
+        self._store = store
+        self.reopen()
+
+    def reopen(self) -> None:
+        assert self._store is not None, "reopened before it served a run"
+        run = self._store.directory
+        for host in self._hosts:
+            if host.name not in self._links:
+                self._links[host.name] = self._open(host, self._store.paths)
+                self._logs[host.name] = _HostLogs(run, self._store.paths.logs.name, host.name)
+
+    def _open(self, host: Host, paths: RunPaths) -> AgentLink:
+        python = self._spec.remote_python or sys.executable
+        words = (remote_command(python),)
+        session = Session(
+            lambda errors: self._engine.connect(host.destination, words, errors),
+            HostSession.new(host.name, self._spec.link_timeout_s),
+            lambda code, errors: self._engine.explain(host.name, code, errors),
+        )
+        link = AgentLink(session, paths.run_id)
+        environ = pack_environ(travelling_environ(os.environ))
+        link.serve(paths.run_id, self._spec.failure_grace_s, "", None, environ, self._spec.network)
+        return link
+
+    def take_hello(self, host: str, hello: Hello) -> None:
+        self._hellos[host] = hello
+
+    def take_joined(self, host: str) -> HostJoined | None:
+        """The event that a host has joined, once: its facts are known, and its clock was compared with ours."""
+        offset, error = self._links[host].clock
+        if host not in self._hellos or not math.isfinite(error):
+            return None
+        hello = self._hellos.pop(host)
+        facts = _facts(hello, self._spec.interface)
+        self._facts[host] = facts
+        return HostJoined(
+            **now(),
+            host=host,
+            address=facts.address,
+            cores=hello.cores,
+            memory_bytes=facts.memory_bytes,
+            gpus=tuple(gpu.model or gpu.name for gpu in facts.gpus.gpus),
+            python=facts.python,
+            clock_offset_s=-offset,
+            clock_error_s=error,
+        )
+
+    @property
+    def are_complete(self) -> bool:
+        return all(host.name in self._facts for host in self._hosts)
+
+    def layout(self, host: str, paths: RunPaths) -> RunPaths:
+        return RunPaths(Path(self._facts[host].directory) / paths.run_id)
+
+    def why_lost(self, host: str) -> str:
+        return "its agent has ended"
+
+    def expect_log(self, host: str, task: str, path: Path) -> None:
+        self._logs[host].of_tasks.add(task, path.name)
+
+    def write_log(self, host: str, log: LogBytes) -> None:
+        logs = self._logs[host]
+        (logs.of_host if log.task in HOST_LOGS else logs.of_tasks).write(
+            log.task, log.offset, log.data, log.is_cut
+        )
+
+    def end_host(self, host: str) -> None:
+        self._links.pop(host).close()
+        self._logs.pop(host).close()
+        self._facts.pop(host, None)
+        self._hellos.pop(host, None)
+
+    def end(self) -> None:
+        """Order the agents to leave, and wait until they have, or for the time that the engine allows."""
+        for link in self._links.values():
+            link.leave()
+        deadline = time.monotonic() + self._engine.leave_s
+        while self._links and time.monotonic() < deadline:
+            poller = select.poll()
+            for link in self._links.values():
+                poller.register(link, select.POLLIN)
+            due = [link.due for link in self._links.values() if link.due is not None]
+            poller.poll(max(0.0, min((deadline, *due)) - time.monotonic()) * 1000)
+            for host, link in list(self._links.items()):
+                if not link.read()[1]:
+                    self.end_host(host)
+        for host in list(self._links):
+            self.end_host(host)
+
+
+def _facts(hello: Hello, interface: str | None) -> HostFacts:
+    """The facts of a host. Its address is that of `interface`, or else the one at which it was reached."""
+    address = hello.addresses.get(interface) if interface is not None else hello.ssh_address
+    return HostFacts(
+        address=address or next(iter(hello.addresses.values()), _LOOPBACK),
+        cores=Cores(machine=hello.cores, allowed=len(hello.allowed_cores) or hello.cores),
+        memory_bytes=hello.memory_bytes,
+        gpus=GpuInventory(tuple(map(_gpu, range(len(hello.gpus or ())), hello.gpus or ()))),
+        python=hello.python or "",
+        directory=hello.directory or "",
+    )
+
+
+def _gpu(index: int, gpu: HostGpu) -> Gpu:
+    return Gpu(str(index), gpu.uuid, gpu.model, gpu.memory_bytes)

@@ -1,0 +1,149 @@
+"""Runs on a host that is this machine: a program in the place of ssh runs its command here. Needs no root."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from orch_command import Orch
+from waiting import until
+
+# Called as ssh OPTIONS DESTINATION COMMAND.
+SSH = """#!/bin/sh
+for word; do :; done
+export SSH_CONNECTION="{address} 1 {address} 22"
+exec sh -c "$word"
+"""
+SHOW = "import os; print(os.environ['ORCH_TASK'], os.environ['TF_CONFIG'].count(':'), flush=True)"
+SLEEP = "import time; print('up', flush=True); time.sleep(600)"
+FAIL = """
+import os, time
+if os.environ['ORCH_TASK'] == 'worker:2':
+    raise ValueError('a fault of its own')
+time.sleep(600)
+"""
+# Its first attempt waits for the end of its host.
+TWICE = r"""
+import os, time
+os.write(int(os.environ['ORCH_PROGRESS_FD']), b'{"phase": "training", "step": 1}\n')
+print('attempt', os.environ['ORCH_ATTEMPT'], flush=True)
+if os.environ['ORCH_ATTEMPT'] == '1':
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def up(orch: Orch, tmp_path: Path) -> list[str]:
+    """The words of a run of three workers on the host a."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text(SSH.replace("{address}", own_address()))
+    ssh.chmod(0o700)
+    shared = tmp_path / "checkpoints"
+    return [
+        *("up", "-n", "3", "--engine", "ssh", "--hosts", "a:3"),
+        *("--ssh-command", str(ssh), "--checkpoint-dir", str(shared)),
+    ]
+
+
+def own_address() -> str:
+    for found in psutil.net_if_addrs().values():
+        for each in found:
+            if each.family == socket.AF_INET and not each.address.startswith("127."):
+                return each.address
+    pytest.skip("this machine has no address but 127.0.0.1")
+
+
+def python(code: str) -> list[str]:
+    return ["--", sys.executable, "-c", code]
+
+
+def processes_of(run_id: str) -> list[psutil.Process]:
+    """The processes of the run on its hosts."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("ORCH_RUN_ID") == run_id or run_id in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def kill_agent(orch: Orch) -> None:
+    task = orch("status", "--json").document["tasks"][0]
+    psutil.Process(task["pid"]).parent().kill()
+
+
+def assert_nothing_left(orch: Orch) -> None:
+    assert not processes_of(orch.result()["run_id"])
+    # The keeper removes the directory last.
+    until(lambda: not list(Path("/tmp").glob(f"orch-*/{orch.result()['run_id']}")))
+
+
+def test_tasks_run_on_their_hosts(orch: Orch, up: list[str]) -> None:
+    done = orch(*up, *python(SHOW))
+    assert (done.code, sorted(done.out.splitlines())) == (
+        0,
+        [f"worker:{index} | worker:{index} 8" for index in range(3)],
+    ), done.err
+    result = orch.result()
+    assert [task["host"] for task in result["tasks"]] == ["a", "a", "a"]
+    assert [host["host"] for host in result["hosts"]] == ["a"]
+    assert_nothing_left(orch)
+
+
+def test_own_failure_on_a_host_is_named(orch: Orch, up: list[str]) -> None:
+    done = orch(*up, *python(FAIL))
+    result = orch.result()
+    assert (done.code, result["cause"]["task"], result["cause"]["kind"]) == (1, "worker:2", "exited")
+    assert result["first_failure"]["exception"] == "ValueError: a fault of its own"
+    assert "ValueError: a fault of its own" in done.err
+    assert_nothing_left(orch)
+
+
+def test_lost_host_ends_the_run(orch: Orch, up: list[str]) -> None:
+    running = orch.start(*up, *python(SLEEP))
+    running.until_out("up", 3)
+    kill_agent(orch)
+    done = running.finish()
+    result = orch.result()
+    assert (done.code, result["cause"]["kind"], result["cause"]["host"]) == (137, "host", "a")
+    assert "a was lost" in done.err
+    assert [task["state"] for task in result["tasks"]] == ["lost"] * 3
+    assert_nothing_left(orch)
+
+
+def test_run_restarts_after_a_lost_host(orch: Orch, up: list[str]) -> None:
+    running = orch.start(*up, "--max-restarts", "1", "--on-failure", "restart", *python(TWICE))
+    running.until_out("attempt 1", 3)
+    kill_agent(orch)
+    done = running.finish()
+    assert done.code == 0, done.err
+    assert done.out.count("attempt 2") == 3
+    assert orch.result()["attempts"] == 2
+    assert_nothing_left(orch)
+
+
+def test_stop_ends_all_hosts(orch: Orch, up: list[str]) -> None:
+    running = orch.start(*up, *python(SLEEP))
+    running.until_out("up", 3)
+    running.signal(signal.SIGINT)
+    assert running.finish().code == 130
+    assert_nothing_left(orch)
+
+
+@pytest.mark.slow
+def test_nothing_is_left_after_the_supervisor_was_killed(orch: Orch, up: list[str]) -> None:
+    running = orch.start(*up, "--link-timeout", "4s", *python(SLEEP))
+    running.until_out("up", 3)
+    run = orch("status", "--json").document["run"]["id"]
+    started = processes_of(run)
+    (record,) = orch.state.glob("orch/runs/*/run.json")
+    psutil.Process(json.loads(record.read_text())["supervisor_pid"]).kill()
+    running.finish()
+    until(lambda: not any(map(psutil.Process.is_running, started)))

@@ -1,0 +1,282 @@
+"""Runs on three pretend machines with a real ssh: outcomes as on one machine, and nothing is left on any of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from orch_command import ORCH
+from testbed import Testbed
+from waiting import PATIENCE_S, until
+
+# Prints numbered lines until a file exists that all machines see.
+_COUNT = """
+import itertools, pathlib, sys, time
+end = pathlib.Path(sys.argv[1])
+for number in itertools.count():
+    if end.exists():
+        break
+    print("line", number, flush=True)
+    time.sleep(0.01)
+print("last", number, flush=True)
+"""
+# worker:0 fails; the others end a moment later with the exit code of a peer that has lost a connection.
+_FAIL = """
+import json, os, pathlib, sys, time
+index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+here = pathlib.Path(sys.argv[1])
+(here / f"there-{index}").touch()
+while len(list(here.glob("there-*"))) < 3:
+    time.sleep(0.01)
+if index == 0:
+    (here / "failed").touch()
+    raise ValueError("the first failure")
+while not (here / "failed").exists():
+    time.sleep(0.001)
+time.sleep(0.1)
+sys.exit(1)
+"""
+_LOST = 137
+CUTS = ("both", *(pytest.param(cut, marks=pytest.mark.slow) for cut in ("to the host", "from the host")))
+
+
+@dataclass
+class HostsRun:
+    """An `orch up` on n0 with tasks on the other machines."""
+
+    machines: Testbed
+    process: subprocess.Popen[bytes]
+    output: Path
+
+    @property
+    def directory(self) -> Path:
+        (run,) = (self.machines["n0"].home / ".local/state/orch/runs").glob("[!.]*")
+        return run
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        path = self.directory / "events.jsonl"
+        *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
+        return [event for event in map(json.loads, lines) if event["type"] == kind]
+
+    def until_event(self, kind: str, count: int = 1) -> dict[str, Any]:
+        """Wait for an event; fails if the run ends before."""
+        until(lambda: self.process.poll() is not None or len(self._found(kind)) >= count)
+        found = self._found(kind)
+        assert len(found) >= count, self.text
+        return found[count - 1]
+
+    def finish(self) -> dict[str, Any]:
+        """Wait for the end, and return the result."""
+        self.process.wait(PATIENCE_S)
+        document = json.loads((self.directory / "result.json").read_text())
+        assert isinstance(document, dict)
+        assert document["exit_code"] == self.process.returncode, self.text
+        return document
+
+    def log(self, task: str) -> str:
+        return (self.directory / "logs" / f"{task.replace(':', '-')}.log").read_text()
+
+    def _found(self, kind: str) -> list[dict[str, Any]]:
+        try:
+            return self.events(kind)
+        except ValueError:
+            return []  # the run has no directory yet
+
+
+@pytest.fixture
+def up(machines: Testbed, project: Path) -> Iterator[Any]:
+    """Starts `orch up` on n0. At the end, no process and no file of a run is left on the hosts."""
+    before = {name: _files(machines, name) for name in ("n1", "n2", "n3")}
+    started: list[HostsRun] = []
+
+    def start(*words: str, hosts: str = "n1,n2,n3") -> HostsRun:
+        output = machines.directory / "output"
+        with output.open("wb") as file:
+            command = [str(ORCH), "up", "--as-root-anyway", "--hosts", hosts, *words]
+            process = machines["n0"].start(
+                "env", "-C", str(project), *command, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+            )
+        started.append(HostsRun(machines, process, output))
+        return started[-1]
+
+    yield start
+    machines.heal()
+    for run in started:
+        if run.process.poll() is None:
+            os.killpg(run.process.pid, signal.SIGKILL)
+            run.process.wait()
+    for name in before:
+        until(lambda name=name: not machines[name].programs())
+        assert _files(machines, name) == before[name], name
+    machines["n0"].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")
+
+
+def _files(machines: Testbed, name: str) -> set[str]:
+    """The files of a machine without the cached bundle, and without those of Keras and ssh themselves."""
+    kept = ("/.cache/orch/bundles/", "/.keras/", "/.ssh/")
+    return {path for path in machines[name].files() if not any(part in path for part in kept)}
+
+
+def _numbers(log: str) -> list[str]:
+    return [line for line in log.splitlines() if line.startswith(("line ", "last "))]
+
+
+def _is_whole(log: str) -> bool:
+    *lines, last = _numbers(log)
+    return lines == [f"line {number}" for number in range(len(lines))] and last == f"last {len(lines)}"
+
+
+@pytest.fixture
+def counting(project: Path) -> tuple[str, ...]:
+    """A command whose tasks print until the file `end` exists."""
+    (project / "count.py").write_text(_COUNT)
+    return ("--", sys.executable, "count.py", str(project / "end"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_three_machines_train_with_the_losses_of_one(up: Any, machines: Testbed, project: Path) -> None:
+    train = ("--workers", "3", "--threads", "1")
+    program = ("--", "--epochs", "2", "--global-batch", "48", "--export", "none")
+    here = machines["n0"].run(
+        *(str(ORCH), "up", "--as-root-anyway", *train, "--checkpoint-dir", str(project / "here"), *program),
+        cwd=project,
+        timeout_s=400,
+        check=False,
+    )
+    assert here.returncode == 0, here.stdout + here.stderr
+    machines["n0"].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")
+    run = up(*train, "--checkpoint-dir", str(project / "there"), *program)
+    run.process.wait(400)
+    assert run.finish()["outcome"] == "succeeded", run.text
+    ours, theirs = (json.loads((project / place / "history.json").read_text()) for place in ("here", "there"))
+    assert theirs["replicas"] == 3
+    for name in ("loss", "accuracy"):
+        assert [epoch.get(name) for epoch in theirs["epochs"]] == pytest.approx(
+            [epoch.get(name) for epoch in ours["epochs"]], rel=1e-5
+        )
+
+
+def test_each_host_runs_its_tasks_and_logs_come_here(
+    up: Any, machines: Testbed, project: Path, counting: tuple[str, ...]
+) -> None:
+    run = up("--workers", "4", *counting, hosts="n1:2,n2,n3")
+    run.until_event("task_started", 4)
+    counts = {
+        name: sum("count.py" in line for line in machines[name].command_lines())
+        for name in ("n1", "n2", "n3")
+    }
+    (project / "end").touch()
+    result = run.finish()
+    assert counts == {"n1": 2, "n2": 1, "n3": 1}
+    assert result["outcome"] == "succeeded"
+    assert [task["host"] for task in result["tasks"]] == ["n1", "n1", "n2", "n3"]
+    assert all(_is_whole(run.log(f"worker:{index}")) for index in range(4))
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_short_cut_loses_no_line_and_fails_nothing(
+    up: Any, machines: Testbed, project: Path, counting: tuple[str, ...], cut: str
+) -> None:
+    run = up("--workers", "3", "--link-timeout", "60s", *counting)
+    run.until_event("task_started", 3)
+    _cut(machines, cut)
+    silent = run.until_event("host_silent")
+    machines.heal()
+    run.until_event("host_back")
+    (project / "end").touch()
+    result = run.finish()
+    assert silent["host"] == "n1"
+    assert result["outcome"] == "succeeded"
+    assert not run.events("host_lost")
+    assert all(_is_whole(run.log(f"worker:{index}")) for index in range(3))
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_host_that_stays_away_is_named_and_ends_its_tasks_itself(
+    up: Any, machines: Testbed, counting: tuple[str, ...], cut: str
+) -> None:
+    run = up("--workers", "3", *counting)
+    run.until_event("task_started", 3)
+    _cut(machines, cut)
+    result = run.finish()
+    assert run.process.returncode == _LOST
+    assert (result["cause"]["kind"], result["cause"]["host"]) == ("host", "n1")
+    # The network is still cut: it was the host that has ended its tasks.
+    for name in ("n1", "n2", "n3"):
+        until(lambda name=name: not machines[name].programs())
+
+
+@pytest.mark.parametrize(
+    "victim",
+    ["orch", "agent", *(pytest.param(each, marks=pytest.mark.slow) for each in ("ssh", "agent and keeper"))],
+)
+def test_nothing_is_left_after_a_kill(
+    up: Any, machines: Testbed, project: Path, counting: tuple[str, ...], victim: str
+) -> None:
+    run = up("--workers", "3", *counting)
+    run.until_event("task_started", 3)
+    if victim in ("orch", "ssh"):
+        for process in machines["n0"].processes():
+            if (process.name() == "ssh") == (victim == "ssh"):
+                process.kill()
+    else:
+        marks = ("worker.agent.agent", "worker.remote.keeper")[: 2 if "keeper" in victim else 1]
+        for process in _with(machines, "n1", marks):
+            process.kill()
+    if victim == "ssh":
+        (project / "end").touch()
+        result = run.finish()
+        assert result["outcome"] == "succeeded"
+        assert all(_is_whole(run.log(f"worker:{index}")) for index in range(3))
+    elif victim != "orch":
+        result = run.finish()
+        assert (result["cause"]["kind"], result["cause"]["host"]) == ("host", "n1")
+    for machine in machines.machines.values():
+        until(lambda machine=machine: not machine.programs())
+
+
+@pytest.mark.parametrize("slow", ["n1", pytest.param("n2", marks=pytest.mark.slow)])
+def test_the_first_failure_is_named_whatever_the_clocks_and_the_network_do(
+    up: Any, machines: Testbed, project: Path, slow: str
+) -> None:
+    """The monotonic clocks of the machines are days apart; the report of one host arrives late."""
+    (project / "fail.py").write_text(_FAIL)
+    machines.delay(slow, 0.1)
+    run = up("--workers", "3", "--", sys.executable, "fail.py", str(project))
+    result = run.finish()
+    assert result["cause"]["task"] == "worker:0"
+    assert "the first failure" in run.text
+
+
+def _cut(machines: Testbed, how: str) -> None:
+    match how:
+        case "both":
+            machines.cut("n1")
+        case "to the host":
+            machines.cut_one_way(to="n1")
+        case _:
+            machines.cut_one_way(source="n1")
+
+
+def _with(machines: Testbed, name: str, marks: tuple[str, ...]) -> list[psutil.Process]:
+    found = [
+        process
+        for process in machines[name].processes()
+        if any(mark in " ".join(process.cmdline()) for mark in marks)
+    ]
+    assert len(found) >= len(marks)
+    return found
