@@ -106,9 +106,10 @@ class Session:
             self._flush(relay)
 
     def close(self) -> None:
+        # The listener first: a relay looks whether the agent is still there.
+        self._listener.close()
         for relay in [*self._relays.values()]:
             self._close(relay)
-        self._listener.close()
 
     # -- connections
 

@@ -16,9 +16,10 @@ from typing import Any
 from worker.remote.clearing import clear_up
 from worker.remote.stage1 import bases, is_own_directory
 
-SOCKET, LOCK, LOG = "agent.sock", "lock", "agent.log"
+SOCKET, LOG = "agent.sock", "agent.log"
 _BACKLOG = 16
-# A directory without a lock after this time belongs to a start that was cut off.
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# A directory without a socket after this time belongs to a start that was cut off.
 _START_S = 600.0
 # Bundles of other versions are kept for this long after their last use.
 _OLD_S = 30 * 24 * 3600.0
@@ -48,7 +49,8 @@ def start_or_find(parameters: dict[str, Any], directory: Path, bundle: str) -> s
 
 def _start_keeper(parameters: dict[str, Any], directory: Path, bundle: str) -> None:
     """Start the keeper, detached from this connection. The agent accepts from `listener`, which is open already."""
-    lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    # Programs that clean up /tmp spare a locked directory.
+    lock = os.open(directory, _DIRECTORY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     log = os.open(directory / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -101,15 +103,13 @@ def _clear_up_lost_sessions() -> None:
 def _clear_up_if_lost(directory: Path) -> bool:
     """Return False if the keeper or the agent lives: each holds the lock."""
     try:
-        lock = os.open(directory / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        lock = os.open(directory, _DIRECTORY)
     except OSError:
-        is_there = is_own_directory(str(directory))
-        if is_there and time.time() - directory.stat().st_mtime > _START_S:
-            clear_up(str(directory), None)
         return True
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        clear_up(str(directory), None)
+        if (directory / SOCKET).exists() or time.time() - directory.stat().st_mtime > _START_S:
+            clear_up(str(directory), None)
     except BlockingIOError:
         return False
     finally:
