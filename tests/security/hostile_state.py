@@ -94,7 +94,9 @@ class Drawing:
     def _target(self) -> str:
         """Choose where a planted link leads."""
         drawn, choice = self._drawn, self._random.choice
-        outside = sorted(drawn.outside.rglob("*"))
+        # The upper levels: an earlier change may have moved a deep tree there.
+        levels = ("*", "*/*", "*/*/*", "*/*/*/*")
+        outside = sorted(path for level in levels for path in drawn.outside.glob(level))
         return choice(
             [
                 str(choice(outside)),
