@@ -21,6 +21,7 @@ from waiting import until
 
 from orchestrator.links.bundle import Bundle, bundle
 from orchestrator.links.opening import AgentGone, HostSession, Opening, OpeningFailed
+from worker.remote.stage1 import bases
 
 HOST = HostSession("0123456789abcdef", "there", 10.0)
 SMALL = Bundle(b"exec('')\n", b"zip", "hash")
@@ -116,13 +117,15 @@ def test_stage_1_is_one_line_that_python_3_6_compiles() -> None:
 # -- real hosts
 
 
-def lost_reason(tmp_path: Path, before: str = "", python: str = sys.executable) -> str:
-    host = HostDriver(tmp_path, before=before, python=python)
+def lost_reason(
+    tmp_path: Path, before: str = "", python: str = sys.executable, host: HostSession | None = None
+) -> str:
+    driver = HostDriver(tmp_path, before=before, python=python, host=host)
     try:
-        until(host.has_ended)
-        return str(host.link.lost_reason)
+        until(driver.has_ended)
+        return str(driver.link.lost_reason)
     finally:
-        host.close()
+        driver.close()
 
 
 def test_noisy_shell_is_skipped(tmp_path: Path) -> None:
@@ -177,16 +180,16 @@ def test_old_bundles_are_removed(tmp_path: Path, cache: Path) -> None:
 def test_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """As on a host whose /tmp is full: nothing is started, and nothing is left."""
     limit = "ulimit -f 0; trap '' XFSZ; XDG_CACHE_HOME=/proc/none; export XDG_CACHE_HOME; "
-    before = set(Path("/tmp").glob("orch-*"))
-    assert "File too large" in lost_reason(tmp_path, limit)
-    assert set(Path("/tmp").glob("orch-*")) <= before
+    host = HostSession.new("there", 10.0)
+    assert "File too large" in lost_reason(tmp_path, limit, host=host)
+    assert not [base for base in bases() if list(Path(base).glob(f"*{host.session}"))]
 
 
 @needs_root
 def test_directory_of_another_user_is_not_used(tmp_path: Path) -> None:
     """Another user knew the session and made its directory first: the next place is used."""
     host = HostSession.new("there", 10.0)
-    taken = Path(f"/tmp/orch-{os.geteuid()}-{host.session}")
+    taken = Path(f"/tmp/orch-agent-{os.geteuid()}-{host.session}")
     as_user(54_321, taken.mkdir)
     try:
         with HostDriver(tmp_path, host=host) as driver:

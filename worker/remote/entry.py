@@ -95,7 +95,7 @@ def _remove_old_bundles(present: Path) -> None:
 def _clear_up_lost_sessions() -> None:
     """Clear up after this user's sessions whose agent and keeper were both killed."""
     for base in bases():
-        for directory in Path(base).glob(f"orch-{os.geteuid()}-*"):
+        for directory in Path(base).glob(f"orch-agent-{os.geteuid()}-*"):
             if is_own_directory(str(directory)):
                 _clear_up_if_lost(directory)
 
