@@ -171,7 +171,7 @@ def test_broken_connections_lose_and_repeat_nothing(host: HostDriver) -> None:
         host.cut()
     assert host.wait_for(Exited, "worker-0").exit_code == 0
     assert host.text("worker-0") == counted()
-    assert len(host.relays) >= 4
+    assert len(host.relays) > 1
 
 
 def test_orders_survive_a_broken_connection(host: HostDriver) -> None:

@@ -43,10 +43,10 @@ def answer(opening: Opening, **fields: str) -> bytes:
 def test_anything_before_the_answer_is_skipped_and_its_end_is_kept(banner: bytes, cuts: list[int]) -> None:
     opening = Opening(SMALL, HOST, is_first=True)
     data = banner + answer(opening, state="ready") + b"1 {}\n"
-    found = b""
+    found: bytes | None = None
     for begin, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True):
-        rest = opening.feed(data[begin:end]) if not found else data[begin:end]
-        found += rest or b""
+        piece = data[begin:end]
+        found = opening.feed(piece) if found is None else found + piece
     assert found == b"1 {}\n"
     assert opening.other_text == banner[-4096:].decode(errors="replace").strip()
 
