@@ -183,13 +183,6 @@ class LogBytes(_Message):
     is_cut: bool = False
 
 
-class Inspected(_Message):
-    """The answer of a host to `inspect`."""
-
-    type: Literal["inspected"]
-    found: dict[str, object]
-
-
 class Empty(_Message):
     """No process of the attempt is left on the host, but for those in `left`, which run under another user."""
 
@@ -213,7 +206,6 @@ _Sent = (
     | DiskFull
     | Stacked
     | LogBytes
-    | Inspected
     | Empty
 )
 # Messages of an agent, and reports of its link about itself.
@@ -230,7 +222,8 @@ class StartOrder:
 
     `env` is added to the agent's environment; `bootstrap` holds the options of the code that is injected into the
     task's Python (None: nothing is injected); `fork`: from the preloader; `memory_limit`: bytes (PSS), None for none.
-    `scratch`: a directory that the agent of another host creates.
+    `scratch`: a directory that the agent of another host creates; `runs_worker`: it puts the built-in program on the
+    task's PYTHONPATH.
     """
 
     task: str
@@ -244,13 +237,16 @@ class StartOrder:
     fork: bool = False
     memory_limit: int | None = None
     scratch: str | None = None
+    runs_worker: bool = False
     role: str | None = None
     index: int | None = None
 
 
 @dataclass(frozen=True)
 class PreloadOrder:
-    """Import `modules` in the interpreter `argv` (with its options), so that tasks can be forked from it."""
+    """Import `modules` in the interpreter `argv` (with its options), so that tasks can be forked from it.
+
+    `runs_worker`: as in StartOrder."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -258,6 +254,7 @@ class PreloadOrder:
     modules: tuple[str, ...]
     script_env: Mapping[str, str]
     log: str
+    runs_worker: bool = False
 
 
 class AgentLink:
@@ -368,10 +365,6 @@ class AgentLink:
     def stacks(self, tasks: tuple[str, ...], native: bool) -> bool:
         """Ask for the stacks of tasks, one `stacked` for each. `native`: with py-spy if it is installed."""
         return self._send("stacks", tasks=tasks, native=native)
-
-    def inspect(self, wanted: Mapping[str, object]) -> bool:
-        """Ask for facts about the host, which one `inspected` answers."""
-        return self._send("inspect", wanted=wanted)
 
     def stop(self, grace_s: float) -> bool:
         return self._send("stop", grace_s=grace_s)

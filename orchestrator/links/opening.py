@@ -71,7 +71,8 @@ class Opening:
     @property
     def other_text(self) -> str:
         """The end of what the host has printed before the first answer."""
-        return self._other.decode(errors="replace").strip()
+        rest = b"" if self._mark in self._received else self._received
+        return (self._other + rest)[-_MOST_OTHER_BYTES:].decode(errors="replace").strip()
 
     def feed(self, data: bytes) -> bytes | None:
         """Return the first bytes of the agent once it is reached, else None. `to_send` then may have more to send.

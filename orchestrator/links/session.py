@@ -286,7 +286,12 @@ class Session:
 
     @property
     def _wants_connection(self) -> bool:
-        return self._was_reached and (self._current is None or self._is_silent)
+        is_cut = self._current is None or self._is_silent
+        return self._was_reached and is_cut and not self._was_told_to_leave
+
+    @property
+    def _was_told_to_leave(self) -> bool:
+        return self._is_leaving and self._delivery.is_all_acknowledged
 
     def _reap(self, now: float) -> None:
         """Read why connections have ended."""
@@ -300,7 +305,7 @@ class Session:
             self._last_error = self._explain(lane.exit_code, printed)
         if self._exiting or not exiting:
             return
-        if not self._was_reached or (self._is_leaving and self._delivery.is_all_acknowledged):
+        if not self._was_reached or self._was_told_to_leave:
             self._end(self._last_error)
 
     def _next_wake(self) -> float:

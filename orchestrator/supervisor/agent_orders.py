@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from orchestrator.core.job.spec import JobSpec
+from orchestrator.core.job.spec import CommandKind, JobSpec
 from orchestrator.core.job.strategy import SettingMisfit
 from orchestrator.core.job.tf_config import TFConfigTooLong
 from orchestrator.core.plan.placement import place
@@ -105,6 +105,7 @@ class Attempts:
                 modules=preload.modules,
                 script_env=preload.script_env,
                 log=str(paths.preloader_log),
+                runs_worker=self._spec.command.kind is CommandKind.BUILTIN,
             )
         )
 
@@ -199,6 +200,7 @@ class Attempts:
                 fork=task.fork,
                 memory_limit=self._spec.memory_limit_bytes,
                 scratch=None if task.host is None else str(task.scratch),
+                runs_worker=self._spec.command_of(task.task.type).kind is CommandKind.BUILTIN,
                 role=task.task.type,
                 index=task.task.index,
             )

@@ -91,7 +91,7 @@ class AgentReports:
 
     def _take(self, message: AgentMessage) -> None:
         match message:
-            case agent_link.Hello() | agent_link.Held() | agent_link.Inspected() | agent_link.LogBytes():
+            case agent_link.Hello() | agent_link.Held() | agent_link.LogBytes():
                 return  # the supervisor has taken them
             case LinkSilent() | LinkBack():
                 return  # about a host

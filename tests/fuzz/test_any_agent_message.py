@@ -51,6 +51,7 @@ SAID: list[dict[str, Any]] = [
         "peers": {"worker:1": "S"},
     },
     {"type": "stacked", "task": "worker:0", "how": "none"},
+    {"type": "log", "task": "worker:0", "offset": 0, "data": "YWJj"},
     {"type": "empty", "swept": 0},
 ]
 said = st.sampled_from(SAID).map(lambda message: {**message, "run_id": RUN})

@@ -26,14 +26,20 @@ class HostDriver(Driver):
     """Drives the agent as the supervisor does. Received logs are written into `directory`, as NAME.log."""
 
     def __init__(
-        self, directory: Path, link_timeout_s: float = 60.0, before: str = "", python: str = sys.executable
+        self,
+        directory: Path,
+        link_timeout_s: float = 60.0,
+        before: str = "",
+        python: str = sys.executable,
+        host: HostSession | None = None,
     ) -> None:
         """`before`: shell commands that run on each connection before orch's, as those of a start-up file."""
         self.messages = []
         self.directory = directory
+        directory.mkdir(exist_ok=True)
         self.command = before + remote_command(python)
         self.relays: list[Connection] = []
-        self.host = HostSession.new("there", link_timeout_s)
+        self.host = host or HostSession.new("there", link_timeout_s)
         self.session = Session(self.connect, self.host, lambda code, text: f"exit code {code}: {text}")
         self.link = AgentLink(self.session, RUN)
         self.link.serve(RUN, 0.1, "", None, pack_environ(os.environ), NetworkOption.HOST)
@@ -54,11 +60,16 @@ class HostDriver(Driver):
 
     def __exit__(self, *_: object) -> None:
         try:
-            self.leave()
+            if self.open:
+                self.leave()
         finally:
-            self.link.close()
-            self.logs.close()
-            self._directory.close()
+            self.close()
+
+    def close(self) -> None:
+        """End as an orchestrator that is killed."""
+        self.link.close()
+        self.logs.close()
+        self._directory.close()
 
     def leave(self) -> None:
         """End the session; nothing is left of it."""
@@ -71,16 +82,25 @@ class HostDriver(Driver):
         self.receive()
         return not self.open
 
-    @property
-    def relay(self) -> psutil.Process:
-        """The newest relay."""
-        return psutil.Process(self.relays[-1].process.pid)
+    def living_relays(self) -> list[psutil.Process]:
+        """One, or more while connections are tried."""
+        pids = [relay.process.pid for relay in self.relays if relay.process.poll() is None]
+        return [psutil.Process(pid) for pid in pids]
+
+    def cut(self) -> None:
+        for relay in self.living_relays():
+            relay.kill()
 
     def start(self, name: str, argv: list[str], env: dict[str, str] | None = None, **changes: object) -> None:
         root = self.home / RUN
         self.logs.add(name, self.log(name).name)
         changes = {"log": str(root / "logs" / f"{name}.log"), "cwd": "/", **changes}
         super().start(name, argv, env, **changes)
+
+    def text(self, name: str) -> str:
+        if self.open:
+            self.receive()
+        return super().text(name)
 
     def receive(self) -> None:
         """Take in what has come, or wait a moment for it."""

@@ -77,7 +77,7 @@ class Agent:
                         raise
                     self._abort()
             self._forks.close()
-            self._stream.flush()
+            self._stream.close()
 
     # -- the loop
 

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from worker.agent.host_facts import host_facts
-from worker.agent.inspection import Inspection
 from worker.agent.log_shipping import LogShipping
 from worker.agent.processes import DIRECTORY_VARIABLE
 from worker.agent.session import Session
+from worker.agent.task_process import SEARCH_PATH
 
 AGENT_LOG = "agent.log"
+_BUNDLE = Path(__file__).parents[2]
 # Longest text of an exception that is sent.
 _MOST_EXCEPTION_BYTES = 1 << 20
 
@@ -31,9 +32,9 @@ class HostStream:
         self, directory: Path, session: str, listener: int, link_timeout_s: float, poller: select.epoll
     ) -> None:
         self._directory = directory
+        self._keeper = os.getppid()
         self._session = Session(socket.socket(fileno=listener), session, link_timeout_s, poller)
         self._logs = LogShipping(self._session, poller)
-        self._inspection = Inspection(poller)
         self._environ = {_text(name): _text(value) for name, value in os.environb.items()}
         self._facts = {"directory": str(directory), **host_facts(os.environ)}
         self._run_id = ""
@@ -53,22 +54,17 @@ class HostStream:
         return now < self._session.lease_ends
 
     def serves(self, fd: int) -> bool:
-        return self._session.serves(fd) or self._logs.serves(fd) or self._inspection.serves(fd)
+        return self._session.serves(fd) or self._logs.serves(fd)
 
     def read(self, fd: int) -> tuple[list[dict[str, Any]], bool]:
         """Return (messages that have arrived, True) for one of its descriptors."""
         if self._logs.serves(fd):
             self._logs.wake()
-        elif self._inspection.serves(fd):
-            found = self._inspection.read()
-            if found is not None:
-                self._session.send({"type": "inspected", "run_id": self._run_id, "found": found})
-        else:
-            messages, is_open = self._session.read(fd)
-            for message in messages:
-                self._prepare(message)
-            return messages, is_open
-        return [], True
+            return [], True
+        messages, is_open = self._session.read(fd)
+        for message in messages:
+            self._prepare(message)
+        return messages, is_open
 
     def send(self, message: dict[str, Any]) -> None:
         match message["type"]:
@@ -96,8 +92,12 @@ class HostStream:
         self._session.flush()
 
     def close(self) -> None:
+        """Write the rest and close everything. Without a keeper, also remove the directory."""
+        self.flush()
         self._logs.close()
         self._session.close()
+        if os.getppid() != self._keeper:
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     # -- orders
 
@@ -110,10 +110,9 @@ class HostStream:
                 case "start":
                     self._prepare_start(message)
                 case "preload":
+                    self._add_worker(message)
                     self._make(Path(message["log"]).parent)
                     self._logs.add("@preloader", message["log"])
-                case "inspect":
-                    self._inspection.start(message["wanted"])
 
     def _begin_run(self, message: dict[str, Any]) -> None:
         if self._run_id and message["run_id"] != self._run_id:
@@ -130,7 +129,14 @@ class HostStream:
         self._logs.begin_run(self._run_id)
         self._logs.add("@agent", str(self._directory / AGENT_LOG))
 
+    def _add_worker(self, message: dict[str, Any]) -> None:
+        """Let `python -m worker` find the program: the interpreter of the tasks need not have it installed."""
+        if message.get("runs_worker"):
+            own = message["env"].get(SEARCH_PATH, os.environ.get(SEARCH_PATH))
+            message["env"][SEARCH_PATH] = f"{own}:{_BUNDLE}" if own else str(_BUNDLE)
+
     def _prepare_start(self, message: dict[str, Any]) -> None:
+        self._add_worker(message)
         bootstrap = message.get("bootstrap") or {}
         if message.get("scratch"):
             self._make(Path(message["scratch"]))

@@ -106,9 +106,10 @@ class Session:
             self._flush(relay)
 
     def close(self) -> None:
+        # The listener first: a relay looks whether the agent is still there.
+        self._listener.close()
         for relay in [*self._relays.values()]:
             self._close(relay)
-        self._listener.close()
 
     # -- connections
 
@@ -184,6 +185,8 @@ class Session:
             if self._current is not None and relay is not self._current:
                 self._close(self._current)
             self._current = relay
+            if self._confirmed is None:
+                self._renew_lease(time.monotonic())
             relay.outbox += own_frame("resume", heard=self._delivery.heard)
             relay.outbox += b"".join(self._delivery.unacknowledged())
         elif relay is self._current:
@@ -199,9 +202,12 @@ class Session:
             if sent > self._sent_ping:
                 raise BadFrame("a ping is confirmed that was never sent")
             if self._confirmed is None or sent > self._confirmed:
-                self._confirmed = sent
-                self.lease_ends = sent + self._link_timeout_s
+                self._renew_lease(sent)
         self._sent_ping = time.monotonic()
         relay.outbox += own_frame(
             "ping", mono=self._sent_ping, echo=echo, held_s=0.0, heard=self._delivery.heard
         )
+
+    def _renew_lease(self, confirmed: float) -> None:
+        self._confirmed = confirmed
+        self.lease_ends = confirmed + self._link_timeout_s

@@ -6,7 +6,7 @@ It exchanges JSON lines with the supervisor over stdin and stdout, each with the
          preload {argv, env, cwd, modules, log}                     hold {attempt, count, mode}
          plan {attempt, cluster}       signal {task, signal}        stop {grace_s}
          start {task, argv, env, cwd, log, port, serves, bootstrap, fork, memory_limit, role, index}
-         stacks {tasks, native}        on another host: inspect {wanted}     leave {}
+         stacks {tasks, native}        on another host: leave {}
     out: hello {host, pid, cores}      held {attempt, ports}        hold_failed {reason}
          preloaded {modules, seconds}  not_preloaded {reason}
          started {task, pid, start_ticks, method}                   start_failed {task, exit_code, reason, order}
@@ -14,7 +14,7 @@ It exchanges JSON lines with the supervisor over stdin and stdout, each with the
          exited {task, exit_code, signal, order, mono, asked, peers, oom_kills, peak_bytes, cpu_limit_s}
          disk_full {task, reason}      empty {swept, left}
          stacked {task, native, how, state, text, note, file, offset, length}
-         from another host: log {task, offset, data, is_cut}                inspected {found}
+         from another host: log {task, offset, data, is_cut}
 """
 
 from __future__ import annotations
@@ -86,6 +86,10 @@ class Stream:
             self._poller.unregister(self._source)
         except FileNotFoundError:
             return
+
+    def close(self) -> None:
+        """Write the rest; the descriptors are closed with the process."""
+        self.flush()
 
     def flush(self) -> None:
         """Write as much as the other end takes now."""

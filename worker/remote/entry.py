@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from worker.remote.clearing import clear_up
 from worker.remote.stage1 import bases, is_own_directory
 
-SOCKET, LOCK, LOG = "agent.sock", "lock", "agent.log"
+SOCKET, LOG = "agent.sock", "agent.log"
 _BACKLOG = 16
-# A directory without a lock after this time belongs to a start that was cut off.
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# A directory without a socket after this time belongs to a start that was cut off.
 _START_S = 600.0
+# Bundles of other versions are kept for this long after their last use.
+_OLD_S = 30 * 24 * 3600.0
 # A keeper whose agent has ended may take this long, looked at in this interval.
 _CLEARING_S, _CHECK_S = 6.0, 0.02
 
@@ -26,6 +31,7 @@ def start_or_find(parameters: dict[str, Any], directory: Path, bundle: str) -> s
     """Return a connection to the session's agent; None if it is gone. Its processes and files are removed then."""
     if parameters["is_first"]:
         _clear_up_lost_sessions()
+        _remove_old_bundles(Path(bundle))
         _start_keeper(parameters, directory, bundle)
     stream = socket.socket(socket.AF_UNIX)
     try:
@@ -43,7 +49,8 @@ def start_or_find(parameters: dict[str, Any], directory: Path, bundle: str) -> s
 
 def _start_keeper(parameters: dict[str, Any], directory: Path, bundle: str) -> None:
     """Start the keeper, detached from this connection. The agent accepts from `listener`, which is open already."""
-    lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    # Programs that clean up /tmp spare a locked directory.
+    lock = os.open(directory, _DIRECTORY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     log = os.open(directory / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -77,10 +84,18 @@ def python_words(bundle: str, module: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", start, bundle, module]
 
 
+def _remove_old_bundles(present: Path) -> None:
+    """Remove bundles beside this one that were not used for long."""
+    for bundle in present.parent.iterdir():
+        with suppress(OSError):  # another host with the same home does it, too
+            if len(bundle.name) == len(present.name) and time.time() - bundle.stat().st_mtime > _OLD_S:
+                shutil.rmtree(bundle, ignore_errors=True)
+
+
 def _clear_up_lost_sessions() -> None:
     """Clear up after this user's sessions whose agent and keeper were both killed."""
     for base in bases():
-        for directory in Path(base).glob(f"orch-{os.geteuid()}-*"):
+        for directory in Path(base).glob(f"orch-agent-{os.geteuid()}-*"):
             if is_own_directory(str(directory)):
                 _clear_up_if_lost(directory)
 
@@ -88,15 +103,13 @@ def _clear_up_lost_sessions() -> None:
 def _clear_up_if_lost(directory: Path) -> bool:
     """Return False if the keeper or the agent lives: each holds the lock."""
     try:
-        lock = os.open(directory / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        lock = os.open(directory, _DIRECTORY)
     except OSError:
-        is_there = is_own_directory(str(directory))
-        if is_there and time.time() - directory.stat().st_mtime > _START_S:
-            clear_up(str(directory), None)
         return True
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        clear_up(str(directory), None)
+        if (directory / SOCKET).exists() or time.time() - directory.stat().st_mtime > _START_S:
+            clear_up(str(directory), None)
     except BlockingIOError:
         return False
     finally:

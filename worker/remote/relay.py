@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import select
 import socket
+import time
+from pathlib import Path
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _READ_BYTES = 1 << 16
@@ -12,6 +14,8 @@ _READ_BYTES = 1 << 16
 _MOST_WAITING_BYTES = 1 << 17
 # The end of the agent's log, for an agent that ends by itself.
 _LAST_WORDS_BYTES = 2048
+# A keeper may take this long to clear up, looked at in this interval.
+_REMOVAL_S, _CHECK_S = 6.0, 0.005
 
 
 class _Way:
@@ -63,6 +67,7 @@ def relay(agent: socket.socket, log: str) -> None:
         os.set_blocking(_STDOUT, True)
         back.write()
         _report_end(words)
+        _await_removal(Path(log).parent)
 
 
 def _copy(there: _Way, back: _Way) -> None:
@@ -82,6 +87,19 @@ def _copy(there: _Way, back: _Way) -> None:
                 way.read()
             if way.waiting and not way.write():
                 return
+
+
+def _await_removal(directory: Path) -> None:
+    """Wait until the keeper has cleared up after the agent. Return at once if only this connection has ended."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(directory / "agent.sock"))
+            return
+        except OSError:
+            pass
+    deadline = time.monotonic() + _REMOVAL_S
+    while directory.exists() and time.monotonic() < deadline:
+        time.sleep(_CHECK_S)
 
 
 def _report_end(words: int) -> None:

@@ -85,7 +85,7 @@ def bases() -> "list[str]":
 
 def _session_directory(parameters: "dict[str, Any]") -> str:
     """Create the private directory of the session, or find it. It may be missing if the session's agent is gone."""
-    name = "orch-{}-{}".format(os.geteuid(), parameters["session"])
+    name = "orch-agent-{}-{}".format(os.geteuid(), parameters["session"])
     found = [os.path.join(base, name) for base in bases()]
     if not parameters["is_first"]:
         return next((path for path in found if is_own_directory(path)), found[0])
@@ -117,6 +117,7 @@ def _bundle(
     places = [os.path.join(_cache(), parameters["bundle"]), os.path.join(directory, "bundle")]
     for place in places:
         if _is_whole(place):
+            os.utime(place)  # it is used: not one of the old ones
             return place
     answer(state="need")
     data = _read(source, parameters["bundle_bytes"])

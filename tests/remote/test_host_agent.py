@@ -1,0 +1,307 @@
+"""An agent on another host: tasks, their logs over broken connections, and nothing left after any end.
+
+The host is this machine, reached by `sh -c`: relay, keeper and agent are real.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from agent_driving import DAEMONISES, SLEEPER, python
+from host_driving import RUN, HostDriver
+from waiting import lives, until, until_gone
+
+from orchestrator.core.job.choices import NetworkOption
+from orchestrator.links.agent_link import Empty, Exited, Held, Stacked
+from orchestrator.links.stream import LinkBack, LinkSilent
+
+# Prints numbered lines, in pieces of all sizes, for as long as it takes to break a few connections.
+COUNTS = """
+import sys, time
+for number in range(60_000):
+    sys.stdout.write(f"line {number} {'x' * (number % 97)}\\n")
+    if number % 500 == 0:
+        sys.stdout.flush()
+        time.sleep(0.01)
+"""
+
+
+def counted() -> str:
+    return "".join(f"line {number} {'x' * (number % 97)}\n" for number in range(60_000))
+
+
+# -- tasks and logs
+
+
+def test_exit_follows_the_last_byte_of_the_log(host: HostDriver) -> None:
+    host.start("worker-0", python("import sys; print('x' * 3_000_000 + 'end'); sys.exit(7)"))
+    exited = host.wait_for(Exited, "worker-0")
+    assert (exited.exit_code, exited.asked) == (7, False)
+    assert host.text("worker-0") == "x" * 3_000_000 + "end\n"
+
+
+def test_all_logs_are_there_when_nothing_is_left(host: HostDriver) -> None:
+    """A process that outlives its task writes a lot when it is ended."""
+    program = """
+import os, signal, sys, time
+def end(*_):
+    os.write(1, b"x" * 5_000_000)
+    os._exit(0)
+if os.fork() == 0:
+    signal.signal(signal.SIGTERM, end)
+    os.write(1, b"up\\n")
+    while True:
+        time.sleep(0.05)
+"""
+    host.start("worker-0", python(program))
+    host.wait_for(Exited, "worker-0")
+    host.wait_for_line("worker-0")
+    host.end(60.0)
+    on_its_host = host.home / RUN / "logs" / "worker-0.log"
+    assert host.log("worker-0").stat().st_size == on_its_host.stat().st_size
+
+
+def test_signalled_task_was_asked(host: HostDriver) -> None:
+    host.start("worker-0", python(f"print('up', flush=True); {SLEEPER}"))
+    host.wait_for_line("worker-0")
+    host.link.signal("worker-0", signal.SIGUSR1)
+    assert host.wait_for(Exited, "worker-0").asked
+
+
+def test_exit_carries_its_exception(host: HostDriver) -> None:
+    file = host.home / RUN / "exceptions" / "worker-0.json"
+    writes = f"open({str(file)!r}, 'w').write('{{\"type\": \"ValueError\"}}')"
+    for program, expected in ((writes, {"type": "ValueError"}), ("", None)):
+        host.start("worker-0", python(program), bootstrap={"exception_file": str(file)})
+        exited = host.wait_for(Exited, "worker-0")
+        host.messages.clear()
+        assert (exited.exception and json.loads(exited.exception)) == expected
+
+
+def test_exception_that_is_no_file_is_none(host: HostDriver) -> None:
+    file = host.home / RUN / "exceptions" / "worker-0.json"
+    host.start(
+        "worker-0", python(f"import os; os.mkfifo({str(file)!r})"), bootstrap={"exception_file": str(file)}
+    )
+    assert not host.wait_for(Exited, "worker-0").exception
+    host.start("worker-1", python(f"import os; os.symlink('/etc/hostname', {str(file) + '1'!r})"))
+    host.start(
+        "worker-2",
+        python(f"import os; os.symlink('/etc/hostname', {str(file) + '2'!r})"),
+        bootstrap={"exception_file": str(file) + "2"},
+    )
+    assert not host.wait_for(Exited, "worker-2").exception
+
+
+def test_shortened_log_is_shortened_here(host: HostDriver) -> None:
+    program = """
+import os, sys
+os.write(1, b"first " * 1000 + b"up\\n")
+sys.stdin = open(sys.argv[1]); sys.stdin.read()
+os.ftruncate(1, 0)
+os.write(1, b"second\\n")
+"""
+    fifo = host.directory / "go"
+    os.mkfifo(fifo)
+    host.start("worker-0", [*python(program), str(fifo)])
+    host.wait_for_line("worker-0")
+    fifo.write_text("")
+    host.wait_for(Exited, "worker-0")
+    assert host.text("worker-0") == "second\n"
+
+
+def test_order_creates_the_directories_that_it_names(host: HostDriver) -> None:
+    scratch = host.home / RUN / "scratch" / "worker-0"
+    host.start(
+        "worker-0", python(f"import os; print(oct(os.stat({str(scratch)!r}).st_mode))"), scratch=str(scratch)
+    )
+    host.wait_for(Exited, "worker-0")
+    assert host.text("worker-0") == "0o40700\n"
+    outside = host.directory / "not" / "there"
+    host.start("worker-1", python(""), scratch=str(outside))
+    host.wait_for(Exited, "worker-1")
+    assert not outside.parent.exists()
+
+
+def test_stacks_are_sent_as_text(host: HostDriver) -> None:
+    host.start("worker-0", python(f"print('up', flush=True); {SLEEPER}"))
+    host.wait_for_line("worker-0")
+    host.link.stacks(("worker-0",), False)
+    assert host.wait_for(Stacked, "worker-0").model_dump()["length"] == 0
+
+
+def test_environment_is_the_users_and_the_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the order, over what the host has; the mark of the host is in it."""
+    monkeypatch.setenv("OF_THE_USER", "sécret\udcff")
+    with HostDriver(tmp_path, before="OF_THE_HOST=1; export OF_THE_HOST; unset OF_THE_USER; ") as host:
+        names = ("OF_THE_USER", "OF_THE_HOST", "ORCH_HOST_DIR")
+        host.start("worker-0", python(f"import os; print([os.environb.get(n.encode()) for n in {names}])"))
+        host.wait_for(Exited, "worker-0")
+        expected = [os.fsencode("sécret\udcff"), b"1", os.fsencode(host.home)]
+        assert host.text("worker-0") == f"{expected}\n"
+
+
+def test_next_run_of_a_session_starts_with_nothing(host: HostDriver) -> None:
+    host.start("worker-0", python("print(1)"))
+    host.wait_for(Exited, "worker-0")
+    host.end()
+    assert (host.home / RUN / "logs" / "worker-0.log").exists()
+    host.link.serve("run-2", 0.1, "", None, {}, NetworkOption.HOST)
+    host.link.hold(1, 1, "reuse_port")
+    host.wait_for(Held)
+    assert not (host.home / RUN).exists()
+
+
+# -- connections
+
+
+def test_broken_connections_lose_and_repeat_nothing(host: HostDriver) -> None:
+    host.start("worker-0", python(COUNTS))
+    for share in (10, 20, 40):
+        until(lambda share=share: host.receive() or len(host.text("worker-0")) > share * 20_000)
+        host.cut()
+    assert host.wait_for(Exited, "worker-0").exit_code == 0
+    assert host.text("worker-0") == counted()
+    assert len(host.relays) > 1
+
+
+def test_orders_survive_a_broken_connection(host: HostDriver) -> None:
+    host.cut()
+    host.start("worker-0", python("print('up')"))
+    assert host.wait_for(Exited, "worker-0").exit_code == 0
+
+
+def test_silent_connection_is_replaced(host: HostDriver) -> None:
+    """The relay is stopped: the connection is there, but nothing comes through it."""
+    host.start("worker-0", python(f"print('up', flush=True); {SLEEPER}"))
+    host.wait_for_line("worker-0")
+    stopped = host.living_relays()
+    for relay in stopped:
+        relay.suspend()
+    host.link.signal("worker-0", signal.SIGKILL)
+    assert host.wait_for(Exited, "worker-0").signal == signal.SIGKILL
+    kinds = [type(message) for message in host.messages]
+    assert kinds.index(LinkSilent) < kinds.index(LinkBack)
+    until_gone(*(relay.pid for relay in stopped))
+
+
+# -- ends
+
+
+@contextlib.contextmanager
+def nothing_left(host: HostDriver) -> Iterator[None]:
+    """A task with a grandchild that ignores SIGTERM; after the block, everything on the host is gone."""
+    host.start("worker-0", python(DAEMONISES))
+    pids = [host.pid_of("worker-0"), host.grandchild_of("worker-0"), host.pid, host.keeper]
+    assert all(map(lives, pids))
+    yield
+    until_gone(*pids)
+    until(lambda: not host.home.exists())
+
+
+def test_nothing_is_left_after_leave(host: HostDriver) -> None:
+    with nothing_left(host):
+        host.link.leave()
+        until(host.has_ended)
+        assert not host.home.exists()  # the connection ends last
+        assert host.link.lost_reason is None
+
+
+def test_built_in_program_comes_with_the_bundle(host: HostDriver) -> None:
+    """The interpreter of the tasks has no tf-orch. The search path of the user is kept, and goes first."""
+    bare = [
+        sys.executable,
+        "-S",
+        "-P",
+        "-c",
+        "import os, worker; print(os.environ['PYTHONPATH'], worker.__file__)",
+    ]
+    host.start("worker-0", bare, {"PYTHONPATH": "/of/the/user"}, runs_worker=True)
+    assert host.wait_for(Exited, "worker-0").exit_code == 0
+    path, file = host.text("worker-0").split()
+    assert path == f"/of/the/user:{Path(file).parents[1]}"
+    host.start("worker-1", bare)
+    assert host.wait_for(Exited, "worker-1").exit_code == 1
+
+
+@pytest.mark.parametrize("killed", ["agent", "agent and keeper", "keeper and agent", "stopped agent"])
+def test_nothing_is_left_after_a_kill(tmp_path: Path, killed: str) -> None:
+    with HostDriver(tmp_path, link_timeout_s=8.0 if killed == "stopped agent" else 60.0) as host:
+        with nothing_left(host):
+            if killed == "stopped agent":
+                os.kill(host.pid, signal.SIGSTOP)
+            else:
+                pids = {"agent": host.pid, "keeper": host.keeper}
+                for name in killed.split(" and "):
+                    os.kill(pids[name], signal.SIGKILL)
+            until(host.has_ended)
+        assert host.link.lost_reason
+
+
+def test_agent_without_its_keeper_cleans_up_itself(tmp_path: Path) -> None:
+    host = HostDriver(tmp_path, link_timeout_s=8.0)
+    host.__enter__()
+    with nothing_left(host):
+        os.kill(host.keeper, signal.SIGKILL)
+        until_gone(host.keeper)
+        host.close()
+
+
+def test_nothing_is_left_when_the_orchestrator_is_gone(tmp_path: Path) -> None:
+    host = HostDriver(tmp_path, link_timeout_s=8.0)
+    host.__enter__()
+    with nothing_left(host):
+        host.close()
+
+
+def test_next_session_clears_up_what_all_have_left(tmp_path: Path) -> None:
+    """Agent, keeper and orchestrator were killed: only another session can clear up."""
+    host = HostDriver(tmp_path / "first")
+    host.__enter__()
+    with nothing_left(host):
+        for pid in (host.keeper, host.pid):
+            os.kill(pid, signal.SIGKILL)
+        host.close()
+        with HostDriver(tmp_path / "second"):
+            assert not host.home.exists()
+
+
+def test_end_order_ends_all(host: HostDriver) -> None:
+    host.start("worker-0", python(DAEMONISES))
+    pids = [host.pid_of("worker-0"), host.grandchild_of("worker-0")]
+    host.link.stop(0.0)
+    assert host.wait_for(Empty).swept == 1
+    until_gone(*pids)
+
+
+# -- what others can see
+
+
+def test_directory_and_socket_are_private(host: HostDriver) -> None:
+    modes = {
+        name: stat.S_IMODE((host.home / name).stat().st_mode) for name in ("", "agent.sock", "agent.log")
+    }
+    assert modes == {"": 0o700, "agent.sock": 0o600, "agent.log": 0o600}
+
+
+def test_no_secret_is_in_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN_OF_THE_USER", "very-secret")
+    with HostDriver(tmp_path) as host:
+        processes = [*host.living_relays(), psutil.Process(host.keeper), psutil.Process(host.pid)]
+        words = " ".join(" ".join(process.cmdline()) for process in processes)
+        assert str(host.home) in words
+        assert "very-secret" not in words
+
+
+def test_interpreter_of_the_agent_is_isolated(host: HostDriver) -> None:
+    assert {"-I", "-S"} <= set(psutil.Process(host.pid).cmdline())
+    assert psutil.Process(host.pid).exe() == str(Path(sys.executable).resolve())

@@ -1,0 +1,209 @@
+"""The stream to an agent on another host: every message once and in order, and a lease that both ends agree on."""
+
+from __future__ import annotations
+
+import ast
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from acting_as import as_user, needs_root
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from session_pair import Pair, until
+from users import ORDINARY
+
+from orchestrator.links import delivery
+from orchestrator.links.delivery import BadFrame
+from orchestrator.links.stream import LinkBack, LinkSilent
+from worker.agent import delivery as its_delivery
+
+# How far the bytes of both directions come before the next step.
+sizes = st.sampled_from([0, 1, 7, 100, 5_000, 1 << 20])
+steps = st.one_of(
+    st.tuples(st.sampled_from(["order", "report"]), st.integers(0, 30_000)),
+    st.tuples(st.just("carry"), st.tuples(sizes, sizes)),
+    st.tuples(st.just("cut"), st.none()),
+)
+
+
+@pytest.fixture(autouse=True)
+def _clean(no_leaked_descriptors: None) -> None:
+    """Descriptors are counted in every test here."""
+
+
+def order(number: int, size: int = 0) -> bytes:
+    return json.dumps({"type": "order", "number": number, "filler": "x" * size}).encode() + b"\n"
+
+
+def here(pair: Pair) -> list[int]:
+    return [json.loads(line)["number"] for line in pair.received_here if isinstance(line, bytes)]
+
+
+def there(pair: Pair) -> list[int]:
+    return [message["number"] for message in pair.received_there]
+
+
+@given(st.lists(steps, max_size=25))
+@settings(max_examples=60)
+def test_every_message_arrives_once_and_in_order(plan: list[tuple[str, Any]]) -> None:
+    with Pair() as pair:
+        pair.its.send({"type": "report", "number": 0})
+        until(pair, lambda: here(pair) == [0])  # a host that cannot be reached at first is given up
+        orders, reports = 0, 1
+        for kind, value in plan:
+            if kind == "order":
+                assert pair.ours.send(order(orders, value))
+                orders += 1
+            elif kind == "report":
+                pair.its.send({"type": "report", "number": reports, "filler": "y" * value})
+                reports += 1
+            elif kind == "cut":
+                pair.cut()
+            else:
+                pair.turn(*value)
+        until(pair, lambda: len(there(pair)) >= orders and len(here(pair)) >= reports)
+        until(pair, lambda: pair.its.acknowledged == reports)
+        assert there(pair) == list(range(orders))
+        assert here(pair) == list(range(reports))
+
+
+def test_both_packages_have_the_same_format() -> None:
+    trees = [ast.parse(Path(module.__file__ or "").read_text()) for module in (delivery, its_delivery)]
+    ours, its = (ast.dump(ast.Module(tree.body[1:], [])) for tree in trees)
+    assert ours == its
+
+
+@pytest.mark.parametrize("direction", ["there", "back"])
+def test_cut_in_one_direction_ends_the_lease_of_both(direction: str) -> None:
+    with Pair(link_timeout_s=3.5) as pair:
+        pair.its.send({"type": "report", "number": 0})
+        until(pair, lambda: here(pair) == [0])
+        lease = pair.its.lease_ends
+        until(pair, lambda: pair.its.lease_ends > lease)
+        pair.loses.add(direction)
+        until(pair, lambda: not pair.is_open)
+        # The agent gives up first: its tasks have ended when they are reported lost.
+        assert pair.its.lease_ends <= time.monotonic()
+        assert any(isinstance(each, LinkSilent) for each in pair.received_here)
+        assert "nothing was heard" in str(pair.ours.lost_reason)
+        assert not pair.ours.send(order(1))
+
+
+def test_short_silence_is_reported_and_loses_nothing() -> None:
+    with Pair() as pair:
+        pair.its.send({"type": "report", "number": 0})
+        until(pair, lambda: here(pair) == [0])
+        pair.loses |= {"there", "back"}
+        pair.its.send({"type": "report", "number": 1})
+        pair.ours.send(order(0))
+        until(pair, lambda: any(isinstance(each, LinkSilent) for each in pair.received_here))
+        assert here(pair) == [0]
+        pair.loses.clear()
+        until(pair, lambda: here(pair) == [0, 1] and there(pair) == [0])
+        until(pair, lambda: any(isinstance(each, LinkBack) for each in pair.received_here))
+
+
+def test_other_connections_replace_a_dead_one() -> None:
+    """The network swallows everything of one connection, whose ends stay open; a new one works."""
+    with Pair() as pair:
+        pair.its.send({"type": "report", "number": 0})
+        until(pair, lambda: here(pair) == [0])
+        ((dead, also_dead),) = pair._ways
+        pair._ways.clear()
+        pair.its.send({"type": "report", "number": 1})
+        until(pair, lambda: here(pair) == [0, 1])
+        assert any(isinstance(each, LinkSilent) for each in pair.received_here)
+        dead.source.close()
+        also_dead.source.close()
+
+
+def test_clock_of_the_agent_is_measured() -> None:
+    with Pair() as pair:
+        assert pair.ours.clock[1] == float("inf")
+        until(pair, lambda: pair.ours.clock[1] < 60.0)
+        offset, error = pair.ours.clock
+        assert abs(offset) <= error
+
+
+FOREIGN = [
+    b"",
+    b"hello\n",
+    b"1 {}\n",
+    b'0 {"type": "resume", "session": "another", "heard": 0}\n',
+    b'0 {"type": "resume", "session": "s", "heard": 99}\n',
+    b'0 {"type": "resume", "session": "s", "heard": NaN}\n',
+    b"0 [1]\n",
+    b"0 " + b"[" * 100_000 + b"\n",
+    b"9" * 5_000 + b" {}\n",
+    b"0 {",
+]
+
+
+@pytest.mark.parametrize("frames", FOREIGN, ids=range(len(FOREIGN)))
+def test_foreign_connection_to_the_agent_changes_nothing(frames: bytes) -> None:
+    with Pair() as pair, pair.stranger() as stranger:
+        pair.its.send({"type": "report", "number": 0})
+        until(pair, lambda: here(pair) == [0])
+        stranger.sendall(frames)
+        for _ in range(20):
+            pair.turn()
+        pair.ours.send(order(0))
+        until(pair, lambda: there(pair) == [0])
+        pair.its.send({"type": "report", "number": 1})
+        until(pair, lambda: here(pair) == [0, 1])
+        assert len(pair._connections) == 1
+
+
+FORGED = [
+    b"hello\n",
+    b'7 {"type": "report", "number": 7}\n',
+    b'0 {"type": "heard", "heard": 99}\n',
+    b'0 {"type": "heard", "heard": true}\n',
+    b'0 {"type": "ping", "mono": "x", "echo": null, "heard": 0}\n',
+    b'0 {"type": "ping", "mono": 1e999, "echo": null, "heard": 0}\n',
+    b'0 {"type": "ping", "mono": 1, "echo": 1e14, "held_s": 0, "heard": 0}\n',
+    b"x" * (17 << 20),
+]
+
+
+@pytest.mark.parametrize("frames", FORGED, ids=range(len(FORGED)))
+def test_forged_frame_of_an_agent_ends_its_session(frames: bytes) -> None:
+    with Pair() as pair:
+        pair.its.send({"type": "report", "number": 0})
+        until(pair, lambda: here(pair) == [0])
+        ((_, back),) = pair._ways
+        back.waiting += frames
+        with pytest.raises(BadFrame):
+            until(pair, lambda: not pair.is_open)
+
+
+def test_repeated_frame_is_ignored() -> None:
+    with Pair() as pair:
+        pair.its.send({"type": "report", "number": 0})
+        until(pair, lambda: here(pair) == [0])
+        ((_, back),) = pair._ways
+        back.waiting += b'1 {"type": "report", "number": 0}\n'
+        pair.its.send({"type": "report", "number": 1})
+        until(pair, lambda: here(pair)[-1] == 1)
+        assert here(pair) == [0, 1]
+
+
+@needs_root
+def test_agent_refuses_another_user() -> None:
+    with Pair() as pair:
+        pair.its.send({"type": "report", "number": 0})
+        until(pair, lambda: here(pair) == [0])
+
+        def take_over() -> None:
+            with pair.stranger() as stranger:
+                stranger.sendall(b'0 {"type": "resume", "session": "s", "heard": 0}\n')
+
+        as_user(ORDINARY, take_over)
+        for _ in range(20):
+            pair.turn()
+        pair.its.send({"type": "report", "number": 1})
+        until(pair, lambda: here(pair) == [0, 1])
+        assert len(pair._connections) == 1
