@@ -110,7 +110,7 @@ class HistoryRows:
         self, time_s: float, attempt: int, progress: Mapping[str, Progress], usage: Mapping[str, Usage]
     ) -> list[Line]:
         """Return a row for each task with news since its last one, if rows are due."""
-        if time_s < self._due_s:
+        if max(0.0, time_s) < self._due_s:
             return []
         tasks = {**progress, **usage}
         self.interval_s = max(self.interval_s, len(tasks) / _ROWS_PER_S)
