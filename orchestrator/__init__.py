@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from orchestrator.client.api import Run, down, find, ls, status
+    from orchestrator.client.api import Run, down, find, history, ls, status
     from orchestrator.client.launch import Cluster
     from orchestrator.client.session import Session
     from orchestrator.core.errors import (
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from orchestrator.request.settings.keywords import RoleOptions, UpOptions
 
 _MODULES = {
-    "orchestrator.client.api": "Run down find ls status",
+    "orchestrator.client.api": "Run down find history ls status",
     "orchestrator.client.launch": "Cluster",
     "orchestrator.client.session": "Session",
     "orchestrator.core.errors": "EngineError NameTaken NoSuchRun OrchError RunEnded RunLost RunStopped RunTimedOut"
@@ -54,6 +54,7 @@ __all__ = [
     "UsageError",
     "down",
     "find",
+    "history",
     "ls",
     "status",
 ]

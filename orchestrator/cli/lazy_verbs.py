@@ -19,13 +19,14 @@ _VERB_MEANT: Mapping[str, str] = {
     **dict.fromkeys(("run", "start", "launch", "exec", "submit", "train"), "up"),
     **dict.fromkeys(("stop", "end", "cancel", "terminate"), "down"),
     **dict.fromkeys(("log", "tail", "cat", "output"), "logs"),
-    **dict.fromkeys(("list", "runs", "history"), "ls"),
+    **dict.fromkeys(("list", "runs"), "ls"),
     **dict.fromkeys(("show", "info", "inspect", "describe", "top"), "status"),
     **dict.fromkeys(("plan", "dry-run", "render"), "config"),
     **dict.fromkeys(("follow", "watch", "join"), "attach"),
     **dict.fromkeys(("rm", "remove", "delete", "clean", "cleanup", "gc"), "prune"),
     **dict.fromkeys(("check", "diagnose", "test"), "doctor"),
     **dict.fromkeys(("dump", "py-spy"), "stacks"),
+    **dict.fromkeys(("metrics", "curves", "plot"), "history"),
 }
 
 

@@ -1,4 +1,4 @@
-"""`orch status` and `orch ls`."""
+"""`orch status`, `orch ls` and `orch history`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -16,11 +16,12 @@ import typer
 
 from orchestrator.cli.parameters import Everywhere, RunArgument, Screen, takes_screen
 from orchestrator.cli.selection import find_run, sweep
-from orchestrator.cli.words import colour_on, print_json, print_lines, say, width_of
+from orchestrator.cli.words import colour_on, json_text, print_json, print_lines, say, width_of
 from orchestrator.client import api
 from orchestrator.client.view.tables import RunRow, run_lines, status_lines
-from orchestrator.core.errors import ExitCode, NewerFormat
+from orchestrator.core.errors import ExitCode, NewerFormat, UsageError
 from orchestrator.core.progress.activity import last_training
+from orchestrator.core.text.clean import safe
 from orchestrator.store.files import disk_bytes
 from orchestrator.store.runs.reader import RunView
 
@@ -92,6 +93,39 @@ def ls(
     else:
         say("no runs here; `orch ls --all` lists those of other directories")
     return ExitCode.OK
+
+
+@takes_screen
+def history(
+    screen: Screen,
+    run: RunArgument = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Print one row a line. This is the default.")] = False,
+) -> int:
+    """Print a run's progress, CPU and memory over time."""
+    if csv and screen.json:
+        raise UsageError("--csv and --json contradict each other; leave one of them out")
+    found = find_run(run)
+    columns = found.history()
+    if not columns["time"]:
+        say(f"{found.id}: has no history: no task has reported or was measured, or an older orch ran it")
+    if screen.json:
+        print_lines([json_text({"schema_version": 1, "run": found.id, "columns": columns})])
+    else:
+        print_lines(_csv_lines(columns))
+    return ExitCode.OK
+
+
+def _csv_lines(columns: Mapping[str, Sequence[object]]) -> Iterator[str]:
+    """Yield the columns as RFC 4180 defines CSV. The names of metrics and phases are a task's own text."""
+    from csv import writer
+    from io import StringIO
+
+    for row in (columns, *zip(*columns.values(), strict=True)):
+        line = StringIO()
+        writer(line, lineterminator="").writerow(
+            [safe(value) if isinstance(value, str) else value for value in row]
+        )
+        yield line.getvalue()
 
 
 def _row(view: RunView) -> RunRow:

@@ -32,6 +32,7 @@ from orchestrator.core.errors import (
     UsageError,
 )
 from orchestrator.core.progress.activity import late_start
+from orchestrator.core.progress.history_rows import History
 from orchestrator.core.state.result import CauseKind, RunResult, TaskStack, exit_text
 from orchestrator.core.text.clean import safe, safe_lines
 from orchestrator.store.runs import catalog, lost_runs
@@ -79,6 +80,14 @@ class Run:
     def log(self, task: str) -> Path:
         """The file with exactly the bytes that a task ("worker:0") wrote."""
         return self._view.paths.task_log(task)
+
+    def history(self) -> History:
+        """Progress, CPU and memory of all tasks over time, as columns: `pandas.DataFrame(run.history())`.
+
+        A row is a task at a time: `time` is seconds since the start of the run. A value that is not known is None. Each
+        metric has a column. The rows are at least a second apart, and thinned as the run grows: at most 4,000 a task.
+        """
+        return self._view.history()
 
     def wait(self, timeout_s: float | None = None, check: bool = True) -> RunResult:
         """Wait for the run's end and return its result. With `check`, raises RunEnded unless the run succeeded.
@@ -209,6 +218,11 @@ def find(
 
 def status(run: str | None = None) -> Status:
     return find(run).status()
+
+
+def history(run: str | None = None) -> History:
+    """Return Run.history() of the run that find() returns, such as that of a result: `history(result.run_id)`."""
+    return find(run).history()
 
 
 def down(run: str | None = None, force: bool = False) -> Ended:

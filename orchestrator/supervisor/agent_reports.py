@@ -155,7 +155,7 @@ class AgentReports:
 
     def _take_exit(self, message: agent_link.Exited) -> None:
         at = now()
-        self._usage.pop(message.task, None)
+        usage = self._usage.pop(message.task, None)
         self._stacks.task_ended(message.task, at["mono"])
         self._logs.finish(message.task)  # the last lines may contain progress
         progress = self._throttle.take_last(message.task, at["mono"])
@@ -163,6 +163,8 @@ class AgentReports:
             self._append(events.TaskProgressed(**at, task=message.task, progress=progress))
         if message.exception is not None:
             self._store.write_exception(message.task, message.exception)
+        latest, attempt = self._throttle.latest_of(message.task), self._lifecycle.state.attempt
+        self._store.end_task(at["mono"], message.task, attempt, latest, usage)
         symptom = None if message.exit_code == 0 else self._symptom(message.task)
         offset, error = self._clock
         ended_mono = message.mono - offset

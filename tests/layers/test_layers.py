@@ -68,6 +68,7 @@ NOT_FOR_PLANS = ("core.state", "store.runs.reader", "client.launch", "engines", 
     [
         ("status", NOT_FOR_TABLES),
         ("ls", NOT_FOR_TABLES),
+        ("history", NOT_FOR_TABLES),
         ("down", NOT_FOR_READERS),
         ("logs x", NOT_FOR_READERS),
         ("kill 0", NOT_FOR_READERS),

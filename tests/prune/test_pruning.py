@@ -42,7 +42,10 @@ def ids(report: PruneReport) -> list[str]:
 
 def test_ended_run_is_removed_and_its_size_reported(tmp_path: Path) -> None:
     run = ended_run()
+    before = disk_bytes(run.root)
+    run.samples.write_bytes(b"x" * 200_000)
     size = disk_bytes(run.root)
+    assert size >= before + 200_000
     report = prune_all()
     assert names(runs_dir()) == set()
     assert report.freed_bytes == size >= LOG_BYTES
@@ -78,8 +81,9 @@ def test_run_that_was_locked_in_between_stays() -> None:
 
 def test_checkpoints_stay_with_record_and_result() -> None:
     run = ended_run(checkpoint=b"w" * 9000)
+    run.samples.write_bytes(b"x" * 9000)
     report = prune_all()
-    assert names(run.root) == LEFT_WITH_CHECKPOINTS
+    assert not run.samples.exists() and names(run.root) == LEFT_WITH_CHECKPOINTS
     assert (run.checkpoints / "ckpt-1").read_bytes() == b"w" * 9000
     assert report.pruned[0].kept_checkpoints == str(run.checkpoints)
     assert report.left_bytes == disk_bytes(run.root) == report.pruned[0].run.size_bytes - report.freed_bytes

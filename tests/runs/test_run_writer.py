@@ -53,14 +53,14 @@ def test_files_are_private_with_any_umask(umask: None, tmp_path: Path) -> None:
     store = make_run(name_lock=lock_name("job"))
     for event in one_task(1.0):
         store.append(event)
-    store.write_sample(at=1.0, mono=1.0, tasks={})
+    store.write_sample(at=1.0, mono=1.0, tasks={"worker:0": {"cpu_percent": 1.0}})
     store.write_result(RESULT)
     server = ControlServer(store.directory, "control")
     found = modes(state_dir())
     server.close()
     store.close()
     run = f"runs/{store.paths.run_id}"
-    documents = ("run.json", "events.jsonl", "sample.json", "result.json", "lock")
+    documents = ("run.json", "events.jsonl", "sample.json", "samples.jsonl", "result.json", "lock")
     assert {f"{run}/{name}" for name in documents} <= set(found)
     below = ("logs", "scratch", "checkpoints", "exceptions", "stacks")
     directories = {".", "runs", "names", run, *(f"{run}/{name}" for name in below)}

@@ -18,8 +18,23 @@ from orchestrator.store.runs.record import boot_id, first_line
 
 DEEP = 3_000
 FILES = [
-    *("run.json", "events.jsonl", "sample.json", "result.json", "lock", "control", ".reserve", "logs/index"),
-    *("logs/worker-0.log", "exceptions/worker-0.json", "exceptions/worker-0.txt", "stacks/worker-0.txt"),
+    *(
+        "run.json",
+        "events.jsonl",
+        "sample.json",
+        "samples.jsonl",
+        "result.json",
+        "lock",
+        "control",
+        ".reserve",
+    ),
+    *(
+        "logs/index",
+        "logs/worker-0.log",
+        "exceptions/worker-0.json",
+        "exceptions/worker-0.txt",
+        "stacks/worker-0.txt",
+    ),
     *("agent.log", "supervisor.log", "checkpoints/checkpoint", "checkpoints/ckpt-1.index", ".result.json.1"),
 ]
 DIRECTORIES = ["logs", "checkpoints", "scratch", "exceptions", "stacks", "tensorboard", "scratch/worker-0"]

@@ -26,7 +26,8 @@ def replace(path, make):
 """
 LINKS = """
 supervisor = json.loads((run / "run.json").read_text())["supervisor_pid"]
-for name in ("result.json", f".result.json.{supervisor}", "sample.json", f".sample.json.{supervisor}"):
+for name in ("result.json", f".result.json.{supervisor}", "sample.json", f".sample.json.{supervisor}",
+             "samples.jsonl", f".samples.jsonl.{supervisor}"):
     replace(run / name, lambda path: path.symlink_to(canary / "file"))
 for name in ("logs/worker-0.log", "exceptions/worker-0.json", "exceptions/worker-0.txt", "stacks/worker-0.txt"):
     replace(run / name, lambda path: path.symlink_to(canary / "file"))
@@ -35,11 +36,13 @@ for name in ("scratch", "stacks"):
 replace(run / "control", lambda path: path.symlink_to(canary / "file"))
 """
 PIPES = """
-for name in ("sample.json", "result.json", "exceptions/worker-0.json", "logs/worker-0.log", "logs/index", "control"):
+for name in ("sample.json", "samples.jsonl", "result.json", "exceptions/worker-0.json", "logs/worker-0.log",
+             "logs/index", "control"):
     replace(run / name, lambda path: os.mkfifo(path))
 """
 DIRECTORIES = """
-for name in ("sample.json", "exceptions/worker-0.json", "logs/worker-0.log", "logs/index", "control", ".reserve"):
+for name in ("sample.json", "samples.jsonl", "exceptions/worker-0.json", "logs/worker-0.log", "logs/index", "control",
+             ".reserve"):
     replace(run / name, lambda path: (path / "something").mkdir(parents=True))
 """
 FORGED = """

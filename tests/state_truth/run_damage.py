@@ -195,6 +195,7 @@ def file_of(paths: RunPaths, which: str) -> Path:
         "events.jsonl": paths.events,
         "result.json": paths.result,
         "sample.json": paths.sample,
+        "samples.jsonl": paths.samples,
         "lock": paths.lock,
         "control": paths.control,
         "index": paths.logs / "index",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,7 +23,7 @@ from orchestrator.store.runs.event_file import EventTail
 from orchestrator.store.runs.paths import RunPaths
 from orchestrator.store.runs.reader import RunView
 
-FILES = ("run.json", "events.jsonl", "result.json", "sample.json", "index")
+FILES = ("run.json", "events.jsonl", "result.json", "sample.json", "samples.jsonl", "index")
 Change = Callable[[bytes], bytes]
 
 
@@ -63,6 +64,9 @@ def originals(made: Made, place: Place) -> list[tuple[RunPaths, dict[str, bytes]
     for run in (made.failed, made.lost):
         paths = place(run)
         paths.sample.write_text('{"tasks": {"worker:0": {"cpu_percent": 1.0, "memory_bytes": 4096}}}')
+        paths.samples.write_text(
+            '{"time":1.0,"task":"worker:0","attempt":1,"step":5,"metrics":{"mae":0.5}}\n' * 5
+        )
         whole = {which: file_of(paths, which) for which in FILES}
         found.append((paths, {which: path.read_bytes() for which, path in whole.items() if path.exists()}))
     return found
@@ -80,6 +84,9 @@ def _inspect(paths: RunPaths) -> None:
     status.model_dump_json().encode()
     "\n".join(status_lines(status, 80, colour=True)).encode()
     "\n".join(view.remarks()).encode()
+    columns = view.history()
+    assert {len(values) for values in columns.values()} == {len(columns["time"])}
+    json.dumps(columns, allow_nan=False)
     with suppress(RunEnded):
         api.Run(view).wait(timeout_s=0)
     for lines in query_lines(paths.logs, LogQuery(), lambda: True):

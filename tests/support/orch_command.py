@@ -18,7 +18,21 @@ from orchestrator.client import api
 from orchestrator.store.runs import locks
 
 # Verbs that run in this process: starting a process and importing orch would take most of their time.
-_WITHIN = {"status", "ps", "ls", "logs", "config", "wait", "down", "kill", "restart", "stacks", "prune", "up"}
+_WITHIN = {
+    "status",
+    "ps",
+    "ls",
+    "logs",
+    "config",
+    "wait",
+    "down",
+    "kill",
+    "restart",
+    "stacks",
+    "prune",
+    "up",
+    "history",
+}
 ORCH = Path(sys.executable).with_name("orch")
 
 

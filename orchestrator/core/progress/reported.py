@@ -96,6 +96,10 @@ class ProgressThrottle:
         self.has_changed = False
         return self._known
 
+    def latest_of(self, task: str) -> Progress | None:
+        """Return the progress of one task, due or not."""
+        return self._known.get(task)
+
     def put(self, task: str, progress: Progress) -> None:
         """Add progress that a task reports. Fields that it leaves out keep their value within a phase."""
         fields = progress.model_fields_set

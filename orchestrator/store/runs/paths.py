@@ -133,6 +133,7 @@ class RunPaths:
     record = _Entry("run.json")
     events = _Entry("events.jsonl")
     sample = _Entry("sample.json")
+    samples = _Entry("samples.jsonl")
     result = _Entry("result.json")
     lock = _Entry("lock")
     control = _Entry("control")

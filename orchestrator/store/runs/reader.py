@@ -6,13 +6,14 @@ import errno
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from pydantic import ValidationError
 
 from orchestrator.core.errors import NewerFormat
+from orchestrator.core.progress.history_rows import History, HistoryRow, to_columns
 from orchestrator.core.state.events import Event, Progress
 from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import RunResult
@@ -21,6 +22,7 @@ from orchestrator.store.directory import Directory
 from orchestrator.store.files import SharedFile, exists, read_bytes, read_object
 from orchestrator.store.runs import run_end
 from orchestrator.store.runs.event_file import EVENT_BEGINS, EventTail
+from orchestrator.store.runs.history_file import read_rows
 from orchestrator.store.runs.liveness import (
     Liveness,
     has_end_event,
@@ -235,6 +237,26 @@ class RunView:
             return self.state, figures
         return _with_progress(self.state, document.get("progress")), figures
 
+    def history(self) -> History:
+        """Return progress and measurements of all tasks over time; empty columns if there are none."""
+        rows = read_rows(self.paths)
+        return to_columns([*rows, *self._newer_rows(rows)])
+
+    def _newer_rows(self, rows: Iterable[HistoryRow]) -> Iterator[HistoryRow]:
+        """Yield the last measurement of tasks that ran then and have no row that is as new."""
+        last = {row.task: row.time for row in rows}
+        document = read_object(self.paths.sample) or {}
+        tasks, latest = document.get("tasks"), document.get("progress")
+        try:
+            time_s, attempt = float(document["mono"]) - self.record.started_mono, int(document["attempt"])
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return
+        for task, usage in tasks.items() if isinstance(tasks, dict) else ():
+            progress = _progress(latest.get(task)) if isinstance(latest, dict) else None
+            row = HistoryRow.of(time_s, task, attempt, progress, _figures(usage))
+            if row is not None and row.time > last.get(task, 0.0):
+                yield row
+
     def now_mono(self) -> float:
         """Return the monotonic time at which uptimes end; the start of the run if it belongs to another boot."""
         return time.monotonic() if self.is_same_boot else self.record.started_mono
@@ -261,11 +283,17 @@ def _with_progress(state: RunState, latest: object) -> RunState:
         task = tasks.get(name)
         if task is None or not task.is_live:
             continue
-        try:
-            tasks = tasks.with_task(replace(task, progress=Progress.model_validate(document)))
-        except ValidationError:
-            continue
+        progress = _progress(document)
+        if progress is not None:
+            tasks = tasks.with_task(replace(task, progress=progress))
     return replace(state, tasks=tasks)
+
+
+def _progress(document: object) -> Progress | None:
+    try:
+        return Progress.model_validate(document)
+    except ValidationError:
+        return None
 
 
 def _figures(usage: object) -> dict[str, float]:

@@ -18,6 +18,7 @@ from orchestrator.core.state.events import Event, Progress, event_line
 from orchestrator.core.state.result import RunResult
 from orchestrator.store.directory import Directory
 from orchestrator.store.open_files import AppendFile, storage_reason
+from orchestrator.store.runs.history_file import HistoryFile
 from orchestrator.store.runs.locks import Lock
 from orchestrator.store.runs.lost_runs import remove_unpublished_in
 from orchestrator.store.runs.paths import NEW_RUN_DIRECTORIES, RunPaths, make_runs
@@ -83,6 +84,8 @@ class RunStore:
     _name_lock: Lock | None
     _events: AppendFile
     _reserve: _Reserve
+    _history: HistoryFile
+    _started_mono: float = 0.0
     result_is_written: bool = False
     _is_failure_reported: bool = False
     _failure: str | None = None
@@ -116,11 +119,15 @@ class RunStore:
             undo.callback(reserve.close)
             events = run.open_private(paths.events.name, os.O_WRONLY | os.O_APPEND)
             undo.pop_all()
-            return cls(paths, parent, run, lock, name_lock, AppendFile(events, paths.events), reserve)
+            history = HistoryFile(run, paths.samples.name)
+            return cls(
+                paths, parent, run, lock, name_lock, AppendFile(events, paths.events), reserve, history
+            )
 
     def publish(self, record: RunRecord) -> None:
         """Write the record and rename the directory. From here on every command finds the run."""
         name = self.paths.hidden_name
+        self._started_mono = record.started_mono
         try:
             self._run.write_atomically(self.paths.record.name, record.model_dump_json(indent=1) + "\n")
             self._events.append(first_line(record))
@@ -168,7 +175,10 @@ class RunStore:
         progress: Mapping[str, Progress] = MappingProxyType({}),
         attempt: int = 0,
     ) -> None:
-        """Replace sample.json: the last measurement, and the latest progress in `attempt`, newer than in the events."""
+        """Replace sample.json: the last measurement, and the latest progress in `attempt`, newer than in the events.
+
+        Write them into the history, too, if a row of it is due."""
+        self._history.add(mono - self._started_mono, attempt, progress, tasks)
         latest = {task: its.model_dump(mode="json", exclude_defaults=True) for task, its in progress.items()}
         try:
             self.require_place()
@@ -182,11 +192,25 @@ class RunStore:
             # Reported, because the tasks' logs on the same disk fail too and lose lines.
             self._failure = self._failure or storage_reason(self.paths.sample, error)
 
+    def end_task(
+        self,
+        mono: float,
+        task: str,
+        attempt: int,
+        progress: Progress | None,
+        usage: Mapping[str, float] | None,
+    ) -> None:
+        """Add the last progress and measurement of a process to the history, for the next write."""
+        self._history.end_task(mono - self._started_mono, attempt, task, progress, usage)
+
     def write_result(self, result: RunResult) -> None:
-        """Write the remaining events, then result.json. `result_is_written` tells whether that succeeded."""
+        """Write the remaining events and history, then result.json.
+
+        `result_is_written` tells whether the latter succeeded."""
         if not self._events.flush():
             self._reserve.free_event_space()
             self._events.flush()
+        self._history.flush()
         text = result.model_dump_json(indent=1) + "\n"
         try:
             self._run.write_atomically(self.paths.result.name, text)
@@ -224,6 +248,7 @@ class RunStore:
             except OSError:
                 continue  # the file system became read-only; these files do no harm
         self._events.close()
+        self._history.close()
         if self._name_lock is not None:
             self._name_lock.release()
         self._lock.release()
