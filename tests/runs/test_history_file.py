@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +11,7 @@ from statistics import median
 
 import pytest
 from run_records import make_run, view_of
+from test_run_writer import RESULT
 
 from orchestrator.core.progress.history_rows import History
 from orchestrator.core.state.events import Progress
@@ -99,11 +101,14 @@ def test_tasks_share_the_size_of_the_file(
         assert columns["step"][mine[0]] == 0 and columns["step"][mine[-1]] > 110
 
 
-def test_last_row_of_a_task_is_in_the_file_when_the_run_is_closed(store: RunStore) -> None:
+@pytest.mark.parametrize("last", [RunStore.close, lambda store: store.write_result(RESULT)])
+def test_last_row_of_a_task_is_in_the_file_when_the_run_has_ended(
+    store: RunStore, last: Callable[[RunStore], None]
+) -> None:
     usage = {"worker:0": {"cpu_percent": 2.0}}
     store.write_sample(at=0, mono=1.0, tasks=usage, progress={"worker:0": Progress(step=8)}, attempt=1)
     store.end_task(1.1, "worker:0", 1, Progress(step=9), usage["worker:0"])
-    store.close()
+    last(store)
     assert (history(store)["time"], history(store)["step"]) == ([1.0, 1.1], [8, 9])
 
 
@@ -188,6 +193,37 @@ def test_file_that_cannot_be_replaced_stays_within_its_bounds(store: RunStore, f
     assert history(store)["step"][-1] > 15_000  # it continues
 
 
+def test_failed_thinning_leaves_no_temporary_file(store: RunStore, file: HistoryFile) -> None:
+    train(file, range(1))
+    _directory(store.paths.samples)
+    train(file, range(1, 4000))
+    assert list(store.paths.root.glob(".samples*")) == []
+
+
+def test_thinning_reads_no_more_than_was_written(
+    store: RunStore, file: HistoryFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(file, range(100))
+    os.truncate(store.paths.samples, 0)
+    os.truncate(store.paths.samples, 64 << 20)
+    monkeypatch.setattr("orchestrator.store.runs.history_file.RUN_BYTES", 1000)
+    tracemalloc.start()
+    try:
+        train(file, range(100, 110))
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    assert store.paths.samples.stat().st_size <= 1000
+
+
+def test_rows_that_never_fit_are_left_out(
+    store: RunStore, file: HistoryFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.store.runs.history_file.RUN_BYTES", 600)
+    train(file, range(50), tasks=8)
+    assert store.paths.samples.stat().st_size <= 600
+
+
 def test_failed_write_leaves_no_partial_row(
     store: RunStore, file: HistoryFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +232,7 @@ def test_failed_write_leaves_no_partial_row(
     train(file, range(2))
     monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: write(fd, data[:30], offset))
     train(file, range(2, 4))
+    assert store.paths.samples.read_bytes().endswith(b"}\n")
     monkeypatch.undo()
     train(file, range(4, 6))
     assert history(store)["step"] == [0, 1, 4, 5]
-    assert store.paths.samples.read_bytes().count(b"\n") == 4
