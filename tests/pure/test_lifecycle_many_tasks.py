@@ -10,6 +10,7 @@ import pytest
 from event_making import START, exited, lifecycle_of, planned, ready, started
 from job_making import JOB, changed
 
+from orchestrator.client.view.status_document import task_statuses
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle.lifecycle import Lifecycle
 from orchestrator.core.progress.activity import waiting_for
@@ -47,6 +48,15 @@ def _calls_by_stage(spec: JobSpec, tasks: int) -> list[float]:
 def test_cost_of_showing_a_task_that_waits_does_not_grow_with_tasks() -> None:
     few, many = (_calls_to_show(tasks) for tasks in (20, 1000))
     assert many < 1.5 * few
+
+
+def test_document_of_tasks_that_wait_for_many_names_few_of_them() -> None:
+    lifecycle = lifecycle_of(JOB)
+    for event in (planned(200), *map(started, range(200)), *map(ready, range(100))):
+        lifecycle.handle(event)
+    shown = task_statuses(lifecycle.state, {}, START)
+    assert [len(task.waiting_for) for task in shown] == [20] * 100 + [0] * 100
+    assert shown[0].waiting_for[0] == "worker:100"
 
 
 def _calls_to_show(tasks: int) -> float:

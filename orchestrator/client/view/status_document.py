@@ -13,6 +13,9 @@ from orchestrator.core.state.result import AttemptEnd, signal_name
 from orchestrator.core.state.state import HostPhase, HostState, RunState, TaskState
 from orchestrator.core.text.clean import safe
 
+# In a row's waiting_for: thousands of rows with thousands of names would be a document of 100 MB.
+_MOST_AWAITED = 20
+
 
 class _Document(BaseModel):
     model_config = ConfigDict(frozen=True)
@@ -56,7 +59,8 @@ class HostStatus(_Document):
 class TaskStatus(_Document):
     """CPU in percent of one core, memory in bytes (PSS); None when not known. `doing` is a text for people.
     `paused`: the signal `stop_signal` has stopped its process. `waiting_for`: tasks that it needs and that are not
-    ready. `restart_in_s`: until it alone is restarted. `host`: None on this machine; `host_state` as in HostStatus."""
+    ready, at most the first 20. `restart_in_s`: until it alone is restarted. `host`: None on this machine; `host_state`
+    as in HostStatus."""
 
     task: str
     role: str
@@ -147,7 +151,7 @@ def task_status(
         signal=task.signal,
         progress=task.progress if task.progress != Progress() else None,
         doing=doing(task, state),
-        waiting_for=waiting_for(task, state),
+        waiting_for=waiting_for(task, state)[:_MOST_AWAITED],
         log=task.plan.log,
         restart_in_s=seconds_until(task.restart_due_mono, now_mono) if is_planned else None,
         paused=stop_signal is not None,

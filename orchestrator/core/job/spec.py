@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Literal, Self, TypeVar
@@ -309,9 +309,7 @@ class JobSpec(BaseModel):
     @property
     def tasks(self) -> tuple[TaskRef, ...]:
         """Every task of the job, in the order of listing, of holding ports and of starting."""
-        return tuple(
-            TaskRef(type=role, index=index) for role, count in self.roles.items() for index in range(count)
-        )
+        return _tasks_of(tuple(self.roles.items()))
 
     @property
     def has_cluster(self) -> bool:
@@ -364,6 +362,12 @@ class JobSpec(BaseModel):
                 "role_settings": MappingProxyType(settings),
             }
         )
+
+
+@lru_cache(maxsize=16)
+def _tasks_of(counts: tuple[tuple[str, int], ...]) -> tuple[TaskRef, ...]:
+    """The tasks of these roles. Kept, because plans of many hosts ask for them once a host."""
+    return tuple(TaskRef(type=role, index=index) for role, count in counts for index in range(count))
 
 
 def _masked(command: Command) -> Command:

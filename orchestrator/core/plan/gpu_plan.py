@@ -26,18 +26,18 @@ _TURN = {GpuWay.NAMED: 0, GpuWay.PER_TASK: 1, GpuWay.AUTO: 2, GpuWay.NONE: 3}
 class GpuOptions:
     """A run's options about GPUs. `choice` None means auto; `by_role` takes precedence. `memory` is "grow", or bytes of
     each GPU, or None for TensorFlow's default, which allocates all. The user sets CUDA_VISIBLE_DEVICES for the roles
-    `set_by_user`. `elsewhere` are the run's tasks on other hosts."""
+    `set_by_user`. `elsewhere` are the numbers of the run's tasks on other hosts, by role."""
 
     strategy: StrategyChoice = field(default_factory=StrategyChoice)
     choice: GpuChoice | None = None
     by_role: Mapping[str, GpuChoice] = field(default_factory=dict)
     memory: str | int | None = None
     set_by_user: frozenset[str] = frozenset()
-    elsewhere: tuple[TaskRef, ...] = ()
+    elsewhere: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def clients_elsewhere(self) -> int:
-        return sum(task.type == WORKER for task in self.elsewhere)
+        return self.elsewhere.get(WORKER, 0)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def plan_gpus(
     pool = _pool(inventory, users)
     request = _by_strategy(request)
     own = [task for task in tasks if task.type not in request.set_by_user]
-    has_servers = any(task.type == PS for task in (*tasks, *request.elsewhere))
+    has_servers = PS in request.elsewhere or any(task.type == PS for task in tasks)
     groups = _groups(own, request, has_servers)
     shares: dict[str, tuple[str, ...]] = {}
     notes: list[str] = []

@@ -206,13 +206,14 @@ def planned_tasks(plan: RunPlan, layout: RunLayout) -> tuple[PlannedTask, ...]:
         PlannedTask,
     )  # its import takes 0.02 s, and `orch config` needs no events
 
+    commands = {argv: mask_words(argv) for argv in {task.argv for task in plan.tasks}}
     return tuple(
         PlannedTask(
             task=str(task.task),
             role=task.task.type,
             index=task.task.index,
             address=task.address,
-            argv=mask_words(task.argv),
+            argv=commands[task.argv],
             cwd=str(task.cwd),
             env=mask_secrets(task.env),
             log=str(layout.task_log(str(task.task))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from orchestrator.core.job.choices import Communication, Strategy
@@ -55,7 +56,7 @@ def gpu_plan_of_hosts(
 def _gpu_plan(
     spec: JobSpec, tasks: Sequence[TaskRef], inventory: GpuInventory, environ: Mapping[str, str]
 ) -> GpuPlan:
-    here = frozenset(tasks)
+    here = Counter(task.type for task in tasks)
     request = GpuOptions(
         strategy=spec.strategy,
         choice=spec.gpus,
@@ -66,7 +67,7 @@ def _gpu_plan(
         },
         memory=spec.gpu_memory,
         set_by_user=frozenset(role for role in spec.roles if VISIBLE in spec.env_of(role)),
-        elsewhere=() if len(here) == len(spec.tasks) else tuple(t for t in spec.tasks if t not in here),
+        elsewhere={role: count - here[role] for role, count in spec.roles.items() if count > here[role]},
     )
     return plan_gpus(tasks, request, inventory, environ)
 

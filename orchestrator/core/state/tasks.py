@@ -6,7 +6,7 @@ A run has thousands of tasks, and each event changes one of them: what happens a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, ItemsView, Iterable, Iterator, Mapping, ValuesView
-from itertools import chain
+from itertools import chain, count
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _Blocks = tuple[tuple["TaskState", ...], ...]
 # Tasks that are copied when one of them changes.
 _BLOCK = 64
+_VERSIONS = count()
 
 
 class Tasks(Mapping[str, "TaskState"]):
@@ -22,10 +23,13 @@ class Tasks(Mapping[str, "TaskState"]):
 
     `counts` are the numbers of tasks by role and phase; a role without tasks in a phase has no entry."""
 
-    __slots__ = ("_awaited", "_blocks", "_places", "counts")
+    __slots__ = ("_awaited", "_blocks", "_change", "_places", "_version", "counts")
 
     def __init__(self, tasks: Iterable[TaskState] = ()) -> None:
         self._awaited: tuple[str, ...] | None = None
+        self._version = next(_VERSIONS)
+        # The version that this one differs from by a single task, and that task.
+        self._change: tuple[int, TaskState] | None = None
         # A damaged file may name a task twice.
         listed = tuple({task.name: task for task in tasks}.values())
         self._places = {task.name: place for place, task in enumerate(listed)}
@@ -76,6 +80,7 @@ class Tasks(Mapping[str, "TaskState"]):
         block = self._blocks[at]
         old = block[within]
         changed = self._unset()
+        changed._change = self._version, task
         changed._blocks = (
             *self._blocks[:at],
             (*block[:within], task, *block[within + 1 :]),
@@ -116,6 +121,8 @@ class Tasks(Mapping[str, "TaskState"]):
             return ()
         if older is None or older._places is not self._places:
             return self.states()
+        if self._change is not None and self._change[0] == older._version:
+            return (self._change[1],)
         return [
             task
             for block, before in zip(self._blocks, older._blocks, strict=True)

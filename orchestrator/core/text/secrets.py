@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 MASK = "***"
 # The short ones count between other characters only: PATIENCE, --passes and COMPASS are not secret.
@@ -58,8 +59,9 @@ def mask_secrets(env: Mapping[str, str]) -> dict[str, str]:
     return {name: MASK if _SECRET.search(name) else _mask_text(value) for name, value in env.items()}
 
 
+@lru_cache(maxsize=1024)
 def _mask_text(text: str) -> str:
-    """Mask a text that may be one word, or a command line."""
+    """Mask a text that may be one word, or a command line. Most values are those of all tasks of a run."""
     text = _SECRET_HEADER.sub(rf"\g<name>{MASK}", mask_words([text])[0])
     return " ".join(mask_words(text.split(" ")))
 
