@@ -257,6 +257,19 @@ class PreloadOrder:
     runs_worker: bool = False
 
 
+class PlanOrder:
+    """The addresses of an attempt by role. Every agent gets the same bytes, which are made once."""
+
+    def __init__(self, attempt: int, cluster: Mapping[str, Sequence[str]]) -> None:
+        self._fields = {"attempt": attempt, "cluster": cluster}
+        self._lines: dict[str, bytes] = {}
+
+    def line(self, run_id: str) -> bytes:
+        if run_id not in self._lines:
+            self._lines[run_id] = _line("plan", run_id, self._fields)
+        return self._lines[run_id]
+
+
 class AgentLink:
     """The supervisor's end of one agent's stream. Neither reading nor writing blocks.
 
@@ -348,9 +361,9 @@ class AgentLink:
         """Hold `count` ports for an attempt."""
         return self._send("hold", attempt=attempt, count=count, mode=mode)
 
-    def plan(self, attempt: int, cluster: Mapping[str, Sequence[str]]) -> bool:
-        """Give the addresses by role, before the tasks of an attempt are started."""
-        return self._send("plan", attempt=attempt, cluster=cluster)
+    def plan(self, order: PlanOrder) -> bool:
+        """Give the addresses, before the tasks of an attempt are started."""
+        return self._send_line(order.line(self._run_id))
 
     def start(self, order: StartOrder) -> bool:
         return self._send("start", **vars(order))
@@ -370,6 +383,12 @@ class AgentLink:
         return self._send("stop", grace_s=grace_s)
 
     def _send(self, kind: str, **fields: object) -> bool:
-        # default=dict: json does not know read-only mappings.
-        line = json.dumps({"type": kind, "run_id": self._run_id, **fields}, default=dict).encode() + b"\n"
+        return self._send_line(_line(kind, self._run_id, fields))
+
+    def _send_line(self, line: bytes) -> bool:
         return self._fault is None and self._stream.send(line)
+
+
+def _line(kind: str, run_id: str, fields: Mapping[str, object]) -> bytes:
+    # default=dict: json does not know read-only mappings.
+    return json.dumps({"type": kind, "run_id": run_id, **fields}, default=dict).encode() + b"\n"

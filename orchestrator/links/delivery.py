@@ -81,9 +81,9 @@ class Delivery:
     def number(self, line: bytes) -> bytes:
         """Return the frame of a new line, and keep it."""
         self.last += 1
-        frame = b"%d %s" % (self.last, line)
-        self._kept.append((self.last, frame))
-        return frame
+        # Without a copy of the line, which may go to many hosts.
+        self._kept.append((self.last, line))
+        return _frame(self.last, line)
 
     def acknowledge(self, heard: object) -> None:
         """Drop what the other end has received. BadFrame if it cannot have received that."""
@@ -94,7 +94,7 @@ class Delivery:
 
     def unacknowledged(self) -> Iterator[bytes]:
         """The frames to send again."""
-        return (frame for _, frame in self._kept)
+        return (_frame(number, line) for number, line in self._kept)
 
     def accept(self, number: int) -> bool:
         """Whether a frame is new. BadFrame if others before it are missing."""
@@ -104,6 +104,10 @@ class Delivery:
             raise BadFrame(f"frame {number} follows frame {self.heard}")
         self.heard = number
         return True
+
+
+def _frame(number: int, line: bytes) -> bytes:
+    return b"%d %s" % (number, line)
 
 
 def split_frame(line: bytes) -> tuple[int, bytes]:

@@ -66,7 +66,9 @@ class Session:
         # When the newest confirmed ping was sent; when the last ping was sent; the agent's newest ping.
         self._confirmed = self._pinged = self._began = time.monotonic()
         self._heard_ping: tuple[float, float] | None = None
+        # (error, offset), and the best of them as (offset, error).
         self._clocks: deque[tuple[float, float]] = deque(maxlen=_CLOCK_SAMPLES)
+        self._clock = (0.0, math.inf)
         self._retry_at = math.inf
         self._judged_from = 0.0
         try:
@@ -92,8 +94,7 @@ class Session:
     @property
     def clock(self) -> tuple[float, float]:
         """(The agent's monotonic clock minus ours, the largest error of that), in seconds."""
-        error, offset = min(self._clocks, default=(math.inf, 0.0))
-        return offset, error
+        return self._clock
 
     def send(self, line: bytes) -> bool:
         """Send a line, now or over a later connection. False if the session has ended."""
@@ -241,6 +242,8 @@ class Session:
             # It was received at mono - held_s, on the way back for the other half of the trip.
             offset = (mono - held_s - sent + mono - now) / 2
             self._clocks.append((trip_s / 2, offset))
+            error, offset = min(self._clocks)
+            self._clock = offset, error
         self._confirm(sent, now)
 
     def _confirm(self, sent: float, now: float) -> None:

@@ -23,7 +23,7 @@ from orchestrator.core.plan.plan import (
 )
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event
-from orchestrator.links.agent_link import AgentLink, PreloadOrder, StartOrder
+from orchestrator.links.agent_link import AgentLink, PlanOrder, PreloadOrder, StartOrder
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
 from orchestrator.supervisor.hosts import HERE, Agents
@@ -58,6 +58,7 @@ class Attempts:
         self._queue = queue
         # The host of each task, in their order, and the ports that are held on each host, for the next attempt.
         self._placement: tuple[str, ...] = ()
+        self._used: frozenset[str] = frozenset()
         self._host_of: dict[str, str] = {}
         self._held: dict[str, tuple[int, ...]] = {}
         self._preloaded: set[str] = set()
@@ -72,6 +73,7 @@ class Attempts:
                 self._preloaded.add(host)
                 self._preload(host, link)
         self._placement = place(self._spec) if self._spec.hosts else (HERE,) * len(self._spec.tasks)
+        self._used = frozenset(self._placement)
         self._host_of = dict(zip(map(str, self._spec.tasks), self._placement, strict=True))
         self._held.clear()
         for host, count in Counter(self._placement).items():
@@ -112,7 +114,7 @@ class Attempts:
     def take_held(self, host: str, attempt: int, ports: tuple[int, ...]) -> None:
         """Plan the attempt once the ports of all its hosts are held."""
         self._held[host] = ports
-        if self._held.keys() < set(self._placement):
+        if self._held.keys() < self._used:
             return
         try:
             self._plan = build_plan(
@@ -144,8 +146,9 @@ class Attempts:
         """Start every task of the planned attempt."""
         if self._plan is None:
             return
+        order = PlanOrder(self._plan.attempt, self._plan.cluster.addresses)
         for agent in self._hosts.links.values():
-            agent.plan(self._plan.attempt, self._plan.cluster.addresses)
+            agent.plan(order)
         with self._storage_errors_reported():
             self._store.require_place()  # tasks find their directories by path
             for task in self._plan.tasks:
@@ -153,7 +156,7 @@ class Attempts:
                 log = self._store.paths.task_log(name)
                 if self.link_to(name) is not None:
                     self._hosts.expect_log(self._host_of[name], name, log)
-                self._logs.add(name, self._plan.attempt, log)
+                self._logs.add(name, self._plan.attempt, log, watched=task.host is None)
                 self._start(task, task.env)
             if (link := self._hosts.links.get(HERE)) is not None:
                 self._tensorboard.start(link)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from time import monotonic
+from time import monotonic, thread_time
 from typing import assert_never
 
 from orchestrator.core.diagnosis.stack_text import to_task_stack
@@ -25,8 +25,12 @@ from orchestrator.supervisor.control_orders import StackRequests
 from orchestrator.supervisor.run_logs import RunLogs
 from orchestrator.supervisor.tensorboard_task import TensorBoardTask, without_tensorboard
 
-# Shortest time between two writes of the tasks' latest progress, seconds.
+# Shortest time between two writes of the tasks' latest progress, seconds. With thousands of tasks a write takes long:
+# it may use 1/100 of a core.
 _SAMPLE_INTERVAL_S = 0.2
+_SAMPLE_COST_SHARE = 100
+# Most peers whose exception or last lines are read at the first failure.
+_MOST_PEERS = 100
 _SAME_CLOCK = (0.0, 0.0)
 
 
@@ -79,8 +83,8 @@ class AgentReports:
 
     @property
     def due(self) -> float | None:
-        """When write_sample() has new progress to write (monotonic seconds)."""
-        return self._sample_due if self._throttle.has_changed else None
+        """When write_sample() has something new to write (monotonic seconds)."""
+        return self._sample_due if self._throttle.has_changed or self._has_new_usage else None
 
     def take(self, message: AgentMessage, clock: tuple[float, float] = _SAME_CLOCK) -> None:
         """`clock` is that of the agent's host: its monotonic clock minus ours, and the error of that, in seconds."""
@@ -206,8 +210,12 @@ class AgentReports:
         return all(event.exit_code == 0 for event in waiting)
 
     def _own_failures(self, tasks: Iterable[str]) -> dict[str, Symptom]:
-        """The tasks that failed by themselves. Read now, because a teardown makes tasks raise exceptions, too."""
-        symptoms = {task: self._symptom(task) for task in tasks}
+        """The tasks that failed by themselves. Read now, because a teardown makes tasks raise exceptions, too.
+
+        At most _MOST_PEERS are read, first those that have written an exception."""
+        paths = self._store.paths
+        likely = sorted(tasks, key=lambda task: not paths.task_exception(task).exists())
+        symptoms = {task: self._symptom(task) for task in likely[:_MOST_PEERS]}
         return {task: symptom for task, symptom in symptoms.items() if symptom.kind is SymptomKind.OWN}
 
     def _symptom(self, task: str) -> Symptom:
@@ -239,13 +247,15 @@ class AgentReports:
     def write_sample(self) -> None:
         """Write the last sample and progress if they are new. Called between other work: a disk may be slow."""
         at = now()
-        if self._has_new_usage or (self._throttle.has_changed and at["mono"] >= self._sample_due):
+        if self.due is not None and at["mono"] >= self.due:
+            began = thread_time()
             self._has_new_usage = False
-            self._sample_due = at["mono"] + _SAMPLE_INTERVAL_S
             attempt = self._lifecycle.state.attempt
             self._store.write_sample(
                 tasks=self._usage, progress=self._throttle.take_latest(), attempt=attempt, **at
             )
+            cost_s = thread_time() - began
+            self._sample_due = at["mono"] + max(_SAMPLE_INTERVAL_S, cost_s * _SAMPLE_COST_SHARE)
 
     def take_empty(self, swept: int, left: tuple[LeftProcess, ...]) -> None:
         """No process of the attempt is left but those in `left`; `swept` had outlived their tasks."""

@@ -17,7 +17,7 @@ from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.plan.placement import place
 from orchestrator.core.plan.places import HostFacts
 from orchestrator.core.state.events import HostJoined
-from orchestrator.engines import engine
+from orchestrator.engines import Engine, engine
 from orchestrator.links.agent_link import AgentLink, Hello, HostGpu, LogBytes
 from orchestrator.links.client_link import pack_environ, travelling_environ
 from orchestrator.links.opening import HostSession, remote_command
@@ -27,6 +27,7 @@ from orchestrator.store.logs.received import ReceivedLogs
 from orchestrator.store.runs.paths import RunPaths
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
+from orchestrator.supervisor.hosts import LinkDues
 
 # The logs of a host that are not those of a task: its agent-HOST.log and preloader-HOST.log.
 HOST_LOGS = ("@agent", "@preloader")
@@ -34,33 +35,40 @@ _LOOPBACK = "127.0.0.1"
 
 
 class _HostLogs:
-    """What one host sends of logs: its own go beside those of the run, the tasks' into the directory of the logs."""
+    """The logs that one host sends: its own go beside those of the run, the tasks' into the directory of the logs."""
 
-    def __init__(self, run: Directory, logs: str, host: str) -> None:
-        self._directory = run.sub(logs)
-        self.of_tasks = ReceivedLogs(self._directory)
-        self.of_host = ReceivedLogs(run)
-        for log in HOST_LOGS:
-            self.of_host.add(log, f"{log[1:]}-{host}.log")
+    def __init__(self, run: Directory, logs: Directory, host: str) -> None:
+        self._host = host
+        self.of_tasks = ReceivedLogs(logs)
+        self._of_host = ReceivedLogs(run)
+
+    def write(self, log: LogBytes) -> None:
+        its = self.of_tasks
+        if log.task in HOST_LOGS:
+            its = self._of_host
+            its.add(log.task, f"{log.task[1:]}-{self._host}.log")
+        its.write(log.task, log.offset, log.data, log.is_cut)
 
     def close(self) -> None:
         self.of_tasks.close()
-        self.of_host.close()
-        self._directory.close()
+        self._of_host.close()
 
 
 class HostAgents:
     """The agents of one run, one on each host that has tasks. Their connections may break and are made anew."""
 
-    def __init__(self, spec: JobSpec) -> None:
+    def __init__(self, spec: JobSpec, remote: Engine | None = None) -> None:
+        """`remote`: the engine that reaches the hosts, in place of the one that the job names."""
         self._spec = spec
-        self._engine = engine(spec.engine.value, command=spec.ssh_command)
+        self._engine = remote or engine(spec.engine.value, command=spec.ssh_command)
         used = set(place(spec))
         self._hosts = [host for host in spec.hosts if host.name in used]
         self._links: dict[str, AgentLink] = {}
         self._hellos: dict[str, Hello] = {}
         self._facts: dict[str, HostFacts] = {}
         self._logs: dict[str, _HostLogs] = {}
+        # The directory of the tasks' logs, common to all hosts.
+        self._directory: Directory | None = None
         self._store: RunStore | None = None
 
     @property
@@ -78,12 +86,15 @@ class HostAgents:
     def reopen(self) -> None:
         assert self._store is not None, "reopened before it served a run"
         run = self._store.directory
+        if self._directory is None:
+            self._directory = run.sub(self._store.paths.logs.name)
+        environ = pack_environ(travelling_environ(os.environ))
         for host in self._hosts:
             if host.name not in self._links:
-                self._links[host.name] = self._open(host, self._store.paths)
-                self._logs[host.name] = _HostLogs(run, self._store.paths.logs.name, host.name)
+                self._links[host.name] = self._open(host, self._store.paths, environ)
+                self._logs[host.name] = _HostLogs(run, self._directory, host.name)
 
-    def _open(self, host: Host, paths: RunPaths) -> AgentLink:
+    def _open(self, host: Host, paths: RunPaths, environ: Mapping[str, str]) -> AgentLink:
         python = self._spec.remote_python or sys.executable
         words = (remote_command(python),)
         session = Session(
@@ -92,7 +103,6 @@ class HostAgents:
             lambda code, errors: self._engine.explain(host.name, code, errors),
         )
         link = AgentLink(session, paths.run_id)
-        environ = pack_environ(travelling_environ(os.environ))
         link.serve(paths.run_id, self._spec.failure_grace_s, "", None, environ, self._spec.network)
         return link
 
@@ -101,8 +111,10 @@ class HostAgents:
 
     def take_joined(self, host: str) -> HostJoined | None:
         """The event that a host has joined, once: its facts are known, and its clock was compared with ours."""
+        if host not in self._hellos:
+            return None
         offset, error = self._links[host].clock
-        if host not in self._hellos or not math.isfinite(error):
+        if not math.isfinite(error):
             return None
         hello = self._hellos.pop(host)
         facts = _facts(hello, self._spec.interface)
@@ -121,7 +133,7 @@ class HostAgents:
 
     @property
     def are_complete(self) -> bool:
-        return all(host.name in self._facts for host in self._hosts)
+        return len(self._facts) == len(self._hosts)
 
     def layout(self, host: str, paths: RunPaths) -> RunPaths:
         return RunPaths(Path(self._facts[host].directory) / paths.run_id)
@@ -133,10 +145,7 @@ class HostAgents:
         self._logs[host].of_tasks.add(task, path.name)
 
     def write_log(self, host: str, log: LogBytes) -> None:
-        logs = self._logs[host]
-        (logs.of_host if log.task in HOST_LOGS else logs.of_tasks).write(
-            log.task, log.offset, log.data, log.is_cut
-        )
+        self._logs[host].write(log)
 
     def end_host(self, host: str) -> None:
         self._links.pop(host).close()
@@ -146,20 +155,29 @@ class HostAgents:
 
     def end(self) -> None:
         """Order the agents to leave, and wait until they have, or for the time that the engine allows."""
-        for link in self._links.values():
-            link.leave()
         deadline = time.monotonic() + self._engine.leave_s
-        while self._links and time.monotonic() < deadline:
-            poller = select.poll()
-            for link in self._links.values():
-                poller.register(link, select.POLLIN)
-            due = [link.due for link in self._links.values() if link.due is not None]
-            poller.poll(max(0.0, min((deadline, *due)) - time.monotonic()) * 1000)
-            for host, link in list(self._links.items()):
-                if not link.read()[1]:
-                    self.end_host(host)
+        hosts: dict[int, str] = {}
+        dues = LinkDues()
+        with select.epoll() as poller:
+            for host, link in self._links.items():
+                link.leave()
+                hosts[link.fileno()] = host
+                poller.register(link, select.EPOLLIN)
+                dues.set(host, link.due)
+            while self._links and (mono := time.monotonic()) < deadline:
+                wake = min(deadline, dues.first() or deadline)
+                ready = [hosts[fd] for fd, _ in poller.poll(max(0.0, wake - mono))]
+                for host in {*ready, *dues.take(time.monotonic())} & self._links.keys():
+                    if self._links[host].read()[1]:
+                        dues.set(host, self._links[host].due)
+                    else:
+                        dues.set(host, None)
+                        self.end_host(host)
         for host in list(self._links):
             self.end_host(host)
+        if self._directory is not None:
+            self._directory.close()
+            self._directory = None
 
 
 def _facts(hello: Hello, interface: str | None) -> HostFacts:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
+from heapq import heappop, heappush, heapreplace
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +23,49 @@ from orchestrator.store.runs.writer import RunStore
 
 # The name of the host of a run without hosts.
 HERE = ""
+
+
+class LinkDues:
+    """When each link wants to be read although nothing has arrived (monotonic seconds). A change costs the same for
+    any number of links."""
+
+    def __init__(self) -> None:
+        self._dues: dict[str, float] = {}
+        # (a time not after it, host) as a heap, and the time with which each host stands there.
+        self._heap: list[tuple[float, str]] = []
+        self._placed: dict[str, float] = {}
+
+    def set(self, host: str, due: float | None) -> None:
+        """None: only when something arrives."""
+        if due is None:
+            self._dues.pop(host, None)
+            self._placed.pop(host, None)
+            return
+        self._dues[host] = due
+        if due < self._placed.get(host, math.inf):
+            self._placed[host] = due
+            heappush(self._heap, (due, host))
+
+    def first(self) -> float | None:
+        while self._heap:
+            at, host = self._heap[0]
+            if self._placed.get(host) != at:
+                heappop(self._heap)
+            elif self._dues[host] > at:
+                self._placed[host] = self._dues[host]
+                heapreplace(self._heap, (self._dues[host], host))
+            else:
+                return at
+        return None
+
+    def take(self, now: float) -> list[str]:
+        """The hosts whose links are to be read now. Each waits for another set()."""
+        taken = []
+        while (first := self.first()) is not None and first <= now:
+            _, host = self._heap[0]
+            self.set(host, None)
+            taken.append(host)
+        return taken
 
 
 class Agents(Protocol):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import resource
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -41,8 +45,13 @@ class RunLogs:
         """Readable when a log has grown; -1 without inotify, when only `due` applies."""
         return self._store.fileno()
 
-    def add(self, task: str, attempt: int, log: Path) -> None:
-        self._store.add(task, attempt, log.name)
+    def add(self, task: str, attempt: int, log: Path, *, watched: bool) -> None:
+        """Without `watched`, note_growth() is called when the log has grown."""
+        self._store.add(task, attempt, log.name, watched=watched)
+
+    def note_growth(self, task: str) -> None:
+        self._store.note_growth(task)
+        self.due = min(self.due or math.inf, time.monotonic())
 
     def mark_process_start(self, task: str) -> None:
         """Note that from now on a new process of the task writes to its log."""
@@ -86,3 +95,14 @@ class RunLogs:
     def _report_truncations(self) -> None:
         for task, lost in self._store.take_truncations():
             self._queue.append(events.LogTruncated(**now(), task=task, lost=lost))
+
+
+@contextmanager
+def many_files() -> Iterator[None]:
+    """Raise the limit on open files: each task has a log."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

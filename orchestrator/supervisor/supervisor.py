@@ -7,13 +7,12 @@ waits for the next input or deadline and never polls for exits.
 from __future__ import annotations
 
 import os
-import resource
 import selectors
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import assert_never
 
@@ -40,8 +39,8 @@ from orchestrator.supervisor import now
 from orchestrator.supervisor.agent_orders import FIRST_ATTEMPT, Attempts
 from orchestrator.supervisor.agent_reports import AgentReports
 from orchestrator.supervisor.control_orders import ControlOrders, StackRequests
-from orchestrator.supervisor.hosts import HERE, Agents
-from orchestrator.supervisor.run_logs import RunLogs
+from orchestrator.supervisor.hosts import HERE, Agents, LinkDues
+from orchestrator.supervisor.run_logs import RunLogs, many_files
 from orchestrator.supervisor.tensorboard_task import TensorBoardTask
 
 _FOREVER_S = 3600.0
@@ -66,8 +65,7 @@ class Supervisor:
         self._client = client
         self._selector = selectors.DefaultSelector()
         self._agent_fds: set[int] = set()
-        # When a link wants to be read although nothing has arrived (monotonic seconds), by host.
-        self._link_dues: dict[str, float] = {}
+        self._link_dues = LinkDues()
         # The attempt whose ports are to be held when all hosts are there.
         self._awaited_attempt: int | None = None
         self._queue: deque[Event] = deque()
@@ -107,11 +105,13 @@ class Supervisor:
             server = ControlServer(self._store.directory, self._store.paths.control.name)
             control = ControlOrders(server, self._selector, self._lifecycle, self._stacks, self._queue)
             try:
-                with closing(control):
+                with closing(control), ExitStack() as files:
+                    if self._spec.hosts:
+                        files.enter_context(many_files())  # also for the connections
                     self._hosts.serve(self._spec, self._store)
                     self._plan_attempt(FIRST_ATTEMPT)
                     # Only now: the agents pass the user's own limit on to the tasks.
-                    with _many_files():
+                    with many_files():
                         while self._result is None:
                             self._turn()
             finally:
@@ -130,7 +130,7 @@ class Supervisor:
             if self._result is not None:
                 return
         mono = time.monotonic()
-        for host in [host for host, due in self._link_dues.items() if mono >= due]:
+        for host in self._link_dues.take(mono):
             self._read_agent(host)
         if self._logs.due is not None and mono >= self._logs.due:
             self._logs.index()
@@ -165,7 +165,7 @@ class Supervisor:
                 self._throttle.due(),
                 self._reports.due,
                 self._stacks.due,
-                min(self._link_dues.values(), default=None),
+                self._link_dues.first(),
                 deadline and deadline[0],
             )
             if wake is not None
@@ -219,7 +219,7 @@ class Supervisor:
             if link.fileno() not in self._agent_fds:
                 self._agent_fds.add(link.fileno())
                 self._watch(link.fileno(), partial(self._read_agent, host))
-                self._note_due(host)
+                self._link_dues.set(host, link.due)
 
     def _plan_attempt(self, attempt: int) -> None:
         """Hold the ports of an attempt, once all hosts are there."""
@@ -298,7 +298,7 @@ class Supervisor:
 
     def _unwatch(self, host: str) -> None:
         fd = self._hosts.links[host].fileno()
-        self._link_dues.pop(host, None)
+        self._link_dues.set(host, None)
         if fd in self._agent_fds:
             self._agent_fds.discard(fd)
             self._selector.unregister(fd)
@@ -344,7 +344,7 @@ class Supervisor:
             self._queue.append(joined)
             self._begin_attempt()
         if is_open:
-            self._note_due(host)
+            self._link_dues.set(host, link.due)
         else:
             self._lose_agent(host, link.lost_reason or self._hosts.why_lost(host))
 
@@ -372,14 +372,7 @@ class Supervisor:
         except OSError as error:
             reason = f"the log of {log.task} cannot be written: {error.strerror}"
             self._queue.append(events.StorageFailed(**now(), reason=reason))
-
-    def _note_due(self, host: str) -> None:
-        """Note when a link wants to be read although nothing has arrived."""
-        due = self._hosts.links[host].due
-        if due is None:
-            self._link_dues.pop(host, None)
-        else:
-            self._link_dues[host] = due
+        self._logs.note_growth(log.task)
 
     def _report_teardown(self) -> None:
         """Report the end of the teardown once no process is left on any host that is there."""
@@ -399,14 +392,3 @@ class Supervisor:
             self._report_teardown()
         elif not any(isinstance(event, events.AgentLost) for event in self._queue):
             self._queue.append(events.AgentLost(**now(), reason=reason))
-
-
-@contextmanager
-def _many_files() -> Iterator[None]:
-    """Raise the limit on open files: each task has a log."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

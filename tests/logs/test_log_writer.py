@@ -143,6 +143,28 @@ def test_restarted_task_continues_its_log_with_the_new_attempt(writer: Writer) -
     assert found == [(1, 0, 13), (2, 13, 6)]
 
 
+def test_log_that_is_not_watched_is_indexed_when_its_growth_is_noted(writer: Writer) -> None:
+    writer.store.add("worker:0", 1, writer.path("worker:0").name, watched=False)
+    writer.poll()
+    writer.path("worker:0").write_bytes(b"one\ntwo")
+    assert writer.poll() is None and spans(writer.dir) == []
+    writer.store.note_growth("worker:0")
+    writer.poll()
+    assert spans(writer.dir) == [(0, 4)]
+    writer.poll(UNTERMINATED_S)  # without another note
+    assert spans(writer.dir) == [(0, 4), (4, 3)]
+    assert [tail.data for tail in writer.store.take_tails()] == [b"one\ntwo"]
+    writer.path("worker:0").write_bytes(b"")
+    writer.store.note_growth("worker:0")
+    writer.poll()
+    assert writer.store.take_truncations() == [("worker:0", 7)]
+
+
+def test_growth_of_an_unknown_log_is_ignored(writer: Writer) -> None:
+    writer.store.note_growth("worker:7")
+    assert writer.poll() is None
+
+
 def test_truncation_is_reported(writer: Writer) -> None:
     writer.write("worker:0", b"0123456789\n")
     writer.path("worker:0").write_bytes(b"new\n")

@@ -166,6 +166,19 @@ def test_log_tails_of_peers_are_read_at_the_first_failure_only(desk: Desk) -> No
     assert desk.exits("worker:0", 1, {"worker:2": "R"}).peer_symptoms == {}
 
 
+def test_few_of_many_peers_are_read_first_those_with_an_exception(desk: Desk) -> None:
+    many = [f"worker:{index}" for index in range(1, 300)]
+    for peer in many:
+        desk.store.paths.task_log(peer).write_text(OWN_ERROR)
+    desk.store.paths.task_log("worker:0").write_text(PEER_ERROR)
+    exception = desk.store.paths.task_exception(many[-1])
+    exception.parent.mkdir(exist_ok=True)
+    exception.write_text(json.dumps({"type": "KeyError", "message": "'x'", "text": "KeyError: 'x'"}))
+    found = desk.exits("worker:0", 1, dict.fromkeys(many, "R")).peer_symptoms
+    assert found[many[-1]].exception == "KeyError: 'x'"
+    assert len(found) == 100
+
+
 def test_log_tails_of_peers_are_not_read_after_a_failure_of_its_own(desk: Desk) -> None:
     for index in range(2):
         desk.store.paths.task_log(f"worker:{index}").write_text(OWN_ERROR)
@@ -181,8 +194,25 @@ def test_usage_is_written_when_nothing_else_is_waiting(desk: Desk) -> None:
     desk.reports.write_sample()
     assert json.loads(desk.store.paths.sample.read_text())["tasks"]["worker:0"]["memory_bytes"] == 7
     desk.store.paths.sample.unlink()
+    assert desk.reports.due is None
     desk.reports.write_sample()
     assert not desk.store.paths.sample.exists()  # no new usage
+
+
+def test_usage_of_many_hosts_is_written_at_intervals(desk: Desk) -> None:
+    for index in range(2):
+        usage = agent_link.Usage(cpu_percent=5.0, memory_bytes=index)
+        sampled = agent_link.Sampled(run_id=RUN, type="sample", mono=1.0, tasks={f"worker:{index}": usage})
+        desk.reports.take(sampled)
+        desk.reports.write_sample()
+    assert json.loads(desk.store.paths.sample.read_text())["tasks"].keys() == {"worker:0"}
+    assert desk.reports.due is not None
+
+    def both_are_written() -> bool:
+        desk.reports.write_sample()
+        return len(json.loads(desk.store.paths.sample.read_text())["tasks"]) == 2
+
+    until(both_are_written)
 
 
 def test_full_disk_is_reported_after_the_exit(desk: Desk) -> None:

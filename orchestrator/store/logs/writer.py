@@ -107,6 +107,11 @@ class _Log:
     overdue_at: float | None = None
     grown_at: float | None = None
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether there is more to index than the last look did."""
+        return self.scanned < self.seen or self.overdue_at is not None
+
     def restart(self) -> None:
         self.indexed = self.scanned = self.seen = self.tailed = self.process_start = 0
         self.overdue_at = None
@@ -129,6 +134,11 @@ class LogStore:
         self._directory = logs
         self._wall_clock = wall_clock
         self._logs: dict[str, _Log] = {}
+        # Logs that may grow at any time, and others that have something to index.
+        self._watched: list[_Log] = []
+        self._pending: dict[str, _Log] = {}
+        # Logs that were indexed since take_tails().
+        self._indexed: dict[str, _Log] = {}
         self._truncations: list[tuple[str, int]] = []
         self._is_failure_reported = False
         self._not_before = 0.0
@@ -142,8 +152,10 @@ class LogStore:
         except OSError:
             self._must_poll = True
 
-    def add(self, task: str, attempt: int, name: str) -> None:
-        """Index the file `name` as the log of `task`. A second call assigns later output to its `attempt`."""
+    def add(self, task: str, attempt: int, name: str, *, watched: bool = True) -> None:
+        """Index the file `name` as the log of `task`. A second call assigns later output to its `attempt`.
+
+        Without `watched`, note_growth() says when the log has grown, and it costs nothing in between."""
         known = self._logs.get(task)
         if known is not None:
             self._append(self._index_log(known, now=0.0, flush=True))
@@ -152,13 +164,23 @@ class LogStore:
             return
         fd = self._directory.open_private(name, os.O_RDONLY)
         covered = self._covered.get(task, 0)
-        self._logs[task] = _Log(task, attempt, fd, covered, covered, covered, covered)
+        log = self._logs[task] = _Log(task, attempt, fd, covered, covered, covered, covered)
         self._not_before = 0.0
+        if not watched:
+            self._pending[task] = log
+            return
+        self._watched.append(log)
         if self._watch is not None:
             try:
                 self._watch.add(fd)
             except WatchUnavailable:
                 self._must_poll = True
+
+    def note_growth(self, task: str) -> None:
+        """Have the next poll() look at a log that is not watched."""
+        log = self._logs.get(task)
+        if log is not None:
+            self._pending[task] = log
 
     def mark_process_start(self, task: str, now: float) -> None:
         """Note that a new process writes the task's log from here on."""
@@ -183,17 +205,19 @@ class LogStore:
         if self._watch is not None:
             self._watch.mute()
         records: list[IndexRecord] = []
-        seen = sum(log.seen for log in self._logs.values())
+        logs = [*self._watched, *self._pending.values()]
+        seen = sum(log.seen for log in logs)
         if not self._index.is_blocked:  # on a full disk, write the waiting records first
-            for log in self._logs.values():
+            for log in logs:
                 records += self._index_log(log, now, flush=False)
+            self._pending = {task: log for task, log in self._pending.items() if log.is_unfinished}
         if not self._append(records):
             return self._defer(now, RETRY_S)
-        if any(log.scanned < log.seen for log in self._logs.values()):
+        if any(log.scanned < log.seen for log in logs):
             return self._defer(now, 0.0)
-        if records or seen != sum(log.seen for log in self._logs.values()):
+        if records or seen != sum(log.seen for log in logs):
             return self._defer(now, MIN_INTERVAL_S)
-        return self._wait_for_growth(now)
+        return self._wait_for_growth(now, logs)
 
     def last_growth(self) -> dict[str, float]:
         """Return {task: monotonic seconds of its last output}, without tasks that have written nothing."""
@@ -213,7 +237,8 @@ class LogStore:
 
     def take_tails(self) -> list[LogTail]:
         """Return the end of each log that has grown since the last call, as far as it is indexed."""
-        return [_take_tail(log) for log in self._logs.values() if log.tailed < log.indexed]
+        logs, self._indexed = self._indexed, {}
+        return [_take_tail(log) for log in logs.values() if log.tailed < log.indexed]
 
     def finish(self, task: str, now: float) -> None:
         """Index all output of `task`, with its unterminated line. Later polls index later output."""
@@ -227,6 +252,9 @@ class LogStore:
             self._append(self._index_log(log, now=0.0, flush=True))
             os.close(log.fd)
         self._logs.clear()
+        self._watched.clear()
+        self._pending.clear()
+        self._indexed.clear()
         if self._watch is not None:
             self._watch.close()
             self._watch = None
@@ -243,12 +271,12 @@ class LogStore:
         self._not_before = now + delay
         return delay
 
-    def _wait_for_growth(self, now: float) -> float | None:
+    def _wait_for_growth(self, now: float, logs: list[_Log]) -> float | None:
         if self._watch is not None:
             self._watch.rearm()
         if self._must_poll:
             return POLL_INTERVAL_S
-        due = [log.overdue_at for log in self._logs.values() if log.overdue_at is not None]
+        due = [log.overdue_at for log in logs if log.overdue_at is not None]
         return max(0.0, min(due) - now) if due else None
 
     def _index_log(self, log: _Log, now: float, *, flush: bool) -> list[IndexRecord]:
@@ -268,6 +296,7 @@ class LogStore:
         if end > log.indexed:
             records.append(IndexRecord(wall, log.task, log.attempt, log.indexed, end - log.indexed))
             log.indexed = end
+            self._indexed[log.task] = log
         return records
 
     def _append(self, records: list[IndexRecord]) -> bool:
