@@ -19,6 +19,7 @@ from orchestrator.core.state.events import AgentLost, RunEndedEvent
 from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import Cause, CauseKind, RunResult
 from orchestrator.core.state.state import RunState
+from orchestrator.engines import Engine
 from orchestrator.links.client_link import ClientLink, Lifetime, Request, unpack_environ
 from orchestrator.store.files import make_private
 from orchestrator.store.ownership import accept_owner
@@ -36,15 +37,18 @@ from orchestrator.supervisor.supervisor import Supervisor
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def serve(client: ClientLink, here: LocalAgent) -> int:
-    """Serve one request, or those of a session until its client leaves. Return the exit code of the last run."""
+def serve(client: ClientLink, here: LocalAgent, remote: Engine | None = None) -> int:
+    """Serve one request, or those of a session until its client leaves. Return the exit code of the last run.
+
+    `remote`: the engine that reaches hosts, in place of the one that a job names.
+    """
     _become_subreaper()
     # Imported modules stay for good: the garbage collector need not traverse them.
     gc.freeze()
     code: int = ExitCode.ORCH
     try:
         while (request := client.read_request()) is not None:
-            was_signalled, code = _serve_one(request, client, here)
+            was_signalled, code = _serve_one(request, client, here, remote)
             if was_signalled or request.lifetime is not Lifetime.SESSION:
                 break
             # A run leaves reference cycles, which Python by itself would only collect after hundreds of runs.
@@ -55,7 +59,9 @@ def serve(client: ClientLink, here: LocalAgent) -> int:
     return code
 
 
-def _serve_one(request: Request, client: ClientLink, here: LocalAgent) -> tuple[bool, int]:
+def _serve_one(
+    request: Request, client: ClientLink, here: LocalAgent, remote: Engine | None
+) -> tuple[bool, int]:
     """Return (whether a signal told this process to stop, the run's exit code)."""
     started_mono = time.monotonic()
     if request.environ is not None:
@@ -75,7 +81,7 @@ def _serve_one(request: Request, client: ClientLink, here: LocalAgent) -> tuple[
     client.created(store.paths.root)
     checkpoint_dir = request.spec.checkpoint_dir or store.paths.checkpoints
     spec = request.spec.model_copy(update={"checkpoint_dir": checkpoint_dir})
-    agents = _agents(spec, here)
+    agents = _agents(spec, here, remote)
     supervisor = Supervisor(spec, request.lifetime, agents, store, client)
     try:
         result = supervisor.run()
@@ -93,13 +99,13 @@ def _serve_one(request: Request, client: ClientLink, here: LocalAgent) -> tuple[
     return supervisor.was_signalled, result.exit_code
 
 
-def _agents(spec: JobSpec, here: LocalAgent) -> Agents:
+def _agents(spec: JobSpec, here: LocalAgent, remote: Engine | None) -> Agents:
     if not spec.hosts:
         return here
     from orchestrator.supervisor.host_agents import HostAgents  # links to other hosts take long to import
 
     here.end()
-    return HostAgents(spec)
+    return HostAgents(spec, remote)
 
 
 def _cannot_make(spec: JobSpec, error: OSError) -> str:

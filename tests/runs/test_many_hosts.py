@@ -1,0 +1,62 @@
+"""A run on many pretended hosts, with the real supervisor and the real session with each agent."""
+
+from __future__ import annotations
+
+import json
+import pstats
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from simulated_hosts import SimulatedRun
+
+TASKS = 4
+COUNTED = ("/orchestrator/core/", "/orchestrator/store/", "/supervisor/agent_", "/supervisor/host_agents")
+
+
+@dataclass
+class Cost:
+    """Calls of functions and generators about events, plans and files; bytes written until all tasks were ready."""
+
+    calls: int
+    written: int
+
+
+def cost_of(directory: Path, hosts: int) -> Cost:
+    directory.mkdir()
+    profile = directory / "profile"
+    with SimulatedRun(directory, hosts, TASKS, profile) as run:
+        run.until_event("task_ready", run.tasks)
+        written = run.written_bytes
+        run.stop()
+        counted = run.count_events()
+        result = json.loads((run.root / "result.json").read_text())
+        logs = [path.read_text() for path in (run.root / "logs").glob("*.log")]
+        assert (run.root / "supervisor.log").read_text() == ""
+    assert (counted["host_joined"], counted["host_lost"]) == (hosts, 0)
+    assert [counted[kind] for kind in ("task_started", "task_ready", "task_exited")] == [run.tasks] * 3
+    assert (result["outcome"], len(result["tasks"]), len(result["hosts"])) == ("stopped", run.tasks, hosts)
+    assert len(logs) == run.tasks and len(set(logs)) == 1 and logs[0].endswith("pretended host\n")
+    return Cost(counted_calls(profile), written)
+
+
+def counted_calls(profile: Path) -> int:
+    """Without those of the links: their pings go on for as long as a busy machine takes."""
+    stats = pstats.Stats(str(profile)).stats  # type: ignore[attr-defined]
+    return sum(
+        calls for (file, _, _), (_, calls, *_) in stats.items() if any(part in file for part in COUNTED)
+    )
+
+
+def test_run_on_many_hosts_is_complete(tmp_path: Path) -> None:
+    assert cost_of(tmp_path / "run", 30).calls > 0
+
+
+@pytest.mark.slow
+def test_cost_of_a_host_does_not_grow_with_their_number(tmp_path: Path) -> None:
+    few, more, many = (cost_of(tmp_path / str(hosts), hosts) for hosts in (10, 60, 210))
+    # The cost of one more host, each time.
+    early, late = (more.calls - few.calls) / 50, (many.calls - more.calls) / 150
+    assert late < 1.2 * early
+    early, late = (more.written - few.written) / 50, (many.written - more.written) / 150
+    assert late < 1.2 * early

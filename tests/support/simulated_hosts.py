@@ -1,0 +1,201 @@
+"""Runs on many pretended hosts: the real supervisor with another engine, and the agents of fake_hosts.py."""
+
+from __future__ import annotations
+
+import cProfile
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+from job_making import JOB, changed
+from waiting import until
+
+from orchestrator import engines
+from orchestrator.core.job.choices import EngineName
+from orchestrator.core.job.hosts import Host
+from orchestrator.core.job.spec import Command, CommandKind, JobSpec
+from orchestrator.engines import Connection
+from orchestrator.links.client_link import ClientLink, Lifetime, Request, pack_environ
+from orchestrator.links.control import StopOrder
+from orchestrator.links.supervisor_link import SupervisorLink
+from orchestrator.supervisor.hosts import LocalAgent
+from orchestrator.supervisor.request_loop import serve
+
+_BUFFER_BYTES = 1 << 20
+_PATIENCE_S = 120.0
+_NAME = "simulated"
+_SCRIPT = Command(
+    kind=CommandKind.SCRIPT,
+    words=("train.py",),
+    argv=(sys.executable, "train.py"),
+    serves=True,
+    interpreter=(sys.executable,),
+)
+
+
+class FakeConnection(Connection):
+    """A connection without a process: its other end is sent to the process of the hosts."""
+
+    def __init__(self, hub: socket.socket, destination: str) -> None:
+        self.stream, its = socket.socketpair()
+        for end in (self.stream, its):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+        self.process = SimpleNamespace(returncode=0)  # type: ignore[assignment]
+        with its:
+            socket.send_fds(hub, [destination.encode()], [its.fileno()])
+
+    def wait(self, timeout_s: float) -> bool:
+        return True
+
+    def kill(self) -> None:
+        return
+
+
+class FakeEngine:
+    """An engine that reaches the hosts of another process."""
+
+    leave_s = 30.0
+    is_remote = True
+
+    def __init__(self, hub: socket.socket) -> None:
+        self._hub = hub
+
+    def connect(self, destination: str, words: Sequence[str], errors: int | None = None) -> Connection:
+        return FakeConnection(self._hub, destination)
+
+    def explain(self, host: str, exit_code: int | None, errors: str) -> str:
+        return f"{host} has left: {errors}"
+
+
+class SimulatedRun:
+    """A run with `tasks` tasks on each of `hosts` hosts. Leaving the `with` ends its processes."""
+
+    def __init__(
+        self, state: Path, hosts: int, tasks: int = 4, profile: Path | None = None, step_s: float = 0.0
+    ) -> None:
+        """`state` becomes XDG_STATE_HOME. `profile`: write a profile of the supervisor there (cProfile). `step_s`: each
+        task reports a step so often (0: never)."""
+        self.name = _NAME
+        self.tasks = hosts * tasks
+        self._spec = _spec(state, hosts, tasks)
+        self._env = os.environ | {"XDG_STATE_HOME": str(state), "NO_COLOR": "1"}
+        self._profile = profile
+        self._step_s = step_s
+        self._events_read = 0
+        self.events: Counter[str] = Counter()
+
+    def __enter__(self) -> SimulatedRun:
+        hub, its_hub = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        client, its_client = socket.socketpair()
+        with hub, its_hub, its_client:
+            self._hosts = self._python("fake_hosts.py", its_hub, str(self._step_s))
+            profile = [] if self._profile is None else [str(self._profile)]
+            process = self._python("simulated_hosts.py", its_client, hub, *profile)
+        self.supervisor = psutil.Process(process.pid)
+        self.link = SupervisorLink(process, client)
+        environ = pack_environ(self._env)
+        self.root = self.link.create(Request(spec=self._spec, lifetime=Lifetime.CLIENT, environ=environ))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.link.close()
+        self.link.wait(_PATIENCE_S)
+        self._hosts.wait(_PATIENCE_S)
+
+    def _python(self, file: str, *arguments: socket.socket | str) -> subprocess.Popen[bytes]:
+        support = Path(__file__).parent
+        fds = [each.fileno() for each in arguments if isinstance(each, socket.socket)]
+        words = [str(each.fileno()) if isinstance(each, socket.socket) else each for each in arguments]
+        path = os.pathsep.join((str(support), str(support.parent.parent)))
+        return subprocess.Popen(
+            [sys.executable, str(support / file), *words],
+            env=self._env | {"PYTHONPATH": path},
+            pass_fds=fds,
+            start_new_session=True,
+        )
+
+    @property
+    def cpu_s(self) -> float:
+        times = self.supervisor.cpu_times()
+        return float(times.user + times.system)
+
+    @property
+    def memory_bytes(self) -> int:
+        """PSS."""
+        return int(self.supervisor.memory_full_info().pss)
+
+    @property
+    def written_bytes(self) -> int:
+        """Written by the supervisor into files and sockets."""
+        return int(self.supervisor.io_counters().write_chars)
+
+    def count_events(self) -> Counter[str]:
+        """The events of the run so far, by type."""
+        with (self.root / "events.jsonl").open("rb") as file:
+            file.seek(self._events_read)
+            data = file.read()
+        complete = data[: data.rfind(b"\n") + 1]
+        self._events_read += len(complete)
+        self.events.update(json.loads(line).get("type", "") for line in complete.splitlines())
+        return self.events
+
+    def until_event(self, kind: str, count: int = 1) -> None:
+        def is_there() -> bool:
+            assert self._hosts.poll() is None and self.link.wait(0) is False, (
+                self.root / "supervisor.log"
+            ).read_text()
+            time.sleep(0.1)
+            return self.count_events()[kind] >= count
+
+        until(is_there, _PATIENCE_S)
+
+    def stop(self) -> None:
+        """Stop the run and wait until its supervisor has exited."""
+        self.link.stop(StopOrder())
+        assert self.link.wait(_PATIENCE_S)
+
+    def orch(self, *words: str) -> bytes:
+        """The output of an `orch` command about this run."""
+        orch = Path(sys.executable).with_name("orch")
+        return subprocess.run([orch, *words], env=self._env, check=True, capture_output=True).stdout
+
+
+def _spec(state: Path, hosts: int, tasks: int) -> JobSpec:
+    names = [f"node{number:04}" for number in range(hosts)]
+    return changed(
+        JOB,
+        name=_NAME,
+        roles={"worker": hosts * tasks},
+        command=_SCRIPT,
+        engine=EngineName.SSH,
+        hosts=tuple(Host(name=name, destination=name, slots=tasks) for name in names),
+        checkpoint_dir=state / "checkpoints",
+        start_timeout_s=_PATIENCE_S,
+        # A busy machine loses no host.
+        link_timeout_s=600.0,
+    )
+
+
+def _supervise(client: socket.socket, hub: socket.socket) -> int:
+    return serve(ClientLink(client), LocalAgent(engines.engine("local")), FakeEngine(hub))
+
+
+if __name__ == "__main__":
+    ours, to_hosts = (socket.socket(fileno=int(word)) for word in sys.argv[1:3])
+    for each in (ours, to_hosts):
+        each.set_inheritable(False)
+    if len(sys.argv) > 3:
+        profiler = cProfile.Profile()
+        code = profiler.runcall(_supervise, ours, to_hosts)
+        profiler.dump_stats(sys.argv[3])
+    else:
+        code = _supervise(ours, to_hosts)
+    os._exit(code)
