@@ -57,6 +57,15 @@ def test_progress_soon_after_the_last_is_merged_and_sent_later(pipe: TaskPipe) -
     assert pipe.inbox.due == float("inf")
 
 
+@pytest.mark.parametrize(("tasks", "interval_s"), [(4, 0.1), (400, 0.1), (4000, 1.0)])
+def test_interval_is_longer_in_a_run_of_many_tasks(pipe: TaskPipe, tasks: int, interval_s: float) -> None:
+    pipe.inbox.set_tasks(tasks)
+    pipe.send(step=1)
+    pipe.take(NOW)
+    pipe.send(step=2)
+    assert pipe.inbox.due == pytest.approx(NOW + interval_s)
+
+
 def test_awaited_progress_is_sent_immediately(pipe: TaskPipe) -> None:
     pipe.send(step=1)
     pipe.take(NOW)

@@ -206,6 +206,7 @@ class Agent:
                 self._preload(message)
             case "plan":
                 self._cluster = Cluster(message["cluster"])
+                self._progress.set_tasks(sum(map(len, message["cluster"].values())))
             case "start":
                 self._start(message)
             case "signal":

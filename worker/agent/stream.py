@@ -157,8 +157,10 @@ class ExitSignals:
 
 # Read at most this much from the pipe of an exited task; a pipe holds less unless root enlarged it.
 _LAST_BYTES = 1 << 20
-# Interval between two forwards of a task's progress.
+# Interval between two forwards of a task's progress. The supervisor takes 0.1 ms for each: in a run of many tasks the
+# interval is longer.
 _INTERVAL_S = 0.1
+_MOST_A_SECOND = 4000
 # The same for progress marked `at_once`, so that a task that marks all of it costs little.
 _AT_ONCE_S = 0.01
 # Fields of one phase; they are dropped when the phase changes.
@@ -173,6 +175,11 @@ class ProgressInbox:
         self._pending: dict[str, dict[str, Any]] = {}
         self._due = 0.0
         self._at_once_due = 0.0
+        self._interval_s = _INTERVAL_S
+
+    def set_tasks(self, count: int) -> None:
+        """Set the number of tasks of the run, on all hosts."""
+        self._interval_s = max(_INTERVAL_S, count / _MOST_A_SECOND)
 
     @property
     def due(self) -> float:
@@ -210,7 +217,7 @@ class ProgressInbox:
         if now < self.due and not at_once:
             return {}
         pending, self._pending = self._pending, {}
-        self._due = now + _INTERVAL_S
+        self._due = now + self._interval_s
         self._at_once_due = now + _AT_ONCE_S
         taken = {name: _text(progress) for name, progress in pending.items()}
         return {name: text for name, text in taken.items() if text}
