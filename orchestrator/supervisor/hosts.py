@@ -76,7 +76,7 @@ class Agents(Protocol):
 
     @property
     def facts(self) -> Mapping[str, HostFacts]:
-        """Of the hosts that have joined; empty for this machine, whose facts are in the job."""
+        """The facts of the hosts that have joined. Empty for this machine, whose facts are in the job."""
 
     def serve(self, spec: JobSpec, store: RunStore) -> None:
         """Have all agents serve this run from now on. EngineError if one cannot be started."""

@@ -58,7 +58,7 @@ class Supervisor:
         self._spec = spec
         self._lifetime = lifetime
         self._hosts = hosts
-        # What the hosts have reported about the teardown that goes on.
+        # The hosts' reports about the current teardown.
         self._emptied: dict[str, Empty] = {}
         self._awaits_end = False
         self._store = store

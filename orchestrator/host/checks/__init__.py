@@ -29,7 +29,7 @@ CHECKS_OF_CONFIG: tuple[Check, ...] = (
     settings.check_builtin_options,
     network.check_private_network,
 )
-# What tasks need of this machine: not checked for tasks on other hosts, which the preflight asks.
+# These checks concern tasks on this machine. The preflight checks the other hosts.
 CHECKS_OF_TASKS_HERE: tuple[Check, ...] = (
     devices.check_tpu,
     resources.check_process_limits,
