@@ -84,7 +84,7 @@ class FirstFailure(_Document):
 
 
 class TaskStack(_Document):
-    """The stacks of one task. `state` is the letter that the kernel shows (man 5 proc). `frames` belong to the main thread, as
+    """The stacks of one task. `state` is a letter of man 5 proc. `frames` belong to the main thread, as
     `file.py:12 function`, the innermost first. `file` holds the complete text, `length` bytes from `offset`. `note`
     says why there are no frames."""
 
