@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
+from math import inf
 from typing import assert_never
 
 from pydantic import ValidationError
@@ -70,7 +71,8 @@ class Supervisor:
         self._awaited_attempt: int | None = None
         self._queue: deque[Event] = deque()
         self._lifecycle = Lifecycle(spec, store.paths.run_id, time.monotonic())
-        self._throttle = ProgressThrottle(spec.chaos)
+        # A limit on silence takes progress as a sign of life.
+        self._throttle = ProgressThrottle(spec.chaos, (spec.stall_timeout_s or inf) / 4)
         self._logs = RunLogs(store.directory.sub(store.paths.logs.name), self._throttle, self._queue)
         self._stacks = StackRequests(self._ask_for_stacks)
         tensorboard = TensorBoardTask(spec.tensorboard, spec.network, store, self._queue)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import inf
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -106,3 +107,16 @@ def test_repeated_progress_is_dropped() -> None:
     throttle.take(100.0)
     throttle.put("a", Progress(step=1))
     assert throttle.take(200.0) == []
+
+
+def test_progress_of_many_tasks_is_due_less_often() -> None:
+    names = [f"worker:{number}" for number in range(1000)]
+    for longest_s, expected in ((inf, 10.0), (4.0, 4.0), (0.1, INTERVAL_S)):
+        throttle = ProgressThrottle(longest_s=longest_s)
+        for step in (1, 2):
+            for name in names:
+                throttle.put(name, Progress(step=step))
+            if step == 1:
+                assert len(throttle.take(100.0)) == 1000
+        assert throttle.take(100.0 + expected - 0.01) == []
+        assert len(throttle.take(100.0 + expected)) == 1000

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import islice
+from math import inf
 from typing import Any
 
 from pydantic import ValidationError
@@ -23,6 +24,8 @@ MOST_METRICS = 32
 # Characters of an address: the longest name of a host, and a port.
 LONGEST_ADDRESS = 260
 INTERVAL_S = 1.0
+# In runs of many tasks the interval is longer, so that the events of an hour can still be read.
+_MOST_A_SECOND = 100
 # Fields of one phase, dropped when the phase changes.
 _OF_ONE_PHASE = frozenset({"step", "steps", "steps_per_s", "examples_per_s"})
 # Phases in which a task does not train yet.
@@ -79,9 +82,11 @@ def _read(name: str, value: object) -> Progress | None:
 class ProgressThrottle:
     """Holds progress until it is due, or until one of `faults` may be due. All times are monotonic seconds.
 
-    `has_changed`: there is progress that take_latest() has not returned."""
+    `has_changed`: there is progress that take_latest() has not returned. Each task's progress is due once a second, in
+    runs of over 100 tasks less often, but at least every `longest_s`."""
 
-    def __init__(self, faults: Sequence[Fault] = ()) -> None:
+    def __init__(self, faults: Sequence[Fault] = (), longest_s: float = inf) -> None:
+        self._longest_s = longest_s
         self._steps = {fault.step for fault in faults if fault.step is not None}
         self._epochs = {fault.epoch for fault in faults if fault.epoch is not None}
         self._awaited: set[str] = set()
@@ -145,7 +150,10 @@ class ProgressThrottle:
         return self._pop(task, now) if task in self._waiting else None
 
     def _due(self, task: str) -> float:
-        return 0.0 if task in self._awaited else self._last.get(task, 0.0) + INTERVAL_S
+        if task in self._awaited or task not in self._last:
+            return 0.0
+        interval_s = min(len(self._known) / _MOST_A_SECOND, self._longest_s)
+        return self._last[task] + max(INTERVAL_S, interval_s)
 
     def _merge(self, task: str, progress: Progress, fields: Set[str]) -> None:
         known = self._known.get(task, Progress())
