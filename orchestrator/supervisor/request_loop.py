@@ -79,8 +79,10 @@ def _serve_one(
         return False, ExitCode.USAGE
     _redirect_output(store.open_log(store.paths.supervisor_log))
     client.created(store.paths.root)
-    checkpoint_dir = request.spec.checkpoint_dir or store.paths.checkpoints
-    spec = request.spec.model_copy(update={"checkpoint_dir": checkpoint_dir})
+    spec = request.spec
+    if not spec.hosts:  # else the default is a directory of each host
+        checkpoint_dir = spec.checkpoint_dir or store.paths.checkpoints
+        spec = spec.model_copy(update={"checkpoint_dir": checkpoint_dir})
     agents = _agents(spec, here, remote)
     supervisor = Supervisor(spec, request.lifetime, agents, store, client)
     try:
@@ -157,7 +159,7 @@ def _known_result(spec: JobSpec, run_id: str, state: RunState, took_s: float) ->
 
 def _create_run(spec: JobSpec, existing: tuple[Path, ...], started_mono: float) -> RunStore:
     name_lock = _take_name(spec)
-    if spec.checkpoint_dir is not None:
+    if spec.checkpoint_dir is not None and not spec.hosts:
         make_private(spec.checkpoint_dir, existing)
     run_id = new_run_id(spec.name)
     store = RunStore.create(run_id, spec.log_dir, name_lock, existing)

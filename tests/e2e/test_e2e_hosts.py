@@ -137,6 +137,18 @@ def test_stop_ends_all_hosts(orch: Orch, up: list[str]) -> None:
     assert_nothing_left(orch)
 
 
+def test_checkpoint_directory_is_made_on_the_host(orch: Orch, up: list[str]) -> None:
+    """The one that is named, or else one in the private directory of the host."""
+    show = "import os; print(os.path.isdir(os.environ['ORCH_CHECKPOINT_DIR']), os.environ['ORCH_CHECKPOINT_DIR'])"
+    *words, option, named = up
+    assert option == "--checkpoint-dir"
+    done = orch(*words, option, f"{named}/new", *python(show))
+    assert (done.code, done.out.count(f"True {named}/new\n")) == (0, 3), done.err
+    done = orch(*words, *python(show))
+    assert (done.code, done.out.count("True ")) == (0, 3), done.err
+    assert str(orch.state) not in done.out
+
+
 @pytest.mark.slow
 def test_nothing_is_left_after_the_supervisor_was_killed(orch: Orch, up: list[str]) -> None:
     running = orch.start(*up, "--link-timeout", "4s", *python(SLEEP))

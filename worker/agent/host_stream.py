@@ -140,12 +140,22 @@ class HostStream:
         bootstrap = message.get("bootstrap") or {}
         if message.get("scratch"):
             self._make(Path(message["scratch"]))
+        if checkpoints := message["env"].get("ORCH_CHECKPOINT_DIR"):
+            self._make_checkpoints(Path(checkpoints))
         for file in (message["log"], bootstrap.get("exception_file"), bootstrap.get("stacks_file")):
             if file:
                 self._make(Path(file).parent)
         self._exceptions[message["task"]] = bootstrap.get("exception_file") or ""
         self._forget_exception(message["task"])
         self._logs.add(message["task"], message["log"])
+
+    def _make_checkpoints(self, directory: Path) -> None:
+        """Create the checkpoint directory, which may be anywhere."""
+        self._make(directory)
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError:
+            return  # the script's first checkpoint fails, and says why
 
     def _make(self, directory: Path) -> None:
         """Create a directory below the agent's own, for this user only. Any other must exist."""
