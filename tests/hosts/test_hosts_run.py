@@ -163,6 +163,7 @@ def test_three_machines_train_with_the_losses_of_one(up: Any, machines: Testbed,
     run = up(*train, "--checkpoint-dir", str(project / "there"), *program)
     run.process.wait(400)
     assert run.finish()["outcome"] == "succeeded", run.text
+    assert [event["method"] for event in run.events("task_started")] == ["fork"] * 3
     ours, theirs = (json.loads((project / place / "history.json").read_text()) for place in ("here", "there"))
     assert theirs["replicas"] == 3
     for name in ("loss", "accuracy"):
