@@ -56,7 +56,7 @@ def assert_failed_first(
     except ValueError as error:
         raise UsageError(f"{error}") from error
     result = run.wait(check=False)
-    failures = [end.first_failure for end in result.history] + [result.first_failure]
+    failures = [end.first_failure for end in result.earlier_attempts] + [result.first_failure]
     first = next((failure for failure in failures if failure is not None), None)
     if first is None:
         raise AssertionError(_message(f"no task of {run.id} failed: it {_outcome(result)}", run))

@@ -12,6 +12,8 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import TYPE_CHECKING, Any
 
+from pydantic import PrivateAttr
+
 from orchestrator.client.view.messages import most_attempts
 from orchestrator.client.view.status_document import (
     RunStatus,
@@ -37,6 +39,7 @@ from orchestrator.core.state.result import CauseKind, RunResult, TaskStack, exit
 from orchestrator.core.text.clean import safe, safe_lines
 from orchestrator.store.runs import catalog, lost_runs
 from orchestrator.store.runs.liveness import Liveness
+from orchestrator.store.runs.paths import RunPaths
 from orchestrator.store.runs.reader import RunView
 
 # `orch status` and `orch ls` must start quickly: the methods that give orders import what they need.
@@ -261,10 +264,32 @@ def status_of(view: RunView) -> Status:
     return Status(run=run, tasks=task_statuses(state, sample, now_mono), hosts=host_statuses(state, now_mono))
 
 
+class ResultOfRun(RunResult):
+    """A result that knows its run's directory. It equals a RunResult with the same values."""
+
+    _dir: Path = PrivateAttr()
+
+    @classmethod
+    def of(cls, result: RunResult, run_dir: Path) -> ResultOfRun:
+        made = cls.model_construct(result.model_fields_set, **dict(result))
+        made._dir = run_dir
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return dict(self) == dict(other) if isinstance(other, RunResult) else NotImplemented
+
+    def history(self) -> History:
+        """The same as Run.history()."""
+        view = RunView.open(RunPaths(self._dir))
+        if view is None:
+            raise NoSuchRun(f"{self.run_id}: its directory {self._dir} was removed")
+        return view.history()
+
+
 def result_of(view: RunView) -> RunResult:
     """The result of an ended run; without a result file it is derived from the events."""
     view.refresh()
-    return lost_runs.result_of(view)
+    return ResultOfRun.of(lost_runs.result_of(view), view.paths.root)
 
 
 def raise_for(result: RunResult) -> None:

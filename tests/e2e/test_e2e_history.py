@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import pickle
 import sys
 
 import pytest
@@ -65,6 +66,16 @@ def test_history_of_a_run_with_two_attempts(orch: Orch) -> None:
     assert len(printed.lines) == len(rows) + 1
     here = orchestrator.history(orch.result()["run_id"])
     assert here == columns and orchestrator.find(orch.run_dir().name).history() == columns
+    result = orchestrator.find(orch.run_dir().name).wait()
+    assert result.history() == columns == pickle.loads(pickle.dumps(result)).history()
+    # The word has another meaning in the document.
+    (ended,) = result.earlier_attempts
+    assert ended.cause is not None and ended.cause.task == "worker:1"
+    assert result.model_dump(mode="json") == orch.result() and len(orch.result()["history"]) == 1
+    document = orchestrator.RunResult.model_validate(orch.result())
+    assert document == result
+    with pytest.raises(LookupError, match="history"):
+        document.history()
 
 
 def test_run_without_a_history_has_empty_columns(orch: Orch) -> None:

@@ -36,7 +36,7 @@ STALL = {"stall_timeout": "4s"}
 
 def _is_in_the_history(scene: Scene, result: RunResult) -> None:
     """Check that the history has the failed attempt, and that the next one had other ports."""
-    (ended,) = result.history
+    (ended,) = result.earlier_attempts
     cause = ended.cause
     require(cause is not None and cause.task == scene.victim_name, Kind.CAUSE, ended)
     addresses = scene.addresses()
@@ -44,7 +44,7 @@ def _is_in_the_history(scene: Scene, result: RunResult) -> None:
 
 
 def _was_requested(_: Scene, result: RunResult) -> None:
-    require([ended.cause for ended in result.history] == [None], Kind.CAUSE, result.history)
+    require([ended.cause for ended in result.earlier_attempts] == [None], Kind.CAUSE, result.earlier_attempts)
 
 
 def _fault_is_reported(_: Scene, result: RunResult) -> None:

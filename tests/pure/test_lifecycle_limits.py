@@ -205,7 +205,7 @@ def test_stall_is_restarted_like_a_failure() -> None:
     feed(lifecycle, attempt(2, T + 9))
     result = the_result(feed(lifecycle, [exited(0), exited(1, order=1), emptied()]))
     assert (result.exit_code, result.stacks) == (0, {})
-    assert result.history[0].exit_code == 124
+    assert result.earlier_attempts[0].exit_code == 124
 
 
 def test_task_over_the_memory_limit_is_killed_and_is_the_cause() -> None:

@@ -86,7 +86,7 @@ def test_failure_after_a_step_is_restarted() -> None:
     assert [task.restarts for task in lifecycle.state.tasks.values()] == [1, 1]
     result = the_result(feed(lifecycle, [exited(0, mono=T + 9), exited(1, mono=T + 9), emptied(T + 9)]))
     assert (result.outcome, result.exit_code, result.attempts, result.cause) == ("succeeded", 0, 2, None)
-    (ended,) = result.history
+    (ended,) = result.earlier_attempts
     assert ended.cause is not None and (ended.attempt, ended.exit_code, ended.cause.task) == (
         1,
         3,
@@ -176,7 +176,7 @@ def test_run_is_restarted_at_most_max_restarts_times() -> None:
         at += 1 + delay_s
         feed(lifecycle, [deadline(Deadline.RESTART, at), *attempt(number, at), progressed(0, 1, at)])
     result = the_result(fail(lifecycle, at + 1, None, signal.SIGKILL))
-    assert (result.exit_code, result.attempts, len(result.history)) == (137, 4, 3)
+    assert (result.exit_code, result.attempts, len(result.earlier_attempts)) == (137, 4, 3)
     assert result.not_restarted == "restarted 3 times already"
 
 
@@ -230,7 +230,7 @@ def test_requested_restart_does_not_count_as_a_failure() -> None:
     assert feed(lifecycle, [deadline(Deadline.RESTART, T + 1)]) == [PlanAttempt(2)]
     feed(lifecycle, attempt(2, T + 2))
     result = the_result(feed(lifecycle, [exited(0), exited(1, order=1), emptied(T + 3)]))
-    assert (result.exit_code, result.attempts, result.history[0].cause) == (0, 2, None)
+    assert (result.exit_code, result.attempts, result.earlier_attempts[0].cause) == (0, 2, None)
 
 
 def test_requested_restart_skips_the_delay() -> None:

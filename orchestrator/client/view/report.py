@@ -115,7 +115,7 @@ def _report(result: RunResult, *, verbose: bool, checkpoints: str | None) -> Ite
         for text in _without_startup_lines(lines):
             yield _Quoted(first.task, one_line(text))
     yield _headline(result, verbose=verbose)
-    yield from _history(result.history)
+    yield from _history(result.earlier_attempts)
     for fault in result.faults:
         yield _field("chaos", one_line(fault_text(fault)))
     if first is not None or is_of_host:

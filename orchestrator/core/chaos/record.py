@@ -74,7 +74,7 @@ class ChaosRecord:
 
     def reports(self, result: RunResult) -> tuple[FaultReport, ...]:
         """Return the report of each fault, in their order, after a run that ended with `result`."""
-        ends = {end.attempt: end for end in result.history}
+        ends = {end.attempt: end for end in result.earlier_attempts}
         ends[result.attempts] = AttemptEnd(
             attempt=result.attempts,
             cause=result.cause,

@@ -6,7 +6,7 @@ import math
 import signal as signals
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -218,7 +218,7 @@ class RunResult(_Document):
     detection_s: from the first failure's exit to its notice
     teardown_s: from then until no process was left
     took_s: from the run's start until then
-    history: the attempts before the last one
+    earlier_attempts: the attempts before the last one; `history` in the document
     stacks: the tasks' stacks when a time limit ran out
     not_restarted: why a failure was not followed by a restart
     bad_loss: the first loss that was not finite
@@ -226,6 +226,8 @@ class RunResult(_Document):
     left: processes that are still running
     hosts: the hosts; empty if all tasks ran on this machine
     """
+
+    model_config = ConfigDict(serialize_by_alias=True)
 
     schema_version: Literal[1] = 1
     run_id: str
@@ -240,7 +242,7 @@ class RunResult(_Document):
     tasks: tuple[TaskEnd, ...]
     checkpoint_dir: str | None = None
     training: Training | None = None
-    history: tuple[AttemptEnd, ...] = ()
+    earlier_attempts: tuple[AttemptEnd, ...] = Field(default=(), alias="history")
     faults: tuple[FaultReport, ...] = ()
     stacks: dict[TaskName, TaskStack] = Field(default_factory=dict)
     not_restarted: str | None = None
@@ -258,6 +260,16 @@ class RunResult(_Document):
     @property
     def succeeded(self) -> bool:
         return self.outcome == "succeeded"
+
+    def history(self) -> dict[str, list[Any]]:
+        """Progress, CPU and memory of all tasks over time, as columns: `pandas.DataFrame(result.history())`.
+
+        The same as Run.history(). Raises LookupError if the result is not that of Run.wait() or of an error: a document
+        does not know its run's directory.
+        """
+        raise LookupError(
+            f"a document has no history; orchestrator.history({self.run_id!r}) returns that of the run"
+        )
 
 
 def left_text(left: Sequence[LeftProcess]) -> str:
