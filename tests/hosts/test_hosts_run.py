@@ -189,6 +189,22 @@ def test_each_host_runs_its_tasks_and_logs_come_here(
     assert all(_is_whole(run.log(f"worker:{index}")) for index in range(4))
 
 
+def test_a_home_directory_that_is_read_only_or_noexec_does_no_harm(up: Any, machines: Testbed) -> None:
+    """With and without a copy of the bundle in it."""
+    home = f"{machines.directory}/home"
+    assert up("--workers", "1", "--", "true", hosts="n2").finish()["outcome"] == "succeeded"
+    machines["n0"].run("rm", "-rf", f"{home}/.local/state/orch")
+    machines["n1"].run("mount", "-o", "remount,bind,noexec", home)
+    machines["n2"].run("mount", "-o", "remount,bind,ro", home)
+    machines["n3"].run("rm", "-rf", f"{home}/.cache/orch")
+    machines["n3"].run("mount", "-o", "remount,bind,ro", home)
+    try:
+        assert up("--workers", "3", "--", "true").finish()["outcome"] == "succeeded"
+    finally:
+        for name in ("n1", "n2", "n3"):
+            machines[name].run("mount", "-o", "remount,bind,rw,exec", home)
+
+
 @pytest.mark.parametrize("cut", CUTS)
 def test_a_short_cut_loses_no_line_and_fails_nothing(
     up: Any, machines: Testbed, project: Path, counting: tuple[str, ...], cut: str
