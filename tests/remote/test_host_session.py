@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from session_pair import Pair, until
 from users import ORDINARY
+from waiting import PATIENCE_S
 
 from orchestrator.links import delivery
 from orchestrator.links.delivery import BadFrame
@@ -90,6 +91,19 @@ def test_cut_in_one_direction_ends_the_lease_of_both(direction: str) -> None:
         assert any(isinstance(each, LinkSilent) for each in pair.received_here)
         assert "nothing was heard" in str(pair.ours.lost_reason)
         assert not pair.ours.send(order(1))
+
+
+def test_agent_leaves_if_its_first_connection_ends_unused() -> None:
+    """The orchestrator was killed while the agent started. It would have made no other connection."""
+    with Pair() as pair:
+        pair.stranger().close()
+        its = pair.its
+        assert its.lease_ends > time.monotonic()
+        deadline = time.monotonic() + PATIENCE_S
+        while its.lease_ends > time.monotonic():
+            assert time.monotonic() < deadline
+            for fd, _ in pair.poller.poll(1.0):
+                its.read(fd)
 
 
 def test_short_silence_is_reported_and_loses_nothing() -> None:

@@ -158,6 +158,9 @@ class Session:
             data = b""
         if not data:
             self._close(relay)
+            if self._confirmed is None:
+                # A session has no second connection before the first has reached its agent: orch is gone.
+                self.lease_ends = time.monotonic()
             return []
         messages: list[dict[str, Any]] = []
         before = self._delivery.heard
