@@ -134,6 +134,50 @@ def test_other_connections_replace_a_dead_one() -> None:
         also_dead.source.close()
 
 
+def test_connections_that_open_together_do_not_end_each_other() -> None:
+    """After a cut, several may get through in the same moment. The agent's answers arrive after all were offered."""
+    with Pair() as pair:
+        pair.its.send({"type": "report", "number": 0})
+        until(pair, lambda: here(pair) == [0])
+        pair.holds_openings = True
+        pair.cut()
+        until(pair, lambda: len(pair._openings) == 2)
+        pair.holds_openings = False
+        for _ in range(20):
+            pair.turn(back=0)
+        pair.its.send({"type": "report", "number": 1})
+        pair.ours.send(order(0))
+        until(pair, lambda: here(pair) == [0, 1] and there(pair) == [0])
+        assert len(pair._connections) == 3
+
+
+def test_older_connection_does_not_replace_a_newer_one() -> None:
+    with Pair() as pair, pair.stranger() as stranger:
+        pair.its.send({"type": "report", "number": 0})
+        until(pair, lambda: here(pair) == [0])
+        stranger.sendall(b'0 {"type": "resume", "session": "s", "turn": 1, "heard": 0}\n')
+        for _ in range(20):
+            pair.turn()
+        pair.ours.send(order(0))
+        until(pair, lambda: there(pair) == [0])
+        assert len(pair._connections) == 1
+
+
+def test_lease_is_renewed_one_round_trip_after_a_break() -> None:
+    """The next regular ping would come a second later, which may be too late."""
+    with Pair() as pair:
+        pair.its.send({"type": "report", "number": 0})
+        until(pair, lambda: here(pair) == [0])
+        before = pair.ours._urgent_ping
+        pair.cut()
+        until(pair, lambda: pair.ours._urgent_ping > before)
+        while pair.ours._confirmed < pair.ours._urgent_ping:
+            lease = pair.its.lease_ends
+            pair.turn()
+        # In that turn the agent's answer arrived here, and its confirmation there.
+        assert pair.its.lease_ends > lease
+
+
 def test_clock_of_the_agent_is_measured() -> None:
     with Pair() as pair:
         assert pair.ours.clock[1] == float("inf")
