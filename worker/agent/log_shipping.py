@@ -21,8 +21,9 @@ _CHUNKS_A_TURN = 4
 # Log bytes wait while the connection has not taken this much, so that other messages overtake logs.
 _MOST_WAITING_BYTES = 64 << 10
 # Bounds of the unacknowledged bytes. On a slow link few are, because they delay everything behind them.
-_LEAST_WINDOW, _FIRST_WINDOW, _MOST_WINDOW = 32 << 10, 256 << 10, 1 << 20
-# An acknowledgement that takes longer halves the window; a quicker one doubles it.
+_LEAST_WINDOW, _MOST_WINDOW = 32 << 10, 1 << 20
+# An acknowledgement that takes longer halves the window; a quicker one doubles it. This happens once a round trip, because
+# what is on its way was sent under the earlier window.
 _SLOW_S, _QUICK_S = 1.0, 0.5
 # Interval between two looks while logs grow, and without inotify.
 _INTERVAL_S, _POLL_S = 0.01, 0.05
@@ -53,7 +54,8 @@ class LogShipping:
         self._run_id = ""
         self._logs: dict[str, _Log] = {}
         self._last: Mapping[str, Any] | None = None
-        self._window = _FIRST_WINDOW
+        self._window = _LEAST_WINDOW
+        self._window_set = 0.0
         self._in_flight: deque[tuple[int, int, float]] = deque()
         self._in_flight_bytes = 0
         self._inotify = -1
@@ -167,8 +169,9 @@ class LogShipping:
         while self._in_flight and self._in_flight[0][0] <= acknowledged:
             _, length, sent_at = self._in_flight.popleft()
             self._in_flight_bytes -= length
-        if sent_at is None:
+        if sent_at is None or sent_at < self._window_set:
             return
+        self._window_set = now
         if now - sent_at > _SLOW_S:
             self._window = max(_LEAST_WINDOW, self._window // 2)
         elif now - sent_at < _QUICK_S:
