@@ -5,6 +5,7 @@ The host is this machine, reached by `sh -c`: relay, keeper and agent are real.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -15,7 +16,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -325,6 +326,7 @@ class SlowLink:
         self.now = self.is_free_at = 0.0
         self._rate = rate
         self._on_the_way: deque[tuple[int, float]] = deque()
+        self.messages: list[Mapping[str, Any]] = []
 
     @property
     def delay_s(self) -> float:
@@ -333,6 +335,7 @@ class SlowLink:
 
     def send(self, message: Mapping[str, object]) -> None:
         self.last += 1
+        self.messages.append(message)
         self.is_free_at = self.now + self.delay_s + len(json.dumps(message)) / self._rate
         self._on_the_way.append((self.last, self.is_free_at))
 
@@ -361,3 +364,33 @@ def test_logs_do_not_delay_other_messages_on_a_slow_link(tmp_path: Path, rate: f
         shipping.close()
     assert max(delays) < 2.0
     assert busy > 2900, "the link has nothing to carry"
+
+
+def test_rest_of_the_logs_does_not_delay_the_end_of_a_teardown(tmp_path: Path) -> None:
+    """What was left out is reported, and the log goes on behind it in the next attempt. A break does not count."""
+    log = tmp_path / "log"
+    log.write_bytes(b"")
+    os.truncate(log, 100_000_000)
+    link = SlowLink(300e3)
+    with select.epoll() as poller:
+        shipping = LogShipping(cast(Session, link), poller)
+        shipping.add("worker:0", str(log))
+        shipping.hold("worker:0", {"type": "exited"})
+        shipping.hold_last({"type": "empty"})
+        for turn in range(3000):
+            is_broken = 100 <= turn < 1600
+            if not is_broken:
+                link.advance(turn * 0.01)
+            shipping.advance(turn * 0.01)
+            if 1600 <= turn < 1700:
+                assert link.messages[-1]["type"] == "log", "the break counted"
+        *logs, exited, empty = link.messages
+        with log.open("ab") as file:
+            file.write(b"next")
+        shipping.wake()
+        shipping.advance(40.0)
+        shipping.close()
+    sent = sum(len(base64.b64decode(each["data"])) for each in logs)
+    assert (exited["type"], empty["type"]) == ("exited", "empty")
+    assert empty["unsent"] == {"worker:0": 100_000_000 - sent}
+    assert (link.messages[-1]["offset"], link.messages[-1]["data"]) == (sent, "bmV4dA==")
