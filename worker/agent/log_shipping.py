@@ -99,8 +99,8 @@ class LogShipping:
         self._due = 0.0
 
     def hold_last(self, message: Mapping[str, Any]) -> None:
-        """Send a message after all that the logs contain now. If that takes too long, the rest is left out, and `unsent`
-        is added to the message: {log: bytes}."""
+        """Send a message after all that the logs contain now. If that takes too long, the rest is left out, and the
+        message has its length: `unsent`, {task: bytes}."""
         self._rest_s = 0.0
         for log in self._logs.values():
             log.held.append((os.fstat(log.fd).st_size, {}))
