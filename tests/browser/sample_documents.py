@@ -309,7 +309,7 @@ def log_rows(names: Sequence[str], lines: int, seconds: float = 120.0) -> Docume
     tail = _EXCEPTION.splitlines()
     left = lines - len(rows["text"]) - len(tail)
     for number in range(left):
-        time_s = 9.0 + (seconds - 10) * number / max(1, left)
+        time_s = 9.0 + (seconds - 11) * number / max(1, left)
         task = number % len(names)
         if number % 997 == 500:
             add(time_s, task, "WARNING:absl:The optimizer skipped a step: the gradient was not finite.")

@@ -7,12 +7,12 @@
   Orch.CompareView = class {
     constructor(feed, ids) {
       this.element = el("main.page", { id: "main", tabindex: "-1" }, el("p.quiet.nothing", { role: "status" }, "Loading…"));
-      feed.comparison(ids).then((found) => this.show(found), (error) => this.show(null, error));
+      feed.comparison(ids).then((found) => this.draw(found), (error) => this.draw(null, error));
     }
 
     close() { this.isClosed = true; if (this.curves) this.curves.close(); }
 
-    show(found, error) {
+    draw(found, error) {
       if (this.isClosed) return;
       if (!found || !(found.runs || []).length) {
         Orch.fill(this.element, el("p.quiet.nothing", null, error ? String(error.message || error) : "There is nothing to compare."));

@@ -21,7 +21,7 @@
       this.kind = kind;
       this.plot = null;
       this.last = el("span.last");
-      this.box = el("div.plot", { tabindex: "0", role: "img", onkeydown: (event) => this.onKey(event) });
+      this.box = el("div.plot", { tabindex: "0", role: "img", "aria-label": kind.title, onkeydown: (event) => this.onKey(event) });
       this.tip = el("div.tip", { hidden: true, "aria-hidden": "true" });
       this.element = el("figure.chart", null,
         el("figcaption", null, el("span.title", null, kind.title), this.last), this.box, this.tip);

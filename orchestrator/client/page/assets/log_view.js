@@ -43,6 +43,7 @@
       this.fold = toggle("Fold", "Fold start-up and repeated lines", (isOn) => this.keepingPlace({ fold: isOn }));
       this.fold.setAttribute("aria-pressed", "true");
       this.clock = toggle("Clock", "Show the time of day", (isOn) => { this.isClock = isOn; this.rows.draw(); this.detail(); });
+      this.clock.classList.add("clock");
       this.levels = el("div.segments", { role: "group", "aria-label": "Level" });
       this.levelButtons = ["All", "Warnings", "Errors"].map((text, level) => {
         const button = el("button", { type: "button", "aria-pressed": String(level === 0),
