@@ -367,7 +367,7 @@ def test_logs_do_not_delay_other_messages_on_a_slow_link(tmp_path: Path, rate: f
 
 
 def test_rest_of_the_logs_does_not_delay_the_end_of_a_teardown(tmp_path: Path) -> None:
-    """What was left out is reported, and the log goes on behind it in the next attempt. A break does not count."""
+    """The agent reports the missing bytes, and continues behind them in the next attempt. A break does not count."""
     log = tmp_path / "log"
     log.write_bytes(b"")
     os.truncate(log, 100_000_000)
