@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def open_page(address: str) -> bool:
-    """Open the address. False if there is no browser, or it could not be started."""
+    """Open the address. Return False without a browser, or if it cannot be started."""
     import webbrowser
 
     try:

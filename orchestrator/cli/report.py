@@ -53,7 +53,7 @@ def report(
         bool, typer.Option("--markdown", help="Print a summary for a pull request instead.")
     ] = False,
 ) -> int:
-    """Write a run as one HTML file: outcome, curves, timeline, logs. Of several runs, a comparison."""
+    """Write a run as one HTML file: outcome, curves, timeline, logs. Several runs are compared."""
     if open_it and (markdown or output == _STDOUT):
         raise UsageError("--open needs a report in a file; leave --markdown and -o - out")
     found = _found(runs or ())

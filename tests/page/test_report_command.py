@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from orch_command import Orch
 from run_records import make_run
-from test_report import embedded
+from test_report_file import embedded
 
 FAILS = 'print("last line", flush=True)\nraise ValueError("bad </script> shape")\n'
 

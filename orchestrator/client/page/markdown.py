@@ -1,6 +1,6 @@
 """A summary of runs for a pull request, as Markdown of GitHub (pure).
 
-Text of tasks stands in code spans and blocks only: nothing in it is a link, an image, markup or a mention.
+Text of tasks is in code spans and blocks only. There it cannot be a link, an image, markup or a mention.
 """
 
 from __future__ import annotations
