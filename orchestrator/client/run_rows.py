@@ -1,4 +1,4 @@
-"""The row of a run in `orch ls` and on the page: from its result if it has ended, else from its events."""
+"""The status of a run and its row in a list, from its reader: for `orch status`, `orch ls` and the page."""
 
 from __future__ import annotations
 
@@ -6,14 +6,46 @@ import shlex
 import time
 from collections.abc import Mapping
 
+from orchestrator.client.view.messages import most_attempts
+from orchestrator.client.view.status_document import (
+    RunStatus,
+    Status,
+    host_statuses,
+    seconds_until,
+    task_statuses,
+)
 from orchestrator.client.view.tables import RunRow
 from orchestrator.core.errors import NewerFormat
 from orchestrator.core.progress.activity import last_training
 from orchestrator.store.runs.reader import RunView
 
 
+def read_status(view: RunView) -> Status:
+    """Return the status of a refreshed run."""
+    end = view.state.ended_mono if view.state.ended_mono is not None else view.now_mono()
+    run = RunStatus(
+        id=view.record.id,
+        name=view.record.name,
+        state=view.state.phase,
+        attempt=view.state.attempt,
+        started_at=view.record.started_at,
+        uptime_s=round(max(0.0, end - view.record.started_mono), 3),
+        dir=str(view.paths.root),
+        directory=view.record.directory,
+        checkpoint_dir=view.record.checkpoint_dir,
+        exit_code=view.state.exit_code,
+        restart_in_s=seconds_until(view.state.restart_due_mono, view.now_mono()),
+        most_attempts=most_attempts(view.record.spec, view.state.history),
+        history=view.state.history,
+        tensorboard=view.state.tensorboard,
+    )
+    state, sample = view.latest()
+    now_mono = view.now_mono()
+    return Status(run=run, tasks=task_statuses(state, sample, now_mono), hosts=host_statuses(state, now_mono))
+
+
 def run_row(view: RunView, size_bytes: int = 0) -> RunRow:
-    """Return the row of a run that needs `size_bytes` on disk."""
+    """Return the row of a run, which needs `size_bytes` on disk: from its result, if it has ended, or its events."""
     took: float | None
     exit_code: int | None
     try:

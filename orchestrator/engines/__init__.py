@@ -62,7 +62,9 @@ class Connection:
             )
         except OSError as error:
             self.stream.close()
-            raise EngineError(f"{words[0]} could not be started: {error}") from error
+            raise EngineError(
+                f"{words[0]} could not be started ({error.strerror}); install or correct it"
+            ) from error
         finally:
             its.close()
 

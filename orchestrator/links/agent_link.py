@@ -183,11 +183,14 @@ class LogBytes(_Message):
 
 
 class Empty(_Message):
-    """No process of the attempt is left on the host, but for those in `left`, which run under another user."""
+    """No process of the attempt is left on the host, but for those in `left`, which run under another user.
+
+    `unsent`: {task: bytes at the end of its log that another host left out, because the link was too slow}."""
 
     type: Literal["empty"]
     swept: int
     left: tuple[LeftProcess, ...] = ()
+    unsent: dict[str, int] = {}
 
 
 _Sent = (

@@ -298,7 +298,10 @@ class Session:
             self._retry_at = now + _RETRY_S
             try:
                 self._open_lane(now)
-            except EngineError as error:
+            except (
+                EngineError,
+                OSError,
+            ) as error:  # no free descriptor, or no memory for a process: tried again
                 self._last_error = str(error)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from orchestrator.core.job.spec import CommandKind, JobSpec
@@ -26,6 +26,7 @@ from orchestrator.core.state.events import Event
 from orchestrator.links.agent_link import (
     AgentLink,
     AgentMessage,
+    Empty,
     PlanOrder,
     PreloadOrder,
     Sampled,
@@ -159,8 +160,15 @@ class Attempts:
 
     def check_report(self, host: str, message: AgentMessage) -> None:
         """Raise ForgedReport if a host reports about a task that it does not run."""
-        tasks = message.tasks if isinstance(message, Sampled) else ()
-        for task in (message.task,) if isinstance(message, TaskMessage) else tasks:
+        tasks: Iterable[str] = ()
+        match message:
+            case TaskMessage():
+                tasks = (message.task,)
+            case Sampled():
+                tasks = message.tasks
+            case Empty():
+                tasks = message.unsent
+        for task in tasks:
             if self._host_of.get(task) != host:
                 raise ForgedReport(f"it reports about {task!r:.80}, which it does not run")
 

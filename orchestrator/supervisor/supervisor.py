@@ -363,6 +363,8 @@ class Supervisor:
             case Held():
                 self._attempts.take_held(host, message.attempt, message.ports)
             case Empty():
+                self._attempts.check_report(host, message)
+                self._reports.take_unsent(host, message.unsent)
                 self._emptied[host] = message
                 self._report_teardown()
             case _:

@@ -151,6 +151,18 @@ def test_connections_that_open_together_do_not_end_each_other() -> None:
         assert len(pair._connections) == 3
 
 
+def test_connection_that_cannot_be_made_is_tried_again() -> None:
+    with Pair() as pair:
+        pair.its.send({"type": "report", "number": 0})
+        until(pair, lambda: here(pair) == [0])
+        pair.has_no_descriptors = True
+        pair.cut()
+        until(pair, lambda: "Too many open files" in pair.ours._last_error)
+        pair.has_no_descriptors = False
+        pair.ours.send(order(0))
+        until(pair, lambda: there(pair) == [0])
+
+
 def test_older_connection_does_not_replace_a_newer_one() -> None:
     with Pair() as pair, pair.stranger() as stranger:
         pair.its.send({"type": "report", "number": 0})

@@ -63,6 +63,16 @@ def test_cost_of_a_host_does_not_grow_with_their_number(tmp_path: Path) -> None:
     assert late < 1.2 * early
 
 
+def test_missing_end_of_a_log_is_reported(tmp_path: Path) -> None:
+    forged = {"type": "empty", "unsent": {"worker:1": 5 << 20}}
+    with SimulatedRun(tmp_path, 1, forged={"node0000": forged}) as run:
+        run.until_event("task_ready", run.tasks)
+        run.stop()
+        events = map(json.loads, (run.root / "events.jsonl").read_text().splitlines())
+        notices = [event["text"] for event in events if event["type"] == "noticed"]
+    assert "the last 5 MiB of the log of worker:1 were not sent: the link to node0000 is too slow" in notices
+
+
 def test_ipv6_address_of_a_host_is_in_brackets(tmp_path: Path) -> None:
     with SimulatedRun(tmp_path, 1, forged={"node0000": {"type": "hello", "ssh_address": "fd00::7"}}) as run:
         run.until_event("task_ready", run.tasks)
@@ -78,9 +88,13 @@ def test_ipv6_address_of_a_host_is_in_brackets(tmp_path: Path) -> None:
         ({"type": "held", "ports": []}, "reports 0 ports"),
         ({"type": "held", "attempt": 7}, "reports 4 ports for attempt 7"),
         ({"type": "started", "task": "worker:0"}, "reports about 'worker:0', which it does not run"),
+        (
+            {"type": "sample", "tasks": {"worker:0": {"cpu_percent": 1, "memory_bytes": 1}}},
+            "reports about 'worker:0'",
+        ),
         ({"type": "log", "task": "worker:0"}, "sends a log of 'worker:0', which it does not run"),
     ],
-    ids=["ports", "attempt", "task", "log"],
+    ids=["ports", "attempt", "task", "sample", "log"],
 )
 def test_forged_report_loses_its_host_only(tmp_path: Path, forged: dict[str, object], reason: str) -> None:
     with SimulatedRun(tmp_path, 3, TASKS, forged={"node0001": forged}) as run:

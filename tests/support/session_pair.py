@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import select
 import socket
@@ -66,14 +67,14 @@ class _Way:
 class Pair:
     """`ours` and `its`: the orchestrator's end and the agent's. turn() lets them work.
 
-    `holds_openings`: new connections reach no agent."""
+    `holds_openings`: new connections reach no agent. `has_no_descriptors`: none can be made."""
 
     def __init__(self, link_timeout_s: float = 60.0) -> None:
         self.loses: set[str] = set()
         self.received_here: list[Any] = []
         self.received_there: list[dict[str, Any]] = []
         self.is_open = True
-        self.holds_openings = False
+        self.holds_openings = self.has_no_descriptors = False
         self._connections: list[_Connection] = []
         self._ways: list[tuple[_Way, _Way]] = []
         self._openings: dict[_Connection, bytes] = {}
@@ -131,6 +132,8 @@ class Pair:
         return stream
 
     def _connect(self, errors: int) -> _Connection:
+        if self.has_no_descriptors:
+            raise OSError(errno.EMFILE, "Too many open files")
         connection = _Connection()
         self._connections.append(connection)
         self._openings[connection] = b""
