@@ -1,4 +1,4 @@
-"""What a run's reader says for `orch status`, `orch ls` and the page: the status of a run, and its row in a list."""
+"""The status of a run and its row in a list, from its reader: for `orch status`, `orch ls` and the page."""
 
 from __future__ import annotations
 

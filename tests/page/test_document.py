@@ -73,7 +73,7 @@ def test_wait_names_the_awaited_task_also_when_it_is_over() -> None:
     assert [(span["start"], span["end"]) for span in waits] == [(3.0, 8.0)]
 
 
-def test_silence_begins_when_the_task_was_last_heard() -> None:
+def test_silence_begins_at_the_last_report() -> None:
     with WrittenRun(1) as run:
         run.start()
         run.progress(2, "worker:0", phase="training", step=1)
