@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,12 +16,11 @@ from orchestrator.cli.parameters import Everywhere, RunArgument, Screen, takes_s
 from orchestrator.cli.selection import find_run, sweep
 from orchestrator.cli.words import colour_on, json_text, print_json, print_lines, say, width_of
 from orchestrator.client import api
-from orchestrator.client.view.tables import RunRow, run_lines, status_lines
-from orchestrator.core.errors import ExitCode, NewerFormat, UsageError
-from orchestrator.core.progress.activity import last_training
+from orchestrator.client.run_rows import run_row
+from orchestrator.client.view.tables import run_lines, status_lines
+from orchestrator.core.errors import ExitCode, UsageError
 from orchestrator.core.text.clean import safe
 from orchestrator.store.files import disk_bytes
-from orchestrator.store.runs.reader import RunView
 
 _WATCH_S = 1.0
 _HOME, _ERASE_REST_OF_LINE, _ERASE_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -82,7 +79,11 @@ def ls(
     """List the runs of this directory: exit code, duration, last loss, age, size and command."""
     survey = sweep()
     here = str(Path.cwd())
-    rows = [_row(view) for view in reversed(survey.runs) if everywhere or view.record.directory == here]
+    rows = [
+        run_row(view, disk_bytes(view.paths.root))
+        for view in reversed(survey.runs)
+        if everywhere or view.record.directory == here
+    ]
     for newer in survey.newer:
         if everywhere or newer.record.directory in ("", here):
             say(f"{'live: ' if newer.is_live else ''}{newer.error}")
@@ -126,52 +127,3 @@ def _csv_lines(columns: Mapping[str, Sequence[object]]) -> Iterator[str]:
             [safe(value) if isinstance(value, str) else value for value in row]
         )
         yield line.getvalue()
-
-
-def _row(view: RunView) -> RunRow:
-    took: float | None
-    exit_code: int | None
-    try:
-        result = None if view.is_live else view.result()
-    except NewerFormat:
-        result = None  # The events, which this version can read, hold the same facts.
-    if result is not None and result.took_s is not None:
-        state, tasks, took = str(result.outcome), len(result.tasks), result.took_s
-        attempts, exit_code = result.attempts, result.exit_code
-        training, bad_loss = result.training, result.bad_loss
-    else:
-        view.refresh()
-        state, tasks, attempts = str(view.state.phase), len(view.state.tasks), view.state.attempt
-        exit_code, training, bad_loss = view.state.exit_code, last_training(view.state), view.state.bad_loss
-        end = view.now_mono() if view.state.ended_mono is None else view.state.ended_mono
-        # The time at which a lost run ended is not known.
-        took = None if state == "lost" else max(0.0, end - view.record.started_mono)
-    loss = None if training is None else training.loss
-    # Within this boot the monotonic clock is used: the wall clock may have been set since.
-    since_mono = time.monotonic() - view.record.started_mono if view.is_same_boot else None
-    age = max(0.0, time.time() - view.record.started_at if since_mono is None else since_mono)
-    return RunRow(
-        id=view.record.id,
-        name=view.record.name,
-        state=state,
-        tasks=tasks,
-        attempts=attempts,
-        age_s=round(age, 3),
-        took_s=None if took is None else round(took, 3),
-        size_bytes=disk_bytes(view.paths.root),
-        directory=view.record.directory,
-        command=command_text(view.record.spec),
-        exit_code=exit_code,
-        loss=loss,
-        bad_loss=bad_loss.value if bad_loss is not None and loss is None else None,
-    )
-
-
-def command_text(spec: Mapping[str, object]) -> str:
-    """Return the command as the user gave it, by the spec in a run's record; empty if the record does not hold it."""
-    command = spec.get("command")
-    words = command.get("words") if isinstance(command, Mapping) else None
-    if not isinstance(command, Mapping) or not isinstance(words, list):
-        return ""
-    text = shlex.join(str(word) for word in words)
-    return f"built-in program {text}".rstrip() if command.get("kind") == "builtin" else text

@@ -14,14 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import PrivateAttr
 
-from orchestrator.client.view.messages import most_attempts
-from orchestrator.client.view.status_document import (
-    RunStatus,
-    Status,
-    host_statuses,
-    seconds_until,
-    task_statuses,
-)
+from orchestrator.client.run_rows import read_status
+from orchestrator.client.view.status_document import Status
 from orchestrator.core.errors import (
     EngineError,
     NoSuchRun,
@@ -256,26 +250,7 @@ def ls(directory: str | Path | None = None) -> Iterator[Run]:
 
 def status_of(view: RunView) -> Status:
     view.refresh()
-    end = view.state.ended_mono if view.state.ended_mono is not None else view.now_mono()
-    run = RunStatus(
-        id=view.record.id,
-        name=view.record.name,
-        state=view.state.phase,
-        attempt=view.state.attempt,
-        started_at=view.record.started_at,
-        uptime_s=round(max(0.0, end - view.record.started_mono), 3),
-        dir=str(view.paths.root),
-        directory=view.record.directory,
-        checkpoint_dir=view.record.checkpoint_dir,
-        exit_code=view.state.exit_code,
-        restart_in_s=seconds_until(view.state.restart_due_mono, view.now_mono()),
-        most_attempts=most_attempts(view.record.spec, view.state.history),
-        history=view.state.history,
-        tensorboard=view.state.tensorboard,
-    )
-    state, sample = view.latest()
-    now_mono = view.now_mono()
-    return Status(run=run, tasks=task_statuses(state, sample, now_mono), hosts=host_statuses(state, now_mono))
+    return read_status(view)
 
 
 class ResultOfRun(RunResult):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import re
-import secrets
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree as Xml
 
 from orchestrator.client.api import Run
+from orchestrator.client.output_file import write_output
 from orchestrator.client.view.report import cause_text
 from orchestrator.core.state.result import RunResult, TaskEnd, exit_text
 from orchestrator.core.state.state import TaskState
@@ -40,20 +38,8 @@ def write_junit(path: Path, run: Run, result: RunResult) -> None:
     document = junit_document(
         result, run.view.state.tasks, name=record.name, host=record.host, started_at=record.started_at
     )
-    target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():
-        # Renaming a file over it would even replace a device, if the user is root.
-        raise OSError(errno.EINVAL, "it is not a regular file any more", str(target))
-    beside = target.with_name(f".{target.name[:100]}-{secrets.token_hex(4)}")
     # Readable for others as far as the umask allows: another user's step may collect it.
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(document)
-        beside.replace(target)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+    write_output(path, document, mode=0o666)
 
 
 def junit_document(

@@ -112,7 +112,9 @@ class SshEngine:
 
     def login_words(self) -> list[str]:
         """The words of ssh before the name of the host."""
-        return [*self._command, *_OPTIONS, f"-oConnectTimeout={self._connect_timeout_s}"]
+        # rsync and the check before a start do not ping, and would wait for hours on a dead network.
+        alive = ("-oServerAliveInterval=5", "-oServerAliveCountMax=3")
+        return [*self._command, *_OPTIONS, *alive, f"-oConnectTimeout={self._connect_timeout_s}"]
 
     def explain(self, host: str, exit_code: int | None, errors: str) -> str:
         """Why a connection to `host` ended, and what to do, from ssh's exit code and its last text on stderr."""

@@ -21,6 +21,12 @@ class _Message(BaseModel):
     run_id: str
 
 
+class TaskMessage(_Message):
+    """A report about one task."""
+
+    task: str
+
+
 class HostGpu(BaseModel):
     """A GPU, as Gpu in core/job/gpus.py."""
 
@@ -77,32 +83,28 @@ class NotPreloaded(_Message):
     reason: str
 
 
-class Started(_Message):
+class Started(TaskMessage):
     type: Literal["started"]
-    task: str
     pid: int
     start_ticks: int
     method: ProcessOrigin = "spawn"
 
 
-class StartFailed(_Message):
+class StartFailed(TaskMessage):
     type: Literal["start_failed"]
-    task: str
     exit_code: int
     reason: str
     order: int | None = None
 
 
-class Listening(_Message):
+class Listening(TaskMessage):
     type: Literal["listening"]
-    task: str
 
 
-class ProgressMade(_Message):
+class ProgressMade(TaskMessage):
     """`progress` is JSON text as the task wrote it; checked() is None if it is not valid progress."""
 
     type: Literal["progress"]
-    task: str
     progress: str
 
     def checked(self) -> Progress | None:
@@ -124,14 +126,13 @@ class Sampled(_Message):
     tasks: dict[str, Usage]
 
 
-class Exited(_Message):
+class Exited(TaskMessage):
     """`oom_kills`, `peak_bytes` and `cpu_limit_s` as in TaskExited.
 
     `asked`: the agent had sent it a signal. `exception`: the text of its exception file, from another host only, where
     this message follows the last byte of the task's log."""
 
     type: Literal["exited"]
-    task: str
     exit_code: int | None
     signal: int | None
     order: int
@@ -144,15 +145,14 @@ class Exited(_Message):
     exception: str | None = None
 
 
-class DiskFull(_Message):
+class DiskFull(TaskMessage):
     """As the event DiskFull."""
 
     type: Literal["disk_full"]
-    task: str
     reason: str
 
 
-class Stacked(_Message):
+class Stacked(TaskMessage):
     """The stacks of one task, at most about 2 s after they were asked for.
 
     `native`: as asked for. `text` is cut at 256 KiB; if a file on the task's host already contains it, `file`, `offset`
@@ -160,7 +160,6 @@ class Stacked(_Message):
     """
 
     type: Literal["stacked"]
-    task: str
     native: bool = False
     how: Literal["signal", "py-spy", "none"]
     state: str | None = None
@@ -184,11 +183,14 @@ class LogBytes(_Message):
 
 
 class Empty(_Message):
-    """No process of the attempt is left on the host, but for those in `left`, which run under another user."""
+    """No process of the attempt is left on the host, but for those in `left`, which run under another user.
+
+    `unsent`: {task: bytes at the end of its log that another host left out, because the link was too slow}."""
 
     type: Literal["empty"]
     swept: int
     left: tuple[LeftProcess, ...] = ()
+    unsent: dict[str, int] = {}
 
 
 _Sent = (

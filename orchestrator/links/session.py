@@ -63,9 +63,12 @@ class Session:
         self._last_error = ""
         self._is_leaving = self._has_left = self._is_silent = False
         self._was_reached = False
+        self._resumes = 0
         # When the newest confirmed ping was sent; when the last ping was sent; the agent's newest ping.
         self._confirmed = self._pinged = self._began = time.monotonic()
         self._heard_ping: tuple[float, float] | None = None
+        # The ping whose answer is confirmed at once, and not by the next ping: it renews the agent's lease.
+        self._urgent_ping = -math.inf
         # (error, offset), and the best of them as (offset, error).
         self._clocks: deque[tuple[float, float]] = deque(maxlen=_CLOCK_SAMPLES)
         self._clock = (0.0, math.inf)
@@ -155,7 +158,11 @@ class Session:
             self._drop(lane, now)
             return
         if lane.is_reached and not was_reached:
-            lane.send(own_frame("resume", session=self._host.session, heard=self._delivery.heard))
+            self._resumes += 1
+            lane.turn = self._resumes
+            lane.send(
+                own_frame("resume", session=self._host.session, turn=lane.turn, heard=self._delivery.heard)
+            )
         for line in lines:
             self._take(lane, line, now)
         if self._delivery.heard != before:
@@ -177,7 +184,9 @@ class Session:
     def _without(self, lane: Lane, now: float) -> None:
         if lane is self._current:
             self._current = None
-            self._retry_at = now
+            # The agent may have gone over to another connection.
+            is_resuming = any(other.turn for other in self._lanes.values())
+            self._retry_at = now + _RETRY_S if is_resuming else now
 
     def _close_lanes(self) -> None:
         for lane in (*self._lanes.values(), *(lane for lane, _ in self._exiting)):
@@ -212,9 +221,11 @@ class Session:
                 self._take_ping(fields, now)
 
     def _resume(self, lane: Lane, heard: object, now: float) -> None:
-        """The agent speaks over this connection from now on."""
+        """The agent speaks over this connection from now on, unless it has already gone over to one of a later turn."""
         self._delivery.acknowledge(heard)
-        for other in [each for each in self._lanes.values() if each is not lane]:
+        if self._current is not None and self._current.turn > lane.turn:
+            return
+        for other in [each for each in self._lanes.values() if each.turn < lane.turn]:
             del self._lanes[other.fd]
             other.close()
         self._current = lane
@@ -223,6 +234,7 @@ class Session:
             lane.send(frame)
         self._confirm(lane.began, now)
         self._ping(lane, now)
+        self._urgent_ping = now
 
     def _ping(self, lane: Lane, now: float) -> None:
         self._pinged = now
@@ -245,6 +257,8 @@ class Session:
             error, offset = min(self._clocks)
             self._clock = offset, error
         self._confirm(sent, now)
+        if self._current is not None and sent == self._urgent_ping:
+            self._ping(self._current, now)
 
     def _confirm(self, sent: float, now: float) -> None:
         if sent <= self._confirmed:
@@ -284,7 +298,10 @@ class Session:
             self._retry_at = now + _RETRY_S
             try:
                 self._open_lane(now)
-            except EngineError as error:
+            except (
+                EngineError,
+                OSError,
+            ) as error:  # no free descriptor, or no memory for a process: tried again
                 self._last_error = str(error)
 
     @property

@@ -85,7 +85,11 @@ class Inspections:
                 if fds[fd] not in self._waiting:
                     poller.unregister(fd)
         for host in tuple(self._waiting):
-            self._lose(host, f"{host}: it did not answer within {_ANSWER_S:g} s; try `ssh {host} true`")
+            self._lose(
+                host,
+                f"{host}: it did not answer within {_ANSWER_S:g} s; try `ssh {host} true`, and check that its login"
+                " files (.bashrc) do not read the input",
+            )
 
     def _connect(self, host: Host, python: str, program: bytes) -> None:
         errors = tempfile.TemporaryFile()

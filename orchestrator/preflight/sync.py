@@ -13,10 +13,12 @@ from orchestrator.core.job.spec import JobSpec
 from orchestrator.engines.ssh import SshEngine, last_line
 
 # Files that git ignores belong to this machine: environments, caches, outputs.
-_LEFT_OUT = ("--exclude=/.git", "--exclude=__pycache__", "--filter=:- .gitignore")
+_LEFT_OUT = ("--exclude=.git", "--exclude=__pycache__", "--filter=:- .gitignore")
 # rsync's exit codes for a connection that failed, and for a remote rsync that did not start.
 _NO_CONNECTION = 255
 _NOT_FOUND = 127
+# A file was removed while rsync copied the others.
+_VANISHED = 24
 
 
 def copy_directory(spec: JobSpec, hosts: tuple[Host, ...]) -> None:
@@ -74,7 +76,7 @@ class _Copy:
     def failure(self) -> str | None:
         """Wait for the end. Return why it failed, None if it did not."""
         code = self._process.wait()
-        if code == 0:
+        if code in (0, _VANISHED):
             return None
         self._errors.seek(0)
         text = self._errors.read().decode(errors="replace")
@@ -85,7 +87,9 @@ class _Copy:
             return self._engine.explain(self._host.destination, code, said)
         if code == _NOT_FOUND or "rsync: command not found" in text or "rsync: not found" in text:
             return f"{name}: rsync is not installed there; install it, or copy the directory yourself"
-        lines = [line for line in text.splitlines() if not line.startswith("rsync error:")]
+        # Said after the error of another program, such as mkdir.
+        outcome = ("rsync error:", "rsync: connection unexpectedly closed")
+        lines = [line for line in text.splitlines() if not line.startswith(outcome)]
         return f"{name}: rsync failed: {last_line(chr(10).join(lines)) or f'exit code {code}'}"
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
-"""The agent of this host (`Hosts`) and what it is asked to start for a run (`Attempts`)."""
+"""`Attempts`: what the agents are ordered to start in each attempt of a run."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from orchestrator.core.job.spec import CommandKind, JobSpec
@@ -23,7 +23,16 @@ from orchestrator.core.plan.plan import (
 )
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event
-from orchestrator.links.agent_link import AgentLink, PlanOrder, PreloadOrder, StartOrder
+from orchestrator.links.agent_link import (
+    AgentLink,
+    AgentMessage,
+    Empty,
+    PlanOrder,
+    PreloadOrder,
+    Sampled,
+    StartOrder,
+    TaskMessage,
+)
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
 from orchestrator.supervisor.hosts import HERE, Agents
@@ -36,6 +45,10 @@ _NO_BOOTSTRAP = (
     "Python's options -I, -E and -S keep orch's code out of the script's process: no fixes for Keras, no stacks, and"
     " the script itself decides how it handles a stop"
 )
+
+
+class ForgedReport(ValueError):
+    """A host reports what cannot be true."""
 
 
 class Attempts:
@@ -56,11 +69,12 @@ class Attempts:
         self._logs = logs
         self._tensorboard = tensorboard
         self._queue = queue
-        # The host of each task, in their order, and the ports that are held on each host, for the next attempt.
+        # For this attempt: the host of each task, the number of tasks of each host, and the ports that are held there.
         self._placement: tuple[str, ...] = ()
-        self._used: frozenset[str] = frozenset()
+        self._counts: Counter[str] = Counter()
         self._host_of: dict[str, str] = {}
         self._held: dict[str, tuple[int, ...]] = {}
+        self._held_for = 0
         self._preloaded: set[str] = set()
         self._plan: RunPlan | None = None
 
@@ -73,10 +87,11 @@ class Attempts:
                 self._preloaded.add(host)
                 self._preload(host, link)
         self._placement = place(self._spec) if self._spec.hosts else (HERE,) * len(self._spec.tasks)
-        self._used = frozenset(self._placement)
+        self._counts = Counter(self._placement)
         self._host_of = dict(zip(map(str, self._spec.tasks), self._placement, strict=True))
         self._held.clear()
-        for host, count in Counter(self._placement).items():
+        self._held_for = attempt
+        for host, count in self._counts.items():
             if (agent := self._hosts.links.get(host)) is not None:
                 agent.hold(attempt, count, hold_mode(self._spec, os.environ))
 
@@ -112,9 +127,16 @@ class Attempts:
         )
 
     def take_held(self, host: str, attempt: int, ports: tuple[int, ...]) -> None:
-        """Plan the attempt once the ports of all its hosts are held."""
+        """Plan the attempt once the ports of all its hosts are held. ForgedReport."""
+        if attempt < self._held_for:
+            return  # that attempt has ended before its ports were held
+        is_repeated = host in self._held
+        if attempt != self._held_for or is_repeated or len(ports) != self._counts.get(host):
+            raise ForgedReport(
+                f"it reports {len(ports)} ports for attempt {attempt}, which it was not asked for"
+            )
         self._held[host] = ports
-        if self._held.keys() < self._used:
+        if self._held.keys() < self._counts.keys():
             return
         try:
             self._plan = build_plan(
@@ -132,9 +154,23 @@ class Attempts:
             return local_places(f"{_ADDRESS}:{port}" for port in ports[HERE])
         layouts = {host: self._hosts.layout(host, self._store.paths) for host in ports}
         return [
-            TaskPlace(host, f"{self._hosts.facts[host].address}:{next(ports[host])}", layouts[host])
+            TaskPlace(host, _host_and_port(self._hosts.facts[host].address, next(ports[host])), layouts[host])
             for host in self._placement
         ]
+
+    def check_report(self, host: str, message: AgentMessage) -> None:
+        """Raise ForgedReport if a host reports about a task that it does not run."""
+        tasks: Iterable[str] = ()
+        match message:
+            case TaskMessage():
+                tasks = (message.task,)
+            case Sampled():
+                tasks = message.tasks
+            case Empty():
+                tasks = message.unsent
+        for task in tasks:
+            if self._host_of.get(task) != host:
+                raise ForgedReport(f"it reports about {task!r:.80}, which it does not run")
 
     def link_to(self, task: str) -> AgentLink | None:
         """The link to the agent of a task; None if it is lost."""
@@ -208,3 +244,7 @@ class Attempts:
                 index=task.task.index,
             )
         )
+
+
+def _host_and_port(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

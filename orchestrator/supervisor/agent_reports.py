@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from time import monotonic, thread_time
 from typing import assert_never
 
@@ -15,6 +15,7 @@ from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, Symptom, SymptomKind, TeardownReason
 from orchestrator.core.state.result import LeftProcess
 from orchestrator.core.text.counted import counted
+from orchestrator.core.text.sizes import format_size
 from orchestrator.links import agent_link
 from orchestrator.links.agent_link import AgentMessage
 from orchestrator.links.stream import LinkBack, LinkSilent
@@ -256,6 +257,12 @@ class AgentReports:
             )
             cost_s = thread_time() - began
             self._sample_due = at["mono"] + max(_SAMPLE_INTERVAL_S, cost_s * _SAMPLE_COST_SHARE)
+
+    def take_unsent(self, host: str, unsent: Mapping[str, int]) -> None:
+        """Report that the ends of logs are missing."""
+        for task, count in unsent.items():
+            text = f"the last {format_size(count)} of the log of {task} were not sent: the link to {host} is too slow"
+            self._append(events.Noticed(**now(), text=text))
 
     def take_empty(self, swept: int, left: tuple[LeftProcess, ...]) -> None:
         """No process of the attempt is left but those in `left`; `swept` had outlived their tasks."""

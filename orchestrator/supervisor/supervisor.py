@@ -37,7 +37,7 @@ from orchestrator.store.logs.received import ForgedLog
 from orchestrator.store.runs.leftovers import end_leftovers
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
-from orchestrator.supervisor.agent_orders import FIRST_ATTEMPT, Attempts
+from orchestrator.supervisor.agent_orders import FIRST_ATTEMPT, Attempts, ForgedReport
 from orchestrator.supervisor.agent_reports import AgentReports
 from orchestrator.supervisor.control_orders import ControlOrders, StackRequests
 from orchestrator.supervisor.hosts import HERE, Agents, LinkDues
@@ -339,7 +339,7 @@ class Supervisor:
         try:
             for message in messages:
                 self._take(host, link, message)
-        except ForgedLog as forged:
+        except (ForgedLog, ForgedReport) as forged:
             self._lose_agent(host, str(forged))
             return
         if (joined := self._hosts.take_joined(host)) is not None:
@@ -363,9 +363,13 @@ class Supervisor:
             case Held():
                 self._attempts.take_held(host, message.attempt, message.ports)
             case Empty():
+                self._attempts.check_report(host, message)
+                self._reports.take_unsent(host, message.unsent)
                 self._emptied[host] = message
                 self._report_teardown()
             case _:
+                if host != HERE:  # here, TensorBoard runs beside the tasks
+                    self._attempts.check_report(host, message)
                 self._reports.take(message, link.clock)
 
     def _write_log(self, host: str, log: LogBytes) -> None:

@@ -121,6 +121,15 @@ def test_restarted_task_is_measured_from_its_own_start() -> None:
     assert sample[again.name]["cpu_percent"] > 0.0
 
 
+def test_task_that_has_just_started_does_not_use_many_cores() -> None:
+    with process("while True: pass") as task:
+        until(lambda: psutil.Process(task.pid).cpu_times().user >= 0.01)
+        (sample,) = look(Sampler(0.0), task.started_mono + 0.001, [task])
+        used_s = sum(psutil.Process(task.pid).cpu_times()[:2])
+    # The process works on while it is measured; more than one core is never used.
+    assert sample[task.name]["cpu_percent"] <= 100 * used_s / 0.25
+
+
 def test_no_sample_before_due_or_without_tasks() -> None:
     sampler = Sampler(100.0)
     with process(SLEEPER) as task:

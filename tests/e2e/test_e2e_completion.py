@@ -39,7 +39,7 @@ def test_completion_script_of_calling_shell(orch: Orch) -> None:
 
 def test_completion_of_verbs_and_options(orch: Orch) -> None:
     verbs = {"up", "config", "status", "logs", "down", "wait", "ls", "attach", "doctor"}
-    verbs |= {"kill", "restart", "stacks", "prune", "history"}
+    verbs |= {"kill", "restart", "stacks", "prune", "history", "report"}
     assert set(_offered(orch, "orch ")) == verbs
     assert _offered(orch, "orch do") == ["down", "doctor"]
     assert _offered(orch, "orch up --work") == ["--workers"]
@@ -50,7 +50,7 @@ def test_completion_of_runs_and_tasks(orch: Orch) -> None:
     assert orch("up", "-q", "--name", "alpha", "-n", "2", "--", "true").code == 0
     assert orch("up", "-q", "--name", "beta", "--", "true").code == 0
     alpha = orch.run_dirs()[0].name
-    for verb in ("status", "attach", "history"):  # the argument is the same one everywhere
+    for verb in ("status", "attach", "history", "report"):  # the argument is the same one everywhere
         assert _offered(orch, f"orch {verb} ") == ["beta", "alpha"], verb
     assert _offered(orch, "orch status al") == ["alpha", alpha]
     assert _offered(orch, "orch logs ") == ["beta", "alpha", "worker:0"]

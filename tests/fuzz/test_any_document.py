@@ -18,8 +18,8 @@ from fuzzing import any_bytes, as_json, damaged, fuzzed, torn
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orchestrator.cli import runs
 from orchestrator.client.api import Run
+from orchestrator.client.run_rows import run_row
 from orchestrator.client.view.messages import event_message
 from orchestrator.client.view.report import end_lines
 from orchestrator.client.view.tables import run_lines, status_lines
@@ -175,7 +175,7 @@ def is_shown(view: RunView) -> list[str]:
     messages = (event_message(event, status.run.most_attempts, verbose=True) for event in happened)
     lines = [safe(message) for message in messages if message is not None]
     lines += status_lines(status, 100, colour=False)
-    lines += run_lines([runs._row(view)], 100, colour=False)
+    lines += run_lines([run_row(view)], 100, colour=False)
     result = view.result()
     if result is not None:
         lines += end_lines(result, 100, colour=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,8 +40,9 @@ def machines(all_machines: Testbed) -> Iterator[Testbed]:
 
 
 @pytest.fixture
-def project(machines: Testbed, request: pytest.FixtureRequest) -> Path:
-    """A directory that all machines share, for the files of one test."""
+def project(machines: Testbed, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A new directory that all machines share, for the files of one test. Its name is that of the run."""
     directory = machines.shared / request.node.name.partition("[")[0]
-    directory.mkdir(exist_ok=True)
-    return directory
+    directory.mkdir()
+    yield directory
+    shutil.rmtree(directory)

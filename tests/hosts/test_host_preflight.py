@@ -248,6 +248,7 @@ def test_sync_copies_the_directory_before_the_checks(machines: Testbed, project:
     (here / "cache").mkdir(parents=True)
     (here / ".gitignore").write_text("cache/\n")
     (here / "cache/large").write_text("x")
+    (here / "part/.git").mkdir(parents=True)
     (here / "helper.py").write_text("NAME = 'helper'\n")
     (here / "train.py").write_text(SCRIPT)
     program = (
@@ -259,4 +260,5 @@ def test_sync_copies_the_directory_before_the_checks(machines: Testbed, project:
     assert done.stdout == "['same', 'same']\n"
     for name in ("n1", "n2"):
         copied = {path.name for path in (machines[name].home / "work").iterdir()}
-        assert copied == {".gitignore", "helper.py", "train.py"}
+        assert copied == {".gitignore", "helper.py", "part", "train.py"}
+        assert not [*(machines[name].home / "work/part").iterdir()]

@@ -163,6 +163,7 @@ def test_three_machines_train_with_the_losses_of_one(up: Any, machines: Testbed,
     run = up(*train, "--checkpoint-dir", str(project / "there"), *program)
     run.process.wait(400)
     assert run.finish()["outcome"] == "succeeded", run.text
+    assert [event["method"] for event in run.events("task_started")] == ["fork"] * 3
     ours, theirs = (json.loads((project / place / "history.json").read_text()) for place in ("here", "there"))
     assert theirs["replicas"] == 3
     for name in ("loss", "accuracy"):
@@ -186,6 +187,22 @@ def test_each_host_runs_its_tasks_and_logs_come_here(
     assert result["outcome"] == "succeeded"
     assert [task["host"] for task in result["tasks"]] == ["n1", "n1", "n2", "n3"]
     assert all(_is_whole(run.log(f"worker:{index}")) for index in range(4))
+
+
+def test_a_home_directory_that_is_read_only_or_noexec_does_no_harm(up: Any, machines: Testbed) -> None:
+    """With and without a copy of the bundle in it."""
+    home = f"{machines.directory}/home"
+    assert up("--workers", "1", "--", "true", hosts="n2").finish()["outcome"] == "succeeded"
+    machines["n0"].run("rm", "-rf", f"{home}/.local/state/orch")
+    machines["n1"].run("mount", "-o", "remount,bind,noexec", home)
+    machines["n2"].run("mount", "-o", "remount,bind,ro", home)
+    machines["n3"].run("rm", "-rf", f"{home}/.cache/orch")
+    machines["n3"].run("mount", "-o", "remount,bind,ro", home)
+    try:
+        assert up("--workers", "3", "--", "true").finish()["outcome"] == "succeeded"
+    finally:
+        for name in ("n1", "n2", "n3"):
+            machines[name].run("mount", "-o", "remount,bind,rw,exec", home)
 
 
 @pytest.mark.parametrize("cut", CUTS)

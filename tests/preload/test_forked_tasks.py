@@ -13,7 +13,7 @@ import pytest
 from forking import Forking
 from waiting import until, until_gone
 
-from orchestrator.links.agent_link import Started
+from orchestrator.links.agent_link import PlanOrder, Started
 
 LOOK = """
 import ctypes, gc, json, os, resource, signal, sys, threading, warnings
@@ -80,6 +80,16 @@ def test_a_forked_task_has_what_a_spawned_one_has(tmp_path: Path) -> None:
         assert forked[key] == spawned[key], key
     assert forked["fds"].keys() == {"0", "1", "2"}
     assert forked["env"]["PYTHONPATH"] == str(tmp_path)
+
+
+def test_a_task_of_a_cluster_on_several_hosts_is_forked(tmp_path: Path) -> None:
+    """The list of hosts without a proxy is only known after the preloader has started."""
+    with Forking(tmp_path) as agent:
+        agent.preload("json", env={"no_proxy": "localhost"})
+        agent.link.plan(PlanOrder(1, {"worker": ["10.0.0.1:1", "10.0.0.2:2"]}))
+        show = ["-c", "import os; print(os.environ['no_proxy'])"]
+        agent.run_task("a", show, fork=True, role="worker", index=0)
+        assert (agent.ending("a").text, agent.method_of("a")) == ("localhost,10.0.0.1,10.0.0.2\n", "fork")
 
 
 def test_libraries_come_back_with_all_they_bring(tmp_path: Path) -> None:

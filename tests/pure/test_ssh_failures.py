@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from orchestrator.core.errors import EngineError
 from orchestrator.engines.ssh import SshEngine
 
 CHANGED = """\
@@ -204,4 +205,10 @@ def test_words_of_ssh() -> None:
     assert words[:3] == ["ssh", "-F", "my file"]
     assert "-oBatchMode=yes" in words
     assert "-oConnectTimeout=3" in words
+    assert any(word.startswith("-oServerAliveInterval=") for word in words)
     assert not [word for word in words if "HostKeyChecking" in word or "KnownHosts" in word]
+
+
+def test_missing_ssh_is_named() -> None:
+    with pytest.raises(EngineError, match=r"^/no/ssh could not be started \(No such file or directory\); "):
+        SshEngine(("/no/ssh",)).connect("a", ["true"])

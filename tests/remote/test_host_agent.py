@@ -5,14 +5,18 @@ The host is this machine, reached by `sh -c`: relay, keeper and agent are real.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
+import select
 import signal
 import stat
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -23,6 +27,8 @@ from waiting import lives, until, until_gone
 from orchestrator.core.job.choices import NetworkOption
 from orchestrator.links.agent_link import Empty, Exited, Held, Stacked
 from orchestrator.links.stream import LinkBack, LinkSilent
+from worker.agent.log_shipping import LogShipping
+from worker.agent.session import Session
 
 # Prints numbered lines, in pieces of all sizes, for as long as it takes to break a few connections.
 COUNTS = """
@@ -305,3 +311,86 @@ def test_no_secret_is_in_a_command_line(tmp_path: Path, monkeypatch: pytest.Monk
 def test_interpreter_of_the_agent_is_isolated(host: HostDriver) -> None:
     assert {"-I", "-S"} <= set(psutil.Process(host.pid).cmdline())
     assert psutil.Process(host.pid).exe() == str(Path(sys.executable).resolve())
+
+
+# -- a slow link
+
+
+class SlowLink:
+    """In the place of the session: a connection that carries `rate` bytes a second, by the clock of the test."""
+
+    waiting_bytes = 0
+
+    def __init__(self, rate: float) -> None:
+        self.last = self.acknowledged = 0
+        self.now = self.is_free_at = 0.0
+        self._rate = rate
+        self._on_the_way: deque[tuple[int, float]] = deque()
+        self.messages: list[Mapping[str, Any]] = []
+
+    @property
+    def delay_s(self) -> float:
+        """How long a message waits that is sent now."""
+        return max(0.0, self.is_free_at - self.now)
+
+    def send(self, message: Mapping[str, object]) -> None:
+        self.last += 1
+        self.messages.append(message)
+        self.is_free_at = self.now + self.delay_s + len(json.dumps(message)) / self._rate
+        self._on_the_way.append((self.last, self.is_free_at))
+
+    def advance(self, now: float) -> None:
+        self.now = now
+        while self._on_the_way and self._on_the_way[0][1] <= now:
+            self.acknowledged = self._on_the_way.popleft()[0]
+
+
+@pytest.mark.parametrize("rate", [50e3, 300e3, 1e6])
+def test_logs_do_not_delay_other_messages_on_a_slow_link(tmp_path: Path, rate: float) -> None:
+    """A host counts as silent after 3 s without an answer."""
+    log = tmp_path / "log"
+    log.write_bytes(b"")
+    os.truncate(log, 100_000_000)
+    link = SlowLink(rate)
+    with select.epoll() as poller:
+        shipping = LogShipping(cast(Session, link), poller)
+        shipping.add("worker:0", str(log))
+        delays, busy = [], 0
+        for turn in range(3000):
+            link.advance(turn * 0.01)
+            shipping.advance(link.now)
+            delays.append(link.delay_s)
+            busy += link.delay_s > 0
+        shipping.close()
+    assert max(delays) < 2.0
+    assert busy > 2900, "the link has nothing to carry"
+
+
+def test_rest_of_the_logs_does_not_delay_the_end_of_a_teardown(tmp_path: Path) -> None:
+    """The agent reports the missing bytes, and continues behind them in the next attempt. A break does not count."""
+    log = tmp_path / "log"
+    log.write_bytes(b"")
+    os.truncate(log, 100_000_000)
+    link = SlowLink(300e3)
+    with select.epoll() as poller:
+        shipping = LogShipping(cast(Session, link), poller)
+        shipping.add("worker:0", str(log))
+        shipping.hold("worker:0", {"type": "exited"})
+        shipping.hold_last({"type": "empty"})
+        for turn in range(3000):
+            is_broken = 100 <= turn < 1600
+            if not is_broken:
+                link.advance(turn * 0.01)
+            shipping.advance(turn * 0.01)
+            if 1600 <= turn < 1700:
+                assert link.messages[-1]["type"] == "log", "the break counted"
+        *logs, exited, empty = link.messages
+        with log.open("ab") as file:
+            file.write(b"next")
+        shipping.wake()
+        shipping.advance(40.0)
+        shipping.close()
+    sent = sum(len(base64.b64decode(each["data"])) for each in logs)
+    assert (exited["type"], empty["type"]) == ("exited", "empty")
+    assert empty["unsent"] == {"worker:0": 100_000_000 - sent}
+    assert (link.messages[-1]["offset"], link.messages[-1]["data"]) == (sent, "bmV4dA==")

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from session_pair import Pair, until
 from users import ORDINARY
+from waiting import PATIENCE_S
 
 from orchestrator.links import delivery
 from orchestrator.links.delivery import BadFrame
@@ -92,6 +93,19 @@ def test_cut_in_one_direction_ends_the_lease_of_both(direction: str) -> None:
         assert not pair.ours.send(order(1))
 
 
+def test_agent_leaves_if_its_first_connection_ends_unused() -> None:
+    """The orchestrator was killed while the agent started. It would have made no other connection."""
+    with Pair() as pair:
+        pair.stranger().close()
+        its = pair.its
+        assert its.lease_ends > time.monotonic()
+        deadline = time.monotonic() + PATIENCE_S
+        while its.lease_ends > time.monotonic():
+            assert time.monotonic() < deadline
+            for fd, _ in pair.poller.poll(1.0):
+                its.read(fd)
+
+
 def test_short_silence_is_reported_and_loses_nothing() -> None:
     with Pair() as pair:
         pair.its.send({"type": "report", "number": 0})
@@ -118,6 +132,62 @@ def test_other_connections_replace_a_dead_one() -> None:
         assert any(isinstance(each, LinkSilent) for each in pair.received_here)
         dead.source.close()
         also_dead.source.close()
+
+
+def test_connections_that_open_together_do_not_end_each_other() -> None:
+    """After a cut, several may get through in the same moment. The agent's answers arrive after all were offered."""
+    with Pair() as pair:
+        pair.its.send({"type": "report", "number": 0})
+        until(pair, lambda: here(pair) == [0])
+        pair.holds_openings = True
+        pair.cut()
+        until(pair, lambda: len(pair._openings) == 2)
+        pair.holds_openings = False
+        for _ in range(20):
+            pair.turn(back=0)
+        pair.its.send({"type": "report", "number": 1})
+        pair.ours.send(order(0))
+        until(pair, lambda: here(pair) == [0, 1] and there(pair) == [0])
+        assert len(pair._connections) == 3
+
+
+def test_connection_that_cannot_be_made_is_tried_again() -> None:
+    with Pair() as pair:
+        pair.its.send({"type": "report", "number": 0})
+        until(pair, lambda: here(pair) == [0])
+        pair.has_no_descriptors = True
+        pair.cut()
+        until(pair, lambda: "Too many open files" in pair.ours._last_error)
+        pair.has_no_descriptors = False
+        pair.ours.send(order(0))
+        until(pair, lambda: there(pair) == [0])
+
+
+def test_older_connection_does_not_replace_a_newer_one() -> None:
+    with Pair() as pair, pair.stranger() as stranger:
+        pair.its.send({"type": "report", "number": 0})
+        until(pair, lambda: here(pair) == [0])
+        stranger.sendall(b'0 {"type": "resume", "session": "s", "turn": 1, "heard": 0}\n')
+        for _ in range(20):
+            pair.turn()
+        pair.ours.send(order(0))
+        until(pair, lambda: there(pair) == [0])
+        assert len(pair._connections) == 1
+
+
+def test_lease_is_renewed_one_round_trip_after_a_break() -> None:
+    """The next regular ping would come a second later, which may be too late."""
+    with Pair() as pair:
+        pair.its.send({"type": "report", "number": 0})
+        until(pair, lambda: here(pair) == [0])
+        before = pair.ours._urgent_ping
+        pair.cut()
+        until(pair, lambda: pair.ours._urgent_ping > before)
+        while pair.ours._confirmed < pair.ours._urgent_ping:
+            lease = pair.its.lease_ends
+            pair.turn()
+        # In that turn the agent's answer arrived here, and its confirmation there.
+        assert pair.its.lease_ends > lease
 
 
 def test_clock_of_the_agent_is_measured() -> None:

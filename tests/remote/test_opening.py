@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -17,12 +19,14 @@ from acting_as import as_user, needs_root
 from host_driving import HostDriver
 from hypothesis import given
 from hypothesis import strategies as st
-from waiting import until
+from waiting import lives, until
 
+from orchestrator.engines import Connection
 from orchestrator.links.bundle import Bundle, bundle
 from orchestrator.links.opening import AgentGone, HostSession, Opening, OpeningFailed
 from worker.remote.stage1 import bases
 
+ROOT = Path(__file__).parents[2]
 HOST = HostSession("0123456789abcdef", "there", 10.0)
 SMALL = Bundle(b"exec('')\n", b"zip", "hash")
 
@@ -196,3 +200,33 @@ def test_directory_of_another_user_is_not_used(tmp_path: Path) -> None:
             assert driver.home.parent == Path("/var/tmp")
     finally:
         taken.rmdir()
+
+
+def test_relay_does_not_wait_for_a_dead_connection(tmp_path: Path) -> None:
+    """The network is gone, and sshd takes nothing more. The agent has ended."""
+    program = """
+import socket, sys
+from worker.remote.relay import relay
+relay(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])
+"""
+    ours, its = socket.socketpair()
+    with ours, its:
+        words = [sys.executable, "-c", program, str(its.fileno()), str(tmp_path / "agent.log")]
+        process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[its.fileno()], cwd=ROOT
+        )
+        ours.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                ours.send(b"x" * 1000)
+        ours.shutdown(socket.SHUT_RDWR)
+    with process:
+        until(lambda: process.poll() is not None)
+
+
+def test_connection_is_killed_with_the_proxy_that_it_started() -> None:
+    connection = Connection(["sh", "-c", "sleep 600 & echo $!; wait"], None)
+    proxy = int(connection.stream.recv(100))
+    connection.kill()
+    connection.close()
+    until(lambda: not lives(proxy))

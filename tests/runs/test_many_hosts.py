@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from simulated_hosts import SimulatedRun
+from waiting import PATIENCE_S
 
 TASKS = 4
 COUNTED = ("/orchestrator/core/", "/orchestrator/store/", "/supervisor/agent_", "/supervisor/host_agents")
@@ -60,3 +61,49 @@ def test_cost_of_a_host_does_not_grow_with_their_number(tmp_path: Path) -> None:
     assert late < 1.2 * early
     early, late = (more.written - few.written) / 50, (many.written - more.written) / 150
     assert late < 1.2 * early
+
+
+def test_missing_end_of_a_log_is_reported(tmp_path: Path) -> None:
+    forged = {"type": "empty", "unsent": {"worker:1": 5 << 20}}
+    with SimulatedRun(tmp_path, 1, forged={"node0000": forged}) as run:
+        run.until_event("task_ready", run.tasks)
+        run.stop()
+        events = map(json.loads, (run.root / "events.jsonl").read_text().splitlines())
+        notices = [event["text"] for event in events if event["type"] == "noticed"]
+    assert "the last 5 MiB of the log of worker:1 were not sent: the link to node0000 is too slow" in notices
+
+
+def test_ipv6_address_of_a_host_is_in_brackets(tmp_path: Path) -> None:
+    with SimulatedRun(tmp_path, 1, forged={"node0000": {"type": "hello", "ssh_address": "fd00::7"}}) as run:
+        run.until_event("task_ready", run.tasks)
+        run.stop()
+        events = map(json.loads, (run.root / "events.jsonl").read_text().splitlines())
+        (planned,) = (event for event in events if event["type"] == "attempt_planned")
+    assert planned["cluster"]["worker"][0].startswith("[fd00::7]:")
+
+
+@pytest.mark.parametrize(
+    ("forged", "reason"),
+    [
+        ({"type": "held", "ports": []}, "reports 0 ports"),
+        ({"type": "held", "attempt": 7}, "reports 4 ports for attempt 7"),
+        ({"type": "started", "task": "worker:0"}, "reports about 'worker:0', which it does not run"),
+        (
+            {"type": "sample", "tasks": {"worker:0": {"cpu_percent": 1, "memory_bytes": 1}}},
+            "reports about 'worker:0'",
+        ),
+        ({"type": "log", "task": "worker:0"}, "sends a log of 'worker:0', which it does not run"),
+    ],
+    ids=["ports", "attempt", "task", "sample", "log"],
+)
+def test_forged_report_loses_its_host_only(tmp_path: Path, forged: dict[str, object], reason: str) -> None:
+    with SimulatedRun(tmp_path, 3, TASKS, forged={"node0001": forged}) as run:
+        assert run.link.wait(PATIENCE_S)
+        result = json.loads((run.root / "result.json").read_text())
+        assert (run.root / "supervisor.log").read_text() == ""
+    assert (result["exit_code"], result["cause"]["kind"], result["cause"]["host"]) == (
+        137,
+        "host",
+        "node0001",
+    )
+    assert reason in result["cause"]["text"]

@@ -62,10 +62,47 @@ def test_replaced_progress_is_skipped(tmp_path: Path) -> None:
     made.insert(150, READY)
     path = written(tmp_path / "events.jsonl", made)
     tail = EventTail(path)
-    assert tail.read() == [READY, *made[-3:]]
+    assert tail.read() == [*made[:3], READY, *made[-3:]]
     with path.open("ab") as out:
         out.write(event_line(progressed(100)))
     assert tail.read() == [progressed(100)]
+
+
+def in_phase(phase: str, step: int, task: int = 0) -> events.TaskProgressed:
+    made = progressed(step, task)
+    return made.model_copy(update={"progress": made.progress.model_copy(update={"phase": phase})})
+
+
+@pytest.mark.parametrize("block", [1, 1 << 20])
+def test_progress_that_begins_a_phase_or_ends_a_silence_is_read(
+    tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A timeline is drawn from it. The tasks' phases are independent, and are remembered between two reads."""
+    monkeypatch.setattr(event_file, "_BLOCK_BYTES", block)
+    silence = events.DeadlineReached(at=1, mono=1, deadline="stall_limit", quiet_s={"worker:0": 5.0})
+    made: list[events.Event] = [in_phase("importing", 0)]
+    made += [in_phase("training", step, task) for step in range(20) for task in range(2)]
+    made += [
+        in_phase("evaluating", 1),
+        in_phase("training", 21),
+        silence,
+        *(in_phase("training", step) for step in (22, 23)),
+    ]
+    path = written(tmp_path / "events.jsonl", made)
+    read = EventTail(path).read()
+    needed = [made[0], *made[1:3], *made[-5:-1]]
+    assert [event for event in read if event in needed] == needed
+    assert read[-1] == made[-1] and (block == 1 or len(read) < 12)
+
+
+def test_phase_is_remembered_between_two_reads(tmp_path: Path) -> None:
+    path = written(tmp_path / "events.jsonl", [in_phase("training", 1)])
+    tail = EventTail(path)
+    tail.read()
+    made = [in_phase("training", step) for step in range(2, 5)]
+    with path.open("ab") as out:
+        out.write(b"".join(event_line(event) for event in made))
+    assert tail.read() == made[-1:]
 
 
 @pytest.mark.parametrize("junk", [b"}\n", b'"step":[],"steps":1}}\n'])
@@ -73,7 +110,7 @@ def test_damaged_progress_does_not_hide_the_previous_one(tmp_path: Path, junk: b
     path = written(tmp_path / "events.jsonl", [progressed(1), progressed(2)])
     line = event_line(progressed(3))
     path.write_bytes(path.read_bytes() + line[: line.index(b'"step"')] + junk)
-    assert EventTail(path).read() == [progressed(2)]
+    assert EventTail(path).read() == [progressed(1), progressed(2)]
 
 
 def test_progress_in_a_different_json_style_is_read(tmp_path: Path) -> None:
@@ -145,7 +182,7 @@ def test_most_progress_lines_of_a_long_run_are_not_parsed(
     path = written(tmp_path / "events.jsonl", [progressed(step, step % 8) for step in range(20_000)])
     assert len(EventTail(path).read()) == len(parsed)
     blocks = path.stat().st_size // (1 << 20) + 1
-    assert len(parsed) <= 8 * blocks
+    assert len(parsed) <= 8 * (blocks + 1)
 
 
 def test_events_of_unplanned_tasks_are_ignored() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -17,6 +18,7 @@ from orchestrator.core.errors import UsageError
 from orchestrator.core.job.choices import EngineName, Placement
 from orchestrator.core.job.hosts import MOST_HOSTS, Host, parse_hosts, parse_hosts_file
 from orchestrator.core.job.roles import MOST_TASKS
+from orchestrator.preflight.sync import copy_directory
 
 A, B = Host(name="a", destination="a", slots=2), Host(name="b", destination="b")
 NAMES = st.from_regex(r"\A[a-z0-9_]([a-z0-9_.-]{0,20}[a-z0-9_])?\Z") | st.sampled_from(
@@ -199,3 +201,38 @@ def test_own_interpreter_is_replaced_on_hosts(load_here: Load) -> None:
     assert spec.command.argv[0] == spec.command.interpreter[0] == "/opt/py/bin/python"
     assert load_here(hosts="a", command=["-m", "this"]).spec.command.argv[0] == own
     assert load_here(hosts="a", remote_python="/x", command=[named]).spec.command.argv[0] == named
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "reason"),
+    [
+        (0, "", None),
+        (24, "file has vanished: /work/x", None),
+        (
+            12,
+            "mkdir: cannot create directory 'work': File exists\nrsync: connection unexpectedly closed (0 bytes)\n"
+            "rsync error: error in rsync protocol data stream (code 12)",
+            "a: rsync failed: mkdir: cannot create directory 'work': File exists",
+        ),
+    ],
+)
+def test_end_of_rsync(
+    make_spec: MakeSpec,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    text: str,
+    reason: str | None,
+) -> None:
+    """A file may vanish while others are copied. The reason of another program comes before those of rsync."""
+    rsync = tmp_path / "rsync"
+    rsync.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{text}\nEND\nexit {code}\n")
+    rsync.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    spec = make_spec(engine=EngineName.SSH, hosts=(B, A), cwd=tmp_path)
+    if reason is None:
+        copy_directory(spec, (A,))
+    else:
+        with pytest.raises(UsageError) as raised:
+            copy_directory(spec, (A,))
+        assert str(raised.value) == f"--sync: {reason}"

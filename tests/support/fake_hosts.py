@@ -51,8 +51,15 @@ class FakeAgent:
     """The agent of one host. `due`: when it has something to report again (monotonic seconds)."""
 
     def __init__(
-        self, number: int, name: str, parameters: dict[str, Any], poller: select.epoll, step_s: float
+        self,
+        number: int,
+        name: str,
+        parameters: dict[str, Any],
+        poller: select.epoll,
+        step_s: float,
+        forged: dict[str, Any],
     ) -> None:
+        """`forged`: a type of report, and the fields that it changes in all of them."""
         self._number = number
         self._name = name
         self._listener = _Handed()
@@ -62,6 +69,7 @@ class FakeAgent:
             parameters["link_timeout_s"],
             poller,
         )
+        self._forged = forged
         self._run_id = ""
         self._tasks: list[str] = []
         self._exits = 0
@@ -103,6 +111,8 @@ class FakeAgent:
         self._session.flush()
 
     def _send(self, kind: str, **fields: object) -> None:
+        if self._forged.get("type") == kind:
+            fields |= self._forged
         self._session.send({"type": kind, "run_id": self._run_id, **fields})
 
     def _hello(self) -> None:
@@ -173,8 +183,10 @@ class FakeAgent:
 class FakeHosts:
     """Serves the connections that arrive over `hub` until it is closed."""
 
-    def __init__(self, hub: socket.socket, step_s: float) -> None:
+    def __init__(self, hub: socket.socket, step_s: float, forged: dict[str, dict[str, Any]]) -> None:
+        """`forged`: {host: the fields that it changes in its reports of one type}."""
         self._hub = hub
+        self._forged = forged
         self._step_s = step_s
         self._poller = select.epoll()
         self._poller.register(hub, select.EPOLLIN)
@@ -215,7 +227,9 @@ class FakeHosts:
         self._poller.unregister(fd)
         parameters = json.loads(received.split(b"\n")[1])
         if name not in self._agents:
-            self._agents[name] = FakeAgent(len(self._agents), name, parameters, self._poller, self._step_s)
+            self._agents[name] = FakeAgent(
+                len(self._agents), name, parameters, self._poller, self._step_s, self._forged.get(name, {})
+            )
         agent = self._agents[name]
         stream.send((parameters["mark"] + json.dumps({"state": "ready"}) + "\n").encode())
         self._served[fd] = lambda: self._serve(name, fd)
@@ -229,4 +243,4 @@ class FakeHosts:
 
 
 if __name__ == "__main__":
-    FakeHosts(socket.socket(fileno=int(sys.argv[1])), float(sys.argv[2])).serve()
+    FakeHosts(socket.socket(fileno=int(sys.argv[1])), float(sys.argv[2]), json.loads(sys.argv[3])).serve()

@@ -40,7 +40,12 @@ class Forking(Driver):
         self.link.preload(order)
 
     def run_task(
-        self, name: str, words: Sequence[str], fork: bool, env: Mapping[str, str] | None = None
+        self,
+        name: str,
+        words: Sequence[str],
+        fork: bool,
+        env: Mapping[str, str] | None = None,
+        **changes: object,
     ) -> None:
         """Start `PYTHON FLAGS WORDS` with the bootstrap that the orchestrator would ask for."""
         self.start(
@@ -55,6 +60,7 @@ class Forking(Driver):
                 "hooks": True,
             },
             fork=fork,
+            **changes,
         )
 
     def ending(self, name: str) -> Ending:

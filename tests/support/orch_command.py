@@ -32,6 +32,7 @@ _WITHIN = {
     "prune",
     "up",
     "history",
+    "report",
 }
 ORCH = Path(sys.executable).with_name("orch")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import select
 import socket
@@ -64,13 +65,16 @@ class _Way:
 
 
 class Pair:
-    """`ours` and `its`: the orchestrator's end and the agent's. turn() lets them work."""
+    """`ours` and `its`: the orchestrator's end and the agent's. turn() lets them work.
+
+    `holds_openings`: new connections reach no agent. `has_no_descriptors`: none can be made."""
 
     def __init__(self, link_timeout_s: float = 60.0) -> None:
         self.loses: set[str] = set()
         self.received_here: list[Any] = []
         self.received_there: list[dict[str, Any]] = []
         self.is_open = True
+        self.holds_openings = self.has_no_descriptors = False
         self._connections: list[_Connection] = []
         self._ways: list[tuple[_Way, _Way]] = []
         self._openings: dict[_Connection, bytes] = {}
@@ -99,7 +103,7 @@ class Pair:
         """Let both ends work once; carry at most so many bytes in each direction."""
         lines, self.is_open = self.ours.read()
         self.received_here += lines
-        for connection in [*self._openings]:
+        for connection in [] if self.holds_openings else [*self._openings]:
             self._answer_opening(connection)
         for ways in [*self._ways]:
             carried = [
@@ -128,6 +132,8 @@ class Pair:
         return stream
 
     def _connect(self, errors: int) -> _Connection:
+        if self.has_no_descriptors:
+            raise OSError(errno.EMFILE, "Too many open files")
         connection = _Connection()
         self._connections.append(connection)
         self._openings[connection] = b""

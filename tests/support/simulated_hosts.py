@@ -10,9 +10,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import psutil
 from job_making import JOB, changed
@@ -79,16 +79,23 @@ class SimulatedRun:
     """A run with `tasks` tasks on each of `hosts` hosts. Leaving the `with` ends its processes."""
 
     def __init__(
-        self, state: Path, hosts: int, tasks: int = 4, profile: Path | None = None, step_s: float = 0.0
+        self,
+        state: Path,
+        hosts: int,
+        tasks: int = 4,
+        profile: Path | None = None,
+        step_s: float = 0.0,
+        forged: Mapping[str, Mapping[str, object]] = MappingProxyType({}),
     ) -> None:
         """`state` becomes XDG_STATE_HOME. `profile`: write a profile of the supervisor there (cProfile). `step_s`: each
-        task reports a step so often (0: never)."""
+        task reports a step so often (0: never). `forged`: {host: a type of report, and what it changes in them}."""
         self.name = _NAME
         self.tasks = hosts * tasks
         self._spec = _spec(state, hosts, tasks)
         self._env = os.environ | {"XDG_STATE_HOME": str(state), "NO_COLOR": "1"}
         self._profile = profile
         self._step_s = step_s
+        self._forged = json.dumps(dict(forged))
         self._events_read = 0
         self.events: Counter[str] = Counter()
 
@@ -96,7 +103,7 @@ class SimulatedRun:
         hub, its_hub = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         client, its_client = socket.socketpair()
         with hub, its_hub, its_client:
-            self._hosts = self._python("fake_hosts.py", its_hub, str(self._step_s))
+            self._hosts = self._python("fake_hosts.py", its_hub, str(self._step_s), self._forged)
             profile = [] if self._profile is None else [str(self._profile)]
             process = self._python("simulated_hosts.py", its_client, hub, *profile)
         self.supervisor = psutil.Process(process.pid)

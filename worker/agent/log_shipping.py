@@ -21,9 +21,12 @@ _CHUNKS_A_TURN = 4
 # Log bytes wait while the connection has not taken this much, so that other messages overtake logs.
 _MOST_WAITING_BYTES = 64 << 10
 # Bounds of the unacknowledged bytes. On a slow link few are, because they delay everything behind them.
-_LEAST_WINDOW, _FIRST_WINDOW, _MOST_WINDOW = 32 << 10, 256 << 10, 1 << 20
-# An acknowledgement that takes longer halves the window; a quicker one doubles it.
+_LEAST_WINDOW, _MOST_WINDOW = 32 << 10, 1 << 20
+# An acknowledgement that takes longer halves the window; a quicker one doubles it. This happens once a round trip: what
+# is on its way was sent under the earlier window.
 _SLOW_S, _QUICK_S = 1.0, 0.5
+# For the rest of the logs when all tasks have ended. A break of the connection does not count.
+_REST_S = 5.0
 # Interval between two looks while logs grow, and without inotify.
 _INTERVAL_S, _POLL_S = 0.01, 0.05
 
@@ -34,11 +37,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass
 class _Log:
-    """A log, open for reading. All before `sent` was sent. Each of `held` waits until `sent` has reached its offset."""
+    """A log, open for reading. All before `sent` was sent, but for `left_out` bytes. Each of `held` waits until `sent`
+    has reached its offset."""
 
     name: str
     fd: int
     sent: int = 0
+    left_out: int = 0
     held: deque[tuple[int, Mapping[str, Any]]] = field(default_factory=deque)
 
 
@@ -53,9 +58,11 @@ class LogShipping:
         self._run_id = ""
         self._logs: dict[str, _Log] = {}
         self._last: Mapping[str, Any] | None = None
-        self._window = _FIRST_WINDOW
+        self._window = _LEAST_WINDOW
+        self._window_set = 0.0
         self._in_flight: deque[tuple[int, int, float]] = deque()
         self._in_flight_bytes = 0
+        self._acknowledged_at = self._rest_s = 0.0
         self._inotify = -1
         self._must_poll = False
 
@@ -92,7 +99,9 @@ class LogShipping:
         self._due = 0.0
 
     def hold_last(self, message: Mapping[str, Any]) -> None:
-        """Send a message after all that the logs contain now."""
+        """Send a message after all that the logs contain now. If that takes too long, the rest is left out, and the
+        message has its length: `unsent`, {task: bytes}."""
+        self._rest_s = 0.0
         for log in self._logs.values():
             log.held.append((os.fstat(log.fd).st_size, {}))
         self._last = message
@@ -109,6 +118,8 @@ class LogShipping:
     def advance(self, now: float) -> None:
         """Send what has been written and may be sent now."""
         self._take_acknowledgements(now)
+        if self._last is not None and self._rest_s >= _REST_S:
+            self._leave_out_rest(self._last)
         if now < self.due:
             return
         room = _CHUNKS_A_TURN
@@ -169,6 +180,11 @@ class LogShipping:
             self._in_flight_bytes -= length
         if sent_at is None:
             return
+        self._rest_s += min(now - self._acknowledged_at, _SLOW_S)
+        self._acknowledged_at = now
+        if sent_at < self._window_set:
+            return
+        self._window_set = now
         if now - sent_at > _SLOW_S:
             self._window = max(_LEAST_WINDOW, self._window // 2)
         elif now - sent_at < _QUICK_S:
@@ -182,7 +198,7 @@ class LogShipping:
         """The size of a log. If its task has shortened it, that is reported."""
         size = os.fstat(log.fd).st_size
         if size < log.sent:
-            log.sent = 0
+            log.sent = log.left_out = 0
             self._send(log, b"", is_cut=True)
         return size
 
@@ -199,7 +215,7 @@ class LogShipping:
                 "type": "log",
                 "run_id": self._run_id,
                 "task": log.name,
-                "offset": log.sent,
+                "offset": log.sent - log.left_out,
                 "data": base64.b64encode(data).decode(),
                 "is_cut": is_cut,
             }
@@ -211,6 +227,19 @@ class LogShipping:
             _, message = log.held.popleft()
             if message:
                 self._session.send(message)
+
+    def _leave_out_rest(self, last: Mapping[str, Any]) -> None:
+        """Send `last` and all held messages now: the link is too slow for what is left of the logs."""
+        unsent = {log.name: os.fstat(log.fd).st_size - log.sent for log in self._logs.values()}
+        self._last = {
+            **last,
+            "unsent": {name: count for name, count in unsent.items() if count > 0 and name[0] != "@"},
+        }
+        for log in self._logs.values():
+            left_out = max(0, unsent[log.name])
+            log.sent += left_out
+            log.left_out += left_out
+        self._due = 0.0
 
     def _watch(self, fd: int) -> None:
         if self._inotify < 0 and not self._must_poll:

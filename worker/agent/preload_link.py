@@ -13,17 +13,18 @@ from pathlib import Path
 
 from worker.agent import task_process
 from worker.agent.run_logs import RunFile, open_log
-from worker.agent.task_process import INJECT, SEARCH_PATH, TaskOrder, TaskPipes, TaskProcess
+from worker.agent.task_process import INJECT, NO_PROXY, SEARCH_PATH, TaskOrder, TaskPipes, TaskProcess
 
 _INJECT_PRELOADER = INJECT.parent / "inject_preloader"
 _OPTIONS = "ORCH_PRELOAD"
 _MESSAGE_BYTES = 1 << 16
 # Prefixes of variables that differ between runs or tests. A preloader can serve several.
 _OF_ONE_RUN = ("ORCH_", "PYTEST_CURRENT_TEST")
-# Variables that differ between tasks. Imports do not read them: CUDA, DTensor and the TPU resolver read them later,
-# and PYTHONPATH differs by the bootstrap's directory.
+# Variables that differ between tasks. Imports do not read them: CUDA, DTensor, gRPC and the TPU resolver read them
+# later, and PYTHONPATH differs by the bootstrap's directory.
 _OF_ONE_TASK = (
     *("TF_CONFIG", SEARCH_PATH),
+    *NO_PROXY,
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TF_FORCE_GPU_ALLOW_GROWTH"),
     *("DTENSOR_CLIENT_ID", "DTENSOR_NUM_CLIENTS", "DTENSOR_JOB_NAME", "DTENSOR_JOBS", "TPU_NAME"),
 )

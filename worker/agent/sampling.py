@@ -14,6 +14,8 @@ _COST_SHARE = 200
 # Interval of checks against a memory limit, which may use 1/100 of a core.
 _LIMIT_INTERVAL_S = 0.25
 _LIMIT_COST_SHARE = 100
+# The kernel counts in ticks of 10 ms: over a shorter time, a task that has just started would use 1,000 % of a core.
+_SHORTEST_S = 0.25
 # PSS is read only if RSS, which costs nothing, is above this share of the limit. RSS is never less than PSS, except
 # for pages that the kernel has not counted yet.
 _NEAR = 15 / 16
@@ -108,7 +110,7 @@ class Sampler:
         before_s, before = self._cpu_before.get(_identity(task), (0.0, task.started_mono))
         self._cpu_before[_identity(task)] = (cpu_s, now)
         # The time of an exited child is no longer counted: never below zero.
-        percent = 100 * max(0.0, cpu_s - before_s) / max(now - before, 1e-3)
+        percent = 100 * max(0.0, cpu_s - before_s) / max(now - before, _SHORTEST_S)
         memory = 0
         for stat in tree:
             yield

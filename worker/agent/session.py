@@ -57,6 +57,7 @@ class Session:
         self._delivery = Delivery()
         self._relays: dict[int, _Relay] = {}
         self._current: _Relay | None = None
+        self._turn = 0
         self._has_reader = self._reads = True
         self._sent_ping = time.monotonic()
         self._confirmed: float | None = None
@@ -158,6 +159,9 @@ class Session:
             data = b""
         if not data:
             self._close(relay)
+            if self._confirmed is None:
+                # A session has no second connection before the first has reached its agent: orch is gone.
+                self.lease_ends = time.monotonic()
             return []
         messages: list[dict[str, Any]] = []
         before = self._delivery.heard
@@ -181,6 +185,10 @@ class Session:
         if kind == "resume":
             if fields.get("session") != self._session:
                 raise BadFrame("a connection of another session")
+            turn = fields.get("turn")
+            if not isinstance(turn, int) or turn <= self._turn:
+                raise BadFrame("a connection that was opened before the present one")
+            self._turn = turn
             self._delivery.acknowledge(fields.get("heard"))
             if self._current is not None and relay is not self._current:
                 self._close(self._current)

@@ -14,7 +14,7 @@ It exchanges JSON lines with the supervisor over stdin and stdout, each with the
          exited {task, exit_code, signal, order, mono, asked, peers, oom_kills, peak_bytes, cpu_limit_s}
          disk_full {task, reason}      empty {swept, left}
          stacked {task, native, how, state, text, note, file, offset, length}
-         from another host: log {task, offset, data, is_cut}
+         from another host: log {task, offset, data, is_cut}; in empty also {unsent}
 """
 
 from __future__ import annotations

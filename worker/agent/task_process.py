@@ -24,7 +24,7 @@ PR_SET_CHILD_SUBREAPER = 36
 COMMAND_NOT_FOUND, COMMAND_NOT_RUNNABLE = 127, 126  # as shells have it
 _EVALUATOR = "evaluator"
 _LOOPBACK = "127.0.0.1"
-_NO_PROXY = ("no_proxy", "NO_PROXY", "no_grpc_proxy")
+NO_PROXY = ("no_proxy", "NO_PROXY", "no_grpc_proxy")
 PROGRESS_VARIABLE = "ORCH_PROGRESS_FD"
 BOOTSTRAP_VARIABLE = "ORCH_BOOTSTRAP"
 SEARCH_PATH = "PYTHONPATH"
@@ -57,7 +57,7 @@ class Cluster:
         """Return the variables of a task: its TF_CONFIG, and the lists of hosts without a proxy that are `planned`,
         with those of the cluster, because gRPC would use the proxy for them."""
         env = {"TF_CONFIG": self.tf_config(role, index)}
-        for name in _NO_PROXY:
+        for name in NO_PROXY:
             listed = planned.get(name, "")
             if self._elsewhere and listed and listed.strip() != "*":
                 env[name] = ",".join([listed, *self._elsewhere])

@@ -14,7 +14,8 @@ _READ_BYTES = 1 << 16
 _MOST_WAITING_BYTES = 1 << 17
 # The end of the agent's log, for an agent that ends by itself.
 _LAST_WORDS_BYTES = 2048
-# A keeper may take this long to clear up, looked at in this interval.
+# A keeper may take this long to clear up, looked at in this interval. A connection that takes nothing for as long is
+# dead.
 _REMOVAL_S, _CHECK_S = 6.0, 0.005
 
 
@@ -64,8 +65,7 @@ def relay(agent: socket.socket, log: str) -> None:
         os.set_blocking(fd, False)
     _copy(there, back)
     if not back.is_open:
-        os.set_blocking(_STDOUT, True)
-        back.write()
+        _write_rest(back)
         _report_end(words)
         _await_removal(Path(log).parent)
 
@@ -87,6 +87,14 @@ def _copy(there: _Way, back: _Way) -> None:
                 way.read()
             if way.waiting and not way.write():
                 return
+
+
+def _write_rest(back: _Way) -> None:
+    """Write what the agent sent before its end. Give up if the connection takes nothing: its other end is gone."""
+    poller = select.poll()
+    poller.register(back.sink, select.POLLOUT)
+    while back.write() and back.waiting and poller.poll(_REMOVAL_S * 1000):
+        pass
 
 
 def _await_removal(directory: Path) -> None:

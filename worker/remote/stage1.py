@@ -117,7 +117,10 @@ def _bundle(
     places = [os.path.join(_cache(), parameters["bundle"]), os.path.join(directory, "bundle")]
     for place in places:
         if _is_whole(place):
-            os.utime(place)  # it is used: not one of the old ones
+            try:
+                os.utime(place)  # it is used: not one of the old ones
+            except OSError:
+                pass  # on a read-only file system
             return place
     answer(state="need")
     data = _read(source, parameters["bundle_bytes"])

@@ -55,9 +55,14 @@ class Column:
 
 def task_colour(task: str) -> str:
     """The SGR parameter of a task's name: the same in every run, and different for tasks with adjacent numbers."""
+    return _TASK_COLOURS[colour_index(task)]
+
+
+def colour_index(task: str) -> int:
+    """The place of a task's colour among the ten that tasks have, here and in a page."""
     role, _, index = task.partition(":")
     first = _FIRST_COLOUR.get(role, zlib.crc32(role.encode()))
-    return _TASK_COLOURS[(first + int(index or 0)) % len(_TASK_COLOURS)]
+    return (first + int(index or 0)) % len(_TASK_COLOURS)
 
 
 def painted(text: str, *parameters: str, colour: bool) -> str:

@@ -137,7 +137,7 @@ def _report(result: RunResult, *, verbose: bool, checkpoints: str | None) -> Ite
         yield _field("checkpoints", one_line(checkpoints))
     if result.not_distributed is not None:
         yield _field("warning", one_line(result.not_distributed), YELLOW)
-    advice = _advice(result)
+    advice = advice_of(result)
     if advice:
         yield _field("to do", one_line(advice), CYAN)
     if result.cause is not None:
@@ -149,8 +149,18 @@ def _report(result: RunResult, *, verbose: bool, checkpoints: str | None) -> Ite
 
 
 def _headline(result: RunResult, *, verbose: bool) -> _Wrapped:
-    """`digits-1 succeeded after 21s in 2 attempts: 10 epochs, loss 0.0525, accuracy 0.9819`"""
     word, sgr = _OUTCOMES[result.outcome]
+    return _Wrapped(
+        Cell("orch: "), (Cell(f"{result.run_id} {word}", sgr), Cell(_after_outcome(result, verbose=verbose)))
+    )
+
+
+def headline(result: RunResult) -> str:
+    """`digits-1 succeeded after 21s in 2 attempts: 10 epochs, loss 0.0525, accuracy 0.9819`"""
+    return f"{result.run_id} {_OUTCOMES[result.outcome][0]}{_after_outcome(result)}"
+
+
+def _after_outcome(result: RunResult, *, verbose: bool = False) -> str:
     after = "" if result.took_s is None else f" after {duration(result.took_s)}"
     attempts = f" in {result.attempts} attempts" if result.attempts > 1 else ""
     # Each restart of the run restarts each task.
@@ -158,8 +168,7 @@ def _headline(result: RunResult, *, verbose: bool) -> _Wrapped:
     restarts = f", {counted(alone, 'task restart')}" if alone else ""
     trained = f": {_training_text(result.training)}" if result.succeeded and result.training else ""
     timing = _timing(result) if verbose else ""
-    text = f"{after}{attempts}{restarts}{timing}{trained}"
-    return _Wrapped(Cell("orch: "), (Cell(f"{result.run_id} {word}", sgr), Cell(one_line(text))))
+    return one_line(f"{after}{attempts}{restarts}{timing}{trained}")
 
 
 def _training_text(training: Training) -> str:
@@ -319,10 +328,11 @@ def error_annotation(result: RunResult, environ: Mapping[str, str]) -> bytes | N
     title = f"{cause.task if cause is not None and is_of_task else result.run_id} {word}"
     text = cause_text(result) or title
     place = first.place if first is not None and _is_exception(cause, first) else None
-    return annotation(title, "\n".join(filter(None, (text, _advice(result)))), place, environ)
+    return annotation(title, "\n".join(filter(None, (text, advice_of(result)))), place, environ)
 
 
-def _advice(result: RunResult) -> str | None:
+def advice_of(result: RunResult) -> str | None:
+    """Return what the user can do about the end of the run, if it is known."""
     if result.first_failure is not None and result.first_failure.advice:
         return result.first_failure.advice
     if result.left:

@@ -62,14 +62,14 @@ def progress_text(progress: Progress) -> str:
 
 def waiting_for(task: TaskState, state: RunState) -> tuple[str, ...]:
     """Return the tasks that this one waits for, in plan order."""
-    if not _waits(task, state):
+    if not waits(task, state):
         return ()
-    return state.tasks.awaited(_is_awaited)
+    return state.tasks.awaited(is_awaited)
 
 
 def late_tasks(state: RunState) -> list[TaskState]:
     """Return the tasks that others wait for, in plan order."""
-    if not any(_waits(task, state) for task in state.tasks.values()):
+    if not any(waits(task, state) for task in state.tasks.values()):
         return []
     return [task for task in cluster_of(state) if not has_arrived(task)]
 
@@ -81,7 +81,7 @@ def late_start(state: RunState, now: float) -> str | None:
     late = late_tasks(state)
     if not late:
         return None
-    waiting = [task.name for task in state.tasks.values() if _waits(task, state)]
+    waiting = [task.name for task in state.tasks.values() if waits(task, state)]
     awaited = [f"{task.name} ({_activity_and_duration(task, state, now)})" for task in late]
     return f"{join_names(waiting)} wait{'s' if len(waiting) == 1 else ''} for {join_names(awaited)}"
 
@@ -126,7 +126,7 @@ def serves_others(task: TaskState, state: RunState) -> bool:
     return task.plan.role == WORKER and state.is_coordinated and not task.course.stepped and not leads
 
 
-def _waits(task: TaskState, state: RunState) -> bool:
+def waits(task: TaskState, state: RunState) -> bool:
     """True if the task can only continue with the others: it reports so, or it reports nothing and listens."""
     if task.phase not in (TaskPhase.STARTING, TaskPhase.RUNNING) or not task.plan.serves:
         return False
@@ -144,7 +144,7 @@ def has_arrived(task: TaskState) -> bool:
     return task.phase is TaskPhase.SUCCEEDED and task.progress.phase is None
 
 
-def _is_awaited(task: TaskState) -> bool:
+def is_awaited(task: TaskState) -> bool:
     return is_in_cluster(task) and not has_arrived(task)
 
 
@@ -164,8 +164,8 @@ class StartWatch:
         self.due: float | None = None
         self._attempt = 0
         self._is_over = False
-        self._awaited = Matching(lambda task, state: _is_awaited(task))
-        self._waiting = Matching(_waits)
+        self._awaited = Matching(lambda task, state: is_awaited(task))
+        self._waiting = Matching(waits)
 
     def update(self, state: RunState, now: float) -> None:
         """Take in a changed state."""

@@ -96,6 +96,11 @@ def safe(text: str) -> str:
     return text if text.isprintable() else one_line(text.translate(_PICTURES)).translate(_BIDI)
 
 
+def without_bidi(text: str) -> str:
+    """Replace the characters that change the reading order."""
+    return text if text.isascii() else text.translate(_BIDI)
+
+
 def safe_lines(text: str) -> str:
     """The same for a message of several lines."""
     return text if text.isprintable() else "\n".join(safe(line) for line in text.split("\n"))

@@ -151,12 +151,14 @@ def query_blocks(
     max_line_bytes: int = MAX_LINE_BYTES,
     *,
     numbered: bool = False,
+    start: Position | None = None,
 ) -> Iterator[list[Block]]:
     """Yield blocks of the selected lines. An empty list means that nothing new has arrived yet.
 
-    `is_over` returns whether the supervisor has exited for good. `numbered` makes the blocks' `seq` correct.
+    `is_over` returns whether the supervisor has exited for good. `numbered` makes the blocks' `seq` correct. `start` is
+    where to read from, if the caller knows it.
     """
-    start = _start(logs_dir, query)
+    start = _start(logs_dir, query) if start is None else start
     tail = None if query.tail is None else LastLines(query.tail)
     assembler = LineAssembler(max_line_bytes, numbered=numbered)
     started: set[str] = set()

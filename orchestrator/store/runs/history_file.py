@@ -120,6 +120,42 @@ class HistoryFile:
         self._fd, self._size, self._written = new, size, written
 
 
+class HistoryTail:
+    """Reads the rows of a run as its supervisor writes them, also after the file was replaced by a thinned one."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+        self._inode = -1
+        self._offset = 0
+        self._last: dict[str, float] = {}
+
+    def read(self) -> list[HistoryRow]:
+        """Return the rows since the last call, as far as they can be read."""
+        try:
+            fd = open_regular(self._paths.samples)
+        except OSError:
+            return []
+        try:
+            status = os.fstat(fd)
+            if status.st_ino != self._inode or status.st_size < self._offset:
+                self._inode, self._offset = status.st_ino, 0
+            data = os.pread(fd, min(written_bytes(fd, self._offset), RUN_BYTES), self._offset)
+        except OSError:
+            return []
+        finally:
+            os.close(fd)
+        data = data[: data.rfind(b"\n") + 1]
+        self._offset += len(data)
+        return [row for line in data.splitlines() if (row := self._new_row(line)) is not None]
+
+    def _new_row(self, line: bytes) -> HistoryRow | None:
+        row = HistoryRow.parse(line)
+        if row is None or row.time <= self._last.get(row.task, -1.0):
+            return None
+        self._last[row.task] = row.time
+        return row
+
+
 def read_rows(paths: RunPaths) -> list[HistoryRow]:
     """Return the rows of a run, as far as they can be read; none if the file is missing."""
     rows: list[HistoryRow] = []

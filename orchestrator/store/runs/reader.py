@@ -6,7 +6,7 @@ import errno
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -149,15 +149,18 @@ class RunView:
         with self._lock_file.opened(), self._events.keep_open():
             yield
 
-    def refresh(self) -> list[Event]:
+    def refresh(
+        self, after_each: Callable[[RunState, Event], object] = lambda state, event: None
+    ) -> list[Event]:
         """Apply the new events to `state` and return them, without progress that a later event replaces.
 
         A run whose supervisor died becomes `lost`. If several threads call this, each event is returned to one.
+        `after_each` is called after each event that changed the state.
         """
         with self._refreshing:
-            return self._refresh()
+            return self._refresh(after_each)
 
-    def _refresh(self) -> list[Event]:
+    def _refresh(self, after_each: Callable[[RunState, Event], object]) -> list[Event]:
         live = self.is_live  # before reading, so that events written just before the end are read too
         events = self._events.read()
         if not live:
@@ -169,6 +172,7 @@ class RunView:
                 self.state = apply(self.state, event)
             except (KeyError, ValueError):
                 continue  # its task was planned in a damaged line, or this version does not know the outcome
+            after_each(self.state, event)
         if live and self._events_are_missing():
             # Events existed when the run began, so it has progressed beyond starting.
             self.state = replace(self.state, phase=RunPhase.RUNNING)
@@ -239,8 +243,12 @@ class RunView:
 
     def history(self) -> History:
         """Return progress and measurements of all tasks over time; empty columns if there are none."""
+        return to_columns(self.history_rows())
+
+    def history_rows(self) -> list[HistoryRow]:
+        """Return the same as rows, those of each task in the order of time."""
         rows = read_rows(self.paths)
-        return to_columns([*rows, *self._newer_rows(rows)])
+        return [*rows, *self._newer_rows(rows)]
 
     def _newer_rows(self, rows: Iterable[HistoryRow]) -> Iterator[HistoryRow]:
         """Yield the last measurement of tasks that ran then and have no row that is as new."""

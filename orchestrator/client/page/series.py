@@ -1,0 +1,91 @@
+"""The series that curves are drawn from: the columns of each task, thinned to a number of points, or as they grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from orchestrator.core.progress.history_rows import MOST_METRICS, HistoryRow
+from orchestrator.core.state.position import BESIDE_TRAINING
+from orchestrator.core.text.clean import safe
+from orchestrator.store.runs.history_file import HistoryTail
+from orchestrator.store.runs.paths import RunPaths
+
+# Points of a document: rows of all tasks together.
+MOST_POINTS = 200_000
+_WHOLE = ("attempt", "epoch", "memory_bytes")
+_REAL = ("loss", "steps_per_s", "examples_per_s", "cpu_percent")
+# Digits of a number that is drawn.
+_DIGITS = ".6g"
+Series = dict[str, Any]
+
+
+def task_series(
+    rows: Iterable[HistoryRow], steps: Mapping[str, int], most_points: int = MOST_POINTS
+) -> Series:
+    """Return {metrics, tasks: {task: columns}}. `steps` are those of an epoch, by task, so that steps are counted over
+    all epochs. A column without a value is left out."""
+    of_task: dict[str, list[HistoryRow]] = {}
+    for row in rows:
+        of_task.setdefault(row.task, []).append(row)
+    most = max(2, most_points // max(1, len(of_task)))
+    metrics = list(dict.fromkeys(name for those in of_task.values() for row in those for name in row.metrics))
+    metrics = metrics[:MOST_METRICS]
+    return {
+        "metrics": [safe(name) for name in metrics],
+        "tasks": {
+            task: _columns(_thinned(sorted(those, key=lambda row: row.time), most), steps.get(task), metrics)
+            for task, those in of_task.items()
+        },
+    }
+
+
+class SeriesTail:
+    """The rows that a live run appends, as series. `steps` are as in task_series()."""
+
+    def __init__(self, paths: RunPaths, steps: Mapping[str, int] | None = None) -> None:
+        self._rows = HistoryTail(paths)
+        self._steps = {} if steps is None else steps
+
+    def new_rows(self) -> Series:
+        """Return the rows since the last call; the first call returns all."""
+        return task_series(self._rows.read(), self._steps)
+
+
+def _columns(rows: Sequence[HistoryRow], steps: int | None, metrics: Sequence[str]) -> dict[str, Any]:
+    columns: dict[str, Any] = {"time": [round(row.time, 3) for row in rows]}
+    columns["step"] = [_step(row, steps) for row in rows]
+    columns |= {name: [getattr(row, name) for row in rows] for name in _WHOLE}
+    columns |= {name: [_short(getattr(row, name)) for row in rows] for name in _REAL}
+    of_metrics = {safe(name): [_short(row.metrics.get(name)) for row in rows] for name in metrics}
+    columns["metrics"] = {name: values for name, values in of_metrics.items() if _has_value(values)}
+    return {
+        name: values
+        for name, values in columns.items()
+        if (values if isinstance(values, dict) else _has_value(values))
+    }
+
+
+def _step(row: HistoryRow, steps: int | None) -> int | None:
+    """The training step over all epochs; None if it is not known."""
+    if row.step is None or row.phase in BESIDE_TRAINING:
+        return None
+    if row.epoch is None or row.epoch <= 1:
+        return row.step
+    return None if not steps else (row.epoch - 1) * steps + row.step
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(format(value, _DIGITS))
+
+
+def _has_value(values: Sequence[object]) -> bool:
+    return any(value is not None for value in values)
+
+
+def _thinned(rows: Sequence[HistoryRow], most: int) -> Sequence[HistoryRow]:
+    """Return at most `most` rows, evenly chosen, with the first and the last."""
+    if len(rows) <= most:
+        return rows
+    last = len(rows) - 1
+    return [rows[round(number * last / (most - 1))] for number in range(most)]

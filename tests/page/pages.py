@@ -1,0 +1,106 @@
+"""Runs on disk for the tests of pages: events, log lines and history, written as a supervisor writes them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from run_records import make_run, view_of
+
+from orchestrator.client.page.document import RunPage
+from orchestrator.core.state import events
+from orchestrator.core.state.events import Event, PlannedTask, Progress
+from orchestrator.store.runs.writer import RunStore
+
+STARTED_AT = 1_763_900_000.0
+
+
+class WrittenRun:
+    """A run whose clocks both begin at its start. `seconds` are since then. It is live until close()."""
+
+    def __init__(self, tasks: int = 2, name: str = "job") -> None:
+        self.tasks = [f"worker:{index}" for index in range(tasks)]
+        self.mono = time.monotonic()
+        self.store: RunStore = make_run(name, started_at=STARTED_AT)
+        self.index = (self.store.paths.logs / "index").open("ab")
+        self._sizes = dict.fromkeys(self.tasks, 0)
+
+    def __enter__(self) -> WrittenRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.index.close()
+        self.store.close()
+
+    def at(self, seconds: float, jump: float = 0.0) -> dict[str, float]:
+        return {"at": STARTED_AT + seconds + jump, "mono": STARTED_AT + seconds}
+
+    def append(self, *happened: Event) -> None:
+        for event in happened:
+            self.store.append(event)
+
+    def start(self, attempt: int = 1, seconds: float = 0.0, **env: str) -> None:
+        """Plan and start all tasks, which listen a second later."""
+        self.append(
+            events.AttemptPlanned(
+                **self.at(seconds),
+                attempt=attempt,
+                tasks=tuple(self._planned(task, env) for task in self.tasks),
+                cluster={"worker": tuple(f"127.0.0.1:{9000 + n}" for n in range(len(self.tasks)))},
+            )
+        )
+        for n, task in enumerate(self.tasks):
+            self.append(events.TaskStarted(**self.at(seconds), task=task, pid=100 + n, start_ticks=1))
+        for task in self.tasks:
+            self.append(events.TaskReady(**self.at(seconds + 1), task=task))
+
+    def progress(self, seconds: float, task: str, **values: Any) -> None:
+        self.append(events.TaskProgressed(**self.at(seconds), task=task, progress=Progress(**values)))
+
+    def exit(self, seconds: float, task: str, exit_code: int = 0, order: int = 0) -> None:
+        self.append(
+            events.TaskExited(**self.at(seconds), task=task, exit_code=exit_code, signal=None, order=order)
+        )
+
+    def end(self, seconds: float, outcome: str = "succeeded", exit_code: int = 0) -> None:
+        self.append(events.RunEndedEvent(**self.at(seconds), outcome=outcome, exit_code=exit_code))
+
+    def log(self, at: float, task: str, data: bytes) -> None:
+        """Append to the log of a task what arrives at `at` (Unix seconds)."""
+        with self.store.paths.task_log(task).open("ab") as out:
+            out.write(data)
+        self.index.write(b"%.6f %b 1 %d %d\n" % (at, task.encode(), self._sizes[task], len(data)))
+        self.index.flush()
+        self._sizes[task] += len(data)
+
+    def page(self) -> RunPage:
+        made = RunPage(view_of(self.store.paths))
+        made.refresh()
+        return made
+
+    def _planned(self, task: str, env: dict[str, str]) -> PlannedTask:
+        role, _, index = task.partition(":")
+        return PlannedTask(
+            task=task,
+            role=role,
+            index=int(index),
+            address=f"127.0.0.1:{9000 + int(index)}",
+            argv=("python", "train.py"),
+            cwd="/",
+            env=env,
+            log=str(self.store.paths.task_log(task)),
+            serves=True,
+        )
+
+
+def strings_of(value: object) -> Iterable[str]:
+    """Every text of a document, its keys among them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from (key, *strings_of(each))
+    elif isinstance(value, list):
+        for each in value:
+            yield from strings_of(each)

@@ -1,0 +1,159 @@
+"""The report file: what it holds, what nothing in it can be, and what its Markdown says."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import re
+from base64 import b64decode, b64encode
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from pages import STARTED_AT, WrittenRun
+
+from orchestrator.client.page.assets import page_script, page_style
+from orchestrator.client.page.comparison import comparison
+from orchestrator.client.page.markdown import code, markdown
+from orchestrator.client.page.report import report_html
+from orchestrator.core.state import events
+
+ATTACK = b"</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)> javascript:alert(1)\n"
+
+
+class Elements(HTMLParser):
+    """The elements of a report: (tag, attributes, text)."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None], str]] = []
+        self._is_open = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs), ""))
+        self._is_open = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self._is_open = False
+
+    def handle_data(self, data: str) -> None:
+        if self._is_open:
+            tag, attributes, text = self.found[-1]
+            self.found[-1] = (tag, attributes, text + data)
+
+    def all(self, tag: str) -> list[tuple[dict[str, str | None], str]]:
+        return [(attributes, text) for name, attributes, text in self.found if name == tag]
+
+
+def embedded(report: bytes) -> dict[str, Any]:
+    scripts = Elements(report.decode()).all("script")
+    return {
+        str(attributes["id"]): json.loads(gzip.decompress(b64decode(text)))
+        for attributes, text in scripts
+        if "id" in attributes
+    }
+
+
+def test_report_holds_the_documents_and_the_logs() -> None:
+    with WrittenRun(2) as run, WrittenRun(1, name="other") as other:
+        for each in (run, other):
+            each.start()
+            each.log(STARTED_AT + 2, "worker:0", b"hello of " + each.store.paths.run_id.encode() + b"\n")
+        pages = [run.page(), other.page()]
+        data = embedded(report_html(pages))
+    assert list(data) == ["runs", "log-0", "log-1", "comparison"]
+    ids = [page.view.record.id for page in pages]
+    assert [document["run"]["id"] for document in data["runs"]] == ids
+    assert [data[f"log-{n}"]["text"] for n in range(2)] == [[f"hello of {run_id}"] for run_id in ids]
+    assert [each["id"] for each in data["comparison"]["runs"]] == ids
+
+
+def test_report_of_one_run_has_no_comparison() -> None:
+    with WrittenRun(1) as run:
+        assert list(embedded(report_html([run.page()]))) == ["runs", "log-0"]
+
+
+def test_texts_of_tasks_are_data_and_never_markup() -> None:
+    with WrittenRun(1) as run:
+        run.start()
+        run.log(STARTED_AT + 2, "worker:0", ATTACK)
+        run.append(events.Noticed(**run.at(2), text=ATTACK.decode()))
+        run.progress(3, "worker:0", phase="training", metrics={"</script><script>alert(2)": 1.0})
+        report = report_html([run.page()])
+    assert b"alert(" not in report
+    elements = Elements(report.decode())
+    executed = [text for attributes, text in elements.all("script") if "type" not in attributes]
+    assert executed == [page_script()]
+    assert embedded(report)["log-0"]["text"] == [ATTACK.decode().rstrip("\n")]
+
+
+def test_policy_allows_the_own_script_and_style_only() -> None:
+    with WrittenRun(1) as run:
+        elements = Elements(report_html([run.page()]).decode())
+    (policy,) = [
+        attributes["content"]
+        for attributes, _ in elements.all("meta")
+        if attributes.get("http-equiv") == "Content-Security-Policy"
+    ]
+    hashes = [
+        f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+        for text in (page_script(), page_style())
+    ]
+    assert policy == (
+        f"default-src 'none'; script-src {hashes[0]}; style-src {hashes[1]}; img-src data:;"
+        " base-uri 'none'; form-action 'none'"
+    )
+    assert [text for _, text in elements.all("style")] == [page_style()]
+
+
+def test_report_loads_nothing() -> None:
+    with WrittenRun(1) as run:
+        elements = Elements(report_html([run.page()]).decode())
+    for tag, attributes, _ in elements.found:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base"), tag
+        assert not {"src", "href", "style"} & set(attributes), (tag, attributes)
+        assert not any(name.startswith("on") for name in attributes)
+
+
+def test_comparison_names_what_differs() -> None:
+    with WrittenRun(1) as run, WrittenRun(2, name="other") as other:
+        run.start(COMMON="1", ONLY_HERE="1")
+        other.start(COMMON="2")
+        run.progress(2, "worker:0", phase="training", epoch=1, step=3, loss=0.5, metrics={"accuracy": 0.9})
+        found = comparison([run.page().document(), other.page().document()])
+    assert found["differences"] == [{"kind": "environment", "name": "ONLY_HERE", "values": ["set", None]}]
+    final = {row["name"]: row["values"] for row in found["final"]}
+    assert final == {"epoch": [1, None], "step": [3, None], "loss": [0.5, None], "accuracy": [0.9, None]}
+
+
+@pytest.mark.parametrize(
+    ("text", "span"),
+    [
+        ("plain", "`plain`"),
+        ("a`b", "``a`b``"),
+        ("``", "``` `` ```"),
+        ("two\nlines", "`two␊lines`"),
+        ("\x1b[31mred", "`red`"),
+        ("", ""),
+    ],
+)
+def test_code_spans_end_where_they_should(text: str, span: str) -> None:
+    assert code(text) == span
+
+
+def test_markdown_keeps_texts_of_tasks_in_code() -> None:
+    with WrittenRun(1) as run:
+        run.start()
+        run.progress(2, "worker:0", phase="training", step=1, metrics={"@team | <b> ![x](y)": 0.5})
+        run.exit(3, "worker:0", exit_code=3)
+        run.end(4, "failed", 3)
+        page = run.page()
+        text = markdown([page.document(), page.document()])
+    for line in text.split("\n"):
+        outside = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", line)
+        assert not re.search(r"@team|<b>|!\[", outside), line
+        if line.startswith("|"):
+            assert len(re.findall(r"(?<!\\)\|", line)) >= 4
+    assert "### `job`: failed" in text and "### Comparison" in text
