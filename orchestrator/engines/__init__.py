@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -99,8 +100,9 @@ class Connection:
         return True
 
     def kill(self) -> None:
+        """Kill the process with its group: ssh starts another one for a ProxyJump, which would wait for its network."""
         if self.process.poll() is None:
-            self.process.kill()
+            os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
 

@@ -143,6 +143,9 @@ def test_a_mark_leads_to_the_lines_of_its_moment(open_page: OpenPage) -> None:
     page = _open_run(open_page, samples.run_document(state="failed"), lines=2000)
     page.locator(".event", has_text="exit 1: ValueError").locator("a").click()
     page.locator(".log-row[aria-selected=true]", has_text="Traceback").wait_for()
+    # The same address in a page whose lines are still on their way.
+    page.reload()
+    page.locator(".log-row[aria-selected=true]", has_text="Traceback").wait_for()
 
 
 def test_the_page_is_used_by_keyboard_alone(open_page: OpenPage) -> None:
@@ -167,6 +170,7 @@ def test_the_page_is_used_by_keyboard_alone(open_page: OpenPage) -> None:
     page.keyboard.press("0")
     page.keyboard.press("g")
     page.keyboard.press("l")
+    page.wait_for_function("() => Orch.page.view.logs.store.size === 2000 && Orch.page.view.tab === 'logs'")
     page.keyboard.press("e")
     page.locator(".log-row[aria-selected=true]", has_text="Traceback").wait_for()
 
@@ -179,6 +183,33 @@ def test_equal_lines_of_the_curves_are_one(open_page: OpenPage) -> None:
     assert page.evaluate(charts)[0] == 1
     label = page.locator(".plot").first.get_attribute("aria-label")
     assert label.startswith("Loss; last values: worker:0-3 0.")
+
+
+def test_a_curve_has_a_gap_between_attempts(open_page: OpenPage) -> None:
+    document = samples.run_document(state="failed", points=12)
+    page = _open_run(open_page, document)
+    page.wait_for_function("() => [...Orch.page.view.curves.charts.values()].every(chart => chart.lines)")
+    first = "Orch.page.view.curves.charts.get('loss').lines[0].values"
+    after = f"{first}.slice({first}.findIndex(value => value === null))"
+    assert page.evaluate(f"{first}.filter(value => value === null).length") > 10
+    assert page.evaluate(f"{after}.filter(value => typeof value === 'number').length") == 6
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_heads_stand_above_their_columns(open_page: OpenPage, live: bool) -> None:
+    document = samples.run_document(state="running" if live else "succeeded", live=live)
+    for task in document["tasks"]:
+        task |= {"restarts": 1, "host": "node-1.example"}
+    page = open_page(live_page([document["run"]]))
+    page.get_by_role("link", name="digits").click()
+    page.wait_for_function("() => window.feed.view")
+    page.evaluate("doc => feed.view.document(doc)", document)
+    page.locator(".task-row .loss").first.wait_for()
+    for column in ("progress", "loss", "pid"):
+        left = [
+            page.locator(f".{row} .{column}").first.bounding_box()["x"] for row in ("task-head", "task-row")
+        ]
+        assert left[0] == pytest.approx(left[1], abs=1)
 
 
 def test_runs_without_data_and_with_strange_data_are_shown(open_page: OpenPage) -> None:
@@ -219,7 +250,9 @@ def test_new_lines_do_not_move_what_is_read(open_page: OpenPage) -> None:
     first = "() => Orch.page.view.logs.store.line(Math.ceil(Orch.page.view.logs.rows.first)).text"
     before = page.evaluate(first)
     page.evaluate("rows => feed.view.lines(rows, 'append')", samples.log_rows(NAMES, 100))
-    page.evaluate("rows => feed.view.lines(rows, 'prepend')", samples.log_rows(NAMES, 5000))
+    older = samples.log_rows(NAMES, 5000)
+    older["text"] = [f"older {number}" for number, _ in enumerate(older["text"])]
+    page.evaluate("rows => feed.view.lines(rows, 'prepend')", older)
     page.wait_for_function("() => Orch.page.view.logs.store.size === 8100")
     assert page.evaluate(first) == before
     page.get_by_role("button", name="100 new lines").click()

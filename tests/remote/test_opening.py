@@ -19,8 +19,9 @@ from acting_as import as_user, needs_root
 from host_driving import HostDriver
 from hypothesis import given
 from hypothesis import strategies as st
-from waiting import until
+from waiting import lives, until
 
+from orchestrator.engines import Connection
 from orchestrator.links.bundle import Bundle, bundle
 from orchestrator.links.opening import AgentGone, HostSession, Opening, OpeningFailed
 from worker.remote.stage1 import bases
@@ -221,3 +222,11 @@ relay(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])
         ours.shutdown(socket.SHUT_RDWR)
     with process:
         until(lambda: process.poll() is not None)
+
+
+def test_connection_is_killed_with_the_proxy_that_it_started() -> None:
+    connection = Connection(["sh", "-c", "sleep 600 & echo $!; wait"], None)
+    proxy = int(connection.stream.recv(100))
+    connection.kill()
+    connection.close()
+    until(lambda: not lives(proxy))

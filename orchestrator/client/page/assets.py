@@ -14,6 +14,7 @@ SCRIPTS = (
     "log_store.js",
     "log_view.js",
     "series.js",
+    "chart.js",
     "curves.js",
     "timeline.js",
     "task_table.js",

@@ -142,6 +142,9 @@
       Orch.el("span", null, label || String(state).replaceAll("_", " ")));
   };
 
+  // The value of a style variable now, for canvases.
+  Orch.cssValue = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
   // Runs `step` until it returns true ("done"), for at most 8 ms at a time, so that the page answers in between.
   // Returns a function that ends it.
   const SLICE_MS = 8;

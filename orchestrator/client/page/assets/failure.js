@@ -35,7 +35,7 @@
         Orch.block(lines.slice(-12).join("\n"), "Last lines")) : null,
       remarks(run),
       hasFailure(doc) ? el("p.more", null, el("a", { href: Orch.address(run.id, "failure") },
-        end.exception ? "Full exception and stacks" : "Exception and stacks")) : null);
+        end.exception ? "Full exception and stacks" : "Failures, attempts and stacks")) : null);
   };
   const remarks = (run) => (run.remarks || []).map((remark) => el("p.remark", null, remark));
   const hasFailure = (doc) => Boolean((doc.end && (doc.end.exception || (doc.end.history || []).length || (doc.end.faults || []).length

@@ -4,6 +4,8 @@
 
   const { el, setText } = Orch;
   const MOST_CHECKBOXES = 100;
+  // A jump waits so long for its lines.
+  const MOST_LOADING_MS = 5000;
   const LEVEL_NAMES = ["", "warning", "error"];
 
   Orch.LogView = class {
@@ -191,7 +193,17 @@
     // Shows the lines of a moment, in seconds since the run's start.
     jumpTo(seconds, task) {
       this.rows.isAtEnd = false;
-      if (this.store.shownSize) this.select(this.store.positionAt(Math.floor(seconds * 1000), task));
+      this.wanted = { ms: Math.floor(seconds * 1000), task, until: performance.now() + MOST_LOADING_MS };
+      this.jump();
+    }
+
+    // The lines of that moment may still be on their way.
+    jump() {
+      const { ms, task, until } = this.wanted;
+      const position = this.store.positionAt(ms, task);
+      const line = this.store.line(position);
+      if (line) this.select(position);
+      if ((line && line.time >= ms) || performance.now() > until) this.wanted = null;
     }
 
     toEnd() {
@@ -220,6 +232,7 @@
 
     changed(before) {
       this.rows.changed(before);
+      if (this.wanted) this.jump();
       this.drawCounts();
     }
 
@@ -323,6 +336,7 @@
     }
 
     onClick(event) {
+      this.wanted = null;
       const row = event.target.closest(".log-row");
       if (!row || (getSelection() && !getSelection().isCollapsed)) return;
       const line = this.store.line(row.at);
@@ -332,6 +346,7 @@
     }
 
     onKey(event) {
+      this.wanted = null;
       if (event.target !== this.list || event.ctrlKey || event.metaKey || event.altKey) return;
       const page = Math.max(1, Math.floor(this.rows.visible) - 2);
       const here = this.selected ? this.store.position(this.selected.chunk, this.selected.row) : Math.ceil(this.rows.first);

@@ -3,7 +3,7 @@
   "use strict";
 
   const { el, setText } = Orch;
-  const TABS = [["", "Overview"], ["logs", "Logs"], ["failure", "Failure"], ["plan", "Plan"]];
+  const TABS = [["", "Overview"], ["logs", "Logs"], ["failure", "Failures"], ["plan", "Plan"]];
 
   Orch.RunView = class {
     constructor(feed, id, head) {

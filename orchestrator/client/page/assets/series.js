@@ -53,6 +53,15 @@
       kept.steps = null;
     }
 
+    // Puts the tasks into the order of these names; others come last.
+    sort(names) {
+      const places = new Map(names.map((name, at) => [name, at]));
+      const place = (name) => (places.has(name) ? places.get(name) : Infinity);
+      const known = [...this.tasks.keys()];
+      const sorted = [...known].sort((one, other) => (place(one) < place(other) ? -1 : place(one) > place(other) ? 1 : 0));
+      if (sorted.some((name, at) => name !== known[at])) this.tasks = new Map(sorted.map((name) => [name, this.tasks.get(name)]));
+    }
+
     has(name) {
       for (const { columns } of this.tasks.values()) {
         if (columns[name] && columns[name].some(Orch.isNumber)) return true;
@@ -101,7 +110,7 @@
       if (!column) return out;
       const xs = this.xs(task, axis), attempts = kept.columns.attempt;
       const scale = high > low ? size / (high - low) : 0;
-      let attempt = null, isGapDue = false;
+      let attempt = null, lastSlot = 0;
       for (let row = 0; row < kept.size; ) {
         const value = column[row], x = xs[row];
         if (value === null || x === null || x < low || x > high) { row += 1; continue; }
@@ -119,9 +128,11 @@
           if (column[other] !== null && Math.abs(column[other] - mean) > Math.abs(column[best] - mean)) best = other;
         }
         const now = attempts ? attempts[row] : null;
-        if (attempt !== null && now !== attempt && axis === "time") isGapDue = true;
+        if (attempt !== null && now !== attempt && axis === "time") {
+          for (let between = lastSlot + 1; between < slot; between += 1) out[between] = null;
+        }
         attempt = now;
-        if (isGapDue && slot > 0 && out[slot - 1] === undefined) { out[slot - 1] = null; isGapDue = false; }
+        lastSlot = slot;
         out[slot] = column[best];
         if (at && at[slot] === undefined) at[slot] = xs[best];
         row = Math.max(end, row + 1);

@@ -64,6 +64,7 @@
       this.summary = el("span.quiet");
       this.element = el("section.tasks", { "aria-label": "Tasks" }, el("div.section-head", null, this.title, this.summary), this.box);
       this.box.dataset.columns = this.columns.map((column) => column.name).join(" ");
+      this.box.classList.toggle("wide", this.columns.length > 9);
       this.template = this.columns.map((column) => `var(--w-${column.name})`).join(" ");
       this.rows = new Orch.VirtualRows(this.box, { rowHeight: ROW, fixed: 30, role: "rowgroup", count: () => this.sorted.length,
         make: () => this.make(), render: (row, at) => this.render(row, at) });
@@ -135,7 +136,7 @@
         cells.state.key = key;
         Orch.fill(cells.state, Orch.stateMark(task.paused ? "stopped" : task.state, label), exit && exit !== "exit 0" ? el("span.quiet", null, ` ${exit}`) : null);
       }
-      const done = doneOf(task.progress);
+      const done = task.progress && task.state === "succeeded" ? 1 : doneOf(task.progress);
       row.bar.hidden = done === null;
       if (done !== null) row.bar.firstChild.style.width = `${(done * 100).toFixed(1)}%`;
       const text = progressText(task.progress);
