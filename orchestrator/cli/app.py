@@ -45,6 +45,7 @@ class _Orch(VerbGroup):
         LazyVerb("ls", "runs.ls", "List the runs of this directory with exit code, duration and loss."),
         LazyVerb("history", "runs.history", "Print progress, CPU and memory over time, as CSV or JSON."),
         LazyVerb("report", "report.report", "Write a run as one HTML file; several runs are compared."),
+        LazyVerb("ui", "ui.ui", "Serve the page of all your runs on this machine."),
         LazyVerb("attach", "attach.attach", "Watch a live run; q or Ctrl-C leaves, and the run continues."),
         LazyVerb("prune", "prune.prune", "Remove ended runs by age, count or size."),
         LazyVerb("doctor", "doctor.doctor", "Check this machine for known problems."),

@@ -26,6 +26,7 @@ _VERB_MEANT: Mapping[str, str] = {
     **dict.fromkeys(("rm", "remove", "delete", "clean", "cleanup", "gc"), "prune"),
     **dict.fromkeys(("check", "diagnose", "test"), "doctor"),
     **dict.fromkeys(("dump", "py-spy"), "stacks"),
+    **dict.fromkeys(("dashboard", "web", "serve", "page", "gui"), "ui"),
     **dict.fromkeys(("metrics", "curves", "plot"), "history"),
 }
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from orchestrator.cli import words
 from orchestrator.cli.parameters import Screen
@@ -15,7 +16,7 @@ from orchestrator.client import api
 from orchestrator.client.api import Run
 from orchestrator.client.launch import Room, create_run, make_room
 from orchestrator.client.view.output import is_capable, terminal_size
-from orchestrator.core.errors import EngineError, ExitCode, RunEnded
+from orchestrator.core.errors import EngineError, ExitCode, OrchError, RunEnded
 from orchestrator.core.state.events import STOP_SIGNALS
 from orchestrator.core.state.result import RunResult
 from orchestrator.host.checks import warnings_of_up
@@ -34,6 +35,10 @@ _MIN_COLUMNS = 20
 def run_up(flags: Mapping[str, object], screen: Screen, supervisor: SupervisorLink) -> int:
     """Run `orch up` with a supervisor that waits for its request; return the exit code."""
     request = settings.load(flags, os.environ, Path.cwd())
+    if request.display.ui:
+        from orchestrator.ui.address import require_extra
+
+        require_extra("--ui")
     if not screen.quiet:
         for notice in (*request.notices, *warnings_of_up(request.spec)):
             words.say(notice)
@@ -79,7 +84,8 @@ def _in_the_foreground(request: UpRequest, screen: Screen, supervisor: Superviso
     with SignalInbox(STOP_SIGNALS) as inbox:
         try:
             run = create_run(supervisor, _with_columns(request, screen), Lifetime.CLIENT)
-            is_detached = _show_to_end(supervisor, run, request.display, screen, inbox)
+            with _page(run) if request.display.ui else nullcontext():
+                is_detached = _show_to_end(supervisor, run, request.display, screen, inbox)
         finally:
             supervisor.close()
         if is_detached:
@@ -93,6 +99,24 @@ def _in_the_foreground(request: UpRequest, screen: Screen, supervisor: Superviso
         with inbox.settled(code):
             words.report_end(result, screen)
     return code
+
+
+@contextmanager
+def _page(run: Run) -> Iterator[None]:
+    """Serve the page, and say its address. The run continues without it if that fails."""
+    from orchestrator.ui.address import tunnel_hint
+    from orchestrator.ui.background import shared_server
+
+    with ExitStack() as stack:
+        try:
+            address = stack.enter_context(shared_server())
+        except (OrchError, OSError) as error:
+            words.say(f"the page is not served: {error}; the run continues")
+        else:
+            words.say(f"page: {address}#/run/{run.id}")
+            if hint := tunnel_hint(urlsplit(address).port or 0, os.environ):
+                words.say(hint)
+        yield
 
 
 def _with_columns(request: UpRequest, screen: Screen) -> UpRequest:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,15 +32,16 @@ _START = (
 )
 
 
-def isolated(module: str, *arguments: str) -> list[str]:
-    """The argv that runs `module` with `arguments` under this interpreter."""
-    return [sys.executable, "-I", "-S", "-c", _START, module, json.dumps(_directories()), *arguments]
+def isolated(module: str, *arguments: str, also_needs: Iterable[str] = ()) -> list[str]:
+    """The argv that runs `module` with `arguments` under this interpreter. `also_needs`: other packages."""
+    directories = json.dumps(_directories((*_NEEDED, *also_needs)))
+    return [sys.executable, "-I", "-S", "-c", _START, module, directories, *arguments]
 
 
-def _directories() -> list[str]:
-    """The directories from which this process would import the packages in _NEEDED. It imports none of them."""
+def _directories(packages: Iterable[str]) -> list[str]:
+    """The directories from which this process would import the packages. It imports none of them."""
     found: dict[str, None] = {}
-    for name in _NEEDED:
+    for name in packages:
         spec = find_spec(name)
         if spec is None:
             continue

@@ -42,6 +42,7 @@ def test_the_bootstrap_imports_only_the_standard_library(path: Path) -> None:
 
 # Verbs that only read a run must not load the code that starts, plans or judges one.
 NOT_FOR_READERS = (
+    "ui",
     "core.chaos",
     "request.command",
     "engines",
@@ -125,6 +126,7 @@ def test_no_module_stands_in_the_way_of_a_public_name() -> None:
     [
         "orchestrator.supervisor.__main__",
         "orchestrator.client.api",
+        "orchestrator.ui.serving",
         "orchestrator.checkpoints",
         "orchestrator.pytest_plugin.clusters",
         "worker.agent.agent",

@@ -9,7 +9,9 @@ from typing import Any
 from pages import WrittenRun, strings_of
 
 from orchestrator.core.state import events
+from orchestrator.core.state.events import Progress
 from orchestrator.core.state.result import AttemptEnd
+from orchestrator.store.runs.history_file import HistoryFile
 
 Spans = list[tuple[str, float, float | None]]
 
@@ -164,6 +166,17 @@ def test_no_text_of_a_document_has_control_characters() -> None:
     for text in strings_of(document):
         assert not set(text) & {"\x1b", "\x00", "\u202e", "\u2028"}, text
     json.dumps(document).encode()
+
+
+def test_series_are_in_the_order_of_the_plan() -> None:
+    with WrittenRun(3) as run:
+        run.start()
+        file = HistoryFile(run.store.directory, run.store.paths.samples.name)
+        for second, task in enumerate(reversed(run.tasks), 2):
+            file.add(float(second), 1, {task: Progress(step=1, loss=0.5)}, {})
+        file.close()
+        document = run.page().document()
+    assert list(document["series"]["tasks"]) == run.tasks
 
 
 def test_values_of_variables_are_not_in_the_document() -> None:

@@ -61,3 +61,18 @@ def test_tail_returns_each_row_once_also_when_the_file_is_thinned() -> None:
     assert len(inodes) > 1
     assert times == sorted(set(times)) and times[0] == 0.0 and times[-1] >= 8990
     assert len(times) > 5000
+
+
+def test_tail_notices_a_replaced_file_that_is_as_long_as_the_one_before() -> None:
+    with WrittenRun(1) as run:
+        file = HistoryFile(run.store.directory, run.store.paths.samples.name)
+        tail = SeriesTail(run.store.paths)
+        sizes = []
+        for until in (3500, 7500):
+            for second in range(max(0, until - 4000), until):
+                file.add(float(second), 1, {"worker:0": Progress(step=second)}, {})
+            sizes.append(run.store.paths.samples.stat().st_size)
+            last = tail.new_rows()["tasks"]["worker:0"]["time"]
+        file.close()
+    assert sizes[0] < sizes[1]
+    assert 3500 <= last[0] <= 3502 and last[-1] >= 7498 and len(last) >= 1900

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from inner_session import base_of
 
+from orchestrator.client.page.assets import page_body, page_script, page_style
+
 pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,3 +76,17 @@ def test_integration_example_passes_with_wheel(
     output = run(python, "-m", "pytest", "-p", "no:cacheprovider", base_of(pytester), *words, cwd=project)
     assert f"{TESTS} passed" in output
     assert not list(Path(os.environ["XDG_STATE_HOME"]).glob("*"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_wheel_has_the_files_of_the_page(python: Path, tmp_path: Path) -> None:
+    program = """
+from orchestrator.client.page import assets
+print(assets.__file__)
+for text in (assets.page_script(), assets.page_style(), assets.page_body()):
+    print(len(text))
+"""
+    where, *sizes = run(python, "-c", program, cwd=tmp_path).split()
+    assert Path(where).is_relative_to(python.parents[1])
+    assert sizes == [str(len(text)) for text in (page_script(), page_style(), page_body())]

@@ -49,10 +49,9 @@ class RunPage:
 
     def document(self) -> Document:
         """Return the whole document."""
-        return {
-            **self.parts(),
-            "series": task_series(self.view.history_rows(), self.steps),
-        }
+        places = {task: place for place, task in enumerate(self.view.state.tasks)}
+        rows = sorted(self.view.history_rows(), key=lambda row: places.get(row.task, len(places)))
+        return {**self.parts(), "series": task_series(rows, self.steps)}
 
     def parts(self) -> Document:
         """Return all of the document but the series."""

@@ -242,6 +242,10 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
                     " TensorBoard is installed.",
                more="The tasks find the directory in `ORCH_TENSORBOARD_DIR`. It is served while the run"
                     " lasts ([more](tensorboard.md))."),
+        Option("ui", Kind.SWITCH, part=Part.DISPLAY, where=NOT_IN_PYTHON,
+               help="Serve the page of `orch ui` while this command follows the run, and print its address.",
+               more="It is not served twice: an `orch ui` of yours that runs is used"
+                    " ([more](page.md#the-live-page))."),
         JSON,
         COLOR,
         QUIET,

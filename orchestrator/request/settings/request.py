@@ -62,6 +62,7 @@ class DisplayOptions:
     wait: WaitFor | None = None
     replace: bool = False
     junit: Path | None = None
+    ui: bool = False
 
 
 @dataclass(frozen=True)

@@ -220,6 +220,11 @@ def _display(given: Mapping[str, Given], spec: JobSpec) -> DisplayOptions:
         _require_tasks(given["tasks"].source, values["tasks"], spec)
     if "wait" in values:
         values["detach"] = True
+    if values.get("ui") and values.get("detach"):
+        raise UsageError(
+            f"{given['ui'].source}: the page is served while `orch up` follows the run, and a detached `orch up` exits"
+            " before; start `orch ui` beside it"
+        )
     if "junit" in values:
         _require_file(given["junit"])
         if values.get("detach") and values.get("wait") is not WaitFor.DONE:

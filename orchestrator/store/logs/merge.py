@@ -54,10 +54,12 @@ class LogReader:
         tasks: Collection[str] | None = None,
         position: Position = START,
         *,
+        end: int | None = None,
         with_holes: bool = False,
     ) -> None:
-        """Read the logs of these tasks (None: all). A missing directory is treated as empty. Without `with_holes` only
-        the beginning of each hole is read."""
+        """Read the logs of these tasks (None: all), up to the index position `end` if given. A missing directory is
+        treated as empty. Without `with_holes` only the beginning of each hole is read."""
+        self._end = sys.maxsize if end is None else end
         self._with_holes = with_holes
         self._logs_dir = logs_dir
         self._tasks = None if tasks is None else frozenset(tasks)
@@ -201,7 +203,7 @@ class LogReader:
             self._index = open_if_exists(self._logs_dir / INDEX_NAME)
             if self._index < 0:
                 return False
-        size = min(_INDEX_BLOCK, written_bytes(self._index, self._read_to))
+        size = min(_INDEX_BLOCK, written_bytes(self._index, self._read_to), self._end - self._read_to)
         block = os.pread(self._index, size, self._read_to)
         self._read_to += len(block)
         start = self._read_to - len(block) - len(self._torn)

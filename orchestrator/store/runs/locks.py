@@ -28,6 +28,7 @@ class Lock:
     """An flock on a file. It ends with release() or with the process."""
 
     def __init__(self, fd: int) -> None:
+        """Take over the descriptor of a file that is locked."""
         self._fd = fd
 
     @classmethod
@@ -69,6 +70,10 @@ class Lock:
                 return cls(fd)
             # The file was removed before it was locked. The next process would lock a new file.
             os.close(fd)
+
+    def fileno(self) -> int:
+        """The descriptor. A process that inherits it holds the lock, too."""
+        return self._fd
 
     def release(self) -> None:
         if self._fd >= 0:

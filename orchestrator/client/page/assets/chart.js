@@ -188,7 +188,10 @@
   function tick(kind, value, step) {
     const size = Math.abs(value);
     if (kind.isBytes || kind.format !== Orch.number || !step || size >= 1e5 || step < 1e-4) return kind.format(value);
-    return value.toFixed(Math.max(0, -Math.floor(Math.log10(step) + 1e-9)));
+    // As many as the distance of the lines needs: 0.25 needs two.
+    let decimals = 0;
+    while (decimals < 6 && Math.abs(step * 10 ** decimals - Math.round(step * 10 ** decimals)) > 1e-6) decimals += 1;
+    return value.toFixed(decimals);
   }
 
   // Round sizes: multiples of a power of 2.

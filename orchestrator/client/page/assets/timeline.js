@@ -5,7 +5,7 @@
   const { el, setText } = Orch;
   const ROW = 24, AXIS = 24, MOST_ROWS_SHOWN = 18, NEAR_PX = 7;
   const STATES = {
-    starting: "starting", importing: "importing", waiting: "waiting", training: "training", evaluating: "evaluating",
+    starting: "starting", importing: "importing", waiting: "waiting", running: "running", serving: "serving", training: "training", evaluating: "evaluating",
     saving: "saving", silent: "silent", stopping: "stopping", "ended-ok": "ended", "ended-bad": "failed",
   };
   // Shape and colour of each mark. Frequent marks come first, so that rare ones are drawn over them.
