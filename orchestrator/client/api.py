@@ -66,6 +66,9 @@ class Run:
             state = f"its state cannot be read ({error})"
         return safe(f"<Run {self.id}: {state}; {self.dir}>")
 
+    def _repr_html_(self) -> str:
+        return _html(self.dir, self.id)
+
     @property
     def view(self) -> RunView:
         """The reader of the run's directory, for code that displays the run."""
@@ -253,6 +256,20 @@ def status_of(view: RunView) -> Status:
     return read_status(view)
 
 
+def _html(run_dir: Path, run_id: str) -> str:
+    """Return a run as a notebook shows it."""
+    from orchestrator.client.page.document import RunPage
+    from orchestrator.client.page.figures import run_html
+
+    # A view of its own: RunPage needs all events.
+    view = RunView.open(RunPaths(run_dir), run_id)
+    if view is None:
+        raise NoSuchRun(f"{run_id}: its directory {run_dir} was removed")
+    page = RunPage(view)
+    page.refresh()
+    return run_html(page.document())
+
+
 class ResultOfRun(RunResult):
     """A result that knows its run's directory. It equals a RunResult with the same values."""
 
@@ -266,6 +283,9 @@ class ResultOfRun(RunResult):
 
     def __eq__(self, other: object) -> bool:
         return dict(self) == dict(other) if isinstance(other, RunResult) else NotImplemented
+
+    def _repr_html_(self) -> str:
+        return _html(self._dir, self.run_id)
 
     def history(self) -> History:
         """The same as Run.history()."""
