@@ -56,6 +56,7 @@ class Run:
         self.name = view.record.name
         self.dir = view.paths.root
         self.checkpoint_dir = Path(view.record.checkpoint_dir)
+        self._until_shown: list[Callable[[], object]] = []
 
     def __repr__(self) -> str:
         try:
@@ -69,6 +70,14 @@ class Run:
     def view(self) -> RunView:
         """The reader of the run's directory, for code that displays the run."""
         return self._view
+
+    def until_shown(self, finish: Callable[[], object]) -> None:
+        """Call `finish` when the run has ended, before wait() or down() returns: it shows the end of the run."""
+        self._until_shown.append(finish)
+
+    def _finish_showing(self) -> None:
+        while self._until_shown:
+            self._until_shown.pop()()
 
     def status(self) -> Status:
         """The current state of the run and each of its tasks."""
@@ -102,6 +111,7 @@ class Run:
                     raise TimeoutError(safe(f"{self.id} still runs after {timeout_s:g} s"))
                 time.sleep(_POLL_S)
             result = result_of(self._view)
+        self._finish_showing()
         if check:
             raise_for(result)
         return result
@@ -123,6 +133,7 @@ class Run:
                     on_notice(safe_lines(notice))
             reported = len(notices)
             if self._view.state.phase.is_end or not self._view.is_live:
+                self._finish_showing()
                 raise_for(result_of(self._view))
                 return
             if deadline is not None and time.monotonic() >= deadline:
@@ -188,7 +199,10 @@ class Run:
         """Stop the run and wait until none of its processes is left. Idempotent."""
         from orchestrator.client.stop import stop_run
 
-        return stop_run(self._view, force)
+        try:
+            return stop_run(self._view, force)
+        finally:
+            self._finish_showing()
 
 
 def tidy(there: catalog.Survey | None = None) -> list[tuple[str, int]]:

@@ -50,7 +50,8 @@ class Cluster:
 
     The keywords are the options of `orch up` in snake case; values are typed or text (`timeout="5m"`). `command` is the
     words after `--`, or text as in orch.toml; without it the built-in program runs. The file of
-    settings and ORCH_* apply as they do on the command line.
+    settings and ORCH_* apply as they do on the command line. `stream`: show the lines of all tasks in sys.stdout while
+    the run is live, such as below the cell of a notebook.
     A process forked inside the block may leave it without effect: the run belongs to its parent and continues.
     """
 
@@ -59,8 +60,11 @@ class Cluster:
         workers: int | None = None,
         command: Words = (),
         directory: Directory | None = None,
+        *,
+        stream: bool = False,
         **options: Unpack[UpOptions],
     ) -> None:
+        self._stream = stream
         self._request = load_request(workers, command, directory, options)
         self._supervisor: SupervisorLink | None = None
         self._run: Run | None = None
@@ -81,6 +85,8 @@ class Cluster:
         self._supervisor = start_supervisor()
         try:
             self._run = create_run(self._supervisor, self._request, Lifetime.CLIENT)
+            if self._stream:
+                stream_lines(self._run)
         except BaseException:
             self._supervisor.close()
             raise
@@ -95,6 +101,13 @@ class Cluster:
             finally:
                 self._supervisor.wait(STOP_MARGIN_S)
                 self._supervisor.close()
+
+
+def stream_lines(run: Run) -> None:
+    """Show the run's lines in sys.stdout until its end."""
+    from orchestrator.client.stream import show_lines
+
+    show_lines(run)
 
 
 def load_request(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Unpack
 
 from orchestrator.client.api import Run
-from orchestrator.client.launch import create_run, load_request, make_room, warn
+from orchestrator.client.launch import create_run, load_request, make_room, stream_lines, warn
 from orchestrator.client.stop import STOP_MARGIN_S
 from orchestrator.core.errors import UsageError
 from orchestrator.core.text.clean import safe
@@ -65,6 +65,8 @@ class Session:
         workers: int | None = None,
         command: Words = (),
         directory: Directory | None = None,
+        *,
+        stream: bool = False,
         **options: Unpack[UpOptions],
     ) -> AbstractContextManager[Run]:
         """Return a context manager for a run; the arguments are those of Cluster.
@@ -72,7 +74,7 @@ class Session:
         Raises UsageError at once for wrong arguments. Entering the block raises UsageError while another run of this
         session is live or is being created, NameTaken, or EngineError.
         """
-        return self._cluster(load_request(workers, command, directory, options))
+        return self._cluster(load_request(workers, command, directory, options), stream=stream)
 
     def close(self) -> None:
         """Stop the live run and the kept processes, and wait until they have exited. Idempotent."""
@@ -86,9 +88,11 @@ class Session:
                 self._drop_supervisor(STOP_MARGIN_S)
 
     @contextmanager
-    def _cluster(self, up: UpRequest) -> Iterator[Run]:
+    def _cluster(self, up: UpRequest, *, stream: bool) -> Iterator[Run]:
         run = self._begin(up)
         try:
+            if stream:
+                stream_lines(run)
             yield run
         finally:
             if self._is_mine():

@@ -146,7 +146,7 @@ def test_code_spans_end_where_they_should(text: str, span: str) -> None:
 def test_markdown_keeps_texts_of_tasks_in_code() -> None:
     with WrittenRun(1) as run:
         run.start()
-        run.progress(2, "worker:0", phase="training", step=1, metrics={"@team | <b> ![x](y)": 0.5})
+        run.progress(2, "worker:0", phase="training", step=1, loss=0.5, metrics={"@team | <b> ![x](y)": 0.5})
         run.exit(3, "worker:0", exit_code=3)
         run.end(4, "failed", 3)
         page = run.page()

@@ -45,6 +45,13 @@ _CONTINUED, _MESSAGE_INDENT = "| ", "  "
 _SPEAKER = "orch: "
 
 
+class Target(Protocol):
+    """Where frames are written: Output documents the methods."""
+
+    def write(self, data: bytes) -> None: ...
+    def drain(self, timeout: float) -> bool: ...
+
+
 class View(Protocol):
     """The methods that PlainView and TerminalView have in common; they are documented there."""
 
@@ -88,7 +95,7 @@ class TerminalView:
 
     def __init__(
         self,
-        out: Output,
+        out: Target,
         style: LineStyle,
         size: Callable[[], terminal_size],
         is_in_foreground: Callable[[], bool] = lambda: True,
@@ -222,7 +229,7 @@ class TerminalView:
             with_footer = False
         lines = self._skip_notes()
         for piece in self._queue.pop(max_lines, max_bytes):
-            lines += _screen_lines(piece, self._style, columns)
+            lines += screen_lines(piece, self._style, columns)
         footer: list[str] = []
         if with_footer and self._moment is not None:
             footer = footer_lines(self._moment, columns, height, colour=self._style.colour)
@@ -243,7 +250,7 @@ class TerminalView:
         return [painted(note, DIM, colour=self._style.colour) for note in notes]
 
 
-def _screen_lines(piece: Piece, style: LineStyle, columns: int) -> list[str]:
+def screen_lines(piece: Piece, style: LineStyle, columns: int) -> list[str]:
     """The lines of a piece as rows of the screen."""
     if piece.task is None:
         text = clean_line(piece.data, colour=style.colour)

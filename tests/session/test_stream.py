@@ -1,0 +1,207 @@
+"""`stream=True`: the lines of a live run in the standard output of the process that started it."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import until
+
+from orchestrator import Cluster, RunStopped, Session, UsageError
+from orchestrator.client.api import Run
+from orchestrator.client.view.cell import CellView, TextOutput
+from orchestrator.client.view.log_line import LineStyle
+from orchestrator.store.logs.lines import Chunk
+
+pytestmark = pytest.mark.usefixtures("no_leaked_descriptors")
+# Each task prints a line and waits for the file `go`.
+TALKS = """
+import os, time
+print(f"\\x1b[2Jhello from {os.environ['ORCH_TASK']} {os.environ['ORCH_ATTEMPT']}", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.01)
+print("bye from", os.environ["ORCH_TASK"])
+"""
+
+
+@contextmanager
+def session_up(*arguments: Any, **options: Any) -> Iterator[Run]:
+    with Session() as session, session.up(*arguments, **options) as run:
+        yield run
+
+
+def lines_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("lines of")]
+
+
+@pytest.mark.parametrize("start", [Cluster, session_up])
+def test_lines_are_shown_while_the_run_is_live(start: Any, tmp_path: Path) -> None:
+    shown = io.StringIO()
+
+    def has(attempt: int) -> bool:
+        said = shown.getvalue().splitlines()
+        return all(f"worker:{n} | hello from worker:{n} {attempt}" in said for n in (0, 1))
+
+    with redirect_stdout(shown):
+        cluster: AbstractContextManager[Run] = start(2, [sys.executable, "-c", TALKS], tmp_path, stream=True)
+        with cluster as run:
+            until(lambda: has(1))
+            run.restart()
+            until(
+                lambda: run.status().run.attempt == 2
+            )  # the view of `run` takes the events, which are shown, too
+            until(lambda: has(2))
+            (tmp_path / "go").touch()
+            run.wait()
+            print("after wait")
+    lines = shown.getvalue().splitlines()
+    assert lines_threads() == []
+    assert lines[-1] == "after wait" and "worker:1 | bye from worker:1" in lines
+    assert any(line.startswith("orch: restarted on request; attempt 2") for line in lines)
+    assert "\x1b" not in shown.getvalue()
+
+
+def test_flood_is_bounded_and_its_end_is_shown(tmp_path: Path) -> None:
+    shown = io.StringIO()
+    with (
+        redirect_stdout(shown),
+        Cluster(command=["sh", "-c", "seq 1 400000; echo end"], directory=tmp_path, stream=True) as run,
+    ):
+        run.wait()
+    lines = shown.getvalue().splitlines()
+    notes = [line for line in lines if line.startswith("... ")]
+    assert lines[-1] == "worker:0 | end" and len(lines) < 100_000
+    assert notes and all("skipped (worker:0)" in note for note in notes)
+
+
+class Broken(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError("no space left")
+
+
+def test_stream_that_fails_does_not_affect_the_run(tmp_path: Path) -> None:
+    with redirect_stdout(Broken()):
+        cluster = Cluster(command=["echo", "hello"], directory=tmp_path, stream=True)
+        with pytest.warns(RuntimeWarning, match="no space left; `orch logs` shows them"), cluster as run:
+            assert run.wait().succeeded
+
+
+def test_stream_that_cannot_encode_a_line(tmp_path: Path) -> None:
+    shown = io.BytesIO()
+    with redirect_stdout(io.TextIOWrapper(shown, "ascii")) as stream:
+        with Cluster(command=["printf", "schön \\377"], directory=tmp_path, stream=True) as run:
+            run.wait()
+        assert shown.getvalue() == b"worker:0 | sch?n ?\n"
+        stream.detach()
+
+
+def test_lines_of_a_run_that_the_block_stops(tmp_path: Path) -> None:
+    shown = io.StringIO()
+    ends = "trap 'echo ending; exit 0' TERM; echo began; while :; do sleep 0.01; done"
+    with redirect_stdout(shown), Cluster(command=["sh", "-c", ends], directory=tmp_path, stream=True):
+        until(lambda: "began" in shown.getvalue())
+    assert shown.getvalue().startswith("worker:0 | began\n")
+    assert shown.getvalue().endswith("worker:0 | ending\n")
+
+
+def test_interrupted_wait_shows_the_rest(tmp_path: Path) -> None:
+    shown = io.StringIO()
+    main = threading.main_thread().ident
+    assert main is not None
+    with (
+        redirect_stdout(shown),
+        pytest.raises(KeyboardInterrupt),
+        Cluster(command=["sh", "-c", "echo began; sleep 600"], directory=tmp_path, stream=True) as run,
+    ):
+        until(lambda: "began" in shown.getvalue())
+        signal.pthread_kill(main, signal.SIGINT)
+        run.wait()
+    assert lines_threads() == [] and not run.view.is_live
+    with pytest.raises(RunStopped):
+        run.wait()
+
+
+@pytest.mark.parametrize("leaves", ["", "run.wait_ready(); sys.exit(7)"])
+def test_interpreter_exits_while_lines_are_shown(leaves: str, tmp_path: Path) -> None:
+    """In a notebook, the block may be entered in one cell and never left."""
+    program = f"""
+import orchestrator, sys
+cluster = orchestrator.Cluster(command=["sh", "-c", "while :; do echo line; done"], stream=True)
+run = cluster.__enter__()
+{leaves}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (7 if leaves else 0, "")
+
+
+def test_forked_process_may_wait_for_the_run(tmp_path: Path) -> None:
+    shown = io.StringIO()
+    with redirect_stdout(shown), Cluster(command=["echo", "hello"], directory=tmp_path, stream=True) as run:
+        child = os.fork()
+        if child == 0:
+            try:
+                os._exit(run.wait().exit_code)
+            finally:
+                os._exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        run.wait()
+    assert shown.getvalue() == "worker:0 | hello\n"
+
+
+def test_nothing_is_shown_unless_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Cluster(command=["echo", "hello"], directory=tmp_path) as run:
+        run.wait()
+    assert capsys.readouterr() == ("", "")
+    with pytest.raises(UsageError):
+        Cluster(command=["true"], directory=tmp_path, streams=True)  # type: ignore[call-arg]
+
+
+class Cell:
+    """A CellView whose clock is `now`. Lines are printed and painted at that time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.shown = io.StringIO()
+        self._view = CellView(TextOutput(self.shown, {}), LineStyle(), lambda: self.now)
+        self._offset = 0
+
+    def paint(self, lines: int) -> tuple[int, int]:
+        """Print so many lines and paint a frame. Return how many were shown, and how many skipped."""
+        data = b"a line of a task\n" * lines
+        self._view.show([Chunk("worker:0", 1, None, self._offset, data)])
+        self._offset += len(data)
+        self._view.frame(self.now)
+        text, shown = self.shown.getvalue(), 0
+        skipped = [int(line.split()[1].replace(",", "")) for line in text.splitlines() if line[:3] == "..."]
+        shown = text.count("worker:0 | ")
+        self.shown.seek(0)
+        self.shown.truncate()
+        return shown, sum(skipped)
+
+
+def test_rate_of_a_flood_is_limited() -> None:
+    cell = Cell()
+    shown, _ = cell.paint(4_000)
+    assert shown == 4_000
+    total = 0
+    for _ in range(600):
+        cell.now += 0.1
+        total += sum(cell.paint(10_000)[:1])
+    assert total < 5_000 + 60 * 400
+    # Afterwards, all lines of a quiet task are shown again.
+    cell.now += 3_600
+    cell.paint(0)
+    for _ in range(100):
+        cell.now += 1
+        assert cell.paint(20) == (20, 0)
