@@ -195,6 +195,19 @@ def test_a_curve_has_a_gap_between_attempts(open_page: OpenPage) -> None:
     assert page.evaluate(f"{after}.filter(value => typeof value === 'number').length") == 6
 
 
+def test_the_time_of_an_unchanged_task_goes_on(open_page: OpenPage) -> None:
+    document = samples.run_document(state="running", live=True)
+    for task in document["tasks"]:
+        task["uptime_s"] = 20.0
+    page = open_page(live_page([document["run"]]))
+    page.get_by_role("link", name="digits").click()
+    page.wait_for_function("() => window.feed.view")
+    page.evaluate("doc => feed.view.document(doc)", document)
+    page.evaluate("delta => feed.view.change(delta)", {"tasks": [{"task": "worker:1", "state": "failed"}]})
+    page.locator(".task-row", has_text="worker:0").locator(".uptime", has_text="22 s").wait_for()
+    assert page.locator(".task-row", has_text="worker:1").locator(".uptime").inner_text() == "20 s"
+
+
 @pytest.mark.parametrize("live", [True, False])
 def test_heads_stand_above_their_columns(open_page: OpenPage, live: bool) -> None:
     document = samples.run_document(state="running" if live else "succeeded", live=live)

@@ -198,5 +198,5 @@
     }
   };
 
-  const shortTime = (seconds) => (Number.isInteger(seconds) ? Orch.offset(seconds, 0) : Orch.offset(seconds, seconds % 0.1 ? 2 : 1));
+  const shortTime = (seconds) => (Number.isInteger(seconds) ? Orch.offset(seconds, 0) : Orch.offset(seconds, Math.abs(seconds * 10 - Math.round(seconds * 10)) > 1e-6 ? 2 : 1));
 })((window.Orch = window.Orch || {}));

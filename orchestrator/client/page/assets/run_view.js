@@ -43,6 +43,7 @@
       this.closeParts();
       this.doc = doc;
       this.received = performance.now();
+      for (const row of doc.tasks || []) row.seen = this.received;
       this.build();
       this.show(Orch.route());
     }
@@ -136,8 +137,10 @@
       const known = new Map((this.doc.tasks || []).map((row, at) => [row.task, at]));
       const merged = [...(this.doc.tasks || [])];
       for (const row of rows) {
-        if (known.has(row.task)) merged[known.get(row.task)] = { ...merged[known.get(row.task)], ...row };
-        else merged.push(row);
+        const whole = { ...(known.has(row.task) ? merged[known.get(row.task)] : {}), ...row };
+        // Since then its time goes on by this page's clock: rows that have not changed are not sent again.
+        if (row.uptime_s !== undefined) whole.seen = performance.now();
+        if (known.has(row.task)) merged[known.get(row.task)] = whole; else merged.push(whole);
       }
       this.doc.tasks = merged;
     }

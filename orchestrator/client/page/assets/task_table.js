@@ -148,7 +148,8 @@
       setText(cells.speed, Orch.number(value(task, "steps_per_s")));
       setText(cells.cpu, Orch.percent(task.cpu_percent));
       setText(cells.memory, Orch.bytes(task.memory_bytes));
-      setText(cells.uptime, Orch.duration(task.uptime_s));
+      const isRunning = this.run.live() && Orch.isNumber(task.uptime_s) && ["running", "starting", "stopping"].includes(task.state);
+      setText(cells.uptime, Orch.duration(isRunning ? task.uptime_s + (performance.now() - (task.seen || performance.now())) / 1000 : task.uptime_s));
       if (cells.restarts) setText(cells.restarts, task.restarts ? Orch.count(task.restarts) : "–");
       setText(cells.pid, task.pid === null || task.pid === undefined ? "–" : String(task.pid));
       if (cells.host) setText(cells.host, task.host || "–");
