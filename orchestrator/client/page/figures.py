@@ -152,7 +152,8 @@ def _colours(prefix: str, colours: Sequence[str]) -> str:
 
 _DASHED = ",".join(f".orch-run path.t{at}" for at in range(_FIRST_DASHED, len(LIGHT)))
 _STYLE = (
-    ".orch-run{max-width:1160px}.orch-run th,.orch-run td{text-align:left;padding:1px 12px 1px 0}.orch-run p{margin:2px 0}.orch-run .bad{color:#d13b46}"
+    ".orch-run{max-width:1160px}.orch-run th,.orch-run td{text-align:left;padding:1px 12px 1px 0}"
+    ".orch-run p{margin:2px 0}.orch-run .bad{color:#d13b46}"
     ".orch-run i{display:inline-block;width:10px;height:10px;margin-right:6px}"
     ".orch-run>div{display:flex;flex-wrap:wrap;gap:12px}.orch-run figure{margin:8px 0;width:360px;max-width:100%}"
     ".orch-run figcaption,.orch-run small{font-size:12px;opacity:.8}"
