@@ -26,9 +26,10 @@ _PING_S = 1.0
 _SILENT_S = 3.0
 # The agent gives up first, so that its tasks have ended when this end reports them lost.
 _LATER_S = 1.5
-# A new attempt each second. Each may take longer than that: a distant host needs several round trips.
+# Interval of attempts that fail at once. It doubles with each attempt that is under way: on a busy machine more of them
+# would only slow each other down. An attempt may take longest on such a machine, or to a distant host.
 _RETRY_S = 1.0
-_ATTEMPT_S = 4.0
+_ATTEMPT_S = 15.0
 # For the first connection, which may have to wait for a busy host or a slow file system.
 _FIRST_S = 30.0
 # A process whose stream has ended may take this long to exit and say why.
@@ -295,7 +296,9 @@ class Session:
                 self._last_error = lane.printed or self._last_error
                 self._drop(lane, now)
         if self._wants_connection and now >= self._retry_at:
-            self._retry_at = now + _RETRY_S
+            self._retry_at = now + _RETRY_S * 2 ** sum(
+                lane is not self._current for lane in self._lanes.values()
+            )
             try:
                 self._open_lane(now)
             except (

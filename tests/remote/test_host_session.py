@@ -190,6 +190,24 @@ def test_lease_is_renewed_one_round_trip_after_a_break() -> None:
         assert pair.its.lease_ends > lease
 
 
+def test_busy_host_gets_few_connections_and_time_to_answer() -> None:
+    """More attempts would slow each other down, and none would ever get through."""
+    with Pair() as pair:
+        pair.its.send({"type": "report", "number": 0})
+        until(pair, lambda: here(pair) == [0])
+        pair.holds_openings = True
+        pair.cut()
+        until(pair, lambda: len(pair._openings) == 3)
+        first = next(iter(pair._openings))
+        busy_until = time.monotonic() + 3.0
+        until(pair, lambda: time.monotonic() >= busy_until)
+        assert len(pair._openings) <= 4
+        pair.its.send({"type": "report", "number": 1})
+        pair.holds_openings = False
+        until(pair, lambda: here(pair) == [0, 1])
+        assert first.stream.fileno() >= 0
+
+
 def test_clock_of_the_agent_is_measured() -> None:
     with Pair() as pair:
         assert pair.ours.clock[1] == float("inf")
