@@ -38,11 +38,11 @@ class Lane:
     """Owns the connection and its stderr. Everything is non-blocking.
 
     `is_reached`: the opening is over, and lines are the agent's. `began`: when (monotonic seconds). `turn`: the number
-    under which it was offered to the agent, which uses the highest; 0 before."""
+    under which it was offered to the agent, which uses the highest; 0 before. `offered`: when."""
 
     def __init__(self, connect: Connect, opening: Opening, poller: select.epoll, now: float) -> None:
         """EngineError if the connection cannot be started."""
-        self.began = now
+        self.began = self.offered = now
         self.is_reached = False
         self.turn = 0
         self.opening = opening

@@ -160,7 +160,7 @@ class Session:
             return
         if lane.is_reached and not was_reached:
             self._resumes += 1
-            lane.turn = self._resumes
+            lane.turn, lane.offered = self._resumes, now
             lane.send(
                 own_frame("resume", session=self._host.session, turn=lane.turn, heard=self._delivery.heard)
             )
@@ -233,7 +233,7 @@ class Session:
         self._was_reached = True
         for frame in self._delivery.unacknowledged():
             lane.send(frame)
-        self._confirm(lane.began, now)
+        self._confirm(lane.offered, now)
         self._ping(lane, now)
         self._urgent_ping = now
 

@@ -208,6 +208,19 @@ def test_busy_host_gets_few_connections_and_time_to_answer() -> None:
         assert first.stream.fileno() >= 0
 
 
+def test_host_that_is_slow_to_connect_is_neither_silent_nor_lost() -> None:
+    """Its lease begins when it is reached, not when the connection was started."""
+    with Pair(link_timeout_s=3.5) as pair:
+        pair.holds_openings = True
+        slow_until = time.monotonic() + 5.5
+        until(pair, lambda: time.monotonic() >= slow_until)
+        pair.holds_openings = False
+        pair.its.send({"type": "report", "number": 0})
+        until(pair, lambda: here(pair) == [0])
+        assert pair.is_open
+        assert not [event for event in pair.received_here if isinstance(event, LinkSilent)]
+
+
 def test_clock_of_the_agent_is_measured() -> None:
     with Pair() as pair:
         assert pair.ours.clock[1] == float("inf")

@@ -207,7 +207,7 @@ def test_own_interpreter_is_replaced_on_hosts(load_here: Load) -> None:
     ("code", "text", "reason"),
     [
         (0, "", None),
-        (24, "file has vanished: /work/x", None),
+        (24, "file has vanished: /data/x", None),
         (
             12,
             "mkdir: cannot create directory 'work': File exists\nrsync: connection unexpectedly closed (0 bytes)\n"
