@@ -100,7 +100,9 @@ def test_ipv6_address_of_a_host_is_in_brackets(tmp_path: Path) -> None:
     ],
     ids=["ports", "attempt", "task", "sample", "log", "no ports"],
 )
-def test_host_with_an_impossible_report_or_without_ports_is_lost(tmp_path: Path, forged: dict[str, object], reason: str) -> None:
+def test_host_with_an_impossible_report_is_lost(
+    tmp_path: Path, forged: dict[str, object], reason: str
+) -> None:
     with SimulatedRun(tmp_path, 3, TASKS, forged={"node0001": forged}) as run:
         assert run.link.wait(PATIENCE_S)
         result = json.loads((run.root / "result.json").read_text())
