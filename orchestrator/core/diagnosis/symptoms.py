@@ -139,7 +139,7 @@ SIGNATURES = (
     ),
     (
         r"\bbdb\.BdbQuit\b",
-        "A task has no terminal to debug in: remove the breakpoint, or --env PYTHONBREAKPOINT=0 if it is `breakpoint()`.",
+        "A task has no terminal to debug in: remove the breakpoint, or --env PYTHONBREAKPOINT=0 for `breakpoint()`.",
     ),
     (r"No space left on device|ENOSPC", FULL_DISK),
     (
