@@ -1,4 +1,4 @@
-"""Starts the keeper and the agent of a session on this host, or finds them again."""
+"""Starts an agent with its keeper on this host, or finds the agent again."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _CLEARING_S, _CHECK_S = 6.0, 0.02
 
 
 def start_or_find(parameters: dict[str, Any], directory: Path, bundle: str) -> socket.socket | None:
-    """Return a connection to the session's agent; None if it is gone. Its processes and files are removed then."""
+    """Return a connection to the agent; None if it is gone. Its processes and files are removed then."""
     if parameters["is_first"]:
-        _clear_up_lost_sessions()
+        _clear_up_lost_agents()
         _remove_old_bundles(Path(bundle))
         _start_keeper(parameters, directory, bundle)
     stream = socket.socket(socket.AF_UNIX)
@@ -59,7 +59,7 @@ def _start_keeper(parameters: dict[str, Any], directory: Path, bundle: str) -> N
         listener.listen(_BACKLOG)
         words = [
             *python_words(bundle, "worker.remote.keeper"),
-            *(str(directory), bundle, parameters["session"], str(parameters["link_timeout_s"])),
+            *(str(directory), bundle, parameters["agent_id"], str(parameters["link_timeout_s"])),
             *(str(listener.fileno()), str(lock)),
         ]
         subprocess.Popen(
@@ -92,8 +92,8 @@ def _remove_old_bundles(present: Path) -> None:
                 shutil.rmtree(bundle, ignore_errors=True)
 
 
-def _clear_up_lost_sessions() -> None:
-    """Clear up after this user's sessions whose agent and keeper were both killed."""
+def _clear_up_lost_agents() -> None:
+    """Clear up after agents of this user that were killed with their keepers."""
     for base in bases():
         for directory in Path(base).glob(f"orch-agent-{os.geteuid()}-*"):
             if is_own_directory(str(directory)):
