@@ -1,6 +1,6 @@
 """Draws of a first failure on the pretend machines: one task raises, and its peers fail when they lose it.
 
-The clocks of the machines are days apart, and each has a latency of its own.
+Each machine has another clock and another latency.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from hosts_run import HOSTS, HostsRun
 from testbed import Testbed
 
-# Of each way between a host and n0: there and back takes up to 200 ms. Between two hosts it is the sum of both.
+# The largest latency of a host in one direction. A way from n0 and back takes up to 200 ms.
 MOST_LATENCY_S = 0.1
 # How a peer ends when it has lost the first one.
 _ENDS = ("own", "lost", "exit")

@@ -1,4 +1,4 @@
-"""An `orch up` on n0 with tasks on the other pretend machines, and what tests and scripts/bench links do to it."""
+"""A run on the pretend machines, started on n0, and what tests and scripts/bench links do to it."""
 
 from __future__ import annotations
 
@@ -47,9 +47,17 @@ class HostsRun:
     messages: Path
 
     @classmethod
-    def start(cls, machines: Testbed, project: Path, *words: str, hosts: str = ",".join(HOSTS)) -> HostsRun:
+    def start(
+        cls,
+        machines: Testbed,
+        project: Path,
+        *words: str,
+        hosts: str = ",".join(HOSTS),
+        before: tuple[str, ...] = (),
+    ) -> HostsRun:
+        """`before`: words before those of `orch up`, as `prlimit`."""
         output, messages = machines.directory / "output", machines.directory / "messages"
-        command = [str(ORCH), "up", "--as-root-anyway", "--hosts", hosts, *words]
+        command = [*before, str(ORCH), "up", "--as-root-anyway", "--hosts", hosts, *words]
         with output.open("wb") as out, messages.open("wb") as err:
             process = machines["n0"].start(
                 "env", "-C", str(project), *command, stdin=subprocess.DEVNULL, stdout=out, stderr=err
@@ -143,7 +151,7 @@ def kill_victim(machines: Testbed, victim: str) -> None:
     marks = ("worker.agent.agent", "worker.remote.keeper")[: 2 if "keeper" in victim else 1]
     killed = 0
     for process in machines["n0" if victim in ("orch", "ssh") else "n1"].processes():
-        # One may end because another was killed.
+        # A process may end because another was killed.
         with contextlib.suppress(psutil.NoSuchProcess):
             if victim in ("orch", "ssh"):
                 is_meant = (process.name() == "ssh") == (victim == "ssh")

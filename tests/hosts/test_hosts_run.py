@@ -21,7 +21,9 @@ from hosts_run import (
 )
 from orch_command import ORCH
 from testbed import Testbed
-from waiting import until
+from waiting import PATIENCE_S, until
+
+from orchestrator.host.headroom import files_with_hosts
 
 # worker:0 fails; the others end a moment later with the exit code of a peer that has lost a connection.
 _FAIL = """
@@ -48,8 +50,8 @@ def up(machines: Testbed, project: Path) -> Iterator[Any]:
     before = {name: host_files(machines[name]) for name in HOSTS}
     started: list[HostsRun] = []
 
-    def start(*words: str, hosts: str = ",".join(HOSTS)) -> HostsRun:
-        started.append(HostsRun.start(machines, project, *words, hosts=hosts))
+    def start(*words: str, **options: Any) -> HostsRun:
+        started.append(HostsRun.start(machines, project, *words, **options))
         return started[-1]
 
     yield start
@@ -118,6 +120,15 @@ def test_a_home_directory_that_is_read_only_or_noexec_does_no_harm(up: Any, mach
     finally:
         for name in HOSTS:
             machines[name].run("mount", "-o", "remount,bind,rw,exec", home)
+
+
+def test_limit_on_open_files_that_is_just_enough(up: Any, machines: Testbed) -> None:
+    few, enough = (("prlimit", f"--nofile={files_with_hosts(3, 3) - less}") for less in (1, 0))
+    run = up("--workers", "3", "--", "true", before=few)
+    assert run.process.wait(PATIENCE_S) == 2
+    assert "and 3 hosts with 3 tasks need 56; raise it to 56 at least" in run.text
+    assert not (machines["n0"].home / ".local/state/orch/runs").exists()
+    assert up("--workers", "3", "--", "true", before=enough).finish()["outcome"] == "succeeded"
 
 
 @pytest.mark.parametrize("cut", CUTS)
