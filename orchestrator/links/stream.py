@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 from collections.abc import Sequence
@@ -65,6 +66,8 @@ class LocalStream:
         self._stream = stream
         self._lines = LineSplitter()
         self._outbox = bytearray()
+        # Sent with the next byte.
+        self._passed: list[int] = []
         self._awaits_room = False
         # A common descriptor for both directions, so that the owner only waits until it is readable.
         self._poller = select.epoll()
@@ -74,6 +77,7 @@ class LocalStream:
         return self._poller.fileno()
 
     def close(self) -> None:
+        self._drop_passed()
         self._poller.close()
         self._stream.close()
 
@@ -102,6 +106,10 @@ class LocalStream:
             data = b""
         return self._lines.feed(data), bool(data)
 
+    def pass_descriptors(self, descriptors: Sequence[int]) -> None:
+        """Send copies of these, so that they arrive before the end of the next line."""
+        self._passed += [os.dup(descriptor) for descriptor in descriptors]
+
     def send(self, line: bytes) -> bool:
         """Send a line, now or when the other end takes it. False if the other end is closed."""
         self._outbox += line
@@ -110,15 +118,27 @@ class LocalStream:
     def _flush(self) -> bool:
         try:
             while self._outbox:
-                del self._outbox[: self._stream.send(self._outbox)]
+                del self._outbox[: self._send_some()]
         except BlockingIOError:
             pass
         except OSError:
             self._outbox.clear()
+            self._drop_passed()
             self._await_room(False)
             return False
         self._await_room(bool(self._outbox))
         return True
+
+    def _send_some(self) -> int:
+        if not self._passed:
+            return self._stream.send(self._outbox)
+        sent = socket.send_fds(self._stream, [self._outbox], self._passed)
+        self._drop_passed()
+        return sent
+
+    def _drop_passed(self) -> None:
+        while self._passed:
+            os.close(self._passed.pop())
 
     def _await_room(self, wanted: bool) -> None:
         if wanted != self._awaits_room:

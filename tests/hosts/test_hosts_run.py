@@ -19,6 +19,8 @@ from orch_command import ORCH
 from testbed import Testbed
 from waiting import PATIENCE_S, until
 
+from orchestrator.host.headroom import files_with_hosts
+
 # Prints numbered lines until a file exists that all machines see.
 _COUNT = """
 import itertools, pathlib, sys, time
@@ -103,10 +105,10 @@ def up(machines: Testbed, project: Path) -> Iterator[Any]:
     before = {name: _files(machines, name) for name in ("n1", "n2", "n3")}
     started: list[HostsRun] = []
 
-    def start(*words: str, hosts: str = "n1,n2,n3") -> HostsRun:
+    def start(*words: str, hosts: str = "n1,n2,n3", before: tuple[str, ...] = ()) -> HostsRun:
         output = machines.directory / "output"
         with output.open("wb") as file:
-            command = [str(ORCH), "up", "--as-root-anyway", "--hosts", hosts, *words]
+            command = [*before, str(ORCH), "up", "--as-root-anyway", "--hosts", hosts, *words]
             process = machines["n0"].start(
                 "env", "-C", str(project), *command, stdin=subprocess.DEVNULL, stdout=file, stderr=file
             )
@@ -203,6 +205,15 @@ def test_a_home_directory_that_is_read_only_or_noexec_does_no_harm(up: Any, mach
     finally:
         for name in ("n1", "n2", "n3"):
             machines[name].run("mount", "-o", "remount,bind,rw,exec", home)
+
+
+def test_limit_on_open_files_that_is_just_enough(up: Any, machines: Testbed) -> None:
+    few, enough = (("prlimit", f"--nofile={files_with_hosts(3, 3) - less}") for less in (1, 0))
+    run = up("--workers", "3", "--", "true", before=few)
+    assert run.process.wait(PATIENCE_S) == 2
+    assert "and 3 hosts with 3 tasks need 56; raise it to 56 at least" in run.text
+    assert not (machines["n0"].home / ".local/state/orch/runs").exists()
+    assert up("--workers", "3", "--", "true", before=enough).finish()["outcome"] == "succeeded"
 
 
 @pytest.mark.parametrize("cut", CUTS)

@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -179,6 +180,17 @@ def test_old_bundles_are_removed(tmp_path: Path, cache: Path) -> None:
         pass
     assert {path.name for path in cache.iterdir()} == {"1" * 64, bundle().digest}
     (cache / ("1" * 64)).rmdir()
+
+
+def test_bundles_whose_unpacking_was_cut_off_are_removed(tmp_path: Path, cache: Path) -> None:
+    """Not those that another session may be unpacking."""
+    for name, age_s in ((".new-cut", 3600), (".new-now", 5), (".old-cut", 5)):
+        (cache / name / "worker").mkdir(parents=True)
+        os.utime(cache / name, (time.time() - age_s,) * 2)
+    with HostDriver(tmp_path):
+        pass
+    assert {path.name for path in cache.iterdir()} == {".new-now", bundle().digest}
+    shutil.rmtree(cache / ".new-now")
 
 
 def test_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
