@@ -21,6 +21,8 @@ _TEMPORARY = ("/tmp", "/var/tmp")
 # The path of a unix socket has at most 107 bytes.
 _LONGEST_BASE = 60
 _MANIFEST = "manifest.json"
+# Beginnings of names beside bundles: one that is being unpacked, and a damaged one that was replaced.
+UNPACKING, REPLACED = ".new-", ".old-"
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -161,12 +163,12 @@ def _unpack(data: bytes, place: str) -> None:
     """Unpack beside the place, then rename: another session may do the same, and one may be using the old one."""
     above = os.path.dirname(place)
     os.makedirs(above, mode=0o700, exist_ok=True)
-    beside = tempfile.mkdtemp(prefix=".new-", dir=above)
+    beside = tempfile.mkdtemp(prefix=UNPACKING, dir=above)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             archive.extractall(beside)
         if os.path.lexists(place) and not _is_whole(place):
-            os.rename(place, tempfile.mkdtemp(prefix=".old-", dir=above))
+            os.rename(place, tempfile.mkdtemp(prefix=REPLACED, dir=above))
         try:
             os.rename(beside, place)
         except OSError:
@@ -174,7 +176,7 @@ def _unpack(data: bytes, place: str) -> None:
                 raise
     finally:
         for name in os.listdir(above):
-            if name.startswith(".old-") or os.path.join(above, name) == beside:
+            if name.startswith(REPLACED) or os.path.join(above, name) == beside:
                 shutil.rmtree(os.path.join(above, name), ignore_errors=True)
 
 
