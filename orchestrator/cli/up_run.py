@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from orchestrator.cli import words
@@ -16,7 +17,7 @@ from orchestrator.client import api
 from orchestrator.client.api import Run
 from orchestrator.client.launch import Room, create_run, make_room
 from orchestrator.client.view.output import is_capable, terminal_size
-from orchestrator.core.errors import EngineError, ExitCode, OrchError, RunEnded
+from orchestrator.core.errors import EngineError, ExitCode, OrchError, RunEnded, UsageError
 from orchestrator.core.state.events import STOP_SIGNALS
 from orchestrator.core.state.result import RunResult
 from orchestrator.host.checks import warnings_of_up
@@ -25,6 +26,10 @@ from orchestrator.links.signal_inbox import SignalInbox
 from orchestrator.links.supervisor_link import SupervisorLink
 from orchestrator.request.settings import settings
 from orchestrator.request.settings.request import DisplayOptions, UpRequest, WaitFor
+
+if TYPE_CHECKING:
+    from orchestrator.client.task_terminal import TaskTerminal
+    from orchestrator.core.job.spec import JobSpec
 
 # `worker:0-3 | ` is two cells wider than `worker:0 | `.
 _ROOM_FOR_A_GROUP = 2
@@ -81,11 +86,14 @@ def _runs_beside(room: Room, request: UpRequest) -> Iterator[str]:
 
 def _in_the_foreground(request: UpRequest, screen: Screen, supervisor: SupervisorLink) -> int:
     # While processes exist, a signal is a stop order, not an exception.
-    with SignalInbox(STOP_SIGNALS) as inbox:
+    with _terminal(request.spec, screen) as terminal, SignalInbox(STOP_SIGNALS) as inbox:
         try:
-            run = create_run(supervisor, _with_columns(request, screen), Lifetime.CLIENT)
+            if terminal is None:
+                request = _with_columns(request, screen)
+            descriptors = {} if terminal is None else terminal.descriptors
+            run = create_run(supervisor, request, Lifetime.CLIENT, descriptors)
             with _page(run) if request.display.ui else nullcontext():
-                is_detached = _show_to_end(supervisor, run, request.display, screen, inbox)
+                is_detached = _show_to_end(supervisor, run, request.display, screen, inbox, terminal)
         finally:
             supervisor.close()
         if is_detached:
@@ -99,6 +107,27 @@ def _in_the_foreground(request: UpRequest, screen: Screen, supervisor: Superviso
         with inbox.settled(code):
             words.report_end(result, screen)
     return code
+
+
+@contextmanager
+def _terminal(spec: JobSpec, screen: Screen) -> Iterator[TaskTerminal | None]:
+    """The terminal of the task of --interactive; UsageError if this process has none to connect."""
+    if spec.interactive is None:
+        yield None
+        return
+    from orchestrator.client.task_terminal import TaskTerminal
+    from orchestrator.client.view.output import Output
+
+    if screen.json:
+        raise UsageError(
+            "--interactive: with --json, standard output has the result only; leave one of them out"
+        )
+    if not (os.isatty(words.STDIN) and os.isatty(words.STDOUT)):
+        raise UsageError(
+            "--interactive: standard input and output are not a terminal; run it in one, or leave it out"
+        )
+    with TaskTerminal(str(spec.interactive), words.STDIN, Output(words.STDOUT)) as terminal:
+        yield terminal
 
 
 @contextmanager
@@ -151,7 +180,12 @@ def _write_junit(path: Path | None, run: Run, result: RunResult) -> int:
 
 
 def _show_to_end(
-    supervisor: SupervisorLink, run: Run, display: DisplayOptions, screen: Screen, inbox: SignalInbox
+    supervisor: SupervisorLink,
+    run: Run,
+    display: DisplayOptions,
+    screen: Screen,
+    inbox: SignalInbox,
+    terminal: TaskTerminal | None,
 ) -> bool:
     """Show the run until the supervisor has exited and all lines are shown, or a key detaches it: then return True.
 
@@ -178,8 +212,11 @@ def _show_to_end(
     source = pressed_keys() if isinstance(view, TerminalView) else nullcontext(NoKeys())
     with source as pressed, grouped(out, f"output of {run.id}"):
         # The file of --junit is written when the run has ended.
-        keys = LiveKeys(pressed, run, view, "" if display.junit else "d", stops=True)
-        return follow_to_end(supervisor, run.view, view, tasks, inbox, keys, verbose)
+        # A task that reads from this terminal needs it, too.
+        leave_keys = "" if display.junit or terminal is not None else "d"
+        terminal_of = "" if terminal is None else terminal.task
+        keys = LiveKeys(pressed, run, view, leave_keys, stops=True, terminal_of=terminal_of)
+        return follow_to_end(supervisor, run.view, view, tasks, inbox, keys, verbose, terminal)
 
 
 def _detached(request: UpRequest, screen: Screen, supervisor: SupervisorLink) -> int:

@@ -272,6 +272,9 @@ class JobSpec(BaseModel):
     # The tasks that a debugger can attach to, and whether they run before it does.
     debug: tuple[TaskRef, ...] = ()
     debug_no_wait: bool = False
+    # The task that has the user's terminal, and whether the first one that fails gets it.
+    interactive: TaskRef | None = None
+    pdb: bool = False
     # Repair known faults of Keras.
     fixes: bool = True
     keras: KerasOption = KerasOption.AUTO
