@@ -14,7 +14,7 @@ from orchestrator.cli.parameters import Screen
 from orchestrator.cli.selection import ended_text, say_skipped, say_swept
 from orchestrator.client import api
 from orchestrator.client.api import Run
-from orchestrator.client.launch import Room, create_run, make_room
+from orchestrator.client.launch import Room, create_run, make_room, on_nodes
 from orchestrator.client.view.output import is_capable, terminal_size
 from orchestrator.core.errors import EngineError, ExitCode, OrchError, RunEnded
 from orchestrator.core.state.events import STOP_SIGNALS
@@ -42,15 +42,16 @@ def run_up(flags: Mapping[str, object], screen: Screen, supervisor: SupervisorLi
     if not screen.quiet:
         for notice in (*request.notices, *warnings_of_up(request.spec)):
             words.say(notice)
-    room = make_room(request)
-    say_skipped(room.skipped)
-    say_swept(room.swept)
-    if not screen.quiet:
-        for notice in (*_host_table(room), *room.host_warnings, *_runs_beside(room, request)):
-            words.say(notice)
-    if request.display.detach or request.display.wait is not None:
-        return _detached(request, screen, supervisor)
-    return _in_the_foreground(request, screen, supervisor)
+    with on_nodes(request, words.say) as request:
+        room = make_room(request)
+        say_skipped(room.skipped)
+        say_swept(room.swept)
+        if not screen.quiet:
+            for notice in (*_host_table(room), *room.host_warnings, *_runs_beside(room, request)):
+                words.say(notice)
+        if request.display.detach or request.display.wait is not None:
+            return _detached(request, screen, supervisor)
+        return _in_the_foreground(request, screen, supervisor)
 
 
 def _host_table(room: Room) -> Iterator[str]:

@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import Unpack
 
 from orchestrator.client.api import Run
-from orchestrator.client.launch import create_run, load_request, make_room, stream_lines, warn
+from orchestrator.client.launch import (
+    create_run,
+    load_request,
+    make_room,
+    on_nodes,
+    stream_lines,
+    warn,
+    warn_now,
+)
 from orchestrator.client.stop import STOP_MARGIN_S
 from orchestrator.core.errors import UsageError
 from orchestrator.core.text.clean import safe
@@ -89,14 +97,15 @@ class Session:
 
     @contextmanager
     def _cluster(self, up: UpRequest, *, stream: bool) -> Iterator[Run]:
-        run = self._begin(up)
-        try:
-            if stream:
-                stream_lines(run)
-            yield run
-        finally:
-            if self._is_mine():
-                run.down()
+        with on_nodes(up, warn_now) as request:
+            run = self._begin(request)
+            try:
+                if stream:
+                    stream_lines(run)
+                yield run
+            finally:
+                if self._is_mine():
+                    run.down()
 
     def _begin(self, up: UpRequest) -> Run:
         # The supervisor would read a second request as a stop order for the first run.

@@ -202,6 +202,19 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         Option("ssh_command", Kind.WORDS, metavar="WORDS", default="ssh",
                help='The command to connect with: "ssh -F FILE".'),
     ),
+    "Slurm": (
+        Option("nodes", Kind.WHOLE_NUMBER, default="those of the allocation",
+               help="With --engine slurm: the number of nodes.",
+               more="Inside an allocation: use so many of its nodes."),
+        Option("partition", Kind.TEXT, metavar="NAME", default="the cluster's",
+               help="Partition of a new allocation."),
+        Option("account", Kind.TEXT, metavar="NAME", default="the user's",
+               help="Account that a new allocation is charged to."),
+        Option("time", Kind.DURATION, default="the partition's",
+               help="Time limit of a new allocation: 30m, 8h."),
+        Option("slurm", Kind.WORDS, metavar="WORDS",
+               help='Further options of salloc: "--gres=gpu:4 --constraint=a100".'),
+    ),
     "Start": (
         Option("start", Kind.CHOICE, choices=tuple(StartOption), default=StartOption.AUTO, part=Part.START,
                help="auto: fork tasks from a process that has imported TensorFlow, where the script"
