@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Unpack
 
 from orchestrator.client.api import Run, tidy
@@ -24,7 +25,7 @@ from orchestrator.core.text.clean import safe
 from orchestrator.host.checks import refuse_problems, warnings_of_up
 from orchestrator.host.checks.context import Context
 from orchestrator.host.checks.finding import Level
-from orchestrator.links.client_link import Lifetime, Request, pack_environ
+from orchestrator.links.client_link import Descriptor, Lifetime, Request, pack_environ
 from orchestrator.links.supervisor_link import SupervisorLink, start_supervisor
 from orchestrator.request.settings import settings
 from orchestrator.request.settings.declaration import Where
@@ -210,8 +211,20 @@ def on_nodes(up: UpRequest, say: Callable[[str], None]) -> Iterator[UpRequest]:
         yield replace(up, spec=spec)
 
 
-def create_run(supervisor: SupervisorLink, up: UpRequest, lifetime: Lifetime) -> Run:
-    """Send a checked request and return the new run; raise the supervisor's error if it refuses."""
+def create_run(
+    supervisor: SupervisorLink,
+    up: UpRequest,
+    lifetime: Lifetime,
+    descriptors: Mapping[Descriptor, int] = MappingProxyType({}),
+) -> Run:
+    """Send a checked request and return the new run; raise the supervisor's error if it refuses.
+
+    `descriptors`: what the tasks get, on this machine only. The caller keeps them."""
+    if descriptors and up.spec.hosts:
+        names = ", ".join(host.name for host in up.spec.hosts)
+        raise UsageError(
+            f"an open file or terminal of this process cannot be passed to another host ({names})"
+        )
     environ = pack_environ(os.environ) if lifetime is Lifetime.SESSION else None
     request = Request(
         spec=up.spec,
@@ -219,9 +232,10 @@ def create_run(supervisor: SupervisorLink, up: UpRequest, lifetime: Lifetime) ->
         environ=environ,
         state_owner=accepted_owner(),
         existing=up.existing,
+        descriptors=tuple(descriptors),
     )
     try:
-        root = supervisor.create(request)
+        root = supervisor.create(request, tuple(descriptors.values()))
     except NameTaken as error:
         if not up.display.replace:
             raise

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hosts_run import COUNT, HostsRun
-from orch_command import ORCH
+from hosts_run import HOSTS, HostsRun, counting_command, host_files
 from slurm import Slurm
 from slurm import reason_to_skip as why_no_slurm
 from testbed import Testbed, reason_to_skip
@@ -60,52 +55,24 @@ def project(machines: Testbed, request: pytest.FixtureRequest) -> Iterator[Path]
 @pytest.fixture
 def up(machines: Testbed, project: Path) -> Iterator[Any]:
     """Starts `orch up` on n0. At the end, no process and no file of a run is left on the hosts."""
-    before = {name: _files(machines, name) for name in ("n1", "n2", "n3")}
+    before = {name: host_files(machines[name]) for name in HOSTS}
     started: list[HostsRun] = []
 
-    def start(
-        *words: str,
-        hosts: str | None = "n1,n2,n3",
-        within: tuple[str, ...] = (),
-        env: Mapping[str, str] | None = None,
-    ) -> HostsRun:
-        output = machines.directory / "output"
-        where = [] if hosts is None else ["--hosts", hosts]
-        with output.open("wb") as file:
-            command = [*within, str(ORCH), "up", "--as-root-anyway", *where, *words]
-            process = machines["n0"].start(
-                *("env", "-C", str(project), *command),
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                env=env,
-            )
-        started.append(HostsRun(machines, process, output))
+    def start(*words: str, **options: Any) -> HostsRun:
+        started.append(HostsRun.start(machines, project, *words, **options))
         return started[-1]
 
     yield start
-    machines.heal()
     for run in started:
-        if run.process.poll() is None:
-            os.killpg(run.process.pid, signal.SIGKILL)
-            run.process.wait()
-    for name in before:
-        until(lambda name=name: not machines[name].programs())
-        assert _files(machines, name) == before[name], name
-    machines["n0"].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")
-
-
-def _files(machines: Testbed, name: str) -> set[str]:
-    """The files of a machine without the cached bundle, and without those of Keras and ssh themselves."""
-    kept = ("/.cache/orch/bundles/", "/.keras/", "/.ssh/")
-    return {path for path in machines[name].files() if not any(part in path for part in kept)}
+        run.clear()
+    for name in HOSTS:
+        assert host_files(machines[name]) == before[name], name
 
 
 @pytest.fixture
 def counting(project: Path) -> tuple[str, ...]:
     """A command whose tasks print until the file `end` exists."""
-    (project / "count.py").write_text(COUNT)
-    return ("--", sys.executable, "count.py", str(project / "end"))
+    return counting_command(project)
 
 
 @pytest.fixture

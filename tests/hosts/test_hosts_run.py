@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from hosts_run import is_whole
+from hosts_run import (
+    HOSTS,
+    LOST,
+    cut_host,
+    is_whole,
+    kill_victim,
+)
 from orch_command import ORCH
 from testbed import Testbed
-from waiting import until
+from waiting import PATIENCE_S, until
+
+from orchestrator.host.headroom import files_with_hosts
 
 # worker:0 fails; the others end a moment later with the exit code of a peer that has lost a connection.
 _FAIL = """
@@ -31,7 +37,6 @@ while not (here / "failed").exists():
 time.sleep(0.1)
 sys.exit(1)
 """
-_LOST = 137
 CUTS = ("both", *(pytest.param(cut, marks=pytest.mark.slow) for cut in ("to the host", "from the host")))
 
 
@@ -65,10 +70,7 @@ def test_each_host_runs_its_tasks_and_logs_come_here(
 ) -> None:
     run = up("--workers", "4", *counting, hosts="n1:2,n2,n3")
     run.until_event("task_started", 4)
-    counts = {
-        name: sum("count.py" in line for line in machines[name].command_lines())
-        for name in ("n1", "n2", "n3")
-    }
+    counts = {name: sum("count.py" in line for line in machines[name].command_lines()) for name in HOSTS}
     (project / "end").touch()
     result = run.finish()
     assert counts == {"n1": 2, "n2": 1, "n3": 1}
@@ -89,8 +91,17 @@ def test_a_home_directory_that_is_read_only_or_noexec_does_no_harm(up: Any, mach
     try:
         assert up("--workers", "3", "--", "true").finish()["outcome"] == "succeeded"
     finally:
-        for name in ("n1", "n2", "n3"):
+        for name in HOSTS:
             machines[name].run("mount", "-o", "remount,bind,rw,exec", home)
+
+
+def test_limit_on_open_files_that_is_just_enough(up: Any, machines: Testbed) -> None:
+    few, enough = (("prlimit", f"--nofile={files_with_hosts(3, 3) - less}") for less in (1, 0))
+    run = up("--workers", "3", "--", "true", before=few)
+    assert run.process.wait(PATIENCE_S) == 2
+    assert "and 3 hosts with 3 tasks need 56; raise it to 56 at least" in run.text
+    assert not (machines["n0"].home / ".local/state/orch/runs").exists()
+    assert up("--workers", "3", "--", "true", before=enough).finish()["outcome"] == "succeeded"
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -99,7 +110,7 @@ def test_a_short_cut_loses_no_line_and_fails_nothing(
 ) -> None:
     run = up("--workers", "3", "--link-timeout", "60s", *counting)
     run.until_event("task_started", 3)
-    _cut(machines, cut)
+    cut_host(machines, cut)
     silent = run.until_event("host_silent")
     machines.heal()
     run.until_event("host_back")
@@ -117,12 +128,12 @@ def test_a_host_that_stays_away_is_named_and_ends_its_tasks_itself(
 ) -> None:
     run = up("--workers", "3", *counting)
     run.until_event("task_started", 3)
-    _cut(machines, cut)
+    cut_host(machines, cut)
     result = run.finish()
-    assert run.process.returncode == _LOST
+    assert run.process.returncode == LOST
     assert (result["cause"]["kind"], result["cause"]["host"]) == ("host", "n1")
     # The network is still cut: it was the host that has ended its tasks.
-    for name in ("n1", "n2", "n3"):
+    for name in HOSTS:
         until(lambda name=name: not machines[name].programs())
 
 
@@ -135,17 +146,7 @@ def test_nothing_is_left_after_a_kill(
 ) -> None:
     run = up("--workers", "3", *counting)
     run.until_event("task_started", 3)
-    if victim in ("orch", "ssh"):
-        for process in machines["n0"].processes():
-            # One may end because another was killed.
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if (process.name() == "ssh") == (victim == "ssh"):
-                    process.kill()
-    else:
-        marks = ("worker.agent.agent", "worker.remote.keeper")[: 2 if "keeper" in victim else 1]
-        for process in _with(machines, "n1", marks):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+    kill_victim(machines, victim)
     if victim == "ssh":
         (project / "end").touch()
         result = run.finish()
@@ -169,23 +170,3 @@ def test_the_first_failure_is_named_whatever_the_clocks_and_the_network_do(
     result = run.finish()
     assert result["cause"]["task"] == "worker:0"
     assert "the first failure" in run.text
-
-
-def _cut(machines: Testbed, how: str) -> None:
-    match how:
-        case "both":
-            machines.cut("n1")
-        case "to the host":
-            machines.cut_one_way(to="n1")
-        case _:
-            machines.cut_one_way(source="n1")
-
-
-def _with(machines: Testbed, name: str, marks: tuple[str, ...]) -> list[psutil.Process]:
-    found = [
-        process
-        for process in machines[name].processes()
-        if any(mark in " ".join(process.cmdline()) for mark in marks)
-    ]
-    assert len(found) >= len(marks)
-    return found

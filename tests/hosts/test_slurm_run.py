@@ -29,7 +29,7 @@ _ENGINE = ("--engine", "slurm", "--nodes", "3", "--workers", "3")
 
 
 def up_under(up: Any, slurm: Slurm, *words: str, within: tuple[str, ...] = ()) -> Any:
-    return up(*words, hosts=None, within=within, env=slurm.environ)
+    return up(*words, hosts=None, before=within, env=slurm.environ)
 
 
 def test_logs_arrive_from_a_new_allocation(
