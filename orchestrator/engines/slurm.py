@@ -12,7 +12,7 @@ from orchestrator.engines import Connection
 # Seconds for a question to Slurm's controller.
 _ASK_S = 5.0
 _LONGEST_QUOTE = 200
-# What srun prints about other things than a failure.
+# In lines of srun that do not explain a failure.
 _BY_THE_WAY = ("cpu binding", "Job step creation temporarily disabled", "Step created for")
 _ENDS = {
     "CANCELLED": "was cancelled",
@@ -66,7 +66,7 @@ class SlurmEngine:
 
 
 def ask(*words: str) -> str | None:
-    """What a program of Slurm prints on stdout; None if it fails or takes too long."""
+    """Return what a program of Slurm prints on stdout; None if it fails or takes too long."""
     try:
         done = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_ASK_S

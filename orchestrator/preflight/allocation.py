@@ -146,12 +146,12 @@ class _Allocation:
         try:
             self.job = self._await_grant()
         except BaseException:
-            self._give_back()
+            self._release()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._give_back()
+        self._release()
 
     def _await_grant(self) -> str:
         """Return the id of the job once its nodes are there."""
@@ -189,7 +189,7 @@ class _Allocation:
             return "salloc was not found on this machine; log in to a node of the cluster that has Slurm's programs"
         return f"Slurm refuses the allocation: {said}" + (f"; {advice}" if advice else "")
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         process = self._process
         for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe is not None:

@@ -86,7 +86,7 @@ class Slurm:
 
     @property
     def environ(self) -> Mapping[str, str]:
-        """What Slurm's programs need to find their configuration."""
+        """The variable by which Slurm's programs find their configuration."""
         return {"SLURM_CONF": str(self.directory / "slurm.conf")}
 
     def idle_nodes(self) -> int:

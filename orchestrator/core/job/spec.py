@@ -300,12 +300,11 @@ class JobSpec(BaseModel):
     # Copy the working directory to the hosts before the start.
     sync: bool = False
     ssh_command: Annotated[tuple[Word, ...], AfterValidator(_checked_ssh)] = ("ssh",)
-    # What a new Slurm allocation is asked for. None: an allocation's own nodes, and the cluster's defaults.
+    # Of a new Slurm allocation. None: the cluster's defaults.
     nodes: Annotated[int, _between(1, MOST_TASKS)] | None = None
     partition: Annotated[Word, Field(min_length=1)] | None = None
     account: Annotated[Word, Field(min_length=1)] | None = None
     time_s: Annotated[float, AfterValidator(_checked_timeout)] | None = None
-    # Further words for salloc.
     slurm: tuple[Word, ...] = ()
     # The id of the allocation, once there is one. Then `hosts` are its nodes.
     slurm_job: str | None = None

@@ -40,7 +40,7 @@ from orchestrator.request.settings.given import (
     misspelt_variables,
     require_plain,
 )
-from orchestrator.request.settings.options import COMMAND, ENGINE, GROUPS, SETTINGS
+from orchestrator.request.settings.options import COMMAND, ENGINE, GROUPS, SETTINGS, SLURM
 from orchestrator.request.settings.request import DisplayOptions, UpRequest, WaitFor
 from orchestrator.request.settings.roles import (
     CommonCommand,
@@ -301,15 +301,12 @@ def _notices(spec: JobSpec, given: Mapping[str, Given], place: CommandPlace) -> 
 
 def _idle_options(spec: JobSpec, given: Mapping[str, Given]) -> Iterator[str]:
     """Yield which flags about hosts and Slurm change nothing. In a file or a variable they may be for other runs."""
-    idle = []
-    if spec.engine is not EngineName.SLURM:
-        idle.append(("Slurm", "--engine slurm"))
-        if not spec.hosts:
-            idle.append(("Hosts", "--hosts"))
-    for group, without in idle:
-        for option in GROUPS[group]:
-            if option is not ENGINE and option.name in given and given[option.name].source == option.flag:
-                yield f"{option.flag} has no effect without {without}"
+    for option in GROUPS["Hosts"]:
+        needed = "--engine slurm" if option in SLURM else "--hosts"
+        is_idle = spec.engine is not EngineName.SLURM and (option in SLURM or not spec.hosts)
+        was_typed = option.name in given and given[option.name].source == option.flag
+        if is_idle and was_typed and option is not ENGINE:
+            yield f"{option.flag} has no effect without {needed}"
 
 
 def _cluster_notices(spec: JobSpec, environ: Mapping[str, str]) -> Iterator[str]:
