@@ -27,7 +27,7 @@ _PYTEST = "_pytest"
 
 @dataclass
 class Contents:
-    """Facts about a pickled call. `modules`: those that unpickling it or running its code may import. `classes`: classes
+    """Facts about a pickled call. `modules`: those that unpickling it or running its code may import. `classes`: those
     of this process. `sources`: the text of code that is in no file, such as a cell of a notebook, by its name."""
 
     modules: set[str] = field(default_factory=set)
