@@ -26,6 +26,8 @@ CANCELLED = 1  # tf.errors.CANCELLED
 _LIBRARY = "libtensorflow_cc.so.2"
 # Seconds for a coordinator to recover a worker after its program has ended.
 _RECOVERY_S = 10.0
+# The limit in a run whose tasks are debugged: a day.
+_DEBUGGING_MS = 24 * 3600 * 1000
 _are_fixes_armed = False
 
 
@@ -93,6 +95,27 @@ def _hook_slurm(module: ModuleType) -> None:
     resolver.__init__ = init
     resolver.cluster_spec = cluster_spec
     resolver.num_accelerators = num_accelerators
+
+
+def wait_for_debugged() -> None:
+    """Raise the time limits of TensorFlow's coordination service: on heartbeats, and on the start of a cluster."""
+    after_import(
+        "tensorflow.python.eager.context",
+        lambda context: attempt(
+            "waiting for tasks that are debugged", lambda: _raise_limits(context.Context)
+        ),
+    )
+
+
+def _raise_limits(context: Any) -> None:
+    configure = context.configure_coordination_service
+
+    def configure_coordination_service(self: Any, *arguments: Any, **named: Any) -> None:
+        for limit in ("heartbeat_timeout_in_ms", "cluster_register_timeout_in_ms"):
+            named[limit] = _DEBUGGING_MS
+        configure(self, *arguments, **named)
+
+    context.configure_coordination_service = configure_coordination_service
 
 
 def _at_exit(part: str, action: Callable[[], None]) -> None:
