@@ -22,7 +22,7 @@ from orchestrator.core.text.clean import safe
 from orchestrator.host.checks import refuse_problems, warnings_of_up
 from orchestrator.host.checks.context import Context
 from orchestrator.host.checks.finding import Level
-from orchestrator.links.client_link import Lifetime, Request, pack_environ
+from orchestrator.links.client_link import Lifetime, Request, Warm, pack_environ
 from orchestrator.links.supervisor_link import SupervisorLink, start_supervisor
 from orchestrator.request.settings import settings
 from orchestrator.request.settings.declaration import Where
@@ -188,15 +188,19 @@ def check_hosts(spec: JobSpec) -> Preflight | None:
     return found
 
 
-def create_run(supervisor: SupervisorLink, up: UpRequest, lifetime: Lifetime) -> Run:
+def create_run(
+    supervisor: SupervisorLink, up: UpRequest, lifetime: Lifetime, warm: Warm | None = None
+) -> Run:
     """Send a checked request and return the new run; raise the supervisor's error if it refuses."""
-    environ = pack_environ(os.environ) if lifetime is Lifetime.SESSION else None
+    is_own = lifetime is not Lifetime.SESSION and not supervisor.is_warm
+    environ = None if is_own else pack_environ(os.environ)
     request = Request(
         spec=up.spec,
         lifetime=lifetime,
         environ=environ,
         state_owner=accepted_owner(),
         existing=up.existing,
+        warm=warm,
     )
     try:
         root = supervisor.create(request)
