@@ -32,12 +32,12 @@ class Start:
     def create(self, up: UpRequest, lifetime: Lifetime) -> Run:
         """As create_run(). A warm supervisor that has just exited is replaced by a new one."""
         try:
-            return create_run(self.supervisor, up, lifetime, self.warm)
+            return create_run(self.supervisor, up, lifetime, warm=self.warm)
         except SupervisorLeft:
             if not self.supervisor.is_warm:
                 raise
             self.supervisor.start_anew()
-            return create_run(self.supervisor, up, lifetime, self.warm)
+            return create_run(self.supervisor, up, lifetime, warm=self.warm)
 
 
 def choose_start(up: UpRequest, early: SupervisorLink | None) -> Start:
