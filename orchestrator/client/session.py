@@ -9,20 +9,26 @@ with orchestrator.Session() as session:
 from __future__ import annotations
 
 import os
-import resource
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from orchestrator.client.api import Run
-from orchestrator.client.launch import create_run, load_request, make_room, stream_lines, warn
+from orchestrator.client.launch import (
+    create_run,
+    load_request,
+    make_room,
+    on_nodes,
+    stream_lines,
+    warn,
+    warn_now,
+)
 from orchestrator.client.stop import STOP_MARGIN_S
 from orchestrator.core.errors import UsageError
 from orchestrator.core.text.clean import safe
+from orchestrator.host.inheritance import inheritance
 from orchestrator.links.client_link import Descriptor, Lifetime
 from orchestrator.links.supervisor_link import SupervisorLeft, SupervisorLink, start_supervisor
 from orchestrator.request.settings.keywords import Directory, UpOptions, Words
@@ -32,7 +38,6 @@ if TYPE_CHECKING:
     from orchestrator.client.functions import FunctionCall
 
 Descriptors = Mapping[Descriptor, int]
-_LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 
 
 def run(
@@ -62,7 +67,7 @@ class Session:
     def __init__(self) -> None:
         self._owner_pid = os.getpid()
         self._supervisor: SupervisorLink | None = None
-        self._inheritance: _Inheritance | None = None
+        self._inheritance: dict[str, str] | None = None
         self._run: Run | None = None
         # Held while a run is created and while everything is stopped; not held while a run is live.
         self._lock = threading.RLock()
@@ -140,14 +145,15 @@ class Session:
     def _cluster(
         self, up: UpRequest, *, stream: bool, descriptors: Descriptors = MappingProxyType({})
     ) -> Iterator[Run]:
-        run = self._begin(up, descriptors)
-        try:
-            if stream:
-                stream_lines(run)
-            yield run
-        finally:
-            if self._is_mine():
-                run.down()
+        with on_nodes(up, warn_now) as request:
+            run = self._begin(request, descriptors)
+            try:
+                if stream:
+                    stream_lines(run)
+                yield run
+            finally:
+                if self._is_mine():
+                    run.down()
 
     def _begin(self, up: UpRequest, descriptors: Descriptors) -> Run:
         # The supervisor would read a second request as a stop order for the first run.
@@ -179,7 +185,7 @@ class Session:
 
     def _create(self, up: UpRequest, descriptors: Descriptors) -> Run:
         """Create the run with the kept supervisor, or with a new one if what a process inherits has changed."""
-        now = _inheritance()
+        now = inheritance()
         if now != self._inheritance:
             self._drop_supervisor(STOP_MARGIN_S)
         if self._supervisor is not None:
@@ -209,31 +215,3 @@ class Session:
 
     def _is_mine(self) -> bool:
         return os.getpid() == self._owner_pid
-
-
-@dataclass(frozen=True)
-class _Inheritance:
-    """The attributes that a child process inherits, besides environment and directory.
-
-    `limits` are pairs (soft, hard) as of getrlimit(2). Affinity and niceness are the calling thread's.
-    """
-
-    affinity: frozenset[int]
-    niceness: int
-    umask: str
-    limits: tuple[tuple[int, int], ...]
-
-
-def _inheritance() -> _Inheritance:
-    return _Inheritance(
-        affinity=frozenset(os.sched_getaffinity(0)),
-        niceness=os.getpriority(os.PRIO_PROCESS, 0),
-        umask=_umask(),
-        limits=tuple(resource.getrlimit(limit) for limit in _LIMITS),
-    )
-
-
-def _umask() -> str:
-    """The umask as /proc shows it. os.umask() reads it by changing it, which other threads would notice."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next((line for line in lines if line.startswith("Umask:")), "")
