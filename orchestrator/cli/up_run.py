@@ -15,9 +15,11 @@ from orchestrator.cli.parameters import Screen
 from orchestrator.cli.selection import ended_text, say_skipped, say_swept
 from orchestrator.client import api
 from orchestrator.client.api import Run
-from orchestrator.client.launch import Room, create_run, make_room
+from orchestrator.client.launch import Room, make_room, on_nodes
 from orchestrator.client.view.output import is_capable, terminal_size
+from orchestrator.client.warm import Start, choose_start
 from orchestrator.core.errors import EngineError, ExitCode, OrchError, RunEnded, UsageError
+from orchestrator.core.job.choices import EngineName
 from orchestrator.core.state.events import STOP_SIGNALS
 from orchestrator.core.state.result import RunResult
 from orchestrator.host.checks import warnings_of_up
@@ -37,9 +39,11 @@ _ROOM_FOR_A_GROUP = 2
 _MIN_COLUMNS = 20
 
 
-def run_up(flags: Mapping[str, object], screen: Screen, supervisor: SupervisorLink) -> int:
-    """Run `orch up` with a supervisor that waits for its request; return the exit code."""
+def run_up(flags: Mapping[str, object], screen: Screen, early: SupervisorLink | None) -> int:
+    """Run `orch up` with a supervisor that waits for its request, if one was started; return the exit code."""
     request = settings.load(flags, os.environ, Path.cwd())
+    if request.spec.interactive is not None:
+        _require_terminal("--interactive", screen)
     if request.display.ui:
         from orchestrator.ui.address import require_extra
 
@@ -47,15 +51,27 @@ def run_up(flags: Mapping[str, object], screen: Screen, supervisor: SupervisorLi
     if not screen.quiet:
         for notice in (*request.notices, *warnings_of_up(request.spec)):
             words.say(notice)
-    room = make_room(request)
-    say_skipped(room.skipped)
-    say_swept(room.swept)
-    if not screen.quiet:
-        for notice in (*_host_table(room), *room.host_warnings, *_runs_beside(room, request)):
-            words.say(notice)
-    if request.display.detach or request.display.wait is not None:
-        return _detached(request, screen, supervisor)
-    return _in_the_foreground(request, screen, supervisor)
+    is_detached = request.display.detach or request.display.wait is not None
+    if is_detached and request.spec.engine is EngineName.SLURM:
+        raise UsageError(
+            "--engine slurm: the allocation ends with the `orch up` that asked for it; instead of --detach or --wait,"
+            " submit a batch script that calls `orch up`"
+        )
+    with on_nodes(request, words.say) as request:
+        room = make_room(request)
+        say_skipped(room.skipped)
+        say_swept(room.swept)
+        if not screen.quiet:
+            for notice in (*_host_table(room), *room.host_warnings, *_runs_beside(room, request)):
+                words.say(notice)
+        start = choose_start(request, early)
+        if screen.verbose and not screen.quiet:
+            for note in start.notes:
+                words.say(note)
+        with start.supervisor:
+            if is_detached:
+                return _detached(request, screen, start)
+            return _in_the_foreground(request, screen, start)
 
 
 def _host_table(room: Room) -> Iterator[str]:
@@ -84,16 +100,16 @@ def _runs_beside(room: Room, request: UpRequest) -> Iterator[str]:
         )
 
 
-def _in_the_foreground(request: UpRequest, screen: Screen, supervisor: SupervisorLink) -> int:
+def _in_the_foreground(request: UpRequest, screen: Screen, start: Start) -> int:
+    supervisor = start.supervisor
     # While processes exist, a signal is a stop order, not an exception.
-    with _terminal(request.spec, screen) as terminal, SignalInbox(STOP_SIGNALS) as inbox:
+    with _terminal(request.spec) as terminal, SignalInbox(STOP_SIGNALS) as inbox:
         try:
             if terminal is None:
                 request = _with_columns(request, screen)
-            descriptors = {} if terminal is None else terminal.descriptors
-            run = create_run(supervisor, request, Lifetime.CLIENT, descriptors)
+            run = start.create(request, Lifetime.CLIENT, {} if terminal is None else terminal.descriptors)
             with _page(run) if request.display.ui else nullcontext():
-                is_detached = _show_to_end(supervisor, run, request.display, screen, inbox, terminal)
+                is_detached = _show_to_end(supervisor, run, request, screen, inbox, terminal)
         finally:
             supervisor.close()
         if is_detached:
@@ -109,23 +125,25 @@ def _in_the_foreground(request: UpRequest, screen: Screen, supervisor: Superviso
     return code
 
 
+def _require_terminal(flag: str, screen: Screen) -> None:
+    """Raise a UsageError if this process has no terminal to connect to a task."""
+    if screen.json:
+        raise UsageError(f"{flag}: with --json, standard output has the result only; leave one of them out")
+    if not (os.isatty(words.STDIN) and os.isatty(words.STDOUT)):
+        raise UsageError(
+            f"{flag}: standard input and output are not a terminal; run it in one, or leave it out"
+        )
+
+
 @contextmanager
-def _terminal(spec: JobSpec, screen: Screen) -> Iterator[TaskTerminal | None]:
-    """The terminal of the task of --interactive; UsageError if this process has none to connect."""
+def _terminal(spec: JobSpec) -> Iterator[TaskTerminal | None]:
+    """The terminal of the task of --interactive."""
     if spec.interactive is None:
         yield None
         return
     from orchestrator.client.task_terminal import TaskTerminal
     from orchestrator.client.view.output import Output
 
-    if screen.json:
-        raise UsageError(
-            "--interactive: with --json, standard output has the result only; leave one of them out"
-        )
-    if not (os.isatty(words.STDIN) and os.isatty(words.STDOUT)):
-        raise UsageError(
-            "--interactive: standard input and output are not a terminal; run it in one, or leave it out"
-        )
     with TaskTerminal(str(spec.interactive), words.STDIN, Output(words.STDOUT)) as terminal:
         yield terminal
 
@@ -182,7 +200,7 @@ def _write_junit(path: Path | None, run: Run, result: RunResult) -> int:
 def _show_to_end(
     supervisor: SupervisorLink,
     run: Run,
-    display: DisplayOptions,
+    request: UpRequest,
     screen: Screen,
     inbox: SignalInbox,
     terminal: TaskTerminal | None,
@@ -190,6 +208,7 @@ def _show_to_end(
     """Show the run until the supervisor has exited and all lines are shown, or a key detaches it: then return True.
 
     Signals in `inbox` are stop orders."""
+    display = request.display
     # Imported here, after the start of the run, so that the run starts sooner.
     from orchestrator.cli.keys import pressed_keys
     from orchestrator.client.foreground import follow_to_end
@@ -211,17 +230,17 @@ def _show_to_end(
         view.say(f"orch: {run.id} in {run.dir}")
     source = pressed_keys() if isinstance(view, TerminalView) else nullcontext(NoKeys())
     with source as pressed, grouped(out, f"output of {run.id}"):
-        # The file of --junit is written when the run has ended.
-        # A task that reads from this terminal needs it, too.
-        leave_keys = "" if display.junit or terminal is not None else "d"
+        # The file of --junit is written when the run has ended, an allocation of Slurm is given back then, and a task
+        # that has this terminal needs it.
+        must_stay = display.junit or request.spec.slurm_job or terminal is not None
         terminal_of = "" if terminal is None else terminal.task
-        keys = LiveKeys(pressed, run, view, leave_keys, stops=True, terminal_of=terminal_of)
+        keys = LiveKeys(pressed, run, view, "" if must_stay else "d", stops=True, terminal_of=terminal_of)
         return follow_to_end(supervisor, run.view, view, tasks, inbox, keys, verbose, terminal)
 
 
-def _detached(request: UpRequest, screen: Screen, supervisor: SupervisorLink) -> int:
-    run = create_run(supervisor, request, Lifetime.DETACHED)
-    supervisor.close()
+def _detached(request: UpRequest, screen: Screen, start: Start) -> int:
+    run = start.create(request, Lifetime.DETACHED)
+    start.supervisor.close()
     try:
         if not screen.json:
             words.print_lines([run.id])  # data, so that --quiet does not hide it: run=$(orch up -dq)

@@ -165,8 +165,7 @@ class _Desk:
         if self._terminal is None:
             return
         with suppress(OSError):  # of a closed terminal
-            while self._terminal.serve(self._run, self._follower) and self._terminal.has_more:
-                pass
+            self._terminal.read_rest(self._run, self._follower)
             self._terminal.leave()
 
 

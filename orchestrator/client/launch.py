@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Unpack
@@ -17,13 +18,14 @@ from typing import TYPE_CHECKING, Unpack
 from orchestrator.client.api import Run, tidy
 from orchestrator.client.stop import STOP_MARGIN_S, Ended, stop_runs
 from orchestrator.core.errors import EngineError, NameTaken, UsageError
+from orchestrator.core.job.choices import EngineName
 from orchestrator.core.job.roles import counted_of
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.text.clean import safe
 from orchestrator.host.checks import refuse_problems, warnings_of_up
 from orchestrator.host.checks.context import Context
 from orchestrator.host.checks.finding import Level
-from orchestrator.links.client_link import Descriptor, Lifetime, Request, pack_environ
+from orchestrator.links.client_link import Descriptor, Lifetime, Request, Warm, pack_environ
 from orchestrator.links.supervisor_link import SupervisorLink, start_supervisor
 from orchestrator.request.settings import settings
 from orchestrator.request.settings.declaration import Where
@@ -70,6 +72,8 @@ class Cluster:
         self._supervisor: SupervisorLink | None = None
         self._run: Run | None = None
         self._owner_pid = 0
+        # Closes the supervisor's stream, then gives an allocation back.
+        self._kept = ExitStack()
 
     def __repr__(self) -> str:
         spec = self._request.spec
@@ -80,28 +84,32 @@ class Cluster:
     def __enter__(self) -> Run:
         self._owner_pid = os.getpid()
         warn(self._request)
-        room = make_room(self._request)
-        for text in room.host_warnings:
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
-        self._supervisor = start_supervisor()
-        try:
-            self._run = create_run(self._supervisor, self._request, Lifetime.CLIENT)
+        with ExitStack() as stack:
+            request = stack.enter_context(on_nodes(self._request, warn_now))
+            room = make_room(request)
+            for text in room.host_warnings:
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
+            self._supervisor = start_supervisor()
+            stack.callback(self._supervisor.close)
+            self._run = create_run(self._supervisor, request, Lifetime.CLIENT)
             if self._stream:
                 stream_lines(self._run)
-        except BaseException:
-            self._supervisor.close()
-            raise
+            self._kept = stack.pop_all()
         return self._run
 
     def __exit__(self, *_: object) -> None:
         if os.getpid() != self._owner_pid:
             return
-        if self._run is not None and self._supervisor is not None:
-            try:
-                self._run.down()
-            finally:
-                self._supervisor.wait(STOP_MARGIN_S)
-                self._supervisor.close()
+        with self._kept:
+            if self._run is not None and self._supervisor is not None:
+                try:
+                    self._run.down()
+                finally:
+                    self._supervisor.wait(STOP_MARGIN_S)
+
+
+def warn_now(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def stream_lines(run: Run) -> None:
@@ -189,11 +197,26 @@ def check_hosts(spec: JobSpec) -> Preflight | None:
     return found
 
 
+@contextmanager
+def on_nodes(up: UpRequest, say: Callable[[str], None]) -> Iterator[UpRequest]:
+    """Yield the request with its nodes, which it has for the block. Without --engine slurm: the request as it is.
+
+    `say` shows what a new allocation waits for. UsageError if Slurm refuses."""
+    if up.spec.engine is not EngineName.SLURM:
+        yield up
+        return
+    from orchestrator.preflight.allocation import on_nodes
+
+    with on_nodes(up.spec, os.environ, say) as spec:
+        yield replace(up, spec=spec)
+
+
 def create_run(
     supervisor: SupervisorLink,
     up: UpRequest,
     lifetime: Lifetime,
     descriptors: Mapping[Descriptor, int] = MappingProxyType({}),
+    warm: Warm | None = None,
 ) -> Run:
     """Send a checked request and return the new run; raise the supervisor's error if it refuses.
 
@@ -203,13 +226,15 @@ def create_run(
         raise UsageError(
             f"an open file or terminal of this process cannot be passed to another host ({names})"
         )
-    environ = pack_environ(os.environ) if lifetime is Lifetime.SESSION else None
+    is_own = lifetime is not Lifetime.SESSION and not supervisor.is_warm
+    environ = None if is_own else pack_environ(os.environ)
     request = Request(
         spec=up.spec,
         lifetime=lifetime,
         environ=environ,
         state_owner=accepted_owner(),
         existing=up.existing,
+        warm=warm,
         descriptors=tuple(descriptors),
     )
     try:

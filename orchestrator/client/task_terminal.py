@@ -49,6 +49,8 @@ class TaskTerminal:
         self._typed = b""
         # The process that the user was connected to last.
         self._known_pid: int | None = None
+        # Until the user is connected to a new process, its output stays where it is.
+        self._awaits = True
         os.set_blocking(self._master, False)
         termios.tcsetattr(self._slave, termios.TCSANOW, termios.tcgetattr(keyboard))
         self._fit()
@@ -74,23 +76,26 @@ class TaskTerminal:
     @property
     def inputs(self) -> tuple[int, ...]:
         """The descriptors that serve() reads."""
-        if not self._out.drain(0.0):
+        if self._awaits or not self._out.drain(0.0):
             return ()
         return (self._master, self._keyboard) if self.is_connected else (self._master,)
 
-    @property
-    def has_more(self) -> bool:
-        """Whether there is output that serve() has not read."""
-        return _is_readable(self._master)
+    def read_rest(self, run: RunView, follower: Follower) -> None:
+        """Take the last output of the task, which has ended."""
+        self._awaits = False
+        while self.serve(run, follower) and _is_readable(self._master):
+            pass
 
     def is_due(self, tasks: Mapping[str, TaskState]) -> bool:
         """Whether the task has a process that the user has not been connected to."""
         task = tasks.get(self.task)
-        return task is not None and task.is_live and task.pid != self._known_pid
+        self._awaits = task is None or (not task.phase.is_end and task.pid != self._known_pid)
+        return self._awaits and task is not None and task.is_live
 
     def connect(self, tasks: Mapping[str, TaskState]) -> None:
         """Connect the user's terminal to the task: keys go to it, and its output is shown as it is."""
         self._known_pid = tasks[self.task].pid
+        self._awaits = False
         self._modes = termios.tcgetattr(self._keyboard)
         tty.setraw(self._keyboard, termios.TCSADRAIN)
         self._fit()
@@ -103,6 +108,8 @@ class TaskTerminal:
 
     def serve(self, run: RunView, follower: Follower) -> bool:
         """Pass on what was typed and written. Return False when the user or the task has left."""
+        if self._awaits:
+            return True
         leaves = self.is_connected and self._read_keys()
         if self.is_connected:
             self._fit()

@@ -46,7 +46,7 @@ from orchestrator.request.settings.given import (
     misspelt_variables,
     require_plain,
 )
-from orchestrator.request.settings.options import COMMAND, ENGINE, GROUPS, SETTINGS
+from orchestrator.request.settings.options import COMMAND, ENGINE, GROUPS, SETTINGS, SLURM
 from orchestrator.request.settings.request import DisplayOptions, UpRequest, WaitFor
 from orchestrator.request.settings.roles import (
     CommonCommand,
@@ -93,7 +93,7 @@ def load(
         *_notices(spec, given, place),
         *role_hints(spec, {**environ, **spec.env}),
         *_cluster_notices(spec, environ),
-        *(() if spec.hosts else gpu_notices(given, spec, environ)),
+        *(() if spec.is_remote else gpu_notices(given, spec, environ)),
     )
     existing = existing_directories(spec.log_dir, spec.checkpoint_dir)
     return UpRequest(spec=spec, display=display, notices=notices, existing=existing)
@@ -142,16 +142,6 @@ def _spec(given: Mapping[str, Given], place: CommandPlace) -> JobSpec:
         fields["on_failure"] = FailurePolicy.RESTART
     if "engine" not in given and "hosts" in given:
         fields["engine"] = EngineName.SSH
-    if "hosts" in given and "remote_python" in given:
-        python = given["remote_python"].value
-        fields["command"] = command = _run_by(command, python)
-        role_settings = {
-            role: its
-            if its.command is None
-            else its.model_copy(update={"command": _run_by(its.command, python)})
-            for role, its in role_settings.items()
-        }
-        fields["role_settings"] = role_settings
     if fields.pop("tensorboard", False):
         own = (role.command for role in role_settings.values())
         fields["tensorboard"] = find_tensorboard([command, *filter(None, own)], place.installed)
@@ -159,12 +149,23 @@ def _spec(given: Mapping[str, Given], place: CommandPlace) -> JobSpec:
         spec = JobSpec(**fields)
     except ValidationError as error:
         raise _with_source(error, given) from error
+    if spec.is_remote and spec.remote_python is not None:
+        spec = with_python(spec, spec.remote_python)
     return with_strategy(given, strategy, spec)
 
 
+def with_python(spec: JobSpec, python: str) -> JobSpec:
+    """Return the job as it is run elsewhere: by `python` instead of orch's own interpreter."""
+    settings = {
+        role: its if its.command is None else its.model_copy(update={"command": _run_by(its.command, python)})
+        for role, its in spec.role_settings.items()
+    }
+    return spec.model_copy(update={"command": _run_by(spec.command, python), "role_settings": settings})
+
+
 def _run_by(command: Command, python: str) -> Command:
-    """Return the command as it is run on hosts: instead of orch's own interpreter, which is of this machine, the one
-    that was given for the hosts."""
+    if command.kind is CommandKind.BUILTIN and is_own(command.argv[0]):
+        return command.model_copy(update={"argv": (python, *command.argv[1:])})
     if not command.interpreter or not is_own(command.interpreter[0]):
         return command
     return command.model_copy(
@@ -302,14 +303,7 @@ def _notices(spec: JobSpec, given: Mapping[str, Given], place: CommandPlace) -> 
         notices += misspelt_variables(environ)
     if spec.inherited_tf_config:
         notices.append("TF_CONFIG is set in this environment; each task gets its own instead")
-    if not spec.hosts:
-        # In a file or a variable they may be for other runs.
-        idle = [
-            each.flag
-            for each in GROUPS["Hosts"]
-            if each.name in given and given[each.name].source == each.flag
-        ]
-        notices += [f"{flag} has no effect without --hosts" for flag in idle if flag != ENGINE.flag]
+    notices += _idle_options(spec, given)
     if any(command.kind is CommandKind.BUILTIN for command in spec.commands) and (
         warning := untested_tensorflow()
     ):
@@ -320,6 +314,16 @@ def _notices(spec: JobSpec, given: Mapping[str, Given], place: CommandPlace) -> 
         notices.append(not_asked_note(python, "tensorboard"))
     notes = dict.fromkeys(note for command in spec.commands for note in command.notes)
     return (*notices, *_chaos_notices(spec), *notes)
+
+
+def _idle_options(spec: JobSpec, given: Mapping[str, Given]) -> Iterator[str]:
+    """Yield which flags about hosts and Slurm change nothing. In a file or a variable they may be for other runs."""
+    for option in GROUPS["Hosts"]:
+        needed = "--engine slurm" if option in SLURM else "--hosts"
+        is_idle = spec.engine is not EngineName.SLURM and (option in SLURM or not spec.hosts)
+        was_typed = option.name in given and given[option.name].source == option.flag
+        if is_idle and was_typed and option is not ENGINE:
+            yield f"{option.flag} has no effect without {needed}"
 
 
 def _cluster_notices(spec: JobSpec, environ: Mapping[str, str]) -> Iterator[str]:
