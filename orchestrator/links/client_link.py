@@ -44,12 +44,14 @@ class Lifetime(StrEnum):
 class Warm(BaseModel):
     """Keep the supervisor, the agent and the preloader for another run (links/warm.py).
 
-    `idle_s`: how long they wait for it; None: as long as before. `conditions`: those of the client.
+    `idle_s`: how long they wait for it; None: as long as before. `conditions`: those of the client. `owner`: the
+    process with whose end they end, too.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     idle_s: float | None
     conditions: dict[str, str]
+    owner: int | None = None
 
 
 class Descriptor(BaseModel):
