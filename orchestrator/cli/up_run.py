@@ -42,13 +42,16 @@ def run_up(flags: Mapping[str, object], screen: Screen, supervisor: SupervisorLi
     if not screen.quiet:
         for notice in (*request.notices, *warnings_of_up(request.spec)):
             words.say(notice)
-    room = make_room(request)
+    is_detached = request.display.detach or request.display.wait is not None
+    if not is_detached:
+        request = _with_columns(request, screen)
+    room = make_room(request, supervisor)
     say_skipped(room.skipped)
     say_swept(room.swept)
     if not screen.quiet:
         for notice in (*_host_table(room), *room.host_warnings, *_runs_beside(room, request)):
             words.say(notice)
-    if request.display.detach or request.display.wait is not None:
+    if is_detached:
         return _detached(request, screen, supervisor)
     return _in_the_foreground(request, screen, supervisor)
 
@@ -83,7 +86,7 @@ def _in_the_foreground(request: UpRequest, screen: Screen, supervisor: Superviso
     # While processes exist, a signal is a stop order, not an exception.
     with SignalInbox(STOP_SIGNALS) as inbox:
         try:
-            run = create_run(supervisor, _with_columns(request, screen), Lifetime.CLIENT)
+            run = create_run(supervisor, request, Lifetime.CLIENT)
             with _page(run) if request.display.ui else nullcontext():
                 is_detached = _show_to_end(supervisor, run, request.display, screen, inbox)
         finally:

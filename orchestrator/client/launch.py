@@ -79,11 +79,11 @@ class Cluster:
     def __enter__(self) -> Run:
         self._owner_pid = os.getpid()
         warn(self._request)
-        room = make_room(self._request)
-        for text in room.host_warnings:
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
         self._supervisor = start_supervisor()
         try:
+            room = make_room(self._request, self._supervisor)
+            for text in room.host_warnings:
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
             self._run = create_run(self._supervisor, self._request, Lifetime.CLIENT)
             if self._stream:
                 stream_lines(self._run)
@@ -151,10 +151,10 @@ class Room:
         return tuple(finding.message for finding in findings if finding.level is Level.WARNING)
 
 
-def make_room(up: UpRequest) -> Room:
-    """Prepare the machine for a run: the checks, tidy(), --replace."""
+def make_room(up: UpRequest, supervisor: SupervisorLink | None = None) -> Room:
+    """Prepare the machine for a run: the checks, tidy(), --replace. `supervisor`: see check_hosts()."""
     refuse_problems(Context(up.spec, os.environ))
-    hosts = check_hosts(up.spec)
+    hosts = check_hosts(up.spec, supervisor)
     runs = catalog.survey()
     swept = tidy(runs)
     replaced: list[Ended] = []
@@ -172,8 +172,11 @@ def make_room(up: UpRequest) -> Room:
     return Room(swept, runs.skipped, tuple(replaced), tuple(catalog.live_in(up.spec.directory, runs)), hosts)
 
 
-def check_hosts(spec: JobSpec) -> Preflight | None:
-    """Check the job's hosts, after --sync if it was asked for; None without hosts. UsageError names all problems."""
+def check_hosts(spec: JobSpec, supervisor: SupervisorLink | None = None) -> Preflight | None:
+    """Check the job's hosts, after --sync if it was asked for; None without hosts. UsageError names all problems.
+
+    `supervisor` starts its agents and their preloading during the check, but no task.
+    """
     if not spec.hosts:
         return None
     # Not imported for a run on this machine, whose start it would delay.
@@ -182,6 +185,8 @@ def check_hosts(spec: JobSpec) -> Preflight | None:
 
     if spec.sync:
         copy_directory(spec, spec.hosts)
+    if supervisor is not None:
+        supervisor.prepare(spec)
     found = inspect_hosts(spec, os.environ)
     if problems := [finding.message for finding in found.findings if finding.level is Level.PROBLEM]:
         raise UsageError("\n".join(problems))

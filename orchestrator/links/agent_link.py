@@ -284,6 +284,7 @@ class AgentLink:
         self._stream = stream
         self._run_id = run_id
         self._fault: str | None = None
+        self._ahead: list[AgentMessage] = []
 
     def fileno(self) -> int:
         return self._stream.fileno()
@@ -341,6 +342,17 @@ class AgentLink:
 
         A message that cannot be read ends the stream; those before it are returned.
         """
+        messages, is_open = self._receive()
+        ahead, self._ahead = self._ahead, []
+        return [*ahead, *messages], is_open
+
+    def read_ahead(self) -> tuple[list[AgentMessage], bool]:
+        """Read, and keep the messages for the next read(), which must not wait until more arrives."""
+        messages, is_open = self._receive()
+        self._ahead += messages
+        return messages, is_open
+
+    def _receive(self) -> tuple[list[AgentMessage], bool]:
         if self._fault is not None:
             return [], False
         messages: list[AgentMessage] = []

@@ -2,7 +2,7 @@
 
 JSON lines over a socket pair:
 client -> supervisor: a request, then orders to stop or to detach. End of file stops the run, unless it is detached. A
-session sends its next request after its last run has ended.
+session sends its next request after its last run has ended. A preparation may come before a request.
 supervisor -> client: `created` {root} or `refused` {exit_code, message}; `ended` {result} if result.json could not be
 written; end of file when the supervisor exits.
 """
@@ -25,6 +25,7 @@ from orchestrator.core.state.result import RunResult
 from orchestrator.links.control import DetachOrder, StopOrder
 
 _READ_BYTES = 1 << 16
+_PREPARATION = b'{"prepare":'
 _ORDERS: TypeAdapter[StopOrder | DetachOrder] = TypeAdapter(
     Annotated[StopOrder | DetachOrder, Field(discriminator="op")]
 )
@@ -53,6 +54,13 @@ class Request(BaseModel):
     existing: tuple[Path, ...] = ()
 
 
+class Preparation(BaseModel):
+    """A job for other hosts whose request may follow: its agents can be started meanwhile. They start no task."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    prepare: JobSpec
+
+
 class ClientLink:
     """The supervisor's end of the stream."""
 
@@ -63,10 +71,15 @@ class ClientLink:
     def fileno(self) -> int:
         return self._stream.fileno()
 
-    def read_request(self) -> Request | None:
-        """Wait for the next request; None if the client has left or sent something else."""
+    @property
+    def has_line(self) -> bool:
+        """Whether a line is here already, so that fileno() need not become readable for it."""
+        return b"\n" in self._inbox
+
+    def read_request(self) -> Request | Preparation | None:
+        """Wait for the next request or preparation; None if the client has left or sent something else."""
         while True:
-            while b"\n" not in self._inbox:
+            while not self.has_line:
                 try:
                     data = self._stream.recv(_READ_BYTES)
                 except ConnectionError:
@@ -75,8 +88,9 @@ class ClientLink:
                     return None
                 self._inbox += data
             line, _, self._inbox = self._inbox.partition(b"\n")
+            kind = Preparation if line.startswith(_PREPARATION) else Request
             try:
-                return Request.model_validate_json(line)
+                return kind.model_validate_json(line)
             except ValidationError:
                 # A stop order that arrives just after its run has ended does not apply to the next run.
                 if not _is_stop_order(line):
