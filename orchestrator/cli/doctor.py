@@ -47,8 +47,9 @@ def doctor(
     from orchestrator.cli import words
     from orchestrator.cli.doctor_context import doctor_context
     from orchestrator.cli.doctor_report import doctor_document, doctor_lines
-    from orchestrator.host.checks import run_checks
+    from orchestrator.host.checks import refuse_problems, run_checks
     from orchestrator.host.checks.finding import is_healthy
+    from orchestrator.host.checks.resources import check_files_with_hosts
 
     screen = screen_of(context, json, color, quiet, verbose, as_root_anyway)
     flags = {
@@ -61,6 +62,7 @@ def doctor(
     }
     examined, name = doctor_context(workers, command or (), os.environ, Path.cwd(), flags)
     if examined.spec.hosts and examined.settings_error is None:
+        refuse_problems(examined, (check_files_with_hosts,))
         return _check_hosts(examined.spec, screen)
     findings = run_checks(examined)
     if screen.json:

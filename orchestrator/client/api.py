@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import PrivateAttr
 
 from orchestrator.client.run_rows import read_status
+from orchestrator.client.run_thread import finish_showing
 from orchestrator.client.view.status_document import Status
 from orchestrator.core.errors import (
     EngineError,
@@ -56,7 +57,6 @@ class Run:
         self.name = view.record.name
         self.dir = view.paths.root
         self.checkpoint_dir = Path(view.record.checkpoint_dir)
-        self._until_shown: list[Callable[[], object]] = []
 
     def __repr__(self) -> str:
         try:
@@ -67,20 +67,21 @@ class Run:
         return safe(f"<Run {self.id}: {state}; {self.dir}>")
 
     def _repr_html_(self) -> str:
-        return _html(self.dir, self.id)
+        from orchestrator.client.notebook import picture
+
+        return picture(self.dir, self.id)
+
+    def _ipython_display_(self) -> None:
+        """Show a live run that is updated until its end. NotImplementedError makes IPython use the other methods."""
+        from orchestrator.client.notebook import show_live
+
+        if not show_live(self.dir, self.id):
+            raise NotImplementedError
 
     @property
     def view(self) -> RunView:
         """The reader of the run's directory, for code that displays the run."""
         return self._view
-
-    def until_shown(self, finish: Callable[[], object]) -> None:
-        """Call `finish` when the run has ended, before wait() or down() returns: it shows the end of the run."""
-        self._until_shown.append(finish)
-
-    def _finish_showing(self) -> None:
-        while self._until_shown:
-            self._until_shown.pop()()
 
     def status(self) -> Status:
         """The current state of the run and each of its tasks."""
@@ -114,7 +115,7 @@ class Run:
                     raise TimeoutError(safe(f"{self.id} still runs after {timeout_s:g} s"))
                 time.sleep(_POLL_S)
             result = result_of(self._view)
-        self._finish_showing()
+        finish_showing(self.dir)
         if check:
             raise_for(result)
         return result
@@ -136,7 +137,7 @@ class Run:
                     on_notice(safe_lines(notice))
             reported = len(notices)
             if self._view.state.phase.is_end or not self._view.is_live:
-                self._finish_showing()
+                finish_showing(self.dir)
                 raise_for(result_of(self._view))
                 return
             if deadline is not None and time.monotonic() >= deadline:
@@ -205,7 +206,7 @@ class Run:
         try:
             return stop_run(self._view, force)
         finally:
-            self._finish_showing()
+            finish_showing(self.dir)
 
 
 def tidy(there: catalog.Survey | None = None) -> list[tuple[str, int]]:
@@ -256,20 +257,6 @@ def status_of(view: RunView) -> Status:
     return read_status(view)
 
 
-def _html(run_dir: Path, run_id: str) -> str:
-    """Return a run as a notebook shows it."""
-    from orchestrator.client.page.document import RunPage
-    from orchestrator.client.page.figures import run_html
-
-    # A view of its own: RunPage needs all events.
-    view = RunView.open(RunPaths(run_dir), run_id)
-    if view is None:
-        raise NoSuchRun(f"{run_id}: its directory {run_dir} was removed")
-    page = RunPage(view)
-    page.refresh()
-    return run_html(page.document())
-
-
 class ResultOfRun(RunResult):
     """A result that knows its run's directory. It equals a RunResult with the same values."""
 
@@ -285,7 +272,9 @@ class ResultOfRun(RunResult):
         return dict(self) == dict(other) if isinstance(other, RunResult) else NotImplemented
 
     def _repr_html_(self) -> str:
-        return _html(self._dir, self.run_id)
+        from orchestrator.client.notebook import picture
+
+        return picture(self._dir, self.run_id)
 
     def history(self) -> History:
         """The same as Run.history()."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -28,6 +29,9 @@ _OTHER_MIB, _OTHER_THREADS = 20, 1
 # the supervisor's log, locks and sockets as well (17 were enough in tests).
 _FILES_PER_TASK, _OWN_FILES = 3, 21
 FEWEST_FILES = _OWN_FILES + _FILES_PER_TASK
+# The supervisor's open files with other hosts: for itself, while it starts a connection; for each host its link, its
+# two logs, and a second connection after a break; for each task its log, to write and to read.
+_OWN_FILES_WITH_HOSTS, _FILES_PER_HOST, _FILES_PER_REMOTE_TASK = 26, 8, 2
 THIS_MACHINE = "this machine"
 # More bytes than any machine has.
 _UNKNOWN = 1 << 60
@@ -77,6 +81,23 @@ def limits(serves: bool, proc: Path = PROC, cgroups: Path = CGROUPS) -> dict[Lim
         what = f"the limit on threads leaves {max(0, threads):,} (about {each} per task)"
         found[Limit.THREADS] = Headroom(max(0, threads) // each, what)
     return found
+
+
+def files_with_hosts(hosts: int, tasks: int) -> int:
+    """The number of files that the supervisor of a run with other hosts must be able to open."""
+    return _OWN_FILES_WITH_HOSTS + _FILES_PER_HOST * hosts + _FILES_PER_REMOTE_TASK * tasks
+
+
+@contextmanager
+def many_files() -> Iterator[None]:
+    """Raise this process's limit on open files as far as it may: a run has a log for each task, and hosts have
+    connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def free_memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> Memory:

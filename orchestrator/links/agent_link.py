@@ -13,6 +13,7 @@ from orchestrator.core.job.choices import NetworkOption
 from orchestrator.core.progress.reported import parse_progress
 from orchestrator.core.state.events import ProcessOrigin, Progress
 from orchestrator.core.state.result import LeftProcess
+from orchestrator.links.client_link import Descriptor
 from orchestrator.links.stream import LinkBack, LinkSilent, Stream
 
 
@@ -284,7 +285,6 @@ class AgentLink:
         self._stream = stream
         self._run_id = run_id
         self._fault: str | None = None
-        self._ahead: list[AgentMessage] = []
 
     def fileno(self) -> int:
         return self._stream.fileno()
@@ -319,11 +319,13 @@ class AgentLink:
         run_directory: tuple[int, int] | None,
         environ: Mapping[str, str],
         network: NetworkOption,
+        descriptors: Sequence[Descriptor] = (),
     ) -> bool:
         """Give a run to an agent that has none, or whose last run has ended.
 
         `run_directory`: device and inode. The agent opens no file of the run in another one. None: not checked.
         `environ` (packed) is what the run's tasks inherit. An agent can enter a private network but not leave it.
+        `descriptors` are those that the stream passes with this order.
         """
         if not self._stream.is_open:
             return False
@@ -335,6 +337,7 @@ class AgentLink:
             run_directory=run_directory,
             environ=environ,
             network=network.value,
+            descriptors=[(each.name, each.task) for each in descriptors],
         )
 
     def read(self) -> tuple[list[AgentMessage], bool]:
@@ -342,17 +345,6 @@ class AgentLink:
 
         A message that cannot be read ends the stream; those before it are returned.
         """
-        messages, is_open = self._receive()
-        ahead, self._ahead = self._ahead, []
-        return [*ahead, *messages], is_open
-
-    def read_ahead(self) -> tuple[list[AgentMessage], bool]:
-        """Read, and keep the messages for the next read(), which must not wait until more arrives."""
-        messages, is_open = self._receive()
-        self._ahead += messages
-        return messages, is_open
-
-    def _receive(self) -> tuple[list[AgentMessage], bool]:
         if self._fault is not None:
             return [], False
         messages: list[AgentMessage] = []

@@ -1,4 +1,4 @@
-"""Checks the hosts of a run before anything is started on them: asks each one, then compares the answers."""
+"""Checks the hosts of a run before a task is started on them: asks each one, then compares the answers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.engines import Engine, engine
 from orchestrator.host.checks.finding import Finding
+from orchestrator.host.headroom import many_files
 from orchestrator.preflight import findings, questions, table
 from orchestrator.preflight.inspection import Inspections
 
@@ -28,7 +29,7 @@ def engine_of(spec: JobSpec) -> Engine:
 def inspect_hosts(spec: JobSpec, environ: Mapping[str, str]) -> Preflight:
     """Ask all hosts of the job at the same time. Starts no task; what it leaves for a moment, it removes."""
     plan = questions.Plan(spec, environ)
-    with Inspections(engine_of(spec), spec.hosts, plan.agent_python) as hosts:
+    with many_files(), Inspections(engine_of(spec), spec.hosts, plan.agent_python) as hosts:
         hosts.await_answers()
         for host, report in hosts.reports.items():
             hosts.ask(host, plan.first_question(report))

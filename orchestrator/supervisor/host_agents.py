@@ -18,10 +18,11 @@ from orchestrator.core.plan.placement import place
 from orchestrator.core.plan.places import HostFacts
 from orchestrator.core.state.events import HostJoined
 from orchestrator.engines import Engine, engine
-from orchestrator.links.agent_link import AgentLink, Hello, HostGpu, LogBytes
+from orchestrator.links.agent_link import AgentLink, AgentMessage, Hello, HostGpu, LogBytes
 from orchestrator.links.client_link import pack_environ, travelling_environ
-from orchestrator.links.opening import HostSession, remote_command
-from orchestrator.links.session import Session
+from orchestrator.links.opening import RemoteAgent, remote_command
+from orchestrator.links.resumable_stream import ResumableStream
+from orchestrator.links.stream import Stream
 from orchestrator.store.directory import Directory
 from orchestrator.store.logs.received import ReceivedLogs
 from orchestrator.store.runs.paths import RunPaths
@@ -55,6 +56,25 @@ class _HostLogs:
         self._of_host.close()
 
 
+class HostLink(AgentLink):
+    """A link that can be read before there is a run."""
+
+    def __init__(self, stream: Stream, run_id: str) -> None:
+        super().__init__(stream, run_id)
+        self._ahead: list[AgentMessage] = []
+
+    def read_ahead(self) -> tuple[list[AgentMessage], bool]:
+        """Read, and keep the messages for the next read(), which must not wait until more arrives."""
+        messages, is_open = super().read()
+        self._ahead += messages
+        return messages, is_open
+
+    def read(self) -> tuple[list[AgentMessage], bool]:
+        messages, is_open = super().read()
+        ahead, self._ahead = self._ahead, []
+        return [*ahead, *messages], is_open
+
+
 class HostAgents:
     """The agents of one run, one on each host that has tasks. A broken connection is replaced."""
 
@@ -66,7 +86,7 @@ class HostAgents:
         self._engine = remote or engine(spec.engine.value, command=spec.ssh_command)
         used = set(place(spec))
         self._hosts = [host for host in spec.hosts if host.name in used]
-        self._links: dict[str, AgentLink] = {}
+        self._links: dict[str, HostLink] = {}
         self._hellos: dict[str, Hello] = {}
         self._facts: dict[str, HostFacts] = {}
         self._logs: dict[str, _HostLogs] = {}
@@ -90,24 +110,25 @@ class HostAgents:
         self._open_missing()
 
     def serve_until_readable(self, fd: int) -> None:
-        """Serve agents without a run until there is something to read from `fd`. What they send is kept."""
+        """Serve agents without a run until there is something to read from `fd`. Keeps what they send."""
         with select.epoll() as poller:
             poller.register(fd, select.EPOLLIN)
             hosts, dues = self._watch_links(poller)
             while True:
                 due = dues.first()
-                found = [
-                    ready
-                    for ready, _ in poller.poll(None if due is None else max(0.0, due - time.monotonic()))
-                ]
-                if fd in found:
+                wait_s = None if due is None else max(0.0, due - time.monotonic())
+                ready = {found for found, _ in poller.poll(wait_s)}
+                if fd in ready:
                     return
-                for host in {*(hosts[ready] for ready in found), *dues.take(time.monotonic())}:
-                    messages, is_open = self._links[host].read_ahead()
+                for host in {*(hosts[found] for found in ready), *dues.take(time.monotonic())}:
+                    link = self._links[host]
+                    messages, is_open = link.read_ahead()
                     for message in messages:
                         if isinstance(message, Hello):
                             self._preload(host, message)
-                    dues.set(host, self._links[host].due if is_open else None)
+                    dues.set(host, link.due if is_open else None)
+                    if not is_open:
+                        poller.unregister(link)  # the run reports it
 
     def _watch_links(self, poller: select.epoll) -> tuple[dict[int, str], LinkDues]:
         """Register all links; return their hosts by descriptor, and their dues: each is read once in any case."""
@@ -140,15 +161,15 @@ class HostAgents:
             if host.name not in self._links:
                 self._links[host.name] = self._open(host, self.run_id, environ)
 
-    def _open(self, host: Host, run_id: str, environ: Mapping[str, str]) -> AgentLink:
+    def _open(self, host: Host, run_id: str, environ: Mapping[str, str]) -> HostLink:
         python = self.spec.remote_python or sys.executable
         words = (remote_command(python),)
-        session = Session(
+        stream = ResumableStream(
             lambda errors: self._engine.connect(host.destination, words, errors),
-            HostSession.new(host.name, self.spec.link_timeout_s),
+            RemoteAgent.new(host.name, self.spec.link_timeout_s),
             lambda code, errors: self._engine.explain(host.name, code, errors),
         )
-        link = AgentLink(session, run_id)
+        link = HostLink(stream, run_id)
         link.serve(run_id, self.spec.failure_grace_s, "", None, environ, self.spec.network)
         return link
 

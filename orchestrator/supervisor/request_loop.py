@@ -58,10 +58,10 @@ def serve(client: ClientLink, here: LocalAgent, remote: Engine | None = None) ->
                 continue
             agents, early = _agents(request.spec, here, remote, early), None
             try:
-                was_signalled, code = _serve_one(request, client, agents)
+                was_signalled, code = _serve_one(request, client, here, agents)
             finally:
                 if agents is not here:
-                    agents.end()
+                    agents.end()  # also those of a request that was refused
             if was_signalled or request.lifetime is not Lifetime.SESSION:
                 break
             # A run leaves reference cycles, which Python by itself would only collect after hundreds of runs.
@@ -90,7 +90,7 @@ def _prepare(spec: JobSpec, client: ClientLink, here: LocalAgent, remote: Engine
     return agents
 
 
-def _serve_one(request: Request, client: ClientLink, agents: Agents) -> tuple[bool, int]:
+def _serve_one(request: Request, client: ClientLink, here: LocalAgent, agents: Agents) -> tuple[bool, int]:
     """Return (whether a signal told this process to stop, the run's exit code)."""
     started_mono = time.monotonic()
     if request.environ is not None:
@@ -112,6 +112,7 @@ def _serve_one(request: Request, client: ClientLink, agents: Agents) -> tuple[bo
     if not spec.hosts:  # else the default is a directory of each host
         checkpoint_dir = spec.checkpoint_dir or store.paths.checkpoints
         spec = spec.model_copy(update={"checkpoint_dir": checkpoint_dir})
+    here.take_descriptors(dict(zip(request.descriptors, client.descriptors, strict=True)))
     supervisor = Supervisor(spec, request.lifetime, agents, store, client)
     try:
         result = supervisor.run()
@@ -121,6 +122,8 @@ def _serve_one(request: Request, client: ClientLink, agents: Agents) -> tuple[bo
         took_s = time.monotonic() - started_mono
         result = _result_after_error(spec, store, supervisor.state, error, took_s)
     finally:
+        if agents is not here:
+            agents.end()
         store.close()
     if not store.result_is_written:
         client.ended(result)

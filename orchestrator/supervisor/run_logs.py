@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import resource
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -95,14 +92,3 @@ class RunLogs:
     def _report_truncations(self) -> None:
         for task, lost in self._store.take_truncations():
             self._queue.append(events.LogTruncated(**now(), task=task, lost=lost))
-
-
-@contextmanager
-def many_files() -> Iterator[None]:
-    """Raise the limit on open files: each task has a log."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -12,7 +12,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import closing, nullcontext
 from functools import partial
 from math import inf
 from typing import assert_never
@@ -28,6 +28,7 @@ from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, StopReason
 from orchestrator.core.state.result import RunResult
 from orchestrator.core.state.state import RunState
+from orchestrator.host.headroom import many_files
 from orchestrator.links.agent_link import AgentLink, AgentMessage, Empty, Held, Hello, LogBytes
 from orchestrator.links.client_link import ClientLink, Lifetime
 from orchestrator.links.control import ControlServer, DetachOrder, StopOrder
@@ -41,7 +42,7 @@ from orchestrator.supervisor.agent_orders import FIRST_ATTEMPT, Attempts, Forged
 from orchestrator.supervisor.agent_reports import AgentReports
 from orchestrator.supervisor.control_orders import ControlOrders, StackRequests
 from orchestrator.supervisor.hosts import HERE, Agents, LinkDues
-from orchestrator.supervisor.run_logs import RunLogs, many_files
+from orchestrator.supervisor.run_logs import RunLogs
 from orchestrator.supervisor.tensorboard_task import TensorBoardTask
 
 _FOREVER_S = 3600.0
@@ -107,12 +108,10 @@ class Supervisor:
             server = ControlServer(self._store.directory, self._store.paths.control.name)
             control = ControlOrders(server, self._selector, self._lifecycle, self._stacks, self._queue)
             try:
-                with closing(control), ExitStack() as files:
-                    if self._spec.hosts:
-                        files.enter_context(many_files())  # also for the connections
+                with closing(control), many_files() if self._spec.hosts else nullcontext():
                     self._hosts.serve(self._spec, self._store)
                     self._plan_attempt(FIRST_ATTEMPT)
-                    # Only now: the agents pass the user's own limit on to the tasks.
+                    # The agent of this machine has started, and passes the user's own limit on to the tasks.
                     with many_files():
                         while self._result is None:
                             self._turn()

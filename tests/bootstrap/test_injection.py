@@ -43,7 +43,7 @@ STANDARD_MODULES = {"__future__", "_json", "faulthandler", "fcntl", "atexit"}
 OWN_MODULES = {"_orch_bootstrap"} | {
     f"_orch_bootstrap.{part}"
     for part in (
-        *("after_import", "cluster_facts", "exceptions", "install", "messages"),
+        *("after_import", "cluster_facts", "debugging", "exceptions", "install", "messages"),
         *("stacks", "stopping", "tensorflow_hooks", "tf_config"),
     )
 }

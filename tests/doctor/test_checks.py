@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from orchestrator.core.errors import UsageError
 from orchestrator.core.job.choices import NetworkOption
 from orchestrator.core.job.cpu_budget import Cores
+from orchestrator.core.job.hosts import Host
 from orchestrator.core.job.spec import CommandKind
 from orchestrator.host.checks import CHECKS_OF_UP, WARNINGS_OF_UP, all_checks, refuse_problems
 from orchestrator.host.checks.finding import Finding, Level, is_healthy
@@ -23,6 +24,7 @@ from orchestrator.host.network import NoPrivateNetwork
 
 NOTE, WARNING, PROBLEM = Level.NOTE, Level.WARNING, Level.PROBLEM
 REFUSED = NoPrivateNetwork("user.max_user_namespaces is 0", "sysctl -w it")
+HOSTS = tuple(Host(name=f"n{number}", destination=f"n{number}") for number in range(600))
 DRIVER = {"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.1  Tue Mar  5\n"}
 
 
@@ -141,6 +143,13 @@ CASES: list[tuple[dict[str, Any], Level, str, str, str | None]] = [
         "ulimit -n 1024",
     ),
     ({"limits": {resource.RLIMIT_NOFILE: 10}}, PROBLEM, "open files", "is 10 (ulimit -Sn)", "raise it"),
+    (
+        {"limits": {resource.RLIMIT_NOFILE: 4096}, "spec": {"hosts": HOSTS}},
+        PROBLEM,
+        "open files",
+        "the limit on open files is 4,096 (ulimit -Hn), and 600 hosts with 2 tasks need 4,830",
+        "raise it to 4,830 at least (ulimit -Hn as root,",
+    ),
     ({"limits": {resource.RLIMIT_FSIZE: 1024}}, WARNING, "file size", "1,024 bytes", "ulimit -f unlimited"),
     ({"limits": {resource.RLIMIT_CPU: 60}}, WARNING, "cpu time", "60 s", "ulimit -t unlimited"),
     ({"limits": {resource.RLIMIT_AS: 2 * GIB}}, WARNING, "address space", "2.0 GiB", "ulimit -v unlimited"),
@@ -301,6 +310,7 @@ def test_checks_of_up_are_checks_of_the_doctor() -> None:
         {"rooms": room(Limit.MEMORY, 1)},
         {"limits": {resource.RLIMIT_NOFILE: 10}},
         {"limits": {resource.RLIMIT_AS: GIB}},
+        {"spec": {"hosts": HOSTS}},
         {"kernel": "4.19.0"},
         {"spec": {"network": NetworkOption.PRIVATE}, "probe_private_network": lambda: REFUSED},
         {"state_mode": 0o777},

@@ -123,6 +123,13 @@ def test_few_open_files(doctor: Doctor) -> None:
     assert any(f["level"] == "problem" and "enough for 26 tasks" in f["text"] for f in found["open files"])
 
 
+def test_many_hosts_under_a_low_soft_limit_on_open_files(doctor: Doctor) -> None:
+    hosts = ",".join(f"n{number}" for number in range(40))
+    words = ("--hosts", hosts, "--ssh-command", "false")
+    found = doctor.findings(*words, before=limited("-Sn", "40"), code=1)["host"]
+    assert len(found) == 40 and all("its login shell ended with" in each["text"] for each in found), found
+
+
 def test_other_limits_of_the_shell(doctor: Doctor) -> None:
     found = doctor.findings(before=limited("-t", "3600;", "ulimit", "-f", "999999"))
     assert found["cpu time"][0]["level"] == found["file size"][0]["level"] == "warning"

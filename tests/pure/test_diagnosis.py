@@ -280,6 +280,7 @@ def test_real_output_of_python(name: str, kind: SymptomKind, exception: str) -> 
 @pytest.mark.parametrize(
     ("text", "advice"),
     [
+        ("bdb.BdbQuit", "no terminal"),
         ("ValueError: Attempt to convert a value (PerReplica:{...}) with an unsupported type", "Keras 3"),
         ("Invalid reduction dimension 0 for input with 0 dimensions", "Keras 3"),
         ("UnknownError: Could not start gRPC server", "port was taken"),

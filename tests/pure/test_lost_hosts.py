@@ -41,6 +41,8 @@ def test_loss_of_a_host_ends_the_run_with_cause_and_code() -> None:
     lifecycle = running_on(TWO_EACH)
     actions = feed_in_turn(lifecycle, [silent("b", 3, T + 13), lost("b", T + 21)])
     assert actions == [TearDown(TeardownReason.FAILURE, 0.5)]
+    # It is shown before the other hosts have ended their tasks.
+    assert lifecycle.state.notices[1:] == ("b was lost: it was not heard for 10s",)
     assert [task.phase for task in lifecycle.state.tasks.values()] == [
         TaskPhase.STOPPING,
         TaskPhase.STOPPING,

@@ -152,6 +152,12 @@ def test_role_has_its_own_hosts(load_here: Load) -> None:
         ("", {"hosts": [3]}, "--hosts: 3 is not a host; put it in quotes"),
         ('hosts = "a b"', {}, 'orch.toml, line 1: hosts: "a b" is not a host'),
         ("", {"hosts": "a", "tasks_per_host": 0}, "--tasks-per-host: must be between 1 and"),
+        (
+            "",
+            {"hosts": "a", "ssh_command": ""},
+            '--ssh-command: names no program; write "ssh -F FILE", or leave it out',
+        ),
+        ("ssh_command = ['']", {"hosts": "a"}, "orch.toml, line 1: ssh-command: names no program"),
         ("", {"hosts": "a", "link_timeout": 1}, "--link-timeout: must be at least 3s, not 1s"),
         (
             "",

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import psutil
 import pytest
 from acting_as import as_user, needs_root
-from orch_command import Orch, Started
+from orch_command import ORCH, Orch, Started
+from page_client import PageBrowser
 from users import ORDINARY
 from waiting import PATIENCE_S, until, until_gone
 
@@ -30,39 +29,9 @@ time.sleep(600)
 """
 
 
-class Page:
-    """A browser that has opened the address of a server."""
-
-    def __init__(self, server: Started) -> None:
-        server.until_out("/?token=")
-        self.address = server.out.split()[0]
-        self.http = httpx.Client(base_url=self.address.partition("/?")[0], timeout=PATIENCE_S)
-        assert self.http.get(self.address).status_code == 303
-
-    @property
-    def port(self) -> int:
-        return int(self.http.base_url.port or 0)
-
-    def get(self, path: str) -> Any:
-        return self.http.get(path).raise_for_status().json()
-
-    def order(self, run: str, verb: str, **given: object) -> httpx.Response:
-        return self.http.post(f"/api/runs/{run}/orders/{verb}", json=given, headers={"X-Orch": "1"})
-
-    def events(self, run: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield what the page of a run gets after it was opened."""
-        document = self.get(f"/api/runs/{run}")
-        lines = self.get(f"/api/runs/{run}/lines?tail=100")
-        yield "opened", {"document": document, **lines}
-        state = f"{document['feed']}.{lines['cursor']}"
-        with self.http.stream("GET", f"/api/runs/{run}/feed?state={state}") as answer:
-            kind = ""
-            for line in answer.iter_lines():
-                name, _, value = line.partition(": ")
-                if name == "event":
-                    kind = value
-                elif name == "data":
-                    yield kind, json.loads(value)
+def browser_of(server: Started) -> PageBrowser:
+    server.until_out("/?token=")
+    return PageBrowser(server.out.split()[0])
 
 
 @pytest.fixture
@@ -71,10 +40,8 @@ def server(orch: Orch) -> Started:
 
 
 @pytest.fixture
-def page(server: Started) -> Iterator[Page]:
-    page = Page(server)
-    yield page
-    page.http.close()
+def page(server: Started) -> PageBrowser:
+    return browser_of(server)
 
 
 def start_run(orch: Orch, *words: str) -> str:
@@ -84,12 +51,12 @@ def start_run(orch: Orch, *words: str) -> str:
     return done.out.strip()
 
 
-def test_new_line_and_the_end_of_a_run_arrive(orch: Orch, page: Page) -> None:
+def test_new_line_and_the_end_of_a_run_arrive(orch: Orch, page: PageBrowser) -> None:
     run = start_run(orch)
     events = page.events(run)
     _, opened = next(events)
     assert opened["document"]["run"]["id"] == run
-    assert [row["id"] for row in page.get("/api/runs")["runs"]] == [run]
+    assert [row["id"] for row in page.read("/api/runs")["runs"]] == [run]
     (orch.directory / "go").touch()
     texts = [*opened["rows"]["text"]]
     while not any("second" in text for text in texts):
@@ -102,12 +69,12 @@ def test_new_line_and_the_end_of_a_run_arrive(orch: Orch, page: Page) -> None:
         kind, data = next(events)
         state = data["run"]["state"] if kind == "change" and "run" in data else state
     # A run that has ended shows the same lines, once.
-    last = page.get(f"/api/runs/{run}/lines?tail=100")
+    last = page.read(f"/api/runs/{run}/lines?tail=100")
     assert last["rows"]["text"] == texts
     assert last["cursor"].endswith("e")
 
 
-def test_removed_run_is_reported_to_those_who_look(orch: Orch, page: Page) -> None:
+def test_removed_run_is_reported_to_those_who_look(orch: Orch, page: PageBrowser) -> None:
     run = start_run(orch)
     events = page.events(run)
     next(events)
@@ -115,45 +82,48 @@ def test_removed_run_is_reported_to_those_who_look(orch: Orch, page: Page) -> No
     shutil.rmtree(orch.run_dir())
     kinds = dict(events)
     assert "removed" in kinds["problem"]["problem"]
-    until(lambda: page.get("/api/runs")["runs"] == [])
-    until(lambda: page.http.get(f"/api/runs/{run}").status_code == 404)
+    until(lambda: page.read("/api/runs")["runs"] == [])
+    until(lambda: page.get(f"/api/runs/{run}").status == 404)
 
 
-def test_orders_do_what_the_verbs_do(orch: Orch, page: Page) -> None:
+def test_orders_do_what_the_verbs_do(orch: Orch, page: PageBrowser) -> None:
     run = start_run(orch, "-n", "2")
     orch.pids()
-    assert page.order(run, "kill", task="worker:1", signal="STOP").json()["ok"]
+    assert page.order(run, "kill", task="worker:1", signal="STOP").document["ok"]
     until(lambda: [task["paused"] for task in orch.status()["tasks"]] == [False, True])
-    assert page.order(run, "kill", task="worker:1", signal="CONT").json()["ok"]
-    assert page.order(run, "kill", task="worker:7").status_code == 409
-    assert page.order(run, "kill", task="worker:1", signal="NOSUCH").status_code == 409
-    assert page.order(run, "kill", task="worker:1", more=1).status_code == 409
-    assert page.order(run, "nothing").status_code == 409
-    assert page.order(run, "stacks").json()["ok"]
-    assert page.order(run, "restart").json()["ok"]
+    assert page.order(run, "kill", task="worker:1", signal="CONT").document["ok"]
+    assert page.order(run, "kill", task="worker:7").status == 409
+    assert page.order(run, "kill", task="worker:1", signal="NOSUCH").status == 409
+    assert page.order(run, "kill", task="worker:1", more=1).status == 409
+    assert page.order(run, "nothing").status == 409
+    assert page.order(run, "stacks").document["ok"]
+    assert page.order(run, "restart").document["ok"]
     until(lambda: orch.status()["run"]["attempt"] == 2)
-    assert page.order(run, "stop").json()["ok"]
+    assert page.order(run, "stop").document["ok"]
     assert orch.result()["outcome"] == "stopped"
     ended = page.order(run, "restart")
-    assert ended.status_code == 404
-    assert "has ended" in ended.json()["error"]
+    assert ended.status == 404
+    assert "has ended" in ended.document["error"]
 
 
-def test_order_without_its_header_changes_nothing(orch: Orch, page: Page) -> None:
+def test_order_without_its_header_changes_nothing(orch: Orch, page: PageBrowser) -> None:
     run = start_run(orch)
-    assert page.http.post(f"/api/runs/{run}/orders/stop", json={}).status_code == 403
-    assert page.http.post(f"/api/runs/{run}/orders/stop", headers={"X-Orch": "1"}).status_code == 415
+    path = f"/api/runs/{run}/orders/stop"
+    json_only, header_only = {"content-type": "application/json"}, {"X-Orch": "1"}
+    assert page.request("POST", path, json_only, b"{}").status == 403
+    assert page.request("POST", path, header_only, b"{}").status == 415
+    assert page.request("POST", path, json_only | header_only, b" " * 100_000).status == 413
     assert orch.status()["run"]["state"] in ("starting", "running")
 
 
 @pytest.mark.parametrize("run", ["..%2f..%2fetc", "%2e%2e", "x%00y", "%3Cscript%3E", "a" * 3000])
-def test_id_of_a_run_is_never_a_path(page: Page, run: str) -> None:
-    got = page.http.get(f"/api/runs/{run}")
-    assert got.status_code == 404
+def test_id_of_a_run_is_never_a_path(page: PageBrowser, run: str) -> None:
+    got = page.get(f"/api/runs/{run}")
+    assert got.status == 404
     assert got.headers["content-type"] == "application/json"
 
 
-def test_damaged_and_foreign_entries_do_not_hide_the_others(orch: Orch, page: Page) -> None:
+def test_damaged_and_foreign_entries_do_not_hide_the_others(orch: Orch, page: PageBrowser) -> None:
     run = start_run(orch)
     assert orch("down").code == 0
     runs = orch.state / "orch/runs"
@@ -165,17 +135,17 @@ def test_damaged_and_foreign_entries_do_not_hide_the_others(orch: Orch, page: Pa
     (newer / "run.json").write_text('{"schema_version": 99}')
     (newer / "run.json").chmod(0o600)
     (runs / run / "events.jsonl").write_bytes(b"\xff damaged\n" * 10)
-    listed = page.get("/api/runs")
+    listed = page.read("/api/runs")
     assert {row["id"] for row in listed["runs"]} == {run, newer.name}
     assert "other-2026" in listed["skipped"][0]
-    assert page.get(f"/api/runs/{run}")["run"]["id"] == run
-    assert "newer orch" in page.http.get(f"/api/runs/{newer.name}").json()["error"]
+    assert page.read(f"/api/runs/{run}")["run"]["id"] == run
+    assert "newer orch" in page.get(f"/api/runs/{newer.name}").document["error"]
     other.rmdir()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_ends_the_server_quietly_while_somebody_looks(
-    orch: Orch, server: Started, page: Page, number: signal.Signals
+    orch: Orch, server: Started, page: PageBrowser, number: signal.Signals
 ) -> None:
     run = start_run(orch)
     events = page.events(run)
@@ -186,13 +156,31 @@ def test_signal_ends_the_server_quietly_while_somebody_looks(
     assert ended.err.count("\n") == 1
     assert not (orch.state / "orch/ui/server.json").exists()
     assert orch.status()["run"]["state"] in ("starting", "running")
-    events.close()  # type: ignore[attr-defined]
+    events.close()
 
 
-def test_token_is_in_no_command_line_and_no_log(orch: Orch, server: Started, page: Page) -> None:
+def test_server_in_the_background_of_a_script_ends_by_sigterm(orch: Orch) -> None:
+    """A shell without job control starts `orch ui &` with SIGINT ignored: Ctrl-C is meant for another process."""
+    address, pid = orch.directory / "address", orch.directory / "pid"
+    script = f"{ORCH} ui --port 0 > {address} & echo $! > {pid}; wait $!; exit $?"
+    shell = subprocess.Popen(
+        ["sh", "-c", script], cwd=orch.directory, env=orch.environ(), stderr=subprocess.DEVNULL
+    )
+    until(lambda: address.exists() and "token" in address.read_text())
+    page = PageBrowser(address.read_text().split()[0])
+    number = int(pid.read_text())
+    try:
+        os.kill(number, signal.SIGINT)
+        assert page.read("/api/runs")["runs"] == []
+    finally:
+        os.kill(number, signal.SIGTERM)
+    assert shell.wait(PATIENCE_S) == 0
+
+
+def test_token_is_in_no_command_line_and_no_log(orch: Orch, server: Started, page: PageBrowser) -> None:
     token = page.address.partition("token=")[2]
-    page.http.get("/?token=wrong")
-    page.http.get("/nothing")
+    page.get("/?token=wrong")
+    page.get("/nothing")
     process = psutil.Process(server.process.pid)
     assert token not in " ".join(process.cmdline())
     assert "token" not in server.err
@@ -201,13 +189,13 @@ def test_token_is_in_no_command_line_and_no_log(orch: Orch, server: Started, pag
     assert holders[0].stat().st_mode & 0o777 == 0o600
 
 
-def test_server_listens_on_the_loopback_address_only(server: Started, page: Page) -> None:
+def test_server_listens_on_the_loopback_address_only(server: Started, page: PageBrowser) -> None:
     connections = psutil.Process(server.process.pid).net_connections("inet")
     assert {one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
 
 
 @needs_root
-def test_another_user_gets_nothing_even_with_the_token(page: Page) -> None:
+def test_another_user_gets_nothing_even_with_the_token(page: PageBrowser) -> None:
     def attempt() -> bytes:
         with socket.create_connection(("127.0.0.1", page.port), timeout=PATIENCE_S) as connection:
             try:
@@ -236,7 +224,7 @@ def test_other_machines_are_served_only_on_purpose(orch: Orch) -> None:
     assert "--i-know" in done.err
 
 
-def test_second_server_names_the_first(orch: Orch, page: Page) -> None:
+def test_second_server_names_the_first(orch: Orch, page: PageBrowser) -> None:
     done = orch("ui", "--json")
     assert done.code == 0
     assert done.document["address"] == page.address
@@ -247,7 +235,7 @@ def test_line_for_a_tunnel_is_printed_under_ssh(orch: Orch) -> None:
     server = orch.start(
         "ui", "--port", "0", env={"SSH_CONNECTION": "192.0.2.1 5000 192.0.2.2 2222", "USER": "ann"}
     )
-    port = Page(server).port
+    port = browser_of(server).port
     until(lambda: f"ssh -N -p 2222 -L {port}:127.0.0.1:{port} ann@192.0.2.2" in server.err)
 
 
@@ -282,7 +270,7 @@ def test_page_of_up_ends_with_the_last_up(orch: Orch) -> None:
     assert server["address"] in second.err
     first.signal(signal.SIGINT)
     assert first.finish().code == 130
-    assert httpx.get(server["address"]).status_code == 303
+    PageBrowser(server["address"])
     second.process.kill()
     second.finish()
     until_gone(server["pid"])
@@ -297,7 +285,7 @@ def test_detached_up_serves_no_page(orch: Orch) -> None:
 def test_browser_that_is_missing_is_no_error(orch: Orch) -> None:
     changes: dict[str, str | None] = dict.fromkeys(("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
     server = orch.start("ui", "--port", "0", "--open", env=changes)
-    assert Page(server).get("/api/runs")["runs"] == []
+    assert browser_of(server).read("/api/runs")["runs"] == []
     until(lambda: "no browser" in server.err)
 
 
@@ -306,23 +294,29 @@ def test_command_line_of_the_browser_has_no_token(orch: Orch, tmp_path: Path) ->
     browser.write_text(f'#!/bin/sh\necho "$1" > {opened}.new\nmv {opened}.new {opened}\n')
     browser.chmod(0o755)
     server = orch.start("ui", "--port", "0", "--open", env={"BROWSER": f"{browser} %s"})
-    page = Page(server)
+    page = browser_of(server)
     until(opened.exists)
     address = opened.read_text().strip()
     assert page.address.partition("token=")[2] not in address
-    assert httpx.get(address).status_code == 303
-    assert httpx.get(address).status_code == 403
+    assert page.get(address).status == 303
+    assert page.get(address).status == 403
 
 
-def test_many_browsers_get_every_line(orch: Orch, page: Page) -> None:
+def test_fifty_browsers_at_once_get_every_line(orch: Orch, page: PageBrowser, server: Started) -> None:
     run = start_run(orch)
-    readers = [page.events(run) for _ in range(20)]
-    for reader in readers:
-        next(reader)
+    readers = [page.events(run) for _ in range(50)]
+    shown = [next(reader)[1]["rows"]["text"] for reader in readers]
     (orch.directory / "go").touch()
-    for reader in readers:
-        seen: list[str] = []
-        while not any("second" in text for text in seen):
+    for reader, texts in zip(readers, shown, strict=True):
+        while not any("second" in text for text in texts):
             kind, data = next(reader)
-            seen += data["text"] if kind == "lines" else []
-        reader.close()  # type: ignore[attr-defined]
+            texts += data["text"] if kind == "lines" else []
+        assert texts == ["first", "second <script>alert(1)</script> red"]
+    for reader in readers:
+        reader.close()
+    # The server keeps nothing of those who have left.
+    process = psutil.Process(server.process.pid)
+    until(
+        lambda: not [one for one in process.net_connections("tcp") if one.status == psutil.CONN_ESTABLISHED]
+    )
+    assert page.read(f"/api/runs/{run}")["run"]["live"]

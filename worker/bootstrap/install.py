@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import exceptions, stacks, stopping, tensorflow_hooks, tf_config
+from . import debugging, exceptions, stacks, stopping, tensorflow_hooks, tf_config
 from .messages import ProgressPipe, attempt
 
 TYPE_CHECKING = False  # importing typing takes longer than importing the whole bootstrap
@@ -48,6 +48,7 @@ def install(options: Mapping[str, object]) -> None:
     if exception_file := wanted.exception_file:
         attempt("writing exceptions", lambda: exceptions.install(exception_file, wanted.run_directory))
     attempt("printing stacks at a crash", stacks.print_crashes)
+    attempt("advice at breakpoint()", debugging.advise)
     if stacks_file := wanted.stacks_file:
         attempt("writing stacks on request", lambda: stacks.listen(stacks_file, pipe, wanted.run_directory))
     tracer = wanted.tracer

@@ -137,6 +137,10 @@ SIGNATURES = (
         r"TF_CONFIG.*(?:invalid|malformed|must|JSON)|JSONDecodeError.*TF_CONFIG|Task type .* not in cluster",
         "The program does not accept this TF_CONFIG: compare with `orch config`.",
     ),
+    (
+        r"\bbdb\.BdbQuit\b",
+        "A task has no terminal to debug in: remove the breakpoint, or --env PYTHONBREAKPOINT=0 for `breakpoint()`.",
+    ),
     (r"No space left on device|ENOSPC", FULL_DISK),
     (
         r"CUDA_ERROR_OUT_OF_MEMORY|ResourceExhaustedError|\bOOM when allocating",

@@ -119,6 +119,12 @@ def _checked_interface(name: str) -> str:
     return name
 
 
+def _checked_ssh(words: tuple[str, ...]) -> tuple[str, ...]:
+    if not words or not words[0]:
+        raise ValueError('names no program; write "ssh -F FILE", or leave it out')
+    return words
+
+
 def _module_name(name: str) -> str:
     if not name.isascii() or not all(part.isidentifier() for part in name.split(".")):
         raise ValueError(f'"{name}" is not the name of a Python module; write numpy or scipy.linalg')
@@ -293,7 +299,7 @@ class JobSpec(BaseModel):
     remote_python: Word | None = None
     # Copy the working directory to the hosts before the start.
     sync: bool = False
-    ssh_command: Annotated[tuple[Word, ...], Field(min_length=1)] = ("ssh",)
+    ssh_command: Annotated[tuple[Word, ...], AfterValidator(_checked_ssh)] = ("ssh",)
 
     @model_validator(mode="after")
     def _check_roles(self) -> Self:

@@ -202,15 +202,15 @@ class Lifecycle:
                 assert_never(event)
 
     def _host_lost(self, event: events.HostLost) -> list[Action]:
-        """The loss of a host ends the attempt, unless all its tasks had ended, or none has been planned yet."""
+        """Report the loss of a host, and end the attempt unless all its tasks had ended or none has been planned."""
         host = self.state.hosts[event.host]
         if not host.was_needed or self._restart_at is not None:
             return [_notice(event, f"{event.host} is lost, but has no tasks: {event.reason}")]
+        named = [] if self._is_tearing_down else [_notice(event, f"{event.host} was lost: {event.reason}")]
         if not self._is_tearing_down and self._failed_mono is None:
-            self._failed_mono = host.failed_mono
-            self._noticed_s = event.mono - host.failed_mono
+            self._failed_mono, self._noticed_s = host.failed_mono, event.mono - host.failed_mono
         self._planned_by = None
-        return self._tear_down(TeardownReason.FAILURE, self._spec.failure_grace_s)
+        return [*named, *self._tear_down(TeardownReason.FAILURE, self._spec.failure_grace_s)]
 
     def _task_ended(self, event: events.TaskExited | events.TaskStartFailed) -> list[Action]:
         if self._ends.is_failure(self.state, self.state.tasks[event.task]):

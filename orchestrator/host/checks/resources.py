@@ -14,7 +14,15 @@ from orchestrator.core.text.counted import counted
 from orchestrator.core.text.sizes import format_size
 from orchestrator.host.checks.context import Context
 from orchestrator.host.checks.finding import Finding, note, ok, problem, warning
-from orchestrator.host.headroom import FEWEST_FILES, THIS_MACHINE, Headroom, Limit, free_memory, total_memory
+from orchestrator.host.headroom import (
+    FEWEST_FILES,
+    THIS_MACHINE,
+    Headroom,
+    Limit,
+    files_with_hosts,
+    free_memory,
+    total_memory,
+)
 from orchestrator.host.kernel_files import read_memory, read_number
 
 _GIB, _MB = 1 << 30, 10**6
@@ -27,9 +35,10 @@ _FEW_FILES = 1024
 # `import tensorflow` (2.21) maps 1.42 GB; rounded down, because only what certainly fails is refused.
 _TENSORFLOW_ADDRESS_SPACE = 1_200_000_000
 _MORE_MEMORY = "give the machine or container more memory"
+_MORE_FILES = "ulimit -Hn as root, LimitNOFILE= of a service, --ulimit nofile= of a container"
 _RAISE = {
     Limit.MEMORY: _MORE_MEMORY,
-    Limit.FILES: "raise it: ulimit -Hn as root, LimitNOFILE= of a service, --ulimit nofile= of a container",
+    Limit.FILES: f"raise it: {_MORE_FILES}",
     Limit.THREADS: "raise ulimit -u, TasksMax= of the service, or --pids-limit of the container",
     Limit.PORTS: "widen net.ipv4.ip_local_port_range",
 }
@@ -139,6 +148,17 @@ def check_process_limits(context: Context) -> Iterator[Finding]:
     if seconds < math.inf:
         text = f"a process is killed after {seconds:,} s of CPU time"
         yield warning("cpu time", text, "ulimit -t", fix="ulimit -t unlimited")
+
+
+def check_files_with_hosts(context: Context) -> Iterator[Finding]:
+    """Compare the limit on open files with the connections and logs of the hosts. orch raises its soft limit itself."""
+    hosts, tasks = len(context.spec.hosts), context.task_count
+    _, hard = context.getrlimit(resource.RLIMIT_NOFILE)
+    needed = files_with_hosts(hosts, tasks)
+    if hosts and hard != resource.RLIM_INFINITY and hard < needed:
+        text = f"the limit on open files is {hard:,} (ulimit -Hn), and {counted(hosts, 'host')} with"
+        fix = f"raise it to {needed:,} at least ({_MORE_FILES}), or use fewer hosts"
+        yield problem("open files", f"{text} {counted(tasks, 'task')} need {needed:,}", fix=fix)
 
 
 def _soft_limit(context: Context, number: int) -> float:
