@@ -22,7 +22,6 @@ import signal
 from typing import assert_never
 
 from orchestrator.core.chaos.watch import ChaosWatch
-from orchestrator.core.diagnosis.across_hosts import host_notice
 from orchestrator.core.diagnosis.distribution import find_not_distributed
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle import completion, outcome
@@ -39,6 +38,7 @@ from orchestrator.core.lifecycle.actions import (
     TakeStacks,
     TearDown,
 )
+from orchestrator.core.lifecycle.host_notices import HostNotices
 from orchestrator.core.lifecycle.restarts import Again, Refused, RunRestarts
 from orchestrator.core.lifecycle.task_ends import Down, TaskEnds, only_evaluator_left
 from orchestrator.core.lifecycle.time_limits import SilenceWatch, TimeLimits
@@ -78,6 +78,7 @@ class Lifecycle:
         self._start = StartWatch()
         self._limits = TimeLimits(spec)
         self._silence = SilenceWatch(spec)
+        self._host_notices = HostNotices()
         self._ends = TaskEnds(spec)
         self._chaos = ChaosWatch(spec.chaos, started_mono)
         self._resumed_attempt = 1
@@ -109,6 +110,7 @@ class Lifecycle:
             (self._start.due, Deadline.START_LATE),
             (self._restart_at, Deadline.RESTART),
             (self._planned_by, Deadline.PLAN),
+            (self._host_notices.due, Deadline.HOSTS),
             (self._timeout_at if self.state.teardown is None else None, Deadline.TIMEOUT),
         ]
         if not self._is_tearing_down:
@@ -123,7 +125,7 @@ class Lifecycle:
         if self.result is not None:
             return []
         before, self.state = self.state, apply(self.state, event)
-        for watch in (self._restarts, self._start, self._limits, self._silence):
+        for watch in (self._restarts, self._start, self._limits, self._silence, self._host_notices):
             watch.update(self.state, event.mono)
         faults = [
             Happen(fault.as_event(event.at, event.mono)) for fault in self._chaos.take(self.state, event.mono)
@@ -164,7 +166,8 @@ class Lifecycle:
                 )
                 return [Happen(kill)]
             case events.SignalRequested():
-                return [SendSignal(event.task, event.signal)] if _is_live(self.state, event.task) else []
+                task = self.state.tasks.get(event.task)
+                return [SendSignal(event.task, event.signal)] if task is not None and task.is_live else []
             case events.StorageFailed():
                 return self._tear_down(TeardownReason.FAILURE, self._spec.failure_grace_s)
             case events.TeardownBegan():
@@ -178,7 +181,7 @@ class Lifecycle:
                 if isinstance(event, events.HostBack):
                     self._limits.heard(event.host, event.mono)
                     self._silence.heard(event.host, event.mono)
-                return [_notice(event, host_notice(event))]
+                return [_notice(event, text) for text in self._host_notices.take(event)]
             case events.HostLost():
                 return self._host_lost(event)
             case events.AgentLost():
@@ -281,8 +284,9 @@ class Lifecycle:
             case Deadline.SILENCE if not self._is_tearing_down:
                 return [TakeStacks(Deadline.SILENCE)] if self._silence.wants_stacks(event) else []
             case Deadline.RESTART if _is_due(self._restart_at, event):
-                self._restart_at = None
                 return self._plan_another(event.mono)
+            case Deadline.HOSTS:
+                return [_notice(event, text) for text in self._host_notices.say(event.mono)]
             case Deadline.TASK_RESTART if not self._is_tearing_down:
                 return [StartTask(name) for name in self._ends.restarts.take_due(event.mono)]
             case Deadline.EVALUATOR if not self._is_tearing_down:
@@ -390,10 +394,6 @@ class Lifecycle:
 
 def _notice(event: Event, text: str) -> Happen:
     return Happen(events.Noticed(at=event.at, mono=event.mono, text=text))
-
-
-def _is_live(state: RunState, name: str) -> bool:
-    return name in state.tasks and state.tasks[name].is_live
 
 
 def _is_due(at: float | None, event: events.DeadlineReached) -> bool:
