@@ -130,7 +130,9 @@ def test_agents_of_a_refused_job_leave(orch: Orch, up: list[str], tmp_path: Path
     until(lambda: not any(temporary.iterdir()))
 
 
-def test_another_job_than_the_prepared_one(orch: Orch, up: list[str], tmp_path: Path, temporary: Path) -> None:
+def test_another_job_than_the_prepared_one(
+    orch: Orch, up: list[str], tmp_path: Path, temporary: Path
+) -> None:
     """The prepared agents leave, and others start."""
     request, other = (
         load_request(workers, python("pass")[1:], tmp_path, {"hosts": "a:3", "ssh_command": up[-3]})

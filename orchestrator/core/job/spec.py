@@ -269,6 +269,9 @@ class JobSpec(BaseModel):
     start: StartOption = StartOption.AUTO
     # Modules that the user declares safe to import before a fork.
     preload: tuple[ModuleName, ...] = ()
+    # The tasks that a debugger can attach to, and whether they run before it does.
+    debug: tuple[TaskRef, ...] = ()
+    debug_no_wait: bool = False
     # Repair known faults of Keras.
     fixes: bool = True
     keras: KerasOption = KerasOption.AUTO
