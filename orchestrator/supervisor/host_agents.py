@@ -22,6 +22,7 @@ from orchestrator.links.agent_link import AgentLink, AgentMessage, Hello, HostGp
 from orchestrator.links.client_link import pack_environ, travelling_environ
 from orchestrator.links.opening import RemoteAgent, remote_command
 from orchestrator.links.resumable_stream import ResumableStream
+from orchestrator.links.start_queue import StartQueue
 from orchestrator.links.stream import Stream
 from orchestrator.store.directory import Directory
 from orchestrator.store.logs.received import ReceivedLogs
@@ -86,6 +87,7 @@ class HostAgents:
         self._engine = remote or engine_of(spec)
         used = set(place(spec))
         self._hosts = [host for host in spec.hosts if host.name in used]
+        self._starts = StartQueue()
         self._links: dict[str, HostLink] = {}
         self._hellos: dict[str, Hello] = {}
         self._facts: dict[str, HostFacts] = {}
@@ -168,6 +170,7 @@ class HostAgents:
             lambda errors: self._engine.connect(host.destination, words, errors),
             RemoteAgent.new(host.name, self.spec.link_timeout_s),
             lambda code, errors: self._engine.explain(host.name, code, errors),
+            self._starts,
         )
         link = HostLink(stream, run_id)
         link.serve(run_id, self.spec.failure_grace_s, "", None, environ, self.spec.network)
