@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Unpack
 
 from orchestrator.client.api import Run, tidy
@@ -22,7 +23,7 @@ from orchestrator.core.text.clean import safe
 from orchestrator.host.checks import refuse_problems, warnings_of_up
 from orchestrator.host.checks.context import Context
 from orchestrator.host.checks.finding import Level
-from orchestrator.links.client_link import Lifetime, Request, pack_environ
+from orchestrator.links.client_link import Descriptor, Lifetime, Request, pack_environ
 from orchestrator.links.supervisor_link import SupervisorLink, start_supervisor
 from orchestrator.request.settings import settings
 from orchestrator.request.settings.declaration import Where
@@ -188,8 +189,20 @@ def check_hosts(spec: JobSpec) -> Preflight | None:
     return found
 
 
-def create_run(supervisor: SupervisorLink, up: UpRequest, lifetime: Lifetime) -> Run:
-    """Send a checked request and return the new run; raise the supervisor's error if it refuses."""
+def create_run(
+    supervisor: SupervisorLink,
+    up: UpRequest,
+    lifetime: Lifetime,
+    descriptors: Mapping[Descriptor, int] = MappingProxyType({}),
+) -> Run:
+    """Send a checked request and return the new run; raise the supervisor's error if it refuses.
+
+    `descriptors`: what the tasks get, on this machine only. The caller keeps them."""
+    if descriptors and up.spec.hosts:
+        names = ", ".join(host.name for host in up.spec.hosts)
+        raise UsageError(
+            f"an open file or terminal of this process cannot be passed to another host ({names})"
+        )
     environ = pack_environ(os.environ) if lifetime is Lifetime.SESSION else None
     request = Request(
         spec=up.spec,
@@ -197,9 +210,10 @@ def create_run(supervisor: SupervisorLink, up: UpRequest, lifetime: Lifetime) ->
         environ=environ,
         state_owner=accepted_owner(),
         existing=up.existing,
+        descriptors=tuple(descriptors),
     )
     try:
-        root = supervisor.create(request)
+        root = supervisor.create(request, tuple(descriptors.values()))
     except NameTaken as error:
         if not up.display.replace:
             raise

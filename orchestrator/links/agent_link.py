@@ -13,6 +13,7 @@ from orchestrator.core.job.choices import NetworkOption
 from orchestrator.core.progress.reported import parse_progress
 from orchestrator.core.state.events import ProcessOrigin, Progress
 from orchestrator.core.state.result import LeftProcess
+from orchestrator.links.client_link import Descriptor
 from orchestrator.links.stream import LinkBack, LinkSilent, Stream
 
 
@@ -321,11 +322,13 @@ class AgentLink:
         run_directory: tuple[int, int] | None,
         environ: Mapping[str, str],
         network: NetworkOption,
+        descriptors: Sequence[Descriptor] = (),
     ) -> bool:
         """Give a run to an agent that has none, or whose last run has ended.
 
         `run_directory`: device and inode. The agent opens no file of the run in another one. None: not checked.
         `environ` (packed) is what the run's tasks inherit. An agent can enter a private network but not leave it.
+        `descriptors` are those that the stream passes with this order.
         """
         if not self._stream.is_open:
             return False
@@ -337,6 +340,7 @@ class AgentLink:
             run_directory=run_directory,
             environ=environ,
             network=network.value,
+            descriptors=[(each.name, each.task) for each in descriptors],
         )
 
     def read(self) -> tuple[list[AgentMessage], bool]:

@@ -5,6 +5,7 @@ client -> supervisor: a request, then orders to stop or to detach. End of file s
 session sends its next request after its last run has ended.
 supervisor -> client: `created` {root} or `refused` {exit_code, message}; `ended` {result} if result.json could not be
 written; end of file when the supervisor exits.
+Descriptors come with a request (SCM_RIGHTS), in the order of its `descriptors`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +26,8 @@ from orchestrator.core.state.result import RunResult
 from orchestrator.links.control import DetachOrder, StopOrder
 
 _READ_BYTES = 1 << 16
+# The kernel passes up to 253 with a message.
+MOST_DESCRIPTORS = 16
 _ORDERS: TypeAdapter[StopOrder | DetachOrder] = TypeAdapter(
     Annotated[StopOrder | DetachOrder, Field(discriminator="op")]
 )
@@ -36,6 +39,14 @@ class Lifetime(StrEnum):
     CLIENT = "client"  # until the run ends or its client leaves
     DETACHED = "detached"  # until the run ends
     SESSION = "session"  # as CLIENT; then the supervisor waits for the next request
+
+
+class Descriptor(BaseModel):
+    """A descriptor for a task, None: for every task. The task finds its number by `name` in ORCH_DESCRIPTORS."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    name: str
+    task: str | None = None
 
 
 class Request(BaseModel):
@@ -51,36 +62,47 @@ class Request(BaseModel):
     environ: dict[str, str] | None = None
     state_owner: int | None = None
     existing: tuple[Path, ...] = ()
+    descriptors: tuple[Descriptor, ...] = Field(default=(), max_length=MOST_DESCRIPTORS)
 
 
 class ClientLink:
-    """The supervisor's end of the stream."""
+    """The supervisor's end of the stream. Owns the descriptors of the last request, until the next one."""
 
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
         self._inbox = b""
+        self._descriptors: list[int] = []
 
     def fileno(self) -> int:
         return self._stream.fileno()
 
     def read_request(self) -> Request | None:
         """Wait for the next request; None if the client has left or sent something else."""
+        self._close_descriptors()
         while True:
             while b"\n" not in self._inbox:
                 try:
-                    data = self._stream.recv(_READ_BYTES)
+                    data, passed, _, _ = socket.recv_fds(self._stream, _READ_BYTES, MOST_DESCRIPTORS)
                 except ConnectionError:
                     return None
+                self._descriptors += passed
                 if not data:
                     return None
                 self._inbox += data
             line, _, self._inbox = self._inbox.partition(b"\n")
             try:
-                return Request.model_validate_json(line)
+                request = Request.model_validate_json(line)
             except ValidationError:
                 # A stop order that arrives just after its run has ended does not apply to the next run.
                 if not _is_stop_order(line):
                     return None
+                continue
+            return request if len(request.descriptors) == len(self._descriptors) else None
+
+    @property
+    def descriptors(self) -> Sequence[int]:
+        """The descriptors of the last request, in its order."""
+        return self._descriptors
 
     def read_orders(self) -> tuple[list[StopOrder | DetachOrder], bool]:
         """Return (orders that have arrived, whether the client is still connected). Does not block."""
@@ -104,7 +126,12 @@ class ClientLink:
         self._answer({"ended": result.model_dump(mode="json")})
 
     def close(self) -> None:
+        self._close_descriptors()
         self._stream.close()
+
+    def _close_descriptors(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.pop())
 
     def _answer(self, answer: dict[str, Any]) -> None:
         try:

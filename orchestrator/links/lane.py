@@ -11,6 +11,7 @@ from typing import Protocol
 
 from orchestrator.links.delivery import LineSplitter
 from orchestrator.links.opening import Opening
+from orchestrator.links.outbox import Outbox
 
 _READ_BYTES = 1 << 18
 # Kept of stderr: the end, where programs say why they have failed.
@@ -48,8 +49,6 @@ class Lane:
         self.opening = opening
         self._poller = poller
         self._lines = LineSplitter()
-        self._outbox = bytearray()
-        self._awaits_room = False
         self._error_bytes = b""
         self.errors, its = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(its, True)
@@ -61,10 +60,9 @@ class Lane:
         finally:
             os.close(its)
         self._stream = self._connection.stream
-        self._stream.setblocking(False)
         self.fd = self._stream.fileno()
-        for fd in (self.fd, self.errors):
-            poller.register(fd, select.EPOLLIN)
+        self._outbox = Outbox(self._stream, poller)
+        poller.register(self.errors, select.EPOLLIN)
         self._send_opening()
 
     @property
@@ -81,7 +79,7 @@ class Lane:
 
     def read(self) -> tuple[list[bytes], bool]:
         """Return (lines of the agent, whether the connection is open). OpeningFailed, LineTooLong."""
-        self.flush()
+        self._outbox.flush()
         try:
             data = self._stream.recv(_READ_BYTES)
         except BlockingIOError:
@@ -112,21 +110,7 @@ class Lane:
 
     def send(self, data: bytes) -> None:
         """Send now, or when the other end takes it. If it is gone, read() reports it."""
-        self._outbox += data
-        self.flush()
-
-    def flush(self) -> None:
-        try:
-            while self._outbox:
-                del self._outbox[: self._stream.send(self._outbox)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._outbox.clear()
-        wanted = bool(self._outbox)
-        if wanted != self._awaits_room:
-            self._awaits_room = wanted
-            self._poller.modify(self.fd, select.EPOLLIN | select.EPOLLOUT if wanted else select.EPOLLIN)
+        self._outbox.send(data)
 
     def stop_reading(self) -> None:
         """The stream has ended; stderr is still read until close()."""

@@ -27,19 +27,19 @@ def remote_command(python: str) -> str:
 
 
 @dataclass(frozen=True)
-class HostSession:
-    """Names the agent that a host is asked for. `name` is the host's, for messages.
+class RemoteAgent:
+    """Names the agent that a host is asked for. `host` is its name, for messages.
 
     The agent ends everything if nothing is heard of the orchestrator for `link_timeout_s`.
     """
 
-    session: str
-    name: str
+    agent_id: str
+    host: str
     link_timeout_s: float
 
     @classmethod
-    def new(cls, name: str, link_timeout_s: float) -> HostSession:
-        return cls(secrets.token_hex(8), name, link_timeout_s)
+    def new(cls, host: str, link_timeout_s: float) -> RemoteAgent:
+        return cls(secrets.token_hex(8), host, link_timeout_s)
 
 
 class OpeningFailed(Exception):
@@ -47,20 +47,20 @@ class OpeningFailed(Exception):
 
 
 class AgentGone(OpeningFailed):
-    """The session's agent is not there any more. Its processes and files on the host have been removed."""
+    """The agent is not there any more. Its processes and files on the host have been removed."""
 
 
 class Opening:
     """The exchange over one connection. Call feed() with what the host sends."""
 
-    def __init__(self, bundle: Bundle, host: HostSession, is_first: bool) -> None:
+    def __init__(self, bundle: Bundle, agent: RemoteAgent, is_first: bool) -> None:
         """`is_first`: start the agent. Otherwise the host only connects to it."""
         self._bundle = bundle
         self._mark = f"orch-{secrets.token_hex(8)} ".encode()
         self._received = b""
         self._other = b""
         parameters = {
-            **asdict(host),
+            **asdict(agent),
             "mark": self._mark.decode(),
             "is_first": is_first,
             "bundle": bundle.digest,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator.links.delivery import LineSplitter
+from orchestrator.links.outbox import Outbox
 
 _READ_BYTES = 1 << 16
 
@@ -28,7 +29,7 @@ class LinkBack:
 
 
 class Stream(Protocol):
-    """Lines to and from an agent: on this machine (LocalStream), or on another host (Session)."""
+    """Lines to and from an agent: on this machine (LocalStream), or on another host (ResumableStream)."""
 
     @property
     def due(self) -> float | None: ...
@@ -54,26 +55,24 @@ class Stream(Protocol):
 
 
 class LocalStream:
-    """The stream to an agent on this machine: a socket, and the lines that it has not taken yet. Owns the socket."""
+    """The stream to an agent on this machine: a socket, which it owns."""
 
     due: float | None = None
     clock = (0.0, 0.0)
     lost_reason: str | None = None
 
     def __init__(self, stream: socket.socket) -> None:
-        stream.setblocking(False)
         self._stream = stream
         self._lines = LineSplitter()
-        self._outbox = bytearray()
-        self._awaits_room = False
         # A common descriptor for both directions, so that the owner only waits until it is readable.
         self._poller = select.epoll()
-        self._poller.register(stream, select.EPOLLIN)
+        self._outbox = Outbox(stream, self._poller)
 
     def fileno(self) -> int:
         return self._poller.fileno()
 
     def close(self) -> None:
+        self._outbox.drop()
         self._poller.close()
         self._stream.close()
 
@@ -93,7 +92,7 @@ class LocalStream:
 
     def read(self) -> tuple[list[bytes], bool]:
         """Write what waits; return (lines that have arrived, whether the stream is open). ValueError: LineTooLong."""
-        self._flush()
+        self._outbox.flush()
         try:
             data = self._stream.recv(_READ_BYTES)
         except BlockingIOError:
@@ -102,25 +101,10 @@ class LocalStream:
             data = b""
         return self._lines.feed(data), bool(data)
 
+    def pass_descriptors(self, descriptors: Sequence[int]) -> None:
+        """Send copies of these, so that they arrive before the end of the next line."""
+        self._outbox.pass_descriptors(descriptors)
+
     def send(self, line: bytes) -> bool:
         """Send a line, now or when the other end takes it. False if the other end is closed."""
-        self._outbox += line
-        return self._flush()
-
-    def _flush(self) -> bool:
-        try:
-            while self._outbox:
-                del self._outbox[: self._stream.send(self._outbox)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._outbox.clear()
-            self._await_room(False)
-            return False
-        self._await_room(bool(self._outbox))
-        return True
-
-    def _await_room(self, wanted: bool) -> None:
-        if wanted != self._awaits_room:
-            self._awaits_room = wanted
-            self._poller.modify(self._stream, select.EPOLLIN | select.EPOLLOUT if wanted else select.EPOLLIN)
+        return self._outbox.send(line)

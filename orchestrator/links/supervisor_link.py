@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,11 +62,13 @@ class SupervisorLink:
     def fileno(self) -> int:
         return self._stream.fileno()
 
-    def create(self, request: Request) -> Path:
-        """Return the directory of the new run; raise the error with which the supervisor refuses the request."""
+    def create(self, request: Request, descriptors: Sequence[int] = ()) -> Path:
+        """Return the directory of the new run; raise the error with which the supervisor refuses the request.
+
+        `descriptors` are those that the request names, in its order. The caller keeps them."""
         self._was_refused = False
         self._received = b""
-        self._send(request.model_dump_json().encode())
+        self._send(request.model_dump_json().encode(), descriptors)
         self._stream.settimeout(_START_TIMEOUT_S)
         try:
             line = _read_answer(self._stream)
@@ -137,11 +140,13 @@ class SupervisorLink:
             return False
         return True
 
-    def _send(self, line: bytes) -> None:
+    def _send(self, line: bytes, descriptors: Sequence[int] = ()) -> None:
         self._has_sent = True
+        text = line + b"\n"
         try:
             self._stream.setblocking(True)
-            self._stream.sendall(line + b"\n")
+            sent = socket.send_fds(self._stream, [text], descriptors) if descriptors else 0
+            self._stream.sendall(text[sent:])
         except OSError:
             return
 

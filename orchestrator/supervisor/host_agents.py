@@ -20,8 +20,8 @@ from orchestrator.core.state.events import HostJoined
 from orchestrator.engines import Engine, engine
 from orchestrator.links.agent_link import AgentLink, Hello, HostGpu, LogBytes
 from orchestrator.links.client_link import pack_environ, travelling_environ
-from orchestrator.links.opening import HostSession, remote_command
-from orchestrator.links.session import Session
+from orchestrator.links.opening import RemoteAgent, remote_command
+from orchestrator.links.resumable_stream import ResumableStream
 from orchestrator.store.directory import Directory
 from orchestrator.store.logs.received import ReceivedLogs
 from orchestrator.store.runs.paths import RunPaths
@@ -97,12 +97,12 @@ class HostAgents:
     def _open(self, host: Host, paths: RunPaths, environ: Mapping[str, str]) -> AgentLink:
         python = self._spec.remote_python or sys.executable
         words = (remote_command(python),)
-        session = Session(
+        stream = ResumableStream(
             lambda errors: self._engine.connect(host.destination, words, errors),
-            HostSession.new(host.name, self._spec.link_timeout_s),
+            RemoteAgent.new(host.name, self._spec.link_timeout_s),
             lambda code, errors: self._engine.explain(host.name, code, errors),
         )
-        link = AgentLink(session, paths.run_id)
+        link = AgentLink(stream, paths.run_id)
         link.serve(paths.run_id, self._spec.failure_grace_s, "", None, environ, self._spec.network)
         return link
 

@@ -15,7 +15,7 @@ from orchestrator.core.plan.places import HostFacts
 from orchestrator.core.state.events import HostJoined
 from orchestrator.engines import AgentOptions, Connection, Engine
 from orchestrator.links.agent_link import AgentLink, Hello, LogBytes
-from orchestrator.links.client_link import pack_environ
+from orchestrator.links.client_link import Descriptor, pack_environ
 from orchestrator.links.stream import LocalStream
 from orchestrator.store.logs.received import ForgedLog
 from orchestrator.store.runs.paths import RunPaths
@@ -125,12 +125,21 @@ class LocalAgent:
         self._links: dict[str, AgentLink] = {}
         # The network of the runs so far. None: an agent without a run can still enter any network.
         self._network: NetworkOption | None = None
+        self._descriptors: Mapping[Descriptor, int] = {}
         if early is not None:
-            self._links[HERE] = AgentLink(LocalStream(early.stream), run_id="")
+            self._open(early, run_id="")
 
     @property
     def links(self) -> Mapping[str, AgentLink]:
         return self._links
+
+    def take_descriptors(self, descriptors: Mapping[Descriptor, int]) -> None:
+        """Take what the tasks of the next run get. The caller keeps them until serve()."""
+        self._descriptors = descriptors
+
+    def _open(self, connection: Connection, run_id: str) -> None:
+        self._stream = LocalStream(connection.stream)
+        self._links[HERE] = AgentLink(self._stream, run_id)
 
     def serve(self, spec: JobSpec, store: RunStore) -> None:
         if self._network not in (None, spec.network) or not self._order_run(spec, store):
@@ -142,13 +151,17 @@ class LocalAgent:
     def _order_run(self, spec: JobSpec, store: RunStore) -> bool:
         """Give the run to the agent that is here already; False if there is none."""
         link = self._links.get(HERE)
-        return link is not None and link.serve(
+        if link is None:
+            return False
+        self._stream.pass_descriptors(tuple(self._descriptors.values()))
+        return link.serve(
             store.paths.run_id,
             spec.failure_grace_s,
             str(store.paths.agent_log),
             store.directory.identity,
             pack_environ(os.environ),
             spec.network,
+            tuple(self._descriptors),
         )
 
     def _start(self, spec: JobSpec, store: RunStore) -> None:
@@ -159,7 +172,7 @@ class LocalAgent:
             self._connection = self._engine.connect("", words, errors)
         finally:
             os.close(errors)
-        self._links[HERE] = AgentLink(LocalStream(self._connection.stream), run_id)
+        self._open(self._connection, run_id)
 
     @property
     def are_complete(self) -> bool:

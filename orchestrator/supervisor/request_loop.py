@@ -83,6 +83,7 @@ def _serve_one(
     if not spec.hosts:  # else the default is a directory of each host
         checkpoint_dir = spec.checkpoint_dir or store.paths.checkpoints
         spec = spec.model_copy(update={"checkpoint_dir": checkpoint_dir})
+    here.take_descriptors(dict(zip(request.descriptors, client.descriptors, strict=True)))
     agents = _agents(spec, here, remote)
     supervisor = Supervisor(spec, request.lifetime, agents, store, client)
     try:

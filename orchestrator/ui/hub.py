@@ -17,6 +17,7 @@ from orchestrator.core.text.clean import safe
 from orchestrator.store.logs.lines import Block
 from orchestrator.store.runs.reader import RunView
 from orchestrator.ui.browser import LARGE_BYTES, Reader, State, event, gap_rows, json_bytes
+from orchestrator.ui.heap import return_free_memory
 from orchestrator.ui.log_pieces import Cursor, LogTail, Piece, pieces_before, read_piece
 
 if TYPE_CHECKING:
@@ -124,12 +125,15 @@ class Hub:
         """Yield the lines before this position of the index, the last ones first, as lines of JSON."""
         pieces = pieces_before(self._view.paths.logs, record)
         left = MOST_LINES
-        while left > 0 and not self.is_closed:
-            found = await asyncio.to_thread(self._next_piece, pieces)
-            if found is None:
-                return
-            left -= found[0]
-            yield found[1] + b"\n"
+        try:
+            while left > 0 and not self.is_closed:
+                found = await asyncio.to_thread(self._next_piece, pieces)
+                if found is None:
+                    return
+                left -= found[0]
+                yield found[1] + b"\n"
+        finally:
+            return_free_memory()
 
     async def feed(self, state: State, *, is_resumed: bool = False) -> AsyncIterator[bytes]:
         """Yield what is newer than `state`, for as long as the browser listens, as server-sent events.

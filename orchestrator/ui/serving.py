@@ -15,6 +15,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from orchestrator.ui.access import Access, Guard
+from orchestrator.ui.heap import use_one_heap
 from orchestrator.ui.hubs import Hubs
 from orchestrator.ui.peers import address_of, may_connect
 from orchestrator.ui.run_list import RunList
@@ -57,6 +58,7 @@ def serve(
 
     `report` gets the text of a fault of the server. Main thread only.
     """
+    use_one_heap()
     handler = _log_to(report)
     try:
         asyncio.run(_serve(listener, access, until))

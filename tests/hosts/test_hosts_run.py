@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from hosts_run import (
+    HOSTS,
+    LOST,
+    HostsRun,
+    counting_command,
+    cut_host,
+    host_files,
+    is_whole,
+    kill_victim,
+)
 from orch_command import ORCH
 from testbed import Testbed
 from waiting import PATIENCE_S, until
 
 from orchestrator.host.headroom import files_with_hosts
 
-# Prints numbered lines until a file exists that all machines see.
-_COUNT = """
-import itertools, pathlib, sys, time
-end = pathlib.Path(sys.argv[1])
-for number in itertools.count():
-    if end.exists():
-        break
-    print("line", number, flush=True)
-    time.sleep(0.01)
-print("last", number, flush=True)
-"""
 # worker:0 fails; the others end a moment later with the exit code of a peer that has lost a connection.
 _FAIL = """
 import json, os, pathlib, sys, time
@@ -48,105 +41,30 @@ while not (here / "failed").exists():
 time.sleep(0.1)
 sys.exit(1)
 """
-_LOST = 137
 CUTS = ("both", *(pytest.param(cut, marks=pytest.mark.slow) for cut in ("to the host", "from the host")))
-
-
-@dataclass
-class HostsRun:
-    """An `orch up` on n0 with tasks on the other machines."""
-
-    machines: Testbed
-    process: subprocess.Popen[bytes]
-    output: Path
-
-    @property
-    def directory(self) -> Path:
-        (run,) = (self.machines["n0"].home / ".local/state/orch/runs").glob("[!.]*")
-        return run
-
-    @property
-    def text(self) -> str:
-        return self.output.read_text(errors="replace")
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        path = self.directory / "events.jsonl"
-        *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
-        return [event for event in map(json.loads, lines) if event["type"] == kind]
-
-    def until_event(self, kind: str, count: int = 1) -> dict[str, Any]:
-        """Wait for an event; fails if the run ends before."""
-        until(lambda: self.process.poll() is not None or len(self._found(kind)) >= count)
-        found = self._found(kind)
-        assert len(found) >= count, self.text
-        return found[count - 1]
-
-    def finish(self) -> dict[str, Any]:
-        """Wait for the end, and return the result."""
-        self.process.wait(PATIENCE_S)
-        document = json.loads((self.directory / "result.json").read_text())
-        assert isinstance(document, dict)
-        assert document["exit_code"] == self.process.returncode, self.text
-        return document
-
-    def log(self, task: str) -> str:
-        return (self.directory / "logs" / f"{task.replace(':', '-')}.log").read_text()
-
-    def _found(self, kind: str) -> list[dict[str, Any]]:
-        try:
-            return self.events(kind)
-        except ValueError:
-            return []  # the run has no directory yet
 
 
 @pytest.fixture
 def up(machines: Testbed, project: Path) -> Iterator[Any]:
     """Starts `orch up` on n0. At the end, no process and no file of a run is left on the hosts."""
-    before = {name: _files(machines, name) for name in ("n1", "n2", "n3")}
+    before = {name: host_files(machines[name]) for name in HOSTS}
     started: list[HostsRun] = []
 
-    def start(*words: str, hosts: str = "n1,n2,n3", before: tuple[str, ...] = ()) -> HostsRun:
-        output = machines.directory / "output"
-        with output.open("wb") as file:
-            command = [*before, str(ORCH), "up", "--as-root-anyway", "--hosts", hosts, *words]
-            process = machines["n0"].start(
-                "env", "-C", str(project), *command, stdin=subprocess.DEVNULL, stdout=file, stderr=file
-            )
-        started.append(HostsRun(machines, process, output))
+    def start(*words: str, **options: Any) -> HostsRun:
+        started.append(HostsRun.start(machines, project, *words, **options))
         return started[-1]
 
     yield start
-    machines.heal()
     for run in started:
-        if run.process.poll() is None:
-            os.killpg(run.process.pid, signal.SIGKILL)
-            run.process.wait()
-    for name in before:
-        until(lambda name=name: not machines[name].programs())
-        assert _files(machines, name) == before[name], name
-    machines["n0"].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")
-
-
-def _files(machines: Testbed, name: str) -> set[str]:
-    """The files of a machine without the cached bundle, and without those of Keras and ssh themselves."""
-    kept = ("/.cache/orch/bundles/", "/.keras/", "/.ssh/")
-    return {path for path in machines[name].files() if not any(part in path for part in kept)}
-
-
-def _numbers(log: str) -> list[str]:
-    return [line for line in log.splitlines() if line.startswith(("line ", "last "))]
-
-
-def _is_whole(log: str) -> bool:
-    *lines, last = _numbers(log)
-    return lines == [f"line {number}" for number in range(len(lines))] and last == f"last {len(lines)}"
+        run.clear()
+    for name in HOSTS:
+        assert host_files(machines[name]) == before[name], name
 
 
 @pytest.fixture
 def counting(project: Path) -> tuple[str, ...]:
     """A command whose tasks print until the file `end` exists."""
-    (project / "count.py").write_text(_COUNT)
-    return ("--", sys.executable, "count.py", str(project / "end"))
+    return counting_command(project)
 
 
 @pytest.mark.slow
@@ -179,16 +97,13 @@ def test_each_host_runs_its_tasks_and_logs_come_here(
 ) -> None:
     run = up("--workers", "4", *counting, hosts="n1:2,n2,n3")
     run.until_event("task_started", 4)
-    counts = {
-        name: sum("count.py" in line for line in machines[name].command_lines())
-        for name in ("n1", "n2", "n3")
-    }
+    counts = {name: sum("count.py" in line for line in machines[name].command_lines()) for name in HOSTS}
     (project / "end").touch()
     result = run.finish()
     assert counts == {"n1": 2, "n2": 1, "n3": 1}
     assert result["outcome"] == "succeeded"
     assert [task["host"] for task in result["tasks"]] == ["n1", "n1", "n2", "n3"]
-    assert all(_is_whole(run.log(f"worker:{index}")) for index in range(4))
+    assert all(is_whole(run.log(f"worker:{index}")) for index in range(4))
 
 
 def test_a_home_directory_that_is_read_only_or_noexec_does_no_harm(up: Any, machines: Testbed) -> None:
@@ -203,7 +118,7 @@ def test_a_home_directory_that_is_read_only_or_noexec_does_no_harm(up: Any, mach
     try:
         assert up("--workers", "3", "--", "true").finish()["outcome"] == "succeeded"
     finally:
-        for name in ("n1", "n2", "n3"):
+        for name in HOSTS:
             machines[name].run("mount", "-o", "remount,bind,rw,exec", home)
 
 
@@ -222,7 +137,7 @@ def test_a_short_cut_loses_no_line_and_fails_nothing(
 ) -> None:
     run = up("--workers", "3", "--link-timeout", "60s", *counting)
     run.until_event("task_started", 3)
-    _cut(machines, cut)
+    cut_host(machines, cut)
     silent = run.until_event("host_silent")
     machines.heal()
     run.until_event("host_back")
@@ -231,7 +146,7 @@ def test_a_short_cut_loses_no_line_and_fails_nothing(
     assert silent["host"] == "n1"
     assert result["outcome"] == "succeeded"
     assert not run.events("host_lost")
-    assert all(_is_whole(run.log(f"worker:{index}")) for index in range(3))
+    assert all(is_whole(run.log(f"worker:{index}")) for index in range(3))
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -240,12 +155,12 @@ def test_a_host_that_stays_away_is_named_and_ends_its_tasks_itself(
 ) -> None:
     run = up("--workers", "3", *counting)
     run.until_event("task_started", 3)
-    _cut(machines, cut)
+    cut_host(machines, cut)
     result = run.finish()
-    assert run.process.returncode == _LOST
+    assert run.process.returncode == LOST
     assert (result["cause"]["kind"], result["cause"]["host"]) == ("host", "n1")
     # The network is still cut: it was the host that has ended its tasks.
-    for name in ("n1", "n2", "n3"):
+    for name in HOSTS:
         until(lambda name=name: not machines[name].programs())
 
 
@@ -258,22 +173,12 @@ def test_nothing_is_left_after_a_kill(
 ) -> None:
     run = up("--workers", "3", *counting)
     run.until_event("task_started", 3)
-    if victim in ("orch", "ssh"):
-        for process in machines["n0"].processes():
-            # One may end because another was killed.
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if (process.name() == "ssh") == (victim == "ssh"):
-                    process.kill()
-    else:
-        marks = ("worker.agent.agent", "worker.remote.keeper")[: 2 if "keeper" in victim else 1]
-        for process in _with(machines, "n1", marks):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+    kill_victim(machines, victim)
     if victim == "ssh":
         (project / "end").touch()
         result = run.finish()
         assert result["outcome"] == "succeeded"
-        assert all(_is_whole(run.log(f"worker:{index}")) for index in range(3))
+        assert all(is_whole(run.log(f"worker:{index}")) for index in range(3))
     elif victim != "orch":
         result = run.finish()
         assert (result["cause"]["kind"], result["cause"]["host"]) == ("host", "n1")
@@ -292,23 +197,3 @@ def test_the_first_failure_is_named_whatever_the_clocks_and_the_network_do(
     result = run.finish()
     assert result["cause"]["task"] == "worker:0"
     assert "the first failure" in run.text
-
-
-def _cut(machines: Testbed, how: str) -> None:
-    match how:
-        case "both":
-            machines.cut("n1")
-        case "to the host":
-            machines.cut_one_way(to="n1")
-        case _:
-            machines.cut_one_way(source="n1")
-
-
-def _with(machines: Testbed, name: str, marks: tuple[str, ...]) -> list[psutil.Process]:
-    found = [
-        process
-        for process in machines[name].processes()
-        if any(mark in " ".join(process.cmdline()) for mark in marks)
-    ]
-    assert len(found) >= len(marks)
-    return found

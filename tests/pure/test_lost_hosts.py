@@ -18,6 +18,7 @@ from host_making import HOSTS_JOB, back, feed_in_turn, joined, lost, placed, run
 from job_making import changed
 
 from orchestrator.core.job.choices import FailurePolicy
+from orchestrator.core.job.hosts import parse_hosts
 from orchestrator.core.lifecycle.actions import Deadline, Happen, PlanAttempt, TearDown
 from orchestrator.core.lifecycle.lifecycle import PLAN_MARGIN_S, TEARDOWN_MARGIN_S
 from orchestrator.core.state import events
@@ -41,6 +42,8 @@ def test_loss_of_a_host_ends_the_run_with_cause_and_code() -> None:
     lifecycle = running_on(TWO_EACH)
     actions = feed_in_turn(lifecycle, [silent("b", 3, T + 13), lost("b", T + 21)])
     assert actions == [TearDown(TeardownReason.FAILURE, 0.5)]
+    # It is shown before the other hosts have ended their tasks.
+    assert lifecycle.state.notices[1:] == ("b was lost: it was not heard for 10s",)
     assert [task.phase for task in lifecycle.state.tasks.values()] == [
         TaskPhase.STOPPING,
         TaskPhase.STOPPING,
@@ -81,6 +84,28 @@ def test_host_that_is_back_fails_nothing() -> None:
     )
     done = [exited(index, order=index, mono=T + 20) for index in range(4)]
     assert the_result(feed_in_turn(lifecycle, [*done, emptied()])).outcome == "succeeded"
+
+
+def test_many_hosts_that_are_silent_together_are_named_in_one_line() -> None:
+    names = tuple(f"n{number:03}" for number in range(235))
+    lifecycle = running_on(names, changed(HOSTS_JOB, hosts=parse_hosts(",".join(names))))
+    feed_in_turn(lifecycle, [silent(name, 3, T + 13 + 0.001 * at) for at, name in enumerate(names)])
+    first = "n000 was not heard for 3s; orch connects to it again"
+    assert lifecycle.state.notices == (first,)
+    assert lifecycle.next_deadline() == (T + 14, Deadline.HOSTS)
+    feed_in_turn(
+        lifecycle, [back("n001", 4, T + 13.5), lost("n002", T + 13.6), deadline(Deadline.HOSTS, T + 14)]
+    )
+    shown = ", ".join(names[3:11])
+    others = f"232 hosts ({shown} and 224 more) were not heard for 3s; orch connects to them again"
+    assert [text for text in lifecycle.state.notices if "n002 was lost" not in text] == [first, others]
+    rest = (names[0], *names[3:])
+    feed_in_turn(lifecycle, [back(name, 4, T + 16 + 0.001 * at) for at, name in enumerate(rest)])
+    feed_in_turn(lifecycle, [deadline(Deadline.HOSTS, T + 17)])
+    assert lifecycle.state.notices[-2:] == (
+        "n000 is heard again after 4s",
+        f"232 hosts ({shown} and 224 more) are heard again after 4s",
+    )
 
 
 def test_task_of_a_silent_host_is_not_blamed_for_its_silence() -> None:

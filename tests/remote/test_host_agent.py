@@ -28,7 +28,7 @@ from orchestrator.core.job.choices import NetworkOption
 from orchestrator.links.agent_link import Empty, Exited, Held, Stacked
 from orchestrator.links.stream import LinkBack, LinkSilent
 from worker.agent.log_shipping import LogShipping
-from worker.agent.session import Session
+from worker.agent.resumable_stream import ResumableStream
 
 # Prints numbered lines, in pieces of all sizes, for as long as it takes to break a few connections.
 COUNTS = """
@@ -269,8 +269,8 @@ def test_nothing_is_left_when_the_orchestrator_is_gone(tmp_path: Path) -> None:
         host.close()
 
 
-def test_next_session_clears_up_what_all_have_left(tmp_path: Path) -> None:
-    """Agent, keeper and orchestrator were killed: only another session can clear up."""
+def test_next_start_clears_up_what_all_have_left(tmp_path: Path) -> None:
+    """Agent, keeper and orchestrator were killed: only another start can clear up."""
     host = HostDriver(tmp_path / "first")
     host.__enter__()
     with nothing_left(host):
@@ -317,7 +317,7 @@ def test_interpreter_of_the_agent_is_isolated(host: HostDriver) -> None:
 
 
 class SlowLink:
-    """In the place of the session: a connection that carries `rate` bytes a second, by the clock of the test."""
+    """In the place of the stream: a connection that carries `rate` bytes a second, by the clock of the test."""
 
     waiting_bytes = 0
 
@@ -353,7 +353,7 @@ def test_logs_do_not_delay_other_messages_on_a_slow_link(tmp_path: Path, rate: f
     os.truncate(log, 100_000_000)
     link = SlowLink(rate)
     with select.epoll() as poller:
-        shipping = LogShipping(cast(Session, link), poller)
+        shipping = LogShipping(cast(ResumableStream, link), poller)
         shipping.add("worker:0", str(log))
         delays, busy = [], 0
         for turn in range(3000):
@@ -373,7 +373,7 @@ def test_rest_of_the_logs_does_not_delay_the_end_of_a_teardown(tmp_path: Path) -
     os.truncate(log, 100_000_000)
     link = SlowLink(300e3)
     with select.epoll() as poller:
-        shipping = LogShipping(cast(Session, link), poller)
+        shipping = LogShipping(cast(ResumableStream, link), poller)
         shipping.add("worker:0", str(log))
         shipping.hold("worker:0", {"type": "exited"})
         shipping.hold_last({"type": "empty"})

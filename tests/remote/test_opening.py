@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -23,11 +24,11 @@ from waiting import lives, until
 
 from orchestrator.engines import Connection
 from orchestrator.links.bundle import Bundle, bundle
-from orchestrator.links.opening import AgentGone, HostSession, Opening, OpeningFailed
+from orchestrator.links.opening import AgentGone, Opening, OpeningFailed, RemoteAgent
 from worker.remote.stage1 import bases
 
 ROOT = Path(__file__).parents[2]
-HOST = HostSession("0123456789abcdef", "there", 10.0)
+HOST = RemoteAgent("0123456789abcdef", "there", 10.0)
 SMALL = Bundle(b"exec('')\n", b"zip", "hash")
 
 
@@ -122,7 +123,7 @@ def test_stage_1_is_one_line_that_python_3_6_compiles() -> None:
 
 
 def lost_reason(
-    tmp_path: Path, before: str = "", python: str = sys.executable, host: HostSession | None = None
+    tmp_path: Path, before: str = "", python: str = sys.executable, host: RemoteAgent | None = None
 ) -> str:
     driver = HostDriver(tmp_path, before=before, python=python, host=host)
     try:
@@ -181,19 +182,30 @@ def test_old_bundles_are_removed(tmp_path: Path, cache: Path) -> None:
     (cache / ("1" * 64)).rmdir()
 
 
+def test_bundles_whose_unpacking_was_cut_off_are_removed(tmp_path: Path, cache: Path) -> None:
+    """Not those that another start may be unpacking."""
+    for name, age_s in ((".new-cut", 3600), (".new-now", 5), (".old-cut", 5)):
+        (cache / name / "worker").mkdir(parents=True)
+        os.utime(cache / name, (time.time() - age_s,) * 2)
+    with HostDriver(tmp_path):
+        pass
+    assert {path.name for path in cache.iterdir()} == {".new-now", bundle().digest}
+    shutil.rmtree(cache / ".new-now")
+
+
 def test_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """As on a host whose /tmp is full: nothing is started, and nothing is left."""
     limit = "ulimit -f 0; trap '' XFSZ; XDG_CACHE_HOME=/proc/none; export XDG_CACHE_HOME; "
-    host = HostSession.new("there", 10.0)
+    host = RemoteAgent.new("there", 10.0)
     assert "File too large" in lost_reason(tmp_path, limit, host=host)
-    assert not [base for base in bases() if list(Path(base).glob(f"*{host.session}"))]
+    assert not [base for base in bases() if list(Path(base).glob(f"*{host.agent_id}"))]
 
 
 @needs_root
 def test_directory_of_another_user_is_not_used(tmp_path: Path) -> None:
-    """Another user knew the session and made its directory first: the next place is used."""
-    host = HostSession.new("there", 10.0)
-    taken = Path(f"/tmp/orch-agent-{os.geteuid()}-{host.session}")
+    """Another user knew the id of the agent and made its directory first: the next place is used."""
+    host = RemoteAgent.new("there", 10.0)
+    taken = Path(f"/tmp/orch-agent-{os.geteuid()}-{host.agent_id}")
     as_user(54_321, taken.mkdir)
     try:
         with HostDriver(tmp_path, host=host) as driver:

@@ -1,4 +1,4 @@
-"""A run on many pretended hosts, with the real supervisor and the real session with each agent."""
+"""A run on many pretended hosts, with the real supervisor and the real stream to each agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents on many pretended hosts, in one process: they speak the real session, but start no tasks.
+"""Agents on many pretended hosts, in one process: they speak the real stream, but start no tasks.
 
 simulated_hosts.py is the other end. It sends each connection to a host as a descriptor over a socket, with the name of
 the host.
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from worker.agent.session import Session
+from worker.agent.resumable_stream import ResumableStream
 
 _HELLO_BYTES = 1 << 16
 _LOG = b"".join(b"line %d of a task on a pretended host\n" % line for line in range(4))
@@ -63,9 +63,9 @@ class FakeAgent:
         self._number = number
         self._name = name
         self._listener = _Handed()
-        self._session = Session(
+        self._stream = ResumableStream(
             self._listener,  # type: ignore[arg-type]
-            parameters["session"],
+            parameters["agent_id"],
             parameters["link_timeout_s"],
             poller,
         )
@@ -82,15 +82,15 @@ class FakeAgent:
 
     def connect(self, stream: socket.socket) -> None:
         self._listener.waiting.append(stream)
-        self._session.read(self._listener.fileno())
+        self._stream.read(self._listener.fileno())
 
     def serve(self, fd: int) -> None:
-        if not self._session.serves(fd):
+        if not self._stream.serves(fd):
             return  # a newer connection has just replaced this one
-        for message in self._session.read(fd)[0]:
+        for message in self._stream.read(fd)[0]:
             self._handle(message)
         if not self.has_left:
-            self._session.flush()
+            self._stream.flush()
 
     @property
     def due(self) -> float:
@@ -108,12 +108,12 @@ class FakeAgent:
             progress = json.dumps({"phase": "training", "step": self._steps, "loss": 0.5})
             for task in self._tasks:
                 self._send("progress", task=task, progress=progress)
-        self._session.flush()
+        self._stream.flush()
 
     def _send(self, kind: str, **fields: object) -> None:
         if self._forged.get("type") == kind:
             fields |= self._forged
-        self._session.send({"type": kind, "run_id": self._run_id, **fields})
+        self._stream.send({"type": kind, "run_id": self._run_id, **fields})
 
     def _hello(self) -> None:
         self._send(
@@ -153,8 +153,8 @@ class FakeAgent:
                 self._send("empty", swept=0, left=[])
             case "leave":
                 self.has_left = True
-                self._session.flush()
-                self._session.close()
+                self._stream.flush()
+                self._stream.close()
 
     def _start(self, task: str) -> None:
         self._tasks.append(task)

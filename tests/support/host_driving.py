@@ -14,8 +14,8 @@ from orchestrator.core.job.choices import NetworkOption
 from orchestrator.engines import Connection
 from orchestrator.links.agent_link import AgentLink, Hello, LogBytes
 from orchestrator.links.client_link import pack_environ
-from orchestrator.links.opening import HostSession, remote_command
-from orchestrator.links.session import Session
+from orchestrator.links.opening import RemoteAgent, remote_command
+from orchestrator.links.resumable_stream import ResumableStream
 from orchestrator.store.directory import Directory
 from orchestrator.store.logs.received import ReceivedLogs
 
@@ -31,7 +31,7 @@ class HostDriver(Driver):
         link_timeout_s: float = 60.0,
         before: str = "",
         python: str = sys.executable,
-        host: HostSession | None = None,
+        host: RemoteAgent | None = None,
     ) -> None:
         """`before`: shell commands that run on each connection before orch's, as those of a start-up file."""
         self.messages = []
@@ -39,9 +39,9 @@ class HostDriver(Driver):
         directory.mkdir(exist_ok=True)
         self.command = before + remote_command(python)
         self.relays: list[Connection] = []
-        self.host = host or HostSession.new("there", link_timeout_s)
-        self.session = Session(self.connect, self.host, lambda code, text: f"exit code {code}: {text}")
-        self.link = AgentLink(self.session, RUN)
+        self.host = host or RemoteAgent.new("there", link_timeout_s)
+        self.stream = ResumableStream(self.connect, self.host, lambda code, text: f"exit code {code}: {text}")
+        self.link = AgentLink(self.stream, RUN)
         self.link.serve(RUN, 0.1, "", None, pack_environ(os.environ), NetworkOption.HOST)
         self._directory = Directory.open(directory)
         self.logs = ReceivedLogs(self._directory)
@@ -72,7 +72,7 @@ class HostDriver(Driver):
         self._directory.close()
 
     def leave(self) -> None:
-        """End the session; nothing is left of it."""
+        """End the agent; nothing is left of it."""
         self.link.leave()
         until(self.has_ended)
         until(lambda: not self.home.exists())

@@ -17,10 +17,12 @@ from argparse import Namespace
 from collections.abc import Iterable
 from typing import Any
 
-from worker.agent import network, task_process
+from worker.agent import task_process
 from worker.agent.arguments import open_stream, parse_arguments
+from worker.agent.descriptors import Descriptors
 from worker.agent.forks import Forked, Forks, NotForked, NotPreloaded, Outcome, Preloaded
 from worker.agent.live_tasks import LiveTasks
+from worker.agent.network import Network
 from worker.agent.ports import HeldPorts, PortsExhausted, Readiness
 from worker.agent.preload_link import PreloadOrder
 from worker.agent.processes import ProcessStat, describe
@@ -57,10 +59,10 @@ class Agent:
         self._disks = DiskChecks()
         self._progress = ProgressInbox(self._poller)
         self._stacks = StackTaking(self._poller, lambda **fields: self._send("stacked", **fields))
-        self._is_private = False
-        self._network_refusal: str | None = None
+        self._descriptors = Descriptors()
         self._cluster = Cluster({})
-        self._enter_network(arguments.network)
+        self._network = Network()
+        self._network.enter(arguments.network)
 
     def run(self) -> None:
         """Serve until the stream ends and nothing is left."""
@@ -171,17 +173,6 @@ class Agent:
         if not is_open:
             self._leave()
 
-    def _enter_network(self, wanted: str) -> None:
-        """Enter a private network if that is `wanted`. If the kernel refuses, no port is held and no task is started:
-        they would be reachable from outside."""
-        if wanted != network.PRIVATE or self._is_private:
-            return
-        try:
-            network.enter_private()
-        except network.NetworkRefused as refused:
-            self._network_refusal = f"a private network cannot be made: {refused}"
-        self._is_private = True
-
     def _adopt(self, message: dict[str, Any]) -> None:
         """Serve this run from now on: the first one, or the next one after a run that is over."""
         self._run_id = message["run_id"]
@@ -196,7 +187,9 @@ class Agent:
             log = open_log(RunFile(message["log"], self._run_directory))
             os.dup2(log, _STDERR)
             os.close(log)
-        self._enter_network(message.get("network", ""))
+        self._network.enter(message.get("network", ""))
+        self._descriptors.close()
+        self._descriptors = message.get("descriptors") or Descriptors()
 
     def _handle(self, message: dict[str, Any]) -> None:
         match message["type"]:
@@ -224,8 +217,8 @@ class Agent:
     # -- ports and tasks
 
     def _hold(self, message: dict[str, Any]) -> None:
-        if self._network_refusal is not None:
-            self._send("hold_failed", reason=self._network_refusal)
+        if self._network.refusal is not None:
+            self._send("hold_failed", reason=self._network.refusal)
             return
         try:
             ports = self._ports.hold(int(message["count"]), message["mode"])
@@ -236,7 +229,7 @@ class Agent:
             self._send("held", attempt=message["attempt"], ports=ports)
 
     def _preload(self, message: dict[str, Any]) -> None:
-        if self._network_refusal is not None:
+        if self._network.refusal is not None:
             return
         env = {**os.environ, **message["env"]}
         order = PreloadOrder(
@@ -245,10 +238,10 @@ class Agent:
         self._take_outcomes(self._forks.preload(order, RunFile(message["log"], self._run_directory)))
 
     def _start(self, message: dict[str, Any]) -> None:
-        if self._teardown is not None or self._network_refusal is not None:
+        if self._teardown is not None or self._network.refusal is not None:
             return  # a stop came first, or the private network was refused
         bootstrap = self._stacks.allow_tracing(message.get("bootstrap"))
-        order = TaskOrder.of(message, bootstrap, self._cluster, self._run_directory)
+        order = TaskOrder.of(message, bootstrap, self._cluster, self._run_directory, self._descriptors)
         if order.fork:
             self._take_outcomes(self._forks.fork(order))
         else:

@@ -25,16 +25,18 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--network", default="host", choices=("host", PRIVATE))
     remote = parser.add_argument_group("on another host, started by worker/remote/keeper.py")
     remote.add_argument("--remote", type=Path, metavar="DIRECTORY")
-    remote.add_argument("--session")
+    remote.add_argument("--agent-id")
     remote.add_argument("--listener", type=int, metavar="DESCRIPTOR")
     remote.add_argument("--link-timeout", type=float, metavar="SECONDS")
     return parser.parse_args()
 
 
 def open_stream(arguments: argparse.Namespace, poller: select.epoll) -> Stream | HostStream:
-    """The stream to the supervisor: stdin and stdout, or on another host a session."""
+    """The stream to the supervisor: stdin and stdout, or on another host a HostStream."""
     if arguments.remote is None:
         return Stream(_STDIN, _STDOUT, poller)
     from worker.agent.host_stream import HostStream
 
-    return HostStream(arguments.remote, arguments.session, arguments.listener, arguments.link_timeout, poller)
+    return HostStream(
+        arguments.remote, arguments.agent_id, arguments.listener, arguments.link_timeout, poller
+    )

@@ -6,7 +6,7 @@ A frame is a number, a space, JSON and a newline. Numbers start at 1 and have no
 the other has acknowledged them, and sends the rest again over a new connection. Frames with the number 0 belong to one
 connection and are not repeated:
 
-    resume {session, turn, heard}      the first in each direction; only `heard` from the agent. If several connections
+    resume {agent_id, turn, heard}     the first in each direction; only `heard` from the agent. If several connections
                                        are open, both ends use the one with the highest `turn`
     ping {mono, echo, held_s, heard}   `echo`: `mono` of the newest ping that was received, `held_s` seconds ago
     heard {heard}                      the newest number that was received
@@ -62,7 +62,7 @@ class LineSplitter:
 
 
 class Delivery:
-    """The frames of one session, in both directions. `last` is the newest number that was sent, `heard` the newest that
+    """The frames of one stream, in both directions. `last` is the newest number that was sent, `heard` the newest that
     was received."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The stream of an agent on another host: the session, with what such a host needs in addition.
+"""The stream of an agent on another host: a resumable stream, with what such a host needs in addition.
 
 The agent's directory takes the place of the run's directory: the agent creates what orders name in it, sends the logs,
 and sends the text of files instead of their paths.
@@ -16,7 +16,7 @@ from typing import Any
 from worker.agent.host_facts import host_facts
 from worker.agent.log_shipping import LogShipping
 from worker.agent.processes import DIRECTORY_VARIABLE
-from worker.agent.session import Session
+from worker.agent.resumable_stream import ResumableStream
 from worker.agent.task_process import SEARCH_PATH
 
 AGENT_LOG = "agent.log"
@@ -29,12 +29,12 @@ class HostStream:
     """Has the interface of Stream. `directory` is the agent's own."""
 
     def __init__(
-        self, directory: Path, session: str, listener: int, link_timeout_s: float, poller: select.epoll
+        self, directory: Path, agent_id: str, listener: int, link_timeout_s: float, poller: select.epoll
     ) -> None:
         self._directory = directory
         self._keeper = os.getppid()
-        self._session = Session(socket.socket(fileno=listener), session, link_timeout_s, poller)
-        self._logs = LogShipping(self._session, poller)
+        self._stream = ResumableStream(socket.socket(fileno=listener), agent_id, link_timeout_s, poller)
+        self._logs = LogShipping(self._stream, poller)
         self._environ = {_text(name): _text(value) for name, value in os.environb.items()}
         self._facts = {"directory": str(directory), **host_facts(os.environ)}
         self._run_id = ""
@@ -44,24 +44,24 @@ class HostStream:
     @property
     def due(self) -> float:
         """The time of the next advance() (monotonic seconds)."""
-        return float("inf") if self._is_silent else min(self._logs.due, self._session.lease_ends)
+        return float("inf") if self._is_silent else min(self._logs.due, self._stream.lease_ends)
 
     def advance(self, now: float) -> bool:
         """Do what is due. Return False if nothing was heard of the orchestrator for too long."""
         if self._is_silent:
             return True
         self._logs.advance(now)
-        return now < self._session.lease_ends
+        return now < self._stream.lease_ends
 
     def serves(self, fd: int) -> bool:
-        return self._session.serves(fd) or self._logs.serves(fd)
+        return self._stream.serves(fd) or self._logs.serves(fd)
 
     def read(self, fd: int) -> tuple[list[dict[str, Any]], bool]:
         """Return (messages that have arrived, True) for one of its descriptors."""
         if self._logs.serves(fd):
             self._logs.wake()
             return [], True
-        messages, is_open = self._session.read(fd)
+        messages, is_open = self._stream.read(fd)
         for message in messages:
             self._prepare(message)
         return messages, is_open
@@ -69,33 +69,33 @@ class HostStream:
     def send(self, message: dict[str, Any]) -> None:
         match message["type"]:
             case "hello":
-                self._session.send({**message, **self._facts})
+                self._stream.send({**message, **self._facts})
             case "exited":
                 task = message["task"]
                 self._logs.hold(task, {**message, "exception": self._read_exception(task)})
             case "stacked":
-                self._session.send({**message, "file": None, "offset": 0, "length": 0})
+                self._stream.send({**message, "file": None, "offset": 0, "length": 0})
             case "empty":
                 self._logs.hold_last(message)
             case _:
-                self._session.send(message)
+                self._stream.send(message)
 
     def drop_output(self) -> None:
         self._is_silent = True
-        self._session.drop_output()
+        self._stream.drop_output()
         self._logs.close()
 
     def ignore_input(self) -> None:
-        self._session.ignore_input()
+        self._stream.ignore_input()
 
     def flush(self) -> None:
-        self._session.flush()
+        self._stream.flush()
 
     def close(self) -> None:
         """Write the rest and close everything. Without a keeper, also remove the directory."""
         self.flush()
         self._logs.close()
-        self._session.close()
+        self._stream.close()
         if os.getppid() != self._keeper:
             shutil.rmtree(self._directory, ignore_errors=True)
 

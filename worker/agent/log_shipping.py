@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from worker.agent.resumable_stream import ResumableStream
 from worker.agent.run_logs import RunFile, open_log
-from worker.agent.session import Session
 
 # Bytes of one message. Three quarters of what base64 makes of them.
 _CHUNK_BYTES = 48 << 10
@@ -50,10 +50,10 @@ class _Log:
 class LogShipping:
     """The logs of this host."""
 
-    def __init__(self, session: Session, poller: select.epoll) -> None:
+    def __init__(self, stream: ResumableStream, poller: select.epoll) -> None:
         self._due = float("inf")
         self._is_blocked = False
-        self._session = session
+        self._stream = stream
         self._poller = poller
         self._run_id = ""
         self._logs: dict[str, _Log] = {}
@@ -93,7 +93,7 @@ class LogShipping:
         """Send a message about a task after all that its log contains now."""
         log = self._logs.get(name)
         if log is None:
-            self._session.send(message)
+            self._stream.send(message)
             return
         log.held.append((os.fstat(log.fd).st_size, message))
         self._due = 0.0
@@ -135,7 +135,7 @@ class LogShipping:
             first = next(iter(self._logs))
             self._logs[first] = self._logs.pop(first)
         if self._last is not None and not any(log.held for log in self._logs.values()):
-            self._session.send(self._last)
+            self._stream.send(self._last)
             self._last = None
         self._plan(now, grew=room < _CHUNKS_A_TURN)
 
@@ -174,7 +174,7 @@ class LogShipping:
             self._due = now
 
     def _take_acknowledgements(self, now: float) -> None:
-        acknowledged, sent_at = self._session.acknowledged, None
+        acknowledged, sent_at = self._stream.acknowledged, None
         while self._in_flight and self._in_flight[0][0] <= acknowledged:
             _, length, sent_at = self._in_flight.popleft()
             self._in_flight_bytes -= length
@@ -191,7 +191,7 @@ class LogShipping:
             self._window = min(_MOST_WINDOW, self._window * 2)
 
     def _has_room(self) -> bool:
-        waiting = self._session.waiting_bytes
+        waiting = self._stream.waiting_bytes
         return waiting is not None and waiting < _MOST_WAITING_BYTES and self._in_flight_bytes < self._window
 
     def _size(self, log: _Log) -> int:
@@ -206,11 +206,11 @@ class LogShipping:
         data = os.pread(log.fd, _CHUNK_BYTES, log.sent)
         self._send(log, data)
         log.sent += len(data)
-        self._in_flight.append((self._session.last, len(data), now))
+        self._in_flight.append((self._stream.last, len(data), now))
         self._in_flight_bytes += len(data)
 
     def _send(self, log: _Log, data: bytes, is_cut: bool = False) -> None:
-        self._session.send(
+        self._stream.send(
             {
                 "type": "log",
                 "run_id": self._run_id,
@@ -226,7 +226,7 @@ class LogShipping:
         while log.held and min(log.held[0][0], os.fstat(log.fd).st_size) <= log.sent:
             _, message = log.held.popleft()
             if message:
-                self._session.send(message)
+                self._stream.send(message)
 
     def _leave_out_rest(self, last: Mapping[str, Any]) -> None:
         """Send `last` and all held messages now: the link is too slow for what is left of the logs."""

@@ -47,6 +47,25 @@ def enter_private() -> None:
     _drop_new_capabilities(before)
 
 
+class Network:
+    """The network of an agent. `refusal`: why it could not be made private; then no port may be held and no task
+    started, because they would be reachable from outside."""
+
+    def __init__(self) -> None:
+        self.refusal: str | None = None
+        self._is_private = False
+
+    def enter(self, wanted: str) -> None:
+        """Enter a private network once if that is `wanted`."""
+        if wanted != PRIVATE or self._is_private:
+            return
+        try:
+            enter_private()
+        except NetworkRefused as refused:
+            self.refusal = f"a private network cannot be made: {refused}"
+        self._is_private = True
+
+
 def _leave_network() -> bool:
     """Return False if this process lacks the capability."""
     try:

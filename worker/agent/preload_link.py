@@ -138,7 +138,9 @@ class Preloader:
         env |= {_OPTIONS: json.dumps(options), SEARCH_PATH: ":".join(path)}
         log = open_log(self._log)
         try:
-            return task_process.spawn([*self.order.argv, placeholder], env, self.order.cwd, log, its.fileno())
+            return task_process.spawn(
+                [*self.order.argv, placeholder], env, self.order.cwd, log, (its.fileno(),)
+            )
         finally:
             os.close(log)
 
@@ -181,6 +183,7 @@ class Preloader:
             "differing": self.order.differing(env),
             "cwd": order.cwd,
             "agent": os.getpid(),
+            "descriptors": list(order.descriptors),
         }
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
@@ -190,7 +193,8 @@ class Preloader:
         try:
             with open(sheet, "wb", closefd=False) as file:
                 file.write(json.dumps(fields).encode())
-            socket.send_fds(self._stream, [b"fork"], [sheet, pipes.log, pipes.progress_in, its.fileno()])
+            passed = [sheet, pipes.log, pipes.progress_in, its.fileno(), *order.descriptors.values()]
+            socket.send_fds(self._stream, [b"fork"], passed)
         except BaseException:
             request.close()
             raise

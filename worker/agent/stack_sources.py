@@ -133,7 +133,7 @@ class PySpy:
         os.set_blocking(self._out, False)
         try:
             argv = [program, "dump", "--pid", str(pid), *options]
-            self._process: subprocess.Popen[bytes] = task_process.spawn(argv, os.environ, "/", into, into)
+            self._process: subprocess.Popen[bytes] = task_process.spawn(argv, os.environ, "/", into, (into,))
         except (OSError, StartFailed):
             os.close(self._out)
             raise

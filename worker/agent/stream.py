@@ -2,7 +2,7 @@
 
 It exchanges JSON lines with the supervisor over stdin and stdout, each with the run's id:
 
-    in:  run {failure_grace_s, log, run_directory, environ, network}
+    in:  run {failure_grace_s, log, run_directory, environ, network, descriptors: names of those that come with it}
          preload {argv, env, cwd, modules, log}                     hold {attempt, count, mode}
          plan {attempt, cluster}       signal {task, signal}        stop {grace_s}
          start {task, argv, env, cwd, log, port, serves, bootstrap, fork, memory_limit, role, index}
@@ -23,8 +23,10 @@ import json
 import os
 import select
 import signal
+import socket
 from typing import Any
 
+from worker.agent.descriptors import MOST_DESCRIPTORS, Descriptors
 from worker.agent.task_process import TaskProcess
 
 READ_BYTES = 1 << 16
@@ -35,9 +37,12 @@ class Stream:
 
     def __init__(self, source: int, sink: int, poller: select.epoll) -> None:
         self._source = source
+        # A duplicate, because a socket object closes its descriptor.
+        self._socket = socket.socket(fileno=os.dup(source))
         self._sink = sink
         self._poller = poller
         self._inbox = b""
+        self._passed: list[int] = []
         self._outbox = bytearray()
         self._has_reader = True
         for fd in (source, sink):
@@ -60,7 +65,7 @@ class Stream:
         if fd != self._source:
             return [], True  # the sink is writable again: the next flush writes
         try:
-            data = os.read(self._source, READ_BYTES)
+            data = self._receive()
         except BlockingIOError:
             return [], True
         except ConnectionResetError:
@@ -70,7 +75,19 @@ class Stream:
             self.drop_output()
             return [], False
         *lines, self._inbox = (self._inbox + data).split(b"\n")
-        return [parse_message(line) for line in lines], True
+        return [self._parse(line) for line in lines], True
+
+    def _receive(self) -> bytes:
+        data, passed, _, _ = socket.recv_fds(self._socket, READ_BYTES, MOST_DESCRIPTORS)
+        self._passed += passed
+        return bytes(data)
+
+    def _parse(self, line: bytes) -> dict[str, Any]:
+        message = parse_message(line)
+        if names := message.get("descriptors"):
+            passed, self._passed = self._passed, []
+            message["descriptors"] = Descriptors(names, passed)
+        return message
 
     def send(self, message: dict[str, object]) -> None:
         if self._has_reader:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from worker.agent.descriptors import Descriptors, variable
 from worker.agent.processes import read_stat
 from worker.agent.resource_failures import OomMark
 from worker.agent.run_logs import RunFile, open_log
@@ -83,7 +84,8 @@ class TaskOrder:
     """How to start one task.
 
     `env` holds changes to this process's environment; the bootstrap's own variables are added to them if `bootstrap`
-    has its options. `log` is appended to. `fork` asks for a fork from the preloader. `memory_limit` is in bytes."""
+    has its options. `log` is appended to. `fork` asks for a fork from the preloader. `memory_limit` is in bytes.
+    `descriptors` are the agent's numbers, by name."""
 
     name: str
     argv: list[str]
@@ -95,6 +97,7 @@ class TaskOrder:
     bootstrap: Mapping[str, object] | None
     fork: bool
     memory_limit: int | None = None
+    descriptors: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -103,8 +106,10 @@ class TaskOrder:
         bootstrap: Mapping[str, object] | None,
         cluster: Cluster,
         run_directory: list[int] | None,
+        descriptors: Descriptors,
     ) -> TaskOrder:
-        """Return the order of a `start` message, with these options for the bootstrap. `run_directory`: see RunFile."""
+        """Return the order of a `start` message, with these options for the bootstrap. `run_directory`: see RunFile.
+        `descriptors` are those of the run."""
         env, role = message["env"], message.get("role")
         if role is not None:
             env = {**env, **cluster.env(role, message["index"], env)}
@@ -119,6 +124,7 @@ class TaskOrder:
             bootstrap=bootstrap and {**bootstrap, "run_directory": run_directory},
             fork=message.get("fork", False),
             memory_limit=message.get("memory_limit"),
+            descriptors=descriptors.of(message["task"]),
         )
 
     @property
@@ -277,8 +283,9 @@ def start(order: TaskOrder) -> TaskProcess:
     """Start the task as a new process. Raises StartFailed without the command, the directory or the permission."""
     pipes = TaskPipes(order.log)
     try:
-        env = {**order.environ(), PROGRESS_VARIABLE: str(pipes.progress_in)}
-        process = spawn(order.argv, env, order.cwd, pipes.log, pipes.progress_in)
+        env = {**order.environ(), PROGRESS_VARIABLE: str(pipes.progress_in), **variable(order.descriptors)}
+        passed = (pipes.progress_in, *order.descriptors.values())
+        process = spawn(order.argv, env, order.cwd, pipes.log, passed)
         # The agent reaps by pid; Popen must neither wait nor warn.
         process.returncode = 0
         return adopted(order, process.pid, os.pidfd_open(process.pid), pipes, "spawn")
@@ -307,11 +314,11 @@ def adopted(order: TaskOrder, pid: int, pidfd: int, pipes: TaskPipes, method: Me
 
 
 def spawn(
-    argv: Sequence[str], env: Mapping[str, str], cwd: str, output: int, passed: int
+    argv: Sequence[str], env: Mapping[str, str], cwd: str, output: int, passed: Sequence[int]
 ) -> subprocess.Popen[bytes]:
     """Start a child in its own session that dies with this process.
 
-    It gets `output` as stdout and stderr, and the descriptor `passed`. Raises StartFailed."""
+    It gets `output` as stdout and stderr, and the descriptors `passed`. Raises StartFailed."""
     try:
         return subprocess.Popen(
             argv,
@@ -321,7 +328,7 @@ def spawn(
             cwd=cwd,
             env=env,
             start_new_session=True,
-            pass_fds=(passed,),
+            pass_fds=passed,
             preexec_fn=_die_with(os.getpid()),
         )
     except FileNotFoundError as error:

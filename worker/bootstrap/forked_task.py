@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .messages import PROGRESS_FD
+from .messages import DESCRIPTORS, PROGRESS_FD
 
 _PR_SET_PDEATHSIG, _PR_SET_MM, _PR_SET_MM_MAP = 1, 35, 14
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
@@ -42,15 +43,21 @@ def report_to_agent(agent: socket.socket, agent_pid: int, between: int) -> None:
         os._exit(1)  # the run was stopped in the meantime
 
 
-def take_over(argv: Sequence[str], env: Mapping[str, str], log: int, progress: int) -> None:
-    """Take over the task's environment, names and output. `log` is closed; no other descriptor is open."""
+def take_over(
+    argv: Sequence[str], env: Mapping[str, str], log: int, progress: int, descriptors: Mapping[str, int]
+) -> None:
+    """Take over the task's environment, names and output. `log` is closed; other descriptors than these are not open.
+    `descriptors` are those of the run's client, by name."""
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    os.set_inheritable(progress, True)
+    for fd in (progress, *descriptors.values()):
+        os.set_inheritable(fd, True)
     os.environ.clear()
     os.environ.update(env)
     os.environ[PROGRESS_FD] = str(progress)
+    if descriptors:
+        os.environ[DESCRIPTORS] = json.dumps(descriptors)
     # The run first, in case the room is too small for all: orch finds leftover processes by these two.
     run = {name: env[name] for name in ("ORCH_RUN_ID", "ORCH_RUN_DIR") if name in env}
     show_in_proc(argv, run | dict(env))

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PROGRESS_FD = "ORCH_PROGRESS_FD"
+# {name: number} as JSON: descriptors from the client of the run.
+DESCRIPTORS = "ORCH_DESCRIPTORS"
 
 
 def log(line: str) -> None:

@@ -28,6 +28,8 @@ _DEVICES = ("/dev/nvidia", "/dev/dri", "/dev/kfd", "/dev/accel", "/dev/vfio", "/
 _LONGEST_REASON = 4096
 # Added to the preloader's score when memory runs out: tasks can still be spawned without it.
 _OOM_SCORE_MORE = 300
+# As worker/agent/descriptors.py.
+_MOST_DESCRIPTORS = 16
 _SEARCH_PATH = "PYTHONPATH"
 
 
@@ -95,10 +97,10 @@ def _fork_tasks(control: socket.socket, start: InterpreterStart, modules: Preloa
         stream.flush()
     ctypes.CDLL(None).fflush(None)
     while True:
-        message, fds, _, _ = socket.recv_fds(control, 16, 4)
+        message, fds, _, _ = socket.recv_fds(control, 16, 4 + _MOST_DESCRIPTORS)
         if not message:
             os._exit(0)
-        fields, log_fd, progress, go = fds
+        fields, log_fd, progress, go, *passed = fds
         with socket.socket(fileno=go) as agent:
             try:
                 request = TaskRequest(fields, start, modules)
@@ -111,10 +113,11 @@ def _fork_tasks(control: socket.socket, start: InterpreterStart, modules: Preloa
                 forked_task.report_to_agent(agent, request.agent, parent)
         if parent is not None:
             forked_task.set_oom_score(oom_score)
-            forked_task.take_over(request.argv, request.env, log_fd, progress)
+            descriptors = dict(zip(request.descriptors, passed, strict=True))
+            forked_task.take_over(request.argv, request.env, log_fd, progress, descriptors)
             return request
-        os.close(log_fd)
-        os.close(progress)
+        for fd in (log_fd, progress, *passed):
+            os.close(fd)
 
 
 def _fork_twice() -> int | None:
@@ -208,7 +211,8 @@ class InterpreterStart:
 
 
 class TaskRequest:
-    """A task to fork: its command line `argv`, its whole environment `env`, its program, and the agent's pid."""
+    """A task to fork: its command line `argv`, its whole environment `env`, its program, the agent's pid, and the names
+    of the descriptors that come with it."""
 
     def __init__(self, fd: int, start: InterpreterStart, modules: PreloadedModules) -> None:
         """Read the request from `fd`, which is closed. CannotFork if the task must be spawned."""
@@ -222,6 +226,7 @@ class TaskRequest:
         self.argv: list[str] = [*start.interpreter, *words]
         self.env: dict[str, str] = start.env(fields["env"], fields["ordered"])
         self.agent: int = fields["agent"]
+        self.descriptors: list[str] = fields["descriptors"]
         self.program: Program = parse(words, fields["cwd"])
         directory = self.program.first_path
         if not sys.flags.safe_path and (names := modules.shadowed_in(directory)):

@@ -25,6 +25,8 @@ CANCELLED = 1  # tf.errors.CANCELLED
 _LIBRARY = "libtensorflow_cc.so.2"
 # Seconds for a coordinator to recover a worker after its program has ended.
 _RECOVERY_S = 10.0
+# The limit in a run whose tasks are debugged: a day.
+_DEBUGGING_MS = 24 * 3600 * 1000
 _are_fixes_armed = False
 
 
@@ -57,6 +59,27 @@ def _apply_settings(tensorflow: ModuleType) -> None:
     from . import tensorflow_settings
 
     tensorflow_settings.apply(tensorflow)
+
+
+def wait_for_debugged() -> None:
+    """Raise the time limits of TensorFlow's coordination service: on heartbeats, and on the start of a cluster."""
+    after_import(
+        "tensorflow.python.eager.context",
+        lambda context: attempt(
+            "waiting for tasks that are debugged", lambda: _raise_limits(context.Context)
+        ),
+    )
+
+
+def _raise_limits(context: Any) -> None:
+    configure = context.configure_coordination_service
+
+    def configure_coordination_service(self: Any, *arguments: Any, **named: Any) -> None:
+        for limit in ("heartbeat_timeout_in_ms", "cluster_register_timeout_in_ms"):
+            named[limit] = _DEBUGGING_MS
+        configure(self, *arguments, **named)
+
+    context.configure_coordination_service = configure_coordination_service
 
 
 def _at_exit(part: str, action: Callable[[], None]) -> None:

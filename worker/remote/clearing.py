@@ -1,4 +1,4 @@
-"""Ends what a session has left on this host, and removes its directory."""
+"""Ends what an agent has left on this host, and removes its directory."""
 
 from __future__ import annotations
 

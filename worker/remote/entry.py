@@ -1,4 +1,4 @@
-"""Starts the keeper and the agent of a session on this host, or finds them again."""
+"""Starts an agent with its keeper on this host, or finds the agent again."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from worker.remote.clearing import clear_up
-from worker.remote.stage1 import bases, is_own_directory
+from worker.remote.stage1 import REPLACED, UNPACKING, bases, is_own_directory
 
 SOCKET, LOG = "agent.sock", "agent.log"
 _BACKLOG = 16
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# A directory without a socket after this time belongs to a start that was cut off.
+# A directory without a socket, and a bundle that is not whole, belong to a start that was cut off after this time.
 _START_S = 600.0
 # Bundles of other versions are kept for this long after their last use.
 _OLD_S = 30 * 24 * 3600.0
@@ -28,9 +28,9 @@ _CLEARING_S, _CHECK_S = 6.0, 0.02
 
 
 def start_or_find(parameters: dict[str, Any], directory: Path, bundle: str) -> socket.socket | None:
-    """Return a connection to the session's agent; None if it is gone. Its processes and files are removed then."""
+    """Return a connection to the agent; None if it is gone. Its processes and files are removed then."""
     if parameters["is_first"]:
-        _clear_up_lost_sessions()
+        _clear_up_lost_agents()
         _remove_old_bundles(Path(bundle))
         _start_keeper(parameters, directory, bundle)
     stream = socket.socket(socket.AF_UNIX)
@@ -59,7 +59,7 @@ def _start_keeper(parameters: dict[str, Any], directory: Path, bundle: str) -> N
         listener.listen(_BACKLOG)
         words = [
             *python_words(bundle, "worker.remote.keeper"),
-            *(str(directory), bundle, parameters["session"], str(parameters["link_timeout_s"])),
+            *(str(directory), bundle, parameters["agent_id"], str(parameters["link_timeout_s"])),
             *(str(listener.fileno()), str(lock)),
         ]
         subprocess.Popen(
@@ -85,15 +85,20 @@ def python_words(bundle: str, module: str) -> list[str]:
 
 
 def _remove_old_bundles(present: Path) -> None:
-    """Remove bundles beside this one that were not used for long."""
+    """Remove bundles beside this one that were not used for long, and those whose unpacking was cut off."""
     for bundle in present.parent.iterdir():
         with suppress(OSError):  # another host with the same home does it, too
-            if len(bundle.name) == len(present.name) and time.time() - bundle.stat().st_mtime > _OLD_S:
+            age_s = time.time() - bundle.stat().st_mtime
+            if bundle.name.startswith(UNPACKING) and age_s > _START_S:
+                # Renamed first: if it is still being unpacked, that fails there, and never yields half a bundle.
+                bundle = bundle.rename(bundle.with_name(REPLACED + bundle.name[len(UNPACKING) :]))
+            is_unused = len(bundle.name) == len(present.name) and age_s > _OLD_S
+            if is_unused or bundle.name.startswith(REPLACED):
                 shutil.rmtree(bundle, ignore_errors=True)
 
 
-def _clear_up_lost_sessions() -> None:
-    """Clear up after this user's sessions whose agent and keeper were both killed."""
+def _clear_up_lost_agents() -> None:
+    """Clear up after agents of this user that were killed with their keepers."""
     for base in bases():
         for directory in Path(base).glob(f"orch-agent-{os.geteuid()}-*"):
             if is_own_directory(str(directory)):

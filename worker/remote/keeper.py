@@ -1,7 +1,7 @@
 """The parent of an agent on another host: when the agent is gone, it ends what is left and removes the directory.
 
-Arguments: directory, bundle, session, link timeout in seconds, and the descriptors of the listening socket and of the
-lock.
+Arguments: directory, bundle, id of the agent, link timeout in seconds, and two descriptors: of the listening socket and
+of the lock.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from worker.remote.entry import python_words
 
 
 def main() -> None:
-    directory, bundle, session, link_timeout_s, listener, lock = sys.argv[1:]
+    directory, bundle, agent_id, link_timeout_s, listener, lock = sys.argv[1:]
     become_subreaper()
     # The agent ends on these signals, which may be sent to all processes of a user; this process then clears up.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     words = [
         *python_words(bundle, "worker.agent.agent"),
-        *("--remote", directory, "--session", session),
+        *("--remote", directory, "--agent-id", agent_id),
         *("--link-timeout", link_timeout_s, "--listener", listener),
     ]
     try:

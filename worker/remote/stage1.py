@@ -21,6 +21,8 @@ _TEMPORARY = ("/tmp", "/var/tmp")
 # The path of a unix socket has at most 107 bytes.
 _LONGEST_BASE = 60
 _MANIFEST = "manifest.json"
+# Beginnings of names beside bundles: one that is being unpacked, and a damaged one that was replaced.
+UNPACKING, REPLACED = ".new-", ".old-"
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -46,7 +48,7 @@ def main() -> None:
 
 def _serve(source: "io.RawIOBase", parameters: "dict[str, Any]", answer: "Callable[..., None]") -> None:
     _check_python()
-    directory = _session_directory(parameters)
+    directory = _agent_directory(parameters)
     try:
         bundle = _bundle(source, parameters, directory, answer)
         sys.path.insert(0, bundle)
@@ -78,14 +80,14 @@ def _check_python() -> None:
 
 
 def bases() -> "list[str]":
-    """The directories in which sessions have theirs."""
+    """The directories in which agents have theirs."""
     found = [os.environ.get("TMPDIR", ""), *_TEMPORARY]
     return [base for base in found if os.path.isabs(base) and len(base) <= _LONGEST_BASE]
 
 
-def _session_directory(parameters: "dict[str, Any]") -> str:
-    """Create the private directory of the session, or find it. It may be missing if the session's agent is gone."""
-    name = "orch-agent-{}-{}".format(os.geteuid(), parameters["session"])
+def _agent_directory(parameters: "dict[str, Any]") -> str:
+    """Create the private directory of the agent, or find it. It may be missing if the agent is gone."""
+    name = "orch-agent-{}-{}".format(os.geteuid(), parameters["agent_id"])
     found = [os.path.join(base, name) for base in bases()]
     if not parameters["is_first"]:
         return next((path for path in found if is_own_directory(path)), found[0])
@@ -158,15 +160,15 @@ def _is_whole(place: str) -> bool:
 
 
 def _unpack(data: bytes, place: str) -> None:
-    """Unpack beside the place, then rename: another session may do the same, and one may be using the old one."""
+    """Unpack beside the place, then rename: another start may do the same, and an agent may be using the old one."""
     above = os.path.dirname(place)
     os.makedirs(above, mode=0o700, exist_ok=True)
-    beside = tempfile.mkdtemp(prefix=".new-", dir=above)
+    beside = tempfile.mkdtemp(prefix=UNPACKING, dir=above)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             archive.extractall(beside)
         if os.path.lexists(place) and not _is_whole(place):
-            os.rename(place, tempfile.mkdtemp(prefix=".old-", dir=above))
+            os.rename(place, tempfile.mkdtemp(prefix=REPLACED, dir=above))
         try:
             os.rename(beside, place)
         except OSError:
@@ -174,7 +176,7 @@ def _unpack(data: bytes, place: str) -> None:
                 raise
     finally:
         for name in os.listdir(above):
-            if name.startswith(".old-") or os.path.join(above, name) == beside:
+            if name.startswith(REPLACED) or os.path.join(above, name) == beside:
                 shutil.rmtree(os.path.join(above, name), ignore_errors=True)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from orchestrator.core.diagnosis.same_failure import own_exception
 from orchestrator.core.progress.activity import join_names
@@ -11,6 +11,8 @@ from orchestrator.core.state.result import Cause, CauseKind
 from orchestrator.core.state.state import HostState, RunState, TaskPhase, TaskState
 from orchestrator.core.text.durations import format_duration
 
+# Hosts that a message names, if it is about many.
+_MOST_HOSTS = 8
 # The order of symptoms where the clocks leave the order of exits open.
 _RANKS = {SymptomKind.OWN: 0, SymptomKind.UNKNOWN: 1, SymptomKind.COLLATERAL: 2}
 
@@ -71,12 +73,23 @@ def host_cause(state: RunState, host: HostState) -> Cause:
     return Cause(task=None, kind=CauseKind.HOST, text=text, host=host.name)
 
 
-def host_notice(event: HostSilent | HostBack) -> str:
-    """Return the message about a host that is not heard, or is heard again."""
-    seconds = format_duration(round(event.seconds, 1))
-    if isinstance(event, HostSilent):
-        return f"{event.host} was not heard for {seconds}; orch connects to it again"
-    return f"{event.host} is heard again after {seconds}"
+def hosts_notice(events: Sequence[HostSilent | HostBack]) -> str:
+    """Return the message about hosts that are all not heard, or all heard again."""
+    seconds = format_duration(round(max(event.seconds for event in events), 1))
+    is_one = len(events) == 1
+    hosts = events[0].host
+    if not is_one:
+        more = len(events) - _MOST_HOSTS
+        hosts = ", ".join(event.host for event in events[:_MOST_HOSTS]) + (
+            f" and {more} more" if more > 0 else ""
+        )
+        hosts = f"{len(events)} hosts ({hosts})"
+    if isinstance(events[0], HostSilent):
+        return (
+            f"{hosts} {'was' if is_one else 'were'} not heard for {seconds}; orch connects to"
+            f" {'it' if is_one else 'them'} again"
+        )
+    return f"{hosts} {'is' if is_one else 'are'} heard again after {seconds}"
 
 
 def _order(task: TaskState) -> int:

@@ -62,6 +62,7 @@ class CommandKind(StrEnum):
     SCRIPT = "script"
     MODULE = "module"
     EXECUTABLE = "executable"
+    FUNCTION = "function"  # of the Python process that starts the run
 
 
 def _plain_text(text: str) -> str:
@@ -157,8 +158,8 @@ Environment = Annotated[
 
 
 class Command(BaseModel):
-    """The program of a task. `words` is as the user wrote it (only options for the built-in program), `argv` as it is
-    executed. `serves`: the task is expected to start a TensorFlow server on its port.
+    """The program of a task. `words` is as the user wrote it (only options for the built-in program, `train()` for a
+    function), `argv` as it is executed. `serves`: the task is expected to start a TensorFlow server on its port.
 
     `interpreter` is the Python command with its own options (empty for other programs), `start` how the tasks are
     started, `legacy_keras` whether they get tf_keras as Keras, `notes` lines to show once.
@@ -180,6 +181,8 @@ class Command(BaseModel):
         """The name of the program in messages: `train.py`, `pkg.mod`."""
         if self.kind is CommandKind.BUILTIN:
             return "the built-in program"
+        if self.kind is CommandKind.FUNCTION:
+            return self.words[0]
         match self.argv[len(self.interpreter) :]:
             case ("-m", str(module), *_):
                 return module
@@ -192,6 +195,8 @@ class Command(BaseModel):
     def __str__(self) -> str:
         if self.kind is CommandKind.BUILTIN:
             return shlex.join(("python", "-m", "worker", *self.words))
+        if self.kind is CommandKind.FUNCTION:
+            return self.words[0]
         return shlex.join(self.words)
 
 
@@ -269,6 +274,9 @@ class JobSpec(BaseModel):
     start: StartOption = StartOption.AUTO
     # Modules that the user declares safe to import before a fork.
     preload: tuple[ModuleName, ...] = ()
+    # The tasks that a debugger can attach to, and whether they run before it does.
+    debug: tuple[TaskRef, ...] = ()
+    debug_no_wait: bool = False
     # Repair known faults of Keras.
     fixes: bool = True
     keras: KerasOption = KerasOption.AUTO

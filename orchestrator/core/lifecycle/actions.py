@@ -81,6 +81,7 @@ class Deadline(StrEnum):
     START_LIMIT = "start_limit"
     STALL_LIMIT = "stall_limit"
     SILENCE = "silence"
+    HOSTS = "hosts"
     PLAN = "plan"
     RESTART = "restart"
     TASK_RESTART = "task_restart"

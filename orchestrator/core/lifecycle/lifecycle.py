@@ -22,7 +22,6 @@ import signal
 from typing import assert_never
 
 from orchestrator.core.chaos.watch import ChaosWatch
-from orchestrator.core.diagnosis.across_hosts import host_notice
 from orchestrator.core.diagnosis.distribution import find_not_distributed
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle import completion, outcome
@@ -39,6 +38,8 @@ from orchestrator.core.lifecycle.actions import (
     TakeStacks,
     TearDown,
 )
+from orchestrator.core.lifecycle.debugging import DebugWatch
+from orchestrator.core.lifecycle.host_notices import HostNotices
 from orchestrator.core.lifecycle.restarts import Again, Refused, RunRestarts
 from orchestrator.core.lifecycle.task_ends import Down, TaskEnds, only_evaluator_left
 from orchestrator.core.lifecycle.time_limits import SilenceWatch, TimeLimits
@@ -68,7 +69,7 @@ class Lifecycle:
         self._spec = spec
         self._run_id = run_id
         self._started_mono = started_mono
-        # A silent host answers when it is back, or is lost after this time.
+        # A silent host answers within this time, or is lost.
         self._silence_s = spec.link_timeout_s + LOSS_MARGIN_S if spec.hosts else 0.0
         self._timeout_at = None if spec.timeout_s is None else started_mono + spec.timeout_s
         self._teardown_by: float | None = None
@@ -78,10 +79,10 @@ class Lifecycle:
         self._start = StartWatch()
         self._limits = TimeLimits(spec)
         self._silence = SilenceWatch(spec)
+        self._host_notices = HostNotices()
         self._ends = TaskEnds(spec)
         self._chaos = ChaosWatch(spec.chaos, started_mono)
-        self._resumed_attempt = 1
-        self._last_failed_mono: float | None = None
+        self._debugging = DebugWatch(spec)
         self._begin_attempt()
 
     def _begin_attempt(self) -> None:
@@ -96,9 +97,8 @@ class Lifecycle:
         self._is_tearing_down = False
         self._is_forced = False
         self._grace_s = 0.0
-        self._ends.reset()
-        self._limits.reset()
-        self._silence.reset()
+        for part in (self._ends, self._limits, self._silence):
+            part.reset()
 
     def next_deadline(self) -> tuple[float, str] | None:
         """(monotonic seconds, name) of the next DeadlineReached that must be sent."""
@@ -109,6 +109,7 @@ class Lifecycle:
             (self._start.due, Deadline.START_LATE),
             (self._restart_at, Deadline.RESTART),
             (self._planned_by, Deadline.PLAN),
+            (self._host_notices.due, Deadline.HOSTS),
             (self._timeout_at if self.state.teardown is None else None, Deadline.TIMEOUT),
         ]
         if not self._is_tearing_down:
@@ -116,14 +117,17 @@ class Lifecycle:
             # orch does not know what the tasks of a silent host do, and the others may wait for them.
             if not self.state.silent_hosts:
                 wanted += [*self._limits.deadlines(), (self._silence.due, Deadline.SILENCE)]
-        return min(((at, name) for at, name in wanted if at is not None), default=None)
+        suspends = self._debugging.suspends
+        return min(((at, name) for at, name in wanted if at is not None and not suspends(name)), default=None)
 
     def handle(self, event: Event) -> list[Action]:
         """Apply one event; return the actions to perform now, in order."""
         if self.result is not None:
             return []
         before, self.state = self.state, apply(self.state, event)
-        for watch in (self._restarts, self._start, self._limits, self._silence):
+        if suspended_s := self._debugging.update(self.state, event.mono):
+            self._defer_limits(suspended_s, event.mono)
+        for watch in (self._restarts, self._start, self._limits, self._silence, self._host_notices):
             watch.update(self.state, event.mono)
         faults = [
             Happen(fault.as_event(event.at, event.mono)) for fault in self._chaos.take(self.state, event.mono)
@@ -132,6 +136,13 @@ class Lifecycle:
         if any(isinstance(action, TearDown) for action in actions):
             self._chaos.decide_teardown(self.state.attempt, event.mono)
         return [*actions, *faults]
+
+    def _defer_limits(self, seconds: float, now: float) -> None:
+        """Time for which limits were suspended does not count."""
+        if self._timeout_at is not None:
+            self._timeout_at += seconds
+        for limit in (self._start, self._ends.after_training, self._limits, self._silence):
+            limit.defer(seconds, now)
 
     def _actions_for(self, before: RunState, event: Event) -> list[Action]:
         match event:
@@ -164,7 +175,8 @@ class Lifecycle:
                 )
                 return [Happen(kill)]
             case events.SignalRequested():
-                return [SendSignal(event.task, event.signal)] if _is_live(self.state, event.task) else []
+                task = self.state.tasks.get(event.task)
+                return [SendSignal(event.task, event.signal)] if task is not None and task.is_live else []
             case events.StorageFailed():
                 return self._tear_down(TeardownReason.FAILURE, self._spec.failure_grace_s)
             case events.TeardownBegan():
@@ -178,7 +190,7 @@ class Lifecycle:
                 if isinstance(event, events.HostBack):
                     self._limits.heard(event.host, event.mono)
                     self._silence.heard(event.host, event.mono)
-                return [_notice(event, host_notice(event))]
+                return [_notice(event, text) for text in self._host_notices.take(event)]
             case events.HostLost():
                 return self._host_lost(event)
             case events.AgentLost():
@@ -187,9 +199,9 @@ class Lifecycle:
             case events.TeardownEnded():
                 return self._attempt_over(event)
             case events.TaskProgressed():
-                return [*self._report_resumed(event), *self._report_bad_loss(event)]
-            case events.NotPreloaded() if self._spec.preload:
-                # The user asked for it, so this is not only a detail.
+                resumed = self._restarts.report_resumed(self.state, event)
+                return [*resumed, *self._debugging.report(before, event), *self._report_bad_loss(event)]
+            case events.NotPreloaded() if self._spec.preload:  # not a detail: the user has asked for it
                 return [_notice(event, f"--preload has no effect: {event.reason}")]
             case (
                 events.TaskStarted() | events.TaskReady() | events.TaskRestartPlanned() | events.TaskGivenUp()
@@ -202,15 +214,15 @@ class Lifecycle:
                 assert_never(event)
 
     def _host_lost(self, event: events.HostLost) -> list[Action]:
-        """The loss of a host ends the attempt, unless all its tasks had ended, or none has been planned yet."""
+        """Report the loss of a host, and end the attempt unless all its tasks had ended or none has been planned."""
         host = self.state.hosts[event.host]
         if not host.was_needed or self._restart_at is not None:
             return [_notice(event, f"{event.host} is lost, but has no tasks: {event.reason}")]
+        named = [] if self._is_tearing_down else [_notice(event, f"{event.host} was lost: {event.reason}")]
         if not self._is_tearing_down and self._failed_mono is None:
-            self._failed_mono = host.failed_mono
-            self._noticed_s = event.mono - host.failed_mono
+            self._failed_mono, self._noticed_s = host.failed_mono, event.mono - host.failed_mono
         self._planned_by = None
-        return self._tear_down(TeardownReason.FAILURE, self._spec.failure_grace_s)
+        return [*named, *self._tear_down(TeardownReason.FAILURE, self._spec.failure_grace_s)]
 
     def _task_ended(self, event: events.TaskExited | events.TaskStartFailed) -> list[Action]:
         if self._ends.is_failure(self.state, self.state.tasks[event.task]):
@@ -224,17 +236,6 @@ class Lifecycle:
         if self._ends.restarts.awaits(event.task):
             self._failed_mono = self._noticed_s = None  # the restart settles this failure
         return wanted
-
-    def _report_resumed(self, event: events.TaskProgressed) -> list[Action]:
-        """Report from which step a later attempt continues, at its first step."""
-        state = self.state
-        if state.attempt == self._resumed_attempt or not state.history:
-            return []
-        if not state.tasks[event.task].course.stepped:
-            return []
-        self._resumed_attempt = state.attempt
-        since = event.mono if self._last_failed_mono is None else self._last_failed_mono
-        return [Happen(outcome.resumed(state, event, since))]
 
     def _report_bad_loss(self, event: events.TaskProgressed) -> list[Action]:
         """Report the first loss of the attempt that is not finite. With --stop-on-nan it ends the run."""
@@ -267,6 +268,8 @@ class Lifecycle:
         return self._tear_down(TeardownReason.REQUEST, grace_s)
 
     def _deadline_reached(self, event: events.DeadlineReached) -> list[Action]:
+        if self._debugging.suspends(event.deadline):
+            return []
         match event.deadline:
             case Deadline.TIMEOUT if self.state.teardown is None:
                 self._timeout_at = None
@@ -281,8 +284,9 @@ class Lifecycle:
             case Deadline.SILENCE if not self._is_tearing_down:
                 return [TakeStacks(Deadline.SILENCE)] if self._silence.wants_stacks(event) else []
             case Deadline.RESTART if _is_due(self._restart_at, event):
-                self._restart_at = None
                 return self._plan_another(event.mono)
+            case Deadline.HOSTS:
+                return [_notice(event, text) for text in self._host_notices.say(event.mono)]
             case Deadline.TASK_RESTART if not self._is_tearing_down:
                 return [StartTask(name) for name in self._ends.restarts.take_due(event.mono)]
             case Deadline.EVALUATOR if not self._is_tearing_down:
@@ -305,7 +309,7 @@ class Lifecycle:
         if silent is not None and not self._is_tearing_down:
             return [_notice(event, silent)]
         cause = self._limits.blame(self.state, event)
-        if cause is None or self._is_tearing_down:
+        if cause is None or self._is_tearing_down or self._debugging.suspends(event.why):
             return []
         if not event.stacks and any(task.is_live for task in self.state.tasks.values()):
             # The agent answers even for tasks that cannot: so the agent itself hangs.
@@ -358,7 +362,7 @@ class Lifecycle:
         if isinstance(decided, Again) and event.left:
             decided = Refused("processes of this attempt are still running")
         if isinstance(decided, Again):
-            self._last_failed_mono = self._failed_mono or event.mono
+            self._restarts.failed_mono = self._failed_mono or event.mono
             ended = outcome.attempt_end(self.state, self._findings(event.mono, teardown_s))
             mono, delay_s = event.mono, decided.delay_s
             return [Happen(events.RestartPlanned(at=event.at, mono=mono, ended=ended, delay_s=delay_s))]
@@ -390,10 +394,6 @@ class Lifecycle:
 
 def _notice(event: Event, text: str) -> Happen:
     return Happen(events.Noticed(at=event.at, mono=event.mono, text=text))
-
-
-def _is_live(state: RunState, name: str) -> bool:
-    return name in state.tasks and state.tasks[name].is_live
 
 
 def _is_due(at: float | None, event: events.DeadlineReached) -> bool:

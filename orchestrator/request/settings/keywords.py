@@ -95,4 +95,7 @@ class UpOptions(TypedDict, total=False):
     no_fixes: bool | None
     keras: Literal["auto", "3", "legacy"] | None
 
+    debug: str | Sequence[str] | None
+    debug_no_wait: bool | None
+
     tensorboard: bool | None

@@ -43,6 +43,8 @@ _STRATEGIES = ", ".join(Strategy)
 
 # The formatter would give each argument its own line.
 # fmt: off
+# A debugger is for one run.
+_NOT_SET_FOR_LATER = Where.COMMAND_LINE | Where.KEYWORD
 COMMAND = Option("command", Kind.WORDS, metavar="[-- CMD ...]", where=ELSEWHERE | Where.ROLE,
     part=Part.COMMAND,
     help="train.py ..., python train.py ..., -m pkg.mod ..., or any executable. Without it the built-in"
@@ -218,6 +220,14 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         Option("keras", Kind.CHOICE, choices=tuple(KerasOption), default=KerasOption.AUTO, part=Part.START,
                help="Which Keras the tasks get: the one that the script needs, Keras 3, or tf_keras.",
                more="[How orch decides](scripts.md)."),
+    ),
+    "Debugging": (
+        Option("debug", Kind.DEBUGGED, metavar="TASK|all", where=_NOT_SET_FOR_LATER,
+               help="Let VS Code attach to these tasks by debugpy; each waits for it before its first line.",
+               more="It listens on 127.0.0.1, without a password. Time limits are suspended meanwhile"
+                    " ([more](debugging.md))."),
+        Option("debug_no_wait", Kind.SWITCH, where=_NOT_SET_FOR_LATER,
+               help="Do not wait for VS Code."),
     ),
     "Output": (
         Option("tasks", Kind.TASKS, metavar="0,2", default="all", part=Part.DISPLAY, where=NOT_IN_PYTHON,

@@ -31,6 +31,7 @@ from orchestrator.request.command.resolve import (
     resolve_command,
 )
 from orchestrator.request.command.role_hints import cluster_hint, role_hints
+from orchestrator.request.settings.debuggers import debugged_tasks, require_debuggers
 from orchestrator.request.settings.declaration import Part
 from orchestrator.request.settings.given import (
     COMMAND_SOURCE,
@@ -73,6 +74,9 @@ def load(
     spec = _spec(given, place)
     if spec.chaos:
         _require_tasks(given["chaos"].source, tuple(fault.task for fault in spec.chaos if fault.task), spec)
+    if spec.debug:
+        _require_tasks(given["debug"].source, spec.debug, spec)
+        require_debuggers(given["debug"].source, spec, place)
     if spec.expect_cluster:
         _require_cluster(given["expect_cluster"].source, spec)
     notices = (
@@ -116,6 +120,7 @@ def _spec(given: Mapping[str, Given], place: CommandPlace) -> JobSpec:
         "inherited_tf_config": bool(environ.get("TF_CONFIG")),
         "cores": usable_cores(),
         "gpu_inventory": gpu_inventory(environ),
+        "debug": debugged_tasks(given, roles),
         "fixes": "no_fixes" not in given or not given["no_fixes"].value,
     }
     fields.pop("no_fixes", None)

@@ -1,6 +1,6 @@
-"""The agent's end of a stream that survives its connections; orchestrator/links/session.py is the other end.
+"""The agent's end of a stream that survives its connections; orchestrator/links/resumable_stream.py is the other end.
 
-Relays of this host connect to a unix socket, one after the other. The newest that knows the session takes over.
+Relays of this host connect to a unix socket, one after the other. The newest that knows the id of the agent takes over.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from worker.agent.delivery import (
 from worker.agent.stream import READ_BYTES, parse_message
 
 _PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: man 7 unix
-# Connections that have not named the session yet; the oldest is closed when a new one exceeds it.
+# Connections that have not named the agent yet; the oldest is closed when a new one exceeds it.
 _MOST_STRANGERS = 4
 # The first connection may have to wait for a busy host.
 _FIRST_LEASE_S = 30.0
@@ -43,15 +43,15 @@ class _Relay:
         self.awaits_room = False
 
 
-class Session:
+class ResumableStream:
     """Has the interface of Stream. `lease_ends`: when the orchestrator counts as gone (monotonic seconds)."""
 
     def __init__(
-        self, listener: socket.socket, session: str, link_timeout_s: float, poller: select.epoll
+        self, listener: socket.socket, agent_id: str, link_timeout_s: float, poller: select.epoll
     ) -> None:
         listener.setblocking(False)
         self._listener = listener
-        self._session = session
+        self._agent_id = agent_id
         self._link_timeout_s = link_timeout_s
         self._poller = poller
         self._delivery = Delivery()
@@ -160,7 +160,7 @@ class Session:
         if not data:
             self._close(relay)
             if self._confirmed is None:
-                # A session has no second connection before the first has reached its agent: orch is gone.
+                # orch makes no second connection before the first has reached the agent: orch is gone.
                 self.lease_ends = time.monotonic()
             return []
         messages: list[dict[str, Any]] = []
@@ -173,7 +173,7 @@ class Session:
                 elif relay is self._current and self._delivery.accept(number) and self._reads:
                     messages.append(parse_message(body))
         except BadFrame:
-            # Not a fault of the session: what follows comes again over the next connection.
+            # Not a fault of the stream: what follows comes again over the next connection.
             self._close(relay)
             return messages
         if self._delivery.heard != before:
@@ -183,8 +183,8 @@ class Session:
     def _take(self, relay: _Relay, fields: dict[str, Any]) -> None:
         kind = fields.get("type")
         if kind == "resume":
-            if fields.get("session") != self._session:
-                raise BadFrame("a connection of another session")
+            if fields.get("agent_id") != self._agent_id:
+                raise BadFrame("a connection to another agent")
             turn = fields.get("turn")
             if not isinstance(turn, int) or turn <= self._turn:
                 raise BadFrame("a connection that was opened before the present one")

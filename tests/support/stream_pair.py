@@ -1,4 +1,4 @@
-"""A session with both ends in one process, over real sockets. The test is the network between them."""
+"""A resumable stream with both ends in one process, over real sockets. The test is the network between them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import socket
 import time
 from typing import Any
 
-from orchestrator.links.opening import HostSession
-from orchestrator.links.session import Session
-from worker.agent.session import Session as AgentSession
+from orchestrator.links.opening import RemoteAgent
+from orchestrator.links.resumable_stream import ResumableStream
+from worker.agent.resumable_stream import ResumableStream as AgentStream
 
 _MOST_BYTES = 1 << 20
 
@@ -21,7 +21,7 @@ class _Process:
 
 
 class _Connection:
-    """A process of ssh, for the session. The test holds the other end of its stream."""
+    """A process of ssh, for the stream. The test holds the other end of its stream."""
 
     def __init__(self) -> None:
         self.stream, self.host_end = socket.socketpair()
@@ -82,10 +82,10 @@ class Pair:
         listener.bind("")
         listener.listen()
         self.address = listener.getsockname()
-        host = HostSession("s", "there", link_timeout_s)
+        host = RemoteAgent("s", "there", link_timeout_s)
         self.poller = select.epoll()
-        self.its = AgentSession(listener, "s", link_timeout_s, self.poller)
-        self.ours = Session(self._connect, host, lambda code, text: text)
+        self.its = AgentStream(listener, "s", link_timeout_s, self.poller)
+        self.ours = ResumableStream(self._connect, host, lambda code, text: text)
 
     def __enter__(self) -> Pair:
         return self

@@ -12,7 +12,7 @@ import pytest
 from acting_as import as_user, needs_root
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from session_pair import Pair, until
+from stream_pair import Pair, until
 from users import ORDINARY
 from waiting import PATIENCE_S
 
@@ -167,7 +167,7 @@ def test_older_connection_does_not_replace_a_newer_one() -> None:
     with Pair() as pair, pair.stranger() as stranger:
         pair.its.send({"type": "report", "number": 0})
         until(pair, lambda: here(pair) == [0])
-        stranger.sendall(b'0 {"type": "resume", "session": "s", "turn": 1, "heard": 0}\n')
+        stranger.sendall(b'0 {"type": "resume", "agent_id": "s", "turn": 1, "heard": 0}\n')
         for _ in range(20):
             pair.turn()
         pair.ours.send(order(0))
@@ -233,9 +233,9 @@ FOREIGN = [
     b"",
     b"hello\n",
     b"1 {}\n",
-    b'0 {"type": "resume", "session": "another", "heard": 0}\n',
-    b'0 {"type": "resume", "session": "s", "heard": 99}\n',
-    b'0 {"type": "resume", "session": "s", "heard": NaN}\n',
+    b'0 {"type": "resume", "agent_id": "another", "heard": 0}\n',
+    b'0 {"type": "resume", "agent_id": "s", "heard": 99}\n',
+    b'0 {"type": "resume", "agent_id": "s", "heard": NaN}\n',
     b"0 [1]\n",
     b"0 " + b"[" * 100_000 + b"\n",
     b"9" * 5_000 + b" {}\n",
@@ -271,7 +271,7 @@ FORGED = [
 
 
 @pytest.mark.parametrize("frames", FORGED, ids=range(len(FORGED)))
-def test_forged_frame_of_an_agent_ends_its_session(frames: bytes) -> None:
+def test_forged_frame_of_an_agent_ends_its_stream(frames: bytes) -> None:
     with Pair() as pair:
         pair.its.send({"type": "report", "number": 0})
         until(pair, lambda: here(pair) == [0])
@@ -300,7 +300,7 @@ def test_agent_refuses_another_user() -> None:
 
         def take_over() -> None:
             with pair.stranger() as stranger:
-                stranger.sendall(b'0 {"type": "resume", "session": "s", "heard": 0}\n')
+                stranger.sendall(b'0 {"type": "resume", "agent_id": "s", "heard": 0}\n')
 
         as_user(ORDINARY, take_over)
         for _ in range(20):

@@ -1,6 +1,6 @@
 """The stream to an agent on another host: it survives its connections.
 
-The agent's end is worker/agent/session.py. Every frame arrives once and in order (delivery.py), over as many
+The agent's end is worker/agent/resumable_stream.py. Every frame arrives once and in order (delivery.py), over as many
 connections as it takes. Each end measures the time since it sent the newest ping that the other end has confirmed: a
 cut in one direction counts too. After `link_timeout_s` the agent ends everything, and a little later this end gives the
 host up.
@@ -18,7 +18,7 @@ from orchestrator.core.errors import EngineError
 from orchestrator.links.bundle import bundle
 from orchestrator.links.delivery import BadFrame, Delivery, own_frame, read_own_frame, seconds, split_frame
 from orchestrator.links.lane import Connect, Lane
-from orchestrator.links.opening import AgentGone, HostSession, Opening, OpeningFailed
+from orchestrator.links.opening import AgentGone, Opening, OpeningFailed, RemoteAgent
 from orchestrator.links.stream import LinkBack, LinkSilent
 
 _PING_S = 1.0
@@ -41,19 +41,19 @@ _STALL_S = 1.0
 _CLOCK_SAMPLES = 8
 
 
-class Session:
+class ResumableStream:
     """The stream to one agent. Start it with the first connection; close() closes all of them.
 
     `lost_reason`: why it has ended; None while it is open and after leave()."""
 
     def __init__(
-        self, connect: Connect, host: HostSession, explain: Callable[[int | None, str], str]
+        self, connect: Connect, agent: RemoteAgent, explain: Callable[[int | None, str], str]
     ) -> None:
         """`connect` starts a connection whose stderr is the given descriptor. `explain` says why one has ended, from
         its exit code and what the host has printed. EngineError if the first cannot be started."""
         self.lost_reason: str | None = None
         self._connect = connect
-        self._host = host
+        self._agent = agent
         self._explain = explain
         self._poller = select.epoll()
         self._delivery = Delivery()
@@ -101,7 +101,7 @@ class Session:
         return self._clock
 
     def send(self, line: bytes) -> bool:
-        """Send a line, now or over a later connection. False if the session has ended."""
+        """Send a line, now or over a later connection. False if the stream has ended."""
         if not self.is_open:
             return False
         frame = self._delivery.number(line)
@@ -122,7 +122,7 @@ class Session:
             self._poller.close()
 
     def read(self) -> tuple[list[bytes | LinkSilent | LinkBack], bool]:
-        """Do what is due; return (what has arrived, whether the session is open). BadFrame."""
+        """Do what is due; return (what has arrived, whether the stream is open). BadFrame."""
         now = time.monotonic()
         if now - self._promised > _STALL_S:
             self._judged_from = now
@@ -137,7 +137,7 @@ class Session:
     # -- connections
 
     def _open_lane(self, now: float) -> None:
-        opening = Opening(bundle(), self._host, is_first=not self._was_reached)
+        opening = Opening(bundle(), self._agent, is_first=not self._was_reached)
         lane = Lane(self._connect, opening, self._poller, now)
         self._lanes[lane.fd] = lane
 
@@ -162,7 +162,7 @@ class Session:
             self._resumes += 1
             lane.turn, lane.offered = self._resumes, now
             lane.send(
-                own_frame("resume", session=self._host.session, turn=lane.turn, heard=self._delivery.heard)
+                own_frame("resume", agent_id=self._agent.agent_id, turn=lane.turn, heard=self._delivery.heard)
             )
         for line in lines:
             self._take(lane, line, now)
@@ -197,7 +197,7 @@ class Session:
         self._current = None
 
     def _end(self, reason: str) -> None:
-        """End the session: as ordered, or lost."""
+        """End the stream: as ordered, or lost."""
         self._close_lanes()
         if self._is_leaving:
             self._has_left = True
@@ -283,7 +283,7 @@ class Session:
         if self._current is not None and now - self._pinged >= _PING_S:
             self._ping(self._current, now)
         unheard_s = now - max(self._confirmed, self._judged_from)
-        if unheard_s >= self._host.link_timeout_s + _LATER_S:
+        if unheard_s >= self._agent.link_timeout_s + _LATER_S:
             error = f" ({self._last_error})" if self._last_error and self._current is None else ""
             self._end(f"nothing was heard from it for {now - self._confirmed:.0f} s{error}")
             return
@@ -336,7 +336,7 @@ class Session:
         if not self._was_reached:
             return min((self._began + _FIRST_S, *wakes))
         judged_from = max(self._confirmed, self._judged_from)
-        wakes.append(judged_from + self._host.link_timeout_s + _LATER_S)
+        wakes.append(judged_from + self._agent.link_timeout_s + _LATER_S)
         if self._current is not None:
             wakes.append(self._pinged + _PING_S)
         if not self._is_silent:

@@ -1,0 +1,163 @@
+"""A run on the pretend machines, started on n0, and what tests and scripts/bench links do to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from orch_command import ORCH
+from testbed import Machine, Testbed
+from waiting import PATIENCE_S, until
+
+# Prints numbered lines until the file `end` is in a directory that all machines see, and a mark when `mark` is there.
+COUNT = """
+import itertools, pathlib, sys, time
+here = pathlib.Path(sys.argv[1])
+is_marked = False
+for number in itertools.count():
+    if (here / "end").exists():
+        break
+    if not is_marked and (here / "mark").exists():
+        is_marked = True
+        print("marked", flush=True)
+    print("line", number, flush=True)
+    time.sleep(0.01)
+print("last", number, flush=True)
+"""
+HOSTS = ("n1", "n2", "n3")
+LOST = 137
+_STATE = "home/.local/state/orch"
+
+
+@dataclass
+class HostsRun:
+    """`output`: the lines of the tasks. `messages`: orch's own."""
+
+    machines: Testbed
+    process: subprocess.Popen[bytes]
+    output: Path
+    messages: Path
+
+    @classmethod
+    def start(
+        cls,
+        machines: Testbed,
+        project: Path,
+        *words: str,
+        hosts: str = ",".join(HOSTS),
+        before: tuple[str, ...] = (),
+    ) -> HostsRun:
+        """`before`: words before those of `orch up`, as `prlimit`."""
+        output, messages = machines.directory / "output", machines.directory / "messages"
+        command = [*before, str(ORCH), "up", "--as-root-anyway", "--hosts", hosts, *words]
+        with output.open("wb") as out, messages.open("wb") as err:
+            process = machines["n0"].start(
+                "env", "-C", str(project), *command, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            )
+        return cls(machines, process, output, messages)
+
+    @property
+    def directory(self) -> Path:
+        (run,) = (self.machines["n0"].home / ".local/state/orch/runs").glob("[!.]*")
+        return run
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text(errors="replace") + self.message_text
+
+    @property
+    def message_text(self) -> str:
+        return self.messages.read_text(errors="replace")
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        path = self.directory / "events.jsonl"
+        *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
+        return [event for event in map(json.loads, lines) if event["type"] == kind]
+
+    def until_event(self, kind: str, count: int = 1) -> dict[str, Any]:
+        """Wait for an event; fails if the run ends before."""
+        until(lambda: self.process.poll() is not None or len(self._found(kind)) >= count)
+        found = self._found(kind)
+        assert len(found) >= count, self.text
+        return found[count - 1]
+
+    def finish(self) -> dict[str, Any]:
+        """Wait for the end, and return the result."""
+        self.process.wait(PATIENCE_S)
+        document = json.loads((self.directory / "result.json").read_text())
+        assert isinstance(document, dict)
+        assert document["exit_code"] == self.process.returncode, self.text
+        return document
+
+    def log(self, task: str) -> str:
+        return (self.directory / "logs" / f"{task.replace(':', '-')}.log").read_text()
+
+    def clear(self) -> None:
+        """End the command and wait until the hosts are empty, then remove the run's files here."""
+        self.machines.heal()
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        for name in HOSTS:
+            until(lambda name=name: not self.machines[name].programs())
+        self.machines["n0"].run("rm", "-rf", f"{self.machines.directory}/{_STATE}")
+
+    def _found(self, kind: str) -> list[dict[str, Any]]:
+        try:
+            return self.events(kind)
+        except ValueError:
+            return []  # the run has no directory yet
+
+
+def counting_command(project: Path) -> tuple[str, ...]:
+    """A command whose tasks print until the file `end` is in the project."""
+    (project / "count.py").write_text(COUNT)
+    return ("--", sys.executable, "count.py", str(project))
+
+
+def host_files(machine: Machine) -> set[str]:
+    """The files of a machine without the cached bundle, and without those of Keras and ssh themselves."""
+    kept = ("/.cache/orch/bundles/", "/.keras/", "/.ssh/")
+    return {path for path in machine.files() if not any(part in path for part in kept)}
+
+
+def is_whole(log: str) -> bool:
+    """Whether a log of the counting command has each line once, and in order."""
+    *lines, last = [line for line in log.splitlines() if line.startswith(("line ", "last "))]
+    return lines == [f"line {number}" for number in range(len(lines))] and last == f"last {len(lines)}"
+
+
+def cut_host(machines: Testbed, how: str) -> None:
+    """Cut n1 off: `both`, `to the host` or `from the host`."""
+    match how:
+        case "both":
+            machines.cut("n1")
+        case "to the host":
+            machines.cut_one_way(to="n1")
+        case _:
+            machines.cut_one_way(source="n1")
+
+
+def kill_victim(machines: Testbed, victim: str) -> None:
+    """SIGKILL of `orch` or `ssh` (all of their processes), or of the `agent` or the `agent and keeper` of n1."""
+    marks = ("worker.agent.agent", "worker.remote.keeper")[: 2 if "keeper" in victim else 1]
+    killed = 0
+    for process in machines["n0" if victim in ("orch", "ssh") else "n1"].processes():
+        # A process may end because another was killed.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if victim in ("orch", "ssh"):
+                is_meant = (process.name() == "ssh") == (victim == "ssh")
+            else:
+                is_meant = any(mark in " ".join(process.cmdline()) for mark in marks)
+            if is_meant:
+                process.kill()
+                killed += 1
+    assert killed

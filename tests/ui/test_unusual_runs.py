@@ -1,0 +1,173 @@
+"""Runs that are damaged, lost, copied, of another user or version: the server shows what can be read of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from acting_as import needs_root
+from orch_command import Orch, Started
+from page_client import PageBrowser
+from pages import STARTED_AT, WrittenRun
+from users import ORDINARY
+from waiting import until
+
+LINES = 1_000_000
+AT_ONCE = 100
+
+
+@pytest.fixture
+def server(orch: Orch) -> Started:
+    started = orch.start("ui", "--port", "0")
+    started.until_out("/?token=")
+    return started
+
+
+@pytest.fixture
+def page(server: Started) -> PageBrowser:
+    return PageBrowser(server.out.split()[0])
+
+
+def write_run(name: str, *, ended: bool = True) -> Path:
+    """Write a run of two tasks, and return its directory. Without an end it is lost."""
+    with WrittenRun(2, name=name) as run:
+        run.start()
+        for number, task in enumerate(run.tasks):
+            run.log(STARTED_AT + 2, task, b"a line of %b\nand the end" % task.encode())
+            run.progress(3, task, phase="training", step=7, loss=0.5)
+            run.exit(4, task, order=number)
+        if ended:
+            run.end(5)
+        return run.store.paths.root
+
+
+def cut(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) * 2 // 3])
+
+
+def change_version(path: Path, version: int) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": version}))
+
+
+_DAMAGES: dict[str, Callable[[Path], object]] = {
+    "whole": lambda run: None,
+    "no record": lambda run: (run / "run.json").write_text("{"),
+    "no events": lambda run: (run / "events.jsonl").unlink(),
+    "torn events": lambda run: cut(run / "events.jsonl"),
+    "events of bytes": lambda run: (run / "events.jsonl").write_bytes(bytes(range(256)) * 100),
+    "no logs": lambda run: shutil.rmtree(run / "logs"),
+    "no index": lambda run: (run / "logs/index").unlink(),
+    "index of bytes": lambda run: (run / "logs/index").write_bytes(bytes(range(256)) * 100),
+    "index of other offsets": lambda run: (run / "logs/index").write_bytes(b"1.0 worker:0 1 99999 -5\n" * 5),
+    "strange samples": lambda run: (run / "samples.jsonl").write_text('{"time":1e999}\n{"loss":NaN'),
+    "lock is a directory": lambda run: ((run / "lock").unlink(), (run / "lock").mkdir()),
+    "old": lambda run: change_version(run / "run.json", 0),
+}
+
+
+def test_any_run_has_a_page(page: PageBrowser) -> None:
+    runs = {name: write_run(name.replace(" ", "-")) for name in _DAMAGES}
+    for name, damage in _DAMAGES.items():
+        damage(runs[name])
+    runs["lost"] = write_run("lost", ended=False)
+    runs["copy"] = shutil.copytree(runs["whole"], runs["whole"].with_name("copy"))
+    listed = {row["id"]: row for row in page.read("/api/runs")["runs"]}
+    assert set(listed) == {run.name for run in runs.values()}
+    assert listed[runs["lost"].name]["state"] == "lost"
+    for name, run in runs.items():
+        path, beside = f"/api/runs/{run.name}", runs["lost" if name == "whole" else "whole"]
+        document: dict[str, Any] = page.read(path)
+        assert document["run"]["id"] == run.name
+        last = page.read(f"{path}/lines?tail=10")
+        older = page.get(f"{path}/lines?before={last['before'] or 10**9}")
+        assert older.status == 200, name
+        shown = last["rows"]["text"] + [
+            text for part in older.body.splitlines() for text in json.loads(part)["text"]
+        ]
+        assert "a line of worker:1" in shown or name in ("no logs", "index of other offsets"), name
+        assert page.read(f"/api/compare?run={run.name}&run={beside.name}")["runs"][0]["id"] == run.name
+    remarks = {name: page.read(f"/api/runs/{run.name}")["run"]["remarks"] for name, run in runs.items()}
+    assert "run.json is damaged" in remarks["no record"][0]
+    assert "events.jsonl is missing or damaged" in remarks["no events"][0]
+    assert "this is a copy" in remarks["copy"][0]
+
+
+def test_run_of_another_version_or_user_is_named(page: PageBrowser) -> None:
+    newer = write_run("newer")
+    change_version(newer / "run.json", 99)
+    (row,) = page.read("/api/runs")["runs"]
+    assert (row["state"], row["id"]) == ("unknown", newer.name) and "newer orch" in row["problem"]
+    answer = page.get(f"/api/runs/{newer.name}")
+    assert answer.status != 200 and "newer orch" in answer.document["error"]
+
+
+@needs_root
+def test_run_of_another_user_is_not_shown(page: PageBrowser) -> None:
+    foreign = write_run("foreign")
+    os.chown(foreign, ORDINARY, ORDINARY)
+    listed = page.read("/api/runs")
+    assert listed["runs"] == [] and foreign.name in listed["skipped"][0]
+    for rest in ("", "/lines?tail=10", "/feed?state=1.1.0"):
+        assert page.get(f"/api/runs/{foreign.name}{rest}").status == 404
+
+
+def test_run_that_is_lost_while_somebody_looks_is_shown_as_lost(orch: Orch, page: PageBrowser) -> None:
+    orch.script("talks.py", "import time; print('on', flush=True); time.sleep(600)")
+    assert orch("up", "-d", "--", "talks.py").code == 0
+    run = orch.run_dir().name
+    events = page.events(run)
+    assert next(events)[1]["document"]["run"]["live"]
+    supervisor = orch.supervisor()
+    assert supervisor is not None
+    os.kill(supervisor, signal.SIGKILL)
+    states = (data["run"] for kind, data in events if kind == "change" and "run" in data)
+    last = next(state for state in states if state["state"] == "lost")
+    assert not last["live"]
+    events.close()
+    until(lambda: page.read("/api/runs")["runs"][0]["state"] == "lost")
+    assert page.order(run, "stop").status == 404
+
+
+def test_directory_in_the_place_of_a_run_is_not_taken_for_it(page: PageBrowser) -> None:
+    with WrittenRun(1, name="first") as run:
+        run.start()
+        events = page.events(run.store.paths.run_id)
+        next(events)
+        place = run.store.paths.root
+        place.rename(place.with_name("elsewhere"))
+        shutil.copytree(place.with_name("elsewhere"), place)
+        kinds = dict(events)
+        assert "removed" in kinds["problem"]["problem"]
+
+
+@pytest.mark.slow
+def test_server_stays_small_when_a_browser_reads_a_million_lines(server: Started, page: PageBrowser) -> None:
+    with WrittenRun(8, name="long") as run:
+        run.start()
+        for first in range(0, LINES, AT_ONCE):
+            lines = b"".join(
+                b"step %07d - loss: 0.1234 - a line of a log\n" % (first + n) for n in range(AT_ONCE)
+            )
+            run.log(STARTED_AT + 2 + first / LINES, run.tasks[first // AT_ONCE % 8], lines)
+        path = f"/api/runs/{run.store.paths.run_id}"
+        process = psutil.Process(server.process.pid)
+        events = page.events(run.store.paths.run_id)
+        next(events)
+        last = page.read(f"{path}/lines?tail=10")
+        before = process.memory_info().rss
+        sizes = [
+            len(json.loads(part)["text"])
+            for part in page.get(f"{path}/lines?before={last['before']}").body.splitlines()
+        ]
+        assert sum(sizes) + len(last["rows"]["text"]) == LINES
+        # 1 MB; 5 to 6 if each thread keeps a heap, and keeps what is free.
+        assert process.memory_info().rss - before < 2_500_000
+        events.close()
