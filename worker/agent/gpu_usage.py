@@ -66,7 +66,7 @@ class GpuUsage:
             env |= {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
             argv = [sys.executable, "-S", "-P", "-m", "worker.agent.gpu_usage", str(its.fileno())]
             with its:
-                child = spawn(argv, env, "/", _STDERR, its.fileno())
+                child = spawn(argv, env, "/", _STDERR, (its.fileno(),))
             # The agent reaps by pid; Popen must neither wait nor warn.
             child.returncode = 0
             self.pid, self._stream = child.pid, stream
