@@ -19,7 +19,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from orchestrator.client.api import Run
-from orchestrator.client.launch import create_run, load_request, make_room, stream_lines, warn
+from orchestrator.client.launch import (
+    create_run,
+    load_request,
+    make_room,
+    on_nodes,
+    stream_lines,
+    warn,
+    warn_now,
+)
 from orchestrator.client.stop import STOP_MARGIN_S
 from orchestrator.core.errors import UsageError
 from orchestrator.core.text.clean import safe
@@ -140,14 +148,15 @@ class Session:
     def _cluster(
         self, up: UpRequest, *, stream: bool, descriptors: Descriptors = MappingProxyType({})
     ) -> Iterator[Run]:
-        run = self._begin(up, descriptors)
-        try:
-            if stream:
-                stream_lines(run)
-            yield run
-        finally:
-            if self._is_mine():
-                run.down()
+        with on_nodes(up, warn_now) as request:
+            run = self._begin(request, descriptors)
+            try:
+                if stream:
+                    stream_lines(run)
+                yield run
+            finally:
+                if self._is_mine():
+                    run.down()
 
     def _begin(self, up: UpRequest, descriptors: Descriptors) -> Run:
         # The supervisor would read a second request as a stop order for the first run.

@@ -17,7 +17,7 @@ from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.plan.placement import place
 from orchestrator.core.plan.places import HostFacts
 from orchestrator.core.state.events import HostJoined
-from orchestrator.engines import Engine, engine
+from orchestrator.engines import Engine, engine_of
 from orchestrator.links.agent_link import AgentLink, Hello, HostGpu, LogBytes
 from orchestrator.links.client_link import pack_environ, travelling_environ
 from orchestrator.links.opening import RemoteAgent, remote_command
@@ -60,7 +60,7 @@ class HostAgents:
     def __init__(self, spec: JobSpec, remote: Engine | None = None) -> None:
         """`remote`: the engine that reaches the hosts, in place of the one that the job names."""
         self._spec = spec
-        self._engine = remote or engine(spec.engine.value, command=spec.ssh_command)
+        self._engine = remote or engine_of(spec)
         used = set(place(spec))
         self._hosts = [host for host in spec.hosts if host.name in used]
         self._links: dict[str, AgentLink] = {}

@@ -6,6 +6,7 @@ Each hook runs once in a process: while it imports TensorFlow, joins its cluster
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 
 from . import stopping
@@ -47,6 +48,11 @@ def install(pipe: ProgressPipe, fixes: bool) -> None:
         "tensorflow.python.distribute.coordinator.cluster_coordinator",
         lambda _: _at_exit("ending a coordinator", _end_recoveries),
     )
+    if "TF_CONFIG" in os.environ:
+        after_import(
+            "tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver",
+            lambda module: attempt("Slurm's resolver", lambda: _hook_slurm(module)),
+        )
     watch_training(pipe)
     count_steps(pipe)
     if fixes:
@@ -59,6 +65,36 @@ def _apply_settings(tensorflow: ModuleType) -> None:
     from . import tensorflow_settings
 
     tensorflow_settings.apply(tensorflow)
+
+
+def _hook_slurm(module: ModuleType) -> None:
+    """Let a SlurmClusterResolver answer from TF_CONFIG.
+
+    Slurm's variables describe the agent, one a node. And TensorFlow sorts nodes by their text: with 10 or more of them,
+    n10 would come before n2, and a task would take another one's place.
+    """
+    from tensorflow.python.distribute.cluster_resolver.tfconfig_cluster_resolver import (
+        TFConfigClusterResolver,
+    )
+
+    resolver = module.SlurmClusterResolver
+
+    def init(self: Any, *given: Any, **named: Any) -> None:
+        rpc_layer = named.get("rpc_layer", given[6] if len(given) > 6 else "grpc")
+        self._ours = TFConfigClusterResolver(rpc_layer=rpc_layer)
+        self.rpc_layer = rpc_layer
+        self.task_type = self.task_id = None
+
+    def cluster_spec(self: Any) -> Any:
+        self.task_type, self.task_id = self._ours.task_type, self._ours.task_id
+        return self._ours.cluster_spec()
+
+    def num_accelerators(self: Any, *given: Any, **named: Any) -> Any:
+        return self._ours.num_accelerators(*given, **named)
+
+    resolver.__init__ = init
+    resolver.cluster_spec = cluster_spec
+    resolver.num_accelerators = num_accelerators
 
 
 def wait_for_debugged() -> None:

@@ -308,6 +308,14 @@ class JobSpec(BaseModel):
     # Copy the working directory to the hosts before the start.
     sync: bool = False
     ssh_command: Annotated[tuple[Word, ...], AfterValidator(_checked_ssh)] = ("ssh",)
+    # Of a new Slurm allocation. None: the cluster's defaults.
+    nodes: Annotated[int, _between(1, MOST_TASKS)] | None = None
+    partition: Annotated[Word, Field(min_length=1)] | None = None
+    account: Annotated[Word, Field(min_length=1)] | None = None
+    time_s: Annotated[float, AfterValidator(_checked_timeout)] | None = None
+    slurm: tuple[Word, ...] = ()
+    # The id of the allocation, once there is one. Then `hosts` are its nodes.
+    slurm_job: str | None = None
 
     @model_validator(mode="after")
     def _check_roles(self) -> Self:
@@ -315,6 +323,11 @@ class JobSpec(BaseModel):
         wanted = {role: its.hosts for role, its in self.role_settings.items() if its.hosts is not None}
         check_role_hosts(wanted, self.hosts)
         return self
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the tasks run on hosts, which may not be known yet."""
+        return bool(self.hosts) or self.engine is EngineName.SLURM
 
     @property
     def workers(self) -> int:

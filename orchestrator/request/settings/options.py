@@ -56,6 +56,19 @@ HOSTS = Option("hosts", Kind.HOSTS, metavar="a:2,b:2|@FILE", default="this machi
     more="A role's own `hosts` are some of them, without numbers.")
 ENGINE = Option("engine", Kind.CHOICE, choices=tuple(EngineName), default="ssh with --hosts, else local",
     help="How the hosts are reached.")
+SLURM = (
+    Option("nodes", Kind.WHOLE_NUMBER,
+           help="With --engine slurm: the number of nodes.",
+           more="Inside an allocation: use so many of its nodes."),
+    Option("partition", Kind.TEXT, metavar="NAME",
+           help="Partition of a new allocation."),
+    Option("account", Kind.TEXT, metavar="NAME",
+           help="Account that a new allocation is charged to."),
+    Option("time", Kind.DURATION,
+           help="Time limit of a new allocation: 30m, 8h."),
+    Option("slurm", Kind.WORDS, metavar="WORDS",
+           help='Further options of salloc: "--gres=gpu:4 --constraint=a100".'),
+)
 JSON = Option("json", Kind.SWITCH, where=Where.COMMAND_LINE, part=Part.SCREEN,
               help="Print one JSON document (or JSON lines) on stdout.")
 COLOR = Option("color", Kind.CHOICE, choices=tuple(ColorMode), default=ColorMode.AUTO, part=Part.SCREEN,
@@ -203,6 +216,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
                help="Copy the working directory to the hosts by rsync before the start."),
         Option("ssh_command", Kind.WORDS, metavar="WORDS", default="ssh",
                help='The command to connect with: "ssh -F FILE".'),
+        *SLURM,
     ),
     "Start": (
         Option("start", Kind.CHOICE, choices=tuple(StartOption), default=StartOption.AUTO, part=Part.START,
