@@ -48,6 +48,7 @@ class _Orch(VerbGroup):
         LazyVerb("ui", "ui.ui", "Serve the page of all your runs on this machine."),
         LazyVerb("attach", "attach.attach", "Watch a live run; q or Ctrl-C leaves, and the run continues."),
         LazyVerb("prune", "prune.prune", "Remove ended runs by age, count or size."),
+        LazyVerb("warm", "warm.warm", "List or end the processes that wait for the next run."),
         LazyVerb("doctor", "doctor.doctor", "Check this machine for known problems."),
     )
 

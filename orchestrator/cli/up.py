@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,10 +39,20 @@ def up(context: typer.Context, command: Words = None, **given: Any) -> int:
     # Start the supervisor first: it imports its modules while this process imports its own.
     from orchestrator.links.supervisor_link import start_supervisor
 
-    with start_supervisor() as supervisor:
+    early = None if _may_start_warm() else start_supervisor()
+    with early or nullcontext():
         from orchestrator.cli.up_run import run_up
 
-        return run_up(flags, screen, supervisor)
+        return run_up(flags, screen, early)
+
+
+def _may_start_warm() -> bool:
+    """Whether warm processes seem to wait in this directory. It says no quickly."""
+    if not any(map(os.isatty, (0, 1, 2))):
+        return False
+    from orchestrator.store.runs.paths import has_warm_socket
+
+    return has_warm_socket(str(Path.cwd()))
 
 
 @takes_options(*(part for part in Part if part is not Part.DISPLAY))
