@@ -30,8 +30,8 @@ def up(context: typer.Context, command: Words = None, **given: Any) -> int:
     (ORCH_WORKERS=4). Ctrl-C stops the run, a second one kills it. Exit code: 0, the first failing
     task's own, or 130, 143, 124, 125.
     """
-    screen = _screen(context, given)
-    flags = _flags(command, given, screen)
+    screen = screen_of_up(context, given)
+    flags = flags_of(command, given, screen)
     if given["dry_run"]:
         return _show_plan(flags, screen)
     if _asks_for_help(command):
@@ -58,16 +58,17 @@ def _may_start_warm() -> bool:
 @takes_options(*(part for part in Part if part is not Part.DISPLAY))
 def config(context: typer.Context, command: Words = None, **given: Any) -> int:
     """Show what `orch up` would start: each task's argv, env and TF_CONFIG, with placeholder ports."""
-    screen = _screen(context, given)
-    return _show_plan(_flags(command, given, screen), screen)
+    screen = screen_of_up(context, given)
+    return _show_plan(flags_of(command, given, screen), screen)
 
 
-def _screen(context: typer.Context, given: Mapping[str, Any]) -> Screen:
+def screen_of_up(context: typer.Context, given: Mapping[str, Any]) -> Screen:
+    """The options about the screen of a verb that takes those of `orch up`."""
     names = ("json", "color", "quiet", "verbose", "as_root_anyway")
     return screen_of(context, *(given[name] for name in names))
 
 
-def _flags(command: list[str] | None, given: Mapping[str, Any], screen: Screen) -> dict[str, Any]:
+def flags_of(command: list[str] | None, given: Mapping[str, Any], screen: Screen) -> dict[str, Any]:
     """Return the values of the options. None, for an option that was not given, lets other sources apply."""
     flags = {name: None if value is False else value for name, value in given.items() if name in SETTINGS}
     return {**flags, "command": command, "color": screen.color}
