@@ -25,7 +25,7 @@ from orchestrator.core.state.result import RunResult
 from orchestrator.host.checks import warnings_of_up
 from orchestrator.links.client_link import Lifetime
 from orchestrator.links.signal_inbox import SignalInbox
-from orchestrator.links.supervisor_link import SupervisorLink
+from orchestrator.links.supervisor_link import SupervisorLink, start_supervisor
 from orchestrator.request.settings import settings
 from orchestrator.request.settings.request import DisplayOptions, UpRequest, WaitFor
 
@@ -69,13 +69,15 @@ def run_once(
 ) -> Ended:
     """Start one run and follow it as asked. `sources`: stop it when they change."""
     is_detached = request.display.detach or request.display.wait is not None
+    if not is_detached:
+        request = _with_columns(request, screen)
     if is_detached and request.spec.engine is EngineName.SLURM:
         raise UsageError(
             "--engine slurm: the allocation ends with the `orch up` that asked for it; instead of --detach or --wait,"
             " submit a batch script that calls `orch up`"
         )
-    with on_nodes(request, words.say) as request:
-        room = make_room(request)
+    with on_nodes(request, words.say) as request, _supervisor_for(request, early) as early:
+        room = make_room(request, early)
         say_skipped(room.skipped)
         say_swept(room.swept)
         if not screen.quiet:
@@ -89,6 +91,15 @@ def run_once(
             if is_detached:
                 return Ended(_detached(request, screen, start))
             return _in_the_foreground(request, screen, start, sources)
+
+
+@contextmanager
+def _supervisor_for(request: UpRequest, early: SupervisorLink | None) -> Iterator[SupervisorLink | None]:
+    """Yield the supervisor that was started early. A job on other hosts has one in any case, for their check."""
+    if early is None and request.spec.hosts:
+        early = start_supervisor()
+    with early or nullcontext():
+        yield early
 
 
 def _host_table(room: Room) -> Iterator[str]:
@@ -124,7 +135,7 @@ def _in_the_foreground(
     # While processes exist, a signal is a stop order, not an exception.
     with SignalInbox(STOP_SIGNALS) as inbox:
         try:
-            run = start.create(_with_columns(request, screen), Lifetime.CLIENT)
+            run = start.create(request, Lifetime.CLIENT)
             with _page(run) if request.display.ui else nullcontext():
                 is_detached = _show_to_end(supervisor, run, request, screen, inbox, sources)
         finally:
