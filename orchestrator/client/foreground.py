@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Collection
 from contextlib import suppress
+from typing import Protocol
 
 from orchestrator.client.follow import Follower
 from orchestrator.client.live_keys import RETURN_KEY, LiveKeys
@@ -35,19 +36,21 @@ def follow_to_end(
     inbox: SignalInbox,
     keys: LiveKeys,
     verbose: bool = False,
+    sources: SourceChanges | None = None,
     terminal: TaskTerminal | None = None,
 ) -> bool:
     """Show the run until its supervisor has exited and all lines are shown, or a key detaches it: then return True.
 
     `inbox` collects STOP_SIGNALS. The first signal is an orderly stop, the second kills. Once the run has ended, a
-    signal skips the remaining lines. `terminal` is that of a task. Raises EngineError if the supervisor does not
-    answer.
+    signal skips the remaining lines. A change of `sources` stops the run. `terminal` is that of a task. Raises
+    EngineError if the supervisor does not answer.
     """
     follower = Follower(run, view, tasks, verbose=verbose)
     orders = _Orders(link, run, follower)
     try:
         with run.keep_open():
-            return _follow(link, follower, view, inbox, _Desk(run, follower, view, keys, terminal), orders)
+            desk = _Desk(run, follower, view, keys, terminal)
+            return _follow(link, follower, view, inbox, desk, orders, sources)
     except _NoAnswer as error:
         pid = run.record.supervisor_pid
         raise EngineError(
@@ -56,6 +59,13 @@ def follow_to_end(
         ) from error
     finally:
         follower.close()
+
+
+class SourceChanges(Protocol):
+    """The source files of the run. `fileno()` is readable once one of them has changed."""
+
+    def fileno(self) -> int: ...
+    def has_changed(self) -> bool: ...
 
 
 class _NoAnswer(Exception):
@@ -176,6 +186,7 @@ def _follow(
     inbox: SignalInbox,
     desk: _Desk,
     orders: _Orders,
+    sources: SourceChanges | None,
 ) -> bool:
     """Return whether a key has detached the run."""
     output_open = True
@@ -189,10 +200,13 @@ def _follow(
             except OSError as error:
                 output_open = False
                 orders.stop(_reason_of(error))
-        inbox.wait(pause, link.fileno(), *desk.inputs)
+        watched = () if sources is None or sources.has_changed() else (sources.fileno(),)
+        inbox.wait(pause, link.fileno(), *desk.inputs, *watched)
         for number in inbox.take():
             orders.stop(STOP_SIGNALS[number])
             view.hurry()
+        if sources is not None and sources.has_changed():
+            orders.stop(StopReason.SOURCE_CHANGED)
         if desk.leaves():
             if not orders.was_sent:
                 link.detach()
