@@ -61,7 +61,11 @@ def _own_marks(state: RunState, event: Event) -> Iterator[tuple[str | None, str,
             said = f"{text}: {exception}" if exception else text
             yield event.task, "failure" if failed else "exit", f"{event.task}: {said}"
         case events.CheckpointSaved():
-            yield event.task, "checkpoint", f"{event.task} saved {event.name} in {short_duration(event.seconds)}"
+            yield (
+                event.task,
+                "checkpoint",
+                f"{event.task} saved {event.name} in {short_duration(event.seconds)}",
+            )
         case events.TaskStartFailed():
             yield event.task, "failure", f"{event.task}: {event.reason}"
         case events.DiskFull():
