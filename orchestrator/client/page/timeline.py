@@ -15,7 +15,7 @@ from orchestrator.core.state.tasks import Matching, Tasks
 
 MOST_SPANS = 50_000
 _MOST_MARKS = 10_000
-# Of these, for saved checkpoints.
+# Most marks of saved checkpoints, so that other marks find room.
 _MOST_SAVES = 5_000
 # Tasks are named in the text of a span while there are at most so many.
 _MOST_NAMED = 8

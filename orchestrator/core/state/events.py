@@ -238,7 +238,7 @@ class VersionsFound(_Event):
 
 
 class CheckpointSaved(_Event):
-    """A task has saved the checkpoint or model `name`, which took `seconds`. Of very many, not all are recorded."""
+    """A task has saved the checkpoint or model `name`, which took `seconds`. Very many saves are not all recorded."""
 
     type: Literal["checkpoint_saved"] = "checkpoint_saved"
     task: TaskName
