@@ -95,6 +95,7 @@ class StopReason(StrEnum):
     CLIENT_GONE = "client_gone"  # the foreground client was killed
     OUTPUT_CLOSED = "output_closed"  # the reader of the client's output closed it
     TIMEOUT = "timeout"  # --timeout
+    SOURCE_CHANGED = "source_changed"  # --watch: the client starts the next run
 
 
 # The stop reason of each signal to the client.
