@@ -220,12 +220,14 @@ class Supervisor:
             if link.fileno() not in self._agent_fds:
                 self._agent_fds.add(link.fileno())
                 self._watch(link.fileno(), partial(self._read_agent, host))
-                self._link_dues.set(host, link.due)
+                self._link_dues.set(host, 0.0)  # it may have been read ahead
 
     def _plan_attempt(self, attempt: int) -> None:
         """Hold the ports of an attempt, once all hosts are there."""
         self._awaited_attempt = attempt
-        if attempt > FIRST_ATTEMPT:
+        if attempt == FIRST_ATTEMPT:
+            self._attempts.report_start_method()
+        else:
             self._hosts.reopen()
         self._watch_agents()
         self._begin_attempt()
@@ -391,7 +393,6 @@ class Supervisor:
         """End the agent of a host, and report it unless its loss is already queued."""
         self._unwatch(host)
         self._hosts.end_host(host)
-        self._attempts.host_lost(host)
         if host != HERE:
             self._queue.append(events.HostLost(**now(), host=host, reason=reason))
             self._report_teardown()
