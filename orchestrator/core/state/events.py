@@ -230,6 +230,24 @@ class TaskProgressed(_Event):
     progress: Progress
 
 
+class VersionsFound(_Event):
+    """The versions in a task's process: of `python`, and of `tensorflow`, `keras` and `tf_keras` once it has imported
+    them."""
+
+    type: Literal["versions_found"] = "versions_found"
+    task: TaskName
+    versions: dict[str, str]
+
+
+class CheckpointSaved(_Event):
+    """A task has saved the checkpoint or model `name`, which took `seconds`. Very many saves are not all recorded."""
+
+    type: Literal["checkpoint_saved"] = "checkpoint_saved"
+    task: TaskName
+    name: str
+    seconds: Seconds
+
+
 class LossBecameBad(_Event):
     """The loss of a task is not finite: the first time in this attempt."""
 
@@ -477,6 +495,8 @@ Event = (
     | TaskStartFailed
     | TaskReady
     | TaskProgressed
+    | VersionsFound
+    | CheckpointSaved
     | LossBecameBad
     | TaskExited
     | DiskFull
