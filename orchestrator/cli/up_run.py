@@ -26,7 +26,7 @@ from orchestrator.links.client_link import Lifetime
 from orchestrator.links.signal_inbox import SignalInbox
 from orchestrator.links.supervisor_link import SupervisorLink
 from orchestrator.request.settings import settings
-from orchestrator.request.settings.request import DisplayOptions, UpRequest, WaitFor
+from orchestrator.request.settings.request import UpRequest, WaitFor
 
 # `worker:0-3 | ` is two cells wider than `worker:0 | `.
 _ROOM_FOR_A_GROUP = 2
@@ -110,6 +110,7 @@ def _in_the_foreground(request: UpRequest, screen: Screen, start: Start) -> int:
             return ExitCode.OK
         result = supervisor.received_result() or api.result_of(run.view)
         code = _write_junit(request.display.junit, run, result)
+        _say_profile(run, request, screen)
         # A signal that arrives now does not change the exit code.
         with inbox.settled(code):
             words.report_end(result, screen)
@@ -149,6 +150,14 @@ def _with_columns(request: UpRequest, screen: Screen) -> UpRequest:
     if columns < _MIN_COLUMNS:
         return request
     return replace(request, spec=request.spec.model_copy(update={"columns": columns}))
+
+
+def _say_profile(run: Run, request: UpRequest, screen: Screen) -> None:
+    if request.spec.profile is None or screen.quiet:
+        return
+    from orchestrator.client.profile import profile_lines
+
+    words.say("\n".join(profile_lines(run.view.paths.profile, request.spec.profile)))
 
 
 def _write_junit(path: Path | None, run: Run, result: RunResult) -> int:
@@ -205,7 +214,7 @@ def _detached(request: UpRequest, screen: Screen, start: Start) -> int:
     try:
         if not screen.json:
             words.print_lines([run.id])  # data, so that --quiet does not hide it: run=$(orch up -dq)
-        return _wait(run, request.display, screen)
+        return _wait(run, request, screen)
     except BrokenPipeError:
         raise  # the reader does not want to know
     except OSError as error:
@@ -220,11 +229,13 @@ def _detached(request: UpRequest, screen: Screen, start: Start) -> int:
         return ExitCode.INTERRUPTED
 
 
-def _wait(run: Run, display: DisplayOptions, screen: Screen) -> int:
+def _wait(run: Run, request: UpRequest, screen: Screen) -> int:
     """Wait as asked. With --json, print one document: the result of a run that has ended, else the status."""
+    display = request.display
     if display.wait is WaitFor.DONE:
         result = run.wait(check=False)
         code = _write_junit(display.junit, run, result)
+        _say_profile(run, request, screen)
         words.report_end(result, screen)
         return code
     if display.wait is WaitFor.READY:

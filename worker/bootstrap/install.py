@@ -17,7 +17,8 @@ class Options:
     must be `run_directory` (device and inode), if given. `tracer`: pid of a process that, with its descendants, may
     trace this one. `fixes`: repair Keras 3. `keep_tf_config`: the script cannot change TF_CONFIG.
     `debugger`: the `port` that debugpy tries first, and whether the script `waits` for its client. `patient`:
-    TensorFlow waits for tasks that are being debugged.
+    TensorFlow waits for tasks that are being debugged. `profile`: the `first` and `last` step that the profiler of
+    TensorFlow records, and the `directory` for it.
     `hooks`: False for a program that handles signals, progress and fixes itself; exceptions and stacks are still
     written.
     """
@@ -36,6 +37,8 @@ class Options:
         self.fixes = values.get("fixes") is True
         self.keep_tf_config = values.get("keep_tf_config") is True
         self.hooks = values.get("hooks") is True
+        profile = values.get("profile")
+        self.profile = profile if isinstance(profile, dict) else None
 
 
 def _text(values: Mapping[str, object], key: str) -> str | None:
@@ -62,9 +65,14 @@ def install(options: Mapping[str, object]) -> None:
         attempt("tracing by py-spy", lambda: stacks.allow(tracer))
     if wanted.keep_tf_config:
         attempt("keeping TF_CONFIG", tf_config.keep)
+    profile = None
+    if wanted.profile is not None:
+        from . import profiling  # not imported for every task
+
+        profile = profiling.install(wanted.profile, wanted.task)
     if wanted.hooks:
         attempt("an orderly stop", stopping.install)
-        attempt("watching TensorFlow", lambda: tensorflow_hooks.install(pipe, wanted.fixes))
+        attempt("watching TensorFlow", lambda: tensorflow_hooks.install(pipe, wanted.fixes, profile))
     if wanted.patient:
         attempt("waiting for tasks that are debugged", tensorflow_hooks.wait_for_debugged)
     if (debugger := wanted.debugger) is not None:

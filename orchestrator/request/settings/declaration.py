@@ -40,6 +40,7 @@ class Kind(Enum):
     HOSTS = auto()
     TIMESTAMPS = auto()  # a format of times, or a switch
     WARM = auto()  # a duration, or a switch
+    STEPS = auto()
 
 
 _PLACEHOLDERS = {
