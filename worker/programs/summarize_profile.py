@@ -1,4 +1,4 @@
-"""Prints the time of each task by what it did, and which tasks it waited for, as JSON: `summarize_profile.py DIRECTORY`.
+"""Prints the time of each task by what it did, and the tasks it waited for: `summarize_profile.py DIRECTORY`.
 
 DIRECTORY has the profiles of an attempt: TASK.xplane.pb and TASK.json (worker/bootstrap/profiling.py). The format is
 tsl/profiler/protobuf/xplane.proto; it is read without TensorFlow.

@@ -40,7 +40,11 @@ class Kind(Enum):
     HOSTS = auto()
     TIMESTAMPS = auto()  # a format of times, or a switch
     WARM = auto()  # a duration, or a switch
+<<<<<<< HEAD
     STEPS = auto()
+=======
+    WATCH = auto()  # a pattern of files, or a switch
+>>>>>>> main
 
 
 _PLACEHOLDERS = {
