@@ -78,10 +78,11 @@ class Preloaded(_Message):
 
 
 class NotPreloaded(_Message):
-    """Tasks cannot be forked (any longer) and are spawned."""
+    """Tasks are spawned. With `again`, the modules are preloaded again: those of an earlier run do not fit."""
 
     type: Literal["not_preloaded"]
     reason: str
+    again: bool = False
 
 
 class Started(TaskMessage):
@@ -113,11 +114,14 @@ class ProgressMade(TaskMessage):
 
 
 class Usage(BaseModel):
-    """CPU in percent of one core, memory in bytes (PSS). `stop_signal`: the signal that has stopped the task."""
+    """CPU in percent of one core, memory in bytes (PSS), GPUs in percent of one (None: not known). `stop_signal`: the
+    signal that has stopped the task."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
     cpu_percent: float
     memory_bytes: int
+    gpu_percent: float | None = None
+    gpu_memory_bytes: int | None = None
     stop_signal: int | None = None
 
 
@@ -226,8 +230,7 @@ class StartOrder:
     `env` is added to the agent's environment; `bootstrap` holds the options of the code that is injected into the
     task's Python (None: nothing is injected); `fork`: from the preloader; `memory_limit`: bytes (PSS), None for none.
     `scratch`: a directory that the agent of another host creates; `runs_worker`: it puts the built-in program on the
-    task's PYTHONPATH.
-    """
+    task's PYTHONPATH."""
 
     task: str
     argv: tuple[str, ...]
