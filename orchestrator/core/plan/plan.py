@@ -54,7 +54,7 @@ class TaskPlan:
     """The plan of a task on `host` (None: this machine), with paths there. `env` is added to the caller's environment,
     and so is TF_CONFIG. `serves`: a TensorFlow server is expected on `address` (host:port). `bootstrap` are the options
     of the code injected into its Python, None for no injection; they are not in `env`. `fork`: the task is forked from
-    the preloader."""
+    the preloader. `interactive`: it has the user's terminal."""
 
     task: TaskRef
     host: str | None
@@ -67,6 +67,7 @@ class TaskPlan:
     serves: bool
     bootstrap: Mapping[str, object] | None
     fork: bool
+    interactive: bool = False
 
 
 @dataclass(frozen=True)
@@ -221,6 +222,7 @@ def planned_tasks(plan: RunPlan, layout: RunLayout) -> tuple[PlannedTask, ...]:
             log=str(layout.task_log(str(task.task))),
             host=task.host,
             serves=task.serves,
+            interactive=task.interactive,
         )
         for task in plan.tasks
     )
@@ -251,6 +253,7 @@ def _task_plan(
         serves=spec.serves(role),
         bootstrap=_bootstrap(spec, command, task, layout, python_path),
         fork=command.start.fork,
+        interactive=task == spec.interactive,
     )
 
 
@@ -278,9 +281,9 @@ def _bootstrap(
 
 def _debugging(spec: JobSpec, task: TaskRef) -> dict[str, object]:
     """The options of the bootstrap about debuggers; none in a run without them."""
-    if not spec.debug:
+    if not spec.debug and spec.interactive is None and not spec.pdb:
         return {}
-    options: dict[str, object] = {"patient": True}
+    options: dict[str, object] = {"patient": True, "post_mortem": spec.pdb}
     if task in spec.debug:
         port = _DEBUGGER_PORT + spec.debug.index(task)
         options["debugger"] = {"port": port, "waits": not spec.debug_no_wait}

@@ -31,7 +31,12 @@ from orchestrator.request.command.resolve import (
     resolve_command,
 )
 from orchestrator.request.command.role_hints import cluster_hint, role_hints
-from orchestrator.request.settings.debuggers import debugged_tasks, require_debuggers
+from orchestrator.request.settings.debuggers import (
+    debugged_tasks,
+    interactive_task,
+    require_debuggers,
+    require_terminal,
+)
 from orchestrator.request.settings.declaration import Part
 from orchestrator.request.settings.given import (
     COMMAND_SOURCE,
@@ -77,6 +82,11 @@ def load(
     if spec.debug:
         _require_tasks(given["debug"].source, spec.debug, spec)
         require_debuggers(given["debug"].source, spec, place)
+    display = _display(given, spec)
+    if spec.interactive is not None:
+        source = given["interactive"].source
+        _require_tasks(source, (spec.interactive,), spec)
+        require_terminal(source, spec, detached=display.detach)
     if spec.expect_cluster:
         _require_cluster(given["expect_cluster"].source, spec)
     notices = (
@@ -86,7 +96,7 @@ def load(
         *(() if spec.is_remote else gpu_notices(given, spec, environ)),
     )
     existing = existing_directories(spec.log_dir, spec.checkpoint_dir)
-    return UpRequest(spec=spec, display=_display(given, spec), notices=notices, existing=existing)
+    return UpRequest(spec=spec, display=display, notices=notices, existing=existing)
 
 
 def _values(given: Mapping[str, Given], *parts: Part) -> dict[str, Any]:
@@ -121,6 +131,7 @@ def _spec(given: Mapping[str, Given], place: CommandPlace) -> JobSpec:
         "cores": usable_cores(),
         "gpu_inventory": gpu_inventory(environ),
         "debug": debugged_tasks(given, roles),
+        "interactive": interactive_task(given, roles),
         "fixes": "no_fixes" not in given or not given["no_fixes"].value,
     }
     fields.pop("no_fixes", None)
