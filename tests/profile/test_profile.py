@@ -13,6 +13,8 @@ from recordings import xspace
 LIBRARY = """
 import os, pathlib, shutil
 
+__version__ = "2.21.0"
+
 class Experimental:
     def start(self, directory):
         print("starts", flush=True)
