@@ -27,7 +27,7 @@ from orchestrator.links.client_link import Lifetime
 from orchestrator.links.signal_inbox import SignalInbox
 from orchestrator.links.supervisor_link import SupervisorLink, start_supervisor
 from orchestrator.request.settings import settings
-from orchestrator.request.settings.request import DisplayOptions, UpRequest, WaitFor
+from orchestrator.request.settings.request import UpRequest, WaitFor
 
 if TYPE_CHECKING:
     from orchestrator.client.source_watch import SourceWatch
@@ -151,6 +151,7 @@ def _in_the_foreground(
             return Ended(ExitCode.OK, by_user=True)
         result = supervisor.received_result() or api.result_of(run.view)
         code = _write_junit(request.display.junit, run, result)
+        _say_profile(run, request, screen)
         is_changed = sources is not None and sources.has_changed()
         ended = Ended(code, result.outcome == "stopped" and not is_changed, run.checkpoint_dir)
         if sources is not None and not (ended.by_user or inbox.count):
@@ -221,6 +222,14 @@ def _with_columns(request: UpRequest, screen: Screen) -> UpRequest:
     return replace(request, spec=request.spec.model_copy(update={"columns": columns}))
 
 
+def _say_profile(run: Run, request: UpRequest, screen: Screen) -> None:
+    if request.spec.profile is None or screen.quiet:
+        return
+    from orchestrator.client.profile import profile_lines
+
+    words.say("\n".join(profile_lines(run.view.paths.profile, request.spec.profile)))
+
+
 def _write_junit(path: Path | None, run: Run, result: RunResult) -> int:
     """Write the file if one is wanted. Return the exit code: a successful run whose file is missing is an error."""
     if path is None:
@@ -283,7 +292,7 @@ def _detached(request: UpRequest, screen: Screen, start: Start) -> int:
     try:
         if not screen.json:
             words.print_lines([run.id])  # data, so that --quiet does not hide it: run=$(orch up -dq)
-        return _wait(run, request.display, screen)
+        return _wait(run, request, screen)
     except BrokenPipeError:
         raise  # the reader does not want to know
     except OSError as error:
@@ -298,11 +307,13 @@ def _detached(request: UpRequest, screen: Screen, start: Start) -> int:
         return ExitCode.INTERRUPTED
 
 
-def _wait(run: Run, display: DisplayOptions, screen: Screen) -> int:
+def _wait(run: Run, request: UpRequest, screen: Screen) -> int:
     """Wait as asked. With --json, print one document: the result of a run that has ended, else the status."""
+    display = request.display
     if display.wait is WaitFor.DONE:
         result = run.wait(check=False)
         code = _write_junit(display.junit, run, result)
+        _say_profile(run, request, screen)
         words.report_end(result, screen)
         return code
     if display.wait is WaitFor.READY:

@@ -47,8 +47,8 @@ class TaskTerminal:
         self._log: int | None = None
         self._line_end = b""
         self._typed = b""
-        # The process that the user was connected to last.
-        self._known_pid: int | None = None
+        # The process that the user was connected to last. A task without a process has None.
+        self._known_pid: int | None = 0
         # Until the user is connected to a new process, its output stays where it is.
         self._awaits = True
         os.set_blocking(self._master, False)

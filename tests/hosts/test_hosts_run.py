@@ -94,12 +94,12 @@ def test_a_short_cut_loses_no_line_and_fails_nothing(
     run = up("--workers", "3", "--link-timeout", "60s", *counting)
     run.until_event("task_started", 3)
     cut_host(machines, cut)
-    silent = run.until_event("host_silent")
+    # On a busy machine others may be silent, too.
+    run.until_event("host_silent", host="n1")
     machines.heal()
-    run.until_event("host_back")
+    run.until_event("host_back", host="n1")
     (project / "end").touch()
     result = run.finish()
-    assert silent["host"] == "n1"
     assert result["outcome"] == "succeeded"
     assert not run.events("host_lost")
     assert all(is_whole(run.log(f"worker:{index}")) for index in range(3))

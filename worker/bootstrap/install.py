@@ -18,6 +18,7 @@ class Options:
     trace this one. `fixes`: repair Keras 3. `keep_tf_config`: the script cannot change TF_CONFIG.
     `debugger`: the `port` that debugpy tries first, and whether the script `waits` for its client. `patient`:
     TensorFlow waits for tasks that are being debugged. `post_mortem`: pdb opens when an exception ends the task.
+    `profile`: the `first` and `last` step that TensorFlow's profiler records, and the `directory` for it.
     `hooks`: False for a program that handles signals, progress and fixes itself; exceptions and stacks are still
     written.
     """
@@ -37,6 +38,8 @@ class Options:
         self.fixes = values.get("fixes") is True
         self.keep_tf_config = values.get("keep_tf_config") is True
         self.hooks = values.get("hooks") is True
+        profile = values.get("profile")
+        self.profile = profile if isinstance(profile, dict) else None
 
 
 def _text(values: Mapping[str, object], key: str) -> str | None:
@@ -67,9 +70,14 @@ def install(options: Mapping[str, object]) -> None:
         attempt("keeping TF_CONFIG", tf_config.keep)
     attempt("reporting versions", lambda: task_facts.report_versions(pipe))
     attempt("noticing saved checkpoints", lambda: task_facts.report_saves(pipe))
+    profile = None
+    if wanted.profile is not None:
+        from . import profiling  # not imported for every task
+
+        profile = profiling.install(wanted.profile, wanted.task)
     if wanted.hooks:
         attempt("an orderly stop", stopping.install)
-        attempt("watching TensorFlow", lambda: tensorflow_hooks.install(pipe, wanted.fixes))
+        attempt("watching TensorFlow", lambda: tensorflow_hooks.install(pipe, wanted.fixes, profile))
     if wanted.patient:
         attempt("waiting for tasks that are debugged", tensorflow_hooks.wait_for_debugged)
     if (debugger := wanted.debugger) is not None:

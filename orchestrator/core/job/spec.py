@@ -31,6 +31,7 @@ from orchestrator.core.job.cpu_budget import Cores
 from orchestrator.core.job.fault import Fault
 from orchestrator.core.job.gpus import GpuChoice, GpuInventory
 from orchestrator.core.job.hosts import Host, check_role_hosts, distinct
+from orchestrator.core.job.profiled_steps import ProfiledSteps
 from orchestrator.core.job.roles import MOST_TASKS, check_counts
 from orchestrator.core.job.run_name import RunName
 from orchestrator.core.job.start_method import StartMethod
@@ -211,6 +212,8 @@ class JobSpec(BaseModel):
     columns: Annotated[int, between(1, 100_000)] | None = None
     # None: no event files.
     tensorboard: TensorBoard | None = None
+    # None: no profile.
+    profile: ProfiledSteps | None = None
     engine: EngineName = EngineName.LOCAL
     # Empty: this machine alone.
     hosts: Annotated[tuple[Host, ...], AfterValidator(distinct)] = ()

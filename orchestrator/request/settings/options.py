@@ -280,6 +280,10 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
                     " TensorBoard is installed.",
                more="The tasks find the directory in `ORCH_TENSORBOARD_DIR`. It is served while the run"
                     " lasts ([more](tensorboard.md))."),
+        Option("profile", Kind.STEPS, metavar="10-20",
+               help="Record TensorFlow's profiler for these steps in every task, and show where the time went.",
+               more="Steps of Keras's `fit` and of loops that report them, over all epochs"
+                    " ([more](profile.md))."),
         Option("ui", Kind.SWITCH, part=Part.DISPLAY, where=NOT_IN_PYTHON,
                help="Serve the page of `orch ui` while this command follows the run, and print its address.",
                more="It is not served twice: an `orch ui` of yours that runs is used"

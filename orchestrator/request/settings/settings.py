@@ -18,6 +18,7 @@ from orchestrator.core.job.fault import with_targets
 from orchestrator.core.job.run_name import default_name
 from orchestrator.core.job.spec import Command, CommandKind, JobSpec, RoleSettings
 from orchestrator.core.job.tf_config import EVALUATOR, PS, TaskRef
+from orchestrator.core.plan.plan import takes_bootstrap
 from orchestrator.host.cores import usable_cores
 from orchestrator.host.devices import gpu_inventory
 from orchestrator.host.directories import existing_directories
@@ -89,6 +90,8 @@ def load(
         require_terminal(source, spec, detached=display.detach)
     if spec.expect_cluster:
         _require_cluster(given["expect_cluster"].source, spec)
+    if spec.profile is not None:
+        _require_profiler(given["profile"].source, spec)
     notices = (
         *_notices(spec, given, place),
         *role_hints(spec, {**environ, **spec.env}),
@@ -291,6 +294,14 @@ def _require_cluster(source: str, spec: JobSpec) -> None:
         if role != EVALUATOR and command.kind is not CommandKind.BUILTIN and not command.interpreter:
             raise UsageError(
                 f"{source}: {command.program} is not a Python program, so orch cannot see whether it joins a cluster"
+            )
+
+
+def _require_profiler(source: str, spec: JobSpec) -> None:
+    for command in spec.commands:
+        if not takes_bootstrap(command):
+            raise UsageError(
+                f"{source}: {command.program} is not a Python program in which orch can start TensorFlow's profiler"
             )
 
 
