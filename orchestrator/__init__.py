@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from orchestrator.client.api import Run, down, find, history, ls, status
     from orchestrator.client.launch import Cluster
-    from orchestrator.client.session import Session
+    from orchestrator.client.session import Session, run
     from orchestrator.core.errors import (
         EngineError,
         NameTaken,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "orchestrator.client.api": "Run down find history ls status",
     "orchestrator.client.launch": "Cluster",
-    "orchestrator.client.session": "Session",
+    "orchestrator.client.session": "Session run",
     "orchestrator.core.errors": "EngineError NameTaken NoSuchRun OrchError RunEnded RunLost RunStopped RunTimedOut"
     " TaskFailed UsageError",
     "orchestrator.core.state.result": "RunResult",
@@ -56,6 +56,7 @@ __all__ = [
     "find",
     "history",
     "ls",
+    "run",
     "status",
 ]
 

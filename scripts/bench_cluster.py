@@ -97,11 +97,11 @@ class Clusters:
         shutil.rmtree(self.state, ignore_errors=True)
         return steps
 
-    def second_of_session(self, script: Script) -> float:
-        """Seconds from the order for a second cluster of a kept session to its first step."""
+    def second_of_session(self, script: Script, kept: str = "kept.py") -> float:
+        """Seconds from the order for a second cluster of a kept session to its first step. `kept`: what orders it."""
         folders = [self.folder(), self.folder()]
         began = self.folder() / "began"
-        argv = [sys.executable, str(SCRIPTS / "kept.py"), str(script.workers), str(began)]
+        argv = [sys.executable, str(SCRIPTS / kept), str(script.workers), str(began)]
         words = [json.dumps(script.argv(folder)) for folder in folders]
         with self._started([*argv, *words], script, folders[0]) as process:
             process.wait(PATIENCE_S)

@@ -25,7 +25,7 @@ Words = Annotated[
 def up(context: typer.Context, command: Words = None, **given: Any) -> int:
     """Start a cluster and follow it to its end.
 
-    Every option can also be set in orch.toml (workers = 4), in pyproject.toml ([tool.orch]), or in the environment
+    Most options can also be set in orch.toml (workers = 4), in pyproject.toml ([tool.orch]), or in the environment
     (ORCH_WORKERS=4). Ctrl-C stops the run, a second one kills it. Exit code: 0, the first failing
     task's own, or 130, 143, 124, 125.
     """

@@ -14,9 +14,10 @@ from orchestrator.cli.parameters import Screen
 from orchestrator.cli.selection import ended_text, say_skipped, say_swept
 from orchestrator.client import api
 from orchestrator.client.api import Run
-from orchestrator.client.launch import Room, create_run, make_room
+from orchestrator.client.launch import Room, create_run, make_room, on_nodes
 from orchestrator.client.view.output import is_capable, terminal_size
-from orchestrator.core.errors import EngineError, ExitCode, OrchError, RunEnded
+from orchestrator.core.errors import EngineError, ExitCode, OrchError, RunEnded, UsageError
+from orchestrator.core.job.choices import EngineName
 from orchestrator.core.state.events import STOP_SIGNALS
 from orchestrator.core.state.result import RunResult
 from orchestrator.host.checks import warnings_of_up
@@ -42,15 +43,22 @@ def run_up(flags: Mapping[str, object], screen: Screen, supervisor: SupervisorLi
     if not screen.quiet:
         for notice in (*request.notices, *warnings_of_up(request.spec)):
             words.say(notice)
-    room = make_room(request)
-    say_skipped(room.skipped)
-    say_swept(room.swept)
-    if not screen.quiet:
-        for notice in (*_host_table(room), *room.host_warnings, *_runs_beside(room, request)):
-            words.say(notice)
-    if request.display.detach or request.display.wait is not None:
-        return _detached(request, screen, supervisor)
-    return _in_the_foreground(request, screen, supervisor)
+    is_detached = request.display.detach or request.display.wait is not None
+    if is_detached and request.spec.engine is EngineName.SLURM:
+        raise UsageError(
+            "--engine slurm: the allocation ends with the `orch up` that asked for it; instead of --detach or --wait,"
+            " submit a batch script that calls `orch up`"
+        )
+    with on_nodes(request, words.say) as request:
+        room = make_room(request)
+        say_skipped(room.skipped)
+        say_swept(room.swept)
+        if not screen.quiet:
+            for notice in (*_host_table(room), *room.host_warnings, *_runs_beside(room, request)):
+                words.say(notice)
+        if is_detached:
+            return _detached(request, screen, supervisor)
+        return _in_the_foreground(request, screen, supervisor)
 
 
 def _host_table(room: Room) -> Iterator[str]:
@@ -85,7 +93,7 @@ def _in_the_foreground(request: UpRequest, screen: Screen, supervisor: Superviso
         try:
             run = create_run(supervisor, _with_columns(request, screen), Lifetime.CLIENT)
             with _page(run) if request.display.ui else nullcontext():
-                is_detached = _show_to_end(supervisor, run, request.display, screen, inbox)
+                is_detached = _show_to_end(supervisor, run, request, screen, inbox)
         finally:
             supervisor.close()
         if is_detached:
@@ -151,11 +159,12 @@ def _write_junit(path: Path | None, run: Run, result: RunResult) -> int:
 
 
 def _show_to_end(
-    supervisor: SupervisorLink, run: Run, display: DisplayOptions, screen: Screen, inbox: SignalInbox
+    supervisor: SupervisorLink, run: Run, request: UpRequest, screen: Screen, inbox: SignalInbox
 ) -> bool:
     """Show the run until the supervisor has exited and all lines are shown, or a key detaches it: then return True.
 
     Signals in `inbox` are stop orders."""
+    display = request.display
     # Imported here, after the start of the run, so that the run starts sooner.
     from orchestrator.cli.keys import pressed_keys
     from orchestrator.client.foreground import follow_to_end
@@ -177,8 +186,9 @@ def _show_to_end(
         view.say(f"orch: {run.id} in {run.dir}")
     source = pressed_keys() if isinstance(view, TerminalView) else nullcontext(NoKeys())
     with source as pressed, grouped(out, f"output of {run.id}"):
-        # The file of --junit is written when the run has ended.
-        keys = LiveKeys(pressed, run, view, "" if display.junit else "d", stops=True)
+        # The file of --junit is written when the run has ended, and an allocation of Slurm is given back then.
+        must_stay = display.junit or request.spec.slurm_job
+        keys = LiveKeys(pressed, run, view, "" if must_stay else "d", stops=True)
         return follow_to_end(supervisor, run.view, view, tasks, inbox, keys, verbose)
 
 

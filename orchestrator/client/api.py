@@ -292,8 +292,12 @@ def result_of(view: RunView) -> RunResult:
 
 def raise_for(result: RunResult) -> None:
     """Raise the error for a result other than success."""
-    if result.succeeded:
-        return
+    if not result.succeeded:
+        raise error_of(result)
+
+
+def error_of(result: RunResult) -> RunEnded:
+    """The error for a result other than success."""
     first = result.first_failure
     is_of_host = result.cause is not None and result.cause.kind is CauseKind.HOST
     if result.outcome == "failed" and first is not None and not is_of_host:
@@ -301,9 +305,9 @@ def raise_for(result: RunResult) -> None:
 
         said = cause_text(result) or f"{first.task}: {exit_text(first.exit_code, first.signal)}"
         message = f"{said}; see {first.log}"
-        raise TaskFailed(safe(message), result, first.task, first.exit_code, Path(first.log))
+        return TaskFailed(safe(message), result, first.task, first.exit_code, Path(first.log))
     why = f": {result.cause.text}" if result.cause and (first is None or is_of_host) else ""
     kinds: Mapping[str, type[RunEnded]] = {"timed_out": RunTimedOut, "stopped": RunStopped, "lost": RunLost}
-    raise kinds.get(result.outcome, RunEnded)(
+    return kinds.get(result.outcome, RunEnded)(
         safe(f"{result.run_id} {result.outcome.replace('_', ' ')}{why}"), result
     )

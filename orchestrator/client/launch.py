@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Unpack
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Unpack
 from orchestrator.client.api import Run, tidy
 from orchestrator.client.stop import STOP_MARGIN_S, Ended, stop_runs
 from orchestrator.core.errors import EngineError, NameTaken, UsageError
+from orchestrator.core.job.choices import EngineName
 from orchestrator.core.job.roles import counted_of
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.text.clean import safe
@@ -70,6 +72,8 @@ class Cluster:
         self._supervisor: SupervisorLink | None = None
         self._run: Run | None = None
         self._owner_pid = 0
+        # Closes the supervisor's stream, then gives an allocation back.
+        self._kept = ExitStack()
 
     def __repr__(self) -> str:
         spec = self._request.spec
@@ -80,28 +84,32 @@ class Cluster:
     def __enter__(self) -> Run:
         self._owner_pid = os.getpid()
         warn(self._request)
-        room = make_room(self._request)
-        for text in room.host_warnings:
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
-        self._supervisor = start_supervisor()
-        try:
-            self._run = create_run(self._supervisor, self._request, Lifetime.CLIENT)
+        with ExitStack() as stack:
+            request = stack.enter_context(on_nodes(self._request, warn_now))
+            room = make_room(request)
+            for text in room.host_warnings:
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
+            self._supervisor = start_supervisor()
+            stack.callback(self._supervisor.close)
+            self._run = create_run(self._supervisor, request, Lifetime.CLIENT)
             if self._stream:
                 stream_lines(self._run)
-        except BaseException:
-            self._supervisor.close()
-            raise
+            self._kept = stack.pop_all()
         return self._run
 
     def __exit__(self, *_: object) -> None:
         if os.getpid() != self._owner_pid:
             return
-        if self._run is not None and self._supervisor is not None:
-            try:
-                self._run.down()
-            finally:
-                self._supervisor.wait(STOP_MARGIN_S)
-                self._supervisor.close()
+        with self._kept:
+            if self._run is not None and self._supervisor is not None:
+                try:
+                    self._run.down()
+                finally:
+                    self._supervisor.wait(STOP_MARGIN_S)
+
+
+def warn_now(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def stream_lines(run: Run) -> None:
@@ -187,6 +195,20 @@ def check_hosts(spec: JobSpec) -> Preflight | None:
     if problems := [finding.message for finding in found.findings if finding.level is Level.PROBLEM]:
         raise UsageError("\n".join(problems))
     return found
+
+
+@contextmanager
+def on_nodes(up: UpRequest, say: Callable[[str], None]) -> Iterator[UpRequest]:
+    """Yield the request with its nodes, which it has for the block. Without --engine slurm: the request as it is.
+
+    `say` shows what a new allocation waits for. UsageError if Slurm refuses."""
+    if up.spec.engine is not EngineName.SLURM:
+        yield up
+        return
+    from orchestrator.preflight.allocation import on_nodes
+
+    with on_nodes(up.spec, os.environ, say) as spec:
+        yield replace(up, spec=spec)
 
 
 def create_run(

@@ -38,6 +38,7 @@ def read_status(view: RunView) -> Status:
         most_attempts=most_attempts(view.record.spec, view.state.history),
         history=view.state.history,
         tensorboard=view.state.tensorboard,
+        debugged=tuple(task.name for task in view.state.tasks.values() if task.is_debugged),
     )
     state, sample = view.latest()
     now_mono = view.now_mono()

@@ -11,23 +11,51 @@ from __future__ import annotations
 import os
 import resource
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Unpack
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Unpack
 
 from orchestrator.client.api import Run
-from orchestrator.client.launch import create_run, load_request, make_room, stream_lines, warn
+from orchestrator.client.launch import (
+    create_run,
+    load_request,
+    make_room,
+    on_nodes,
+    stream_lines,
+    warn,
+    warn_now,
+)
 from orchestrator.client.stop import STOP_MARGIN_S
 from orchestrator.core.errors import UsageError
 from orchestrator.core.text.clean import safe
-from orchestrator.links.client_link import Lifetime
+from orchestrator.links.client_link import Descriptor, Lifetime
 from orchestrator.links.supervisor_link import SupervisorLeft, SupervisorLink, start_supervisor
 from orchestrator.request.settings.keywords import Directory, UpOptions, Words
 from orchestrator.request.settings.request import UpRequest
 
+if TYPE_CHECKING:
+    from orchestrator.client.functions import FunctionCall
+
+Descriptors = Mapping[Descriptor, int]
 _LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
+
+
+def run(
+    function: Callable[..., object],
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    workers: int | None = None,
+    directory: Directory | None = None,
+    *,
+    stream: bool = False,
+    **options: Unpack[UpOptions],
+) -> list[Any]:
+    """Session.run() for one call. A session starts the next call faster, because it keeps TensorFlow imported."""
+    with Session() as session:
+        return session.run(function, args, kwargs, workers, directory, stream=stream, **options)
 
 
 class Session:
@@ -76,6 +104,35 @@ class Session:
         """
         return self._cluster(load_request(workers, command, directory, options), stream=stream)
 
+    def run(
+        self,
+        function: Callable[..., object],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        workers: int | None = None,
+        directory: Directory | None = None,
+        *,
+        stream: bool = False,
+        **options: Unpack[UpOptions],
+    ) -> list[Any]:
+        """Call `function(*args, **kwargs)` in every task of a run, and return what each returned, in task order.
+
+        The other arguments are those of Cluster, without `command`. The function may be a lambda, a closure, or one of
+        a notebook or a test module; it finds sys.path, sys.argv and the environment of this process. An exception in a
+        task is raised here, with the task's name as its attribute `task`; its cause is the TaskFailed of the run, with
+        the traceback of the task. Values of more than 64 MiB are refused.
+        Raises UsageError for what cannot be sent to the tasks, and the errors of up() and of Run.wait().
+        """
+        from orchestrator.client.functions import FunctionCall
+
+        call = FunctionCall(function, args, kwargs, workers, directory, options)
+        with call, self.calling(call, stream=stream) as run:
+            return call.values(run)
+
+    def calling(self, call: FunctionCall, *, stream: bool = False) -> AbstractContextManager[Run]:
+        """Return a context manager for the run of this call, for code that shows the run."""
+        return self._cluster(call.up, stream=stream, descriptors=call.descriptors)
+
     def close(self) -> None:
         """Stop the live run and the kept processes, and wait until they have exited. Idempotent."""
         if not self._is_mine():
@@ -88,17 +145,20 @@ class Session:
                 self._drop_supervisor(STOP_MARGIN_S)
 
     @contextmanager
-    def _cluster(self, up: UpRequest, *, stream: bool) -> Iterator[Run]:
-        run = self._begin(up)
-        try:
-            if stream:
-                stream_lines(run)
-            yield run
-        finally:
-            if self._is_mine():
-                run.down()
+    def _cluster(
+        self, up: UpRequest, *, stream: bool, descriptors: Descriptors = MappingProxyType({})
+    ) -> Iterator[Run]:
+        with on_nodes(up, warn_now) as request:
+            run = self._begin(request, descriptors)
+            try:
+                if stream:
+                    stream_lines(run)
+                yield run
+            finally:
+                if self._is_mine():
+                    run.down()
 
-    def _begin(self, up: UpRequest) -> Run:
+    def _begin(self, up: UpRequest, descriptors: Descriptors) -> Run:
         # The supervisor would read a second request as a stop order for the first run.
         if not self._is_mine():
             raise UsageError(
@@ -120,28 +180,28 @@ class Session:
             try:
                 warn(up)
                 make_room(up)
-                return self._create(up)
+                return self._create(up, descriptors)
             finally:
                 self._is_creating = False
         finally:
             self._lock.release()
 
-    def _create(self, up: UpRequest) -> Run:
+    def _create(self, up: UpRequest, descriptors: Descriptors) -> Run:
         """Create the run with the kept supervisor, or with a new one if what a process inherits has changed."""
         now = _inheritance()
         if now != self._inheritance:
             self._drop_supervisor(STOP_MARGIN_S)
         if self._supervisor is not None:
             try:
-                return self._send_request(self._supervisor, up)
+                return self._send_request(self._supervisor, up, descriptors)
             except SupervisorLeft:
                 pass
         self._supervisor, self._inheritance = start_supervisor(), now
-        return self._send_request(self._supervisor, up)
+        return self._send_request(self._supervisor, up, descriptors)
 
-    def _send_request(self, supervisor: SupervisorLink, up: UpRequest) -> Run:
+    def _send_request(self, supervisor: SupervisorLink, up: UpRequest, descriptors: Descriptors) -> Run:
         try:
-            self._run = run = create_run(supervisor, up, Lifetime.SESSION)
+            self._run = run = create_run(supervisor, up, Lifetime.SESSION, descriptors)
             return run
         except BaseException:
             # Ctrl-C may come before the answer, which the next request would then read as its own.

@@ -13,16 +13,20 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from orchestrator.core.errors import EngineError, UsageError
-from orchestrator.core.job.choices import NetworkOption
+from orchestrator.core.job.choices import EngineName, NetworkOption
 from orchestrator.host.isolation import isolated
+
+if TYPE_CHECKING:
+    from orchestrator.core.job.spec import JobSpec
 
 # Each is imported when it is used.
 _ENGINES = {
     "local": "orchestrator.engines.local:LocalEngine",
     "ssh": "orchestrator.engines.ssh:SshEngine",
+    "slurm": "orchestrator.engines.slurm:SlurmEngine",
 }
 _BUFFER_BYTES = 1 << 20
 
@@ -130,3 +134,10 @@ def engine(name: str, **options: object) -> Engine:
     module, _, attribute = _ENGINES[name].partition(":")
     made: Engine = getattr(import_module(module), attribute)(**options)
     return made
+
+
+def engine_of(spec: JobSpec) -> Engine:
+    """The engine that reaches the job's hosts."""
+    if spec.engine is EngineName.SLURM:
+        return engine("slurm", job=spec.slurm_job)
+    return engine(spec.engine.value, command=spec.ssh_command, connect_timeout_s=spec.link_timeout_s)

@@ -42,11 +42,12 @@ def require_modules(
     first: Path,
     cwd: Path,
     environ: Mapping[str, str],
+    otherwise: str = "",
 ) -> None:
     """Raise a UsageError that names `source` if `python` (with its options) does not find one of `modules`.
 
     `first`: the first directory on the path; `environ` is the tasks', of which only PYTHONPATH counts. An interpreter
-    that does not answer refuses nothing.
+    that does not answer refuses nothing. `otherwise`: what to do if one is missing, instead of a similar name.
     """
     search = "" if {"-E", "-I"} & set(python) else environ.get("PYTHONPATH", "")
     places = [str(first), *(str(cwd / place) for place in search.split(os.pathsep) if place)]
@@ -67,5 +68,5 @@ def require_modules(
         name, known = str(missing[0]), [str(one) for one in missing[1]]
     except (OSError, subprocess.SubprocessError, ValueError, TypeError, IndexError):
         return
-    hint = did_you_mean(name, sorted(known), "install it, or leave the option out")
+    hint = otherwise or did_you_mean(name, sorted(known), "install it, or leave the option out")
     raise UsageError(f"{source}: {python[0]} has no module {name}; {hint}")

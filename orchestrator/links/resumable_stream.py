@@ -19,6 +19,7 @@ from orchestrator.links.bundle import bundle
 from orchestrator.links.delivery import BadFrame, Delivery, own_frame, read_own_frame, seconds, split_frame
 from orchestrator.links.lane import Connect, Lane
 from orchestrator.links.opening import AgentGone, Opening, OpeningFailed, RemoteAgent
+from orchestrator.links.start_queue import StartQueue
 from orchestrator.links.stream import LinkBack, LinkSilent
 
 _PING_S = 1.0
@@ -32,6 +33,8 @@ _RETRY_S = 1.0
 _ATTEMPT_S = 15.0
 # For the first connection, which may have to wait for a busy host or a slow file system.
 _FIRST_S = 30.0
+# A stream whose turn to start has not come looks at the queue in this interval.
+_TURN_CHECK_S = 1.0
 # A process whose stream has ended may take this long to exit and say why.
 _EXIT_S = 1.0
 _EXIT_CHECK_S = 0.02
@@ -47,14 +50,20 @@ class ResumableStream:
     `lost_reason`: why it has ended; None while it is open and after leave()."""
 
     def __init__(
-        self, connect: Connect, agent: RemoteAgent, explain: Callable[[int | None, str], str]
+        self,
+        connect: Connect,
+        agent: RemoteAgent,
+        explain: Callable[[int | None, str], str],
+        starts: StartQueue,
     ) -> None:
         """`connect` starts a connection whose stderr is the given descriptor. `explain` says why one has ended, from
-        its exit code and what the host has printed. EngineError if the first cannot be started."""
+        its exit code and what the host has printed. `starts`: the queue for the first connections of all streams. Later
+        ones do not wait in it, because a lease is running."""
         self.lost_reason: str | None = None
         self._connect = connect
         self._agent = agent
         self._explain = explain
+        self._starts = starts
         self._poller = select.epoll()
         self._delivery = Delivery()
         self._received: list[bytes | LinkSilent | LinkBack] = []
@@ -66,7 +75,7 @@ class ResumableStream:
         self._was_reached = False
         self._resumes = 0
         # When the newest confirmed ping was sent; when the last ping was sent; the agent's newest ping.
-        self._confirmed = self._pinged = self._began = time.monotonic()
+        self._confirmed = self._pinged = time.monotonic()
         self._heard_ping: tuple[float, float] | None = None
         # The ping whose answer is confirmed at once, and not by the next ping: it renews the agent's lease.
         self._urgent_ping = -math.inf
@@ -75,11 +84,9 @@ class ResumableStream:
         self._clock = (0.0, math.inf)
         self._retry_at = math.inf
         self._judged_from = 0.0
-        try:
-            self._open_lane(self._began)
-        except BaseException:
-            self._poller.close()
-            raise
+        # When the first connection was started.
+        self._began = math.inf
+        starts.enter(self, self._open_first, self._confirmed)
         self._promised = self._next_wake()
 
     def fileno(self) -> int:
@@ -90,10 +97,10 @@ class ResumableStream:
         return self.lost_reason is None and not self._has_left
 
     @property
-    def due(self) -> float | None:
+    def due(self) -> float:
         """When read() has something to do although nothing arrives (monotonic seconds)."""
         self._promised = self._next_wake()
-        return self._promised if self.is_open else None
+        return self._promised if self.is_open else time.monotonic()
 
     @property
     def clock(self) -> tuple[float, float]:
@@ -114,10 +121,13 @@ class ResumableStream:
         if not self._is_leaving:
             self.send(b'{"type": "leave"}\n')
             self._is_leaving = True
+        if not self._has_begun:
+            self._end("")
 
     def close(self) -> None:
         """Close all connections. An agent that was not ordered to leave waits for `link_timeout_s`, then leaves."""
         if not self._poller.closed:
+            self._starts.leave(self, time.monotonic())
             self._close_lanes()
             self._poller.close()
 
@@ -135,6 +145,17 @@ class ResumableStream:
         return received, self.is_open
 
     # -- connections
+
+    @property
+    def _has_begun(self) -> bool:
+        return self._began < math.inf
+
+    def _open_first(self) -> None:
+        self._began = time.monotonic()
+        try:
+            self._open_lane(self._began)
+        except (EngineError, OSError) as error:
+            self._end(str(error))
 
     def _open_lane(self, now: float) -> None:
         opening = Opening(bundle(), self._agent, is_first=not self._was_reached)
@@ -161,6 +182,7 @@ class ResumableStream:
         if lane.is_reached and not was_reached:
             self._resumes += 1
             lane.turn, lane.offered = self._resumes, now
+            self._starts.leave(self, now)
             lane.send(
                 own_frame("resume", agent_id=self._agent.agent_id, turn=lane.turn, heard=self._delivery.heard)
             )
@@ -198,6 +220,7 @@ class ResumableStream:
 
     def _end(self, reason: str) -> None:
         """End the stream: as ordered, or lost."""
+        self._starts.leave(self, time.monotonic())
         self._close_lanes()
         if self._is_leaving:
             self._has_left = True
@@ -276,6 +299,7 @@ class ResumableStream:
         if not self.is_open:
             return
         if not self._was_reached:
+            self._starts.advance(now)
             if now - self._began >= _FIRST_S:
                 printed = "".join(f": {lane.printed}" for lane in self._lanes.values() if lane.printed)
                 self._end(f"no answer within {_FIRST_S:g} s{printed}")
@@ -333,6 +357,8 @@ class ResumableStream:
 
     def _next_wake(self) -> float:
         wakes = [time.monotonic() + _EXIT_CHECK_S] if self._exiting else []
+        if not self._has_begun:
+            return time.monotonic() + _TURN_CHECK_S
         if not self._was_reached:
             return min((self._began + _FIRST_S, *wakes))
         judged_from = max(self._confirmed, self._judged_from)

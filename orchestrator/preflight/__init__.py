@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.core.job.spec import JobSpec
-from orchestrator.engines import Engine, engine
+from orchestrator.engines import engine_of
 from orchestrator.host.checks.finding import Finding
 from orchestrator.host.headroom import many_files
 from orchestrator.preflight import findings, questions, table
@@ -19,11 +19,6 @@ class Preflight:
 
     rows: tuple[table.HostRow, ...]
     findings: tuple[Finding, ...]
-
-
-def engine_of(spec: JobSpec) -> Engine:
-    """The engine that reaches the job's hosts."""
-    return engine(spec.engine, command=spec.ssh_command, connect_timeout_s=spec.link_timeout_s)
 
 
 def inspect_hosts(spec: JobSpec, environ: Mapping[str, str]) -> Preflight:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -63,6 +63,42 @@ class ClustersOfTest:
         """
         arguments = {"workers": workers, "command": command, "directory": directory, **options}
         return self.start(Cluster, wait, arguments)
+
+    def run(
+        self,
+        function: Callable[..., object],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        workers: int | None = None,
+        *,
+        directory: Directory | None = None,
+        **options: Unpack[UpOptions],
+    ) -> list[Any]:
+        """Call a function, such as one in the test, in every task; return what each returned. As orchestrator.run."""
+        with Session() as session:
+            return self.call(session, function, args, kwargs, workers, directory, options)
+
+    def call(
+        self,
+        session: Session,
+        function: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object] | None,
+        workers: int | None,
+        directory: Directory | None,
+        options: Mapping[str, object],
+    ) -> list[Any]:
+        """The same as a run of this session."""
+        from orchestrator.client.functions import FunctionCall
+
+        self._set_environment()
+        given = {"timeout": self._timeout, "log_dir": self._runs_dir(), **options}
+        with ExitStack() as stack:
+            call = stack.enter_context(FunctionCall(function, args, kwargs, workers, directory, given))
+            with _without_test_name():
+                run = stack.enter_context(session.calling(call))
+            self._runs.append(run)
+            return call.values(run)
 
     def start(self, start: _Start, wait: bool, arguments: Mapping[str, object]) -> Run:
         """The same with `start`, which is Cluster or creates a cluster of a session."""
@@ -141,6 +177,20 @@ class PreloadedClusters:
         """As ClustersOfTest; also raises UsageError while another cluster of the session is live."""
         arguments = {"workers": workers, "command": command, "directory": directory, **options}
         return self._clusters_of_this_test().start(self._up, wait, arguments)
+
+    def run(
+        self,
+        function: Callable[..., object],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        workers: int | None = None,
+        *,
+        directory: Directory | None = None,
+        **options: Unpack[UpOptions],
+    ) -> list[Any]:
+        """As ClustersOfTest.run."""
+        clusters = self._clusters_of_this_test()
+        return clusters.call(self._session, function, args, kwargs, workers, directory, options)
 
     @contextmanager
     def _up(self, **arguments: Any) -> Iterator[Run]:

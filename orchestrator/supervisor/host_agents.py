@@ -17,11 +17,12 @@ from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.plan.placement import place
 from orchestrator.core.plan.places import HostFacts
 from orchestrator.core.state.events import HostJoined
-from orchestrator.engines import Engine, engine
+from orchestrator.engines import Engine, engine_of
 from orchestrator.links.agent_link import AgentLink, Hello, HostGpu, LogBytes
 from orchestrator.links.client_link import pack_environ, travelling_environ
 from orchestrator.links.opening import RemoteAgent, remote_command
 from orchestrator.links.resumable_stream import ResumableStream
+from orchestrator.links.start_queue import StartQueue
 from orchestrator.store.directory import Directory
 from orchestrator.store.logs.received import ReceivedLogs
 from orchestrator.store.runs.paths import RunPaths
@@ -60,9 +61,10 @@ class HostAgents:
     def __init__(self, spec: JobSpec, remote: Engine | None = None) -> None:
         """`remote`: the engine that reaches the hosts, in place of the one that the job names."""
         self._spec = spec
-        self._engine = remote or engine(spec.engine.value, command=spec.ssh_command)
+        self._engine = remote or engine_of(spec)
         used = set(place(spec))
         self._hosts = [host for host in spec.hosts if host.name in used]
+        self._starts = StartQueue()
         self._links: dict[str, AgentLink] = {}
         self._hellos: dict[str, Hello] = {}
         self._facts: dict[str, HostFacts] = {}
@@ -101,6 +103,7 @@ class HostAgents:
             lambda errors: self._engine.connect(host.destination, words, errors),
             RemoteAgent.new(host.name, self._spec.link_timeout_s),
             lambda code, errors: self._engine.explain(host.name, code, errors),
+            self._starts,
         )
         link = AgentLink(stream, paths.run_id)
         link.serve(paths.run_id, self._spec.failure_grace_s, "", None, environ, self._spec.network)

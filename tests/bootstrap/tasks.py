@@ -67,6 +67,16 @@ class Task:
             if not self._read(0.05):
                 assert not ended, f"ended, and reported only {self.reports}:\n{self.output}"
 
+    def wait_for_first(self, name: str) -> Any:
+        """Wait until a line on the progress pipe has this name; return its value in the first one."""
+        deadline = time.monotonic() + LONGEST_RUN_S
+        while not (found := [line[name] for line in self.reports if name in line]):
+            assert time.monotonic() < deadline, f"reported only {self.reports}:\n{self.output}"
+            ended = self.process.poll() is not None
+            if not self._read(0.05):
+                assert not ended, f"ended, and reported only {self.reports}:\n{self.output}"
+        return found[0]
+
     @property
     def phases(self) -> list[str]:
         """All phases that it reported, in their order, once it has exited."""

@@ -5,8 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hosts_run import HOSTS, HostsRun, counting_command, host_files
+from slurm import Slurm
+from slurm import reason_to_skip as why_no_slurm
 from testbed import Testbed, reason_to_skip
 from waiting import until
 
@@ -46,3 +50,42 @@ def project(machines: Testbed, request: pytest.FixtureRequest) -> Iterator[Path]
     directory.mkdir()
     yield directory
     shutil.rmtree(directory)
+
+
+@pytest.fixture
+def up(machines: Testbed, project: Path) -> Iterator[Any]:
+    """Starts `orch up` on n0. At the end, no process and no file of a run is left on the hosts."""
+    before = {name: host_files(machines[name]) for name in HOSTS}
+    started: list[HostsRun] = []
+
+    def start(*words: str, **options: Any) -> HostsRun:
+        started.append(HostsRun.start(machines, project, *words, **options))
+        return started[-1]
+
+    yield start
+    for run in started:
+        run.clear()
+    for name in HOSTS:
+        assert host_files(machines[name]) == before[name], name
+
+
+@pytest.fixture
+def counting(project: Path) -> tuple[str, ...]:
+    """A command whose tasks print until the file `end` exists."""
+    return counting_command(project)
+
+
+@pytest.fixture
+def slurm(up: Any, machines: Testbed) -> Iterator[Slurm]:
+    """A Slurm of three nodes. At the end its queue is empty, and no step is left on a node."""
+    if reason := why_no_slurm():
+        pytest.skip(reason)
+    started = Slurm(machines)
+    try:
+        yield started
+        machines.heal()
+        until(lambda: not started.queue())
+        for name in ("n1", "n2", "n3"):
+            until(lambda name=name: len(machines[name].programs()) == len(started.daemons(name)))
+    finally:
+        started.close()

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,15 +53,21 @@ class HostsRun:
         machines: Testbed,
         project: Path,
         *words: str,
-        hosts: str = ",".join(HOSTS),
+        hosts: str | None = ",".join(HOSTS),
         before: tuple[str, ...] = (),
+        env: Mapping[str, str] | None = None,
     ) -> HostsRun:
         """`before`: words before those of `orch up`, as `prlimit`."""
+        where = () if hosts is None else ("--hosts", hosts)
         output, messages = machines.directory / "output", machines.directory / "messages"
-        command = [*before, str(ORCH), "up", "--as-root-anyway", "--hosts", hosts, *words]
+        command = [*before, str(ORCH), "up", "--as-root-anyway", *where, *words]
         with output.open("wb") as out, messages.open("wb") as err:
             process = machines["n0"].start(
-                "env", "-C", str(project), *command, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+                *("env", "-C", str(project), *command),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=env,
             )
         return cls(machines, process, output, messages)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,7 @@ import pytest
 from hosts_run import (
     HOSTS,
     LOST,
-    HostsRun,
-    counting_command,
     cut_host,
-    host_files,
     is_whole,
     kill_victim,
 )
@@ -42,29 +38,6 @@ time.sleep(0.1)
 sys.exit(1)
 """
 CUTS = ("both", *(pytest.param(cut, marks=pytest.mark.slow) for cut in ("to the host", "from the host")))
-
-
-@pytest.fixture
-def up(machines: Testbed, project: Path) -> Iterator[Any]:
-    """Starts `orch up` on n0. At the end, no process and no file of a run is left on the hosts."""
-    before = {name: host_files(machines[name]) for name in HOSTS}
-    started: list[HostsRun] = []
-
-    def start(*words: str, **options: Any) -> HostsRun:
-        started.append(HostsRun.start(machines, project, *words, **options))
-        return started[-1]
-
-    yield start
-    for run in started:
-        run.clear()
-    for name in HOSTS:
-        assert host_files(machines[name]) == before[name], name
-
-
-@pytest.fixture
-def counting(project: Path) -> tuple[str, ...]:
-    """A command whose tasks print until the file `end` exists."""
-    return counting_command(project)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from waiting import PATIENCE_S
 
 from orchestrator.links import delivery
 from orchestrator.links.delivery import BadFrame
+from orchestrator.links.start_queue import MOST_STARTING, StartQueue
 from orchestrator.links.stream import LinkBack, LinkSilent
 from worker.agent import delivery as its_delivery
 
@@ -161,6 +163,47 @@ def test_connection_that_cannot_be_made_is_tried_again() -> None:
         pair.has_no_descriptors = False
         pair.ours.send(order(0))
         until(pair, lambda: there(pair) == [0])
+
+
+def test_few_connections_are_opened_at_the_same_time() -> None:
+    """The next one begins when one is open, or when it takes long: its host may be off."""
+    starts = StartQueue()
+    with contextlib.ExitStack() as stack:
+        pairs = [stack.enter_context(Pair(starts=starts)) for _ in range(MOST_STARTING + 2)]
+        for pair in pairs:
+            pair.holds_openings = True
+        first, *_, waiting, last = pairs
+        assert [len(pair._connections) for pair in pairs] == [*[1] * MOST_STARTING, 0, 0]
+        first.holds_openings = False
+        first.its.send({"type": "report", "number": 0})
+        until(first, lambda: here(first) == [0])
+        assert (len(waiting._connections), len(last._connections)) == (1, 0)
+        until(last, lambda: len(last._connections) == 1)
+        assert last.ours.send(order(0))
+        last.holds_openings = False
+        until(last, lambda: there(last) == [0])
+
+
+def test_first_connection_that_cannot_be_started_ends_the_stream() -> None:
+    starts = StartQueue(most=1)
+    starts.enter("another", int, time.monotonic())
+    with Pair(starts=starts) as pair:
+        pair.has_no_descriptors = True
+        starts.leave("another", 0.0)
+        until(pair, lambda: not pair.is_open)
+        assert "Too many open files" in str(pair.ours.lost_reason)
+
+
+def test_stream_that_leaves_before_its_turn_opens_no_connection() -> None:
+    starts = StartQueue(most=1)
+    starts.enter("another", int, time.monotonic())
+    with Pair(starts=starts) as pair:
+        assert pair.ours.due <= time.monotonic() + 2.0
+        pair.ours.leave()
+        assert pair.ours.due <= time.monotonic()
+        until(pair, lambda: not pair.is_open)
+        starts.leave("another", 0.0)
+        assert (pair.ours.lost_reason, pair._connections) == (None, [])
 
 
 def test_older_connection_does_not_replace_a_newer_one() -> None:

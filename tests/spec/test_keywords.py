@@ -34,6 +34,7 @@ TYPES: dict[Kind, Any] = {
     Kind.GPU_MEMORY: int | str,
     Kind.ENVIRONMENT: Environment,
     Kind.MODULES: str | Sequence[str],
+    Kind.DEBUGGED: str | Sequence[str],
     Kind.FAULTS: str | Sequence[str],
     Kind.STRATEGY: Literal[tuple(Strategy)],  # type: ignore[misc]
     Kind.DEVICE: str,

@@ -59,6 +59,7 @@ def test_help_has_the_groups_of_the_contract() -> None:
         "Resources",
         "Hosts",
         "Start",
+        "Debugging",
         "Output",
     ]
 

@@ -16,6 +16,7 @@ from orchestrator.links.agent_link import AgentLink, Hello, LogBytes
 from orchestrator.links.client_link import pack_environ
 from orchestrator.links.opening import RemoteAgent, remote_command
 from orchestrator.links.resumable_stream import ResumableStream
+from orchestrator.links.start_queue import StartQueue
 from orchestrator.store.directory import Directory
 from orchestrator.store.logs.received import ReceivedLogs
 
@@ -40,8 +41,10 @@ class HostDriver(Driver):
         self.command = before + remote_command(python)
         self.relays: list[Connection] = []
         self.host = host or RemoteAgent.new("there", link_timeout_s)
-        self.stream = ResumableStream(self.connect, self.host, lambda code, text: f"exit code {code}: {text}")
-        self.link = AgentLink(self.stream, RUN)
+        stream = ResumableStream(
+            self.connect, self.host, lambda code, text: f"exit code {code}: {text}", StartQueue()
+        )
+        self.link = AgentLink(stream, RUN)
         self.link.serve(RUN, 0.1, "", None, pack_environ(os.environ), NetworkOption.HOST)
         self._directory = Directory.open(directory)
         self.logs = ReceivedLogs(self._directory)

@@ -11,6 +11,7 @@ from typing import Any
 
 from orchestrator.links.opening import RemoteAgent
 from orchestrator.links.resumable_stream import ResumableStream
+from orchestrator.links.start_queue import StartQueue
 from worker.agent.resumable_stream import ResumableStream as AgentStream
 
 _MOST_BYTES = 1 << 20
@@ -69,7 +70,7 @@ class Pair:
 
     `holds_openings`: new connections reach no agent. `has_no_descriptors`: none can be made."""
 
-    def __init__(self, link_timeout_s: float = 60.0) -> None:
+    def __init__(self, link_timeout_s: float = 60.0, starts: StartQueue | None = None) -> None:
         self.loses: set[str] = set()
         self.received_here: list[Any] = []
         self.received_there: list[dict[str, Any]] = []
@@ -85,7 +86,7 @@ class Pair:
         host = RemoteAgent("s", "there", link_timeout_s)
         self.poller = select.epoll()
         self.its = AgentStream(listener, "s", link_timeout_s, self.poller)
-        self.ours = ResumableStream(self._connect, host, lambda code, text: text)
+        self.ours = ResumableStream(self._connect, host, lambda code, text: text, starts or StartQueue())
 
     def __enter__(self) -> Pair:
         return self

@@ -23,17 +23,34 @@ _SMI_FIELDS = "index,uuid,name,memory.total"
 
 def host_facts(environ: Mapping[str, str]) -> dict[str, object]:
     """The fields of `hello` that only another host has. `environ`: of the command that reached it."""
-    ssh = environ.get("SSH_CONNECTION", "").split()
     gpus, lack = _gpus(environ)
     return {
         "addresses": dict(_addresses()),
-        "ssh_address": ssh[2] if len(ssh) == 4 else None,
+        "ssh_address": _reached_address(environ),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "gpus": gpus,
         "gpu_lack": lack,
         "python": platform.python_version(),
         "allowed_cores": sorted(os.sched_getaffinity(0)),
     }
+
+
+def _reached_address(environ: Mapping[str, str]) -> str | None:
+    """The address of this host that ssh connected to, or that srun's machine sees; None if neither started this."""
+    connection = environ.get("SSH_CONNECTION", "").split()
+    if len(connection) == 4:
+        return connection[2]
+    launcher = environ.get("SLURM_LAUNCH_NODE_IPADDR")
+    if not launcher:
+        return None
+    try:
+        with socket.socket(
+            socket.AF_INET6 if ":" in launcher else socket.AF_INET, socket.SOCK_DGRAM
+        ) as probe:
+            probe.connect((launcher, 9))  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
 
 
 def _addresses() -> Iterator[tuple[str, str]]:

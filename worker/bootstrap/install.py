@@ -13,20 +13,26 @@ if TYPE_CHECKING:
 class Options:
     """The options that the agent passes in ORCH_BOOTSTRAP. A missing or invalid value turns its part off.
 
-    `exception_file`, `stacks_file`: absolute paths in directories of the run, whose own directory must be
-    `run_directory` (device and inode), if given. `tracer`: pid of a process that, with its descendants, may trace this
-    one. `fixes`: repair Keras 3. `keep_tf_config`: the script cannot change TF_CONFIG.
+    `task`: its name. `exception_file`, `stacks_file`: absolute paths in directories of the run, whose own directory
+    must be `run_directory` (device and inode), if given. `tracer`: pid of a process that, with its descendants, may
+    trace this one. `fixes`: repair Keras 3. `keep_tf_config`: the script cannot change TF_CONFIG.
+    `debugger`: the `port` that debugpy tries first, and whether the script `waits` for its client. `patient`:
+    TensorFlow waits for tasks that are being debugged.
     `hooks`: False for a program that handles signals, progress and fixes itself; exceptions and stacks are still
     written.
     """
 
     def __init__(self, values: Mapping[str, object]) -> None:
+        self.task = _text(values, "task") or "TASK"
         self.exception_file = _text(values, "exception_file")
         self.stacks_file = _text(values, "stacks_file")
         place = values.get("run_directory")
         self.run_directory = place if isinstance(place, list) else None
         tracer = values.get("tracer")
         self.tracer = tracer if isinstance(tracer, int) else None
+        debugger = values.get("debugger")
+        self.debugger = debugger if isinstance(debugger, dict) else None
+        self.patient = values.get("patient") is True
         self.fixes = values.get("fixes") is True
         self.keep_tf_config = values.get("keep_tf_config") is True
         self.hooks = values.get("hooks") is True
@@ -48,7 +54,7 @@ def install(options: Mapping[str, object]) -> None:
     if exception_file := wanted.exception_file:
         attempt("writing exceptions", lambda: exceptions.install(exception_file, wanted.run_directory))
     attempt("printing stacks at a crash", stacks.print_crashes)
-    attempt("advice at breakpoint()", debugging.advise)
+    attempt("advice at breakpoint()", lambda: debugging.advise(wanted.task))
     if stacks_file := wanted.stacks_file:
         attempt("writing stacks on request", lambda: stacks.listen(stacks_file, pipe, wanted.run_directory))
     tracer = wanted.tracer
@@ -59,3 +65,7 @@ def install(options: Mapping[str, object]) -> None:
     if wanted.hooks:
         attempt("an orderly stop", stopping.install)
         attempt("watching TensorFlow", lambda: tensorflow_hooks.install(pipe, wanted.fixes))
+    if wanted.patient:
+        attempt("waiting for tasks that are debugged", tensorflow_hooks.wait_for_debugged)
+    if (debugger := wanted.debugger) is not None:
+        attempt("the debugger", lambda: debugging.listen(pipe, **debugger))

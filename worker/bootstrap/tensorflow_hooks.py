@@ -6,6 +6,7 @@ Each hook runs once in a process: while it imports TensorFlow, joins its cluster
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 
 from . import stopping
@@ -25,6 +26,8 @@ CANCELLED = 1  # tf.errors.CANCELLED
 _LIBRARY = "libtensorflow_cc.so.2"
 # Seconds for a coordinator to recover a worker after its program has ended.
 _RECOVERY_S = 10.0
+# The limit in a run whose tasks are debugged: a day.
+_DEBUGGING_MS = 24 * 3600 * 1000
 _are_fixes_armed = False
 
 
@@ -45,6 +48,11 @@ def install(pipe: ProgressPipe, fixes: bool) -> None:
         "tensorflow.python.distribute.coordinator.cluster_coordinator",
         lambda _: _at_exit("ending a coordinator", _end_recoveries),
     )
+    if "TF_CONFIG" in os.environ:
+        after_import(
+            "tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver",
+            lambda module: attempt("Slurm's resolver", lambda: _hook_slurm(module)),
+        )
     watch_training(pipe)
     count_steps(pipe)
     if fixes:
@@ -57,6 +65,57 @@ def _apply_settings(tensorflow: ModuleType) -> None:
     from . import tensorflow_settings
 
     tensorflow_settings.apply(tensorflow)
+
+
+def _hook_slurm(module: ModuleType) -> None:
+    """Let a SlurmClusterResolver answer from TF_CONFIG.
+
+    Slurm's variables describe the agent, one a node. And TensorFlow sorts nodes by their text: with 10 or more of them,
+    n10 would come before n2, and a task would take another one's place.
+    """
+    from tensorflow.python.distribute.cluster_resolver.tfconfig_cluster_resolver import (
+        TFConfigClusterResolver,
+    )
+
+    resolver = module.SlurmClusterResolver
+
+    def init(self: Any, *given: Any, **named: Any) -> None:
+        rpc_layer = named.get("rpc_layer", given[6] if len(given) > 6 else "grpc")
+        self._ours = TFConfigClusterResolver(rpc_layer=rpc_layer)
+        self.rpc_layer = rpc_layer
+        self.task_type = self.task_id = None
+
+    def cluster_spec(self: Any) -> Any:
+        self.task_type, self.task_id = self._ours.task_type, self._ours.task_id
+        return self._ours.cluster_spec()
+
+    def num_accelerators(self: Any, *given: Any, **named: Any) -> Any:
+        return self._ours.num_accelerators(*given, **named)
+
+    resolver.__init__ = init
+    resolver.cluster_spec = cluster_spec
+    resolver.num_accelerators = num_accelerators
+
+
+def wait_for_debugged() -> None:
+    """Raise the time limits of TensorFlow's coordination service: on heartbeats, and on the start of a cluster."""
+    after_import(
+        "tensorflow.python.eager.context",
+        lambda context: attempt(
+            "waiting for tasks that are debugged", lambda: _raise_limits(context.Context)
+        ),
+    )
+
+
+def _raise_limits(context: Any) -> None:
+    configure = context.configure_coordination_service
+
+    def configure_coordination_service(self: Any, *arguments: Any, **named: Any) -> None:
+        for limit in ("heartbeat_timeout_in_ms", "cluster_register_timeout_in_ms"):
+            named[limit] = _DEBUGGING_MS
+        configure(self, *arguments, **named)
+
+    context.configure_coordination_service = configure_coordination_service
 
 
 def _at_exit(part: str, action: Callable[[], None]) -> None:

@@ -36,8 +36,7 @@ _READ_BYTES = 1 << 20
 
 
 def identity() -> "dict[str, object]":
-    """The identity of this host: hosts with equal `machine` are one. `reached` is the address that ssh connected to."""
-    connection = os.environ.get("SSH_CONNECTION", "").split()
+    """The identity of this host: hosts with equal `machine` are one. `reached`: see reached_address()."""
     return {
         "version": list(sys.version_info[:3]),
         "python": sys.executable,
@@ -47,10 +46,27 @@ def identity() -> "dict[str, object]":
             _link("/proc/self/ns/pid"),
         ],
         "addresses": addresses(),
-        "reached": connection[2] if len(connection) == 4 else None,
+        "reached": reached_address(),
         "home": os.path.expanduser("~"),
         "temporary": os.environ.get("TMPDIR", "/tmp"),
     }
+
+
+def reached_address() -> "str | None":
+    """The address of this host that ssh connected to, or that srun's machine sees."""
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    if len(connection) == 4:
+        return connection[2]
+    launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR")
+    if not launcher:
+        return None
+    family = socket.AF_INET6 if ":" in launcher else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((launcher, 9))  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
 
 
 def addresses() -> "dict[str, str]":

@@ -11,11 +11,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from worker.agent.processes import DIRECTORY_VARIABLE, STOPPED, read_stat
 from worker.agent.task_process import become_subreaper
 from worker.remote.clearing import clear_up
 from worker.remote.entry import python_words
+from worker.remote.relay import PID
 
 
 def main() -> None:
@@ -38,6 +40,7 @@ def main() -> None:
             pass_fds=(int(listener), int(lock)),
         )
         os.close(int(listener))
+        (Path(directory) / PID).write_text(str(agent.pid))
         _wait(agent.pid, float(link_timeout_s))
     finally:
         clear_up(directory, os.getpid())

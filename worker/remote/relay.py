@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
+import signal
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 
+# In the directory of a session: the agent's pid.
+PID = "agent.pid"
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _READ_BYTES = 1 << 16
 # Not read ahead further than this, so that a slow connection is felt by the agent.
@@ -55,7 +60,29 @@ class _Way:
 
 
 def relay(agent: socket.socket, log: str) -> None:
-    """Copy until an end; what the agent has sent before its end is still written. `log`: the agent's."""
+    """Copy until an end; what the agent has sent before its end is still written. `log`: the agent's.
+
+    In a step of Slurm it stays until the agent has ended and its keeper has cleared up: the end of the step's program
+    kills all others of the step.
+    """
+    place = Path(log).parent
+    is_step = "SLURM_STEP_ID" in os.environ
+    if is_step:
+        # Slurm tells this program alone that the step will end. The agent ends on the same signal.
+        signal.signal(signal.SIGTERM, lambda *_: _pass_on(place))
+    lock = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+    _relay(agent, log)
+    agent.close()
+    if is_step:
+        fcntl.flock(lock, fcntl.LOCK_SH)  # the agent and its keeper hold it
+
+
+def _pass_on(place: Path) -> None:
+    with suppress(OSError, ValueError):
+        os.kill(int((place / PID).read_text()), signal.SIGTERM)
+
+
+def _relay(agent: socket.socket, log: str) -> None:
     try:
         words = os.open(log, os.O_RDONLY | os.O_CLOEXEC)  # its directory is removed when the agent ends
     except OSError:

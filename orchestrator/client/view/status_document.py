@@ -24,7 +24,8 @@ class _Document(BaseModel):
 class RunStatus(_Document):
     """`started_at` is in Unix seconds, `uptime_s` up to now or to the end. `history` holds the attempts before this
     one, of at most `most_attempts` (None: failures are not restarted). `restart_in_s` is set between two attempts.
-    `tensorboard` is the address at which TensorBoard is served, while it is."""
+    `tensorboard` is the address at which TensorBoard is served, while it is. `debugged`: tasks that somebody debugs or
+    that wait for it; meanwhile time limits are suspended."""
 
     id: str
     name: str
@@ -40,6 +41,7 @@ class RunStatus(_Document):
     most_attempts: int | None = None
     history: tuple[AttemptEnd, ...] = ()
     tensorboard: str | None = None
+    debugged: tuple[str, ...] = ()
 
 
 class HostStatus(_Document):

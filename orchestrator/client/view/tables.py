@@ -10,6 +10,7 @@ from orchestrator.client.view.layout import (
     BOLD,
     DIM,
     RED,
+    YELLOW,
     Cell,
     Column,
     fit,
@@ -18,7 +19,7 @@ from orchestrator.client.view.layout import (
 from orchestrator.client.view.messages import attempt_text, due_text, resumed_text
 from orchestrator.client.view.status_document import Status, seconds_until, task_status
 from orchestrator.client.view.task_columns import PHASE_COLOURS, Row, TaskColumn, task_columns
-from orchestrator.core.progress.activity import behind_tasks, late_tasks
+from orchestrator.core.progress.activity import behind_tasks, join_names, late_tasks
 from orchestrator.core.state.result import AttemptEnd
 from orchestrator.core.state.state import RunPhase, RunState, TaskPhase, TaskState
 from orchestrator.core.text.counted import counted
@@ -111,6 +112,9 @@ def status_lines(status: Status, width: int | None, *, colour: bool) -> list[str
     lines = [fit(head, width, colour=colour), fit([Cell(run.dir, (DIM,))], width, colour=colour)]
     if run.tensorboard is not None:
         lines.append(fit([Cell(f"TensorBoard: {run.tensorboard}")], width, colour=colour))
+    if run.debugged:
+        text = f"{join_names(run.debugged)}: in a debugger, so time limits are suspended"
+        lines.append(fit([Cell(text, (YELLOW,))], width, colour=colour))
     if status.tasks:
         rows = [Row(task) for task in status.tasks]
         lines += _task_table(rows, lambda column: column.status, width, colour=colour)
@@ -175,6 +179,8 @@ def _footer_head(moment: Moment) -> list[Cell]:
         detail = f" ({ready} of {len(state.tasks)} ready)"
     most = moment.most_attempts
     head = _head(moment.name, state.phase, detail, uptime_s, state.attempt, most, restart_in_s)
+    if any(task.is_debugged for task in state.tasks.values()):
+        head.append(Cell("  time limits suspended", (YELLOW,)))
     if moment.hint:
         head.append(Cell(f"  {moment.hint}", (DIM,)))
     return head + _resumed(state.attempt, state.history)

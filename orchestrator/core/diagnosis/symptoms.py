@@ -139,7 +139,8 @@ SIGNATURES = (
     ),
     (
         r"\bbdb\.BdbQuit\b",
-        "A task has no terminal to debug in: remove the breakpoint, or --env PYTHONBREAKPOINT=0 for `breakpoint()`.",
+        "A task has no terminal to debug in: --debug lets VS Code attach, and --env PYTHONBREAKPOINT=0 ignores"
+        " `breakpoint()`.",
     ),
     (r"No space left on device|ENOSPC", FULL_DISK),
     (

@@ -66,10 +66,11 @@ class NetworkOption(StrEnum):
 
 
 class EngineName(StrEnum):
-    """How agents are started: on this machine, or on hosts over ssh."""
+    """How agents are started: on this machine, on hosts over ssh, or on the nodes of a Slurm allocation."""
 
     LOCAL = "local"
     SSH = "ssh"
+    SLURM = "slurm"
 
 
 class Placement(StrEnum):

@@ -143,10 +143,18 @@ def check_engine(spec: JobSpec) -> None:
 
 
 def _misfits(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    if not spec.hosts:
+    is_slurm = spec.engine is EngineName.SLURM
+    if not spec.hosts and not is_slurm:
         if spec.engine is EngineName.SSH:
             yield "engine", "ssh needs hosts: add --hosts a:2,b:2"
         return
+    if is_slurm and spec.sync:
+        yield (
+            "sync",
+            "it copies over ssh; under Slurm the directory must be on a file system that all nodes have",
+        )
+    if is_slurm and spec.hosts and spec.slurm_job is None:
+        yield "hosts", 'Slurm chooses the hosts; write --nodes, or --slurm "--nodelist=n1,n2"'
     if spec.engine is EngineName.LOCAL:
         yield (
             "engine",

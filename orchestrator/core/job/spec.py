@@ -62,6 +62,7 @@ class CommandKind(StrEnum):
     SCRIPT = "script"
     MODULE = "module"
     EXECUTABLE = "executable"
+    FUNCTION = "function"  # of the Python process that starts the run
 
 
 def _plain_text(text: str) -> str:
@@ -157,8 +158,8 @@ Environment = Annotated[
 
 
 class Command(BaseModel):
-    """The program of a task. `words` is as the user wrote it (only options for the built-in program), `argv` as it is
-    executed. `serves`: the task is expected to start a TensorFlow server on its port.
+    """The program of a task. `words` is as the user wrote it (only options for the built-in program, `train()` for a
+    function), `argv` as it is executed. `serves`: the task is expected to start a TensorFlow server on its port.
 
     `interpreter` is the Python command with its own options (empty for other programs), `start` how the tasks are
     started, `legacy_keras` whether they get tf_keras as Keras, `notes` lines to show once.
@@ -180,6 +181,8 @@ class Command(BaseModel):
         """The name of the program in messages: `train.py`, `pkg.mod`."""
         if self.kind is CommandKind.BUILTIN:
             return "the built-in program"
+        if self.kind is CommandKind.FUNCTION:
+            return self.words[0]
         match self.argv[len(self.interpreter) :]:
             case ("-m", str(module), *_):
                 return module
@@ -192,6 +195,8 @@ class Command(BaseModel):
     def __str__(self) -> str:
         if self.kind is CommandKind.BUILTIN:
             return shlex.join(("python", "-m", "worker", *self.words))
+        if self.kind is CommandKind.FUNCTION:
+            return self.words[0]
         return shlex.join(self.words)
 
 
@@ -269,6 +274,9 @@ class JobSpec(BaseModel):
     start: StartOption = StartOption.AUTO
     # Modules that the user declares safe to import before a fork.
     preload: tuple[ModuleName, ...] = ()
+    # The tasks that a debugger can attach to, and whether they run before it does.
+    debug: tuple[TaskRef, ...] = ()
+    debug_no_wait: bool = False
     # Repair known faults of Keras.
     fixes: bool = True
     keras: KerasOption = KerasOption.AUTO
@@ -300,6 +308,14 @@ class JobSpec(BaseModel):
     # Copy the working directory to the hosts before the start.
     sync: bool = False
     ssh_command: Annotated[tuple[Word, ...], AfterValidator(_checked_ssh)] = ("ssh",)
+    # Of a new Slurm allocation. None: the cluster's defaults.
+    nodes: Annotated[int, _between(1, MOST_TASKS)] | None = None
+    partition: Annotated[Word, Field(min_length=1)] | None = None
+    account: Annotated[Word, Field(min_length=1)] | None = None
+    time_s: Annotated[float, AfterValidator(_checked_timeout)] | None = None
+    slurm: tuple[Word, ...] = ()
+    # The id of the allocation, once there is one. Then `hosts` are its nodes.
+    slurm_job: str | None = None
 
     @model_validator(mode="after")
     def _check_roles(self) -> Self:
@@ -307,6 +323,11 @@ class JobSpec(BaseModel):
         wanted = {role: its.hosts for role, its in self.role_settings.items() if its.hosts is not None}
         check_role_hosts(wanted, self.hosts)
         return self
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the tasks run on hosts, which may not be known yet."""
+        return bool(self.hosts) or self.engine is EngineName.SLURM
 
     @property
     def workers(self) -> int:

@@ -38,6 +38,7 @@ from orchestrator.core.lifecycle.actions import (
     TakeStacks,
     TearDown,
 )
+from orchestrator.core.lifecycle.debugging import DebugWatch
 from orchestrator.core.lifecycle.host_notices import HostNotices
 from orchestrator.core.lifecycle.restarts import Again, Refused, RunRestarts
 from orchestrator.core.lifecycle.task_ends import Down, TaskEnds, only_evaluator_left
@@ -68,7 +69,7 @@ class Lifecycle:
         self._spec = spec
         self._run_id = run_id
         self._started_mono = started_mono
-        # A silent host answers when it is back, or is lost after this time.
+        # A silent host answers within this time, or is lost.
         self._silence_s = spec.link_timeout_s + LOSS_MARGIN_S if spec.hosts else 0.0
         self._timeout_at = None if spec.timeout_s is None else started_mono + spec.timeout_s
         self._teardown_by: float | None = None
@@ -81,8 +82,7 @@ class Lifecycle:
         self._host_notices = HostNotices()
         self._ends = TaskEnds(spec)
         self._chaos = ChaosWatch(spec.chaos, started_mono)
-        self._resumed_attempt = 1
-        self._last_failed_mono: float | None = None
+        self._debugging = DebugWatch(spec)
         self._begin_attempt()
 
     def _begin_attempt(self) -> None:
@@ -97,9 +97,8 @@ class Lifecycle:
         self._is_tearing_down = False
         self._is_forced = False
         self._grace_s = 0.0
-        self._ends.reset()
-        self._limits.reset()
-        self._silence.reset()
+        for part in (self._ends, self._limits, self._silence):
+            part.reset()
 
     def next_deadline(self) -> tuple[float, str] | None:
         """(monotonic seconds, name) of the next DeadlineReached that must be sent."""
@@ -118,13 +117,16 @@ class Lifecycle:
             # orch does not know what the tasks of a silent host do, and the others may wait for them.
             if not self.state.silent_hosts:
                 wanted += [*self._limits.deadlines(), (self._silence.due, Deadline.SILENCE)]
-        return min(((at, name) for at, name in wanted if at is not None), default=None)
+        suspends = self._debugging.suspends
+        return min(((at, name) for at, name in wanted if at is not None and not suspends(name)), default=None)
 
     def handle(self, event: Event) -> list[Action]:
         """Apply one event; return the actions to perform now, in order."""
         if self.result is not None:
             return []
         before, self.state = self.state, apply(self.state, event)
+        if suspended_s := self._debugging.update(self.state, event.mono):
+            self._defer_limits(suspended_s, event.mono)
         for watch in (self._restarts, self._start, self._limits, self._silence, self._host_notices):
             watch.update(self.state, event.mono)
         faults = [
@@ -134,6 +136,13 @@ class Lifecycle:
         if any(isinstance(action, TearDown) for action in actions):
             self._chaos.decide_teardown(self.state.attempt, event.mono)
         return [*actions, *faults]
+
+    def _defer_limits(self, seconds: float, now: float) -> None:
+        """Time for which limits were suspended does not count."""
+        if self._timeout_at is not None:
+            self._timeout_at += seconds
+        for limit in (self._start, self._ends.after_training, self._limits, self._silence):
+            limit.defer(seconds, now)
 
     def _actions_for(self, before: RunState, event: Event) -> list[Action]:
         match event:
@@ -190,9 +199,9 @@ class Lifecycle:
             case events.TeardownEnded():
                 return self._attempt_over(event)
             case events.TaskProgressed():
-                return [*self._report_resumed(event), *self._report_bad_loss(event)]
-            case events.NotPreloaded() if self._spec.preload:
-                # The user asked for it, so this is not only a detail.
+                resumed = self._restarts.report_resumed(self.state, event)
+                return [*resumed, *self._debugging.report(before, event), *self._report_bad_loss(event)]
+            case events.NotPreloaded() if self._spec.preload:  # not a detail: the user has asked for it
                 return [_notice(event, f"--preload has no effect: {event.reason}")]
             case (
                 events.TaskStarted() | events.TaskReady() | events.TaskRestartPlanned() | events.TaskGivenUp()
@@ -228,17 +237,6 @@ class Lifecycle:
             self._failed_mono = self._noticed_s = None  # the restart settles this failure
         return wanted
 
-    def _report_resumed(self, event: events.TaskProgressed) -> list[Action]:
-        """Report from which step a later attempt continues, at its first step."""
-        state = self.state
-        if state.attempt == self._resumed_attempt or not state.history:
-            return []
-        if not state.tasks[event.task].course.stepped:
-            return []
-        self._resumed_attempt = state.attempt
-        since = event.mono if self._last_failed_mono is None else self._last_failed_mono
-        return [Happen(outcome.resumed(state, event, since))]
-
     def _report_bad_loss(self, event: events.TaskProgressed) -> list[Action]:
         """Report the first loss of the attempt that is not finite. With --stop-on-nan it ends the run."""
         loss = event.progress.bad_loss
@@ -270,6 +268,8 @@ class Lifecycle:
         return self._tear_down(TeardownReason.REQUEST, grace_s)
 
     def _deadline_reached(self, event: events.DeadlineReached) -> list[Action]:
+        if self._debugging.suspends(event.deadline):
+            return []
         match event.deadline:
             case Deadline.TIMEOUT if self.state.teardown is None:
                 self._timeout_at = None
@@ -309,7 +309,7 @@ class Lifecycle:
         if silent is not None and not self._is_tearing_down:
             return [_notice(event, silent)]
         cause = self._limits.blame(self.state, event)
-        if cause is None or self._is_tearing_down:
+        if cause is None or self._is_tearing_down or self._debugging.suspends(event.why):
             return []
         if not event.stacks and any(task.is_live for task in self.state.tasks.values()):
             # The agent answers even for tasks that cannot: so the agent itself hangs.
@@ -362,7 +362,7 @@ class Lifecycle:
         if isinstance(decided, Again) and event.left:
             decided = Refused("processes of this attempt are still running")
         if isinstance(decided, Again):
-            self._last_failed_mono = self._failed_mono or event.mono
+            self._restarts.failed_mono = self._failed_mono or event.mono
             ended = outcome.attempt_end(self.state, self._findings(event.mono, teardown_s))
             mono, delay_s = event.mono, decided.delay_s
             return [Happen(events.RestartPlanned(at=event.at, mono=mono, ended=ended, delay_s=delay_s))]

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from orchestrator.core.diagnosis.cause import PREEMPTED
 from orchestrator.core.job.choices import FailurePolicy
 from orchestrator.core.job.spec import JobSpec
+from orchestrator.core.lifecycle.actions import Action, Happen
 from orchestrator.core.lifecycle.completion import decides
-from orchestrator.core.state.events import TeardownReason
+from orchestrator.core.lifecycle.outcome import resumed
+from orchestrator.core.state.events import TaskProgressed, TeardownReason
 from orchestrator.core.state.result import Cause
 from orchestrator.core.state.state import RunState, TaskState
 from orchestrator.core.state.tasks import Matching
@@ -70,6 +72,9 @@ class RunRestarts:
         self._spec = spec
         self._restarts = Restarts(spec.max_restarts)
         self._has_worked = False
+        self._resumed_attempt = 1
+        # When the last attempt failed (monotonic seconds).
+        self.failed_mono: float | None = None
         self._attempt = 0
         self._working_since: float | None = None
         self._stepped = Matching(lambda task, state: task.course.stepped)
@@ -110,6 +115,16 @@ class RunRestarts:
             return None
         healthy_s = 0.0 if self._working_since is None else mono - self._working_since
         return self._restarts.after(healthy_s, worked=self.worked, asked_for=_asks_for_restart(first))
+
+    def report_resumed(self, state: RunState, event: TaskProgressed) -> list[Action]:
+        """Report from which step a later attempt continues, at its first step."""
+        if state.attempt == self._resumed_attempt or not state.history:
+            return []
+        if not state.tasks[event.task].course.stepped:
+            return []
+        self._resumed_attempt = state.attempt
+        since = event.mono if self.failed_mono is None else self.failed_mono
+        return [Happen(resumed(state, event, since))]
 
     def _policy(self, state: RunState, blame: Cause | None, first: TaskState | None) -> FailurePolicy:
         """The policy for the role of the task to blame, or else of the task that failed first."""

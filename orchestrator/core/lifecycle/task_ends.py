@@ -155,6 +155,11 @@ class AfterTraining:
     def deadlines(self) -> list[tuple[float | None, str]]:
         return [(self._evaluator_by, Deadline.EVALUATOR), (self._dismissed_by, Deadline.DISMISSAL)]
 
+    def defer(self, seconds: float, now: float) -> None:
+        """Wait longer for the evaluator."""
+        if self._evaluator_by is not None:
+            self._evaluator_by += seconds
+
     def begin(self, state: RunState, event: Event) -> list[Action]:
         """Begin to wait for the evaluator, once."""
         evaluator_task = completion.evaluator(state)

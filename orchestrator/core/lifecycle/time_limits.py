@@ -43,6 +43,11 @@ class TimeLimits:
         """A silent host is heard again."""
         self._stall.heard(host, now)
 
+    def defer(self, seconds: float, now: float) -> None:
+        """`seconds` before `now` do not count."""
+        self._start.defer(seconds)
+        self._stall.defer(now)
+
     def deadlines(self) -> list[tuple[float | None, str]]:
         """(monotonic seconds, name) of the next deadlines; none while stacks are being taken."""
         if self._awaited is not None:
@@ -88,6 +93,10 @@ class StartLimit:
         self._servers = Matching(lambda task, state: _has_server(task))
         self._restarting = Matching(lambda task, state: is_in_cluster(task) and awaits_restart(task))
 
+    def defer(self, seconds: float) -> None:
+        if self.due is not None:
+            self.due += seconds
+
     def update(self, state: RunState, now: float) -> None:
         if state.attempt != self._attempt:
             self._attempt, self.due = state.attempt, None
@@ -125,6 +134,10 @@ class SilenceWatch:
     def heard(self, host: str, now: float) -> None:
         """A silent host is heard again."""
         self._limit.heard(host, now)
+
+    def defer(self, seconds: float, now: float) -> None:
+        """`seconds` before `now` do not count."""
+        self._limit.defer(now)
 
     def reset(self) -> None:
         """Ignore the stacks that were asked for in an earlier attempt."""
@@ -239,6 +252,10 @@ class StallLimit:
         for name, task in self._known.items():
             if task.plan.host == host:
                 self._last_sign[name] = now
+
+    def defer(self, now: float) -> None:
+        """No task has been silent until now."""
+        self._last_sign = dict.fromkeys(self._last_sign, now)
 
     def look_again(self, now: float) -> None:
         """No task is to blame yet. The next look is when another task reaches the limit."""

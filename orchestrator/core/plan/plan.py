@@ -31,6 +31,8 @@ _UNBUFFERED = "PYTHONUNBUFFERED"
 _PYTHON_PATH = "PYTHONPATH"
 _COLUMNS = "COLUMNS"
 _LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
+# The port of the first debugger, if it is free: the one that examples of debugpy have.
+_DEBUGGER_PORT = 5678
 # Steps that planned faults wait for. A task that reports its own progress must report these without delay.
 _AWAITED_STEPS = "ORCH_PROGRESS_AT"
 # Common to all tasks, but not known before an attempt. No import reads it.
@@ -247,30 +249,42 @@ def _task_plan(
         log=layout.task_log(name),
         scratch=scratch,
         serves=spec.serves(role),
-        bootstrap=_bootstrap(spec, command, name, layout, python_path),
+        bootstrap=_bootstrap(spec, command, task, layout, python_path),
         fork=command.start.fork,
     )
 
 
 def _bootstrap(
-    spec: JobSpec, command: Command, task: str, layout: RunLayout, python_path: str | None
+    spec: JobSpec, command: Command, task: TaskRef, layout: RunLayout, python_path: str | None
 ) -> Mapping[str, object] | None:
     """Return the options of the bootstrap. The built-in program handles signals and Keras itself, without hooks."""
     if not takes_bootstrap(command):
         return None
-    hooks = command.kind is not CommandKind.BUILTIN
+    hooks, name = command.kind is not CommandKind.BUILTIN, str(task)
     return MappingProxyType(
         {
-            "task": task,
-            "exception_file": str(layout.task_exception(task)),
-            "stacks_file": str(layout.task_stacks(task)),
+            "task": name,
+            "exception_file": str(layout.task_exception(name)),
+            "stacks_file": str(layout.task_stacks(name)),
             # The fixes are for replicas of Keras. Clients of DTensor are not replicas.
             "fixes": hooks and spec.fixes and spec.strategy.strategy is not Strategy.DTENSOR,
             "hooks": hooks,
             "keep_tf_config": hooks and not spec.script_tf_config,
             "pythonpath": python_path,
+            **_debugging(spec, task),
         }
     )
+
+
+def _debugging(spec: JobSpec, task: TaskRef) -> dict[str, object]:
+    """The options of the bootstrap about debuggers; none in a run without them."""
+    if not spec.debug:
+        return {}
+    options: dict[str, object] = {"patient": True}
+    if task in spec.debug:
+        port = _DEBUGGER_PORT + spec.debug.index(task)
+        options["debugger"] = {"port": port, "waits": not spec.debug_no_wait}
+    return options
 
 
 def _common_env(

@@ -32,6 +32,8 @@ def doing(task: TaskState, state: RunState) -> str:
         return f"preloading {', '.join(state.preloading)}" if state.preloading else ""
     if task.phase is TaskPhase.STOPPING or task.phase.is_end:
         return progress_text(task.progress)
+    if task.is_debugged:
+        return _debugged_text(task.progress)
     awaited = waiting_for(task, state)
     if awaited:
         return f"waiting for {join_names(awaited)}"
@@ -41,6 +43,13 @@ def doing(task: TaskState, state: RunState) -> str:
     if told or not task.plan.serves:
         return told
     return "port open" if task.phase is TaskPhase.RUNNING else "starting"
+
+
+def _debugged_text(progress: Progress) -> str:
+    debugger = progress.debugger
+    if debugger is not None and debugger.state == "waiting":
+        return f"waiting for a debugger on port {debugger.port}"
+    return ", ".join(filter(None, (progress_text(progress), "debugged")))
 
 
 def progress_text(progress: Progress) -> str:
@@ -181,6 +190,11 @@ class StartWatch:
             self.due = None
         elif self.due is None:
             self.due = now + LATE_S
+
+    def defer(self, seconds: float, now: float) -> None:
+        """Wait longer."""
+        if self.due is not None:
+            self.due += seconds
 
     def notice(self, state: RunState, now: float) -> str | None:
         """Return the notice once when it is due; else None."""

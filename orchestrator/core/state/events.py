@@ -44,6 +44,19 @@ class FitSteps(_Frozen):
     skips: bool = False
 
 
+class Debugger(_Frozen):
+    """A debugger in a task. `listening` at `port` of 127.0.0.1, and the task runs; `waiting` there for its client;
+    `attached`: the client is there."""
+
+    state: Literal["listening", "waiting", "attached"]
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+
+    @property
+    def is_used(self) -> bool:
+        """Whether somebody debugs the task, or is expected to."""
+        return self.state != "listening"
+
+
 class Progress(_Frozen):
     """The progress that a task reports; unknown fields are None. `epoch` counts from 1. `start_step` is the number of
     steps, over all epochs, that were done before this process's first one: more than 0 if it resumed. `loss` is finite;
@@ -51,7 +64,7 @@ class Progress(_Frozen):
 
     The bootstrap reports the rest: `server` is the address of the TensorFlow server that the task has started,
     `cluster` the number of tasks in the cluster that it has joined, `trains` that it has computed a gradient, `fit` its
-    steps in Keras's `fit`. `skips`: it may do steps that are not in `step`."""
+    steps in Keras's `fit`, `debugger` the debugger in it. `skips`: it may do steps that are not in `step`."""
 
     phase: str | None = None
     epoch: _Count | None = None
@@ -69,6 +82,7 @@ class Progress(_Frozen):
     trains: bool | None = None
     fit: FitSteps | None = None
     skips: bool | None = None
+    debugger: Debugger | None = None
 
 
 class StopReason(StrEnum):

@@ -116,6 +116,12 @@ class TaskState:
         return self.pid is not None and not self.phase.is_end
 
     @property
+    def is_debugged(self) -> bool:
+        """True while somebody debugs it, or it waits for that."""
+        debugger = self.progress.debugger
+        return self.is_live and debugger is not None and debugger.is_used
+
+    @property
     def has_failed(self) -> bool:
         """True if it ended by itself and not with 0. A stop by orch does not count."""
         return self.phase is TaskPhase.FAILED

@@ -103,4 +103,4 @@ def warnings_of_up(spec: JobSpec) -> list[str]:
 
 
 def _of_this_machine(spec: JobSpec, checks: Sequence[Check]) -> list[Check]:
-    return [check for check in checks if not (spec.hosts and check in CHECKS_OF_TASKS_HERE)]
+    return [check for check in checks if not (spec.is_remote and check in CHECKS_OF_TASKS_HERE)]

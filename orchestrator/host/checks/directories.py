@@ -62,7 +62,7 @@ def check_shared_directories(context: Context) -> Iterator[Finding]:
 def _chosen(context: Context) -> list[tuple[str, Path]]:
     spec = context.spec
     # Tasks on other hosts use the checkpoint directory there. The preflight asks these hosts.
-    checkpoints = None if spec.hosts else spec.checkpoint_dir
+    checkpoints = None if spec.is_remote else spec.checkpoint_dir
     options = {"--log-dir": spec.log_dir, "--checkpoint-dir": checkpoints}
     return [(option, directory) for option, directory in options.items() if directory is not None]
 

@@ -34,21 +34,21 @@ def choose_start(
     calls harmless. `legacy`: whether tf.keras is tf_keras.
     """
     if asked is StartOption.SPAWN:
-        return _spawn("--start spawn asks for it")
+        return spawned("--start spawn asks for it")
     if program is None:
-        return _spawn("it is not a Python program")
+        return spawned("it is not a Python program")
     if program.start is None:
         module = program.line.target.module
-        return _spawn(f"the source of {module} is not in this directory" if module else "it is not a script")
-    if setting := _import_setting(program.line, environ):
-        return _spawn(f"{setting} changes how modules are imported")
+        return spawned(f"the source of {module} is not in this directory" if module else "it is not a script")
+    if setting := import_setting(program.line, environ):
+        return spawned(f"{setting} changes how modules are imported")
     try:
         return _by_source(program, program.start, environ, preload, legacy)
     except TooLarge:
-        return _spawn("its source is more than orch reads before a start")
+        return spawned("its source is more than orch reads before a start")
 
 
-def _spawn(reason: str) -> StartMethod:
+def spawned(reason: str) -> StartMethod:
     return StartMethod(fork=False, reason=reason)
 
 
@@ -58,16 +58,16 @@ def _by_source(
     tree, roots = program.tree, program.tree.roots
     has_tensorflow = tree.imports_tensorflow(start)
     if not has_tensorflow and not preload:
-        return _spawn("it does not import tensorflow, so a fork would not be faster")
+        return spawned("it does not import tensorflow, so a fork would not be faster")
     goal = "tensorflow" if has_tensorflow else ", ".join(preload)
     tops = frozenset(name.partition(".")[0] for name in preload)
     if shadow := find_shadow([program.first] if program.first else [], tops):
-        return _spawn(f"{shadow} takes the place of a module that TensorFlow imports")
+        return spawned(f"{shadow} takes the place of a module that TensorFlow imports")
     before = BeforeImport(tree, start, environ, HARMLESS | tops, TENSORFLOW if has_tensorflow else tops)
     if before.obstacle:
-        return _spawn(f"{before.obstacle} before it imports {goal}")
+        return spawned(f"{before.obstacle} before it imports {goal}")
     if shadow := find_shadow([root for root in tree.roots if root not in roots], tops):
-        return _spawn(f"{shadow} takes the place of a module that TensorFlow imports")
+        return spawned(f"{shadow} takes the place of a module that TensorFlow imports")
     modules = _modules(tree, start, before, environ, legacy) if has_tensorflow else []
     return StartMethod(
         fork=True,
@@ -81,16 +81,22 @@ def _modules(
     tree: SourceTree, start: Source, before: BeforeImport, environ: Mapping[str, str], legacy: bool
 ) -> list[str]:
     """The modules to preload, in the order of their first use."""
-    seen = {**environ, **before.constants}
-    keras = "tf_keras" if legacy or seen.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True") else "keras"
-    other_backend = seen.get("KERAS_BACKEND", "tensorflow") != "tensorflow"
-    modules = ["tensorflow"] if other_backend else [before.first or "tensorflow", "tensorflow"]
     # The word anywhere is enough: a Keras preloaded for nothing costs a second, once.
     uses_keras = any(b"keras" in source.text for source in tree.reachable(start))
+    return tensorflow_modules({**environ, **before.constants}, legacy, uses_keras, before.first)
+
+
+def tensorflow_modules(
+    seen: Mapping[str, str], legacy: bool, uses_keras: bool, first: str | None = None
+) -> list[str]:
+    """`seen`: the environment during the imports. `first`: the one of them that is imported first."""
+    keras = "tf_keras" if legacy or seen.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True") else "keras"
+    other_backend = seen.get("KERAS_BACKEND", "tensorflow") != "tensorflow"
+    modules = ["tensorflow"] if other_backend else [first or "tensorflow", "tensorflow"]
     return [*modules, keras] if uses_keras and not (keras == "keras" and other_backend) else modules
 
 
-def _import_setting(line: PythonLine, environ: Mapping[str, str]) -> str | None:
+def import_setting(line: PythonLine, environ: Mapping[str, str]) -> str | None:
     """The option or variable that changes how modules are imported."""
     for option in (
         *line.long_options,

@@ -31,6 +31,7 @@ class Kind(Enum):
     ENVIRONMENT = auto()
     MODULES = auto()
     TASKS = auto()
+    DEBUGGED = auto()  # tasks or all
     FAULTS = auto()
     STRATEGY = auto()
     DEVICE = auto()

@@ -80,7 +80,7 @@ class UpOptions(TypedDict, total=False):
     network: Literal["host", "private"] | None
 
     hosts: str | Sequence[str] | None
-    engine: Literal["local", "ssh"] | None
+    engine: Literal["local", "ssh", "slurm"] | None
     tasks_per_host: int | None
     placement: Literal["pack", "spread"] | None
     interface: str | None
@@ -88,11 +88,19 @@ class UpOptions(TypedDict, total=False):
     remote_python: str | None
     sync: bool | None
     ssh_command: Words | None
+    nodes: int | None
+    partition: str | None
+    account: str | None
+    time: Time | None
+    slurm: Words | None
 
     start: Literal["auto", "spawn"] | None
     preload: str | Sequence[str] | None
     script_tf_config: bool | None
     no_fixes: bool | None
     keras: Literal["auto", "3", "legacy"] | None
+
+    debug: str | Sequence[str] | None
+    debug_no_wait: bool | None
 
     tensorboard: bool | None

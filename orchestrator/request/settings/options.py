@@ -43,6 +43,8 @@ _STRATEGIES = ", ".join(Strategy)
 
 # The formatter would give each argument its own line.
 # fmt: off
+# A debugger is for one run.
+_NOT_SET_FOR_LATER = Where.COMMAND_LINE | Where.KEYWORD
 COMMAND = Option("command", Kind.WORDS, metavar="[-- CMD ...]", where=ELSEWHERE | Where.ROLE,
     part=Part.COMMAND,
     help="train.py ..., python train.py ..., -m pkg.mod ..., or any executable. Without it the built-in"
@@ -54,6 +56,19 @@ HOSTS = Option("hosts", Kind.HOSTS, metavar="a:2,b:2|@FILE", default="this machi
     more="A role's own `hosts` are some of them, without numbers.")
 ENGINE = Option("engine", Kind.CHOICE, choices=tuple(EngineName), default="ssh with --hosts, else local",
     help="How the hosts are reached.")
+SLURM = (
+    Option("nodes", Kind.WHOLE_NUMBER,
+           help="With --engine slurm: the number of nodes.",
+           more="Inside an allocation: use so many of its nodes."),
+    Option("partition", Kind.TEXT, metavar="NAME",
+           help="Partition of a new allocation."),
+    Option("account", Kind.TEXT, metavar="NAME",
+           help="Account that a new allocation is charged to."),
+    Option("time", Kind.DURATION,
+           help="Time limit of a new allocation: 30m, 8h."),
+    Option("slurm", Kind.WORDS, metavar="WORDS",
+           help='Further options of salloc: "--gres=gpu:4 --constraint=a100".'),
+)
 JSON = Option("json", Kind.SWITCH, where=Where.COMMAND_LINE, part=Part.SCREEN,
               help="Print one JSON document (or JSON lines) on stdout.")
 COLOR = Option("color", Kind.CHOICE, choices=tuple(ColorMode), default=ColorMode.AUTO, part=Part.SCREEN,
@@ -201,6 +216,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
                help="Copy the working directory to the hosts by rsync before the start."),
         Option("ssh_command", Kind.WORDS, metavar="WORDS", default="ssh",
                help='The command to connect with: "ssh -F FILE".'),
+        *SLURM,
     ),
     "Start": (
         Option("start", Kind.CHOICE, choices=tuple(StartOption), default=StartOption.AUTO, part=Part.START,
@@ -218,6 +234,14 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         Option("keras", Kind.CHOICE, choices=tuple(KerasOption), default=KerasOption.AUTO, part=Part.START,
                help="Which Keras the tasks get: the one that the script needs, Keras 3, or tf_keras.",
                more="[How orch decides](scripts.md)."),
+    ),
+    "Debugging": (
+        Option("debug", Kind.DEBUGGED, metavar="TASK|all", where=_NOT_SET_FOR_LATER,
+               help="Let VS Code attach to these tasks by debugpy; each waits for it before its first line.",
+               more="It listens on 127.0.0.1, without a password. Time limits are suspended meanwhile"
+                    " ([more](debugging.md))."),
+        Option("debug_no_wait", Kind.SWITCH, where=_NOT_SET_FOR_LATER,
+               help="Do not wait for VS Code."),
     ),
     "Output": (
         Option("tasks", Kind.TASKS, metavar="0,2", default="all", part=Part.DISPLAY, where=NOT_IN_PYTHON,

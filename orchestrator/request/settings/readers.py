@@ -22,6 +22,7 @@ from orchestrator.request.settings.request import TimeFormat
 
 _WHOLE = re.compile(r"[+-]?\d{1,15}\Z", re.ASCII)
 _AUTO = "auto"
+ALL_TASKS = "all"
 _NO_LIMIT = "off"
 _GROW = "grow"
 # Bytes. Smaller amounts of GPU memory were probably written without their unit.
@@ -276,6 +277,12 @@ def _tasks(value: object) -> tuple[TaskRef, ...]:
     return tuple(tasks)
 
 
+def _debugged(value: object) -> tuple[TaskRef, ...] | str:
+    """Read tasks, or `all`."""
+    is_all = isinstance(value, str) and value.strip().lower() == ALL_TASKS
+    return ALL_TASKS if is_all else _tasks(value)
+
+
 def _task(word: str) -> TaskRef:
     if len(word) > 64:
         raise ValueError(f"{shown(word)} is not a task; write worker:0 or 0")
@@ -316,6 +323,7 @@ _READERS: Mapping[Kind, Reader] = {
     Kind.ENVIRONMENT: Reader(text=lambda text: _pairs(_words_text(text)), typed=_env),
     Kind.MODULES: Reader(text=_modules, typed=_modules),
     Kind.TASKS: Reader(text=_tasks, typed=_tasks),
+    Kind.DEBUGGED: Reader(text=_debugged, typed=_debugged),
     Kind.FAULTS: Reader(text=_faults, typed=_faults),
     Kind.STRATEGY: _parsed_by(parse_strategy),
     Kind.DEVICE: _parsed_by(parse_device),

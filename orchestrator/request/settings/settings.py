@@ -31,6 +31,7 @@ from orchestrator.request.command.resolve import (
     resolve_command,
 )
 from orchestrator.request.command.role_hints import cluster_hint, role_hints
+from orchestrator.request.settings.debuggers import debugged_tasks, require_debuggers
 from orchestrator.request.settings.declaration import Part
 from orchestrator.request.settings.given import (
     COMMAND_SOURCE,
@@ -40,7 +41,7 @@ from orchestrator.request.settings.given import (
     misspelt_variables,
     require_plain,
 )
-from orchestrator.request.settings.options import COMMAND, ENGINE, GROUPS, SETTINGS
+from orchestrator.request.settings.options import COMMAND, ENGINE, GROUPS, SETTINGS, SLURM
 from orchestrator.request.settings.request import DisplayOptions, UpRequest, WaitFor
 from orchestrator.request.settings.roles import (
     CommonCommand,
@@ -73,13 +74,16 @@ def load(
     spec = _spec(given, place)
     if spec.chaos:
         _require_tasks(given["chaos"].source, tuple(fault.task for fault in spec.chaos if fault.task), spec)
+    if spec.debug:
+        _require_tasks(given["debug"].source, spec.debug, spec)
+        require_debuggers(given["debug"].source, spec, place)
     if spec.expect_cluster:
         _require_cluster(given["expect_cluster"].source, spec)
     notices = (
         *_notices(spec, given, place),
         *role_hints(spec, {**environ, **spec.env}),
         *_cluster_notices(spec, environ),
-        *(() if spec.hosts else gpu_notices(given, spec, environ)),
+        *(() if spec.is_remote else gpu_notices(given, spec, environ)),
     )
     existing = existing_directories(spec.log_dir, spec.checkpoint_dir)
     return UpRequest(spec=spec, display=_display(given, spec), notices=notices, existing=existing)
@@ -116,6 +120,7 @@ def _spec(given: Mapping[str, Given], place: CommandPlace) -> JobSpec:
         "inherited_tf_config": bool(environ.get("TF_CONFIG")),
         "cores": usable_cores(),
         "gpu_inventory": gpu_inventory(environ),
+        "debug": debugged_tasks(given, roles),
         "fixes": "no_fixes" not in given or not given["no_fixes"].value,
     }
     fields.pop("no_fixes", None)
@@ -126,7 +131,7 @@ def _spec(given: Mapping[str, Given], place: CommandPlace) -> JobSpec:
         fields["on_failure"] = FailurePolicy.RESTART
     if "engine" not in given and "hosts" in given:
         fields["engine"] = EngineName.SSH
-    if "hosts" in given and "remote_python" in given:
+    if ("hosts" in given or fields.get("engine") is EngineName.SLURM) and "remote_python" in given:
         python = given["remote_python"].value
         fields["command"] = command = _run_by(command, python)
         role_settings = {
@@ -286,14 +291,7 @@ def _notices(spec: JobSpec, given: Mapping[str, Given], place: CommandPlace) -> 
         notices += misspelt_variables(environ)
     if spec.inherited_tf_config:
         notices.append("TF_CONFIG is set in this environment; each task gets its own instead")
-    if not spec.hosts:
-        # In a file or a variable they may be for other runs.
-        idle = [
-            each.flag
-            for each in GROUPS["Hosts"]
-            if each.name in given and given[each.name].source == each.flag
-        ]
-        notices += [f"{flag} has no effect without --hosts" for flag in idle if flag != ENGINE.flag]
+    notices += _idle_options(spec, given)
     if any(command.kind is CommandKind.BUILTIN for command in spec.commands) and (
         warning := untested_tensorflow()
     ):
@@ -304,6 +302,16 @@ def _notices(spec: JobSpec, given: Mapping[str, Given], place: CommandPlace) -> 
         notices.append(not_asked_note(python, "tensorboard"))
     notes = dict.fromkeys(note for command in spec.commands for note in command.notes)
     return (*notices, *_chaos_notices(spec), *notes)
+
+
+def _idle_options(spec: JobSpec, given: Mapping[str, Given]) -> Iterator[str]:
+    """Yield which flags about hosts and Slurm change nothing. In a file or a variable they may be for other runs."""
+    for option in GROUPS["Hosts"]:
+        needed = "--engine slurm" if option in SLURM else "--hosts"
+        is_idle = spec.engine is not EngineName.SLURM and (option in SLURM or not spec.hosts)
+        was_typed = option.name in given and given[option.name].source == option.flag
+        if is_idle and was_typed and option is not ENGINE:
+            yield f"{option.flag} has no effect without {needed}"
 
 
 def _cluster_notices(spec: JobSpec, environ: Mapping[str, str]) -> Iterator[str]:

@@ -1,0 +1,228 @@
+"""The nodes of a run under Slurm: those of the allocation that this command runs in, or of a new one."""
+
+from __future__ import annotations
+
+import getpass
+import math
+import os
+import re
+import select
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from orchestrator.core.errors import UsageError
+from orchestrator.core.job.choices import EngineName
+from orchestrator.core.job.hosts import Host
+from orchestrator.core.job.spec import JobSpec
+from orchestrator.core.job.strategy import SettingMisfit
+from orchestrator.core.plan.placement import place
+from orchestrator.core.text.clean import one_line
+from orchestrator.core.text.counted import counted
+from orchestrator.engines.slurm import ask, job_state
+
+_JOB = "SLURM_JOB_ID"
+# salloc runs this on the machine that called it. The allocation lasts until its input ends.
+_HOLDER = ("sh", "-c", 'echo "orch $SLURM_JOB_ID"; exec cat >/dev/null')
+_GRANTED = re.compile(r"^orch (\d+)$", re.MULTILINE)
+_PENDING = re.compile(r"Pending job allocation (\d+)")
+_READ_BYTES = 1 << 16
+# Seconds between questions about a job that waits.
+_LOOK_S = 2.0
+# For salloc to give an allocation back.
+_RELEASE_S = 10.0
+_LONGEST_QUOTE = 200
+_ADVICE = (
+    ("invalid partition", "`sinfo -s` lists the partitions; name one with --partition"),
+    ("account", "`sacctmgr show associations user=$USER` lists your accounts; name one with --account"),
+    ("Node count specification invalid", "the partition has fewer nodes; `sinfo -s` lists them"),
+    ("More processors requested", "the partition has fewer nodes; `sinfo -s` lists them"),
+    ("Requested node configuration is not available", "no node has that; `sinfo -N -l` lists what they have"),
+    ("Requested time limit", "the partition allows less; `sinfo -s` lists the limits"),
+    ("Unable to contact slurm controller", "Slurm's controller does not answer; ask its administrator"),
+)
+
+
+# Reasons to wait that no time removes.
+_NEVER = {
+    "PartitionNodeLimit": "the partition has fewer nodes; `sinfo -s` lists them",
+    "PartitionTimeLimit": "the partition allows less time; `sinfo -s` lists the limits",
+    "PartitionConfig": "the partition does not have such nodes; `sinfo -N -l` lists what they have",
+    "BadConstraints": "no node fits to --slurm; `sinfo -N -l` lists what they have",
+    "InvalidAccount": "name another account with --account",
+    "InvalidQOS": "name another quality of service with --slurm",
+}
+
+
+@contextmanager
+def on_nodes(spec: JobSpec, environ: Mapping[str, str], say: Callable[[str], None]) -> Iterator[JobSpec]:
+    """Yield the job with its nodes as hosts; without --engine slurm, the job as it is.
+
+    Inside an allocation its nodes are used. Otherwise one is made and given back at the end of the block. `say` shows
+    what it waits for. UsageError if Slurm refuses or the nodes do not suffice.
+    """
+    if spec.engine is not EngineName.SLURM or spec.slurm_job is not None:
+        yield spec
+    elif job := environ.get(_JOB):
+        yield _with_nodes(spec, job, _nodes_of_own(job)[: spec.nodes])
+    else:
+        with _Allocation(spec, say) as allocation:
+            yield _with_nodes(spec, allocation.job, _nodes(allocation.job))
+
+
+def _with_nodes(spec: JobSpec, job: str, names: list[str]) -> JobSpec:
+    if spec.nodes is not None and len(names) < spec.nodes:
+        raise UsageError(
+            f"--nodes {spec.nodes}: Slurm's job {job} has {counted(len(names), 'node')}: {', '.join(names)}"
+        )
+    try:
+        hosts = tuple(Host(name=name, destination=name) for name in names)
+        on_them = JobSpec.model_validate({**spec.__dict__, "hosts": hosts, "slurm_job": job})
+        place(on_them)
+    except (ValidationError, SettingMisfit) as error:
+        raise UsageError(f"the nodes of Slurm's job {job} do not suffice: {error}") from error
+    return on_them
+
+
+def _nodes_of_own(job: str) -> list[str]:
+    """The nodes of the allocation that this command runs in."""
+    state, _, owner = (ask("squeue", "-h", "-t", "all", f"--jobs={job}", "--format=%T %u") or "").partition(
+        " "
+    )
+    leave = f"leave this shell, or unset {_JOB} to ask for a new allocation"
+    if not state:
+        raise UsageError(f"{_JOB}={job}: Slurm does not know this job, or does not answer; {leave}")
+    if owner != getpass.getuser():
+        raise UsageError(f"{_JOB}={job}: this job belongs to {owner}; {leave}")
+    if state != "RUNNING":
+        raise UsageError(f"{_JOB}={job}: this allocation has ended ({state.lower()}); {leave}")
+    return _nodes(job)
+
+
+def _nodes(job: str) -> list[str]:
+    """The names of an allocation's nodes, in Slurm's order, in which n2 comes before n10."""
+    listed = ask("squeue", "-h", f"--jobs={job}", "--format=%N")
+    names = ask("scontrol", "show", "hostnames", listed) if listed else None
+    if not names:
+        raise UsageError(f"Slurm does not say which nodes its job {job} has; `scontrol show job {job}` may")
+    return names.splitlines()
+
+
+@dataclass(frozen=True)
+class _Queued:
+    """Why a job waits, and when it is expected to start, in Slurm's words."""
+
+    reason: str
+    start: str
+
+    def __str__(self) -> str:
+        expected = f"; expected start: {self.start}" if self.start not in ("", "N/A") else ""
+        return f"{self.reason or 'no reason given'}{expected}"
+
+
+class _Allocation:
+    """An allocation that lasts for a `with` block. Ctrl-C while it waits gives it up, and so does the end of orch."""
+
+    job: str
+
+    def __init__(self, spec: JobSpec, say: Callable[[str], None]) -> None:
+        self._say = say
+        try:
+            self._process = subprocess.Popen(
+                # salloc leaves with this process, even if it is killed.
+                ["setpriv", "--pdeathsig", "TERM", *_salloc_words(spec), *_HOLDER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise UsageError(f"{error.filename} could not be started ({error.strerror})") from error
+
+    def __enter__(self) -> _Allocation:
+        try:
+            self.job = self._await_grant()
+        except BaseException:
+            self._release()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._release()
+
+    def _await_grant(self) -> str:
+        """Return the id of the job once its nodes are there."""
+        assert self._process.stdout is not None and self._process.stderr is not None
+        texts = {self._process.stdout.fileno(): "", self._process.stderr.fileno(): ""}
+        out, errors = texts
+        poller = select.poll()
+        for fd in texts:
+            poller.register(fd, select.POLLIN)
+        shown = None
+        while True:
+            for fd, _ in poller.poll(_LOOK_S * 1000):
+                data = os.read(fd, _READ_BYTES)
+                texts[fd] += data.decode(errors="replace")
+                if not data:
+                    poller.unregister(fd)
+                    if fd == out:
+                        raise UsageError(self._refusal(texts[errors]))
+            if granted := _GRANTED.search(texts[out]):
+                return granted[1]
+            if (pending := _PENDING.search(texts[errors])) and (queued := _queued(pending[1])) != shown:
+                shown = queued
+                if advice := _NEVER.get(queued.reason):
+                    raise UsageError(f"Slurm would let this run wait for ever ({queued.reason}): {advice}")
+                self._say(f"Slurm's job {pending[1]} is queued: {queued}")
+
+    def _refusal(self, errors: str) -> str:
+        self._process.wait()
+        rest = os.read(self._process.stderr.fileno(), _READ_BYTES) if self._process.stderr else b""
+        text = errors + rest.decode(errors="replace")
+        lines = [one_line(line).strip() for line in text.splitlines() if "error" in line or "setpriv" in line]
+        said = "; ".join(dict.fromkeys(lines))[:_LONGEST_QUOTE] or "salloc gave no reason"
+        advice = next((advice for words, advice in _ADVICE if words.lower() in text.lower()), None)
+        if "No such file" in text and "salloc" in text:
+            return "salloc was not found on this machine; log in to a node of the cluster that has Slurm's programs"
+        return f"Slurm refuses the allocation: {said}" + (f"; {advice}" if advice else "")
+
+    def _release(self) -> None:
+        process = self._process
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+        if not hasattr(self, "job"):
+            process.terminate()
+        try:
+            process.wait(_RELEASE_S)
+        except subprocess.TimeoutExpired:
+            if hasattr(self, "job") and job_state(self.job) == "RUNNING":
+                ask("scancel", self.job)
+            process.kill()
+            process.wait()
+
+
+def _queued(job: str) -> _Queued:
+    reason, _, start = (ask("squeue", "-h", f"--jobs={job}", "--format=%r|%S") or "").partition("|")
+    return _Queued(one_line(reason), one_line(start))
+
+
+def _salloc_words(spec: JobSpec) -> list[str]:
+    nodes = spec.nodes
+    if nodes is None and spec.tasks_per_host is not None:
+        nodes = math.ceil(len(spec.tasks) / spec.tasks_per_host)
+    if nodes is None:
+        raise UsageError("--engine slurm: how many nodes? write --nodes 3, or --tasks-per-host 1")
+    words = ["salloc", "--no-bell", f"--job-name=orch-{spec.name}", f"--nodes={nodes}", "--exclusive"]
+    if spec.partition is not None:
+        words.append(f"--partition={spec.partition}")
+    if spec.account is not None:
+        words.append(f"--account={spec.account}")
+    if spec.time_s is not None:
+        minutes, seconds = divmod(math.ceil(spec.time_s), 60)
+        words.append(f"--time={minutes}:{seconds:02}")
+    return [*words, *spec.slurm]

@@ -1,0 +1,145 @@
+"""A real Slurm on the pretend machines: the controller on n0, where users log in, and a node on each of n1 to n3."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+from testbed import Testbed
+from waiting import until
+
+NEEDED = ("munged", "slurmctld", "slurmd", "srun", "salloc", "sbatch")
+NODES = ("n1", "n2", "n3")
+_FREEZER = Path("/sys/fs/cgroup/freezer")
+_DAEMONS = ("munged", "slurmctld", "slurmd")
+_CONFIG = """\
+ClusterName=pretend
+SlurmctldHost=n0
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={directory}/munge.sock
+CredType=cred/munge
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmdPidFile={directory}/slurmd.%n.pid
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/spool.%n
+SlurmctldLogFile={directory}/slurmctld.log
+SlurmdLogFile={directory}/slurmd.%n.log
+ProctrackType=proctrack/{proctrack}
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+MpiDefault=none
+ReturnToService=2
+JobRequeue=1
+KillWait=10
+MinJobAge=600
+SlurmctldTimeout=30
+SlurmdTimeout=30
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SlurmdParameters=config_overrides
+NodeName=n[1-3] CPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000 State=UNKNOWN
+PartitionName=debug Nodes=n[1-3] Default=YES MaxTime=INFINITE State=UP PriorityTier=1
+PartitionName=urgent Nodes=n[1-3] MaxTime=INFINITE State=UP PriorityTier=10
+"""
+_CGROUP = """\
+CgroupPlugin=cgroup/v1
+CgroupMountpoint=/sys/fs/cgroup
+CgroupAutomount=no
+ConstrainCores=no
+ConstrainRAMSpace=no
+"""
+
+
+def reason_to_skip() -> str | None:
+    """Why Slurm cannot run here, besides what the machines need."""
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    missing = [program for program in NEEDED if shutil.which(program, path=path) is None]
+    if missing:
+        return f"Slurm needs {', '.join(missing)}: apt-get install slurm-wlm munge"
+    return None
+
+
+class Slurm:
+    """Runs the daemons of Slurm on the machines until close(). `n0` is the login node."""
+
+    def __init__(self, machines: Testbed) -> None:
+        self.machines = machines
+        self.directory = machines.shared / "slurm"
+        self._write_files()
+        try:
+            self._start("n0", "munged", *self._munge_words())
+            self._start("n0", "slurmctld", "-c")
+            for name in NODES:
+                self._start(name, "slurmd", "-N", name)
+            until(lambda: self.idle_nodes() == len(NODES))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """The variable by which Slurm's programs find their configuration."""
+        return {"SLURM_CONF": str(self.directory / "slurm.conf")}
+
+    def idle_nodes(self) -> int:
+        done = self.machines["n0"].run(
+            "sinfo", "-h", "-p", "debug", "-t", "idle", "-o", "%D", check=False, env=self.environ
+        )
+        return int(done.stdout or 0)
+
+    def queue(self) -> list[str]:
+        """The jobs that wait or run, as `ID STATE`."""
+        done = self.machines["n0"].run("squeue", "-h", "-o", "%i %T", env=self.environ)
+        return done.stdout.splitlines()
+
+    def daemons(self, name: str, *programs: str) -> list[psutil.Process]:
+        """The daemons of a machine."""
+        wanted = programs or _DAEMONS
+        return [each for each in self.machines[name].processes() if each.name() in wanted]
+
+    def restart_controller(self) -> None:
+        """Kill the controller and start it again with its state."""
+        for process in self.daemons("n0", "slurmctld"):
+            process.kill()
+        self._start("n0", "slurmctld")
+
+    def close(self) -> None:
+        """End all daemons."""
+        for name in ("n1", "n2", "n3", "n0"):
+            for process in self.daemons(name):
+                process.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _start(self, name: str, program: str, *words: str) -> None:
+        path = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin") or program
+        self.machines[name].run(path, *words, env=self.environ)
+
+    def _munge_words(self) -> list[str]:
+        place = self.directory
+        return [
+            f"--key-file={place / 'munge.key'}",
+            f"--socket={place / 'munge.sock'}",
+            *(f"--{kind}-file={place / f'munged.{kind}'}" for kind in ("pid", "log", "seed")),
+        ]
+
+    def _write_files(self) -> None:
+        self.directory.mkdir(mode=0o755)
+        (self.directory / "state").mkdir()
+        key = self.directory / "munge.key"
+        key.touch(0o600)
+        key.write_bytes(os.urandom(128))
+        proctrack = "cgroup" if _FREEZER.is_dir() else "linuxproc"
+        text = _CONFIG.format(directory=self.directory, proctrack=proctrack)
+        (self.directory / "slurm.conf").write_text(text)
+        if proctrack == "cgroup":
+            (self.directory / "cgroup.conf").write_text(_CGROUP)
+        for name in NODES:
+            (self.directory / f"spool.{name}").mkdir()

@@ -1,0 +1,192 @@
+"""Runs under a real Slurm on the pretend machines: the outcomes of a local run, and an empty queue afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hosts_run import is_whole
+from orch_command import ORCH
+from slurm import Slurm
+from testbed import Testbed
+from waiting import until
+
+_LOST = 137
+# worker:1 fails with its own exit code. Its peers wait until they are stopped.
+_FAIL = """
+import json, os, sys, time
+if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
+    sys.exit(7)
+time.sleep(600)
+"""
+_ENGINE = ("--engine", "slurm", "--nodes", "3", "--workers", "3")
+
+
+def up_under(up: Any, slurm: Slurm, *words: str, within: tuple[str, ...] = ()) -> Any:
+    return up(*words, hosts=None, before=within, env=slurm.environ)
+
+
+def test_logs_arrive_from_a_new_allocation(
+    up: Any, slurm: Slurm, project: Path, counting: tuple[str, ...]
+) -> None:
+    run = up_under(up, slurm, *_ENGINE, *counting)
+    run.until_event("task_started", 3)
+    assert [line.partition(" ")[2] for line in slurm.queue()] == ["RUNNING"]
+    (project / "end").touch()
+    result = run.finish()
+    assert result["outcome"] == "succeeded"
+    assert [task["host"] for task in result["tasks"]] == ["n1", "n2", "n3"]
+    assert all(is_whole(run.log(f"worker:{index}")) for index in range(3))
+
+
+def test_allocation_of_the_shell_is_used_and_kept(up: Any, slurm: Slurm, machines: Testbed) -> None:
+    """Here a batch script is that shell: orch runs on its first node."""
+    script = (
+        f"#!/bin/sh\n{ORCH} up --as-root-anyway --engine slurm --workers 3 -- hostname\nsqueue -h -o %T\n"
+    )
+    output = machines.shared / "batch.out"
+    machines["n0"].run(
+        *("sbatch", "--nodes=3", f"--output={output}", f"--chdir={machines.shared}"),
+        stdin=script.encode(),
+        env=slurm.environ,
+    )
+    until(lambda: not slurm.queue())
+    text = output.read_text()
+    assert {line for line in text.splitlines() if line.startswith("worker:")} == {
+        f"worker:{index} | n{index + 1}" for index in range(3)
+    }
+    assert text.splitlines()[-1] == "RUNNING"
+    machines["n1"].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_training_has_the_losses_of_one_machine(
+    up: Any, slurm: Slurm, machines: Testbed, project: Path
+) -> None:
+    train = ("--workers", "3", "--threads", "1")
+    program = ("--", "--epochs", "2", "--global-batch", "48", "--export", "none")
+    machines["n0"].run(
+        *(str(ORCH), "up", "--as-root-anyway", *train, "--checkpoint-dir", str(project / "here"), *program),
+        cwd=project,
+        timeout_s=400,
+    )
+    machines["n0"].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")
+    run = up_under(up, slurm, *_ENGINE, *train[2:], "--checkpoint-dir", str(project / "there"), *program)
+    run.process.wait(400)
+    assert run.finish()["outcome"] == "succeeded", run.text
+    ours, theirs = (json.loads((project / place / "history.json").read_text()) for place in ("here", "there"))
+    for name in ("loss", "accuracy"):
+        assert [epoch.get(name) for epoch in theirs["epochs"]] == pytest.approx(
+            [epoch.get(name) for epoch in ours["epochs"]], rel=1e-5
+        )
+
+
+def test_exit_code_is_that_of_the_task_that_failed(up: Any, slurm: Slurm, project: Path) -> None:
+    (project / "fail.py").write_text(_FAIL)
+    run = up_under(up, slurm, *_ENGINE, "--", sys.executable, "fail.py")
+    result = run.finish()
+    assert (result["exit_code"], result["cause"]["task"]) == (7, "worker:1")
+
+
+@pytest.mark.slow
+def test_lost_node_is_named(up: Any, slurm: Slurm, machines: Testbed, counting: tuple[str, ...]) -> None:
+    run = up_under(up, slurm, *_ENGINE, *counting)
+    run.until_event("task_started", 3)
+    machines.cut("n2")
+    result = run.finish()
+    assert (result["exit_code"], result["cause"]["kind"], result["cause"]["host"]) == (_LOST, "host", "n2")
+    until(lambda: not [line for line in machines["n2"].programs() if "count.py" in line])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["scancel", "time limit"])
+def test_end_of_the_job_is_named(
+    up: Any, slurm: Slurm, machines: Testbed, counting: tuple[str, ...], how: str
+) -> None:
+    limit = ("--time", "60s") if how == "time limit" else ()
+    run = up_under(up, slurm, *_ENGINE, *limit, *counting)
+    run.until_event("task_started", 3)
+    if how == "scancel":
+        (job,) = slurm.queue()
+        machines["n0"].run("scancel", job.split()[0], env=slurm.environ)
+    run.process.wait(200)  # Slurm looks at limits twice a minute
+    result = run.finish()
+    assert (result["exit_code"], result["cause"]["kind"]) == (_LOST, "host")
+    assert ("was cancelled" if how == "scancel" else "time limit") in result["cause"]["text"]
+
+
+@pytest.mark.parametrize("victim", ["orch", pytest.param("srun", marks=pytest.mark.slow)])
+def test_nothing_is_left_after_a_kill(
+    up: Any, slurm: Slurm, machines: Testbed, project: Path, counting: tuple[str, ...], victim: str
+) -> None:
+    run = up_under(up, slurm, *_ENGINE, *counting)
+    run.until_event("task_started", 3)
+    for process in machines["n0"].processes():
+        # One may end because another was killed.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            line = " ".join(process.cmdline())
+            if process.name() == "srun" if victim == "srun" else "orch up" in line or "supervisor" in line:
+                process.kill()
+    if victim == "srun":
+        (project / "end").touch()
+        result = run.finish()
+        # A part of srun that is killed last ends its step. Otherwise another srun takes its place.
+        if result["outcome"] == "succeeded":
+            assert all(is_whole(run.log(f"worker:{index}")) for index in range(3))
+        else:
+            assert (result["exit_code"], result["cause"]["kind"]) == (_LOST, "host")
+    until(lambda: not slurm.queue())
+
+
+def test_controller_may_restart(up: Any, slurm: Slurm, project: Path, counting: tuple[str, ...]) -> None:
+    run = up_under(up, slurm, *_ENGINE, *counting)
+    run.until_event("task_started", 3)
+    slurm.restart_controller()
+    (project / "end").touch()
+    assert run.finish()["outcome"] == "succeeded"
+
+
+def test_interrupt_while_queued_leaves_the_queue(up: Any, slurm: Slurm, machines: Testbed) -> None:
+    other = machines["n0"].start("srun", "--exclusive", "-N3", "sleep", "600", env=slurm.environ)
+    until(lambda: len(slurm.queue()) == 1)
+    run = up_under(up, slurm, *_ENGINE, "--", "true")
+    until(lambda: "is queued: " in run.text)
+    for process in machines["n0"].processes():
+        if "bin/orch up" in " ".join(process.cmdline()):
+            process.send_signal(signal.SIGINT)
+    assert run.process.wait(60) == 130, run.text
+    until(lambda: len(slurm.queue()) == 1)
+    other.kill()
+    other.wait()
+    (job,) = slurm.queue()
+    machines["n0"].run("scancel", job.split()[0], env=slurm.environ)
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "text"),
+    [
+        (("--nodes", "5"), {}, "the partition does not have such nodes"),
+        (("--nodes", "1", "--partition", "nope"), {}, "name one with --partition"),
+        ((), {}, "how many nodes? write --nodes 3"),
+        ((), {"SLURM_JOB_ID": "999"}, "SLURM_JOB_ID=999: Slurm does not know this job"),
+        (("--nodes", "1", "--hosts", "n1"), {}, "Slurm chooses the hosts"),
+        (("--nodes", "1", "--network", "private"), {}, "a private network exists on one machine only"),
+        (("--nodes", "1", "--sync"), {}, "on a file system that all nodes have"),
+        (("--nodes", "1", "--slurm", "--nonsense"), {}, "Slurm refuses the allocation"),
+        (("--nodes", "1", "--detach"), {}, "submit a batch script"),
+    ],
+)
+def test_bad_request_is_refused(
+    up: Any, slurm: Slurm, words: tuple[str, ...], environ: dict[str, str], text: str
+) -> None:
+    run = up("--engine", "slurm", *words, "--", "true", hosts=None, env={**slurm.environ, **environ})
+    assert run.process.wait(60) == 2
+    assert text in run.text
+    assert not slurm.queue()
