@@ -225,6 +225,8 @@ class AgentReports:
         uncaught = read_exception(run, paths.task_exception(task))
         tail = read_log_tail(run, paths.task_log(task), self._logs.process_start(task))
         symptom = read_symptom(tail, uncaught)
+        if uncaught is not None and uncaught.mono is not None:
+            symptom = symptom.model_copy(update={"raised_mono": uncaught.mono - self._clock[0]})
         if uncaught is None or not write_traceback(uncaught, run, paths.task_traceback(task)):
             return symptom
         return symptom.model_copy(update={"exception_file": str(paths.task_traceback(task))})

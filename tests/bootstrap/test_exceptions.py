@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ def test_the_whole_exception_with_its_causes(tmp_path: Path) -> None:
     task = finished(tmp_path, ["train.py"])
     assert (task.wait(), task.output) == expected == (1, task.output)
     found = task.exception
+    assert 0 < found.pop("mono") < time.monotonic()
     assert found == {
         "type": "Broken",
         "message": 'a "quoted"\nmessage',

@@ -17,10 +17,11 @@ from testbed import Testbed
 MOST_LATENCY_S = 0.1
 # How a peer ends when it has lost the first one.
 _ENDS = ("own", "lost", "exit")
-# The first one listens, waits until all others are connected, and raises. A peer reads until the end of the stream.
+# The first one listens, waits until all others are connected, and raises; its streams end, and then it may take long to
+# exit. A peer reads until the end of the stream.
 _FAIL = """
-import json, os, pathlib, socket, sys, time
-here, victim, *ends = sys.argv[1:]
+import atexit, json, os, pathlib, socket, sys, time
+here, victim, exit_s, *ends = sys.argv[1:]
 here, index = pathlib.Path(here), json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 addresses = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
 place = here / "place"
@@ -29,6 +30,9 @@ if index == int(victim):
     (here / "new").write_text("{} {}".format(*server.getsockname()))
     (here / "new").rename(place)
     peers = [server.accept()[0] for _ in addresses[1:]]
+    if float(exit_s):
+        atexit.register(time.sleep, float(exit_s))
+        atexit.register(lambda: [peer.close() for peer in peers])
     raise ValueError("the first failure")
 while not place.exists():
     time.sleep(0.01)
@@ -49,11 +53,13 @@ sys.exit(1)
 
 @dataclass(frozen=True)
 class Draw:
-    """`victim`: the worker that fails first. `ends`: how the others do. `latencies`: of the machines, in seconds."""
+    """`victim`: the worker that fails first. `ends`: how the others do. `latencies`: of the machines, in seconds.
+    `exit_s`: how much longer the victim runs after its peers have lost it."""
 
     victim: int
     ends: tuple[str, ...]
     latencies: tuple[float, ...]
+    exit_s: float = 0.0
 
     @classmethod
     def at_random(cls, chance: random.Random) -> Draw:
@@ -67,13 +73,11 @@ class Draw:
         (project / "place").unlink(missing_ok=True)
         for name, latency_s in zip(HOSTS, self.latencies, strict=True):
             machines.delay(name, latency_s)
-        words = (sys.executable, "fail.py", str(project), str(self.victim), *self.ends)
+        words = (sys.executable, "fail.py", str(project), str(self.victim), str(self.exit_s), *self.ends)
         return HostsRun.start(machines, project, "--workers", "3", "--link-timeout", "60s", "--", *words)
 
     def named_wrongly(self, run: HostsRun) -> str | None:
         """Wait for the end of the run; return what it names, unless that is the first failure."""
-        result = run.finish()
-        named = result["cause"]["task"], result["first_failure"]["task"], result["first_failure"]["exception"]
-        worker = f"worker:{self.victim}"
-        is_right = named[:2] == (worker, worker) and "the first failure" in str(named[2])
-        return None if is_right else f"{self}: {named}"
+        cause = run.finish()["cause"]
+        is_right = cause["task"] == f"worker:{self.victim}" and "the first failure" in run.message_text
+        return None if is_right else f"{self}: {cause}"

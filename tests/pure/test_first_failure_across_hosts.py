@@ -95,6 +95,40 @@ def test_slow_exit_after_its_own_exception_is_the_cause() -> None:
     assert result.cause is not None and result.cause.line == "worker:1: ValueError: boom"
 
 
+def raised(index: int, order: int, raised_s: float, ended_s: float) -> events.TaskExited:
+    symptom = OWN.model_copy(update={"raised_mono": START + raised_s})
+    event = exited(index, 1, order=order, symptom=symptom)
+    return event.model_copy(update={"ended_mono": START + ended_s, "clock_error_s": 0.1, "asked": False})
+
+
+@pytest.mark.parametrize("slow_first", [0.3, 0.1])  # surely before, and within the uncertainty of the clocks
+def test_first_exception_counts_and_not_the_first_exit(slow_first: float) -> None:
+    """A task that raised first may take longer to exit than peers that raised because of it."""
+    lifecycle = running_on(("a", "b", "c"))
+    peers = [raised(0, 0, 1.0 + slow_first, 1.4), raised(1, 1, 1.1 + slow_first, 1.6)]
+    result = the_result(feed_in_turn(lifecycle, [*peers, raised(2, 2, 1.0, 3.0), emptied()]))
+    assert result.first_failure is not None and result.cause is not None
+    assert (result.first_failure.task, result.cause.task) == ("worker:2", "worker:2")
+
+
+@pytest.mark.parametrize("peer", [OWN.model_copy(update={"raised_mono": START + 1.3}), UNKNOWN])
+def test_first_exception_is_the_cause_if_its_task_was_stopped_in_its_exit(peer: Symptom) -> None:
+    """The exit of a peer came first, and the teardown ended the slow task."""
+    lifecycle = running_on(("a", "b"))
+    first = exited(0, 1, order=0, symptom=peer).model_copy(update={"ended_mono": START + 1.4})
+    slow = raised(1, 1, 1.0, 1.5).model_copy(update={"exit_code": None, "signal": 15, "asked": True})
+    result = the_result(feed_in_turn(lifecycle, [first, slow, emptied()]))
+    assert result.first_failure is not None and result.cause is not None
+    assert (result.first_failure.task, result.cause.task) == ("worker:0", "worker:1")
+
+
+def test_task_that_a_signal_ended_is_the_cause_whatever_others_raised() -> None:
+    lifecycle = running_on(("a", "b"))
+    killed = exited(0, signal=9, order=0, symptom=UNKNOWN).model_copy(update={"ended_mono": START + 1.4})
+    result = the_result(feed_in_turn(lifecycle, [killed, raised(1, 1, 1.0, 1.5), emptied()]))
+    assert result.cause is not None and result.cause.task == "worker:0"
+
+
 def test_exit_with_0_that_is_surely_before_left_early() -> None:
     for ended, error, kind in ((START - 1, 0.1, "left_early"), (START - 1, 2.0, "exited")):
         lifecycle = running_on(("a", "b"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import time
 
 # Not the json module: it imports re, and the script may shadow it.
 from _json import encode_basestring_ascii as _json_string
@@ -30,9 +31,10 @@ def install(path: str, run_directory: list[int] | None = None) -> None:
     """Write an uncaught exception to `path`, which is in a directory of the run, before Python prints it.
 
     The file is one JSON document: `type` as Python prints it, `message`, `text` (the whole traceback with chained
-    exceptions) and `at` (`FILE:LINE`, where it was raised, or null). Python then prints it without the frames of this
-    package; the file has them. Uncaught exceptions of other threads do not end the process. They are appended to
-    `path` + ".threads", one document a line.
+    exceptions), `at` (`FILE:LINE`, where it was raised, or null) and `mono` (when it was written, in monotonic seconds:
+    the exit may follow much later). Python then prints it without the frames of this package; the file has them.
+    Uncaught exceptions of other threads do not end the process. They are appended to `path` + ".threads", one document
+    a line.
     """
     owner = os.getpid()
     previous = sys.excepthook
@@ -132,6 +134,7 @@ def describe(kind: type[BaseException], value: BaseException, trace: TracebackTy
         "message": _json_string(_shortened(_message(value), LONGEST_MESSAGE)),
         "text": _json_string(_shortened(_text(kind, value, trace), LONGEST_TEXT)),
         "at": _json_string(places[-1][0]) if places else "null",
+        "mono": repr(time.monotonic()),
     }
     return "{" + ",".join(f'"{key}":{item}' for key, item in fields.items()) + "}\n"
 

@@ -20,38 +20,56 @@ _RANKS = {SymptomKind.OWN: 0, SymptomKind.UNKNOWN: 1, SymptomKind.COLLATERAL: 2}
 def first_ended(tasks: Iterable[TaskState]) -> TaskState | None:
     """Return the task that ended first.
 
-    The exits on one host have an order. Times of different hosts are compared, and where the clocks leave the order
-    open, a task that raised an exception by itself comes first, and one that blames a peer last.
+    The exits on one host have an order. Times of different hosts are compared: those of the exceptions of two tasks,
+    because the exit may follow much later, else those of the exits. Where the clocks leave the order open, a task that
+    raised an exception by itself comes first, and one that blames a peer last.
     """
     by_host: dict[str | None, TaskState] = {}
     for task in tasks:
         known = by_host.get(task.plan.host)
         if known is None or _order(task) < _order(known):
             by_host[task.plan.host] = task
-    earliest = min(by_host.values(), key=_ended, default=None)
-    if earliest is None:
+    firsts = list(by_host.values())
+    if not firsts:
         return None
-    possible = [task for task in by_host.values() if not ended_surely_before(earliest, task)]
-    return min(possible, key=lambda task: (_RANKS[_kind(task)], _ended(task), _order(task)))
+    # No other task is surely before both of these.
+    raised = [task for task in firsts if _raised(task) is not None]
+    earliest = [min(firsts, key=_ended), *sorted(raised, key=_failed)[:1]]
+    possible = [task for task in firsts if not any(ended_surely_before(other, task) for other in earliest)]
+    return min(possible, key=lambda task: (_RANKS[_kind(task)], _failed(task), _order(task)))
 
 
 def ended_surely_before(task: TaskState, other: TaskState) -> bool:
-    """Whether a task ended before another one, however wrong their clocks are."""
+    """Whether a task ended before another one, or raised its exception before, however wrong their clocks are."""
     if task.plan.host == other.plan.host:
         return _order(task) < _order(other)
-    return _ended(other) - _ended(task) > task.clock_error_s + other.clock_error_s
+    when = _ended if None in (_raised(task), _raised(other)) else _failed
+    return when(other) - when(task) > task.clock_error_s + other.clock_error_s
 
 
 def own_failure_elsewhere(state: RunState, first: TaskState) -> tuple[str, str] | None:
-    """Return (task, exception) of a task on another host that failed by itself, and took longer to exit than `first`,
-    which blames a peer."""
-    others = (task for task in state.tasks.values() if task.plan.host != first.plan.host)
+    """Return (task, exception) of a task on another host that raised it before `first` failed, and took longer to exit.
+    If `first` blames a peer, also of one that failed by itself at any time.
+
+    The exit can be an effect of the teardown; the exception is not."""
+    blames_peer = _kind(first) is SymptomKind.COLLATERAL
     own = [
-        (_ended(task), task.name, exception)
-        for task in others
-        if task.phase is TaskPhase.FAILED and (exception := own_exception(task.symptom)) is not None
+        (_failed(task), task.name, exception)
+        for task in state.tasks.values()
+        if task.plan.host != first.plan.host
+        and (exception := own_exception(task.symptom)) is not None
+        and ((blames_peer and task.phase is TaskPhase.FAILED) or _raised_surely_before(task, first))
     ]
     return min(own)[1:] if own else None
+
+
+def _raised_surely_before(task: TaskState, first: TaskState) -> bool:
+    """Whether a task raised its exception before `first` raised its own, or else chose to exit."""
+    raised = _raised(task)
+    has_chosen_to_exit = _kind(first) is SymptomKind.UNKNOWN and first.exit_code is not None
+    if raised is None or (_raised(first) is None and not has_chosen_to_exit):
+        return False
+    return _failed(first) - raised > task.clock_error_s + first.clock_error_s
 
 
 def failed_host(state: RunState, first: TaskState | None) -> HostState | None:
@@ -98,6 +116,16 @@ def _order(task: TaskState) -> int:
 
 def _ended(task: TaskState) -> float:
     return task.ended_mono or 0.0
+
+
+def _raised(task: TaskState) -> float | None:
+    return None if task.symptom is None else task.symptom.raised_mono
+
+
+def _failed(task: TaskState) -> float:
+    """When the task raised its exception, else when it ended."""
+    raised = _raised(task)
+    return _ended(task) if raised is None else raised
 
 
 def _kind(task: TaskState) -> SymptomKind:

@@ -73,11 +73,11 @@ def _find_task(state: RunState, first: TaskState) -> Cause:
         if left is not None:
             text = "left early: it exited with 0 while its peers still trained"
             return Cause(task=left.name, kind=CauseKind.LEFT_EARLY, text=text)
-        own = _own_failure(first) or own_failure_elsewhere(state, first)
-        if own is not None:
-            # The exit can be an effect of the teardown; the exception is not.
-            task, exception = own
-            return Cause(task=task, kind=CauseKind.EXITED, text=exception)
+    own = _own_failure(first) if kind is SymptomKind.COLLATERAL else None
+    own = own or own_failure_elsewhere(state, first)
+    if own is not None and not died_of_signal:
+        task, exception = own
+        return Cause(task=task, kind=CauseKind.EXITED, text=exception)
     return Cause(task=first.name, kind=CauseKind.EXITED, text=_describe_end(first))
 
 

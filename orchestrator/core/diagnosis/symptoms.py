@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from orchestrator.core.diagnosis.shortages import FULL_DISK, NO_FILES, NO_PROCESSES
 from orchestrator.core.diagnosis.stack_text import is_user_file
 from orchestrator.core.state.events import Symptom, SymptomKind
+from orchestrator.core.state.result import Seconds
 
 TAIL_LINES = 20
 _MAX_LINE = 400
@@ -172,13 +173,14 @@ SIGNATURES = (
 
 class Uncaught(BaseModel):
     """An uncaught exception as the task itself wrote it: `type` is the full name, `text` the complete traceback with
-    its causes, `at` the place in the source that raised it."""
+    its causes, `at` the place in the source that raised it, `mono` the time, by the clock of its host."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
     type: str
     message: str
     text: str
     at: str | None = None
+    mono: Seconds | None = None
 
     @property
     def line(self) -> str:

@@ -126,7 +126,7 @@ class SymptomKind(StrEnum):
 class Symptom(_Frozen):
     """The classified last output of a failed task. `exception` is the last line of its traceback, `place` the user's
     line that led to it (`FILE:LINE`), `lines` its last lines. `exception_file` holds the complete exception with its
-    causes, as the task itself wrote it."""
+    causes, as the task itself wrote it. `raised_mono` is when that was, on this machine's monotonic clock."""
 
     kind: SymptomKind
     exception: str | None = None
@@ -134,6 +134,7 @@ class Symptom(_Frozen):
     exception_file: str | None = None
     advice: str | None = None
     lines: tuple[str, ...] = ()
+    raised_mono: Seconds | None = None
 
 
 class PlannedTask(_Frozen):
