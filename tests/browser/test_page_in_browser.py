@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.browser import sample_documents as samples
-from tests.browser.conftest import live_page, report_page
+from tests.browser.conftest import accessibility_faults, live_page, report_page
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 OpenPage = Callable[..., Any]
@@ -39,30 +39,22 @@ def _go(page: Any, tab: str, **query: object) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_every_view_is_accessible_and_fits(open_page: OpenPage, width: int, scheme: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     page = _open_run(open_page, samples.run_document(state="failed"), width=width, scheme=scheme)
     for tab in VIEWS:
         _go(page, tab)
         page.locator(".log-row:visible, .task-row:visible, .block:visible").first.wait_for()
-        serious = [
-            (found["id"], [node["html"][:150] for node in found["nodes"][:3]])
-            for found in axe.run(page).response["violations"]
-            if found["impact"] in ("serious", "critical")
-        ]
-        assert serious == [], tab
+        assert accessibility_faults(page) == [], tab
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), tab
 
 
 def test_comparison_and_list_are_accessible(open_page: OpenPage) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     documents = [samples.run_document(), samples.run_document(state="failed", seed=2)]
     page = open_page(report_page(documents, [], samples.comparison(documents)))
     page.locator(".chart canvas").first.wait_for()
     for where in ("#/compare", "#/runs"):
         page.goto(f"{page.url.split('#')[0]}{where}")
         page.locator("table:visible").first.wait_for()
-        found = axe.run(page).response["violations"]
-        assert [item["id"] for item in found if item["impact"] in ("serious", "critical")] == []
+        assert accessibility_faults(page) == []
     assert page.locator(".runs tbody tr").count() == 2
 
 

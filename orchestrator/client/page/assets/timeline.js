@@ -335,6 +335,8 @@
     }
 
     eventRow({ kind, text, time, tasks }) {
+      // The task stands beside the text.
+      if (tasks.length === 1 && text && text.startsWith(`${tasks[0]}: `)) text = text.slice(tasks[0].length + 2);
       const address = Orch.address(this.run.id, "logs", { at: time.toFixed(3), near: tasks[0] });
       return el(`li.event.k-${kind in MARKS ? kind : "notice"}`, null, el("a", { href: address },
         el("span.when", null, Orch.offset(time, 1)), el("span.event-task", null, tasks.length ? Orch.taskNames(tasks) : "run"),
