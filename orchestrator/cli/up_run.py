@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from orchestrator.cli import words
@@ -24,9 +25,12 @@ from orchestrator.core.state.result import RunResult
 from orchestrator.host.checks import warnings_of_up
 from orchestrator.links.client_link import Lifetime
 from orchestrator.links.signal_inbox import SignalInbox
-from orchestrator.links.supervisor_link import SupervisorLink
+from orchestrator.links.supervisor_link import SupervisorLink, start_supervisor
 from orchestrator.request.settings import settings
 from orchestrator.request.settings.request import DisplayOptions, UpRequest, WaitFor
+
+if TYPE_CHECKING:
+    from orchestrator.client.source_watch import SourceWatch
 
 # `worker:0-3 | ` is two cells wider than `worker:0 | `.
 _ROOM_FOR_A_GROUP = 2
@@ -44,14 +48,36 @@ def run_up(flags: Mapping[str, object], screen: Screen, early: SupervisorLink | 
     if not screen.quiet:
         for notice in (*request.notices, *warnings_of_up(request.spec)):
             words.say(notice)
+    if request.display.watch:
+        from orchestrator.cli.up_watch import run_watching
+
+        return run_watching(request, flags, screen, early)
+    return run_once(request, screen, early).code
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How `orch up` ended one run. `by_user`: it was stopped or detached, which also ends --watch."""
+
+    code: int
+    by_user: bool = False
+    checkpoint_dir: Path | None = None
+
+
+def run_once(
+    request: UpRequest, screen: Screen, early: SupervisorLink | None, sources: SourceWatch | None = None
+) -> Ended:
+    """Start one run and follow it as asked. `sources`: stop it when they change."""
     is_detached = request.display.detach or request.display.wait is not None
+    if not is_detached:
+        request = _with_columns(request, screen)
     if is_detached and request.spec.engine is EngineName.SLURM:
         raise UsageError(
             "--engine slurm: the allocation ends with the `orch up` that asked for it; instead of --detach or --wait,"
             " submit a batch script that calls `orch up`"
         )
-    with on_nodes(request, words.say) as request:
-        room = make_room(request)
+    with on_nodes(request, words.say) as request, _supervisor_for(request, early) as early:
+        room = make_room(request, early)
         say_skipped(room.skipped)
         say_swept(room.swept)
         if not screen.quiet:
@@ -63,8 +89,17 @@ def run_up(flags: Mapping[str, object], screen: Screen, early: SupervisorLink | 
                 words.say(note)
         with start.supervisor:
             if is_detached:
-                return _detached(request, screen, start)
-            return _in_the_foreground(request, screen, start)
+                return Ended(_detached(request, screen, start))
+            return _in_the_foreground(request, screen, start, sources)
+
+
+@contextmanager
+def _supervisor_for(request: UpRequest, early: SupervisorLink | None) -> Iterator[SupervisorLink | None]:
+    """Yield the supervisor that was started early. A job on other hosts has one in any case, for their check."""
+    if early is None and request.spec.hosts:
+        early = start_supervisor()
+    with early or nullcontext():
+        yield early
 
 
 def _host_table(room: Room) -> Iterator[str]:
@@ -93,27 +128,35 @@ def _runs_beside(room: Room, request: UpRequest) -> Iterator[str]:
         )
 
 
-def _in_the_foreground(request: UpRequest, screen: Screen, start: Start) -> int:
+def _in_the_foreground(
+    request: UpRequest, screen: Screen, start: Start, sources: SourceWatch | None
+) -> Ended:
     supervisor = start.supervisor
     # While processes exist, a signal is a stop order, not an exception.
     with SignalInbox(STOP_SIGNALS) as inbox:
         try:
-            run = start.create(_with_columns(request, screen), Lifetime.CLIENT)
+            run = start.create(request, Lifetime.CLIENT)
             with _page(run) if request.display.ui else nullcontext():
-                is_detached = _show_to_end(supervisor, run, request, screen, inbox)
+                is_detached = _show_to_end(supervisor, run, request, screen, inbox, sources)
         finally:
             supervisor.close()
         if is_detached:
             words.say(f"left {run.id}; it keeps running: `orch attach` shows it, `orch down` stops it")
             if screen.json:
                 words.print_json(run.status().model_dump(mode="json"))
-            return ExitCode.OK
+            return Ended(ExitCode.OK, by_user=True)
         result = supervisor.received_result() or api.result_of(run.view)
         code = _write_junit(request.display.junit, run, result)
+        is_changed = sources is not None and sources.has_changed()
+        ended = Ended(code, result.outcome == "stopped" and not is_changed, run.checkpoint_dir)
+        if sources is not None and not (ended.by_user or inbox.count):
+            if result.outcome != "stopped":
+                words.report_end(result, screen)
+            return ended
         # A signal that arrives now does not change the exit code.
         with inbox.settled(code):
             words.report_end(result, screen)
-    return code
+    return replace(ended, by_user=True)
 
 
 @contextmanager
@@ -166,7 +209,12 @@ def _write_junit(path: Path | None, run: Run, result: RunResult) -> int:
 
 
 def _show_to_end(
-    supervisor: SupervisorLink, run: Run, request: UpRequest, screen: Screen, inbox: SignalInbox
+    supervisor: SupervisorLink,
+    run: Run,
+    request: UpRequest,
+    screen: Screen,
+    inbox: SignalInbox,
+    sources: SourceWatch | None,
 ) -> bool:
     """Show the run until the supervisor has exited and all lines are shown, or a key detaches it: then return True.
 
@@ -194,9 +242,9 @@ def _show_to_end(
     source = pressed_keys() if isinstance(view, TerminalView) else nullcontext(NoKeys())
     with source as pressed, grouped(out, f"output of {run.id}"):
         # The file of --junit is written when the run has ended, and an allocation of Slurm is given back then.
-        must_stay = display.junit or request.spec.slurm_job
+        must_stay = display.junit or request.spec.slurm_job or sources is not None
         keys = LiveKeys(pressed, run, view, "" if must_stay else "d", stops=True)
-        return follow_to_end(supervisor, run.view, view, tasks, inbox, keys, verbose)
+        return follow_to_end(supervisor, run.view, view, tasks, inbox, keys, verbose, sources)
 
 
 def _detached(request: UpRequest, screen: Screen, start: Start) -> int:

@@ -6,6 +6,7 @@ import errno
 import math
 import time
 from collections.abc import Collection
+from typing import Protocol
 
 from orchestrator.client.follow import Follower
 from orchestrator.client.live_keys import LiveKeys
@@ -33,17 +34,19 @@ def follow_to_end(
     inbox: SignalInbox,
     keys: LiveKeys,
     verbose: bool = False,
+    sources: SourceChanges | None = None,
 ) -> bool:
     """Show the run until its supervisor has exited and all lines are shown, or a key detaches it: then return True.
 
     `inbox` collects STOP_SIGNALS. The first signal is an orderly stop, the second kills. Once the run has ended, a
-    signal skips the remaining lines. Raises EngineError if the supervisor does not answer.
+    signal skips the remaining lines. A change of `sources` stops the run. Raises EngineError if the supervisor does
+    not answer.
     """
     follower = Follower(run, view, tasks, verbose=verbose)
     orders = _Orders(link, run, follower)
     try:
         with run.keep_open():
-            return _follow(link, follower, view, inbox, keys, orders)
+            return _follow(link, follower, view, inbox, keys, orders, sources)
     except _NoAnswer as error:
         pid = run.record.supervisor_pid
         raise EngineError(
@@ -52,6 +55,13 @@ def follow_to_end(
         ) from error
     finally:
         follower.close()
+
+
+class SourceChanges(Protocol):
+    """The source files of the run. `fileno()` is readable once one of them has changed."""
+
+    def fileno(self) -> int: ...
+    def has_changed(self) -> bool: ...
 
 
 class _NoAnswer(Exception):
@@ -105,6 +115,7 @@ def _follow(
     inbox: SignalInbox,
     keys: LiveKeys,
     orders: _Orders,
+    sources: SourceChanges | None,
 ) -> bool:
     """Return whether a key has detached the run."""
     output_open = True
@@ -118,10 +129,13 @@ def _follow(
             except OSError as error:
                 output_open = False
                 orders.stop(_reason_of(error))
-        inbox.wait(pause, link.fileno(), *keys.descriptors)
+        watched = () if sources is None or sources.has_changed() else (sources.fileno(),)
+        inbox.wait(pause, link.fileno(), *keys.descriptors, *watched)
         for number in inbox.take():
             orders.stop(STOP_SIGNALS[number])
             view.hurry()
+        if sources is not None and sources.has_changed():
+            orders.stop(StopReason.SOURCE_CHANGED)
         if keys.handle():
             if not orders.was_sent:
                 link.detach()

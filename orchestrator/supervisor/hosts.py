@@ -82,6 +82,10 @@ class Agents(Protocol):
     def facts(self) -> Mapping[str, HostFacts]:
         """The facts of the hosts that have joined. Empty for this machine, whose facts are in the job."""
 
+    @property
+    def run_id(self) -> str | None:
+        """The id of their run if they have one before it is created."""
+
     def serve(self, spec: JobSpec, store: RunStore) -> None:
         """Have all agents serve this run from now on. EngineError if one cannot be started."""
 
@@ -121,6 +125,7 @@ class LocalAgent:
     """The agent of this machine. It serves several runs, one after the other."""
 
     facts: Mapping[str, HostFacts] = {}
+    run_id: str | None = None
 
     def __init__(self, engine: Engine, early: Connection | None = None) -> None:
         """`early`: to an agent that was started before there was a run."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import debugging, exceptions, stacks, stopping, tensorflow_hooks, tf_config
+from . import debugging, exceptions, stacks, stopping, task_facts, tensorflow_hooks, tf_config
 from .messages import ProgressPipe, attempt
 
 TYPE_CHECKING = False  # importing typing takes longer than importing the whole bootstrap
@@ -62,6 +62,8 @@ def install(options: Mapping[str, object]) -> None:
         attempt("tracing by py-spy", lambda: stacks.allow(tracer))
     if wanted.keep_tf_config:
         attempt("keeping TF_CONFIG", tf_config.keep)
+    attempt("reporting versions", lambda: task_facts.report_versions(pipe))
+    attempt("noticing saved checkpoints", lambda: task_facts.report_saves(pipe))
     if wanted.hooks:
         attempt("an orderly stop", stopping.install)
         attempt("watching TensorFlow", lambda: tensorflow_hooks.install(pipe, wanted.fixes))

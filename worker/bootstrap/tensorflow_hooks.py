@@ -141,6 +141,14 @@ def _end_recoveries() -> None:
             handler.stop = lambda: None
 
 
+def _keep_remote_functions() -> None:
+    """Let Python's exit remove no function from the workers of a coordinator, which end with it.
+
+    Each removal waits for an answer of every worker, which can take a minute (docs/tensorflow.md).
+    """
+    sys.modules["tensorflow.python.eager.context"].Context.remove_function = lambda self, name: None
+
+
 def _arm_fixes_once() -> None:
     global _are_fixes_armed
     if _are_fixes_armed:
@@ -236,6 +244,7 @@ def _connecting_interruptibly(connect: Callable[..., None], pipe: ProgressPipe) 
             raise
         server_def = next((each for each in arguments if isinstance(each, bytes)), None)
         pipe.report(phase="training", cluster=Place(server_def).tasks)
+        _at_exit("leaving a coordinator's workers", _keep_remote_functions)
 
     return set_server_def
 

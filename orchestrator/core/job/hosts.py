@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
@@ -28,6 +29,14 @@ _HOST = re.compile(
 )
 _PLAIN_IPV6 = re.compile(rf"({_USER}@)?[0-9A-Fa-f]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\Z")
 _HOW = "write a host such as node1, user@node1 or node1:4 (4 tasks)"
+
+
+def _checked_address(text: str) -> str:
+    return str(ip_address(text))
+
+
+# An IP address that a host reports.
+Address = Annotated[str, AfterValidator(_checked_address)]
 
 
 def _checked_slots(slots: int) -> int:

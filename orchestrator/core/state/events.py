@@ -95,6 +95,7 @@ class StopReason(StrEnum):
     CLIENT_GONE = "client_gone"  # the foreground client was killed
     OUTPUT_CLOSED = "output_closed"  # the reader of the client's output closed it
     TIMEOUT = "timeout"  # --timeout
+    SOURCE_CHANGED = "source_changed"  # --watch: the client starts the next run
 
 
 # The stop reason of each signal to the client.
@@ -226,6 +227,24 @@ class TaskProgressed(_Event):
     type: Literal["task_progressed"] = "task_progressed"
     task: TaskName
     progress: Progress
+
+
+class VersionsFound(_Event):
+    """The versions in a task's process: of `python`, and of `tensorflow`, `keras` and `tf_keras` once it has imported
+    them."""
+
+    type: Literal["versions_found"] = "versions_found"
+    task: TaskName
+    versions: dict[str, str]
+
+
+class CheckpointSaved(_Event):
+    """A task has saved the checkpoint or model `name`, which took `seconds`. Very many saves are not all recorded."""
+
+    type: Literal["checkpoint_saved"] = "checkpoint_saved"
+    task: TaskName
+    name: str
+    seconds: Seconds
 
 
 class LossBecameBad(_Event):
@@ -477,6 +496,8 @@ Event = (
     | TaskStartFailed
     | TaskReady
     | TaskProgressed
+    | VersionsFound
+    | CheckpointSaved
     | LossBecameBad
     | TaskExited
     | DiskFull

@@ -36,7 +36,7 @@ from orchestrator.request.settings.declaration import (
     Part,
     Where,
 )
-from orchestrator.request.settings.request import ColorMode, TimeFormat, WaitFor
+from orchestrator.request.settings.request import WATCH_SOURCES, ColorMode, TimeFormat, WaitFor, WatchFrom
 
 _NO_LIMIT = "no limit"
 _STRATEGIES = ", ".join(Strategy)
@@ -227,6 +227,12 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
                help="Keep orch's processes and the preloaded modules for this time after the run, for the next"
                     " `orch up` in this directory; off for none.",
                more="[More](warm.md)."),
+        Option("watch", Kind.WATCH, metavar="GLOB", bare=WATCH_SOURCES, part=Part.DISPLAY, where=NOT_IN_PYTHON,
+               help="Run again when the script, a local module, orch.toml, or a file of this pattern changes.",
+               more="It needs `pip install 'tf-orch[watch]'` ([more](warm.md#run-again-on-save))."),
+        Option("watch_from", Kind.CHOICE, choices=tuple(WatchFrom), default=WatchFrom.START,
+               part=Part.DISPLAY, where=NOT_IN_PYTHON,
+               help="With --watch: start with new checkpoints, or continue from the last one."),
         Option("preload", Kind.MODULES, metavar="MODULE", part=Part.START,
                help="A module to import before tasks are forked; repeatable.",
                more="You vouch that its import starts nothing, and reads nothing that a task changes."),

@@ -231,6 +231,11 @@ def _display(given: Mapping[str, Given], spec: JobSpec) -> DisplayOptions:
             f"{given['ui'].source}: the page is served while `orch up` follows the run, and a detached `orch up` exits"
             " before; start `orch ui` beside it"
         )
+    if values.get("watch") and values.get("detach"):
+        raise UsageError(
+            f"{given['watch'].source}: the files are watched while `orch up` follows the run; leave out --detach and"
+            " --wait"
+        )
     if "junit" in values:
         _require_file(given["junit"])
         if values.get("detach") and values.get("wait") is not WaitFor.DONE:
