@@ -417,7 +417,7 @@ class HostJoined(_Event):
 
 
 class HostSilent(_Event):
-    """A host was not heard for `seconds`. orch connects to it again."""
+    """A host has not answered for `seconds`. orch connects to it again."""
 
     type: Literal["host_silent"] = "host_silent"
     host: HostName
@@ -425,7 +425,7 @@ class HostSilent(_Event):
 
 
 class HostBack(_Event):
-    """A host is heard again, after `seconds`."""
+    """A host answers again, after `seconds`."""
 
     type: Literal["host_back"] = "host_back"
     host: HostName
@@ -433,7 +433,7 @@ class HostBack(_Event):
 
 
 class HostLost(_Event):
-    """A host is lost with all its tasks: it was not heard for --link-timeout, or its agent has ended."""
+    """A host is lost with all its tasks: it has not answered for --link-timeout, or its agent has ended."""
 
     type: Literal["host_lost"] = "host_lost"
     host: HostName

@@ -129,7 +129,7 @@ class TaskState:
 
 
 class HostPhase(StrEnum):
-    """A host's state. `silent`: it was not heard for seconds, and may be lost or come back."""
+    """A host's state. `silent`: it has not answered for seconds, and may be lost or come back."""
 
     JOINED = "joined"
     SILENT = "silent"
@@ -170,7 +170,7 @@ class HostState:
 
     @property
     def failed_mono(self) -> float:
-        """Since when a lost host was not heard."""
+        """Since when a lost host did not answer."""
         return self.heard_mono or self.lost_mono or 0.0
 
 
@@ -188,7 +188,7 @@ class RunState:
     bad_loss: the first loss of this attempt that was not finite
     left: processes that were not ended, because they run under another user
     hosts: the hosts by name; empty if all tasks run on this machine
-    silent_hosts: those that were not heard for seconds, and may be lost or come back
+    silent_hosts: those that have not answered for seconds, and may be lost or come back
     """
 
     phase: RunPhase = RunPhase.STARTING

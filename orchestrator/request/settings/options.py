@@ -209,7 +209,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         Option("interface", Kind.TEXT, metavar="NAME", default="the one that ssh reaches",
                help="Network interface of the hosts that the tasks talk over: eth0, ib0."),
         Option("link_timeout", Kind.DURATION, default=DEFAULT_LINK_TIMEOUT_S,
-               help="A host that was not heard for this time is lost, and ends its tasks itself."),
+               help="A host that has not answered for this time is lost, and ends its tasks itself."),
         Option("remote_python", Kind.TEXT, metavar="PATH", default="the path of the one here",
                help="Python interpreter on the hosts: 3.11 or newer."),
         Option("sync", Kind.SWITCH,
