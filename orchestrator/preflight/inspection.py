@@ -74,7 +74,7 @@ class Inspections:
         self._open.clear()
 
     def ask(self, host: str, question: Mapping[str, Any]) -> None:
-        """Send a question. A host that is lost already gets none."""
+        """Send a question, unless the host is lost already."""
         if host in self._open and question:
             self._send(host, json.dumps(question).encode() + b"\n")
 

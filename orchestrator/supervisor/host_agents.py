@@ -38,7 +38,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 class _HostLogs:
-    """The logs that one host sends: its own go beside those of the run, the tasks' into the directory of the logs."""
+    """Writes the logs of one host: those of its tasks into the directory of logs, its own into that of the run."""
 
     def __init__(self, run: Directory, logs: Directory, host: str) -> None:
         self._host = host
@@ -94,7 +94,7 @@ class HostAgents:
         self._hellos: dict[str, Hello] = {}
         self._facts: dict[str, HostFacts] = {}
         self._logs: dict[str, _HostLogs] = {}
-        # The directory of the tasks' logs, common to all hosts.
+        # The directory of the logs of all tasks.
         self._directory: Directory | None = None
         self._store: RunStore | None = None
         # Hosts whose agents were ordered to preload.
@@ -262,7 +262,7 @@ class HostAgents:
 
 
 def _facts(hello: Hello, interface: str | None) -> HostFacts:
-    """The facts of a host. Its address is that of `interface`, or else the one at which it was reached."""
+    """The facts of a host. Its address is that of `interface`; without one, the address that ssh has reached."""
     address = hello.addresses.get(interface) if interface is not None else hello.ssh_address
     return HostFacts(
         address=address or next(iter(hello.addresses.values()), _LOOPBACK),

@@ -175,6 +175,12 @@ def _misfits(spec: JobSpec) -> Iterator[tuple[str, str]]:
             "a private network exists on one machine only, and tasks on several hosts could not reach each other;"
             " leave it out, or leave out --hosts",
         )
+    if spec.profile is not None:
+        yield (
+            "profile",
+            "it reads the recordings on this machine, and tasks write theirs on their hosts; leave it out, or leave out"
+            " --hosts",
+        )
     if spec.tensorboard is not None:
         yield (
             "tensorboard",

@@ -46,14 +46,14 @@ class FitSteps(_Frozen):
 
 class Debugger(_Frozen):
     """A debugger in a task. `listening` at `port` of 127.0.0.1, and the task runs; `waiting` there for its client;
-    `attached`: the client is there."""
+    `attached`: the client is there. `post_mortem`: pdb reads from the user's terminal after a failure."""
 
-    state: Literal["listening", "waiting", "attached"]
+    state: Literal["listening", "waiting", "attached", "post_mortem"]
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
 
     @property
     def is_used(self) -> bool:
-        """Whether somebody debugs the task, or is expected to."""
+        """Whether a person debugs the task, or is expected to."""
         return self.state != "listening"
 
 
@@ -140,7 +140,7 @@ class Symptom(_Frozen):
 
 class PlannedTask(_Frozen):
     """A task as planned for an attempt, with secrets masked. `env` is without TF_CONFIG, except in an older file.
-    `host` is None on this machine; `log` is a path on this machine."""
+    `host` is None on this machine; `log` is a path on this machine. `interactive`: it has the user's terminal."""
 
     task: TaskName
     role: str
@@ -152,6 +152,7 @@ class PlannedTask(_Frozen):
     log: str
     serves: bool
     host: HostName | None = None
+    interactive: bool = False
 
 
 class _Event(_Frozen):
@@ -418,7 +419,7 @@ class HostJoined(_Event):
 
 
 class HostSilent(_Event):
-    """A host was not heard for `seconds`. orch connects to it again."""
+    """A host has not answered for `seconds`. orch connects to it again."""
 
     type: Literal["host_silent"] = "host_silent"
     host: HostName
@@ -426,7 +427,7 @@ class HostSilent(_Event):
 
 
 class HostBack(_Event):
-    """A host is heard again, after `seconds`."""
+    """A host answers again, after `seconds`."""
 
     type: Literal["host_back"] = "host_back"
     host: HostName
@@ -434,7 +435,7 @@ class HostBack(_Event):
 
 
 class HostLost(_Event):
-    """A host is lost with all its tasks: it was not heard for --link-timeout, or its agent has ended."""
+    """A host is lost with all its tasks: it has not answered for --link-timeout, or its agent has ended."""
 
     type: Literal["host_lost"] = "host_lost"
     host: HostName
