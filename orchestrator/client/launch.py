@@ -188,14 +188,15 @@ def check_hosts(spec: JobSpec, supervisor: SupervisorLink | None = None) -> Pref
     """
     if not spec.hosts:
         return None
-    # Not imported for a run on this machine, whose start it would delay.
-    from orchestrator.preflight import inspect_hosts
-    from orchestrator.preflight.sync import copy_directory
-
     if spec.sync:
+        from orchestrator.preflight.sync import copy_directory
+
         copy_directory(spec, spec.hosts)
     if supervisor is not None:
         supervisor.prepare(spec)
+    # Imported while the supervisor connects to the hosts, and not for a run on this machine.
+    from orchestrator.preflight import inspect_hosts
+
     found = inspect_hosts(spec, os.environ)
     if problems := [finding.message for finding in found.findings if finding.level is Level.PROBLEM]:
         raise UsageError("\n".join(problems))

@@ -105,13 +105,13 @@ def _prepare(spec: JobSpec, client: ClientLink, here: LocalAgent, remote: Engine
     """Start the agents of a job and let them preload until the client sends more; None if that is not possible."""
     from orchestrator.supervisor.host_agents import HostAgents  # links to other hosts take long to import
 
-    here.end()
     agents = HostAgents(spec, remote)
     try:
         agents.open_early()
     except EngineError:
         agents.end()
         return None  # the run reports it
+    here.end()  # it waits for the agent's exit, during which the connections are opened
     if not client.has_line:
         agents.serve_until_readable(client.fileno())
     return agents

@@ -80,7 +80,7 @@ def test_exit_of_the_chief_waits_for_no_answer(orch: Orch, tmp_path: Path, stopp
     words = ("--keras", "legacy", "--grace", "1s", "--", str(script), str(tmp_path), stopped)
     done = orch("up", *SERVERS, *words, timeout_s=PATIENT_S)
     assert done.code == 3, done.out + done.err
-    assert orch.result()["cause"]["task"] == "chief:0"
+    assert orch.result()["first_failure"]["task"] == "chief:0"
     assert (tmp_path / "left").read_text() == "by the script's own function"
 
 

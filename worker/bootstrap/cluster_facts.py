@@ -1,4 +1,4 @@
-"""Reports whether a task joins a cluster, at which address, whether it trains, and the steps of Keras's `fit`."""
+"""The place of a task in its cluster; reports whether it trains, and the steps of Keras's `fit`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,38 @@ if TYPE_CHECKING:
 _OTHER_CLUSTERS = ("horovod", "mpi4py", "byteps", "smdistributed")
 
 
+# Seconds. TensorFlow itself waits for a leader that comes later, or never.
+_LONGEST_WAIT_S = 10.0
+_CONNECT_S = 1.0
+_CHECK_S = 0.02
+
+
+def await_listener(address: str) -> None:
+    """Wait until a server listens at `address` (host:port), for a limited time.
+
+    Called before TensorFlow connects to it: gRPC repeats a connection that was refused after a second.
+    """
+    import socket
+
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + _LONGEST_WAIT_S
+    while port.isdecimal() and time.monotonic() < deadline:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+            return
+        except ConnectionRefusedError:
+            time.sleep(_CHECK_S)
+        except OSError:
+            return  # TensorFlow reports it
+
+
 class Place:
-    """The address of this process's server, and the number of tasks in its cluster. Unknown: "" and 0."""
+    """The address of this process's server, that of the cluster's leader, and the number of tasks in its cluster.
+    Unknown: "", "" and 0."""
 
     def __init__(self, server_def: object) -> None:
         """`server_def`: TensorFlow's ServerDef, serialized. An error is logged."""
-        self.address, self.tasks = "", 0
+        self.address, self.leader, self.tasks = "", "", 0
         if isinstance(server_def, bytes):
             attempt("reporting the cluster", lambda: self._read(server_def))
 
@@ -36,6 +62,10 @@ class Place:
         jobs = {job.name: dict(job.tasks) for job in server.cluster.job}
         self.address = jobs.get(server.job_name, {}).get(server.task_index, "")
         self.tasks = sum(len(tasks) for tasks in jobs.values())
+        # For example: /job:worker/replica:0/task:0
+        leader = server.default_session_config.experimental.collective_group_leader
+        parts = dict(part.partition(":")[::2] for part in leader.split("/"))
+        self.leader = jobs.get(parts.get("job", ""), {}).get(int(parts.get("task", 0)), "")
 
 
 def watch_training(pipe: ProgressPipe) -> None:

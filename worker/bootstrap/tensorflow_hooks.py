@@ -11,7 +11,7 @@ import sys
 
 from . import stopping
 from .after_import import after_import, before_import
-from .cluster_facts import Place, count_steps, watch_training
+from .cluster_facts import Place, await_listener, count_steps, watch_training
 from .messages import attempt, log
 
 TYPE_CHECKING = False
@@ -174,6 +174,8 @@ def _hook_context(bindings: Any, pipe: ProgressPipe) -> None:
         stopping.raise_if_stopping()
         place = Place(server_def)
         pipe.report(phase="waiting", server=place.address)
+        if place.leader != place.address:
+            await_listener(place.leader)
         try:
             join(context, server_def)
         except Exception:
