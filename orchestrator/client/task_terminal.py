@@ -11,6 +11,7 @@ import fcntl
 import os
 import pty
 import select
+import signal
 import struct
 import termios
 import tty
@@ -28,6 +29,7 @@ _TERMINAL, _POST_MORTEM = "terminal", "post_mortem"
 # Ctrl-], as in telnet: no debugger or shell uses it.
 _LEAVE, LEAVE_KEY = b"\x1d", "Ctrl-]"
 _READ_BYTES = 1 << 16
+_INTERRUPT = b"\x03"
 # Seconds for the user's terminal to take the last output.
 LAST_DRAIN_S = 1.0
 
@@ -127,9 +129,10 @@ class TaskTerminal:
         """Pass on what was typed and written. Return False when the user or the task has left."""
         if self._awaits:
             return True
-        leaves = self.is_connected and self._read_keys()
+        leaves = False
         if self.is_connected:
-            self._fit()
+            self._fit()  # first: keys may be for the new size
+            leaves = self._read_keys()
         data = self._read_output() if self._out.drain(0.0) else b""
         if data:
             self._append(run, data)
@@ -142,8 +145,11 @@ class TaskTerminal:
         """Send typed keys to the task. Return whether the key that leaves was among them."""
         leaves = b""
         if _is_readable(self._keyboard) and len(self._typed) < _READ_BYTES:
-            typed, leaves, _ = os.read(self._keyboard, _READ_BYTES).partition(_LEAVE)
+            typed, leaves, rest = os.read(self._keyboard, _READ_BYTES).partition(_LEAVE)
             self._typed += typed
+            if _INTERRUPT in rest:
+                # It came with the key that leaves, so it is for this process.
+                signal.raise_signal(signal.SIGINT)
         try:
             while self._typed:
                 self._typed = self._typed[os.write(self._master, self._typed) :]
