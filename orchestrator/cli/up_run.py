@@ -27,10 +27,12 @@ from orchestrator.links.client_link import Lifetime
 from orchestrator.links.signal_inbox import SignalInbox
 from orchestrator.links.supervisor_link import SupervisorLink, start_supervisor
 from orchestrator.request.settings import settings
-from orchestrator.request.settings.request import DisplayOptions, UpRequest, WaitFor
+from orchestrator.request.settings.request import UpRequest, WaitFor
 
 if TYPE_CHECKING:
     from orchestrator.client.source_watch import SourceWatch
+    from orchestrator.client.task_terminal import TaskTerminal
+    from orchestrator.core.job.spec import JobSpec
 
 # `worker:0-3 | ` is two cells wider than `worker:0 | `.
 _ROOM_FOR_A_GROUP = 2
@@ -41,6 +43,8 @@ _MIN_COLUMNS = 20
 def run_up(flags: Mapping[str, object], screen: Screen, early: SupervisorLink | None) -> int:
     """Run `orch up` with a supervisor that waits for its request, if one was started; return the exit code."""
     request = settings.load(flags, os.environ, Path.cwd())
+    if request.spec.interactive is not None:
+        _require_terminal("--interactive", screen)
     if request.display.ui:
         from orchestrator.ui.address import require_extra
 
@@ -69,7 +73,7 @@ def run_once(
 ) -> Ended:
     """Start one run and follow it as asked. `sources`: stop it when they change."""
     is_detached = request.display.detach or request.display.wait is not None
-    if not is_detached:
+    if not is_detached and request.spec.interactive is None:
         request = _with_columns(request, screen)
     if is_detached and request.spec.engine is EngineName.SLURM:
         raise UsageError(
@@ -133,11 +137,11 @@ def _in_the_foreground(
 ) -> Ended:
     supervisor = start.supervisor
     # While processes exist, a signal is a stop order, not an exception.
-    with SignalInbox(STOP_SIGNALS) as inbox:
+    with _terminal(request.spec) as terminal, SignalInbox(STOP_SIGNALS) as inbox:
         try:
-            run = start.create(request, Lifetime.CLIENT)
+            run = start.create(request, Lifetime.CLIENT, {} if terminal is None else terminal.descriptors)
             with _page(run) if request.display.ui else nullcontext():
-                is_detached = _show_to_end(supervisor, run, request, screen, inbox, sources)
+                is_detached = _show_to_end(supervisor, run, request, screen, inbox, sources, terminal)
         finally:
             supervisor.close()
         if is_detached:
@@ -147,6 +151,7 @@ def _in_the_foreground(
             return Ended(ExitCode.OK, by_user=True)
         result = supervisor.received_result() or api.result_of(run.view)
         code = _write_junit(request.display.junit, run, result)
+        _say_profile(run, request, screen)
         is_changed = sources is not None and sources.has_changed()
         ended = Ended(code, result.outcome == "stopped" and not is_changed, run.checkpoint_dir)
         if sources is not None and not (ended.by_user or inbox.count):
@@ -157,6 +162,29 @@ def _in_the_foreground(
         with inbox.settled(code):
             words.report_end(result, screen)
     return replace(ended, by_user=True)
+
+
+def _require_terminal(flag: str, screen: Screen) -> None:
+    """Raise a UsageError if this process has no terminal to connect to a task."""
+    if screen.json:
+        raise UsageError(f"{flag}: with --json, standard output has the result only; leave one of them out")
+    if not (os.isatty(words.STDIN) and os.isatty(words.STDOUT)):
+        raise UsageError(
+            f"{flag}: standard input and output are not a terminal; run it in one, or leave it out"
+        )
+
+
+@contextmanager
+def _terminal(spec: JobSpec) -> Iterator[TaskTerminal | None]:
+    """The terminal of the task of --interactive."""
+    if spec.interactive is None:
+        yield None
+        return
+    from orchestrator.client.task_terminal import TaskTerminal
+    from orchestrator.client.view.output import Output
+
+    with TaskTerminal(str(spec.interactive), words.STDIN, Output(words.STDOUT)) as terminal:
+        yield terminal
 
 
 @contextmanager
@@ -194,6 +222,14 @@ def _with_columns(request: UpRequest, screen: Screen) -> UpRequest:
     return replace(request, spec=request.spec.model_copy(update={"columns": columns}))
 
 
+def _say_profile(run: Run, request: UpRequest, screen: Screen) -> None:
+    if request.spec.profile is None or screen.quiet:
+        return
+    from orchestrator.client.profile import profile_lines
+
+    words.say("\n".join(profile_lines(run.view.paths.profile, request.spec.profile)))
+
+
 def _write_junit(path: Path | None, run: Run, result: RunResult) -> int:
     """Write the file if one is wanted. Return the exit code: a successful run whose file is missing is an error."""
     if path is None:
@@ -215,6 +251,7 @@ def _show_to_end(
     screen: Screen,
     inbox: SignalInbox,
     sources: SourceWatch | None,
+    terminal: TaskTerminal | None,
 ) -> bool:
     """Show the run until the supervisor has exited and all lines are shown, or a key detaches it: then return True.
 
@@ -241,10 +278,12 @@ def _show_to_end(
         view.say(f"orch: {run.id} in {run.dir}")
     source = pressed_keys() if isinstance(view, TerminalView) else nullcontext(NoKeys())
     with source as pressed, grouped(out, f"output of {run.id}"):
-        # The file of --junit is written when the run has ended, and an allocation of Slurm is given back then.
-        must_stay = display.junit or request.spec.slurm_job or sources is not None
-        keys = LiveKeys(pressed, run, view, "" if must_stay else "d", stops=True)
-        return follow_to_end(supervisor, run.view, view, tasks, inbox, keys, verbose, sources)
+        # The file of --junit is written when the run has ended, an allocation of Slurm is given back then, and a task
+        # that has this terminal needs it.
+        must_stay = display.junit or request.spec.slurm_job or sources is not None or terminal is not None
+        terminal_of = "" if terminal is None else terminal.task
+        keys = LiveKeys(pressed, run, view, "" if must_stay else "d", stops=True, terminal_of=terminal_of)
+        return follow_to_end(supervisor, run.view, view, tasks, inbox, keys, verbose, sources, terminal)
 
 
 def _detached(request: UpRequest, screen: Screen, start: Start) -> int:
@@ -253,7 +292,7 @@ def _detached(request: UpRequest, screen: Screen, start: Start) -> int:
     try:
         if not screen.json:
             words.print_lines([run.id])  # data, so that --quiet does not hide it: run=$(orch up -dq)
-        return _wait(run, request.display, screen)
+        return _wait(run, request, screen)
     except BrokenPipeError:
         raise  # the reader does not want to know
     except OSError as error:
@@ -268,11 +307,13 @@ def _detached(request: UpRequest, screen: Screen, start: Start) -> int:
         return ExitCode.INTERRUPTED
 
 
-def _wait(run: Run, display: DisplayOptions, screen: Screen) -> int:
+def _wait(run: Run, request: UpRequest, screen: Screen) -> int:
     """Wait as asked. With --json, print one document: the result of a run that has ended, else the status."""
+    display = request.display
     if display.wait is WaitFor.DONE:
         result = run.wait(check=False)
         code = _write_junit(display.junit, run, result)
+        _say_profile(run, request, screen)
         words.report_end(result, screen)
         return code
     if display.wait is WaitFor.READY:

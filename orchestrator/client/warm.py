@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from orchestrator.client.api import Run
 from orchestrator.client.launch import create_run
 from orchestrator.links import warm
-from orchestrator.links.client_link import Lifetime, Warm
+from orchestrator.links.client_link import Descriptor, Lifetime, Warm
 from orchestrator.links.supervisor_link import SupervisorLeft, SupervisorLink, start_supervisor
 from orchestrator.request.settings.request import UpRequest
 from orchestrator.store.ownership import accepted_owner
@@ -31,15 +33,20 @@ class Start:
     warm: Warm | None = None
     notes: tuple[str, ...] = ()
 
-    def create(self, up: UpRequest, lifetime: Lifetime) -> Run:
+    def create(
+        self,
+        up: UpRequest,
+        lifetime: Lifetime,
+        descriptors: Mapping[Descriptor, int] = MappingProxyType({}),
+    ) -> Run:
         """As create_run(). A warm supervisor that has just exited is replaced by a new one."""
         try:
-            return create_run(self.supervisor, up, lifetime, warm=self.warm)
+            return create_run(self.supervisor, up, lifetime, descriptors, warm=self.warm)
         except SupervisorLeft:
             if not self.supervisor.is_warm:
                 raise
             self.supervisor.start_anew()
-            return create_run(self.supervisor, up, lifetime, warm=self.warm)
+            return create_run(self.supervisor, up, lifetime, descriptors, warm=self.warm)
 
 
 def choose_start(up: UpRequest, early: SupervisorLink | None) -> Start:

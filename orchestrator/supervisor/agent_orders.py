@@ -23,10 +23,12 @@ from orchestrator.core.plan.plan import (
 )
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event
+from orchestrator.core.text.clean import one_line
 from orchestrator.links.agent_link import (
     AgentLink,
     AgentMessage,
     Empty,
+    HoldFailed,
     PlanOrder,
     PreloadOrder,
     Sampled,
@@ -48,8 +50,8 @@ _NO_BOOTSTRAP = (
 )
 
 
-class ForgedReport(ValueError):
-    """A host reports what cannot be true."""
+class HostUnusable(Exception):
+    """A host reports that it cannot run its tasks, or reports what cannot be true."""
 
 
 class Attempts:
@@ -108,12 +110,12 @@ class Attempts:
             self._queue.append(events.NotPreloaded(**now(), reason=start.reason))
 
     def take_held(self, host: str, attempt: int, ports: tuple[int, ...]) -> None:
-        """Plan the attempt once the ports of all its hosts are held. ForgedReport."""
+        """Plan the attempt once the ports of all its hosts are held. HostUnusable."""
         if attempt < self._held_for:
             return  # that attempt has ended before its ports were held
         is_repeated = host in self._held
         if attempt != self._held_for or is_repeated or len(ports) != self._counts.get(host):
-            raise ForgedReport(
+            raise HostUnusable(
                 f"it reports {len(ports)} ports for attempt {attempt}, which it was not asked for"
             )
         self._held[host] = ports
@@ -140,9 +142,11 @@ class Attempts:
         ]
 
     def check_report(self, host: str, message: AgentMessage) -> None:
-        """Raise ForgedReport if a host reports about a task that it does not run."""
+        """HostUnusable for a report about a task of another host, and if the host has no ports for its tasks."""
         tasks: Iterable[str] = ()
         match message:
+            case HoldFailed():
+                raise HostUnusable(f"it has no ports for its tasks: {one_line(message.reason)}")
             case TaskMessage():
                 tasks = (message.task,)
             case Sampled():
@@ -151,7 +155,7 @@ class Attempts:
                 tasks = message.unsent
         for task in tasks:
             if self._host_of.get(task) != host:
-                raise ForgedReport(f"it reports about {task!r:.80}, which it does not run")
+                raise HostUnusable(f"it reports about {task!r:.80}, which it does not run")
 
     def link_to(self, task: str) -> AgentLink | None:
         """The link to the agent of a task; None if it is lost."""

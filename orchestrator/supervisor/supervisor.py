@@ -38,7 +38,7 @@ from orchestrator.store.logs.received import ForgedLog
 from orchestrator.store.runs.leftovers import end_leftovers
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
-from orchestrator.supervisor.agent_orders import FIRST_ATTEMPT, Attempts, ForgedReport
+from orchestrator.supervisor.agent_orders import FIRST_ATTEMPT, Attempts, HostUnusable
 from orchestrator.supervisor.agent_reports import AgentReports
 from orchestrator.supervisor.control_orders import ControlOrders, StackRequests
 from orchestrator.supervisor.hosts import HERE, Agents, LinkDues
@@ -340,8 +340,8 @@ class Supervisor:
         try:
             for message in messages:
                 self._take(host, link, message)
-        except (ForgedLog, ForgedReport) as forged:
-            self._lose_agent(host, str(forged))
+        except (ForgedLog, HostUnusable) as error:
+            self._lose_agent(host, str(error))
             return
         if (joined := self._hosts.take_joined(host)) is not None:
             self._queue.append(joined)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .messages import ProgressPipe
+    from .profiling import Profile
 
 # Libraries that join processes without TensorFlow's clusters.
 _OTHER_CLUSTERS = ("horovod", "mpi4py", "byteps", "smdistributed")
@@ -69,13 +70,15 @@ _CALLBACK_LISTS = ("keras.src.callbacks.callback_list", "tf_keras.src.callbacks"
 _STEP_INTERVAL_S = 0.02
 
 
-def count_steps(pipe: ProgressPipe) -> None:
-    """Report the training steps of Keras's `fit`, also if it prints nothing."""
+def count_steps(pipe: ProgressPipe, profile: Profile | None = None) -> None:
+    """Report the training steps of Keras's `fit`, also if it prints nothing. `profile` records some of them."""
     count = StepCount(pipe)
     for name in _CALLBACK_LISTS:
         after_import(
             name,
-            lambda module: attempt("counting steps", lambda: _count_calls(module.CallbackList, count)),
+            lambda module: attempt(
+                "counting steps", lambda: _count_calls(module.CallbackList, count, profile)
+            ),
         )
 
 
@@ -95,6 +98,11 @@ class StepCount:
         self._skips = False
         self._due = 0.0
 
+    @property
+    def done(self) -> int:
+        """The steps that this process has done."""
+        return self._before + self._in_epoch
+
     def begin_epoch(self, epoch: int, steps: int | None) -> None:
         """`epoch` counts from 0; `steps` is the length of an epoch, if known."""
         self._before += self._in_epoch
@@ -112,13 +120,13 @@ class StepCount:
         if is_early and self._skips:
             return
         self._skips, self._due = is_early, now + _STEP_INTERVAL_S
-        done = self._before + self._in_epoch
-        self._pipe.report(fit={"done": done, "start": self._start, "skips": self._skips})
+        self._pipe.report(fit={"done": self.done, "start": self._start, "skips": self._skips})
 
 
-def _count_calls(callback_list: Any, count: StepCount) -> None:
+def _count_calls(callback_list: Any, count: StepCount, profile: Profile | None) -> None:
     """Count before the callbacks are called: the step is done."""
     begin_epoch, end_batch = callback_list.on_epoch_begin, callback_list.on_train_batch_end
+    begin_batch = callback_list.on_train_batch_begin
 
     def steps_of(callbacks: Any) -> int | None:
         return (getattr(callbacks, "params", None) or {}).get("steps")
@@ -129,6 +137,15 @@ def _count_calls(callback_list: Any, count: StepCount) -> None:
 
     def on_train_batch_end(self: Any, batch: int, *arguments: Any, **named: Any) -> None:
         count.step(int(batch), steps_of(self), time.monotonic())
+        if profile is not None:
+            profile.end_step(count.done)
         end_batch(self, batch, *arguments, **named)
 
+    def on_train_batch_begin(self: Any, batch: int, *arguments: Any, **named: Any) -> None:
+        begin_batch(self, batch, *arguments, **named)
+        if profile is not None:
+            profile.begin_step(count.done)
+
     callback_list.on_epoch_begin, callback_list.on_train_batch_end = on_epoch_begin, on_train_batch_end
+    if profile is not None:
+        callback_list.on_train_batch_begin = on_train_batch_begin

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .messages import ProgressPipe
+    from .profiling import Profile
 
 CANCELLED = 1  # tf.errors.CANCELLED
 _LIBRARY = "libtensorflow_cc.so.2"
@@ -31,7 +32,7 @@ _DEBUGGING_MS = 24 * 3600 * 1000
 _are_fixes_armed = False
 
 
-def install(pipe: ProgressPipe, fixes: bool) -> None:
+def install(pipe: ProgressPipe, fixes: bool, profile: Profile | None = None) -> None:
     """Install the hooks for a TensorFlow that is imported later, or already is."""
     before_import("tensorflow", lambda: pipe.phase("importing"))
     after_import("tensorflow", _apply_settings)
@@ -54,7 +55,7 @@ def install(pipe: ProgressPipe, fixes: bool) -> None:
             lambda module: attempt("Slurm's resolver", lambda: _hook_slurm(module)),
         )
     watch_training(pipe)
-    count_steps(pipe)
+    count_steps(pipe, profile)
     if fixes:
         for name in ("tensorflow", "keras", "tf_keras"):
             before_import(name, lambda: attempt("the Keras fixes", _arm_fixes_once))

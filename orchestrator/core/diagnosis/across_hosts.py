@@ -58,18 +58,22 @@ def own_failure_elsewhere(state: RunState, first: TaskState) -> tuple[str, str] 
         for task in state.tasks.values()
         if task.plan.host != first.plan.host
         and (exception := own_exception(task.symptom)) is not None
-        and ((blames_peer and task.phase is TaskPhase.FAILED) or _raised_surely_before(task, first))
+        and ((blames_peer and task.phase is TaskPhase.FAILED) or _raised_before(task, first))
     ]
     return min(own)[1:] if own else None
 
 
-def _raised_surely_before(task: TaskState, first: TaskState) -> bool:
-    """Whether a task raised its exception before `first` raised its own, or else chose to exit."""
+def _raised_before(task: TaskState, first: TaskState) -> bool:
+    """Whether a task raised its exception before `first` raised its own, or surely before it chose to exit.
+
+    An exception that the teardown brings about is later than both by the ways of two messages."""
     raised = _raised(task)
-    has_chosen_to_exit = _kind(first) is SymptomKind.UNKNOWN and first.exit_code is not None
-    if raised is None or (_raised(first) is None and not has_chosen_to_exit):
+    if raised is None:
         return False
-    return _failed(first) - raised > task.clock_error_s + first.clock_error_s
+    if _raised(first) is not None:
+        return raised < _failed(first)
+    has_chosen_to_exit = _kind(first) is SymptomKind.UNKNOWN and first.exit_code is not None
+    return has_chosen_to_exit and _ended(first) - raised > task.clock_error_s + first.clock_error_s
 
 
 def failed_host(state: RunState, first: TaskState | None) -> HostState | None:

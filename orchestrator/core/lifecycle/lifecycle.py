@@ -208,6 +208,7 @@ class Lifecycle:
                 | events.PreloadBegan() | events.Preloaded() | events.NotPreloaded() | events.DiskFull()
                 | events.LogTruncated() | events.Noticed() | events.TensorBoardServes()
                 | events.LossBecameBad() | events.Resumed() | events.RunEndedEvent()
+                | events.VersionsFound() | events.CheckpointSaved()
             ):  # fmt: skip
                 return []
             case _:

@@ -46,14 +46,14 @@ class FitSteps(_Frozen):
 
 class Debugger(_Frozen):
     """A debugger in a task. `listening` at `port` of 127.0.0.1, and the task runs; `waiting` there for its client;
-    `attached`: the client is there."""
+    `attached`: the client is there. `post_mortem`: pdb reads from the user's terminal after a failure."""
 
-    state: Literal["listening", "waiting", "attached"]
+    state: Literal["listening", "waiting", "attached", "post_mortem"]
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
 
     @property
     def is_used(self) -> bool:
-        """Whether somebody debugs the task, or is expected to."""
+        """Whether a person debugs the task, or is expected to."""
         return self.state != "listening"
 
 
@@ -140,7 +140,7 @@ class Symptom(_Frozen):
 
 class PlannedTask(_Frozen):
     """A task as planned for an attempt, with secrets masked. `env` is without TF_CONFIG, except in an older file.
-    `host` is None on this machine; `log` is a path on this machine."""
+    `host` is None on this machine; `log` is a path on this machine. `interactive`: it has the user's terminal."""
 
     task: TaskName
     role: str
@@ -152,6 +152,7 @@ class PlannedTask(_Frozen):
     log: str
     serves: bool
     host: HostName | None = None
+    interactive: bool = False
 
 
 class _Event(_Frozen):
@@ -227,6 +228,24 @@ class TaskProgressed(_Event):
     type: Literal["task_progressed"] = "task_progressed"
     task: TaskName
     progress: Progress
+
+
+class VersionsFound(_Event):
+    """The versions in a task's process: of `python`, and of `tensorflow`, `keras` and `tf_keras` once it has imported
+    them."""
+
+    type: Literal["versions_found"] = "versions_found"
+    task: TaskName
+    versions: dict[str, str]
+
+
+class CheckpointSaved(_Event):
+    """A task has saved the checkpoint or model `name`, which took `seconds`. Very many saves are not all recorded."""
+
+    type: Literal["checkpoint_saved"] = "checkpoint_saved"
+    task: TaskName
+    name: str
+    seconds: Seconds
 
 
 class LossBecameBad(_Event):
@@ -476,6 +495,8 @@ Event = (
     | TaskStartFailed
     | TaskReady
     | TaskProgressed
+    | VersionsFound
+    | CheckpointSaved
     | LossBecameBad
     | TaskExited
     | DiskFull

@@ -117,9 +117,10 @@ class TaskState:
 
     @property
     def is_debugged(self) -> bool:
-        """True while somebody debugs it, or it waits for that."""
+        """True while it is debugged, or waits for that."""
         debugger = self.progress.debugger
-        return self.is_live and debugger is not None and debugger.is_used
+        is_used = self.plan.interactive or (debugger is not None and debugger.is_used)
+        return self.is_live and is_used
 
     @property
     def has_failed(self) -> bool:

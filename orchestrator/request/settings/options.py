@@ -252,6 +252,10 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
                     " ([more](debugging.md))."),
         Option("debug_no_wait", Kind.SWITCH, where=_NOT_SET_FOR_LATER,
                help="Do not wait for VS Code."),
+        Option("interactive", Kind.TASKS, metavar="TASK", where=Where.COMMAND_LINE,
+               help="Connect this terminal to a task: breakpoint(), pdb and input() work there. The lines of the"
+                    " other tasks wait meanwhile.",
+               more="Ctrl-] leaves the task, `i` returns ([more](debugging.md#a-terminal-in-a-task))."),
     ),
     "Output": (
         Option("tasks", Kind.TASKS, metavar="0,2", default="all", part=Part.DISPLAY, where=NOT_IN_PYTHON,
@@ -276,6 +280,10 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
                     " TensorBoard is installed.",
                more="The tasks find the directory in `ORCH_TENSORBOARD_DIR`. It is served while the run"
                     " lasts ([more](tensorboard.md))."),
+        Option("profile", Kind.STEPS, metavar="10-20",
+               help="Record TensorFlow's profiler for these steps in every task, and show where the time went.",
+               more="Steps of Keras's `fit` and of loops that report them, over all epochs"
+                    " ([more](profile.md))."),
         Option("ui", Kind.SWITCH, part=Part.DISPLAY, where=NOT_IN_PYTHON,
                help="Serve the page of `orch ui` while this command follows the run, and print its address.",
                more="It is not served twice: an `orch ui` of yours that runs is used"
@@ -291,8 +299,10 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
 # fmt: on
 
 UP_OPTIONS = tuple(option for group in GROUPS.values() for option in group)
-# The options that another source than the command line may set, by name.
-SETTINGS = {option.name: option for option in UP_OPTIONS if option.where & ELSEWHERE}
+# The options that are settings of a run, by name.
+SETTINGS = {
+    option.name: option for option in UP_OPTIONS if option.where & ELSEWHERE or option.part is Part.JOB
+}
 # The options that a table of a role may set, by name.
 ROLE_OPTIONS = {option.name: option for option in UP_OPTIONS if Where.ROLE in option.where}
 # The option that gives the number of tasks, by role.

@@ -12,6 +12,7 @@ from pathlib import Path, PurePath
 from orchestrator.core.job.fault import MOST_FAULTS, Fault, parse_chaos
 from orchestrator.core.job.gpus import GpuChoice, parse_gpus
 from orchestrator.core.job.hosts import Host, parse_hosts
+from orchestrator.core.job.profiled_steps import ProfiledSteps
 from orchestrator.core.job.strategy import Mesh, parse_device, parse_strategy
 from orchestrator.core.job.tf_config import TaskRef
 from orchestrator.core.text.durations import check_duration, parse_duration
@@ -350,6 +351,7 @@ _READERS: Mapping[Kind, Reader] = {
     Kind.HOSTS: Reader(text=_hosts_text, typed=_hosts),
     Kind.WATCH: Reader(text=_watch, typed=_watch),
     Kind.WARM: Reader(text=_warm, typed=_warm),
+    Kind.STEPS: _parsed_by(ProfiledSteps.parse),
     Kind.TIMESTAMPS: Reader(text=_timestamps, typed=_timestamps),
 }
 
