@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, TypeAdapter
 
 from orchestrator.core.job.choices import NetworkOption
+from orchestrator.core.job.hosts import Address
 from orchestrator.core.progress.reported import parse_progress
 from orchestrator.core.state.events import ProcessOrigin, Progress
 from orchestrator.core.state.result import LeftProcess
@@ -49,8 +50,8 @@ class Hello(_Message):
     pid: int
     cores: int
     directory: str | None = None
-    addresses: dict[str, str] = {}
-    ssh_address: str | None = None
+    addresses: dict[str, Address] = {}
+    ssh_address: Address | None = None
     memory_bytes: int | None = None
     gpus: tuple[HostGpu, ...] = ()
     gpu_lack: str | None = None
@@ -78,10 +79,11 @@ class Preloaded(_Message):
 
 
 class NotPreloaded(_Message):
-    """Tasks cannot be forked (any longer) and are spawned."""
+    """Tasks are spawned. With `again`, the modules are preloaded again: those of an earlier run do not fit."""
 
     type: Literal["not_preloaded"]
     reason: str
+    again: bool = False
 
 
 class Started(TaskMessage):
@@ -113,11 +115,14 @@ class ProgressMade(TaskMessage):
 
 
 class Usage(BaseModel):
-    """CPU in percent of one core, memory in bytes (PSS). `stop_signal`: the signal that has stopped the task."""
+    """CPU in percent of one core, memory in bytes (PSS), GPUs in percent of one (None: not known). `stop_signal`: the
+    signal that has stopped the task."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
     cpu_percent: float
     memory_bytes: int
+    gpu_percent: float | None = None
+    gpu_memory_bytes: int | None = None
     stop_signal: int | None = None
 
 
@@ -226,8 +231,7 @@ class StartOrder:
     `env` is added to the agent's environment; `bootstrap` holds the options of the code that is injected into the
     task's Python (None: nothing is injected); `fork`: from the preloader; `memory_limit`: bytes (PSS), None for none.
     `scratch`: a directory that the agent of another host creates; `runs_worker`: it puts the built-in program on the
-    task's PYTHONPATH.
-    """
+    task's PYTHONPATH."""
 
     task: str
     argv: tuple[str, ...]

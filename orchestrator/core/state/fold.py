@@ -100,7 +100,8 @@ def apply(state: RunState, event: Event) -> RunState:
         case events.DiskFull():
             return _with_task(state, _with_full_disk(state.tasks[event.task], event.reason))
         case events.StacksTaken():
-            return replace(state, stacks=event)
+            # Those that a deadline asked for explain the end of the run.
+            return state if event.why == event.BY_USER else replace(state, stacks=event)
         case events.StorageFailed():
             return replace(state, storage_error=state.storage_error or event.reason)
         case events.StopRequested():
@@ -126,7 +127,12 @@ def apply(state: RunState, event: Event) -> RunState:
             return replace(ended, phase=phase, exit_code=event.exit_code, ended_mono=event.mono)
         case events.TeardownEnded():
             return replace(_lose_unfinished(state, event.mono), left=event.left) if event.left else state
-        case events.DeadlineReached() | events.LogTruncated():
+        case (
+            events.DeadlineReached()
+            | events.LogTruncated()
+            | events.VersionsFound()
+            | events.CheckpointSaved()
+        ):
             return state
         case _:
             assert_never(event)
