@@ -51,6 +51,7 @@ _NOT_OURS = frozenset(
 
 # All tests of a set run in the same test process: creating what they share costs more than most tests.
 _TOGETHER = {
+    **{f"tests/browser/{name}.py": "a browser" for name in ("test_page_in_browser", "test_real_pages")},
     "tests/security/test_another_user.py": "the live run of a user",
     "tests/worker/test_worker_records.py": "TensorFlow",
     "tests/worker/test_worker_training.py": "TensorFlow",

@@ -156,14 +156,15 @@ class ControlOrders:
                 control.answer(connection, ok=True, attempt=state.attempt)
             case StacksOrder():
                 tasks = order.tasks or tuple(task.name for task in state.tasks.values() if task.is_live)
-                self._stacks.ask_agents(tasks, order.native, partial(_answer_stacks, connection))
+                self._stacks.ask_agents(tasks, order.native, partial(self._answer_stacks, connection))
             case _:
                 assert_never(order)
 
-
-def _answer_stacks(connection: socket.socket, stacks: dict[str, TaskStack]) -> None:
-    dumped = {task: stack.model_dump(mode="json") for task, stack in stacks.items()}
-    control.answer(connection, ok=True, stacks=dumped)
+    def _answer_stacks(self, connection: socket.socket, stacks: dict[str, TaskStack]) -> None:
+        dumped = {task: stack.model_dump(mode="json") for task, stack in stacks.items()}
+        control.answer(connection, ok=True, stacks=dumped)
+        if stacks:
+            self._queue.append(events.StacksTaken(**now(), why=events.StacksTaken.BY_USER, stacks=stacks))
 
 
 def _refusal(order: Order, state: RunState) -> str | None:

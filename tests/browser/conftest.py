@@ -48,27 +48,45 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Open a page of 1,280 pixels, light, unless told otherwise. Any error on its console fails the test."""
+    """Open HTML, a file or an address: 1,280 pixels wide, light, unless told otherwise.
+
+    An error of its script fails the test. So does one on its console, unless errors are expected.
+    """
     contexts: list[Any] = []
     problems: list[str] = []
 
-    def open_one(html: str, *, width: int = 1280, scheme: str = "light", route: str = "") -> Any:
-        file = tmp_path / f"page-{len(contexts)}.html"
-        file.write_text(html, encoding="utf-8")
+    def open_one(
+        what: str | Path, *, width: int = 1280, scheme: str = "light", errors_are_expected: bool = False
+    ) -> Any:
+        if isinstance(what, str) and not what.startswith("http"):
+            file = tmp_path / f"page-{len(contexts)}.html"
+            file.write_text(what, encoding="utf-8")
+            what = file
         context = browser.new_context(viewport={"width": width, "height": 860}, color_scheme=scheme)
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(PATIENCE_MS)
-        page.on("console", lambda message: message.type == "error" and problems.append(message.text))
+        if not errors_are_expected:
+            page.on("console", lambda message: message.type == "error" and problems.append(message.text))
         page.on("pageerror", lambda error: problems.append(f"{error}\n{error.stack}"))
         page.on("dialog", lambda dialog: (problems.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.goto(f"{file.as_uri()}{route}")
+        page.goto(what if isinstance(what, str) else what.as_uri())
         return page
 
     yield open_one
     for context in contexts:
         context.close()
     assert problems == []
+
+
+def accessibility_faults(page: Any) -> list[tuple[str, list[str]]]:
+    """Return the serious findings of axe, each with some of its elements."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    return [
+        (found["id"], [node["html"][:150] for node in found["nodes"][:3]])
+        for found in axe.run(page).response["violations"]
+        if found["impact"] in ("serious", "critical")
+    ]
 
 
 def report_page(

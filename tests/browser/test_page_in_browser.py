@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.browser import sample_documents as samples
-from tests.browser.conftest import live_page, report_page
+from tests.browser.conftest import accessibility_faults, live_page, report_page
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 OpenPage = Callable[..., Any]
@@ -39,30 +40,22 @@ def _go(page: Any, tab: str, **query: object) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_every_view_is_accessible_and_fits(open_page: OpenPage, width: int, scheme: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     page = _open_run(open_page, samples.run_document(state="failed"), width=width, scheme=scheme)
     for tab in VIEWS:
         _go(page, tab)
         page.locator(".log-row:visible, .task-row:visible, .block:visible").first.wait_for()
-        serious = [
-            (found["id"], [node["html"][:150] for node in found["nodes"][:3]])
-            for found in axe.run(page).response["violations"]
-            if found["impact"] in ("serious", "critical")
-        ]
-        assert serious == [], tab
+        assert accessibility_faults(page) == [], tab
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), tab
 
 
 def test_comparison_and_list_are_accessible(open_page: OpenPage) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     documents = [samples.run_document(), samples.run_document(state="failed", seed=2)]
     page = open_page(report_page(documents, [], samples.comparison(documents)))
     page.locator(".chart canvas").first.wait_for()
     for where in ("#/compare", "#/runs"):
         page.goto(f"{page.url.split('#')[0]}{where}")
         page.locator("table:visible").first.wait_for()
-        found = axe.run(page).response["violations"]
-        assert [item["id"] for item in found if item["impact"] in ("serious", "critical")] == []
+        assert accessibility_faults(page) == []
     assert page.locator(".runs tbody tr").count() == 2
 
 
@@ -125,6 +118,35 @@ def test_logs_are_searched_filtered_and_folded(open_page: OpenPage) -> None:
     page.get_by_role("button", name="Fold start-up and repeated lines").click()
     page.locator(".size", has_text="3,000 lines").wait_for()
     assert page.evaluate("Orch.page.view.logs.store.shownSize") == 3000
+
+
+def test_number_of_a_match_is_that_of_the_word_that_was_typed_last(open_page: OpenPage) -> None:
+    document = samples.run_document()
+    document["run"]["live"] = True
+    page = open_page(live_page([document["run"]]))
+    page.get_by_role("link", name="digits").click()
+    page.wait_for_function("() => window.feed.view")
+    page.evaluate("doc => feed.view.document(doc)", document)
+    rows = samples.log_rows(NAMES, 60_000)
+    rows["text"] = [f"line {number:06}" for number, _ in enumerate(rows["text"])]
+    page.evaluate("rows => feed.view.lines(rows, 'append')", rows)
+    _go(page, "logs")
+    page.wait_for_function("() => Orch.page.view.logs.store.size === 60000")
+    page.evaluate("() => Orch.page.view.logs.rows.moveTo(30000)")
+    # The second word is typed while the lines are searched for the first.
+    page.evaluate(
+        """async () => {
+          const {logs} = Orch.page.view, {store} = logs;
+          logs.search.value = "0"; logs.onSearch();
+          while (!store.stopSearch) await new Promise(ready => setTimeout(ready, 0));
+          logs.search.value = "00012"; logs.onSearch();
+        }"""
+    )
+    page.locator(".found", has_text=re.compile("^1 of 11$")).wait_for()
+    page.evaluate("rows => feed.view.lines(rows, 'prepend')", rows)
+    page.locator(".found", has_text=re.compile("^12 of 22$")).wait_for()
+    page.get_by_role("button", name="Errors").click()
+    page.locator(".found", has_text="no match").wait_for()
 
 
 def test_folded_lines_are_shown_on_demand(open_page: OpenPage) -> None:

@@ -192,3 +192,10 @@ def test_event_cannot_be_changed() -> None:
 def test_event_needs_a_finite_time(mono: float) -> None:
     with pytest.raises(ValidationError, match="finite"):
         events.TaskReady(at=1.0, mono=mono, task="worker:0")
+
+
+def test_stacks_of_a_user_do_not_replace_those_of_a_deadline() -> None:
+    by_limit = events.StacksTaken(at=1, mono=1, why="stall_limit", stacks={})
+    by_user = events.StacksTaken(at=2, mono=2, why=events.StacksTaken.BY_USER, stacks={})
+    assert folded(ONE, by_limit, by_user).stacks == by_limit
+    assert folded(ONE, by_user).stacks is None

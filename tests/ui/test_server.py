@@ -97,6 +97,8 @@ def test_orders_do_what_the_verbs_do(orch: Orch, page: PageBrowser) -> None:
     assert page.order(run, "kill", task="worker:1", more=1).status == 409
     assert page.order(run, "nothing").status == 409
     assert page.order(run, "stacks").document["ok"]
+    taken = until(lambda: page.read(f"/api/runs/{run}")["stacks"])
+    assert taken[0]["why"] == "on request" and "talks.py" in taken[0]["tasks"]["worker:1"]["text"]
     assert page.order(run, "restart").document["ok"]
     until(lambda: orch.status()["run"]["attempt"] == 2)
     assert page.order(run, "stop").document["ok"]

@@ -33,8 +33,10 @@ def report_versions(pipe: ProgressPipe) -> None:
     found = {"python": sys.version.split()[0]}
 
     def report(module: ModuleType) -> None:
-        found[module.__name__] = str(module.__version__)
-        pipe.report(versions=found)
+        version = getattr(module, "__version__", None)
+        if version is not None:  # else it is a module of the script
+            found[module.__name__] = str(version)
+            pipe.report(versions=found)
 
     for name in ("tensorflow", "keras", "tf_keras"):
         after_import(name, lambda module: attempt("reporting versions", lambda: report(module)))
@@ -45,8 +47,9 @@ def report_saves(pipe: ProgressPipe) -> None:
     for module, owner, name in _SAVES:
 
         def watch(module: ModuleType, owner: str = owner, name: str = name) -> None:
-            target = getattr(module, owner) if owner else module
-            attempt("noticing saved checkpoints", lambda: _watch(target, name, pipe))
+            target = getattr(module, owner, None) if owner else module
+            if hasattr(target, name):  # else it is a version that saves otherwise
+                attempt("noticing saved checkpoints", lambda: _watch(target, name, pipe))
 
         after_import(module, watch)
 

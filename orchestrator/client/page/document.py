@@ -39,9 +39,14 @@ class RunPage:
 
     def refresh(self) -> bool:
         """Read what is new. False if nothing is."""
-        self.view.refresh(self._note)
+        happened = self.view.refresh(self._note)
         before, self._before = self._before, (self.view.state, self.view.is_live, self.view.sample())
-        return before is None or before[0] is not self._before[0] or before[1:] != self._before[1:]
+        return (
+            bool(happened)
+            or before is None
+            or before[0] is not self._before[0]
+            or before[1:] != self._before[1:]
+        )
 
     @property
     def steps(self) -> Mapping[str, int]:

@@ -65,5 +65,6 @@ def stack_documents(taken: Sequence[StacksTaken], clock: RunClock, paths: RunPat
             text = text[: min(_STACK_CHARACTERS, room)]
             room -= len(text)
             tasks[task] = {"how": stack.how, "state": stack.state, "note": stack.note, "text": text}
-        documents.append({"time": clock.of_event(event), "why": event.why.replace("_", " "), "tasks": tasks})
+        why = "on request" if event.why == event.BY_USER else event.why.replace("_", " ")
+        documents.append({"time": clock.of_event(event), "why": why, "tasks": tasks})
     return documents[::-1]

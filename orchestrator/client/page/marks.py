@@ -33,7 +33,10 @@ _KINDS: dict[type[Event], str] = {
     events.SignalRequested: "signal",
     events.Noticed: "notice",
 }
-_STACKS = {"user": "stacks taken on request", "stall_limit": "stacks taken: no task made progress"}
+_STACKS = {
+    events.StacksTaken.BY_USER: "stacks taken on request",
+    "stall_limit": "stacks taken: no task made progress",
+}
 
 
 def marks_of(state: RunState, event: Event, time: float) -> Iterator[Mark]:

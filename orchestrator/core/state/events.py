@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -373,7 +373,9 @@ class SignalRequested(_Event):
 
 
 class StacksTaken(_Event):
-    """The stacks of the tasks. `why` is the deadline that asked for them, or "user"."""
+    """The stacks of the tasks. `why` is the deadline that asked for them, or BY_USER."""
+
+    BY_USER: ClassVar[str] = "user"
 
     type: Literal["stacks_taken"] = "stacks_taken"
     why: str

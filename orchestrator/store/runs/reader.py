@@ -155,7 +155,7 @@ class RunView:
         """Apply the new events to `state` and return them, without progress that a later event replaces.
 
         A run whose supervisor died becomes `lost`. If several threads call this, each event is returned to one.
-        `after_each` is called after each event that changed the state.
+        `after_each` is called after each event that is applied.
         """
         with self._refreshing:
             return self._refresh(after_each)

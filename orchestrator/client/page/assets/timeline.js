@@ -82,7 +82,8 @@
           this.marksOf.get(mark.task).push(mark);
         }
         this.renderLegend();
-        this.renderEvents();
+        // Marks are only added. Drawn again only then: a link of the list keeps the focus.
+        if (this.marks.length !== this.drawnMarks) this.renderEvents();
       }
       this.names = this.run.tasks();
       this.element.hidden = !this.names.length || !((timeline.spans || []).length + (timeline.marks || []).length);
@@ -319,6 +320,7 @@
 
     // The marks as a list: the same without a mouse. Marks of one kind and text at one moment are one entry.
     renderEvents() {
+      this.drawnMarks = this.marks.length;
       const entries = [];
       for (const mark of [...this.marks].sort((one, other) => one.time - other.time)) {
         const same = entries.slice(-6).find((entry) => entry.kind === mark.kind && entry.text === mark.text && mark.task
@@ -335,6 +337,8 @@
     }
 
     eventRow({ kind, text, time, tasks }) {
+      // The task stands beside the text.
+      if (tasks.length === 1 && text && text.startsWith(`${tasks[0]}: `)) text = text.slice(tasks[0].length + 2);
       const address = Orch.address(this.run.id, "logs", { at: time.toFixed(3), near: tasks[0] });
       return el(`li.event.k-${kind in MARKS ? kind : "notice"}`, null, el("a", { href: address },
         el("span.when", null, Orch.offset(time, 1)), el("span.event-task", null, tasks.length ? Orch.taskNames(tasks) : "run"),
