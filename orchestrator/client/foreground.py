@@ -164,9 +164,8 @@ class _Desk:
         """Return from the terminal of the task to the view."""
         if self._terminal is not None and self._terminal.is_connected:
             self._terminal.leave()
-            self._view.say(
-                f"orch: left {self._terminal.task}; {RETURN_KEY} returns to it, Ctrl-C stops the run"
-            )
+            hint = f"; {RETURN_KEY} returns to it, Ctrl-C stops the run"
+            self._view.say(f"orch: left {self._terminal.task}{'' if self._terminal.has_ended else hint}")
 
     def close(self) -> None:
         """Take the last output of the task, which has ended, and return to the view."""

@@ -45,6 +45,8 @@ class TaskTerminal:
         self._name = os.ttyname(self._slave)
         self._size = os.terminal_size((0, 0))
         self._modes: list[Any] | None = None
+        # Whether the process that the user was connected to has closed the terminal.
+        self.has_ended = False
         self._log: int | None = None
         self._log_of = ""
         self._line_end = b""
@@ -110,7 +112,7 @@ class TaskTerminal:
     def connect(self, tasks: Mapping[str, TaskState]) -> None:
         """Connect the user's terminal to the task: keys go to it, and its output is shown as it is."""
         self._known_pid = tasks[self.task].pid
-        self._awaits = False
+        self._awaits = self.has_ended = False
         self._modes = termios.tcgetattr(self._keyboard)
         tty.setraw(self._keyboard, termios.TCSADRAIN)
         self._fit()
@@ -161,6 +163,7 @@ class TaskTerminal:
         # The exit of the task has hung up all descriptors of the other end, also ours.
         os.close(self._slave)
         self._slave = os.open(self._name, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+        self.has_ended = True
         return None
 
     def _append(self, run: RunView, data: bytes) -> None:

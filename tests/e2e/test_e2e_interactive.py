@@ -142,7 +142,7 @@ def test_a_key_leaves_the_task_and_another_one_returns(orch: Orch, terminal: Ope
     term.until_shown("got one")
     term.type("\x1d")
     term.until_shown("worker:1 | beside")
-    assert any("left worker:0" in line for line in term.everything)
+    assert any("left worker:0; i returns to it" in line for line in term.everything)
     term.type("i")
     term.until_lines(lambda _: sum("this terminal is in worker:0" in line for line in term.everything) == 2)
     term.type("two\r")
