@@ -43,8 +43,8 @@ _MIN_COLUMNS = 20
 def run_up(flags: Mapping[str, object], screen: Screen, early: SupervisorLink | None) -> int:
     """Run `orch up` with a supervisor that waits for its request, if one was started; return the exit code."""
     request = settings.load(flags, os.environ, Path.cwd())
-    if request.spec.interactive is not None:
-        _require_terminal("--interactive", screen)
+    if request.spec.interactive is not None or request.spec.pdb:
+        _require_terminal("--pdb" if request.spec.pdb else "--interactive", screen)
     if request.display.ui:
         from orchestrator.ui.address import require_extra
 
@@ -176,14 +176,15 @@ def _require_terminal(flag: str, screen: Screen) -> None:
 
 @contextmanager
 def _terminal(spec: JobSpec) -> Iterator[TaskTerminal | None]:
-    """The terminal of the task of --interactive."""
-    if spec.interactive is None:
+    """The terminal of the task of --interactive, or of the one that fails under --pdb."""
+    if spec.interactive is None and not spec.pdb:
         yield None
         return
     from orchestrator.client.task_terminal import TaskTerminal
     from orchestrator.client.view.output import Output
 
-    with TaskTerminal(str(spec.interactive), words.STDIN, Output(words.STDOUT)) as terminal:
+    task = None if spec.interactive is None else str(spec.interactive)
+    with TaskTerminal(task, words.STDIN, Output(words.STDOUT)) as terminal:
         yield terminal
 
 
@@ -281,7 +282,7 @@ def _show_to_end(
         # The file of --junit is written when the run has ended, an allocation of Slurm is given back then, and a task
         # that has this terminal needs it.
         must_stay = display.junit or request.spec.slurm_job or sources is not None or terminal is not None
-        terminal_of = "" if terminal is None else terminal.task
+        terminal_of = "" if terminal is None else terminal.task or "the task in pdb"
         keys = LiveKeys(pressed, run, view, "" if must_stay else "d", stops=True, terminal_of=terminal_of)
         return follow_to_end(supervisor, run.view, view, tasks, inbox, keys, verbose, sources, terminal)
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from orchestrator.client.follow import Follower
 from orchestrator.client.live_keys import RETURN_KEY, LiveKeys
-from orchestrator.client.task_terminal import LAST_DRAIN_S, LEAVE_KEY, TaskTerminal
+from orchestrator.client.task_terminal import LAST_DRAIN_S, TaskTerminal
 from orchestrator.client.view.output import OutputClosed
 from orchestrator.client.view.terminal import View
 from orchestrator.core.errors import EngineError
@@ -145,9 +145,7 @@ class _Desk:
         if was_connected and not is_there:
             self.leave_terminal()
         elif not was_connected and (self._terminal.is_due(tasks) or self._returns()):
-            self._view.say(
-                f"orch: this terminal is in {self._terminal.task}; {LEAVE_KEY} leaves it, and other lines wait"
-            )
+            self._view.say(self._terminal.greeting)
             self._view.pause()
             self._view.drain(LAST_DRAIN_S)
             self._terminal.connect(tasks)
@@ -159,16 +157,15 @@ class _Desk:
         task = self._follower.state.tasks.get(self._terminal.task)
         is_live = task is not None and task.is_live
         if not is_live:
-            self._view.say(f"orch: {self._terminal.task} is not running")
+            self._view.say(f"orch: {self._terminal.task or 'no task that has failed'} is not running")
         return is_live
 
     def leave_terminal(self) -> None:
         """Return from the terminal of the task to the view."""
         if self._terminal is not None and self._terminal.is_connected:
             self._terminal.leave()
-            self._view.say(
-                f"orch: left {self._terminal.task}; {RETURN_KEY} returns to it, Ctrl-C stops the run"
-            )
+            hint = f"; {RETURN_KEY} returns to it, Ctrl-C stops the run"
+            self._view.say(f"orch: left {self._terminal.task}{'' if self._terminal.has_ended else hint}")
 
     def close(self) -> None:
         """Take the last output of the task, which has ended, and return to the view."""

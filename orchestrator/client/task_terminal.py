@@ -24,7 +24,7 @@ from orchestrator.links.client_link import Descriptor
 from orchestrator.store.runs.reader import RunView
 
 # As the agent and the bootstrap have them (worker/bootstrap/terminal.py).
-_TERMINAL = "terminal"
+_TERMINAL, _POST_MORTEM = "terminal", "post_mortem"
 # Ctrl-], as in telnet: no debugger or shell uses it.
 _LEAVE, LEAVE_KEY = b"\x1d", "Ctrl-]"
 _READ_BYTES = 1 << 16
@@ -35,16 +35,20 @@ LAST_DRAIN_S = 1.0
 class TaskTerminal:
     """Owns both ends of the pseudo-terminal. Use it in a `with`, which restores the user's terminal."""
 
-    def __init__(self, task: str, keyboard: int, out: Output) -> None:
-        """`keyboard` and `out` are the user's terminal."""
-        self.task = task
+    def __init__(self, task: str | None, keyboard: int, out: Output) -> None:
+        """`keyboard` and `out` are the user's terminal. Without a `task`, it is that of the first one that fails."""
+        self.task = task or ""
+        self._is_for_failure = task is None
         self._keyboard = keyboard
         self._out = out
         self._master, self._slave = pty.openpty()
         self._name = os.ttyname(self._slave)
         self._size = os.terminal_size((0, 0))
         self._modes: list[Any] | None = None
+        # Whether the process that the user was connected to has closed the terminal.
+        self.has_ended = False
         self._log: int | None = None
+        self._log_of = ""
         self._line_end = b""
         self._typed = b""
         # The process that the user was connected to last. A task without a process has None.
@@ -67,7 +71,15 @@ class TaskTerminal:
     @property
     def descriptors(self) -> Mapping[Descriptor, int]:
         """The descriptor that the request for the run passes to the task."""
+        if self._is_for_failure:
+            return {Descriptor(name=_POST_MORTEM): self._slave}
         return {Descriptor(name=_TERMINAL, task=self.task): self._slave}
+
+    @property
+    def greeting(self) -> str:
+        """The message when the user is connected."""
+        what = f"in pdb of {self.task}; q ends it" if self._is_for_failure else f"in {self.task}"
+        return f"orch: this terminal is {what}; {LEAVE_KEY} leaves it, and other lines wait"
 
     @property
     def is_connected(self) -> bool:
@@ -87,15 +99,20 @@ class TaskTerminal:
             pass
 
     def is_due(self, tasks: Mapping[str, TaskState]) -> bool:
-        """Whether the task has a process that the user has not been connected to."""
+        """Whether the task has a process that the user has not been connected to, or has failed."""
+        if self._is_for_failure:
+            failed = next((task for task in tasks.values() if _is_in_pdb(task)), None)
+            self.task = self.task if failed is None else failed.name
         task = tasks.get(self.task)
         self._awaits = task is None or (not task.phase.is_end and task.pid != self._known_pid)
-        return self._awaits and task is not None and task.is_live
+        if task is None or (self._is_for_failure and not _is_in_pdb(task)):
+            return False
+        return self._awaits and task.is_live
 
     def connect(self, tasks: Mapping[str, TaskState]) -> None:
         """Connect the user's terminal to the task: keys go to it, and its output is shown as it is."""
         self._known_pid = tasks[self.task].pid
-        self._awaits = False
+        self._awaits = self.has_ended = False
         self._modes = termios.tcgetattr(self._keyboard)
         tty.setraw(self._keyboard, termios.TCSADRAIN)
         self._fit()
@@ -146,11 +163,15 @@ class TaskTerminal:
         # The exit of the task has hung up all descriptors of the other end, also ours.
         os.close(self._slave)
         self._slave = os.open(self._name, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+        self.has_ended = True
         return None
 
     def _append(self, run: RunView, data: bytes) -> None:
         """Add output to the task's log, with line ends as the task wrote them."""
-        if self._log is None:
+        if self._log is None or self._log_of != self.task:
+            if self._log is not None:
+                os.close(self._log)
+            self._log_of = self.task
             path = run.paths.task_log(self.task)
             with run.open_to_change() as directory, directory.sub(path.parent.name) as logs:
                 self._log = logs.open_private(path.name, os.O_WRONLY | os.O_APPEND)
@@ -177,6 +198,11 @@ class TaskTerminal:
         if modes is not None:
             self._out.drain(LAST_DRAIN_S)
             termios.tcsetattr(self._keyboard, termios.TCSADRAIN, modes)
+
+
+def _is_in_pdb(task: TaskState) -> bool:
+    debugger = task.progress.debugger
+    return task.is_live and debugger is not None and debugger.state == _POST_MORTEM
 
 
 def _is_readable(fd: int) -> bool:

@@ -132,6 +132,9 @@ def take_over(directory: str) -> tuple[socket.socket, Holding] | None:
                 if probe_in(place, LOCK) is Held.NO:  # it was killed
                     place.unlink(WARM_SOCKET)
                 return None
+            except ValidationError:  # a holder of another version
+                dismiss(place)
+                return None
     except (OSError, ValueError):
         return None
 

@@ -113,10 +113,14 @@ class Holder:
         os.chdir("/")  # the directory of the last run may be removed
         try:
             self._leave_log()
-            self._write(until=time.time() + self._idle_s)
             self._place.unlink(WARM_SOCKET)
             listener = listen_in(self._place, WARM_SOCKET)
         except OSError:
+            return None
+        try:
+            self._write(until=time.time() + self._idle_s)
+        except OSError:
+            listener.close()
             return None
         with listener, SignalInbox(_STOP_SIGNALS) as inbox, selectors.DefaultSelector() as selector:
             for each in (listener, link, inbox):

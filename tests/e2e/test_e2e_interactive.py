@@ -1,4 +1,4 @@
-"""`--interactive`: the terminal of `orch up` is the terminal of one task."""
+"""`--interactive` and `--pdb`: the terminal of `orch up` is the terminal of one task."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_key_leaves_the_task_and_another_one_returns(orch: Orch, terminal: Ope
     term.until_shown("got one")
     term.type("\x1d")
     term.until_shown("worker:1 | beside")
-    assert any("left worker:0" in line for line in term.everything)
+    assert any("left worker:0; i returns to it" in line for line in term.everything)
     term.type("i")
     term.until_lines(lambda _: sum("this terminal is in worker:0" in line for line in term.everything) == 2)
     term.type("two\r")
@@ -182,6 +182,9 @@ _REFUSED = {
     ("--interactive", "0", "-d"): "a detached `orch up` has no terminal",
     ("--interactive", "0", "--hosts", "a:2"): "cannot be passed to a task on another host",
     ("--interactive", "0", "--json"): "with --json, standard output has the result only",
+    ("--pdb",): "--pdb: standard input and output are not a terminal",
+    ("--pdb", "--interactive", "0"): "--pdb and --interactive both need this terminal",
+    ("--pdb", "--wait", "done"): "--pdb: a detached `orch up` has no terminal",
 }
 
 
@@ -190,3 +193,73 @@ def test_without_a_terminal_it_is_refused(orch: Orch, loop: str) -> None:
         assert (done.code, done.out) == (2, ""), words
         assert _REFUSED[words[3:-2]] in done.err and "Traceback" not in done.err, (words, done.err)
     assert orch.run_dirs() == []
+
+
+_FAILING = """
+import decimal, os, sys, time
+
+def divide(by):
+    secret = 42
+    return secret / by
+
+if os.environ.get("HOOK"):
+    sys.excepthook = lambda *error: print("own hook", error[0].__name__)
+if os.environ["ORCH_TASK"] == "worker:1" or os.environ.get("BOTH"):
+    divide(0)
+while True:
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def failing(orch: Orch) -> str:
+    return orch.script("failing.py", _FAILING)
+
+
+@pytest.mark.parametrize("start", START)
+def test_pdb_opens_after_a_failure_and_before_the_teardown(
+    orch: Orch, terminal: Open, failing: str, start: str
+) -> None:
+    term = terminal("up", "-n", "2", "--pdb", *START[start], "--", failing)
+    term.until_shown("(Pdb)")
+    assert any("ZeroDivisionError: division by zero" in line for line in term.everything)
+    term.type("p secret\r")
+    term.until_shown("42")
+    status = orch.status()
+    assert [task["state"] for task in status["tasks"]] == ["running", "running"]
+    assert status["run"]["debugged"] == ["worker:1"]
+    term.type("q\r")
+    assert term.finish() == 1
+    assert any("worker:1 failed: ZeroDivisionError" in line for line in term.everything)
+    assert term.modes == term.modes_before
+    log = _log(orch, "worker-1")
+    assert "Traceback" in log and "(Pdb) p secret\n42\n" in log
+
+
+def test_pdb_opens_for_one_of_several_failures(terminal: Open, failing: str) -> None:
+    term = terminal("up", "-n", "2", "--pdb", "--env", "BOTH=1", "--", failing)
+    term.until_shown("(Pdb)")
+    term.type("p secret\r")
+    term.until_shown("42")
+    term.type("q\r")
+    assert term.finish() == 1
+    assert sum("this terminal is in pdb" in line for line in term.everything) == 1
+
+
+def test_pdb_opens_although_the_script_has_its_own_excepthook(terminal: Open, failing: str) -> None:
+    term = terminal("up", "-n", "2", "--pdb", "--env", "HOOK=1", "--", failing)
+    term.until_shown("(Pdb)")
+    term.type("q\r")
+    assert term.finish() == 1
+    assert any("own hook ZeroDivisionError" in line for line in term.everything)
+
+
+def test_ctrl_c_stops_a_run_whose_task_is_in_pdb_once_the_user_has_left_it(
+    terminal: Open, failing: str
+) -> None:
+    term = terminal("up", "-n", "2", "--pdb", "--", failing)
+    term.until_shown("(Pdb)")
+    term.type("\x1d")
+    term.until_shown("left worker:1")
+    term.type("\x03")
+    assert term.finish() == 130

@@ -52,6 +52,16 @@ def require_terminal(source: str, spec: JobSpec, *, detached: bool) -> None:
         raise UsageError(f"{source}: a detached `orch up` has no terminal; leave out --detach and --wait")
 
 
+def require_post_mortem(source: str, spec: JobSpec, *, detached: bool) -> None:
+    """Raise a UsageError if pdb cannot be opened in this terminal after a failure."""
+    require_terminal(source, spec, detached=detached)
+    if spec.interactive is not None:
+        raise UsageError(f"{source} and --interactive both need this terminal; leave one of them out")
+    if not any(takes_bootstrap(command) for command in spec.commands):
+        program = spec.command.program
+        raise UsageError(f"{source}: {program} is not a Python program that orch can bring a debugger into")
+
+
 def require_debuggers(source: str, spec: JobSpec, place: CommandPlace) -> None:
     """Raise a UsageError if a task of --debug cannot run a debugger, or nothing could reach it there."""
     if spec.hosts or spec.engine is not EngineName.LOCAL:

@@ -256,6 +256,9 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
                help="Connect this terminal to a task: breakpoint(), pdb and input() work there. The lines of the"
                     " other tasks wait meanwhile.",
                more="Ctrl-] leaves the task, `i` returns ([more](debugging.md#a-terminal-in-a-task))."),
+        Option("pdb", Kind.SWITCH, where=Where.COMMAND_LINE,
+               help="Open pdb in this terminal when an exception ends a task, before the other tasks are stopped.",
+               more="[More](debugging.md#after-a-failure)."),
     ),
     "Output": (
         Option("tasks", Kind.TASKS, metavar="0,2", default="all", part=Part.DISPLAY, where=NOT_IN_PYTHON,

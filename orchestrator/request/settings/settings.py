@@ -36,6 +36,7 @@ from orchestrator.request.settings.debuggers import (
     debugged_tasks,
     interactive_task,
     require_debuggers,
+    require_post_mortem,
     require_terminal,
 )
 from orchestrator.request.settings.declaration import Part
@@ -88,6 +89,8 @@ def load(
         source = given["interactive"].source
         _require_tasks(source, (spec.interactive,), spec)
         require_terminal(source, spec, detached=display.detach)
+    if spec.pdb:
+        require_post_mortem(given["pdb"].source, spec, detached=display.detach)
     if spec.expect_cluster:
         _require_cluster(given["expect_cluster"].source, spec)
     if spec.profile is not None:
