@@ -43,7 +43,11 @@ class ImportEffects:
 
 
 class PreloadedModules(MetaPathFinder):
-    """Finds the modules that were removed from sys.modules, each together with the modules that it imports."""
+    """Finds the modules that were removed from sys.modules, each together with the modules that it imports.
+
+    `are_frozen`: they are excluded from garbage collection."""
+
+    are_frozen = True
 
     def __init__(
         self,
