@@ -46,8 +46,14 @@ class _Orch(VerbGroup):
         LazyVerb("history", "runs.history", "Print progress, CPU and memory over time, as CSV or JSON."),
         LazyVerb("report", "report.report", "Write a run as one HTML file; several runs are compared."),
         LazyVerb("ui", "ui.ui", "Serve the page of all your runs on this machine."),
+        LazyVerb(
+            "export",
+            "export.export",
+            "Render the job for Slurm or Kubernetes, and start nothing.",
+        ),
         LazyVerb("attach", "attach.attach", "Watch a live run; q or Ctrl-C leaves, and the run continues."),
         LazyVerb("prune", "prune.prune", "Remove ended runs by age, count or size."),
+        LazyVerb("warm", "warm.warm", "List or end the processes that wait for the next run."),
         LazyVerb("doctor", "doctor.doctor", "Check this machine for known problems."),
     )
 

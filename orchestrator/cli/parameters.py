@@ -110,7 +110,10 @@ def _with_values(words: Iterable[str], params: Iterable[Any], *, interspersed: b
     """Yield the words of a verb; a flag with an optional value, such as --timestamps[=iso], gets its value if it has
     none. typer only knows flags that always or never have one."""
     bare = {
-        form: option for option in UP_OPTIONS if option.bare for form in (option.flag, f"-{option.letter}")
+        form: option
+        for option in UP_OPTIONS
+        if option.bare
+        for form in (option.flag, *([f"-{option.letter}"] if option.letter else []))
     }
     valued = {
         form for param in params if not getattr(param, "is_flag", False) for form in param.opts

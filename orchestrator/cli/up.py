@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,8 +30,8 @@ def up(context: typer.Context, command: Words = None, **given: Any) -> int:
     (ORCH_WORKERS=4). Ctrl-C stops the run, a second one kills it. Exit code: 0, the first failing
     task's own, or 130, 143, 124, 125.
     """
-    screen = _screen(context, given)
-    flags = _flags(command, given, screen)
+    screen = screen_of_up(context, given)
+    flags = flags_of(command, given, screen)
     if given["dry_run"]:
         return _show_plan(flags, screen)
     if _asks_for_help(command):
@@ -38,25 +39,36 @@ def up(context: typer.Context, command: Words = None, **given: Any) -> int:
     # Start the supervisor first: it imports its modules while this process imports its own.
     from orchestrator.links.supervisor_link import start_supervisor
 
-    with start_supervisor() as supervisor:
+    early = None if _may_start_warm() else start_supervisor()
+    with early or nullcontext():
         from orchestrator.cli.up_run import run_up
 
-        return run_up(flags, screen, supervisor)
+        return run_up(flags, screen, early)
+
+
+def _may_start_warm() -> bool:
+    """Whether warm processes seem to wait in this directory. It says no quickly."""
+    if not any(map(os.isatty, (0, 1, 2))):
+        return False
+    from orchestrator.store.runs.paths import has_warm_socket
+
+    return has_warm_socket(str(Path.cwd()))
 
 
 @takes_options(*(part for part in Part if part is not Part.DISPLAY))
 def config(context: typer.Context, command: Words = None, **given: Any) -> int:
     """Show what `orch up` would start: each task's argv, env and TF_CONFIG, with placeholder ports."""
-    screen = _screen(context, given)
-    return _show_plan(_flags(command, given, screen), screen)
+    screen = screen_of_up(context, given)
+    return _show_plan(flags_of(command, given, screen), screen)
 
 
-def _screen(context: typer.Context, given: Mapping[str, Any]) -> Screen:
+def screen_of_up(context: typer.Context, given: Mapping[str, Any]) -> Screen:
+    """The options about the screen of a verb that takes those of `orch up`."""
     names = ("json", "color", "quiet", "verbose", "as_root_anyway")
     return screen_of(context, *(given[name] for name in names))
 
 
-def _flags(command: list[str] | None, given: Mapping[str, Any], screen: Screen) -> dict[str, Any]:
+def flags_of(command: list[str] | None, given: Mapping[str, Any], screen: Screen) -> dict[str, Any]:
     """Return the values of the options. None, for an option that was not given, lets other sources apply."""
     flags = {name: None if value is False else value for name, value in given.items() if name in SETTINGS}
     return {**flags, "command": command, "color": screen.color}

@@ -14,8 +14,9 @@ from orchestrator.cli.parameters import Screen
 from orchestrator.cli.selection import ended_text, say_skipped, say_swept
 from orchestrator.client import api
 from orchestrator.client.api import Run
-from orchestrator.client.launch import Room, create_run, make_room, on_nodes
+from orchestrator.client.launch import Room, make_room, on_nodes
 from orchestrator.client.view.output import is_capable, terminal_size
+from orchestrator.client.warm import Start, choose_start
 from orchestrator.core.errors import EngineError, ExitCode, OrchError, RunEnded, UsageError
 from orchestrator.core.job.choices import EngineName
 from orchestrator.core.state.events import STOP_SIGNALS
@@ -33,8 +34,8 @@ _ROOM_FOR_A_GROUP = 2
 _MIN_COLUMNS = 20
 
 
-def run_up(flags: Mapping[str, object], screen: Screen, supervisor: SupervisorLink) -> int:
-    """Run `orch up` with a supervisor that waits for its request; return the exit code."""
+def run_up(flags: Mapping[str, object], screen: Screen, early: SupervisorLink | None) -> int:
+    """Run `orch up` with a supervisor that waits for its request, if one was started; return the exit code."""
     request = settings.load(flags, os.environ, Path.cwd())
     if request.display.ui:
         from orchestrator.ui.address import require_extra
@@ -56,9 +57,14 @@ def run_up(flags: Mapping[str, object], screen: Screen, supervisor: SupervisorLi
         if not screen.quiet:
             for notice in (*_host_table(room), *room.host_warnings, *_runs_beside(room, request)):
                 words.say(notice)
-        if is_detached:
-            return _detached(request, screen, supervisor)
-        return _in_the_foreground(request, screen, supervisor)
+        start = choose_start(request, early)
+        if screen.verbose and not screen.quiet:
+            for note in start.notes:
+                words.say(note)
+        with start.supervisor:
+            if is_detached:
+                return _detached(request, screen, start)
+            return _in_the_foreground(request, screen, start)
 
 
 def _host_table(room: Room) -> Iterator[str]:
@@ -87,11 +93,12 @@ def _runs_beside(room: Room, request: UpRequest) -> Iterator[str]:
         )
 
 
-def _in_the_foreground(request: UpRequest, screen: Screen, supervisor: SupervisorLink) -> int:
+def _in_the_foreground(request: UpRequest, screen: Screen, start: Start) -> int:
+    supervisor = start.supervisor
     # While processes exist, a signal is a stop order, not an exception.
     with SignalInbox(STOP_SIGNALS) as inbox:
         try:
-            run = create_run(supervisor, _with_columns(request, screen), Lifetime.CLIENT)
+            run = start.create(_with_columns(request, screen), Lifetime.CLIENT)
             with _page(run) if request.display.ui else nullcontext():
                 is_detached = _show_to_end(supervisor, run, request, screen, inbox)
         finally:
@@ -192,9 +199,9 @@ def _show_to_end(
         return follow_to_end(supervisor, run.view, view, tasks, inbox, keys, verbose)
 
 
-def _detached(request: UpRequest, screen: Screen, supervisor: SupervisorLink) -> int:
-    run = create_run(supervisor, request, Lifetime.DETACHED)
-    supervisor.close()
+def _detached(request: UpRequest, screen: Screen, start: Start) -> int:
+    run = start.create(request, Lifetime.DETACHED)
+    start.supervisor.close()
     try:
         if not screen.json:
             words.print_lines([run.id])  # data, so that --quiet does not hide it: run=$(orch up -dq)

@@ -100,7 +100,7 @@ class FunctionCall:
         the others had ended, has None. Raises the exception of the task that the failure began with, else RunEnded."""
         result = run.wait(check=False)
         if not result.succeeded:
-            self._raise(error_of(result), _blamed(result))
+            self._raise(error_of(result), blamed(result))
         codes = {end.task: end.exit_code for end in result.tasks}
         values: list[Any] = []
         for task in self._tasks:
@@ -179,7 +179,7 @@ def _task_failed(run: Run, result: RunResult, task: str, exit_code: int | None, 
     return TaskFailed(safe(f"{task}: {text}; see {log}"), result, task, exit_code, log)
 
 
-def _blamed(result: RunResult) -> tuple[str, ...]:
+def blamed(result: RunResult) -> tuple[str, ...]:
     """The tasks whose exception says best why a run failed."""
     cause, first = result.cause, result.first_failure
     if result.outcome != "failed" or first is None:

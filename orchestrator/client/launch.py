@@ -25,7 +25,7 @@ from orchestrator.core.text.clean import safe
 from orchestrator.host.checks import refuse_problems, warnings_of_up
 from orchestrator.host.checks.context import Context
 from orchestrator.host.checks.finding import Level
-from orchestrator.links.client_link import Descriptor, Lifetime, Request, pack_environ
+from orchestrator.links.client_link import Descriptor, Lifetime, Request, Warm, pack_environ
 from orchestrator.links.supervisor_link import SupervisorLink, start_supervisor
 from orchestrator.request.settings import settings
 from orchestrator.request.settings.declaration import Where
@@ -216,6 +216,7 @@ def create_run(
     up: UpRequest,
     lifetime: Lifetime,
     descriptors: Mapping[Descriptor, int] = MappingProxyType({}),
+    warm: Warm | None = None,
 ) -> Run:
     """Send a checked request and return the new run; raise the supervisor's error if it refuses.
 
@@ -225,13 +226,15 @@ def create_run(
         raise UsageError(
             f"an open file or terminal of this process cannot be passed to another host ({names})"
         )
-    environ = pack_environ(os.environ) if lifetime is Lifetime.SESSION else None
+    is_own = lifetime is not Lifetime.SESSION and not supervisor.is_warm
+    environ = None if is_own else pack_environ(os.environ)
     request = Request(
         spec=up.spec,
         lifetime=lifetime,
         environ=environ,
         state_owner=accepted_owner(),
         existing=up.existing,
+        warm=warm,
         descriptors=tuple(descriptors),
     )
     try:

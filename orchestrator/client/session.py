@@ -9,12 +9,9 @@ with orchestrator.Session() as session:
 from __future__ import annotations
 
 import os
-import resource
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -31,6 +28,7 @@ from orchestrator.client.launch import (
 from orchestrator.client.stop import STOP_MARGIN_S
 from orchestrator.core.errors import UsageError
 from orchestrator.core.text.clean import safe
+from orchestrator.host.inheritance import inheritance
 from orchestrator.links.client_link import Descriptor, Lifetime
 from orchestrator.links.supervisor_link import SupervisorLeft, SupervisorLink, start_supervisor
 from orchestrator.request.settings.keywords import Directory, UpOptions, Words
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
     from orchestrator.client.functions import FunctionCall
 
 Descriptors = Mapping[Descriptor, int]
-_LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 
 
 def run(
@@ -70,7 +67,7 @@ class Session:
     def __init__(self) -> None:
         self._owner_pid = os.getpid()
         self._supervisor: SupervisorLink | None = None
-        self._inheritance: _Inheritance | None = None
+        self._inheritance: dict[str, str] | None = None
         self._run: Run | None = None
         # Held while a run is created and while everything is stopped; not held while a run is live.
         self._lock = threading.RLock()
@@ -188,7 +185,7 @@ class Session:
 
     def _create(self, up: UpRequest, descriptors: Descriptors) -> Run:
         """Create the run with the kept supervisor, or with a new one if what a process inherits has changed."""
-        now = _inheritance()
+        now = inheritance()
         if now != self._inheritance:
             self._drop_supervisor(STOP_MARGIN_S)
         if self._supervisor is not None:
@@ -218,31 +215,3 @@ class Session:
 
     def _is_mine(self) -> bool:
         return os.getpid() == self._owner_pid
-
-
-@dataclass(frozen=True)
-class _Inheritance:
-    """The attributes that a child process inherits, besides environment and directory.
-
-    `limits` are pairs (soft, hard) as of getrlimit(2). Affinity and niceness are the calling thread's.
-    """
-
-    affinity: frozenset[int]
-    niceness: int
-    umask: str
-    limits: tuple[tuple[int, int], ...]
-
-
-def _inheritance() -> _Inheritance:
-    return _Inheritance(
-        affinity=frozenset(os.sched_getaffinity(0)),
-        niceness=os.getpriority(os.PRIO_PROCESS, 0),
-        umask=_umask(),
-        limits=tuple(resource.getrlimit(limit) for limit in _LIMITS),
-    )
-
-
-def _umask() -> str:
-    """The umask as /proc shows it. os.umask() reads it by changing it, which other threads would notice."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next((line for line in lines if line.startswith("Umask:")), "")

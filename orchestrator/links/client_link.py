@@ -1,10 +1,10 @@
-"""The supervisor's end of the stream to the client that started it; SupervisorLink is the other end.
+"""The supervisor's end of the stream to its client; SupervisorLink is the other end.
 
-JSON lines over a socket pair:
+JSON lines over a socket pair, or over a connection to a warm holder (warm.py):
 client -> supervisor: a request, then orders to stop or to detach. End of file stops the run, unless it is detached. A
 session sends its next request after its last run has ended.
 supervisor -> client: `created` {root} or `refused` {exit_code, message}; `ended` {result} if result.json could not be
-written; end of file when the supervisor exits.
+written; `stays` if the supervisor waits for another client; then end of file.
 Descriptors come with a request (SCM_RIGHTS), in the order of its `descriptors`.
 """
 
@@ -41,6 +41,17 @@ class Lifetime(StrEnum):
     SESSION = "session"  # as CLIENT; then the supervisor waits for the next request
 
 
+class Warm(BaseModel):
+    """Keep the supervisor, the agent and the preloader for another run (links/warm.py).
+
+    `idle_s`: how long they wait for it; None: as long as before. `conditions`: those of the client.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    idle_s: float | None
+    conditions: dict[str, str]
+
+
 class Descriptor(BaseModel):
     """A descriptor for a task, None: for every task. The task finds its number by `name` in ORCH_DESCRIPTORS."""
 
@@ -53,7 +64,8 @@ class Request(BaseModel):
     """A client's request for a run.
 
     `environ` (see pack_environ) is the environment for the run's processes; None means the supervisor's own.
-    `state_owner`: the user whose state root uses by --as-root-anyway. `existing`: see UpRequest.
+    `state_owner`: the user whose state root uses by --as-root-anyway. `existing`: see UpRequest. `warm`: what stays
+    after the run; None for nothing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -62,6 +74,7 @@ class Request(BaseModel):
     environ: dict[str, str] | None = None
     state_owner: int | None = None
     existing: tuple[Path, ...] = ()
+    warm: Warm | None = None
     descriptors: tuple[Descriptor, ...] = Field(default=(), max_length=MOST_DESCRIPTORS)
 
 
@@ -124,6 +137,10 @@ class ClientLink:
     def ended(self, result: RunResult) -> None:
         """Send the result to a client that will not find a result.json."""
         self._answer({"ended": result.model_dump(mode="json")})
+
+    def stays(self) -> None:
+        """Tell the client that this process does not exit after the run."""
+        self._answer({"stays": True})
 
     def close(self) -> None:
         self._close_descriptors()

@@ -80,17 +80,7 @@ class ControlServer:
     """The supervisor's end. A connection is served when it is readable, so that it never blocks the supervisor."""
 
     def __init__(self, directory: Directory, name: str) -> None:
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        previous = os.umask(0o177)
-        try:
-            self._listener.bind(_short_path(directory, name))
-        except BaseException:
-            self._listener.close()
-            raise
-        finally:
-            os.umask(previous)
-        self._listener.listen(_BACKLOG)
-        self._listener.setblocking(False)
+        self._listener = listen_in(directory, name)
 
     def fileno(self) -> int:
         return self._listener.fileno()
@@ -101,7 +91,7 @@ class ControlServer:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionError):
             return None
-        if _peer(connection) not in (os.geteuid(), _ROOT):
+        if peer_user(connection) not in (os.geteuid(), _ROOT):
             connection.close()
             return None
         connection.setblocking(False)
@@ -109,6 +99,22 @@ class ControlServer:
 
     def close(self) -> None:
         self._listener.close()
+
+
+def listen_in(directory: Directory, name: str) -> socket.socket:
+    """Listen at a new file of a directory, for this user only. accept() does not block. OSError."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    previous = os.umask(0o177)
+    try:
+        listener.bind(_short_path(directory, name))
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    finally:
+        os.umask(previous)
+    listener.setblocking(False)
+    return listener
 
 
 class InvalidOrder(Exception):
@@ -171,15 +177,8 @@ def ask(path: Path, order: Order, timeout_s: float = ANSWER_TIMEOUT_S) -> dict[s
     """
     answer = b""
     try:
-        with (
-            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection,
-            Directory.at(path.parent) as run,
-        ):
-            # With a timeout set by Python, connect() fails at once while the backlog is full.
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(timeout_s) + 1, 0))
-            connection.connect(_short_path(run, path.name))
-            connection.settimeout(timeout_s)
-            if os.geteuid() != _ROOT and _peer(connection) not in (os.geteuid(), _ROOT):
+        with Directory.at(path.parent) as run, connect_in(run, path.name, timeout_s) as connection:
+            if os.geteuid() != _ROOT and peer_user(connection) not in (os.geteuid(), _ROOT):
                 return None
             connection.sendall(order.model_dump_json().encode() + b"\n")
             while data := connection.recv(_READ_BYTES):
@@ -190,7 +189,21 @@ def ask(path: Path, order: Order, timeout_s: float = ANSWER_TIMEOUT_S) -> dict[s
     return answered if isinstance(answered, dict) else None
 
 
-def _peer(connection: socket.socket) -> int:
+def connect_in(directory: Directory, name: str, timeout_s: float) -> socket.socket:
+    """Return a connection to the socket at a file of a directory; sending and receiving take `timeout_s`. OSError."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # With a timeout set by Python, connect() fails at once while the backlog is full.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(timeout_s) + 1, 0))
+        connection.connect(_short_path(directory, name))
+        connection.settimeout(timeout_s)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def peer_user(connection: socket.socket) -> int:
     """The user id of the process that connected or listens at the other end, as the kernel knows it."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
     uid: int = _PEER_CREDENTIALS.unpack(raw)[1]

@@ -1,4 +1,4 @@
-"""The client's end of the stream between a client and the supervisor that it starts; ClientLink is the other end.
+"""The client's end of the stream between a client and its supervisor; ClientLink is the other end.
 
 Imports little: `orch up` starts the supervisor first, so that the supervisor imports its modules and starts its agent
 while the client still reads settings.
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _READ_BYTES = 1 << 16
 _START_TIMEOUT_S = 60.0
 _ENDED = b'{"ended": '
+_STAYS = b'{"stays": '
 _REFUSALS: dict[int, type[OrchError]] = {
     ExitCode.USAGE: errors.UsageError,
     ExitCode.NAME_TAKEN: errors.NameTaken,
@@ -36,9 +37,12 @@ class SupervisorLeft(EngineError):
 
 
 class SupervisorLink:
-    """A supervisor's process and the stream to it. close(), or leaving the `with`, closes the stream."""
+    """The stream to a supervisor, and its process. close(), or leaving the `with`, closes the stream.
 
-    def __init__(self, process: subprocess.Popen[bytes], stream: socket.socket) -> None:
+    The process is None for a warm holder, which another client has started.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes] | None, stream: socket.socket) -> None:
         self._process = process
         self._stream = stream
         self._has_sent = False
@@ -50,6 +54,17 @@ class SupervisorLink:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether another client has started the supervisor."""
+        return self._process is None
+
+    def start_anew(self) -> None:
+        """Close the stream, and start another supervisor in place of this one. EngineError."""
+        self.close()
+        self._process, self._stream = _start()
+        self._has_sent = False
 
     @property
     def was_refused(self) -> bool:
@@ -76,6 +91,8 @@ class SupervisorLink:
             raise EngineError(f"the supervisor did not answer within {_START_TIMEOUT_S:g} s") from error
         self._stream.setblocking(False)
         if not line:
+            if self._process is None:
+                raise SupervisorLeft("the supervisor that was kept warm has just exited")
             code = self._process.wait()
             raise SupervisorLeft(f"the supervisor exited at once with code {code}; see its output above")
         answer = json.loads(line)
@@ -116,7 +133,7 @@ class SupervisorLink:
         return RunResult.model_validate(json.loads(lines[-1])["ended"]) if lines else None
 
     def close(self) -> None:
-        """Close the stream, which stops a foreground run. Reap the supervisor if it has left. Idempotent.
+        """Close the stream, which stops a foreground run. Reap the supervisor if it leaves. Idempotent.
 
         A supervisor that has received nothing is killed.
         """
@@ -124,16 +141,21 @@ class SupervisorLink:
             return
         left = self.has_left()
         self._stream.close()
+        if self._process is None:
+            return
         if not self._has_sent:
             # It has nothing to stop, and would still import all its modules. Its agent ends by itself.
             self._process.kill()
-        if left or not self._has_sent:
+        stays = self._received.startswith(_STAYS) or b"\n" + _STAYS in self._received
+        if not self._has_sent or (left and not stays):
             self._process.wait()
         else:
             self._process.poll()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the supervisor's process to exit; False on a timeout."""
+        """Wait for the supervisor's process to exit if this process has started it; False on a timeout."""
+        if self._process is None:
+            return True
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -153,6 +175,10 @@ class SupervisorLink:
 
 def start_supervisor() -> SupervisorLink:
     """Start a supervisor that waits for its first request. EngineError if the process cannot be started."""
+    return SupervisorLink(*_start())
+
+
+def _start() -> tuple[subprocess.Popen[bytes], socket.socket]:
     ours, its = socket.socketpair()
     argv = isolated("orchestrator.supervisor", str(its.fileno()))
     try:
@@ -164,7 +190,7 @@ def start_supervisor() -> SupervisorLink:
         raise EngineError(f"the supervisor could not be started: {error}") from error
     finally:
         its.close()
-    return SupervisorLink(process, ours)
+    return process, ours
 
 
 def _read_answer(stream: socket.socket) -> bytes:

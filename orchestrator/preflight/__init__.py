@@ -22,7 +22,7 @@ class Preflight:
 
 
 def inspect_hosts(spec: JobSpec, environ: Mapping[str, str]) -> Preflight:
-    """Ask all hosts of the job at the same time. Starts no task; what it leaves for a moment, it removes."""
+    """Ask all hosts of the job. Starts no task; what it leaves for a moment, it removes."""
     plan = questions.Plan(spec, environ)
     with many_files(), Inspections(engine_of(spec), spec.hosts, plan.agent_python) as hosts:
         hosts.await_answers()

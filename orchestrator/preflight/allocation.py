@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import math
 import os
 import re
 import select
@@ -23,6 +22,7 @@ from orchestrator.core.plan.placement import place
 from orchestrator.core.text.clean import one_line
 from orchestrator.core.text.counted import counted
 from orchestrator.engines.slurm import ask, job_state
+from orchestrator.request.export.batch_script import allocation_words, node_count
 
 _JOB = "SLURM_JOB_ID"
 # salloc runs this on the machine that called it. The allocation lasts until its input ends.
@@ -212,17 +212,11 @@ def _queued(job: str) -> _Queued:
 
 
 def _salloc_words(spec: JobSpec) -> list[str]:
-    nodes = spec.nodes
-    if nodes is None and spec.tasks_per_host is not None:
-        nodes = math.ceil(len(spec.tasks) / spec.tasks_per_host)
-    if nodes is None:
-        raise UsageError("--engine slurm: how many nodes? write --nodes 3, or --tasks-per-host 1")
-    words = ["salloc", "--no-bell", f"--job-name=orch-{spec.name}", f"--nodes={nodes}", "--exclusive"]
-    if spec.partition is not None:
-        words.append(f"--partition={spec.partition}")
-    if spec.account is not None:
-        words.append(f"--account={spec.account}")
-    if spec.time_s is not None:
-        minutes, seconds = divmod(math.ceil(spec.time_s), 60)
-        words.append(f"--time={minutes}:{seconds:02}")
-    return [*words, *spec.slurm]
+    own = (
+        "salloc",
+        "--no-bell",
+        f"--job-name=orch-{spec.name}",
+        f"--nodes={node_count(spec)}",
+        "--exclusive",
+    )
+    return [*own, *allocation_words(spec)]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import select
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,6 +21,7 @@ from orchestrator.core.errors import EngineError
 from orchestrator.core.job.hosts import Host
 from orchestrator.engines import Connection, Engine
 from orchestrator.links.opening import remote_command
+from orchestrator.links.start_queue import StartQueue
 from orchestrator.preflight.answers import Answers, HostReport, Identity
 
 _PROGRAM = "programs/inspect_host.py"
@@ -28,7 +31,7 @@ _READ_BYTES = 1 << 16
 _ENDLESS = "it prints without end; correct what its login files (.bashrc) do without a terminal"
 _LONGEST_ANSWER_BYTES = 4 << 20
 _KEPT_TEXT_BYTES = 4096
-# For one round of questions. The slowest asks a Python for its packages, on a network file system.
+# For the answers to one round of questions. The slowest asks a Python for its packages, on a network file system.
 _ANSWER_S = 60.0
 
 
@@ -38,12 +41,17 @@ class Inspections:
     def __init__(self, engine: Engine, hosts: Sequence[Host], python: str) -> None:
         self._engine = engine
         self._open: dict[str, _Inspection] = {}
-        self._waiting: set[str] = set()
+        # The hosts that are to answer, and until when (monotonic seconds).
+        self._waiting: dict[str, float] = {}
+        self._hosts: dict[int, str] = {}
+        self._poller = select.poll()
+        self._starts = StartQueue()
         self.reports: dict[str, HostReport] = {host.name: HostReport(host) for host in hosts}
         try:
             program = _one_line(_program_text())
             for host in hosts:
-                self._connect(host, python, program)
+                self._waiting[host.name] = math.inf
+                self._starts.enter(host.name, partial(self._connect, host, python, program), time.monotonic())
         except BaseException:
             self.close()
             raise
@@ -72,24 +80,18 @@ class Inspections:
 
     def await_answers(self) -> None:
         """Wait until each host that was asked has answered, or is lost."""
-        deadline = time.monotonic() + _ANSWER_S
-        poller = select.poll()
-        fds = {}
-        for host in self._waiting:
-            fd = self._open[host].connection.stream.fileno()
-            fds[fd] = host
-            poller.register(fd, select.POLLIN)
-        while self._waiting and (rest_s := deadline - time.monotonic()) > 0:
-            for fd, _ in poller.poll(rest_s * 1000):
-                self._read(fds[fd])
-                if fds[fd] not in self._waiting:
-                    poller.unregister(fd)
-        for host in tuple(self._waiting):
-            self._lose(
-                host,
-                f"{host}: it did not answer within {_ANSWER_S:g} s; try `ssh {host} true`, and check that its login"
-                " files (.bashrc) do not read the input",
-            )
+        while self._waiting:
+            due = min((*self._waiting.values(), self._starts.due or math.inf))
+            for fd, _ in self._poller.poll(max(0.0, due - time.monotonic()) * 1000):
+                self._read(self._hosts[fd])
+            now = time.monotonic()
+            self._starts.advance(now)
+            for host in [host for host, until in self._waiting.items() if until <= now]:
+                self._lose(
+                    host,
+                    f"{host}: it did not answer within {_ANSWER_S:g} s; try `ssh {host} true`, and check that its login"
+                    " files (.bashrc) do not read the input",
+                )
 
     def _connect(self, host: Host, python: str, program: bytes) -> None:
         errors = tempfile.TemporaryFile()
@@ -98,16 +100,25 @@ class Inspections:
         except EngineError as error:
             errors.close()
             self.reports[host.name] = HostReport(host, str(error))
+            self._stop_waiting(host.name)
             return
         self._open[host.name] = _Inspection(connection, errors)
         self._send(host.name, program)
 
     def _send(self, host: str, data: bytes) -> None:
-        self._waiting.add(host)
+        stream = self._open[host].connection.stream
+        self._waiting[host] = time.monotonic() + _ANSWER_S
+        self._hosts[stream.fileno()] = host
+        self._poller.register(stream, select.POLLIN)
         try:
-            self._open[host].connection.stream.sendall(data)
+            stream.sendall(data)
         except OSError:
             pass  # what it has printed before says why: see _read
+
+    def _stop_waiting(self, host: str) -> None:
+        if self._waiting.pop(host, None) is not None and host in self._open:
+            self._poller.unregister(self._open[host].connection.stream)
+        self._starts.leave(host, time.monotonic())
 
     def _read(self, host: str) -> None:
         inspection = self._open[host]
@@ -117,11 +128,12 @@ class Inspections:
             data = b""
         line = inspection.feed(data)
         if line is not None:
-            self._waiting.discard(host)
+            self._stop_waiting(host)
             self._take(host, line)
         elif inspection.is_too_long:
             self._lose(host, f"{host}: {_ENDLESS}")
         elif not data:
+            self._stop_waiting(host)
             self._lose(host, self._reason(host))
 
     def _take(self, host: str, line: bytes) -> None:
@@ -147,7 +159,7 @@ class Inspections:
         return self._engine.explain(self.reports[host].host.destination, code, inspection.printed())
 
     def _lose(self, host: str, reason: str) -> None:
-        self._waiting.discard(host)
+        self._stop_waiting(host)
         inspection = self._open.pop(host)
         inspection.connection.close()
         inspection.connection.kill()

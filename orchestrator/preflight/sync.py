@@ -5,12 +5,15 @@ from __future__ import annotations
 import shlex
 import subprocess
 import tempfile
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 from orchestrator.core.errors import UsageError
 from orchestrator.core.job.hosts import Host
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.engines.ssh import SshEngine, last_line
+from orchestrator.links.start_queue import MOST_STARTING
 
 # Files that git ignores belong to this machine: environments, caches, outputs.
 _LEFT_OUT = ("--exclude=.git", "--exclude=__pycache__", "--filter=:- .gitignore")
@@ -22,21 +25,33 @@ _VANISHED = 24
 
 
 def copy_directory(spec: JobSpec, hosts: tuple[Host, ...]) -> None:
-    """Copy `spec.cwd` to the same path on each host, to all at the same time. UsageError names the hosts that failed.
+    """Copy `spec.cwd` to the same path on each host, to a few at the same time. UsageError names the hosts that failed.
 
     Files that exist only there stay. Files that are newer there are replaced by those from here.
     """
     engine = SshEngine(spec.ssh_command, spec.link_timeout_s)
-    copies = []
+    running: deque[_Copy] = deque()
+    failures: list[str] = []
     try:
         for host in hosts:
-            copies.append(_Copy(engine, host, spec.cwd))
-        failures = [reason for copy in copies if (reason := copy.failure()) is not None]
+            if len(running) == MOST_STARTING:
+                failures += _end_first(running)
+            running.append(_Copy(engine, host, spec.cwd))
+        while running:
+            failures += _end_first(running)
     finally:
-        for copy in copies:
+        for copy in running:
             copy.close()
     if failures:
         raise UsageError("\n".join(f"--sync: {reason}" for reason in failures))
+
+
+def _end_first(running: deque[_Copy]) -> Iterator[str]:
+    """Wait for the copy that was started first. Yield why it failed, if it did."""
+    reason = running[0].failure()
+    running.popleft().close()
+    if reason is not None:
+        yield reason
 
 
 class _Copy:

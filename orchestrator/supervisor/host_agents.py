@@ -58,6 +58,8 @@ class _HostLogs:
 class HostAgents:
     """The agents of one run, one on each host that has tasks. A broken connection is replaced."""
 
+    are_kept = False
+
     def __init__(self, spec: JobSpec, remote: Engine | None = None) -> None:
         """`remote`: the engine that reaches the hosts, in place of the one that the job names."""
         self._spec = spec

@@ -75,6 +75,10 @@ class Agents(Protocol):
     def links(self) -> Mapping[str, AgentLink]: ...
 
     @property
+    def are_kept(self) -> bool:
+        """Whether the agents stay for another run."""
+
+    @property
     def facts(self) -> Mapping[str, HostFacts]:
         """The facts of the hosts that have joined. Empty for this machine, whose facts are in the job."""
 
@@ -123,6 +127,7 @@ class LocalAgent:
         self._engine = engine
         self._connection = early
         self._links: dict[str, AgentLink] = {}
+        self.are_kept = False
         # The network of the runs so far. None: an agent without a run can still enter any network.
         self._network: NetworkOption | None = None
         self._descriptors: Mapping[Descriptor, int] = {}
@@ -132,6 +137,17 @@ class LocalAgent:
     @property
     def links(self) -> Mapping[str, AgentLink]:
         return self._links
+
+    @property
+    def link(self) -> AgentLink | None:
+        return self._links.get(HERE)
+
+    def is_stopped(self) -> bool:
+        """Whether the agent or its preloader was stopped, as by SIGSTOP."""
+        if self._connection is None:
+            return False
+        pid = self._connection.process.pid
+        return any(_state(each) in "Tt" for each in (str(pid), *_children(pid)))
 
     def take_descriptors(self, descriptors: Mapping[Descriptor, int]) -> None:
         """Take what the tasks of the next run get. The caller keeps them until serve()."""
@@ -210,3 +226,18 @@ class LocalAgent:
             if not self._connection.wait(self._engine.leave_s):
                 self._connection.kill()
             self._connection = None
+
+
+def _state(pid: str) -> str:
+    """The state letter of a process; a blank if it has exited."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return " "
+
+
+def _children(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:  # not every kernel lists them
+        return []

@@ -20,7 +20,7 @@ from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import Cause, CauseKind, RunResult
 from orchestrator.core.state.state import RunState
 from orchestrator.engines import Engine
-from orchestrator.links.client_link import ClientLink, Lifetime, Request, unpack_environ
+from orchestrator.links.client_link import ClientLink, Lifetime, Request, Warm, unpack_environ
 from orchestrator.store.files import make_private
 from orchestrator.store.ownership import accept_owner
 from orchestrator.store.runs.catalog import live_runs
@@ -31,6 +31,7 @@ from orchestrator.store.runs.paths import runs_dir
 from orchestrator.store.runs.record import RunRecord, boot_id
 from orchestrator.store.runs.writer import RunStore, new_run_id
 from orchestrator.supervisor import now
+from orchestrator.supervisor.holder import Holder
 from orchestrator.supervisor.hosts import Agents, LocalAgent
 from orchestrator.supervisor.supervisor import Supervisor
 
@@ -43,26 +44,52 @@ def serve(client: ClientLink, here: LocalAgent, remote: Engine | None = None) ->
     `remote`: the engine that reaches hosts, in place of the one that a job names.
     """
     _become_subreaper()
+    holder: Holder | None = None
+    next_client: ClientLink | None = client
     # Imported modules stay for good: the garbage collector need not traverse them.
     gc.freeze()
     code: int = ExitCode.ORCH
     try:
-        while (request := client.read_request()) is not None:
-            was_signalled, code = _serve_one(request, client, here, remote)
-            if was_signalled or request.lifetime is not Lifetime.SESSION:
+        while next_client is not None and (request := next_client.read_request()) is not None:
+            client = next_client
+            here.are_kept = request.lifetime is Lifetime.SESSION or request.warm is not None
+            may_stay, code = _serve_one(request, client, here, remote)
+            if may_stay and request.warm is not None:
+                holder = _hold(holder, request.spec, request.warm)
+            if not may_stay or not (holder or request.lifetime is Lifetime.SESSION):
                 break
+            if holder is not None:
+                client.stays()
+                client.close()
             # A run leaves reference cycles, which Python by itself would only collect after hundreds of runs.
             gc.collect()
+            if holder is not None:
+                next_client = holder.next_client(here)
     finally:
+        if holder is not None:
+            holder.close()  # the next one need not wait until the agent has left
         here.end()
         client.close()
+        if next_client is not None:
+            next_client.close()
     return code
+
+
+def _hold(holder: Holder | None, spec: JobSpec, warm: Warm) -> Holder | None:
+    """Return the holder that this process is from now on, None if it cannot become one."""
+    if holder is not None:
+        holder.note_run(warm)
+        return holder
+    try:
+        return Holder.take(str(spec.directory), warm)
+    except (OrchError, OSError):
+        return None
 
 
 def _serve_one(
     request: Request, client: ClientLink, here: LocalAgent, remote: Engine | None
 ) -> tuple[bool, int]:
-    """Return (whether a signal told this process to stop, the run's exit code)."""
+    """Return (whether this process may serve another run, the run's exit code)."""
     started_mono = time.monotonic()
     if request.environ is not None:
         os.environ.clear()
@@ -73,10 +100,10 @@ def _serve_one(
         store = _create_run(request.spec, request.existing, started_mono)
     except OrchError as error:
         client.refused(error)
-        return False, error.exit_code
+        return True, error.exit_code
     except OSError as error:
         client.refused(UsageError(_cannot_make(request.spec, error)))
-        return False, ExitCode.USAGE
+        return True, ExitCode.USAGE
     _redirect_output(store.open_log(store.paths.supervisor_log))
     client.created(store.paths.root)
     spec = request.spec
@@ -99,7 +126,7 @@ def _serve_one(
         store.close()
     if not store.result_is_written:
         client.ended(result)
-    return supervisor.was_signalled, result.exit_code
+    return not supervisor.was_signalled, result.exit_code
 
 
 def _agents(spec: JobSpec, here: LocalAgent, remote: Engine | None) -> Agents:

@@ -280,8 +280,8 @@ class Supervisor:
         for task in self.state.tasks:
             self._logs.finish(task)
         self._stacks.cancel_all()
-        if self._lifetime is Lifetime.SESSION:
-            self._unwatch_agents()  # kept for the next run
+        if self._hosts.are_kept:
+            self._unwatch_agents()
         else:
             self._end_agents()
         self._store.remove_scratch()

@@ -13,6 +13,7 @@ from orchestrator.core.job.hosts import Host
 from orchestrator.engines import Connection
 from orchestrator.engines.ssh import SshEngine
 from orchestrator.host.checks.finding import Level
+from orchestrator.links.start_queue import MOST_STARTING
 from orchestrator.preflight.answers import Answers, Held, HostReport, Identity
 from orchestrator.preflight.findings import compare
 from orchestrator.preflight.inspection import Inspections
@@ -36,8 +37,10 @@ class Shell(SshEngine):
     def __init__(self, before: str = "") -> None:
         super().__init__()
         self._before = before
+        self.connected: list[str] = []
 
     def connect(self, destination: str, words: Sequence[str], errors: int | None = None) -> Connection:
+        self.connected.append(destination)
         return Connection(["sh", "-c", f"{self._before}{words[0]}"], errors)
 
 
@@ -77,6 +80,21 @@ def test_questions_are_answered(tmp_path: Path) -> None:
     assert answers.hold.port
     # The connection has ended: what it had made is removed.
     assert [path.name for path in tmp_path.iterdir() if path.name != "state"] == ["script.py"]
+
+
+@pytest.mark.usefixtures("no_leaked_descriptors")
+def test_few_hosts_are_connected_to_at_the_same_time() -> None:
+    """Each answer, and each end of a connection, makes room for the next one."""
+    hosts = [Host(name=f"n{at}", destination=f"n{at}") for at in range(MOST_STARTING + 3)]
+    shell = Shell()
+    with Inspections(shell, hosts, sys.executable) as asked:
+        assert shell.connected == [host.name for host in hosts[:MOST_STARTING]]
+        asked.await_answers()
+        assert all(report.identity is not None for report in asked.reports.values())
+    failing = Shell("exit 3;")
+    with Inspections(failing, hosts, sys.executable) as asked:
+        asked.await_answers()
+        assert len(failing.connected) == len(hosts) and all(report.error for report in asked.reports.values())
 
 
 @pytest.mark.parametrize("version", ["3.6", "3.8"])

@@ -65,6 +65,22 @@ def test_allocation_of_the_shell_is_used_and_kept(up: Any, slurm: Slurm, machine
     machines["n1"].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")
 
 
+def test_exported_script_runs_as_it_is(slurm: Slurm, machines: Testbed, project: Path) -> None:
+    (project / "train.py").write_text('import os; print("level", os.environ["LEVEL"])')
+    options = ("--nodes", "2", "-n", "2", "--time", "10m", "-e", "LEVEL=7", "-o", "job.sh")
+    machines["n0"].run(
+        *(str(ORCH), "export", "slurm", *options, "--as-root-anyway", "--", "train.py"), cwd=project
+    )
+    script = (project / "job.sh").read_text().replace(" up ", " up --as-root-anyway ")
+    (project / "job.sh").write_text(script)
+    output = project / "out"
+    machines["n0"].run("sbatch", f"--output={output}", "job.sh", env=slurm.environ, cwd=project)
+    until(lambda: not slurm.queue())
+    lines = set(output.read_text().splitlines())
+    assert {"worker:0 | level 7", "worker:1 | level 7"} <= lines
+    machines["n1"].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_training_has_the_losses_of_one_machine(

@@ -162,7 +162,7 @@ def test_only_functions_are_unpickled() -> None:
     assert files == {"orchestrator/client/function_pickle.py", "worker/programs/call_function.py"}
 
 
-def test_value_of_a_library_that_is_not_imported_here() -> None:
+def test_value_of_a_library_that_is_not_imported_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tensor comes back if this process has TensorFlow; it is not imported for it."""
 
     class Tensor:
@@ -175,16 +175,14 @@ def test_value_of_a_library_that_is_not_imported_here() -> None:
     convert.__module__, convert.__qualname__ = "tensorflow.framework", "convert"
     library = ModuleType("tensorflow.framework")
     library.convert = convert  # type: ignore[attr-defined]
-    sys.modules[library.__name__] = library
-    try:
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, library.__name__, library)
         pickled = cloudpickle.dumps(Tensor())
-    finally:
-        del sys.modules[library.__name__]
-    if "tensorflow" not in sys.modules:
-        with pytest.raises(
-            NotImportedHere, match=r"tensorflow, which this process has not imported: return numbers"
-        ):
-            ReturnUnpickler(pickled, set()).load()
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    with pytest.raises(
+        NotImportedHere, match=r"tensorflow, which this process has not imported: return numbers"
+    ):
+        ReturnUnpickler(pickled, set()).load()
 
 
 def test_both_ends_agree_on_the_files() -> None:

@@ -18,6 +18,8 @@ import pytest
 import orchestrator
 from orchestrator import RunTimedOut, Session, TaskFailed, UsageError
 from orchestrator.client import api
+from orchestrator.client.functions import blamed
+from orchestrator.core.state.result import Cause, CauseKind, FirstFailure, RunResult
 
 pytestmark = pytest.mark.usefixtures("no_leaked_descriptors")
 RATE = 0.5
@@ -98,6 +100,7 @@ def test_function_finds_what_its_process_has(session: Session, monkeypatch: pyte
 
     def surroundings() -> tuple[Any, ...]:
         # The module is not imported: of it, only what the function uses is sent.
+        assert index() == 0
         mine = [name for name in sys.modules if "test_functions" in name or name == "tensorflow"]
         return os.environ["MINE"], sys.argv, sys.path, str(Path.cwd()), "ORCH_DESCRIPTORS" in os.environ, mine
 
@@ -231,7 +234,7 @@ def test_process_forked_by_the_function_returns_nothing(session: Session) -> Non
         child = os.fork()
         if child:
             os.waitpid(child, 0)
-            return "parent"
+            os._exit(0)
         return "child"
 
     def forks_and_fails() -> str:
@@ -240,7 +243,8 @@ def test_process_forked_by_the_function_returns_nothing(session: Session) -> Non
             return f"child: {os.waitpid(child, 0)[1] >> 8}"
         raise ValueError("in the child")
 
-    assert session.run(forks, workers=2) == ["parent"] * 2
+    with pytest.raises(TaskFailed, match="exited before"):
+        session.run(forks)
     assert session.run(forks_and_fails) == ["child: 1"]
 
 
@@ -259,16 +263,45 @@ def test_function_that_kills_its_peer(session: Session, tmp_path: Path) -> None:
     assert caught.value.task == "worker:1"
 
 
-def test_values_are_those_of_the_last_attempt(session: Session, tmp_path: Path) -> None:
-    def restarts() -> int | None:
+@pytest.mark.parametrize(
+    ("cause", "kind", "tasks"),
+    [
+        ("worker:1", CauseKind.EXITED, ("worker:1",)),
+        ("worker:1", CauseKind.LEFT_EARLY, ("worker:1", "worker:0")),
+        (None, CauseKind.LIMIT, ("worker:0",)),
+    ],
+)
+def test_exception_of_the_cause_is_preferred(
+    cause: str | None, kind: CauseKind, tasks: tuple[str, ...]
+) -> None:
+    first = FirstFailure(task="worker:0", exit_code=1, signal=None, exception=None, log="", advice=None)
+    result = RunResult(
+        run_id="r",
+        outcome="failed",
+        exit_code=1,
+        attempts=1,
+        cause=Cause(task=cause, kind=kind, text=""),
+        first_failure=first,
+        detection_s=None,
+        teardown_s=None,
+        tasks=(),
+    )
+    assert blamed(result) == tasks
+
+
+def test_value_of_an_earlier_attempt_is_dropped(session: Session, tmp_path: Path) -> None:
+    def restarts() -> int:
         attempt = int(os.environ["ORCH_ATTEMPT"])
         if attempt == 1 and index() == 1:
             waits_for(tmp_path / "left")
             sys.exit(42)  # asks for a restart
+        if attempt == 2 and index() == 0:
+            sys.exit()
         (tmp_path / "left").touch()
-        return attempt if attempt == 1 or index() == 1 else None
+        return attempt
 
-    assert session.run(restarts, workers=2, on_failure="restart") == [None, 2]
+    with pytest.raises(TaskFailed, match="worker:0: exited before"):
+        session.run(restarts, workers=2, on_failure="restart")
 
 
 def test_failed_task_of_a_run_that_continues(session: Session) -> None:

@@ -18,6 +18,7 @@ from orchestrator.core.errors import UsageError
 from orchestrator.core.job.choices import EngineName, Placement
 from orchestrator.core.job.hosts import MOST_HOSTS, Host, parse_hosts, parse_hosts_file
 from orchestrator.core.job.roles import MOST_TASKS
+from orchestrator.links.start_queue import MOST_STARTING
 from orchestrator.preflight.sync import copy_directory
 
 A, B = Host(name="a", destination="a", slots=2), Host(name="b", destination="b")
@@ -242,3 +243,24 @@ def test_end_of_rsync(
         with pytest.raises(UsageError) as raised:
             copy_directory(spec, (A,))
         assert str(raised.value) == f"--sync: {reason}"
+
+
+def test_few_copies_run_at_the_same_time(
+    make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first ones wait until all that may run are there, then all count them."""
+    rsync = tmp_path / "rsync"
+    rsync.write_text(f"""#!/bin/sh
+cd {tmp_path}
+: > started.$$; : > running.$$
+until [ $(ls started.* | wc -l) -ge {MOST_STARTING} ]; do sleep 0.01; done
+sleep 0.2
+ls running.* | wc -l >> counts
+rm running.$$
+""")
+    rsync.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    hosts = tuple(Host(name=f"n{at}", destination=f"n{at}") for at in range(MOST_STARTING + 3))
+    copy_directory(make_spec(engine=EngineName.SSH, hosts=hosts, cwd=tmp_path), hosts)
+    counts = [int(line) for line in (tmp_path / "counts").read_text().split()]
+    assert (len(counts), max(counts)) == (len(hosts), MOST_STARTING)

@@ -33,6 +33,7 @@ _WITHIN = {
     "up",
     "history",
     "report",
+    "warm",
 }
 ORCH = Path(sys.executable).with_name("orch")
 
@@ -195,6 +196,12 @@ class Orch:
     def phases(self) -> list[str | None]:
         """The phase that each task of the only run reported last."""
         return [(task["progress"] or {}).get("phase") for task in self.status()["tasks"]]
+
+    def record(self, run: Path) -> dict[str, Any]:
+        """The run.json of a run."""
+        document = json.loads((run / "run.json").read_text())
+        assert isinstance(document, dict)
+        return document
 
     def events(self, kind: str, run: Path | None = None) -> list[dict[str, Any]]:
         # The last line of a live run may be incomplete.

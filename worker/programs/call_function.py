@@ -63,7 +63,7 @@ def _require_sealed_memory(descriptor: int) -> None:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
     except OSError:  # a file on a disk
         seals = 0
-    if seals & _SEALS != _SEALS or found.st_nlink != 0 or found.st_uid != os.geteuid():
+    if seals & _SEALS != _SEALS or found.st_uid != os.geteuid():
         sys.exit(
             "orch: a function is accepted from the process that started this run only, and never from a file"
         )

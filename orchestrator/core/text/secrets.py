@@ -54,6 +54,11 @@ def mask_words(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(masked)
 
 
+def is_secret_name(name: str) -> bool:
+    """Whether the value of a variable with this name is hidden."""
+    return _SECRET.search(name) is not None
+
+
 def mask_secrets(env: Mapping[str, str]) -> dict[str, str]:
     """Replace the values of variables with secret-looking names, and secrets within the other values."""
     return {name: MASK if _SECRET.search(name) else _mask_text(value) for name, value in env.items()}

@@ -39,16 +39,18 @@ class Kind(Enum):
     GPUS = auto()
     HOSTS = auto()
     TIMESTAMPS = auto()  # a format of times, or a switch
+    WARM = auto()  # a duration, or a switch
 
 
 _PLACEHOLDERS = {
     Kind.DURATION: "TIME",
     Kind.LIMIT: "TIME",
+    Kind.WARM: "TIME",
     Kind.PATH: "DIR",
     Kind.SIZE: "SIZE",
     Kind.WHOLE_NUMBER: "N",
 }
-_UNITS = {Kind.DURATION: "_s", Kind.LIMIT: "_s", Kind.SIZE: "_bytes"}
+_UNITS = {Kind.DURATION: "_s", Kind.LIMIT: "_s", Kind.SIZE: "_bytes", Kind.WARM: "_s"}
 
 
 class Part(Enum):

@@ -223,6 +223,10 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
                help="auto: fork tasks from a process that has imported TensorFlow, where the script"
                     " cannot notice it; spawn: never fork.",
                more="[When](scripts.md)."),
+        Option("warm", Kind.WARM, bare="10m", part=Part.DISPLAY, where=NOT_IN_PYTHON,
+               help="Keep orch's processes and the preloaded modules for this time after the run, for the next"
+                    " `orch up` in this directory; off for none.",
+               more="[More](warm.md)."),
         Option("preload", Kind.MODULES, metavar="MODULE", part=Part.START,
                help="A module to import before tasks are forked; repeatable.",
                more="You vouch that its import starts nothing, and reads nothing that a task changes."),

@@ -18,7 +18,7 @@ from orchestrator.core.text.durations import check_duration, parse_duration
 from orchestrator.core.text.nearest import did_you_mean, listed
 from orchestrator.core.text.sizes import check_size, parse_size
 from orchestrator.request.settings.declaration import Kind
-from orchestrator.request.settings.request import TimeFormat
+from orchestrator.request.settings.request import DEFAULT_WARM_S, TimeFormat
 
 _WHOLE = re.compile(r"[+-]?\d{1,15}\Z", re.ASCII)
 _AUTO = "auto"
@@ -309,6 +309,14 @@ def _timestamps(value: object) -> TimeFormat | None:
     return TimeFormat.TIME if (_switch_text(value) if isinstance(value, str) else _switch(value)) else None
 
 
+def _warm(value: object) -> float:
+    """Read how long processes stay after a run: a duration, or a switch. 0 means that none stays."""
+    if isinstance(value, bool) or (isinstance(value, str) and value.strip().lower() in (*_TRUE, *_FALSE)):
+        is_on = _switch_text(value) if isinstance(value, str) else value
+        return DEFAULT_WARM_S if is_on else 0.0
+    return _duration(value)
+
+
 _READERS: Mapping[Kind, Reader] = {
     Kind.SWITCH: Reader(text=_switch_text, typed=_switch),
     Kind.TEXT: Reader(text=str, typed=_text),
@@ -330,6 +338,7 @@ _READERS: Mapping[Kind, Reader] = {
     Kind.MESH: Reader(text=Mesh.parse, typed=_mesh),
     Kind.GPUS: Reader(text=parse_gpus, typed=_gpus),
     Kind.HOSTS: Reader(text=_hosts_text, typed=_hosts),
+    Kind.WARM: Reader(text=_warm, typed=_warm),
     Kind.TIMESTAMPS: Reader(text=_timestamps, typed=_timestamps),
 }
 

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from orchestrator.core.job.tf_config import TaskRef
 
 
+# Seconds; the time of a --warm without one.
+DEFAULT_WARM_S = 600.0
+
+
 class ColorMode(StrEnum):
     """When output is coloured. `auto` means: on a terminal that can show colours."""
 
@@ -50,7 +54,8 @@ class WaitFor(StrEnum):
 class DisplayOptions:
     """How the client shows the run; nothing here reaches a task. `tasks` None shows all of them.
 
-    `wait` implies `detach`, as in docker compose.
+    `wait` implies `detach`, as in docker compose. `warm_s`: how long to keep processes for the next run; 0 turns that
+    off, None leaves it to those that are there.
     """
 
     tasks: tuple[TaskRef, ...] | None = None
@@ -63,6 +68,7 @@ class DisplayOptions:
     replace: bool = False
     junit: Path | None = None
     ui: bool = False
+    warm_s: float | None = None
 
 
 @dataclass(frozen=True)

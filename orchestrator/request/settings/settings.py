@@ -131,16 +131,6 @@ def _spec(given: Mapping[str, Given], place: CommandPlace) -> JobSpec:
         fields["on_failure"] = FailurePolicy.RESTART
     if "engine" not in given and "hosts" in given:
         fields["engine"] = EngineName.SSH
-    if ("hosts" in given or fields.get("engine") is EngineName.SLURM) and "remote_python" in given:
-        python = given["remote_python"].value
-        fields["command"] = command = _run_by(command, python)
-        role_settings = {
-            role: its
-            if its.command is None
-            else its.model_copy(update={"command": _run_by(its.command, python)})
-            for role, its in role_settings.items()
-        }
-        fields["role_settings"] = role_settings
     if fields.pop("tensorboard", False):
         own = (role.command for role in role_settings.values())
         fields["tensorboard"] = find_tensorboard([command, *filter(None, own)], place.installed)
@@ -148,12 +138,23 @@ def _spec(given: Mapping[str, Given], place: CommandPlace) -> JobSpec:
         spec = JobSpec(**fields)
     except ValidationError as error:
         raise _with_source(error, given) from error
+    if spec.is_remote and spec.remote_python is not None:
+        spec = with_python(spec, spec.remote_python)
     return with_strategy(given, strategy, spec)
 
 
+def with_python(spec: JobSpec, python: str) -> JobSpec:
+    """Return the job as it is run elsewhere: by `python` instead of orch's own interpreter."""
+    settings = {
+        role: its if its.command is None else its.model_copy(update={"command": _run_by(its.command, python)})
+        for role, its in spec.role_settings.items()
+    }
+    return spec.model_copy(update={"command": _run_by(spec.command, python), "role_settings": settings})
+
+
 def _run_by(command: Command, python: str) -> Command:
-    """Return the command as it is run on hosts: instead of orch's own interpreter, which is of this machine, the one
-    that was given for the hosts."""
+    if command.kind is CommandKind.BUILTIN and is_own(command.argv[0]):
+        return command.model_copy(update={"argv": (python, *command.argv[1:])})
     if not command.interpreter or not is_own(command.interpreter[0]):
         return command
     return command.model_copy(

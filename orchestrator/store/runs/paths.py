@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import platformdirs
@@ -13,6 +15,8 @@ from orchestrator.store.directory import Directory
 from orchestrator.store.open_files import umask_advice
 from orchestrator.store.ownership import accept_owner
 
+# The file in the directory of a warm holder at which it waits for clients.
+WARM_SOCKET = "socket"
 _UNPUBLISHED_SUFFIX = ".new"
 _UNPUBLISHED = re.compile(r"\.(?P<run_id>.+-\d{8}T\d{6}Z-[0-9a-f]{4})\.new\Z", re.DOTALL)
 
@@ -41,6 +45,24 @@ def runs_dir() -> Path:
 def names_dir() -> Path:
     """Return the directory with one lock file for each run name. The live run of that name holds the lock."""
     return state_dir() / "names"
+
+
+def warm_dir() -> Path:
+    """Return the directory with one directory for each warm holder (links/warm.py)."""
+    return state_dir() / "warm"
+
+
+def warm_name(directory: str) -> str:
+    """Return the name in warm_dir() for the holder of a directory."""
+    return sha256(os.fsencode(directory)).hexdigest()[:16]
+
+
+def has_warm_socket(directory: str) -> bool:
+    """Return whether a holder of this directory seems to wait. Quick, and without certainty."""
+    try:
+        return (warm_dir() / warm_name(directory) / WARM_SOCKET).is_socket()
+    except (OSError, UsageError):
+        return False
 
 
 def accept_owner_of_state() -> None:
@@ -74,6 +96,16 @@ def open_names() -> Directory:
 def make_names() -> Directory:
     """Open the directory of the names, created if it is missing. UsageError."""
     return _make(names_dir())
+
+
+def open_warm() -> Directory:
+    """Open the directory of the warm holders. FileNotFoundError without one; NotOurs, UsageError, OSError."""
+    return _open(warm_dir())
+
+
+def make_warm() -> Directory:
+    """Open the directory of the warm holders, created if it is missing. UsageError."""
+    return _make(warm_dir())
 
 
 def _open(path: Path) -> Directory:

@@ -1,0 +1,102 @@
+"""The warm holders of this user: what `orch warm` lists and stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+import psutil
+
+from orchestrator.links.warm import LOCK, Holding, dismiss, live_places
+from orchestrator.store.directory import Directory
+from orchestrator.store.runs.liveness import is_own_process
+from orchestrator.store.runs.locks import Held, probe_in
+
+# A holder that waits leaves at once, but its agent may have been stopped.
+_PATIENCE_S = 5.0
+_RETRY_S = 0.01
+
+
+@dataclass(frozen=True)
+class WarmRow:
+    """A holder with its processes. `until`: Unix seconds, None during a run. `memory_bytes`: PSS."""
+
+    directory: str
+    pid: int
+    since: float
+    until: float | None
+    runs: int
+    processes: int
+    memory_bytes: int
+
+
+def warm_rows() -> list[WarmRow]:
+    """Return a row for each holder. NotOurs, UsageError, OSError."""
+    with live_places() as places:
+        return [_row(holding) for _, holding in places if holding is not None]
+
+
+def stop_holders() -> list[WarmRow]:
+    """End all holders: those without a run now, the others after it. Return them. NotOurs, UsageError, OSError."""
+    stopped = []
+    with live_places() as places:
+        for place, holding in places:
+            if holding is not None:
+                stopped.append(_row(holding))
+            dismiss(place)
+        for place, holding in places:
+            if holding is None or holding.until is not None:
+                _wait_or_kill(place, holding)
+    return stopped
+
+
+def _wait_or_kill(place: Directory, holding: Holding | None) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while probe_in(place, LOCK) is Held.YES:
+        if time.monotonic() > deadline:
+            if holding is not None:
+                _kill(holding)
+            return
+        time.sleep(_RETRY_S)
+
+
+def _kill(holding: Holding) -> None:
+    """Kill a holder that does not react, for instance because it was stopped. Its agent then ends the rest."""
+    with suppress(OSError):
+        pidfd = os.pidfd_open(holding.pid)
+        try:
+            if holding.is_live_process() and is_own_process(holding.pid):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        finally:
+            os.close(pidfd)
+
+
+def _row(holding: Holding) -> WarmRow:
+    processes = _processes(holding.pid)
+    return WarmRow(
+        directory=holding.directory,
+        pid=holding.pid,
+        since=holding.since,
+        until=holding.until,
+        runs=holding.runs,
+        processes=len(processes),
+        memory_bytes=sum(map(_pss, processes)),
+    )
+
+
+def _processes(pid: int) -> list[psutil.Process]:
+    try:
+        holder = psutil.Process(pid)
+        return [holder, *holder.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def _pss(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_full_info().pss)
+    except psutil.Error:
+        return 0

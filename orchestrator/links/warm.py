@@ -1,0 +1,168 @@
+"""The warm holder of a directory: a supervisor that waits with its agent and preloader for the next `orch up` there.
+
+`warm/<hash of the directory>/` in the state directory belongs to it:
+lock: held by the holder, so that there is one for each directory.
+holder.json: describes it (Holding). A holder without this file leaves as soon as it has no run.
+socket: takes one client at a time, while the holder has no run. The holder first sends its Holding as a line; then the
+stream is that of client_link.py.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from orchestrator.host.inheritance import inheritance
+from orchestrator.links.control import connect_in, peer_user
+from orchestrator.store.directory import Directory
+from orchestrator.store.runs.liveness import start_ticks
+from orchestrator.store.runs.locks import Held, probe_in
+from orchestrator.store.runs.paths import WARM_SOCKET, open_warm, warm_name
+from orchestrator.store.runs.record import boot_id
+
+LOCK, HOLDER = "lock", "holder.json"
+# At most for one user. Each uses several hundred MB.
+MOST_HOLDERS = 3
+# A holder that waits answers at once, unless it was stopped.
+ANSWER_S = 2.0
+_MOST_BYTES = 1 << 16
+_PACKAGES = ("orchestrator", "worker")
+
+
+class Holding(BaseModel):
+    """A holder's description of itself. Times are Unix seconds; `until` is None during a run.
+
+    `conditions`: see conditions(). `idle_s`: how long it waits for a run. `runs`: how many it has served."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    schema_version: int = 1
+    directory: str
+    conditions: dict[str, str]
+    pid: int
+    start_ticks: int
+    boot_id: str
+    since: float
+    idle_s: float
+    until: float | None
+    runs: int
+
+    def is_live_process(self) -> bool:
+        """Whether the process with this pid is still the one that wrote this."""
+        return self.boot_id == boot_id() and self.start_ticks == start_ticks(self.pid)
+
+
+def conditions(directory: str) -> dict[str, str]:
+    """Return what must be equal for a holder and for the client that uses it, by names for people."""
+    return {
+        "orch itself": orch_identity(),
+        f"the directory {directory}": identity_of(directory),
+        **inheritance(),
+    }
+
+
+def identity_of(directory: str) -> str:
+    try:
+        found = Path(directory).stat()
+    except OSError:
+        return "missing"
+    return f"{found.st_dev}:{found.st_ino}"
+
+
+def orch_identity() -> str:
+    """The interpreter of orch, and the newest time of its files."""
+    root = Path(__file__).parents[2]
+    newest, count = 0, 0
+    for package in _PACKAGES:
+        for place, _, names in os.walk(root / package):
+            for name in names:
+                if name.endswith(".py"):
+                    newest = max(newest, os.stat(f"{place}/{name}").st_mtime_ns)  # noqa: PTH116 (hundreds)
+                    count += 1
+    return f"{root} {count} {newest} {sys.executable} {sys.version}"
+
+
+def differing(now: Mapping[str, str], then: Mapping[str, str]) -> str | None:
+    """The first condition that differs."""
+    return next((name for name in sorted(now.keys() | then.keys()) if now.get(name) != then.get(name)), None)
+
+
+def read_holding(place: Directory) -> Holding | None:
+    """Return the description of the holder; None if there is none, or another version wrote it."""
+    try:
+        return Holding.model_validate(place.read_object(HOLDER))
+    except ValidationError:
+        return None
+
+
+@contextmanager
+def live_places() -> Iterator[list[tuple[Directory, Holding | None]]]:
+    """Yield the places of all holders of this user that live, with their descriptions. NotOurs, UsageError, OSError."""
+    with ExitStack() as stack:
+        found: list[tuple[Directory, Holding | None]] = []
+        try:
+            warm = stack.enter_context(open_warm())
+        except FileNotFoundError:
+            yield found
+            return
+        for name in warm.entries():
+            try:
+                place = stack.enter_context(warm.sub(name))
+            except OSError:
+                continue  # not made by orch
+            if probe_in(place, LOCK) is Held.YES:
+                found.append((place, read_holding(place)))
+        yield found
+
+
+def take_over(directory: str) -> tuple[socket.socket, Holding] | None:
+    """Connect to the holder of a directory that waits; None without one, or if it does not answer."""
+    try:
+        with open_warm() as warm, warm.sub(warm_name(directory)) as place:
+            try:
+                return _greeted(connect_in(place, WARM_SOCKET, ANSWER_S))
+            except ConnectionRefusedError:
+                if probe_in(place, LOCK) is Held.NO:  # it was killed
+                    place.unlink(WARM_SOCKET)
+                return None
+    except (OSError, ValueError):
+        return None
+
+
+def _greeted(connection: socket.socket) -> tuple[socket.socket, Holding] | None:
+    with ExitStack() as stack:
+        stack.enter_context(connection)
+        if peer_user(connection) != os.geteuid():
+            return None
+        line = b""
+        while not line.endswith(b"\n"):
+            data = connection.recv(1 if line.endswith(b"}") else _MOST_BYTES)
+            if not data or len(line) > _MOST_BYTES:
+                return None
+            line += data
+        holding = Holding.model_validate_json(line)
+        stack.pop_all()
+        return connection, holding
+
+
+def dismiss(place: Directory) -> None:
+    """Ask the holder of a place to leave: now, or after its run. OSError."""
+    place.unlink(HOLDER)
+    try:
+        connect_in(place, WARM_SOCKET, ANSWER_S).close()  # wakes it
+    except OSError:
+        return  # it has a run, or is leaving
+
+
+def dismiss_holder_of(directory: str) -> None:
+    """Like dismiss(), if the directory has a holder."""
+    try:
+        with open_warm() as warm, warm.sub(warm_name(directory)) as place:
+            dismiss(place)
+    except OSError:
+        return

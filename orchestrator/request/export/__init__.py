@@ -1,0 +1,1 @@
+"""Renders a job for schedulers that orch does not drive itself."""

@@ -1,0 +1,74 @@
+"""A script for sbatch that runs the same `orch up` in an allocation."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from orchestrator.core.errors import UsageError
+from orchestrator.core.job.spec import JobSpec
+from orchestrator.core.text.secrets import is_secret_name
+from orchestrator.request.settings.declaration import Kind, Part
+from orchestrator.request.settings.options import ENGINE, GROUPS, SLURM
+
+
+def batch_script(spec: JobSpec, flags: Mapping[str, Any], orch: str) -> str:
+    """Return the script. `flags` are the options of the command line, `orch` is the program to call.
+
+    Files of settings are read again when the script runs. UsageError for a secret, which sbatch takes from the
+    environment.
+    """
+    lines = ["#!/bin/sh", *(f"#SBATCH {word}" for word in _sbatch_words(spec))]
+    words = [orch, "up", "--engine", "slurm", *_option_words(flags)]
+    if command := flags.get("command"):
+        words += ["--", *command]
+    return "\n".join([*lines, "", f"exec {shlex.join(words)}", ""])
+
+
+def allocation_words(spec: JobSpec) -> Iterator[str]:
+    """Yield the options about the allocation, which sbatch and salloc share."""
+    if spec.partition is not None:
+        yield f"--partition={spec.partition}"
+    if spec.account is not None:
+        yield f"--account={spec.account}"
+    if spec.time_s is not None:
+        minutes, seconds = divmod(math.ceil(spec.time_s), 60)
+        yield f"--time={minutes}:{seconds:02}"
+    yield from spec.slurm
+
+
+def node_count(spec: JobSpec) -> int:
+    """The number of nodes to ask for. UsageError if the options do not say."""
+    if spec.nodes is not None:
+        return spec.nodes
+    if spec.tasks_per_host is None:
+        raise UsageError("--engine slurm: how many nodes? write --nodes 3, or --tasks-per-host 1")
+    return math.ceil(len(spec.tasks) / spec.tasks_per_host)
+
+
+def _sbatch_words(spec: JobSpec) -> Iterator[str]:
+    yield f"--job-name={spec.name}"
+    yield f"--nodes={node_count(spec)}"
+    yield "--exclusive"
+    yield f"--chdir={spec.directory}"
+    yield from allocation_words(spec)
+
+
+def _option_words(flags: Mapping[str, Any]) -> Iterator[str]:
+    for option in (option for options in GROUPS.values() for option in options):
+        value = flags.get(option.name)
+        is_elsewhere = option in SLURM or option is ENGINE or option.part in (Part.COMMAND, Part.SCREEN)
+        if value is None or is_elsewhere:
+            continue
+        if option.kind is Kind.SWITCH:
+            yield option.flag
+            continue
+        for text in value if option.is_repeatable else [value]:
+            if option.kind is Kind.ENVIRONMENT and is_secret_name(text.partition("=")[0]):
+                raise UsageError(
+                    f"{option.flag} {text.partition('=')[0]}: a secret does not belong in a file; leave it out and set"
+                    " it where you call sbatch, which passes the environment on"
+                )
+            yield from (option.flag, str(text))

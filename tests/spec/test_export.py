@@ -1,0 +1,188 @@
+"""`orch export`: what it renders is valid, and starts the tasks that `orch up` would start."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
+from orch_command import ORCH
+
+_SCRIPT = """
+import json, os, sys
+names = ("TF_CONFIG", "ORCH_TASK", "ORCH_CHECKPOINT_DIR", "LEVEL")
+print(json.dumps({"argv": sys.argv[1:], **{name: os.environ.get(name) for name in names}}))
+sys.exit(3)
+"""
+_IMAGE = ("--image", "registry.example/train:1")
+
+
+def exported(directory: Path, *words: str) -> str:
+    (directory / "train.py").write_text(_SCRIPT)
+    done = run(directory, *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [str(ORCH), "export", "--as-root-anyway", *words]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+
+
+def objects(directory: Path, *words: str) -> dict[str, Any]:
+    """The documents by kind."""
+    return {each["kind"]: each for each in yaml.safe_load_all(exported(directory, *words))}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--workers", "3"),
+        ("--workers", "2", "--ps", "2", "--evaluator", "--timeout", "1h"),
+        (
+            "--workers",
+            "2",
+            "--memory-limit",
+            "2GiB",
+            "--gpus",
+            "per-task 2",
+            "-e",
+            "API_TOKEN=x",
+            "--claim",
+            "mine",
+        ),
+    ],
+)
+def test_manifests_are_valid(tmp_path: Path, words: tuple[str, ...]) -> None:
+    made = objects(tmp_path, "kubernetes", *_IMAGE, *words, "--", "train.py")
+    version = kubernetes_validate.latest_version()
+    for each in made.values():
+        kubernetes_validate.validate(each, version, strict=True)
+    set_of_jobs = objects(tmp_path, "jobset", *_IMAGE, *words, "--", "train.py")["JobSet"]
+    assert JobsetV1alpha2JobSet.from_dict(set_of_jobs).to_dict() == set_of_jobs
+    job = set_of_jobs["spec"]["replicatedJobs"][0]["template"]["spec"]
+    kubernetes_validate.validate(
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": job},
+        version,
+        strict=True,
+    )
+
+
+def test_pod_starts_its_task(tmp_path: Path) -> None:
+    """The files of the ConfigMap, run as a pod runs them."""
+    made = objects(
+        tmp_path,
+        "kubernetes",
+        *_IMAGE,
+        "-n",
+        "3",
+        "-e",
+        "LEVEL=7",
+        "--name",
+        "My.job",
+        "--",
+        "train.py",
+        "--lr",
+        "1",
+    )
+    files = tmp_path / "orch"
+    files.mkdir()
+    for name, text in made["ConfigMap"]["data"].items():
+        text = text.replace('"/checkpoints"', json.dumps(str(tmp_path / "checkpoints")))
+        (files / name).write_text(text.replace('"python3"', json.dumps(sys.executable)))
+    for name, text in made["ConfigMap"]["binaryData"].items():
+        (files / name).write_bytes(base64.b64decode(text))
+    done = subprocess.run(
+        [sys.executable, str(files / "start.py")],
+        cwd=tmp_path,
+        env={"JOB_COMPLETION_INDEX": "1", "PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["argv"] == ["--lr", "1"]
+    assert (seen["ORCH_TASK"], seen["LEVEL"]) == ("worker:1", "7")
+    assert seen["ORCH_CHECKPOINT_DIR"] == str(tmp_path / "checkpoints")
+    assert json.loads(seen["TF_CONFIG"]) == {
+        "cluster": {"worker": [f"my-job-{index}.my-job:2222" for index in range(3)]},
+        "task": {"type": "worker", "index": 1},
+    }
+    # The bootstrap ran: it is what writes this file.
+    job = made["Job"]["spec"]
+    assert (job["completions"], job["completionMode"], job["backoffLimit"]) == (3, "Indexed", 0)
+    assert made["Service"]["spec"]["publishNotReadyAddresses"] is True
+
+
+def test_built_in_program_travels(tmp_path: Path) -> None:
+    made = objects(tmp_path, "kubernetes", *_IMAGE, "-n", "2")
+    files = tmp_path / "orch"
+    files.mkdir()
+    (files / "start.py").write_text(made["ConfigMap"]["data"]["start.py"])
+    (files / "bundle.zip").write_bytes(base64.b64decode(made["ConfigMap"]["binaryData"]["bundle.zip"]))
+    job = json.loads(made["ConfigMap"]["data"]["job.json"])
+    for task in job["tasks"]:
+        task["argv"] = [sys.executable, *task["argv"][1:], "--help"]
+        task["env"]["ORCH_CHECKPOINT_DIR"] = str(tmp_path / "checkpoints")
+    (files / "job.json").write_text(json.dumps(job))
+    done = subprocess.run(
+        [sys.executable, str(files / "start.py")],
+        cwd=tmp_path,
+        env={"JOB_COMPLETION_INDEX": "0", "PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--epochs" in done.stdout
+
+
+def test_secrets_are_not_written(tmp_path: Path) -> None:
+    text = exported(tmp_path, "kubernetes", *_IMAGE, "-e", "API_TOKEN=hush", "--name", "j", "--", "train.py")
+    assert "hush" not in text
+    assert "j-env" in text
+
+
+def test_only_the_tasks_that_count_decide(tmp_path: Path) -> None:
+    """Parameter servers never exit: the chief and the evaluator end the job."""
+    made = objects(
+        tmp_path, "kubernetes", *_IMAGE, "--workers", "2", "--ps", "1", "--evaluator", "--", "train.py"
+    )
+    tasks = json.loads(made["ConfigMap"]["data"]["job.json"])["tasks"]
+    waited = made["Job"]["spec"]["successPolicy"]["rules"][0]["succeededIndexes"]
+    assert [tasks[int(index)]["type"] for index in waited.split(",")] == ["chief", "evaluator"]
+
+
+def test_restarts_need_a_job_set(tmp_path: Path) -> None:
+    words = ("--max-restarts", "2", *_IMAGE, "--", "train.py")
+    (tmp_path / "train.py").write_text(_SCRIPT)
+    refused = run(tmp_path, "kubernetes", *words)
+    assert refused.returncode == 2
+    assert "orch export jobset" in refused.stderr
+    made = objects(tmp_path, "jobset", *words)
+    assert made["JobSet"]["spec"]["failurePolicy"]["maxRestarts"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("kubernetes",), "--image: name the container"),
+        (("slurm",), "how many nodes? write --nodes 3"),
+        (("slurm", "--nodes", "1", "-e", "API_TOKEN=x"), "a secret does not belong in a file"),
+        (("nomad",), "nomad"),
+        (("slurm", "--nodes", "1", "-o", "/no/such/file"), "cannot be written"),
+    ],
+)
+def test_bad_request_is_refused(tmp_path: Path, words: tuple[str, ...], text: str) -> None:
+    (tmp_path / "train.py").write_text(_SCRIPT)
+    refused = run(tmp_path, *words, "--", "train.py")
+    assert refused.returncode == 2
+    assert text in refused.stderr

@@ -1,0 +1,103 @@
+"""`orch warm` and its limits: how many holders there are, and what makes them leave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from waiting import lives, until_gone
+from warm_command import WarmOrch
+
+from orchestrator.supervisor.holder import memory_pressure
+
+ECHO = ("--", "sh", "-c", "echo said")
+
+
+def warm_rows(warm: WarmOrch, *words: str) -> list[dict[str, object]]:
+    document = warm.orch.within("warm", *words, "--json").document
+    return list(document["stopped" if words else "warm"])
+
+
+def test_list_and_stop(warm: WarmOrch) -> None:
+    assert "no processes are kept warm" in warm.orch.within("warm").err
+    warm("up", "--warm", *ECHO)
+    holder = warm.until_waiting()
+    (row,) = warm_rows(warm)
+    assert (row["directory"], row["pid"], row["runs"]) == (str(warm.orch.directory), holder.pid, 1)
+    assert row["processes"] == 2 and row["memory_bytes"] > 1 << 20  # type: ignore[operator]
+    shown = warm.orch.within("warm").lines
+    assert shown[0].split() == ["DIRECTORY", "STATE", "RUNS", "MEMORY", "PID"]
+    assert shown[1].split()[:2] == [str(warm.orch.directory), "waits"]
+    stopped = warm.orch.within("warm", "stop")
+    assert (stopped.code, stopped.lines) == (0, [f"{warm.orch.directory}: ended 2 processes"])
+    until_gone(holder.pid)
+    assert warm_rows(warm) == [] == warm_rows(warm, "stop")
+
+
+def test_stop_during_a_run_ends_them_after_it(warm: WarmOrch) -> None:
+    warm("up", "--warm", *ECHO)
+    holder = warm.until_waiting()
+    going = warm.start("up", "--warm", "--", "sh", "-c", "sleep 600")
+
+    assert going.process.stdout is not None
+    try:
+        row = None
+        while row is None or row["until"] is not None:
+            (row,) = warm_rows(warm)
+        assert warm.orch.within("warm", "stop").lines == [
+            f"{warm.orch.directory}: has a run, and ends after it"
+        ]
+        assert lives(holder.pid)
+    finally:
+        going.process.terminate()
+        going.finish()
+        going.close()
+    until_gone(holder.pid)
+
+
+def test_suspended_holder_is_killed(warm: WarmOrch) -> None:
+    warm("up", "--warm", *ECHO)
+    holder = warm.until_waiting()
+    processes = [holder.pid, *(child.pid for child in holder.children())]
+    holder.suspend()
+    assert warm.orch.within("warm", "stop").code == 0
+    until_gone(*processes)
+
+
+def test_fourth_directory_ends_the_oldest(warm: WarmOrch) -> None:
+    holders = {}
+    first = warm.orch.directory
+    for name in ("first", "second", "third", "first", "fourth"):
+        warm.orch.directory = first / name
+        warm.orch.directory.mkdir(exist_ok=True)
+        warm("up", "--warm", *ECHO)
+        holders[name] = warm.until_waiting().pid
+    until_gone(holders.pop("second"))
+    assert {row["pid"] for row in warm_rows(warm)} == set(holders.values())
+
+
+def test_removed_directory_ends_them(warm: WarmOrch) -> None:
+    warm("up", "--warm=1h", *ECHO)
+    holder = warm.until_waiting()
+    warm.orch.directory.rename(warm.orch.directory.with_name("moved"))
+    until_gone(holder.pid)
+
+
+def test_last_logout_ends_them(warm: WarmOrch, tmp_path: Path) -> None:
+    runtime = tmp_path / "runtime"
+    runtime.mkdir()
+    warm("up", "--warm=1h", *ECHO, env={"XDG_RUNTIME_DIR": str(runtime)})
+    holder = warm.until_waiting()
+    runtime.rmdir()
+    until_gone(holder.pid)
+
+
+def test_memory_pressure(tmp_path: Path) -> None:
+    file = tmp_path / "memory"
+    file.write_text(
+        "some avg10=12.34 avg60=1.00 avg300=0.26 total=1\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+    )
+    assert memory_pressure(file) == 12.34
+    for text in ("", "some avg10=x"):
+        file.write_text(text)
+        assert memory_pressure(file) == 0
+    assert memory_pressure(tmp_path / "missing") == 0
