@@ -258,7 +258,7 @@ def status_of(view: RunView) -> Status:
 
 
 class ResultOfRun(RunResult):
-    """A result that knows its run's directory. It equals a RunResult with the same values."""
+    """A result with the directory of its run. It is equal to a RunResult with the same values."""
 
     _dir: Path = PrivateAttr()
 

@@ -1,6 +1,7 @@
-"""The server beside `orch up --ui`: a process of its own, which ends with the last such command.
+"""Starts the server of the page for `orch up --ui`: a separate process, which ends with the last such command.
 
-Run as `python -m orchestrator.ui`; what it needs arrives on standard input, because other users can read its arguments.
+It runs as `python -m orchestrator.ui` and reads its parameters from standard input, because other users can read the
+arguments of a process.
 """
 
 from __future__ import annotations

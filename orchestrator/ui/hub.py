@@ -1,4 +1,4 @@
-"""Reads a run once for all browsers that look at it, and keeps what has changed for their feeds."""
+"""Reads a run once for all browsers that show it, and stores the changes until each browser has received them."""
 
 from __future__ import annotations
 

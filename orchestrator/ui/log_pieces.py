@@ -1,7 +1,7 @@
-"""The lines of a run in pieces: from any position of the index on, as they arrive, or backwards from a position.
+"""Reads the lines of a run in pieces: forwards from a position of the index, as they arrive, or backwards from it.
 
-A piece begins between two records of the index, which may be within a line: the line then belongs to the piece in
-which it ends. So pieces that follow each other hold every line once, wherever they were cut.
+A piece begins between two records of the index, possibly within a line. Such a line belongs to the piece in which it
+ends, so that consecutive pieces contain every line once.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LogTail:
         self._reader.close()
 
     def read(self, most_bytes: int = PIECE_BYTES) -> list[Block] | None:
-        """Return the next lines, possibly none; None if nothing new has arrived. Records are read as a whole."""
+        """Return the next lines, possibly an empty list; None if no record is new. Records are not split."""
         before = self._reader.position
         blocks = self._blocks(self._reader.read(most_bytes))
         if self._reader.position == before:

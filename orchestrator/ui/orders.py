@@ -60,8 +60,8 @@ class _Kill(_Order):
 _ORDERS: Mapping[str, type[_Order]] = {"stop": _Stop, "restart": _Restart, "stacks": _Stacks, "kill": _Kill}
 
 
-def give_order(view: RunView, verb: str, body: bytes) -> str:
-    """Give the order to a live run and return what was done. This may take as long as the verb.
+def execute_order(view: RunView, verb: str, body: bytes) -> str:
+    """Execute an order on a live run. Return a sentence that says what was done. Takes as long as the verb.
 
     UsageError, NoSuchRun, EngineError.
     """

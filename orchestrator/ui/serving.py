@@ -92,7 +92,7 @@ async def _serve(listener: socket.socket, access: Access, until: Callable[[], ob
         server.should_exit = True
 
     for number in _SIGNALS:
-        # One that was ignored from the start (nohup) stays so.
+        # A signal that this process inherited as ignored (nohup) stays ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, end)
     if until is not None:

@@ -18,7 +18,7 @@ from orchestrator.core.text.clean import safe
 from orchestrator.ui.browser import State, json_bytes
 from orchestrator.ui.hub import Hub
 from orchestrator.ui.hubs import Hubs
-from orchestrator.ui.orders import give_order
+from orchestrator.ui.orders import execute_order
 from orchestrator.ui.page_files import page_html, page_script, page_style
 from orchestrator.ui.run_list import RunList
 
@@ -91,7 +91,7 @@ class Site:
         if request.headers.get("content-type", "").partition(";")[0] != "application/json":
             raise HTTPException(415, "an order is JSON")
         body = await _body(request)
-        said = await in_thread(lambda: give_order(self._runs.view(run), verb, body))
+        said = await in_thread(lambda: execute_order(self._runs.view(run), verb, body))
         return JSONResponse({"ok": True, "said": safe(said)})
 
     async def _compare(self, request: Request) -> Response:

@@ -145,7 +145,7 @@ def test_nothing_is_left_after_a_kill(
     run = up_under(up, slurm, *_ENGINE, *counting)
     run.until_event("task_started", 3)
     for process in machines["n0"].processes():
-        # One may end because another was killed.
+        # Killing one process may end another one.
         with contextlib.suppress(psutil.NoSuchProcess):
             line = " ".join(process.cmdline())
             if process.name() == "srun" if victim == "srun" else "orch up" in line or "supervisor" in line:

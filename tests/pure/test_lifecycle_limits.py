@@ -101,7 +101,7 @@ def test_busy_task_is_not_blamed_while_others_write() -> None:
 
 def test_stopped_task_is_blamed_if_any_task_is_silent() -> None:
     lifecycle = running(spec=STALL)
-    # Its CPU use was measured before it was stopped, and it wrote last.
+    # worker:1 was busy in the last sample before it was stopped, and wrote last.
     feed(lifecycle, [silence(T + 5, {"worker:1": 0.5}, busy=("worker:0", "worker:1"))])
     assert teardowns(feed(lifecycle, [stacks(T + 5.1, Deadline.STALL_LIMIT, w0=AT_WORK, w1=STOPPED)]))
     result = end(lifecycle)

@@ -6,6 +6,7 @@ import ast
 import contextlib
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,19 @@ def there(pair: Pair) -> list[int]:
     return [message["number"] for message in pair.received_there]
 
 
+@contextlib.contextmanager
+def reached(link_timeout_s: float = 60.0) -> Iterator[Pair]:
+    """A pair whose first report, number 0, has arrived: a host that cannot be reached at first is given up."""
+    with Pair(link_timeout_s) as pair:
+        pair.its.send({"type": "report", "number": 0})
+        until(pair, lambda: here(pair) == [0])
+        yield pair
+
+
 @given(st.lists(steps, max_size=25))
 @settings(max_examples=60)
 def test_every_message_arrives_once_and_in_order(plan: list[tuple[str, Any]]) -> None:
-    with Pair() as pair:
-        pair.its.send({"type": "report", "number": 0})
-        until(pair, lambda: here(pair) == [0])  # a host that cannot be reached at first is given up
+    with reached() as pair:
         orders, reports = 0, 1
         for kind, value in plan:
             if kind == "order":
@@ -81,9 +89,7 @@ def test_both_packages_have_the_same_format() -> None:
 
 @pytest.mark.parametrize("direction", ["there", "back"])
 def test_cut_in_one_direction_ends_the_lease_of_both(direction: str) -> None:
-    with Pair(link_timeout_s=3.5) as pair:
-        pair.its.send({"type": "report", "number": 0})
-        until(pair, lambda: here(pair) == [0])
+    with reached(link_timeout_s=3.5) as pair:
         lease = pair.its.lease_ends
         until(pair, lambda: pair.its.lease_ends > lease)
         pair.loses.add(direction)
@@ -109,9 +115,7 @@ def test_agent_leaves_if_its_first_connection_ends_unused() -> None:
 
 
 def test_short_silence_is_reported_and_loses_nothing() -> None:
-    with Pair() as pair:
-        pair.its.send({"type": "report", "number": 0})
-        until(pair, lambda: here(pair) == [0])
+    with reached() as pair:
         pair.loses |= {"there", "back"}
         pair.its.send({"type": "report", "number": 1})
         pair.ours.send(order(0))
@@ -124,9 +128,7 @@ def test_short_silence_is_reported_and_loses_nothing() -> None:
 
 def test_other_connections_replace_a_dead_one() -> None:
     """The network swallows everything of one connection, whose ends stay open; a new one works."""
-    with Pair() as pair:
-        pair.its.send({"type": "report", "number": 0})
-        until(pair, lambda: here(pair) == [0])
+    with reached() as pair:
         ((dead, also_dead),) = pair._ways
         pair._ways.clear()
         pair.its.send({"type": "report", "number": 1})
@@ -138,9 +140,7 @@ def test_other_connections_replace_a_dead_one() -> None:
 
 def test_connections_that_open_together_do_not_end_each_other() -> None:
     """After a cut, several may get through in the same moment. The agent's answers arrive after all were offered."""
-    with Pair() as pair:
-        pair.its.send({"type": "report", "number": 0})
-        until(pair, lambda: here(pair) == [0])
+    with reached() as pair:
         pair.holds_openings = True
         pair.cut()
         until(pair, lambda: len(pair._openings) == 2)
@@ -154,9 +154,7 @@ def test_connections_that_open_together_do_not_end_each_other() -> None:
 
 
 def test_connection_that_cannot_be_made_is_tried_again() -> None:
-    with Pair() as pair:
-        pair.its.send({"type": "report", "number": 0})
-        until(pair, lambda: here(pair) == [0])
+    with reached() as pair:
         pair.has_no_descriptors = True
         pair.cut()
         until(pair, lambda: "Too many open files" in pair.ours._last_error)
@@ -207,9 +205,7 @@ def test_stream_that_leaves_before_its_turn_opens_no_connection() -> None:
 
 
 def test_older_connection_does_not_replace_a_newer_one() -> None:
-    with Pair() as pair, pair.stranger() as stranger:
-        pair.its.send({"type": "report", "number": 0})
-        until(pair, lambda: here(pair) == [0])
+    with reached() as pair, pair.stranger() as stranger:
         stranger.sendall(b'0 {"type": "resume", "agent_id": "s", "turn": 1, "heard": 0}\n')
         for _ in range(20):
             pair.turn()
@@ -220,9 +216,7 @@ def test_older_connection_does_not_replace_a_newer_one() -> None:
 
 def test_lease_is_renewed_one_round_trip_after_a_break() -> None:
     """The next regular ping would come a second later, which may be too late."""
-    with Pair() as pair:
-        pair.its.send({"type": "report", "number": 0})
-        until(pair, lambda: here(pair) == [0])
+    with reached() as pair:
         before = pair.ours._urgent_ping
         pair.cut()
         until(pair, lambda: pair.ours._urgent_ping > before)
@@ -235,9 +229,7 @@ def test_lease_is_renewed_one_round_trip_after_a_break() -> None:
 
 def test_busy_host_gets_few_connections_and_time_to_answer() -> None:
     """More attempts would slow each other down, and none would ever get through."""
-    with Pair() as pair:
-        pair.its.send({"type": "report", "number": 0})
-        until(pair, lambda: here(pair) == [0])
+    with reached() as pair:
         pair.holds_openings = True
         pair.cut()
         until(pair, lambda: len(pair._openings) == 3)
@@ -288,9 +280,7 @@ FOREIGN = [
 
 @pytest.mark.parametrize("frames", FOREIGN, ids=range(len(FOREIGN)))
 def test_foreign_connection_to_the_agent_changes_nothing(frames: bytes) -> None:
-    with Pair() as pair, pair.stranger() as stranger:
-        pair.its.send({"type": "report", "number": 0})
-        until(pair, lambda: here(pair) == [0])
+    with reached() as pair, pair.stranger() as stranger:
         stranger.sendall(frames)
         for _ in range(20):
             pair.turn()
@@ -315,9 +305,7 @@ FORGED = [
 
 @pytest.mark.parametrize("frames", FORGED, ids=range(len(FORGED)))
 def test_forged_frame_of_an_agent_ends_its_stream(frames: bytes) -> None:
-    with Pair() as pair:
-        pair.its.send({"type": "report", "number": 0})
-        until(pair, lambda: here(pair) == [0])
+    with reached() as pair:
         ((_, back),) = pair._ways
         back.waiting += frames
         with pytest.raises(BadFrame):
@@ -325,9 +313,7 @@ def test_forged_frame_of_an_agent_ends_its_stream(frames: bytes) -> None:
 
 
 def test_repeated_frame_is_ignored() -> None:
-    with Pair() as pair:
-        pair.its.send({"type": "report", "number": 0})
-        until(pair, lambda: here(pair) == [0])
+    with reached() as pair:
         ((_, back),) = pair._ways
         back.waiting += b'1 {"type": "report", "number": 0}\n'
         pair.its.send({"type": "report", "number": 1})
@@ -337,9 +323,7 @@ def test_repeated_frame_is_ignored() -> None:
 
 @needs_root
 def test_agent_refuses_another_user() -> None:
-    with Pair() as pair:
-        pair.its.send({"type": "report", "number": 0})
-        until(pair, lambda: here(pair) == [0])
+    with reached() as pair:
 
         def take_over() -> None:
             with pair.stranger() as stranger:

@@ -89,14 +89,20 @@ def test_task_that_reports_rarely_keeps_its_rows(store: RunStore, file: HistoryF
     assert len(columns["task"]) < 6000 and steps == list(range(10))
 
 
+@pytest.mark.parametrize(("most_bytes", "tasks_with_rows"), [(60_000, 8), (600, 0)])
 def test_tasks_share_the_size_of_the_file(
-    store: RunStore, file: HistoryFile, monkeypatch: pytest.MonkeyPatch
+    store: RunStore,
+    file: HistoryFile,
+    monkeypatch: pytest.MonkeyPatch,
+    most_bytes: int,
+    tasks_with_rows: int,
 ) -> None:
-    monkeypatch.setattr("orchestrator.store.runs.history_file.RUN_BYTES", 60_000)
+    """Rows that do not fit even once for each task are left out."""
+    monkeypatch.setattr("orchestrator.store.runs.history_file.RUN_BYTES", most_bytes)
     train(file, range(120), tasks=8)
-    assert store.paths.samples.stat().st_size <= 60_000
+    assert store.paths.samples.stat().st_size <= most_bytes
     columns = history(store)
-    for index in range(8):
+    for index in range(tasks_with_rows):
         mine = [n for n, task in enumerate(columns["task"]) if task == f"worker:{index}"]
         assert columns["step"][mine[0]] == 0 and columns["step"][mine[-1]] > 110
 
@@ -214,14 +220,6 @@ def test_thinning_reads_no_more_than_was_written(
     finally:
         tracemalloc.stop()
     assert store.paths.samples.stat().st_size <= 1000
-
-
-def test_rows_that_never_fit_are_left_out(
-    store: RunStore, file: HistoryFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("orchestrator.store.runs.history_file.RUN_BYTES", 600)
-    train(file, range(50), tasks=8)
-    assert store.paths.samples.stat().st_size <= 600
 
 
 def test_failed_write_leaves_no_partial_row(

@@ -86,7 +86,7 @@ class HostDriver(Driver):
         return not self.open
 
     def living_relays(self) -> list[psutil.Process]:
-        """One, or more while connections are tried."""
+        """The relays of all connections: several while others are tried."""
         pids = [relay.process.pid for relay in self.relays if relay.process.poll() is None]
         return [psutil.Process(pid) for pid in pids]
 
