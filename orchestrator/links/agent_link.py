@@ -78,10 +78,11 @@ class Preloaded(_Message):
 
 
 class NotPreloaded(_Message):
-    """Tasks cannot be forked (any longer) and are spawned."""
+    """Tasks are spawned. With `again`, the modules are preloaded again: those of an earlier run do not fit."""
 
     type: Literal["not_preloaded"]
     reason: str
+    again: bool = False
 
 
 class Started(TaskMessage):
@@ -226,8 +227,7 @@ class StartOrder:
     `env` is added to the agent's environment; `bootstrap` holds the options of the code that is injected into the
     task's Python (None: nothing is injected); `fork`: from the preloader; `memory_limit`: bytes (PSS), None for none.
     `scratch`: a directory that the agent of another host creates; `runs_worker`: it puts the built-in program on the
-    task's PYTHONPATH.
-    """
+    task's PYTHONPATH."""
 
     task: str
     argv: tuple[str, ...]

@@ -104,6 +104,9 @@ class AgentReports:
                 self._append(events.AgentLost(**now(), reason=f"no ports: {message.reason}"))
             case agent_link.Preloaded():
                 self._append(events.Preloaded(**now(), modules=message.modules, seconds=message.seconds))
+            case agent_link.NotPreloaded(again=True):
+                text = f"preloading again: {message.reason}"
+                self._append(events.Noticed(**now(), text=text, verbose=True))
             case agent_link.NotPreloaded():
                 self._append(events.NotPreloaded(**now(), reason=message.reason))
             case agent_link.Started():

@@ -124,3 +124,48 @@ def test_threads_that_import_at_once(tmp_path: Path) -> None:
             ending = agent.ending(f"t{number}")
             assert ending.exit_code == 0, ending.text
             assert agent.method_of(f"t{number}") == "fork", agent.refusals()
+
+
+def reasons_to_preload_again(agent: Forking) -> list[str]:
+    return [each.reason for each in agent.messages if isinstance(each, NotPreloaded) and each.again]
+
+
+def test_variables_of_another_terminal(tmp_path: Path) -> None:
+    """They do not matter, unless an import has read them."""
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "mine.py").write_text("import os; os.environ.get('TMUX')")
+    print_it = ["-c", "import mine, os; print(os.environ['TERM'], os.environ['SSH_TTY'])"]
+    first = {"TERM": "xterm", "SSH_TTY": "/dev/pts/1", "SHLVL": "1", "PYTHONPATH": str(library)}
+    other = {**first, "TERM": "vt100", "SSH_TTY": "/dev/pts/2", "SHLVL": "2"}
+    with Forking(tmp_path) as agent:
+        agent.preload("mine", env=first)
+        agent.wait_until_preloaded()
+        agent.messages.clear()
+        agent.preload("mine", env=other)
+        assert agent.wait_for(Preloaded).seconds == 0
+        agent.run_task("a", print_it, env=other, fork=True)
+        assert agent.ending("a").text == "vt100 /dev/pts/2\n"
+        assert agent.method_of("a") == "fork", agent.refusals()
+        agent.preload("mine", env={**other, "TMUX": "socket"})
+        replaced = agent.wait_for(NotPreloaded)
+        assert replaced.again and replaced.reason == "the variable TMUX has changed"
+
+
+def test_file_that_an_import_has_read(tmp_path: Path) -> None:
+    library, settings = tmp_path / "library", tmp_path / "settings.json"
+    library.mkdir()
+    settings.write_text("old")
+    (library / "mine.py").write_text(f"text = open({str(settings)!r}).read()")
+    env = {"PYTHONPATH": str(library)}
+    print_it = ["-c", "import mine; print(mine.text)"]
+    with Forking(tmp_path) as agent:
+        agent.preload("mine", env=env)
+        agent.run_task("a", print_it, env=env, fork=True)
+        assert agent.ending("a").text == "old\n"
+        settings.write_text("other")
+        agent.preload("mine", env=env)
+        agent.run_task("b", print_it, env=env, fork=True)
+        assert agent.ending("b").text == "other\n"
+        assert agent.method_of("b") == "fork", agent.refusals()
+        assert reasons_to_preload_again(agent) == [f"{settings} has changed"]

@@ -20,7 +20,7 @@ from typing import Any
 from worker.agent import task_process
 from worker.agent.arguments import open_stream, parse_arguments
 from worker.agent.descriptors import Descriptors
-from worker.agent.forks import Forked, Forks, NotForked, NotPreloaded, Outcome, Preloaded
+from worker.agent.forks import Forked, Forks, NotForked, NotPreloaded, Outcome, Preloaded, Replaced
 from worker.agent.live_tasks import LiveTasks
 from worker.agent.network import Network
 from worker.agent.ports import HeldPorts, PortsExhausted, Readiness
@@ -252,6 +252,8 @@ class Agent:
             match outcome:
                 case Preloaded(modules, seconds):
                     self._send("preloaded", modules=modules, seconds=seconds)
+                case Replaced(reason):
+                    self._send("not_preloaded", reason=reason, again=True)
                 case NotPreloaded(reason):
                     self._report_not_preloaded(reason)
                 case Forked(task):

@@ -24,6 +24,13 @@ class Preloaded:
 
 
 @dataclass(frozen=True)
+class Replaced:
+    """The preloader of an earlier run does not fit this one."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class NotPreloaded:
     """Tasks cannot be forked."""
 
@@ -45,7 +52,7 @@ class NotForked:
     reason: str
 
 
-Outcome = Preloaded | NotPreloaded | Forked | NotForked
+Outcome = Preloaded | Replaced | NotPreloaded | Forked | NotForked
 
 
 class Forks:
@@ -65,10 +72,13 @@ class Forks:
 
     def preload(self, order: PreloadOrder, log: RunFile) -> Iterator[Outcome]:
         """Start a preloader for `order`, or keep the present one if it fits."""
-        if self._preloader is not None and self._preloader.serves(order):
-            if self._preloader.is_ready:
-                yield Preloaded(self._preloader.order.modules, 0.0)
-            return
+        if self._preloader is not None:
+            reason = self._preloader.why_unfit(order)
+            if reason is None:
+                if self._preloader.is_ready:
+                    yield Preloaded(self._preloader.order.modules, 0.0)
+                return
+            yield Replaced(reason)
         self._end_preloader()
         try:
             self._preloader = Preloader(order, log)

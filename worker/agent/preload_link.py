@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,39 @@ _OF_ONE_TASK = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TF_FORCE_GPU_ALLOW_GROWTH"),
     *("DTENSOR_CLIENT_ID", "DTENSOR_NUM_CLIENTS", "DTENSOR_JOB_NAME", "DTENSOR_JOBS", "TPU_NAME"),
 )
+# Variables that differ between the terminals of a user. They count only if an import has read them in Python.
+_OF_ONE_TERMINAL = frozenset(
+    (
+        *(
+            "_",
+            "SHLVL",
+            "OLDPWD",
+            "COLUMNS",
+            "LINES",
+            "TERM",
+            "TERM_SESSION_ID",
+            "COLORTERM",
+            "COLORFGBG",
+            "DISPLAY",
+        ),
+        *("GPG_TTY", "STY", "WINDOW", "WINDOWID", "WINDOWPATH", "WAYLAND_DISPLAY", "TERMINAL_EMULATOR"),
+        *("TERMINATOR_UUID", "INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_EXEC_PID", "GIT_ASKPASS"),
+    )
+)
+_OF_ONE_TERMINAL_PREFIXES = (
+    *(
+        "TERM_PROGRAM",
+        "TMUX",
+        "SSH_",
+        "VSCODE_",
+        "VTE_",
+        "GNOME_TERMINAL_",
+        "KITTY_",
+        "ALACRITTY_",
+        "WEZTERM_",
+    ),
+    *("KONSOLE_", "ITERM_", "LC_TERMINAL", "XDG_SESSION_", "XDG_VTNR", "XDG_SEAT", "DBUS_SESSION_"),
+)
 
 
 @dataclass(frozen=True)
@@ -42,22 +75,40 @@ class PreloadOrder:
     modules: list[str]
     script_env: Mapping[str, str]
 
-    def is_like(self, other: PreloadOrder) -> bool:
-        """Whether one preloader can serve both orders, whatever run they belong to."""
-        return self._comparable() == other._comparable()
+    def why_unlike(self, other: PreloadOrder, seen: Collection[str]) -> str | None:
+        """Why one preloader cannot serve both orders, whatever run they belong to; None if it can.
 
-    def _comparable(self) -> tuple[object, ...]:
-        env = {name: value for name, value in self.env.items() if not name.startswith(_OF_ONE_RUN)}
-        return self.argv, env, self.cwd, self.modules, self.script_env
+        `seen`: the variables that imports have read in Python."""
+        if self.argv != other.argv:
+            return "the interpreter or its options have changed"
+        if self.cwd != other.cwd:
+            return f"the directory was {self.cwd}"
+        if self.modules != other.modules:
+            return f"the modules to preload were {', '.join(self.modules)}"
+        if (name := _first_differing(self.script_env, other.script_env)) is not None:
+            return f"the script sets {name} in another way before its imports"
+        name = _first_differing(self.env, other.env, lambda name: _is_of_one_terminal(name, seen))
+        return None if name is None else f"the variable {name} has changed"
 
-    def differing(self, env: Mapping[str, str]) -> str | None:
+    def differing(self, env: Mapping[str, str], seen: Collection[str]) -> str | None:
         """Return the first variable that the imports may have read with another value than in `env`."""
-        for name in sorted(env.keys() | self.env.keys()):
-            if name.startswith(_OF_ONE_RUN) or name in _OF_ONE_TASK:
-                continue
-            if env.get(name) != self.env.get(name):
-                return name
-        return None
+        return _first_differing(
+            self.env, env, lambda name: name in _OF_ONE_TASK or _is_of_one_terminal(name, seen)
+        )
+
+
+def _first_differing(
+    first: Mapping[str, str], second: Mapping[str, str], but: Callable[[str], bool] = lambda name: False
+) -> str | None:
+    """Return the first variable that differs, except those of one run and those for which `but` is true."""
+    for name in sorted(first.keys() | second.keys()):
+        if first.get(name) != second.get(name) and not name.startswith(_OF_ONE_RUN) and not but(name):
+            return name
+    return None
+
+
+def _is_of_one_terminal(name: str, seen: Collection[str]) -> bool:
+    return name not in seen and (name in _OF_ONE_TERMINAL or name.startswith(_OF_ONE_TERMINAL_PREFIXES))
 
 
 class ForkRequest:
@@ -106,8 +157,10 @@ class Preloader:
         self.is_ready = False
         self.seconds = 0.0
         self.reason: str | None = None
-        # Imported file -> [modification time in ns, size in bytes]; None if it could not be read.
+        # File behind an import -> [modification time in ns, size in bytes]; None if it could not be read.
         self._files: dict[str, list[int] | None] = {}
+        # The variables that the imports have read; not known before it is ready.
+        self._seen: frozenset[str] = _OF_ONE_TERMINAL
         self._log = log
         self._stream, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._stream.setblocking(False)
@@ -162,16 +215,19 @@ class Preloader:
         if fds:
             with os.fdopen(fds[0]) as sheet:
                 sheet.seek(0)
-                self._files = json.load(sheet)
+                found = json.load(sheet)
+            self._files, self._seen = found["files"], frozenset(found["variables"])
             self.is_ready = True
             self.seconds = float(json.loads(message)["ready"])
         else:
             self.is_ready = False
             self.reason = _reason(message, f"the preloader has ended; see {self._log.path}")
 
-    def serves(self, order: PreloadOrder) -> bool:
-        """Whether it fits `order` and no file that it has imported was changed."""
-        return self.order.is_like(order) and all(_file_mark(file) == was for file, was in self._files.items())
+    def why_unfit(self, order: PreloadOrder) -> str | None:
+        """Why it cannot serve `order`; None if it can: the order is like its own, and no file behind an import has
+        changed."""
+        changed = (f"{file} has changed" for file, was in self._files.items() if _file_mark(file) != was)
+        return self.order.why_unlike(order, self._seen) or next(changed, None)
 
     def fork(self, order: TaskOrder) -> ForkRequest:
         """Request a task. OSError if its log cannot be opened, BlockingIOError with too many open requests."""
@@ -180,7 +236,7 @@ class Preloader:
             "argv": order.argv,
             "env": env,
             "ordered": self.order.env,
-            "differing": self.order.differing(env),
+            "differing": self.order.differing(env, self._seen),
             "cwd": order.cwd,
             "agent": os.getpid(),
             "descriptors": list(order.descriptors),

@@ -12,8 +12,8 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 
+from .import_reads import ImportReads
 from .import_record import ImportRecord
 from .preloaded_modules import ImportEffects, PreloadedModules
 
@@ -28,7 +28,9 @@ _IMPORTED_LATER = {
 }
 
 
-def preload(record: ImportRecord, names: Sequence[str], script_env: Mapping[str, str]) -> PreloadedModules:
+def preload(
+    record: ImportRecord, reads: ImportReads, names: Sequence[str], script_env: Mapping[str, str]
+) -> PreloadedModules:
     """Import `names` with `script_env`, the variables that the script sets before it imports them."""
     search_path = list(sys.path)
     gc.disable()  # imports create no garbage, and looking for it takes a fifth of their time
@@ -39,9 +41,10 @@ def preload(record: ImportRecord, names: Sequence[str], script_env: Mapping[str,
         for name in names:
             environ, filters = dict(os.environ), list(warnings.filters)
             before = set(sys.modules)
-            importlib.import_module(name)
-            record.note(name, sys.modules.keys() - before)
-            _import_later_modules()
+            with reads:
+                importlib.import_module(name)
+                record.note(name, sys.modules.keys() - before)
+                _import_later_modules()
             changed = {key: value for key, value in os.environ.items() if environ.get(key) != value}
             added = [each for each in warnings.filters if each not in filters]
             effects.append(ImportEffects(name, changed, added))
@@ -67,41 +70,6 @@ def _reset_environ(changed: Mapping[str, str], before: Mapping[str, str]) -> Non
             os.environ[key] = before[key]
         else:
             os.environ.pop(key, None)
-
-
-# -- the files behind the modules
-
-# Time of modification (ns) and size (bytes).
-FileMark = tuple[int, int]
-# Directories into which distributions install packages.
-_INSTALLED = ("/site-packages/", "/dist-packages/")
-
-
-def preloaded_files(modules: Mapping[str, ModuleType], named: Sequence[str]) -> dict[str, FileMark | None]:
-    """Marks of the files whose change requires another preloader; None if a file cannot be read.
-    They belong to the modules `named`, to installed packages (the first file each) and to the user's own modules."""
-    return {file: _mark(file) for file in _chosen_files(modules, named)}
-
-
-def _chosen_files(modules: Mapping[str, ModuleType], named: Sequence[str]) -> Iterator[str]:
-    library = os.path.dirname(os.__file__) + "/"  # noqa: PTH120
-    for name, module in modules.items():
-        # Not module.__spec__: an object in sys.modules may import something to answer that.
-        file = getattr(getattr(module, "__dict__", {}).get("__spec__"), "origin", None)
-        if not isinstance(file, str) or not file.startswith("/"):
-            continue  # built in
-        is_installed = any(directory in file for directory in _INSTALLED)
-        is_users_own = not is_installed and not file.startswith(library)
-        if name in named or is_users_own or (is_installed and "." not in name):
-            yield file
-
-
-def _mark(file: str) -> FileMark | None:
-    try:
-        found = os.stat(file)  # noqa: PTH116
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size
 
 
 # -- the threads of numpy's OpenBLAS

@@ -17,9 +17,10 @@ from typing import Any
 
 from . import forked_task
 from .forked_task import NoSuchProgram, Program, ProgramSlot, parse
+from .import_reads import ImportReads
 from .import_record import ImportRecord
 from .messages import log
-from .preload_imports import FileMark, preload, preloaded_files, restore_openblas_threads
+from .preload_imports import preload, restore_openblas_threads
 from .preloaded_modules import PreloadedModules
 
 OPTIONS = "ORCH_PRELOAD"
@@ -46,12 +47,12 @@ def serve(record: ImportRecord) -> None:
         start = InterpreterStart(options)
         began = time.monotonic()
         with record:
-            slot = ProgramSlot(options["placeholder"])
-            modules = preload(record, options["modules"], options["script_env"])
+            slot, reads = ProgramSlot(options["placeholder"]), ImportReads()
+            modules = preload(record, reads, options["modules"], options["script_env"])
         _check_forkable(control.fileno())
         gc.freeze()
-        files = preloaded_files(record.new_modules(), options["modules"])
-        _send_ready(control, time.monotonic() - began, files)
+        found = {"files": reads.files(record.new_modules()), "variables": sorted(reads.variables)}
+        _send_ready(control, time.monotonic() - began, found)
         request = _fork_tasks(control, start, modules)
     except (Exception, SystemExit) as error:
         traceback.print_exc()
@@ -138,11 +139,11 @@ def _fork_twice() -> int | None:
     return between
 
 
-def _send_ready(control: socket.socket, seconds: float, files: Mapping[str, FileMark | None]) -> None:
-    """Send the duration, and a descriptor of a file with `files`: they may not fit into a message."""
+def _send_ready(control: socket.socket, seconds: float, found: Mapping[str, object]) -> None:
+    """Send the duration, and a descriptor of a file with what was `found`: it may not fit into a message."""
     sheet = os.memfd_create("orch-preloaded", os.MFD_CLOEXEC)
     with os.fdopen(sheet, "w") as file:
-        json.dump(files, file)
+        file.write(json.dumps(found))
         file.flush()
         socket.send_fds(control, [json.dumps({"ready": seconds}).encode()], [sheet])
 

@@ -1,0 +1,88 @@
+"""What imports read: the variables, and the files whose change requires another preloader."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+# Time of modification (ns) and size (bytes).
+FileMark = tuple[int, int]
+# The ends of the directories into which distributions install packages.
+_INSTALLED = ("/site-packages", "/dist-packages")
+# Each look finds these files with other times.
+_NOT_FILES = ("/proc/", "/sys/", "/dev/")
+
+
+class ImportReads:
+    """Records the variables and files that Python code reads within the `with`."""
+
+    def __init__(self) -> None:
+        self.variables: set[str] = set()
+        self._opened: set[str] = set()
+        self._environ: Any = type(os.environ)
+        self._get_variable = self._environ.__getitem__
+        self._open = builtins.open
+
+    def __enter__(self) -> ImportReads:
+        def get_variable(environ: Any, name: Any) -> Any:
+            self.variables.add(os.fsdecode(name) if isinstance(name, str | bytes) else "")
+            return self._get_variable(environ, name)
+
+        def open_file(file: Any, *arguments: Any, **keywords: Any) -> Any:
+            if isinstance(file, str | bytes | os.PathLike):
+                self._opened.add(os.path.abspath(os.fsdecode(file)))  # noqa: PTH100 (does not follow links)
+            return self._open(file, *arguments, **keywords)
+
+        self._environ.__getitem__ = get_variable
+        builtins.open = io.open = open_file
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._environ.__getitem__ = self._get_variable
+        builtins.open = io.open = self._open
+
+    def files(self, modules: Mapping[str, ModuleType]) -> dict[str, FileMark | None]:
+        """Return marks of the files that decide on what an import of `modules` does; None if a file cannot be read.
+
+        They are the files of the modules, those that their code has read, the interpreter, and the directories of
+        installed packages: an import may try to import a package that is not there yet."""
+        return {file: _mark(file) for file in dict.fromkeys(self._chosen_files(modules))}
+
+    def _chosen_files(self, modules: Mapping[str, ModuleType]) -> Iterator[str]:
+        library = os.path.dirname(os.__file__) + "/"  # noqa: PTH120
+        for module in modules.values():
+            # Not module.__spec__: an object in sys.modules may import something to answer that.
+            file = getattr(getattr(module, "__dict__", {}).get("__spec__"), "origin", None)
+            # Without one it is built in. The standard library changes with the interpreter.
+            if isinstance(file, str) and file.startswith("/") and not _is_of_library(file, library):
+                yield file
+        yield from (file for file in self._opened if not file.startswith(_NOT_FILES))
+        yield from (sys.executable, f"{sys.prefix}/pyvenv.cfg")
+        for directory in sys.path:
+            if directory.endswith(_INSTALLED):
+                yield directory
+                yield from (file for file in _names_in(directory) if file.endswith(".pth"))
+
+
+def _is_of_library(file: str, library: str) -> bool:
+    return file.startswith(library) and not any(f"{end}/" in file for end in _INSTALLED)
+
+
+def _names_in(directory: str) -> list[str]:
+    try:
+        return [f"{directory}/{name}" for name in os.listdir(directory)]  # noqa: PTH208 (as texts)
+    except OSError:
+        return []
+
+
+def _mark(file: str) -> FileMark | None:
+    try:
+        found = os.stat(file)  # noqa: PTH116
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
