@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,7 +46,7 @@ def doctor(
     Exit code: 0, or 1 with a problem. -q shows only warnings and problems. It starts no task and changes nothing.
     """
     from orchestrator.cli import words
-    from orchestrator.cli.doctor_context import doctor_context
+    from orchestrator.cli.doctor_context import doctor_context, may_start_there
     from orchestrator.cli.doctor_report import doctor_document, doctor_lines
     from orchestrator.host.checks import refuse_problems, run_checks
     from orchestrator.host.checks.finding import is_healthy
@@ -63,7 +64,8 @@ def doctor(
     examined, name = doctor_context(workers, command or (), os.environ, Path.cwd(), flags)
     if examined.spec.hosts and examined.settings_error is None:
         refuse_problems(examined, (check_files_with_hosts,))
-        return _check_hosts(examined.spec, screen)
+        may_start = may_start_there(command or (), os.environ, Path.cwd(), flags)
+        return _check_hosts(examined.spec, screen, may_start)
     findings = run_checks(examined)
     if screen.json:
         words.print_json(doctor_document(examined, name, findings))
@@ -75,7 +77,7 @@ def doctor(
     return 0 if is_healthy(findings) else 1
 
 
-def _check_hosts(spec: JobSpec, screen: Screen) -> int:
+def _check_hosts(spec: JobSpec, screen: Screen, may_start: Callable[[str], bool]) -> int:
     """Report on the hosts of the job. This machine runs none of its tasks."""
     from orchestrator.cli import words
     from orchestrator.cli.doctor_report import finding_lines
@@ -83,7 +85,7 @@ def _check_hosts(spec: JobSpec, screen: Screen) -> int:
     from orchestrator.host.checks.finding import is_healthy
     from orchestrator.preflight import inspect_hosts
 
-    found = inspect_hosts(spec, os.environ)
+    found = inspect_hosts(spec, os.environ, may_start)
     if screen.json:
         words.print_json(hosts_document(found))
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -64,6 +64,23 @@ def doctor_context(
         separate_training=cluster_hint(spec, tasks),
     )
     return context, str(spec.masked().command) if is_named else None
+
+
+def may_start_there(
+    words: Sequence[str], environ: Mapping[str, str], directory: Path, typed: Mapping[str, str | None]
+) -> Callable[[str], bool]:
+    """Return which interpreters of tasks may be started on hosts: as here, and that of `--remote-python`.
+
+    UsageError if a file of the directory names a program that reaches the hosts or runs on them."""
+    for name in ("ssh_command", "remote_python"):
+        option, found = SETTINGS[name], read_toml(directory).get(name)
+        if found is not None and typed[name] is None and not environ.get(option.variable):
+            raise UsageError(
+                f"{found.where}: {option.key}: `orch doctor` starts no program that a file of the directory names;"
+                f" type {option.flag} if you trust it"
+            )
+    own = (sys.executable, typed["remote_python"] or environ.get(SETTINGS["remote_python"].variable))
+    return lambda python: python in own or _may_start(words, environ, python)
 
 
 def _count(workers: str | None) -> int | None:

@@ -114,11 +114,14 @@ class ProgressMade(TaskMessage):
 
 
 class Usage(BaseModel):
-    """CPU in percent of one core, memory in bytes (PSS). `stop_signal`: the signal that has stopped the task."""
+    """CPU in percent of one core, memory in bytes (PSS), GPUs in percent of one (None: not known). `stop_signal`: the
+    signal that has stopped the task."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
     cpu_percent: float
     memory_bytes: int
+    gpu_percent: float | None = None
+    gpu_memory_bytes: int | None = None
     stop_signal: int | None = None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from orchestrator.core.job.spec import JobSpec
@@ -21,9 +21,13 @@ class Preflight:
     findings: tuple[Finding, ...]
 
 
-def inspect_hosts(spec: JobSpec, environ: Mapping[str, str]) -> Preflight:
-    """Ask all hosts of the job. Starts no task; what it leaves for a moment, it removes."""
-    plan = questions.Plan(spec, environ)
+def inspect_hosts(
+    spec: JobSpec, environ: Mapping[str, str], may_start: Callable[[str], bool] = lambda python: True
+) -> Preflight:
+    """Ask all hosts of the job. Starts no task; what it leaves for a moment, it removes.
+
+    `may_start`: whether an interpreter of the tasks may be started, to ask it for its packages."""
+    plan = questions.Plan(spec, environ, may_start)
     with many_files(), Inspections(engine_of(spec), spec.hosts, plan.agent_python) as hosts:
         hosts.await_answers()
         for host, report in hosts.reports.items():

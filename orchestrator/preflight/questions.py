@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,18 @@ from orchestrator.request.command.program import find_program
 
 
 class Plan:
-    """The questions to a job's hosts. `environ` is the user's."""
+    """The questions to a job's hosts. `environ` is the user's. `may_start`: whether an interpreter of the tasks may be
+    asked for its packages."""
 
-    def __init__(self, spec: JobSpec, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        environ: Mapping[str, str],
+        may_start: Callable[[str], bool] = lambda python: True,
+    ) -> None:
         self.spec = spec
         self._environ = environ
+        self._may_start = may_start
         self.nonce = f".orch-shared-{secrets.token_hex(8)}"
         # For each host, those that it connects to.
         self.targets: dict[str, list[tuple[str, str, int]]] = {}
@@ -34,9 +41,9 @@ class Plan:
 
     @cached_property
     def interpreters(self) -> tuple[tuple[str, ...], ...]:
-        """The interpreters of the tasks, with their options."""
+        """The interpreters of the tasks that may be asked, with their options."""
         commands = (self._interpreter_of(role) for role in self.spec.roles)
-        return tuple(dict.fromkeys(words for words in commands if words))
+        return tuple(dict.fromkeys(words for words in commands if words and self._may_start(words[0])))
 
     @cached_property
     def programs(self) -> Mapping[Path, str]:

@@ -67,6 +67,31 @@ def test_config_and_doctor_run_no_code_of_the_directory(
     assert not (foreign / "executed").exists()
 
 
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ('hosts = "a"\nssh_command = "HERE/started"', "ssh-command"),
+        ('hosts = "a"\nssh_command = "HERE/ssh"\nremote_python = "HERE/python"', "ssh-command"),
+        ('hosts = "a"\nremote_python = "HERE/python"', "remote-python"),
+        ('hosts = "a"\ncommand = "./python train.py"', None),
+    ],
+)
+def test_doctor_of_hosts_runs_no_code_of_the_directory(
+    foreign: Path, orch: Orch, tmp_path: Path, settings: str, refused: str | None
+) -> None:
+    """Neither to reach the hosts nor on them, where the directory may be the same one."""
+    (foreign / "orch.toml").write_text(settings.replace("HERE", str(foreign)) + "\n")
+    ssh = program(tmp_path / "own/ssh", '#!/bin/sh\nfor word; do :; done\nexec sh -c "$word"\n')
+    typed = [] if refused else ["--ssh-command", str(ssh)]
+    done = orch("doctor", *typed, env={"PATH": f"{ssh.parent}:/usr/bin:/bin"})
+    if refused:
+        assert done.code == 2
+        assert f"{refused}: `orch doctor` starts no program that a file of the directory names" in done.err
+    else:
+        assert "HOST" in done.out.split(), done.err
+    assert not (foreign / "executed").exists()
+
+
 def test_doctor_starts_an_interpreter_whose_whole_path_was_typed(foreign: Path, orch: Orch) -> None:
     done = orch("doctor", "--", "./python", "train.py")
     assert f"name it by its whole path: orch doctor -- {foreign}/python train.py" in " ".join(

@@ -340,7 +340,7 @@ class Agent:
         self._forks.cancel()
         self._stacks.cancel()
         if self._teardown is None:
-            spared = None if self._leaving else self._forks.pid
+            spared = (self._sampler.child, None if self._leaving else self._forks.pid)
             self._teardown = Teardown(os.getpid(), now, grace_s, self._failure_grace_s, spared, self._refused)
             self._teardown.terminate(self._tasks)
         else:

@@ -1,10 +1,11 @@
-"""CPU and memory of each task with all its descendants, at a bounded cost."""
+"""CPU, memory and GPUs of each task with all its descendants, at a bounded cost."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
 
+from worker.agent.gpu_usage import GpuUsage
 from worker.agent.processes import ProcessStat, all_processes, descendants, proportional_bytes
 from worker.agent.task_process import TaskProcess
 
@@ -20,7 +21,7 @@ _SHORTEST_S = 0.25
 # for pages that the kernel has not counted yet.
 _NEAR = 15 / 16
 # Tasks in one message, so that a frame stays under 1,000 bytes.
-_TASKS_PER_FRAME = 8
+_TASKS_PER_FRAME = 6
 
 Usage = dict[str, float]
 Sample = dict[str, Usage]
@@ -41,6 +42,12 @@ class Sampler:
         self._is_of_all = True
         self._cost_s = 0.0
         self._measured: list[tuple[TaskProcess, Usage]] = []
+        self._gpus = GpuUsage()
+
+    @property
+    def child(self) -> int | None:
+        """The pid of the process that asks for the use of GPUs. It ends with this process."""
+        return self._gpus.pid
 
     def hasten(self, now: float) -> None:
         """Measure soon, since a task with a limit has started."""
@@ -49,8 +56,9 @@ class Sampler:
     def take(self, now: float, tasks: Sequence[TaskProcess]) -> Sample:
         """Do the next step of measuring `tasks`, all that run now; nothing before `due`.
 
-        Returns {task: {cpu_percent (of one core), memory_bytes (PSS), stop_signal (if stopped)}} when a frame is
-        complete, else {}. All tasks are measured every 2 s or more; in between only those above their limit.
+        Returns {task: {cpu_percent (of one core), memory_bytes (PSS), stop_signal (if stopped), and, if known,
+        gpu_memory_bytes and gpu_percent (of one GPU)}} when a frame is complete, else {}. All tasks are measured every
+        2 s or more; in between only those above their limit.
         """
         if now < self.due or not tasks:
             return {}
@@ -85,6 +93,7 @@ class Sampler:
 
     def _look_at_all(self, now: float, tasks: Sequence[TaskProcess]) -> Generator[None, None, None]:
         processes = all_processes()
+        self._gpus.refresh()
         for task in tasks:
             usage = yield from self._measure(now, task, processes)
             self._measured.append((task, usage))
@@ -116,6 +125,7 @@ class Sampler:
             yield
             memory += proportional_bytes(stat.pid)
         usage: Usage = {"cpu_percent": round(percent, 1), "memory_bytes": memory}
+        usage |= self._gpus.of(stat.pid for stat in tree)
         stopped_by = task.stopped_by()
         return usage if stopped_by is None else {**usage, "stop_signal": stopped_by}
 

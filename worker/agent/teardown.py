@@ -13,7 +13,7 @@ _CHECK_S = 0.02
 
 
 class Teardown:
-    """A teardown of all processes below `root`, except `spared`, the preloader.
+    """A teardown of all processes below `root`, except those in `spared`.
 
     `due` is the time of the next advance() (monotonic seconds). `swept` counts processes that outlived their task.
     `refused` holds processes of other users, which this one may not end; `refused_before` those of an earlier teardown,
@@ -25,7 +25,7 @@ class Teardown:
         now: float,
         grace_s: float,
         orphan_grace_s: float,
-        spared: int | None = None,
+        spared: Collection[int | None] = (),
         refused_before: Collection[ProcessStat] = (),
     ) -> None:
         self.due = now
@@ -77,7 +77,7 @@ class Teardown:
         return [
             stat
             for stat in descendants(self._root, all_processes())
-            if stat.pid != self._spared and (stat.pid, stat.start_ticks) not in self._refused_before
+            if stat.pid not in self._spared and (stat.pid, stat.start_ticks) not in self._refused_before
         ]
 
     def _kill(self, left: list[ProcessStat], tasks: Collection[TaskProcess]) -> None:

@@ -72,6 +72,8 @@ def _figures(document: Document) -> Iterator[str]:
     plots += [(name, name, number) for name in series["metrics"][:_MOST_METRICS]]
     plots += [("steps/s", "steps_per_s", rate), ("memory", "memory_bytes", lambda it: size(int(it)))]
     plots += [("CPU", "cpu_percent", lambda it: f"{it:.0f}%")]
+    plots += [("GPU memory", "gpu_memory_bytes", lambda it: size(int(it)))]
+    plots += [("GPU", "gpu_percent", lambda it: f"{it:.0f}%")]
     for title, name, text in plots:
         lines: dict[str, list[Points]] = {}
         for task, its in columns.items():

@@ -13,8 +13,8 @@ from orchestrator.store.runs.paths import RunPaths
 
 # Points of a document: rows of all tasks together.
 MOST_POINTS = 200_000
-_WHOLE = ("attempt", "epoch", "memory_bytes")
-_REAL = ("loss", "steps_per_s", "examples_per_s", "cpu_percent")
+_WHOLE = ("attempt", "epoch", "memory_bytes", "gpu_memory_bytes")
+_REAL = ("loss", "steps_per_s", "examples_per_s", "cpu_percent", "gpu_percent")
 # Digits of a number that is drawn.
 _DIGITS = ".6g"
 Series = dict[str, Any]

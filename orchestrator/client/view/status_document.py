@@ -59,10 +59,11 @@ class HostStatus(_Document):
 
 
 class TaskStatus(_Document):
-    """CPU in percent of one core, memory in bytes (PSS); None when not known. `doing` is a text for people.
-    `paused`: the signal `stop_signal` has stopped its process. `waiting_for`: tasks that it needs and that are not
-    ready, at most the first 20. `restart_in_s`: until it alone is restarted. `host`: None on this machine; `host_state`
-    as in HostStatus."""
+    """CPU in percent of one core, memory in bytes (PSS), GPUs in percent of one; None when not known.
+
+    `doing` is a text for people. `paused`: the signal `stop_signal` has stopped its process. `waiting_for`: tasks that
+    it needs and that are not ready, at most the first 20. `restart_in_s`: until it alone is restarted. `host`: None on
+    this machine; `host_state` as in HostStatus."""
 
     task: str
     role: str
@@ -73,6 +74,8 @@ class TaskStatus(_Document):
     uptime_s: float | None
     cpu_percent: float | None
     memory_bytes: int | None
+    gpu_percent: float | None
+    gpu_memory_bytes: int | None
     restarts: int
     exit_code: int | None
     signal: int | None
@@ -133,7 +136,10 @@ def task_status(
     """Return the document of a task; `sample` is the one of RunView.sample()."""
     usage = sample.get(task.name, {})
     end = task.ended_mono if task.ended_mono is not None else now_mono
-    memory = usage.get("memory_bytes")
+    memory, gpu_memory = (
+        None if size is None else int(size)
+        for size in (usage.get("memory_bytes"), usage.get("gpu_memory_bytes"))
+    )
     stop_signal = usage.get("stop_signal") if task.is_live else None
     # A run that is being stopped restarts nothing, even if a restart was planned.
     host = None if task.plan.host is None else state.hosts.get(task.plan.host)
@@ -147,7 +153,9 @@ def task_status(
         address=task.plan.address,
         uptime_s=None if task.started_mono is None else round(max(0.0, end - task.started_mono), 3),
         cpu_percent=usage.get("cpu_percent"),
-        memory_bytes=None if memory is None else int(memory),
+        memory_bytes=memory,
+        gpu_percent=usage.get("gpu_percent"),
+        gpu_memory_bytes=gpu_memory,
         restarts=task.restarts,
         exit_code=task.exit_code,
         signal=task.signal,

@@ -106,6 +106,15 @@ def _cpu(row: Row) -> Cell:
     return Cell(f"{percent:.0f}%" if percent is not None and row.is_alive else "")
 
 
+def _gpu(row: Row) -> Cell:
+    percent = row.task.gpu_percent
+    return Cell(f"{percent:.0f}%" if percent is not None and row.is_alive else "")
+
+
+def _gpu_memory(row: Row) -> Cell:
+    return Cell(size(row.task.gpu_memory_bytes) if row.is_alive else "")
+
+
 def _done(row: Row) -> Cell:
     progress = row.task.progress
     return Cell("" if progress is None else done_text(progress, is_alive=row.is_alive))
@@ -126,7 +135,8 @@ def _metric_column(name: str) -> TaskColumn:
 
 
 def task_columns(rows: Sequence[Row]) -> list[TaskColumn]:
-    """TASK_COLUMNS, with a column for each metric after the loss. The host is a column if there are several."""
+    """TASK_COLUMNS, with a column for each metric after the loss. Hosts are a column if there are several, and GPUs if
+    their use is known."""
     reports = [row.task.progress for row in rows if row.task.progress is not None]
     names = list(dict.fromkeys(name for report in reports for name in report.metrics))[:_MAX_METRICS]
     after = 1 + next(at for at, column in enumerate(TASK_COLUMNS) if column.cell is _loss)
@@ -135,7 +145,8 @@ def task_columns(rows: Sequence[Row]) -> list[TaskColumn]:
         columns[-1] = columns[-1]._replace(footer=_RANK_OF_QUIET)
     if len({row.task.host for row in rows}) < 2:
         columns = [column for column in columns if column.cell is not _host]
-    return columns
+    unused = {cell for cell in (_gpu, _gpu_memory) if not any(cell(row).text for row in rows)}
+    return [column for column in columns if column.cell not in unused]
 
 
 TASK_COLUMNS = (
@@ -154,6 +165,8 @@ TASK_COLUMNS = (
     TaskColumn(
         "MEM", lambda row: Cell(size(row.task.memory_bytes) if row.is_alive else ""), footer=10, status=6
     ),
+    TaskColumn("GPU", _gpu, footer=9, status=4),
+    TaskColumn("GPU MEM", _gpu_memory, footer=10, status=6),
     TaskColumn("RESTARTS", lambda row: Cell(str(row.task.restarts or "")), footer=None, status=8),
     TaskColumn("ADDRESS", lambda row: Cell(row.task.address or ""), footer=None, status=9, right=False),
     TaskColumn("QUIET FOR", _quiet, footer=5, status=None),

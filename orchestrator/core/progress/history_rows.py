@@ -53,6 +53,8 @@ class HistoryRow(BaseModel):
     examples_per_s: _Number | None = None
     cpu_percent: _Number | None = None
     memory_bytes: _Count | None = None
+    gpu_percent: _Number | None = None
+    gpu_memory_bytes: _Count | None = None
     metrics: dict[str, _Number | None] = Field(default_factory=dict)
 
     @classmethod
@@ -76,7 +78,8 @@ class HistoryRow(BaseModel):
 
 _COLUMNS = tuple(name for name in HistoryRow.model_fields if name != "metrics")
 _OF_PROGRESS = ("phase", "epoch", "step", "loss", "steps_per_s", "examples_per_s")
-_OF_USAGE = ("cpu_percent", "memory_bytes")
+_OF_GPUS = ("gpu_percent", "gpu_memory_bytes")
+_OF_USAGE = ("cpu_percent", "memory_bytes", *_OF_GPUS)
 
 
 class Line(NamedTuple):
@@ -179,10 +182,14 @@ def thinned(lines: Iterable[bytes], interval_s: float) -> Iterator[Line]:
 
 def to_columns(rows: Iterable[HistoryRow]) -> History:
     """Return {column: values}, all of one length and in the order of time; a value that is not known is None.
+    Columns of GPUs are left out where no task is known to use one.
 
     Each metric has a column of its name, or `metrics.NAME` if another column has that name."""
     ordered = sorted(rows, key=lambda row: row.time)
     columns: History = {name: [getattr(row, name) for row in ordered] for name in _COLUMNS}
+    for name in _OF_GPUS:
+        if all(value is None for value in columns[name]):
+            del columns[name]
     metrics = list(dict.fromkeys(name for row in ordered for name in row.metrics))[:MOST_METRICS]
     for name in metrics:
         column = f"metrics.{name}" if name in columns else name

@@ -9,6 +9,8 @@
     { name: "examples_per_s", title: "Examples per second", format: Orch.number, fromZero: true },
     { name: "cpu_percent", title: "CPU", format: Orch.percent, fromZero: true },
     { name: "memory_bytes", title: "Memory", format: Orch.bytes, fromZero: true, isBytes: true },
+    { name: "gpu_percent", title: "GPU", format: Orch.percent, fromZero: true },
+    { name: "gpu_memory_bytes", title: "GPU memory", format: Orch.bytes, fromZero: true, isBytes: true },
   ];
   const metricKind = (name) => ({ name: `metric ${name}`, title: name, format: Orch.number });
   let groups = 0;

@@ -6,7 +6,8 @@
   const MOST_ROWS = 20_000;
   // Charts of more tasks show their minimum, median and maximum, and the tasks that were chosen.
   Orch.MOST_LINES = 40;
-  const BASE = ["time", "attempt", "step", "epoch", "loss", "steps_per_s", "examples_per_s", "cpu_percent", "memory_bytes"];
+  const BASE = ["time", "attempt", "step", "epoch", "loss", "steps_per_s", "examples_per_s", "cpu_percent", "memory_bytes",
+    "gpu_percent", "gpu_memory_bytes"];
 
   Orch.SeriesStore = class {
     constructor(series) {
@@ -169,7 +170,7 @@
 
     // Whether two tasks report the same values at the same steps: as all workers of one model do.
     areEqual(one, other, name) {
-      if (name === "cpu_percent" || name === "memory_bytes" || name.endsWith("_per_s")) return false;
+      if (/^[cg]pu_percent$|^(gpu_)?memory_bytes$|_per_s$/.test(name)) return false;
       const known = new Map();
       const key = (columns, row) => `${columns.attempt ? columns.attempt[row] : 0} ${columns.step ? columns.step[row] : columns.time[row]}`;
       const first = this.tasks.get(one), second = this.tasks.get(other);
