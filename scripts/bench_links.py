@@ -84,7 +84,7 @@ class Links:
             seen = _times(
                 began,
                 {
-                    "shown": lambda: "n1 was not heard" in run.message_text,
+                    "shown": lambda: "n1 has not answered" in run.message_text,
                     "its tasks are gone": lambda: not any(map(lives, cut)),
                     "named": lambda: "n1 was lost" in run.message_text,
                     "the other tasks are gone": lambda: not any(map(lives, rest)),
@@ -106,10 +106,10 @@ class Links:
             cut_host(self._machines, how)
             time.sleep(max(0.0, began + SHORT_CUT_S - time.monotonic()))
             self._machines.heal()
-            back = _times(began, {"back": lambda: "n1 is heard again" in run.message_text})["back"]
+            back = _times(began, {"back": lambda: "n1 answers again" in run.message_text})["back"]
             (self._project / "end").touch()
             self._expect_whole(run)
-            self.note(f"cut for {SHORT_CUT_S:g} s, {how}: heard again", back)
+            self.note(f"cut for {SHORT_CUT_S:g} s, {how}: answers again", back)
             self.note(f"cut for {SHORT_CUT_S:g} s, {how}: runs with a missing byte", 0, "", 0)
 
     def kill(self, victim: str) -> None:
@@ -147,7 +147,7 @@ class Links:
                 say(run.message_text)
             else:
                 self._expect_whole(run)
-            self.note("SIGKILL of all ssh: all hosts are heard again", seen["heard"])
+            self.note("SIGKILL of all ssh: all hosts answer again", seen["heard"])
             self.note("SIGKILL of all ssh: runs lost", lost, "", 0)
 
     def draw(self) -> None:

@@ -1,20 +1,24 @@
 """Runs the built-in program twice and draws its reports as PNG, for the README. Called by scripts/record.
 
-Needs /usr/bin/chromium; without it the pictures stay as they are.
+Needs /usr/bin/chromium; without it the pictures stay as they are. --check needs none: it says whether each picture is
+there, has the size that it is drawn with, and is shown by the README.
 """
 
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ORCH = Path(sys.executable).with_name("orch")
 CHROMIUM = Path("/usr/bin/chromium")
 DOCS = Path(__file__).resolve().parents[1] / "docs"
+PNG = b"\x89PNG\r\n\x1a\n"
 _DEADLINE_S = 300.0
 _PATIENCE_MS = 60_000
 # For each picture: file, words of `orch up --workers 4`, part of the page, scheme, size in pixels, what must be drawn.
@@ -32,6 +36,12 @@ PICTURES: tuple[tuple[str, tuple[str, ...], str, str, tuple[int, int], str], ...
 
 
 def main() -> int:
+    if sys.argv[1:] == ["--check"]:
+        found = list(faults(DOCS))
+        print("".join(f"{fault}\n" for fault in found), end="", file=sys.stderr)
+        return bool(found)
+    if sys.argv[1:]:
+        return 2  # record_screens.py says what is known
     if not CHROMIUM.exists():
         print(f"{CHROMIUM} is missing: docs/page-*.png are not drawn", file=sys.stderr)
         return 0
@@ -46,6 +56,19 @@ def main() -> int:
             draw(browser, file, tab, scheme, size, drawn, DOCS / name)
         browser.close()
     return 0
+
+
+def faults(docs: Path) -> Iterator[str]:
+    """Yield what is wrong with the pictures, as far as their files tell."""
+    readme = (docs.parent / "README.md").read_text(encoding="utf-8")
+    for name, *_, size, _ in PICTURES:
+        head = (docs / name).read_bytes()[:24] if (docs / name).is_file() else b""
+        if not head.startswith(PNG):
+            yield f"docs/{name}: is missing, or not a PNG; scripts/record draws it"
+        elif struct.unpack(">II", head[16:]) != size:
+            yield f"docs/{name}: has another size than {size[0]} x {size[1]}; scripts/record draws it again"
+        if f"docs/{name}" not in readme:
+            yield f"docs/{name}: the README does not show it"
 
 
 def report(directory: Path, environ: dict[str, str], options: tuple[str, ...]) -> Path:

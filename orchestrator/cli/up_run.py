@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from orchestrator.cli import words
@@ -24,9 +25,14 @@ from orchestrator.core.state.result import RunResult
 from orchestrator.host.checks import warnings_of_up
 from orchestrator.links.client_link import Lifetime
 from orchestrator.links.signal_inbox import SignalInbox
-from orchestrator.links.supervisor_link import SupervisorLink
+from orchestrator.links.supervisor_link import SupervisorLink, start_supervisor
 from orchestrator.request.settings import settings
-from orchestrator.request.settings.request import DisplayOptions, UpRequest, WaitFor
+from orchestrator.request.settings.request import UpRequest, WaitFor
+
+if TYPE_CHECKING:
+    from orchestrator.client.source_watch import SourceWatch
+    from orchestrator.client.task_terminal import TaskTerminal
+    from orchestrator.core.job.spec import JobSpec
 
 # `worker:0-3 | ` is two cells wider than `worker:0 | `.
 _ROOM_FOR_A_GROUP = 2
@@ -37,6 +43,8 @@ _MIN_COLUMNS = 20
 def run_up(flags: Mapping[str, object], screen: Screen, early: SupervisorLink | None) -> int:
     """Run `orch up` with a supervisor that waits for its request, if one was started; return the exit code."""
     request = settings.load(flags, os.environ, Path.cwd())
+    if request.spec.interactive is not None or request.spec.pdb:
+        _require_terminal("--pdb" if request.spec.pdb else "--interactive", screen)
     if request.display.ui:
         from orchestrator.ui.address import require_extra
 
@@ -44,14 +52,36 @@ def run_up(flags: Mapping[str, object], screen: Screen, early: SupervisorLink | 
     if not screen.quiet:
         for notice in (*request.notices, *warnings_of_up(request.spec)):
             words.say(notice)
+    if request.display.watch:
+        from orchestrator.cli.up_watch import run_watching
+
+        return run_watching(request, flags, screen, early)
+    return run_once(request, screen, early).code
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How `orch up` ended one run. `by_user`: it was stopped or detached, which also ends --watch."""
+
+    code: int
+    by_user: bool = False
+    checkpoint_dir: Path | None = None
+
+
+def run_once(
+    request: UpRequest, screen: Screen, early: SupervisorLink | None, sources: SourceWatch | None = None
+) -> Ended:
+    """Start one run and follow it as asked. `sources`: stop it when they change."""
     is_detached = request.display.detach or request.display.wait is not None
+    if not is_detached and request.spec.interactive is None:
+        request = _with_columns(request, screen)
     if is_detached and request.spec.engine is EngineName.SLURM:
         raise UsageError(
             "--engine slurm: the allocation ends with the `orch up` that asked for it; instead of --detach or --wait,"
             " submit a batch script that calls `orch up`"
         )
-    with on_nodes(request, words.say) as request:
-        room = make_room(request)
+    with on_nodes(request, words.say) as request, _supervisor_for(request, early) as early:
+        room = make_room(request, early)
         say_skipped(room.skipped)
         say_swept(room.swept)
         if not screen.quiet:
@@ -63,8 +93,17 @@ def run_up(flags: Mapping[str, object], screen: Screen, early: SupervisorLink | 
                 words.say(note)
         with start.supervisor:
             if is_detached:
-                return _detached(request, screen, start)
-            return _in_the_foreground(request, screen, start)
+                return Ended(_detached(request, screen, start))
+            return _in_the_foreground(request, screen, start, sources)
+
+
+@contextmanager
+def _supervisor_for(request: UpRequest, early: SupervisorLink | None) -> Iterator[SupervisorLink | None]:
+    """Yield the supervisor that was started early. A job on other hosts has one in any case, for their check."""
+    if early is None and request.spec.hosts:
+        early = start_supervisor()
+    with early or nullcontext():
+        yield early
 
 
 def _host_table(room: Room) -> Iterator[str]:
@@ -93,27 +132,60 @@ def _runs_beside(room: Room, request: UpRequest) -> Iterator[str]:
         )
 
 
-def _in_the_foreground(request: UpRequest, screen: Screen, start: Start) -> int:
+def _in_the_foreground(
+    request: UpRequest, screen: Screen, start: Start, sources: SourceWatch | None
+) -> Ended:
     supervisor = start.supervisor
     # While processes exist, a signal is a stop order, not an exception.
-    with SignalInbox(STOP_SIGNALS) as inbox:
+    with _terminal(request.spec) as terminal, SignalInbox(STOP_SIGNALS) as inbox:
         try:
-            run = start.create(_with_columns(request, screen), Lifetime.CLIENT)
+            run = start.create(request, Lifetime.CLIENT, {} if terminal is None else terminal.descriptors)
             with _page(run) if request.display.ui else nullcontext():
-                is_detached = _show_to_end(supervisor, run, request, screen, inbox)
+                is_detached = _show_to_end(supervisor, run, request, screen, inbox, sources, terminal)
         finally:
             supervisor.close()
         if is_detached:
             words.say(f"left {run.id}; it keeps running: `orch attach` shows it, `orch down` stops it")
             if screen.json:
                 words.print_json(run.status().model_dump(mode="json"))
-            return ExitCode.OK
+            return Ended(ExitCode.OK, by_user=True)
         result = supervisor.received_result() or api.result_of(run.view)
         code = _write_junit(request.display.junit, run, result)
+        _say_profile(run, request, screen)
+        is_changed = sources is not None and sources.has_changed()
+        ended = Ended(code, result.outcome == "stopped" and not is_changed, run.checkpoint_dir)
+        if sources is not None and not (ended.by_user or inbox.count):
+            if result.outcome != "stopped":
+                words.report_end(result, screen)
+            return ended
         # A signal that arrives now does not change the exit code.
         with inbox.settled(code):
             words.report_end(result, screen)
-    return code
+    return replace(ended, by_user=True)
+
+
+def _require_terminal(flag: str, screen: Screen) -> None:
+    """Raise a UsageError if this process has no terminal to connect to a task."""
+    if screen.json:
+        raise UsageError(f"{flag}: with --json, standard output has the result only; leave one of them out")
+    if not (os.isatty(words.STDIN) and os.isatty(words.STDOUT)):
+        raise UsageError(
+            f"{flag}: standard input and output are not a terminal; run it in one, or leave it out"
+        )
+
+
+@contextmanager
+def _terminal(spec: JobSpec) -> Iterator[TaskTerminal | None]:
+    """The terminal of the task of --interactive, or of the one that fails under --pdb."""
+    if spec.interactive is None and not spec.pdb:
+        yield None
+        return
+    from orchestrator.client.task_terminal import TaskTerminal
+    from orchestrator.client.view.output import Output
+
+    task = None if spec.interactive is None else str(spec.interactive)
+    with TaskTerminal(task, words.STDIN, Output(words.STDOUT)) as terminal:
+        yield terminal
 
 
 @contextmanager
@@ -151,6 +223,14 @@ def _with_columns(request: UpRequest, screen: Screen) -> UpRequest:
     return replace(request, spec=request.spec.model_copy(update={"columns": columns}))
 
 
+def _say_profile(run: Run, request: UpRequest, screen: Screen) -> None:
+    if request.spec.profile is None or screen.quiet:
+        return
+    from orchestrator.client.profile import profile_lines
+
+    words.say("\n".join(profile_lines(run.view.paths.profile, request.spec.profile)))
+
+
 def _write_junit(path: Path | None, run: Run, result: RunResult) -> int:
     """Write the file if one is wanted. Return the exit code: a successful run whose file is missing is an error."""
     if path is None:
@@ -166,7 +246,13 @@ def _write_junit(path: Path | None, run: Run, result: RunResult) -> int:
 
 
 def _show_to_end(
-    supervisor: SupervisorLink, run: Run, request: UpRequest, screen: Screen, inbox: SignalInbox
+    supervisor: SupervisorLink,
+    run: Run,
+    request: UpRequest,
+    screen: Screen,
+    inbox: SignalInbox,
+    sources: SourceWatch | None,
+    terminal: TaskTerminal | None,
 ) -> bool:
     """Show the run until the supervisor has exited and all lines are shown, or a key detaches it: then return True.
 
@@ -193,10 +279,12 @@ def _show_to_end(
         view.say(f"orch: {run.id} in {run.dir}")
     source = pressed_keys() if isinstance(view, TerminalView) else nullcontext(NoKeys())
     with source as pressed, grouped(out, f"output of {run.id}"):
-        # The file of --junit is written when the run has ended, and an allocation of Slurm is given back then.
-        must_stay = display.junit or request.spec.slurm_job
-        keys = LiveKeys(pressed, run, view, "" if must_stay else "d", stops=True)
-        return follow_to_end(supervisor, run.view, view, tasks, inbox, keys, verbose)
+        # The file of --junit is written when the run has ended, an allocation of Slurm is given back then, and a task
+        # that has this terminal needs it.
+        must_stay = display.junit or request.spec.slurm_job or sources is not None or terminal is not None
+        terminal_of = "" if terminal is None else terminal.task or "the task in pdb"
+        keys = LiveKeys(pressed, run, view, "" if must_stay else "d", stops=True, terminal_of=terminal_of)
+        return follow_to_end(supervisor, run.view, view, tasks, inbox, keys, verbose, sources, terminal)
 
 
 def _detached(request: UpRequest, screen: Screen, start: Start) -> int:
@@ -205,7 +293,7 @@ def _detached(request: UpRequest, screen: Screen, start: Start) -> int:
     try:
         if not screen.json:
             words.print_lines([run.id])  # data, so that --quiet does not hide it: run=$(orch up -dq)
-        return _wait(run, request.display, screen)
+        return _wait(run, request, screen)
     except BrokenPipeError:
         raise  # the reader does not want to know
     except OSError as error:
@@ -220,11 +308,13 @@ def _detached(request: UpRequest, screen: Screen, start: Start) -> int:
         return ExitCode.INTERRUPTED
 
 
-def _wait(run: Run, display: DisplayOptions, screen: Screen) -> int:
+def _wait(run: Run, request: UpRequest, screen: Screen) -> int:
     """Wait as asked. With --json, print one document: the result of a run that has ended, else the status."""
+    display = request.display
     if display.wait is WaitFor.DONE:
         result = run.wait(check=False)
         code = _write_junit(display.junit, run, result)
+        _say_profile(run, request, screen)
         words.report_end(result, screen)
         return code
     if display.wait is WaitFor.READY:

@@ -16,7 +16,7 @@ from orchestrator.core.text.clean import safe_lines
 if TYPE_CHECKING:
     from orchestrator.core.state.result import RunResult
 
-STDOUT, STDERR = 1, 2
+STDIN, STDOUT, STDERR = 0, 1, 2
 
 
 def say(text: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from orchestrator.client.view.messages import event_message, most_attempts
 from orchestrator.client.view.tables import Moment
 from orchestrator.client.view.terminal import View
+from orchestrator.core.state.state import RunState
 from orchestrator.store.logs.lines import Chunk
 from orchestrator.store.logs.merge import START, LogReader, Position, line_before
 from orchestrator.store.runs.reader import RunView
@@ -38,6 +39,7 @@ class Follower:
         self._view = view
         self._reader = LogReader(run.paths.logs, tasks, position)
         self._state_due = 0.0
+        self._hidden: dict[str, int] = {}
         # Tasks whose first line is whole; None if all logs are read from the start.
         self._begun: set[str] | None = None if position == START else set()
 
@@ -59,6 +61,19 @@ class Follower:
         if chunks:
             return 0.0
         return _POLL_S if frame_s is None else min(_POLL_S, frame_s)
+
+    def watch(self) -> float:
+        """Read what is new about the run, and show nothing. Return the seconds until the next look."""
+        self.refresh()
+        return _STATE_INTERVAL_S
+
+    def hide(self, task: str, offset: int) -> None:
+        """Do not show the log of this task up to `offset`: the user has seen it."""
+        self._hidden[task] = offset
+
+    @property
+    def state(self) -> RunState:
+        return self._run.state
 
     def refresh(self) -> None:
         """Read the run's new events; show their messages and the new state."""
@@ -100,8 +115,14 @@ class Follower:
         chunks = self._reader.read(_STEP_BYTES)
         if rest and not chunks:
             chunks = self._reader.read_unindexed(_STEP_BYTES)
-        self._view.show(chunks if self._begun is None else [self._whole(chunk) for chunk in chunks])
+        shown = chunks if self._begun is None else [self._whole(chunk) for chunk in chunks]
+        self._view.show([self._unseen(chunk) for chunk in shown] if self._hidden else shown)
         return chunks
+
+    def _unseen(self, chunk: Chunk) -> Chunk:
+        """Return the chunk without the part that is hidden."""
+        hidden = max(0, self._hidden.get(chunk.task, 0) - chunk.offset)
+        return chunk._replace(offset=chunk.offset + hidden, data=chunk.data[hidden:]) if hidden else chunk
 
     def _whole(self, chunk: Chunk) -> Chunk:
         """Return the first chunk of a task with the beginning of its first line; other chunks unchanged."""

@@ -6,9 +6,12 @@ import errno
 import math
 import time
 from collections.abc import Collection
+from contextlib import suppress
+from typing import Protocol
 
 from orchestrator.client.follow import Follower
-from orchestrator.client.live_keys import LiveKeys
+from orchestrator.client.live_keys import RETURN_KEY, LiveKeys
+from orchestrator.client.task_terminal import LAST_DRAIN_S, TaskTerminal
 from orchestrator.client.view.output import OutputClosed
 from orchestrator.client.view.terminal import View
 from orchestrator.core.errors import EngineError
@@ -33,17 +36,21 @@ def follow_to_end(
     inbox: SignalInbox,
     keys: LiveKeys,
     verbose: bool = False,
+    sources: SourceChanges | None = None,
+    terminal: TaskTerminal | None = None,
 ) -> bool:
     """Show the run until its supervisor has exited and all lines are shown, or a key detaches it: then return True.
 
     `inbox` collects STOP_SIGNALS. The first signal is an orderly stop, the second kills. Once the run has ended, a
-    signal skips the remaining lines. Raises EngineError if the supervisor does not answer.
+    signal skips the remaining lines. A change of `sources` stops the run. `terminal` is that of a task. Raises
+    EngineError if the supervisor does not answer.
     """
     follower = Follower(run, view, tasks, verbose=verbose)
     orders = _Orders(link, run, follower)
     try:
         with run.keep_open():
-            return _follow(link, follower, view, inbox, keys, orders)
+            desk = _Desk(run, follower, view, keys, terminal)
+            return _follow(link, follower, view, inbox, desk, orders, sources)
     except _NoAnswer as error:
         pid = run.record.supervisor_pid
         raise EngineError(
@@ -52,6 +59,13 @@ def follow_to_end(
         ) from error
     finally:
         follower.close()
+
+
+class SourceChanges(Protocol):
+    """The source files of the run. `fileno()` is readable once one of them has changed."""
+
+    def fileno(self) -> int: ...
+    def has_changed(self) -> bool: ...
 
 
 class _NoAnswer(Exception):
@@ -98,36 +112,105 @@ class _Orders:
         return request(self._control, StopOrder(reason=reason, force=True))
 
 
+class _Desk:
+    """The user's screen and keyboard: the view of the run with its keys or, in turn, the terminal of a task."""
+
+    def __init__(
+        self, run: RunView, follower: Follower, view: View, keys: LiveKeys, terminal: TaskTerminal | None
+    ) -> None:
+        self.keys = keys
+        self._run = run
+        self._follower = follower
+        self._view = view
+        self._terminal = terminal
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The descriptors that step() or the keys read."""
+        terminal = self._terminal
+        own = () if terminal is None else terminal.inputs
+        return own if terminal is not None and terminal.is_connected else (*own, *self.keys.descriptors)
+
+    def leaves(self) -> bool:
+        """Act on pressed keys. Return whether one of them leaves the run."""
+        is_connected = self._terminal is not None and self._terminal.is_connected
+        return not is_connected and self.keys.handle()
+
+    def step(self) -> float:
+        """Show what is new. Return the seconds until there may be more."""
+        if self._terminal is None:
+            return self._follower.step()
+        was_connected, tasks = self._terminal.is_connected, self._follower.state.tasks
+        is_there = self._terminal.serve(self._run, self._follower)
+        if was_connected and not is_there:
+            self.leave_terminal()
+        elif not was_connected and (self._terminal.is_due(tasks) or self._returns()):
+            self._view.say(self._terminal.greeting)
+            self._view.pause()
+            self._view.drain(LAST_DRAIN_S)
+            self._terminal.connect(tasks)
+        return self._follower.watch() if self._terminal.is_connected else self._follower.step()
+
+    def _returns(self) -> bool:
+        if self._terminal is None or not self.keys.take_return():
+            return False
+        task = self._follower.state.tasks.get(self._terminal.task)
+        is_live = task is not None and task.is_live
+        if not is_live:
+            self._view.say(f"orch: {self._terminal.task or 'no task that has failed'} is not running")
+        return is_live
+
+    def leave_terminal(self) -> None:
+        """Return from the terminal of the task to the view."""
+        if self._terminal is not None and self._terminal.is_connected:
+            self._terminal.leave()
+            hint = f"; {RETURN_KEY} returns to it, Ctrl-C stops the run"
+            self._view.say(f"orch: left {self._terminal.task}{'' if self._terminal.has_ended else hint}")
+
+    def close(self) -> None:
+        """Take the last output of the task, which has ended, and return to the view."""
+        if self._terminal is None:
+            return
+        with suppress(OSError):  # of a closed terminal
+            self._terminal.read_rest(self._run, self._follower)
+            self._terminal.leave()
+
+
 def _follow(
     link: SupervisorLink,
     follower: Follower,
     view: View,
     inbox: SignalInbox,
-    keys: LiveKeys,
+    desk: _Desk,
     orders: _Orders,
+    sources: SourceChanges | None,
 ) -> bool:
     """Return whether a key has detached the run."""
     output_open = True
     while not link.has_left():
         if not orders.was_sent:
-            follower.hint = keys.hint
+            follower.hint = desk.keys.hint
         pause = 1.0
         if output_open:
             try:
-                pause = follower.step()
+                pause = desk.step()
             except OSError as error:
                 output_open = False
                 orders.stop(_reason_of(error))
-        inbox.wait(pause, link.fileno(), *keys.descriptors)
+        watched = () if sources is None or sources.has_changed() else (sources.fileno(),)
+        inbox.wait(pause, link.fileno(), *desk.inputs, *watched)
         for number in inbox.take():
             orders.stop(STOP_SIGNALS[number])
             view.hurry()
-        if keys.handle():
+        if sources is not None and sources.has_changed():
+            orders.stop(StopReason.SOURCE_CHANGED)
+        if desk.leaves():
             if not orders.was_sent:
                 link.detach()
                 _leave(view, inbox)
                 return True
             view.say("orch: the run is being stopped")
+    desk.close()
     if output_open:
         _show_end(follower, view, inbox)
     return False

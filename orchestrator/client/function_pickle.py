@@ -9,6 +9,7 @@ import io
 import linecache
 import pickle
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from orchestrator.core.text.clean import safe
 # Deepest part of a value that is named in a message.
 _DEEPEST = 6
 _PYTEST = "_pytest"
+_registering = threading.Lock()
 
 
 @dataclass
@@ -41,8 +43,7 @@ def pickle_call(
     """UsageError names what cannot be pickled."""
     file, contents = io.BytesIO(), Contents()
     try:
-        with _Pickler(file, contents) as pickler:
-            pickler.dump((function, tuple(args), dict(kwargs)))
+        _dump((function, tuple(args), dict(kwargs)), file, contents)
     except Exception as error:
         name = name_of(function)
         culprit = _culprit(function, args, kwargs)
@@ -52,6 +53,12 @@ def pickle_call(
             " function, or pass what it is made of"
         ) from error
     return file.getbuffer(), contents
+
+
+def _dump(thing: object, file: io.BytesIO, contents: Contents) -> None:
+    # The modules whose code is pickled by value are registered for the whole process.
+    with _registering, _Pickler(file, contents) as pickler:
+        pickler.dump(thing)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -94,7 +101,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return
         self._seen.add(name)
         module = sys.modules.get(name)
-        if module is not None and not _is_importable(module):
+        is_registered = name in cloudpickle.list_registry_pickle_by_value()
+        if module is not None and not is_registered and not _is_importable(module):
             self._by_value[name] = module
             cloudpickle.register_pickle_by_value(module)
 
@@ -205,8 +213,7 @@ def _culprit(function: object, args: Sequence[object], kwargs: Mapping[str, obje
 
 def _can_be_pickled(thing: object) -> bool:
     try:
-        with _Pickler(io.BytesIO(), Contents()) as pickler:
-            pickler.dump(thing)
+        _dump(thing, io.BytesIO(), Contents())
     except Exception:
         return False
     return True

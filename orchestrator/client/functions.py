@@ -61,7 +61,11 @@ class FunctionCall:
             opened = os.memfd_create(f"orch-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             self.descriptors[Descriptor(name=name)] = opened
         self._call, self._return = self.descriptors.values()
-        self._write(pickled)
+        try:
+            self._write(pickled)
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> FunctionCall:
         return self

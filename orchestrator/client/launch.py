@@ -86,11 +86,11 @@ class Cluster:
         warn(self._request)
         with ExitStack() as stack:
             request = stack.enter_context(on_nodes(self._request, warn_now))
-            room = make_room(request)
-            for text in room.host_warnings:
-                warnings.warn(text, RuntimeWarning, stacklevel=2)
             self._supervisor = start_supervisor()
             stack.callback(self._supervisor.close)
+            room = make_room(request, self._supervisor)
+            for text in room.host_warnings:
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
             self._run = create_run(self._supervisor, request, Lifetime.CLIENT)
             if self._stream:
                 stream_lines(self._run)
@@ -160,10 +160,10 @@ class Room:
         return tuple(finding.message for finding in findings if finding.level is Level.WARNING)
 
 
-def make_room(up: UpRequest) -> Room:
-    """Prepare the machine for a run: the checks, tidy(), --replace."""
+def make_room(up: UpRequest, supervisor: SupervisorLink | None = None) -> Room:
+    """Prepare the machine for a run: the checks, tidy(), --replace. `supervisor`: see check_hosts()."""
     refuse_problems(Context(up.spec, os.environ))
-    hosts = check_hosts(up.spec)
+    hosts = check_hosts(up.spec, supervisor)
     runs = catalog.survey()
     swept = tidy(runs)
     replaced: list[Ended] = []
@@ -181,16 +181,22 @@ def make_room(up: UpRequest) -> Room:
     return Room(swept, runs.skipped, tuple(replaced), tuple(catalog.live_in(up.spec.directory, runs)), hosts)
 
 
-def check_hosts(spec: JobSpec) -> Preflight | None:
-    """Check the job's hosts, after --sync if it was asked for; None without hosts. UsageError names all problems."""
+def check_hosts(spec: JobSpec, supervisor: SupervisorLink | None = None) -> Preflight | None:
+    """Check the job's hosts, after --sync if it was asked for; None without hosts. UsageError names all problems.
+
+    `supervisor` starts its agents and their preloading during the check, but no task.
+    """
     if not spec.hosts:
         return None
-    # Not imported for a run on this machine, whose start it would delay.
-    from orchestrator.preflight import inspect_hosts
-    from orchestrator.preflight.sync import copy_directory
-
     if spec.sync:
+        from orchestrator.preflight.sync import copy_directory
+
         copy_directory(spec, spec.hosts)
+    if supervisor is not None:
+        supervisor.prepare(spec)
+    # Imported while the supervisor connects to the hosts, and not for a run on this machine.
+    from orchestrator.preflight import inspect_hosts
+
     found = inspect_hosts(spec, os.environ)
     if problems := [finding.message for finding in found.findings if finding.level is Level.PROBLEM]:
         raise UsageError("\n".join(problems))

@@ -15,6 +15,7 @@ from orchestrator.store.runs.paths import RunPaths
 from orchestrator.store.runs.reader import RunView
 
 HINT = "? for keys"
+RETURN_KEY = "i"
 # Seconds without effect after any other key: the user may be typing the shell's next command, and "ls" contains an s.
 _WORD_S = 1.0
 
@@ -39,13 +40,18 @@ class NoKeys:
 class LiveKeys:
     """Acts on the pressed keys. `leave_keys` end the view and leave the run as it is."""
 
-    def __init__(self, keys: KeySource, run: Run, view: View, leave_keys: str, *, stops: bool) -> None:
-        """`stops`: Ctrl-C stops the run; otherwise it leaves the view, too."""
+    def __init__(
+        self, keys: KeySource, run: Run, view: View, leave_keys: str, *, stops: bool, terminal_of: str = ""
+    ) -> None:
+        """`stops`: Ctrl-C stops the run; otherwise it leaves the view, too. `terminal_of`: the task that a key connects
+        the terminal to."""
         self._keys = keys
         self._run = run
         self._view = view
         self._leave_keys = leave_keys
         self._stops = stops
+        self._terminal_of = terminal_of
+        self._wants_terminal = False
         self._focus: str | None = None
         self._ignored_until = 0.0
         self._stacks: _StacksRequest | None = None
@@ -65,6 +71,8 @@ class LiveKeys:
                 return True
             elif key == "f":
                 self._focus_next()
+            elif key == RETURN_KEY and self._terminal_of:
+                self._wants_terminal = True
             elif key == "s":
                 self._ask_stacks()
             elif key == "?":
@@ -72,6 +80,11 @@ class LiveKeys:
             elif key.strip():
                 self._ignored_until = now + _WORD_S
         return False
+
+    def take_return(self) -> bool:
+        """Whether the key was pressed that returns to the task with the terminal."""
+        wanted, self._wants_terminal = self._wants_terminal, False
+        return wanted
 
     @property
     def hint(self) -> str:
@@ -82,6 +95,8 @@ class LiveKeys:
     def _help(self) -> str:
         leave = f"{self._leave_keys[0]} leaves, and the run continues; " if self._leave_keys else ""
         interrupt = "Ctrl-C stops the run" if self._stops else "Ctrl-C leaves, too"
+        if self._terminal_of:
+            leave += f"{RETURN_KEY} returns to {self._terminal_of}; "
         return f"{leave}f shows one task or all; s shows the stacks of all tasks; {interrupt}"
 
     def _focus_next(self) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from orchestrator.client.api import Run
 from orchestrator.client.launch import create_run
 from orchestrator.links import warm
-from orchestrator.links.client_link import Lifetime, Warm
+from orchestrator.links.client_link import Descriptor, Lifetime, Warm
 from orchestrator.links.supervisor_link import SupervisorLeft, SupervisorLink, start_supervisor
 from orchestrator.request.settings.request import UpRequest
 from orchestrator.store.ownership import accepted_owner
 
+# Seconds: longer than a person thinks about an error. The processes end with the client anyway.
+_WATCHING_S = 86_400.0
 _STANDARD_STREAMS = (0, 1, 2)
 
 
@@ -29,15 +33,20 @@ class Start:
     warm: Warm | None = None
     notes: tuple[str, ...] = ()
 
-    def create(self, up: UpRequest, lifetime: Lifetime) -> Run:
+    def create(
+        self,
+        up: UpRequest,
+        lifetime: Lifetime,
+        descriptors: Mapping[Descriptor, int] = MappingProxyType({}),
+    ) -> Run:
         """As create_run(). A warm supervisor that has just exited is replaced by a new one."""
         try:
-            return create_run(self.supervisor, up, lifetime, warm=self.warm)
+            return create_run(self.supervisor, up, lifetime, descriptors, warm=self.warm)
         except SupervisorLeft:
             if not self.supervisor.is_warm:
                 raise
             self.supervisor.start_anew()
-            return create_run(self.supervisor, up, lifetime, warm=self.warm)
+            return create_run(self.supervisor, up, lifetime, descriptors, warm=self.warm)
 
 
 def choose_start(up: UpRequest, early: SupervisorLink | None) -> Start:
@@ -45,19 +54,21 @@ def choose_start(up: UpRequest, early: SupervisorLink | None) -> Start:
 
     Close the supervisor of the result. EngineError.
     """
-    wanted_s = up.display.warm_s
+    wanted_s, owner = up.display.warm_s, None
+    if wanted_s is None and up.display.watch:
+        wanted_s, owner = _WATCHING_S, os.getpid()
     if reason := _why_never(up):
-        notes = (f"--warm is off: {reason}",) if wanted_s else ()
+        notes = (f"--warm is off: {reason}",) if up.display.warm_s else ()
         return Start(early or start_supervisor(), notes=notes)
-    directory = str(up.spec.directory)
     if wanted_s == 0:
         return Start(early or start_supervisor())
-    if early is not None:
-        return Start(
-            early, Warm(idle_s=wanted_s, conditions=warm.conditions(directory)) if wanted_s else None
-        )
+    directory = str(up.spec.directory)
+    if early is not None and wanted_s is None:
+        return Start(early)
     conditions = warm.conditions(directory)
-    keeps = Warm(idle_s=wanted_s, conditions=conditions)
+    keeps = Warm(idle_s=wanted_s, conditions=conditions, owner=owner)
+    if early is not None:
+        return Start(early, keeps)
     found = warm.take_over(directory)
     if found is None:
         note = "cold start: the processes that are kept warm here are in use, or do not answer"
@@ -68,12 +79,14 @@ def choose_start(up: UpRequest, early: SupervisorLink | None) -> Start:
         connection.close()
         note = f"cold start: {changed} is not as in the processes that were kept warm here"
         return Start(start_supervisor(), keeps, (note,))
+    if owner is not None and holding.owner != owner:
+        keeps = Warm(idle_s=None, conditions=conditions)  # as its own --warm wants it
     return Start(SupervisorLink(None, connection), keeps, (f"warm start: {holding.runs} runs before",))
 
 
 def _why_never(up: UpRequest) -> str | None:
     """Why this run neither uses warm processes nor leaves any."""
-    if not has_terminal():
+    if not has_terminal() and not up.display.watch:
         return "there is no terminal from which the next run could be started"
     if up.spec.hosts:
         return "the run's tasks are on other hosts"

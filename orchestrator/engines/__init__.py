@@ -124,7 +124,7 @@ class Engine(Protocol):
         """Run `words` on a host with stdin, stdout and stderr (`errors`, a descriptor) here. EngineError."""
 
     def explain(self, host: str, exit_code: int | None, errors: str) -> str:
-        """Why a connection ended, for people: from the exit code and the last text on stderr."""
+        """Return why a connection ended, in words for the user: from the exit code and the end of stderr."""
 
 
 def engine(name: str, **options: object) -> Engine:

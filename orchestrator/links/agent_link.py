@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, TypeAdapter
 
 from orchestrator.core.job.choices import NetworkOption
+from orchestrator.core.job.hosts import Address
 from orchestrator.core.progress.reported import parse_progress
 from orchestrator.core.state.events import ProcessOrigin, Progress
 from orchestrator.core.state.result import LeftProcess
@@ -49,8 +50,8 @@ class Hello(_Message):
     pid: int
     cores: int
     directory: str | None = None
-    addresses: dict[str, str] = {}
-    ssh_address: str | None = None
+    addresses: dict[str, Address] = {}
+    ssh_address: Address | None = None
     memory_bytes: int | None = None
     gpus: tuple[HostGpu, ...] = ()
     gpu_lack: str | None = None

@@ -2,7 +2,7 @@
 
 JSON lines over a socket pair, or over a connection to a warm holder (warm.py):
 client -> supervisor: a request, then orders to stop or to detach. End of file stops the run, unless it is detached. A
-session sends its next request after its last run has ended.
+session sends its next request after its last run has ended. A preparation may come before a request.
 supervisor -> client: `created` {root} or `refused` {exit_code, message}; `ended` {result} if result.json could not be
 written; `stays` if the supervisor waits for another client; then end of file.
 Descriptors come with a request (SCM_RIGHTS), in the order of its `descriptors`.
@@ -26,6 +26,7 @@ from orchestrator.core.state.result import RunResult
 from orchestrator.links.control import DetachOrder, StopOrder
 
 _READ_BYTES = 1 << 16
+_PREPARATION = b'{"prepare":'
 # The kernel passes up to 253 with a message.
 MOST_DESCRIPTORS = 16
 _ORDERS: TypeAdapter[StopOrder | DetachOrder] = TypeAdapter(
@@ -44,12 +45,14 @@ class Lifetime(StrEnum):
 class Warm(BaseModel):
     """Keep the supervisor, the agent and the preloader for another run (links/warm.py).
 
-    `idle_s`: how long they wait for it; None: as long as before. `conditions`: those of the client.
+    `idle_s`: how long they wait for it; None: as long as before. `conditions`: those of the client. `owner`: the
+    process with whose end they end, too.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     idle_s: float | None
     conditions: dict[str, str]
+    owner: int | None = None
 
 
 class Descriptor(BaseModel):
@@ -78,6 +81,13 @@ class Request(BaseModel):
     descriptors: tuple[Descriptor, ...] = Field(default=(), max_length=MOST_DESCRIPTORS)
 
 
+class Preparation(BaseModel):
+    """A job for other hosts whose request may follow: its agents can be started meanwhile. They start no task."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    prepare: JobSpec
+
+
 class ClientLink:
     """The supervisor's end of the stream. Owns the descriptors of the last request, until the next one."""
 
@@ -85,15 +95,24 @@ class ClientLink:
         self._stream = stream
         self._inbox = b""
         self._descriptors: list[int] = []
+        # Whether they belong to a request that was returned.
+        self._has_request = False
 
     def fileno(self) -> int:
         return self._stream.fileno()
 
-    def read_request(self) -> Request | None:
-        """Wait for the next request; None if the client has left or sent something else."""
-        self._close_descriptors()
+    @property
+    def has_line(self) -> bool:
+        """Whether a line is here already, so that fileno() need not become readable for it."""
+        return b"\n" in self._inbox
+
+    def read_request(self) -> Request | Preparation | None:
+        """Wait for the next request or preparation; None if the client has left or sent something else."""
+        if self._has_request:
+            self._close_descriptors()
+            self._has_request = False
         while True:
-            while b"\n" not in self._inbox:
+            while not self.has_line:
                 try:
                     data, passed, _, _ = socket.recv_fds(self._stream, _READ_BYTES, MOST_DESCRIPTORS)
                 except ConnectionError:
@@ -103,14 +122,18 @@ class ClientLink:
                     return None
                 self._inbox += data
             line, _, self._inbox = self._inbox.partition(b"\n")
+            kind: type[Request | Preparation] = Preparation if line.startswith(_PREPARATION) else Request
             try:
-                request = Request.model_validate_json(line)
+                message = kind.model_validate_json(line)
             except ValidationError:
                 # A stop order that arrives just after its run has ended does not apply to the next run.
                 if not _is_stop_order(line):
                     return None
                 continue
-            return request if len(request.descriptors) == len(self._descriptors) else None
+            if isinstance(message, Preparation):
+                return message
+            self._has_request = True
+            return message if len(message.descriptors) == len(self._descriptors) else None
 
     @property
     def descriptors(self) -> Sequence[int]:

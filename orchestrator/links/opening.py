@@ -14,10 +14,10 @@ from typing import Any
 
 from orchestrator.links.bundle import Bundle
 
-# Kept of what a host prints before the first answer, for the message if the start fails.
+# The end of what a host prints before its first answer is kept, for the message if the start fails.
 _MOST_OTHER_BYTES = 4096
 _LONGEST_ANSWER_BYTES = 1 << 16
-# Read by byte, so that nothing is read that belongs to the next reader. Quotes that every shell understands.
+# It reads byte by byte, because what follows the line is for the next reader. All shells understand these quotes.
 _STAGE_0 = "import sys;exec(sys.stdin.buffer.raw.readline())"
 
 
@@ -47,7 +47,7 @@ class OpeningFailed(Exception):
 
 
 class AgentGone(OpeningFailed):
-    """The agent is not there any more. Its processes and files on the host have been removed."""
+    """The agent has exited. What it started has ended, and its files are removed."""
 
 
 class Opening:

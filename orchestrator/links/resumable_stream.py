@@ -17,7 +17,7 @@ from collections.abc import Callable
 from orchestrator.core.errors import EngineError
 from orchestrator.links.bundle import bundle
 from orchestrator.links.delivery import BadFrame, Delivery, own_frame, read_own_frame, seconds, split_frame
-from orchestrator.links.lane import Connect, Lane
+from orchestrator.links.host_connection import Connect, HostConnection
 from orchestrator.links.opening import AgentGone, Opening, OpeningFailed, RemoteAgent
 from orchestrator.links.start_queue import StartQueue
 from orchestrator.links.stream import LinkBack, LinkSilent
@@ -33,19 +33,19 @@ _RETRY_S = 1.0
 _ATTEMPT_S = 15.0
 # For the first connection, which may have to wait for a busy host or a slow file system.
 _FIRST_S = 30.0
-# A stream whose turn to start has not come looks at the queue in this interval.
+# Interval in which a stream that waits for its turn looks at the queue.
 _TURN_CHECK_S = 1.0
 # A process whose stream has ended may take this long to exit and say why.
 _EXIT_S = 1.0
 _EXIT_CHECK_S = 0.02
-# A supervisor that was stopped for this long judges no host by that time.
+# If this process itself was stopped for so long, that time does not count against a host.
 _STALL_S = 1.0
-# The best of so many measurements of the agent's clock counts.
+# The most exact of so many last measurements of the agent's clock counts.
 _CLOCK_SAMPLES = 8
 
 
 class ResumableStream:
-    """The stream to one agent. Start it with the first connection; close() closes all of them.
+    """The stream to one agent. It opens its first connection when its turn in `starts` comes; close() closes all.
 
     `lost_reason`: why it has ended; None while it is open and after leave()."""
 
@@ -67,9 +67,9 @@ class ResumableStream:
         self._poller = select.epoll()
         self._delivery = Delivery()
         self._received: list[bytes | LinkSilent | LinkBack] = []
-        self._lanes: dict[int, Lane] = {}
-        self._current: Lane | None = None
-        self._exiting: list[tuple[Lane, float]] = []
+        self._connections: dict[int, HostConnection] = {}
+        self._current: HostConnection | None = None
+        self._exiting: list[tuple[HostConnection, float]] = []
         self._last_error = ""
         self._is_leaving = self._has_left = self._is_silent = False
         self._was_reached = False
@@ -128,7 +128,7 @@ class ResumableStream:
         """Close all connections. An agent that was not ordered to leave waits for `link_timeout_s`, then leaves."""
         if not self._poller.closed:
             self._starts.leave(self, time.monotonic())
-            self._close_lanes()
+            self._close_connections()
             self._poller.close()
 
     def read(self) -> tuple[list[bytes | LinkSilent | LinkBack], bool]:
@@ -153,75 +153,77 @@ class ResumableStream:
     def _open_first(self) -> None:
         self._began = time.monotonic()
         try:
-            self._open_lane(self._began)
+            self._open_connection(self._began)
         except (EngineError, OSError) as error:
             self._end(str(error))
 
-    def _open_lane(self, now: float) -> None:
+    def _open_connection(self, now: float) -> None:
         opening = Opening(bundle(), self._agent, is_first=not self._was_reached)
-        lane = Lane(self._connect, opening, self._poller, now)
-        self._lanes[lane.fd] = lane
+        connection = HostConnection(self._connect, opening, self._poller, now)
+        self._connections[connection.fd] = connection
 
     def _serve(self, fd: int, now: float) -> None:
-        lane = self._lanes.get(fd)
-        if lane is None:
-            for each in (*self._lanes.values(), *(lane for lane, _ in self._exiting)):
+        connection = self._connections.get(fd)
+        if connection is None:
+            for each in (*self._connections.values(), *(connection for connection, _ in self._exiting)):
                 if each.errors == fd:
                     each.read_errors()
             return
-        was_reached, before = lane.is_reached, self._delivery.heard
+        was_reached, before = connection.is_reached, self._delivery.heard
         try:
-            lines, is_open = lane.read()
+            lines, is_open = connection.read()
         except AgentGone as gone:
             self._end(str(gone))
             return
         except OpeningFailed as failure:
             self._last_error = str(failure)
-            self._drop(lane, now)
+            self._drop(connection, now)
             return
-        if lane.is_reached and not was_reached:
+        if connection.is_reached and not was_reached:
             self._resumes += 1
-            lane.turn, lane.offered = self._resumes, now
+            connection.turn, connection.offered = self._resumes, now
             self._starts.leave(self, now)
-            lane.send(
-                own_frame("resume", agent_id=self._agent.agent_id, turn=lane.turn, heard=self._delivery.heard)
+            connection.send(
+                own_frame(
+                    "resume", agent_id=self._agent.agent_id, turn=connection.turn, heard=self._delivery.heard
+                )
             )
         for line in lines:
-            self._take(lane, line, now)
+            self._take(connection, line, now)
         if self._delivery.heard != before:
-            lane.send(own_frame("heard", heard=self._delivery.heard))
+            connection.send(own_frame("heard", heard=self._delivery.heard))
         if not is_open:
-            lane.stop_reading()
-            del self._lanes[fd]
-            self._exiting.append((lane, now + _EXIT_S))
-            self._without(lane, now)
+            connection.stop_reading()
+            del self._connections[fd]
+            self._exiting.append((connection, now + _EXIT_S))
+            self._forget_current(connection, now)
 
-    def _drop(self, lane: Lane, now: float) -> None:
-        """Close a connection of no more use."""
-        del self._lanes[lane.fd]
-        lane.close()
-        self._without(lane, now)
+    def _drop(self, connection: HostConnection, now: float) -> None:
+        """Close a connection that is no longer needed."""
+        del self._connections[connection.fd]
+        connection.close()
+        self._forget_current(connection, now)
         if not self._was_reached:
             self._end(self._last_error)
 
-    def _without(self, lane: Lane, now: float) -> None:
-        if lane is self._current:
+    def _forget_current(self, connection: HostConnection, now: float) -> None:
+        if connection is self._current:
             self._current = None
-            # The agent may have gone over to another connection.
-            is_resuming = any(other.turn for other in self._lanes.values())
+            # The agent may use another connection already.
+            is_resuming = any(other.turn for other in self._connections.values())
             self._retry_at = now + _RETRY_S if is_resuming else now
 
-    def _close_lanes(self) -> None:
-        for lane in (*self._lanes.values(), *(lane for lane, _ in self._exiting)):
-            lane.close()
-        self._lanes.clear()
+    def _close_connections(self) -> None:
+        for connection in (*self._connections.values(), *(connection for connection, _ in self._exiting)):
+            connection.close()
+        self._connections.clear()
         self._exiting.clear()
         self._current = None
 
     def _end(self, reason: str) -> None:
         """End the stream: as ordered, or lost."""
         self._starts.leave(self, time.monotonic())
-        self._close_lanes()
+        self._close_connections()
         if self._is_leaving:
             self._has_left = True
         else:
@@ -229,41 +231,41 @@ class ResumableStream:
 
     # -- frames
 
-    def _take(self, lane: Lane, line: bytes, now: float) -> None:
+    def _take(self, connection: HostConnection, line: bytes, now: float) -> None:
         number, body = split_frame(line)
         if number:
-            if lane is self._current and self._delivery.accept(number):
+            if connection is self._current and self._delivery.accept(number):
                 self._received.append(body)
             return
         fields = read_own_frame(body)
         kind = fields.get("type")
         if kind == "resume":
-            self._resume(lane, fields.get("heard"), now)
-        elif lane is self._current:
+            self._resume(connection, fields.get("heard"), now)
+        elif connection is self._current:
             self._delivery.acknowledge(fields.get("heard"))
             if kind == "ping":
                 self._take_ping(fields, now)
 
-    def _resume(self, lane: Lane, heard: object, now: float) -> None:
-        """The agent speaks over this connection from now on, unless it has already gone over to one of a later turn."""
+    def _resume(self, connection: HostConnection, heard: object, now: float) -> None:
+        """Use this connection from now on, as the agent does, unless both use one of a later turn already."""
         self._delivery.acknowledge(heard)
-        if self._current is not None and self._current.turn > lane.turn:
+        if self._current is not None and self._current.turn > connection.turn:
             return
-        for other in [each for each in self._lanes.values() if each.turn < lane.turn]:
-            del self._lanes[other.fd]
+        for other in [each for each in self._connections.values() if each.turn < connection.turn]:
+            del self._connections[other.fd]
             other.close()
-        self._current = lane
+        self._current = connection
         self._was_reached = True
         for frame in self._delivery.unacknowledged():
-            lane.send(frame)
-        self._confirm(lane.offered, now)
-        self._ping(lane, now)
+            connection.send(frame)
+        self._confirm(connection.offered, now)
+        self._ping(connection, now)
         self._urgent_ping = now
 
-    def _ping(self, lane: Lane, now: float) -> None:
+    def _ping(self, connection: HostConnection, now: float) -> None:
         self._pinged = now
         echo, at = self._heard_ping or (None, now)
-        lane.send(own_frame("ping", mono=now, echo=echo, held_s=now - at, heard=self._delivery.heard))
+        connection.send(own_frame("ping", mono=now, echo=echo, held_s=now - at, heard=self._delivery.heard))
 
     def _take_ping(self, fields: dict[str, object], now: float) -> None:
         mono = seconds(fields.get("mono"))
@@ -301,7 +303,11 @@ class ResumableStream:
         if not self._was_reached:
             self._starts.advance(now)
             if now - self._began >= _FIRST_S:
-                printed = "".join(f": {lane.printed}" for lane in self._lanes.values() if lane.printed)
+                printed = "".join(
+                    f": {connection.printed}"
+                    for connection in self._connections.values()
+                    if connection.printed
+                )
                 self._end(f"no answer within {_FIRST_S:g} s{printed}")
             return
         if self._current is not None and now - self._pinged >= _PING_S:
@@ -309,22 +315,22 @@ class ResumableStream:
         unheard_s = now - max(self._confirmed, self._judged_from)
         if unheard_s >= self._agent.link_timeout_s + _LATER_S:
             error = f" ({self._last_error})" if self._last_error and self._current is None else ""
-            self._end(f"nothing was heard from it for {now - self._confirmed:.0f} s{error}")
+            self._end(f"it has not answered for {now - self._confirmed:.0f} s{error}")
             return
         if unheard_s >= _SILENT_S and not self._is_silent:
             self._is_silent = True
             self._retry_at = min(self._retry_at, now)
             self._received.append(LinkSilent(now - self._confirmed))
-        for lane in [*self._lanes.values()]:
-            if lane is not self._current and now - lane.began >= _ATTEMPT_S:
-                self._last_error = lane.printed or self._last_error
-                self._drop(lane, now)
+        for connection in [*self._connections.values()]:
+            if connection is not self._current and now - connection.began >= _ATTEMPT_S:
+                self._last_error = connection.printed or self._last_error
+                self._drop(connection, now)
         if self._wants_connection and now >= self._retry_at:
             self._retry_at = now + _RETRY_S * 2 ** sum(
-                lane is not self._current for lane in self._lanes.values()
+                connection is not self._current for connection in self._connections.values()
             )
             try:
-                self._open_lane(now)
+                self._open_connection(now)
             except (
                 EngineError,
                 OSError,
@@ -343,13 +349,13 @@ class ResumableStream:
     def _reap(self, now: float) -> None:
         """Read why connections have ended."""
         exiting, self._exiting = self._exiting, []
-        for lane, deadline in exiting:
-            if now < deadline and not lane.has_exited():
-                self._exiting.append((lane, deadline))
+        for connection, deadline in exiting:
+            if now < deadline and not connection.has_exited():
+                self._exiting.append((connection, deadline))
                 continue
-            printed = lane.printed
-            lane.close()
-            self._last_error = self._explain(lane.exit_code, printed)
+            printed = connection.printed
+            connection.close()
+            self._last_error = self._explain(connection.exit_code, printed)
         if self._exiting or not exiting:
             return
         if not self._was_reached or self._was_told_to_leave:
@@ -369,5 +375,9 @@ class ResumableStream:
             wakes.append(judged_from + _SILENT_S)
         if self._wants_connection:
             wakes.append(self._retry_at)
-        wakes += [lane.began + _ATTEMPT_S for lane in self._lanes.values() if lane is not self._current]
+        wakes += [
+            connection.began + _ATTEMPT_S
+            for connection in self._connections.values()
+            if connection is not self._current
+        ]
         return min(wakes)

@@ -23,7 +23,7 @@ class LinkSilent:
 
 @dataclass(frozen=True)
 class LinkBack:
-    """The agent of a silent host is heard again. No message was lost."""
+    """The agent of a silent host answers again. No message was lost."""
 
     seconds: float
 

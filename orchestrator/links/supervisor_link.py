@@ -18,12 +18,15 @@ from orchestrator.core.errors import EngineError, ExitCode, OrchError
 from orchestrator.host.isolation import isolated
 
 if TYPE_CHECKING:
+    from orchestrator.core.job.spec import JobSpec
     from orchestrator.core.state.result import RunResult
     from orchestrator.links.client_link import Request
     from orchestrator.links.control import StopOrder
 
 _READ_BYTES = 1 << 16
 _START_TIMEOUT_S = 60.0
+# The supervisor ends the agents of a job that was prepared and not requested within this time.
+_LEAVE_S = 10.0
 _ENDED = b'{"ended": '
 _STAYS = b'{"stays": '
 _REFUSALS: dict[int, type[OrchError]] = {
@@ -46,6 +49,7 @@ class SupervisorLink:
         self._process = process
         self._stream = stream
         self._has_sent = False
+        self._is_prepared = False
         self._was_refused = False
         self._received = b""
 
@@ -77,11 +81,18 @@ class SupervisorLink:
     def fileno(self) -> int:
         return self._stream.fileno()
 
+    def prepare(self, spec: JobSpec) -> None:
+        """Let the agents of a job on other hosts start. create() with the same job takes them; close() ends them."""
+        from orchestrator.links.client_link import Preparation
+
+        self._is_prepared = True
+        self._send(Preparation(prepare=spec).model_dump_json().encode())
+
     def create(self, request: Request, descriptors: Sequence[int] = ()) -> Path:
         """Return the directory of the new run; raise the error with which the supervisor refuses the request.
 
         `descriptors` are those that the request names, in its order. The caller keeps them."""
-        self._was_refused = False
+        self._was_refused = self._is_prepared = False
         self._received = b""
         self._send(request.model_dump_json().encode(), descriptors)
         self._stream.settimeout(_START_TIMEOUT_S)
@@ -135,7 +146,7 @@ class SupervisorLink:
     def close(self) -> None:
         """Close the stream, which stops a foreground run. Reap the supervisor if it leaves. Idempotent.
 
-        A supervisor that has received nothing is killed.
+        A supervisor that has received nothing is killed. If it has only prepared a job, it first ends the agents.
         """
         if self._stream.fileno() < 0:
             return
@@ -147,7 +158,9 @@ class SupervisorLink:
             # It has nothing to stop, and would still import all its modules. Its agent ends by itself.
             self._process.kill()
         stays = self._received.startswith(_STAYS) or b"\n" + _STAYS in self._received
-        if not self._has_sent or (left and not stays):
+        if self._is_prepared:
+            self.wait(_LEAVE_S)
+        elif not self._has_sent or (left and not stays):
             self._process.wait()
         else:
             self._process.poll()

@@ -38,7 +38,8 @@ _PACKAGES = ("orchestrator", "worker")
 class Holding(BaseModel):
     """A holder's description of itself. Times are Unix seconds; `until` is None during a run.
 
-    `conditions`: see conditions(). `idle_s`: how long it waits for a run. `runs`: how many it has served."""
+    `conditions`: see conditions(). `idle_s`: how long it waits for a run. `runs`: how many it has served. `owner`: the
+    process with which it ends."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
     schema_version: int = 1
@@ -51,6 +52,7 @@ class Holding(BaseModel):
     idle_s: float
     until: float | None
     runs: int
+    owner: int | None = None
 
     def is_live_process(self) -> bool:
         """Whether the process with this pid is still the one that wrote this."""
@@ -130,6 +132,9 @@ def take_over(directory: str) -> tuple[socket.socket, Holding] | None:
                 if probe_in(place, LOCK) is Held.NO:  # it was killed
                     place.unlink(WARM_SOCKET)
                 return None
+            except ValidationError:  # a holder of another version
+                dismiss(place)
+                return None
     except (OSError, ValueError):
         return None
 
@@ -159,10 +164,12 @@ def dismiss(place: Directory) -> None:
         return  # it has a run, or is leaving
 
 
-def dismiss_holder_of(directory: str) -> None:
-    """Like dismiss(), if the directory has a holder."""
+def dismiss_holder_of(directory: str, owner: int | None = None) -> None:
+    """Like dismiss(), if the directory has a holder, and if it belongs to `owner` where one is given."""
     try:
         with open_warm() as warm, warm.sub(warm_name(directory)) as place:
-            dismiss(place)
+            holding = read_holding(place)
+            if owner is None or (holding is not None and holding.owner == owner):
+                dismiss(place)
     except OSError:
         return

@@ -1,4 +1,4 @@
-"""Checks the hosts of a run before anything is started on them: asks each one, then compares the answers."""
+"""Checks the hosts of a run before a task is started on them: asks each one, then compares the answers."""
 
 from __future__ import annotations
 

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from ipaddress import ip_address
-from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict
 
-from orchestrator.core.job.hosts import Host
-
-
-def _checked_address(text: str) -> str:
-    return str(ip_address(text))
-
-
-Address = Annotated[str, AfterValidator(_checked_address)]
+from orchestrator.core.job.hosts import Address, Host
 
 
 class _Answer(BaseModel):

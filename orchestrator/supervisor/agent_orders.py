@@ -23,16 +23,19 @@ from orchestrator.core.plan.plan import (
 )
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event
+from orchestrator.core.text.clean import one_line
 from orchestrator.links.agent_link import (
     AgentLink,
     AgentMessage,
     Empty,
+    HoldFailed,
     PlanOrder,
     PreloadOrder,
     Sampled,
     StartOrder,
     TaskMessage,
 )
+from orchestrator.store.runs.paths import RunPaths
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
 from orchestrator.supervisor.hosts import HERE, Agents
@@ -47,8 +50,8 @@ _NO_BOOTSTRAP = (
 )
 
 
-class ForgedReport(ValueError):
-    """A host reports what cannot be true."""
+class HostUnusable(Exception):
+    """A host reports that it cannot run its tasks, or reports what cannot be true."""
 
 
 class Attempts:
@@ -75,17 +78,17 @@ class Attempts:
         self._host_of: dict[str, str] = {}
         self._held: dict[str, tuple[int, ...]] = {}
         self._held_for = 0
-        self._preloaded: set[str] = set()
         self._plan: RunPlan | None = None
 
     def hold_ports(self, attempt: int) -> None:
-        """Order the ports of an attempt; before that, on each host once, the preloading, which takes longest."""
-        if attempt == FIRST_ATTEMPT:
-            self._report_start_method()
-        for host, link in self._hosts.links.items():
-            if host not in self._preloaded:
-                self._preloaded.add(host)
-                self._preload(host, link)
+        """Order the ports of an attempt; before the first, the preloading, which takes longest.
+
+        On other hosts it begins as soon as their agents are there (HostAgents).
+        """
+        if attempt == FIRST_ATTEMPT and (link := self._hosts.links.get(HERE)) is not None:
+            order = preload_order(self._spec, self._store.paths)
+            if order is not None:
+                link.preload(order)
         self._placement = place(self._spec) if self._spec.hosts else (HERE,) * len(self._spec.tasks)
         self._counts = Counter(self._placement)
         self._host_of = dict(zip(map(str, self._spec.tasks), self._placement, strict=True))
@@ -95,11 +98,8 @@ class Attempts:
             if (agent := self._hosts.links.get(host)) is not None:
                 agent.hold(attempt, count, hold_mode(self._spec, os.environ))
 
-    def host_lost(self, host: str) -> None:
-        """A new agent of this host has to preload again."""
-        self._preloaded.discard(host)
-
-    def _report_start_method(self) -> None:
+    def report_start_method(self) -> None:
+        """Report that the run's tasks will be forked, or why not. It comes before what an agent reports."""
         commands = self._spec.commands
         if any(command.interpreter and not takes_bootstrap(command) for command in commands):
             self._queue.append(events.Noticed(**now(), text=_NO_BOOTSTRAP, verbose=True))
@@ -109,30 +109,13 @@ class Attempts:
         else:
             self._queue.append(events.NotPreloaded(**now(), reason=start.reason))
 
-    def _preload(self, host: str, link: AgentLink) -> None:
-        paths = self._hosts.layout(host, self._store.paths)
-        preload = preload_plan(self._spec, paths, os.environ)
-        if preload is None:
-            return
-        link.preload(
-            PreloadOrder(
-                argv=preload.argv,
-                env=preload.env,
-                cwd=str(preload.cwd),
-                modules=preload.modules,
-                script_env=preload.script_env,
-                log=str(paths.preloader_log),
-                runs_worker=self._spec.command.kind is CommandKind.BUILTIN,
-            )
-        )
-
     def take_held(self, host: str, attempt: int, ports: tuple[int, ...]) -> None:
-        """Plan the attempt once the ports of all its hosts are held. ForgedReport."""
+        """Plan the attempt once the ports of all its hosts are held. HostUnusable."""
         if attempt < self._held_for:
             return  # that attempt has ended before its ports were held
         is_repeated = host in self._held
         if attempt != self._held_for or is_repeated or len(ports) != self._counts.get(host):
-            raise ForgedReport(
+            raise HostUnusable(
                 f"it reports {len(ports)} ports for attempt {attempt}, which it was not asked for"
             )
         self._held[host] = ports
@@ -159,9 +142,11 @@ class Attempts:
         ]
 
     def check_report(self, host: str, message: AgentMessage) -> None:
-        """Raise ForgedReport if a host reports about a task that it does not run."""
+        """HostUnusable for a report about a task of another host, and if the host has no ports for its tasks."""
         tasks: Iterable[str] = ()
         match message:
+            case HoldFailed():
+                raise HostUnusable(f"it has no ports for its tasks: {one_line(message.reason)}")
             case TaskMessage():
                 tasks = (message.task,)
             case Sampled():
@@ -170,7 +155,7 @@ class Attempts:
                 tasks = message.unsent
         for task in tasks:
             if self._host_of.get(task) != host:
-                raise ForgedReport(f"it reports about {task!r:.80}, which it does not run")
+                raise HostUnusable(f"it reports about {task!r:.80}, which it does not run")
 
     def link_to(self, task: str) -> AgentLink | None:
         """The link to the agent of a task; None if it is lost."""
@@ -244,6 +229,22 @@ class Attempts:
                 index=task.task.index,
             )
         )
+
+
+def preload_order(spec: JobSpec, paths: RunPaths) -> PreloadOrder | None:
+    """The order to preload for a job; None if no task is forked. `paths` are those of the agent's host."""
+    preload = preload_plan(spec, paths, os.environ)
+    if preload is None:
+        return None
+    return PreloadOrder(
+        argv=preload.argv,
+        env=preload.env,
+        cwd=str(preload.cwd),
+        modules=preload.modules,
+        script_env=preload.script_env,
+        log=str(paths.preloader_log),
+        runs_worker=spec.command.kind is CommandKind.BUILTIN,
+    )
 
 
 def _host_and_port(address: str, port: int) -> str:

@@ -10,7 +10,7 @@ from typing import assert_never
 from orchestrator.core.diagnosis.stack_text import to_task_stack
 from orchestrator.core.diagnosis.symptoms import read_symptom
 from orchestrator.core.lifecycle.lifecycle import Lifecycle
-from orchestrator.core.progress.reported import ProgressThrottle
+from orchestrator.core.progress.reported import ProgressThrottle, parse_facts
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, Symptom, SymptomKind, TeardownReason
 from orchestrator.core.state.result import LeftProcess
@@ -33,6 +33,8 @@ _SAMPLE_COST_SHARE = 100
 # Most peers whose exception or last lines are read at the first failure.
 _MOST_PEERS = 100
 _SAME_CLOCK = (0.0, 0.0)
+# A task's versions and saved checkpoints: at most so many records at once, and one in an interval (seconds).
+_FACTS_AT_ONCE, _FACT_INTERVAL_S = 20, 1.0
 
 
 class MemoryWatch:
@@ -80,6 +82,8 @@ class AgentReports:
         self._has_new_usage = False
         self._sample_due = 0.0
         self._exits = 0
+        self._versions: dict[str, dict[str, str]] = {}
+        self._facts_due: dict[str, float] = {}
         self._clock = _SAME_CLOCK
 
     @property
@@ -127,6 +131,7 @@ class AgentReports:
                 progress = message.checked()
                 if progress is not None:
                     self._throttle.put(message.task, progress)
+                self._take_facts(message)
             case agent_link.Sampled():
                 self._take_sample(message)
             case agent_link.Exited():
@@ -144,6 +149,22 @@ class AgentReports:
 
     def _append(self, event: Event) -> None:
         self._queue.append(event)
+
+    def _take_facts(self, message: agent_link.ProgressMade) -> None:
+        """Record versions when they change, and saved checkpoints: at most 20 at once, and one a second."""
+        versions, saved = parse_facts(message.progress)
+        at, task = now(), message.task
+        if versions == self._versions.get(task):
+            versions = None
+        due = max(self._facts_due.get(task, 0.0), at["mono"] - _FACTS_AT_ONCE * _FACT_INTERVAL_S)
+        if (versions is None and saved is None) or due > at["mono"]:
+            return
+        self._facts_due[task] = due + _FACT_INTERVAL_S
+        if versions is not None:
+            self._versions[task] = versions
+            self._append(events.VersionsFound(**at, task=task, versions=versions))
+        if saved is not None:
+            self._append(events.CheckpointSaved(**at, task=task, name=saved.name, seconds=saved.seconds))
 
     def _take_start(self, message: agent_link.Started) -> None:
         self._throttle.forget(message.task)

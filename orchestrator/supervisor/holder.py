@@ -61,6 +61,9 @@ class Holder:
         self._since = time.time()
         self._runtime_dir = _runtime_dir()
         self._idle_s = warm.idle_s or 0.0
+        self._owner = warm.owner
+        # Readable when the owner has exited.
+        self._owner_pidfd = -1 if warm.owner is None else os.pidfd_open(warm.owner)
         self._runs = 1
 
     @classmethod
@@ -72,7 +75,12 @@ class Holder:
         if lock is None:
             place.close()
             return None
-        holder = cls(place, lock, directory, warm)
+        try:
+            holder = cls(place, lock, directory, warm)
+        except ProcessLookupError:  # the owner has exited
+            lock.release()
+            place.close()
+            return None
         try:
             holder._write(until=None)
             holder._dismiss_oldest()
@@ -105,18 +113,26 @@ class Holder:
         os.chdir("/")  # the directory of the last run may be removed
         try:
             self._leave_log()
-            self._write(until=time.time() + self._idle_s)
             self._place.unlink(WARM_SOCKET)
             listener = listen_in(self._place, WARM_SOCKET)
         except OSError:
             return None
+        try:
+            self._write(until=time.time() + self._idle_s)
+        except OSError:
+            listener.close()
+            return None
         with listener, SignalInbox(_STOP_SIGNALS) as inbox, selectors.DefaultSelector() as selector:
             for each in (listener, link, inbox):
                 selector.register(each, selectors.EVENT_READ)
+            if self._owner_pidfd >= 0:
+                selector.register(self._owner_pidfd, selectors.EVENT_READ)
             try:
                 while not (inbox.count or self._must_leave(until, here)) and link.read()[1]:
                     wait_s = min(_LOOK_S, max(0.0, until - time.monotonic()))
                     ready = [key.fileobj for key, _ in selector.select(wait_s)]
+                    if self._owner_pidfd in ready:
+                        return None
                     if listener in ready and (client := self._accept(listener, here)) is not None:
                         return client
             finally:
@@ -158,6 +174,9 @@ class Holder:
                 self._place.unlink(HOLDER)
         self._lock.release()
         self._place.close()
+        if self._owner_pidfd >= 0:
+            os.close(self._owner_pidfd)
+            self._owner_pidfd = -1
 
     # -- reasons to leave
 
@@ -192,6 +211,7 @@ class Holder:
             idle_s=self._idle_s,
             until=until,
             runs=self._runs,
+            owner=self._owner,
         )
 
 

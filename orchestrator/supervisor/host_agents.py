@@ -18,16 +18,18 @@ from orchestrator.core.plan.placement import place
 from orchestrator.core.plan.places import HostFacts
 from orchestrator.core.state.events import HostJoined
 from orchestrator.engines import Engine, engine_of
-from orchestrator.links.agent_link import AgentLink, Hello, HostGpu, LogBytes
+from orchestrator.links.agent_link import AgentLink, AgentMessage, Hello, HostGpu, LogBytes
 from orchestrator.links.client_link import pack_environ, travelling_environ
 from orchestrator.links.opening import RemoteAgent, remote_command
 from orchestrator.links.resumable_stream import ResumableStream
 from orchestrator.links.start_queue import StartQueue
+from orchestrator.links.stream import Stream
 from orchestrator.store.directory import Directory
 from orchestrator.store.logs.received import ReceivedLogs
 from orchestrator.store.runs.paths import RunPaths
-from orchestrator.store.runs.writer import RunStore
+from orchestrator.store.runs.writer import RunStore, new_run_id
 from orchestrator.supervisor import now
+from orchestrator.supervisor.agent_orders import preload_order
 from orchestrator.supervisor.hosts import LinkDues
 
 # The logs of a host that are not those of a task: its agent-HOST.log and preloader-HOST.log.
@@ -36,7 +38,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 class _HostLogs:
-    """The logs that one host sends: its own go beside those of the run, the tasks' into the directory of the logs."""
+    """Writes the logs of one host: those of its tasks into the directory of logs, its own into that of the run."""
 
     def __init__(self, run: Directory, logs: Directory, host: str) -> None:
         self._host = host
@@ -55,6 +57,25 @@ class _HostLogs:
         self._of_host.close()
 
 
+class HostLink(AgentLink):
+    """A link that can be read before there is a run."""
+
+    def __init__(self, stream: Stream, run_id: str) -> None:
+        super().__init__(stream, run_id)
+        self._ahead: list[AgentMessage] = []
+
+    def read_ahead(self) -> tuple[list[AgentMessage], bool]:
+        """Read, and keep the messages for the next read(), which must not wait until more arrives."""
+        messages, is_open = super().read()
+        self._ahead += messages
+        return messages, is_open
+
+    def read(self) -> tuple[list[AgentMessage], bool]:
+        messages, is_open = super().read()
+        ahead, self._ahead = self._ahead, []
+        return [*ahead, *messages], is_open
+
+
 class HostAgents:
     """The agents of one run, one on each host that has tasks. A broken connection is replaced."""
 
@@ -62,18 +83,22 @@ class HostAgents:
 
     def __init__(self, spec: JobSpec, remote: Engine | None = None) -> None:
         """`remote`: the engine that reaches the hosts, in place of the one that the job names."""
-        self._spec = spec
+        self.spec = spec
+        # None until the agents are opened, or the run is there.
+        self.run_id: str | None = None
         self._engine = remote or engine_of(spec)
         used = set(place(spec))
         self._hosts = [host for host in spec.hosts if host.name in used]
         self._starts = StartQueue()
-        self._links: dict[str, AgentLink] = {}
+        self._links: dict[str, HostLink] = {}
         self._hellos: dict[str, Hello] = {}
         self._facts: dict[str, HostFacts] = {}
         self._logs: dict[str, _HostLogs] = {}
-        # The directory of the tasks' logs, common to all hosts.
+        # The directory of the logs of all tasks.
         self._directory: Directory | None = None
         self._store: RunStore | None = None
+        # Hosts whose agents were ordered to preload.
+        self._preloading: set[str] = set()
 
     @property
     def links(self) -> Mapping[str, AgentLink]:
@@ -83,8 +108,45 @@ class HostAgents:
     def facts(self) -> Mapping[str, HostFacts]:
         return self._facts
 
+    def open_early(self) -> None:
+        """Start the agents of a run that is not created yet. EngineError."""
+        self.run_id = new_run_id(self.spec.name)
+        self._open_missing()
+
+    def serve_until_readable(self, fd: int) -> None:
+        """Serve agents without a run until there is something to read from `fd`. Keeps what they send."""
+        with select.epoll() as poller:
+            poller.register(fd, select.EPOLLIN)
+            hosts, dues = self._watch_links(poller)
+            while True:
+                due = dues.first()
+                wait_s = None if due is None else max(0.0, due - time.monotonic())
+                ready = {found for found, _ in poller.poll(wait_s)}
+                if fd in ready:
+                    return
+                for host in {*(hosts[found] for found in ready), *dues.take(time.monotonic())}:
+                    link = self._links[host]
+                    messages, is_open = link.read_ahead()
+                    for message in messages:
+                        if isinstance(message, Hello):
+                            self._preload(host, message)
+                    dues.set(host, link.due if is_open else None)
+                    if not is_open:
+                        poller.unregister(link)  # the run reports it
+
+    def _watch_links(self, poller: select.epoll) -> tuple[dict[int, str], LinkDues]:
+        """Register all links; return their hosts by descriptor, and their dues: each is read once in any case."""
+        hosts: dict[int, str] = {}
+        dues = LinkDues()
+        for host, link in self._links.items():
+            hosts[link.fileno()] = host
+            poller.register(link, select.EPOLLIN)
+            dues.set(host, 0.0)
+        return hosts, dues
+
     def serve(self, spec: JobSpec, store: RunStore) -> None:
         self._store = store
+        self.run_id = store.paths.run_id
         self.reopen()
 
     def reopen(self) -> None:
@@ -92,27 +154,42 @@ class HostAgents:
         run = self._store.directory
         if self._directory is None:
             self._directory = run.sub(self._store.paths.logs.name)
+        self._open_missing()
+        for host in self._links.keys() - self._logs.keys():
+            self._logs[host] = _HostLogs(run, self._directory, host)
+
+    def _open_missing(self) -> None:
+        assert self.run_id is not None
         environ = pack_environ(travelling_environ(os.environ))
         for host in self._hosts:
             if host.name not in self._links:
-                self._links[host.name] = self._open(host, self._store.paths, environ)
-                self._logs[host.name] = _HostLogs(run, self._directory, host.name)
+                self._links[host.name] = self._open(host, self.run_id, environ)
 
-    def _open(self, host: Host, paths: RunPaths, environ: Mapping[str, str]) -> AgentLink:
-        python = self._spec.remote_python or sys.executable
+    def _open(self, host: Host, run_id: str, environ: Mapping[str, str]) -> HostLink:
+        python = self.spec.remote_python or sys.executable
         words = (remote_command(python),)
         stream = ResumableStream(
             lambda errors: self._engine.connect(host.destination, words, errors),
-            RemoteAgent.new(host.name, self._spec.link_timeout_s),
+            RemoteAgent.new(host.name, self.spec.link_timeout_s),
             lambda code, errors: self._engine.explain(host.name, code, errors),
             self._starts,
         )
-        link = AgentLink(stream, paths.run_id)
-        link.serve(paths.run_id, self._spec.failure_grace_s, "", None, environ, self._spec.network)
+        link = HostLink(stream, run_id)
+        link.serve(run_id, self.spec.failure_grace_s, "", None, environ, self.spec.network)
         return link
 
     def take_hello(self, host: str, hello: Hello) -> None:
         self._hellos[host] = hello
+        self._preload(host, hello)
+
+    def _preload(self, host: str, hello: Hello) -> None:
+        """Order the preloading, which takes longest, as soon as the agent is there."""
+        if host in self._preloading or hello.directory is None or self.run_id is None:
+            return
+        self._preloading.add(host)
+        order = preload_order(self.spec, RunPaths(Path(hello.directory) / self.run_id))
+        if order is not None:
+            self._links[host].preload(order)
 
     def take_joined(self, host: str) -> HostJoined | None:
         """The event that a host has joined, once: its facts are known, and its clock was compared with ours."""
@@ -122,7 +199,7 @@ class HostAgents:
         if not math.isfinite(error):
             return None
         hello = self._hellos.pop(host)
-        facts = _facts(hello, self._spec.interface)
+        facts = _facts(hello, self.spec.interface)
         self._facts[host] = facts
         return HostJoined(
             **now(),
@@ -154,23 +231,22 @@ class HostAgents:
 
     def end_host(self, host: str) -> None:
         self._links.pop(host).close()
-        self._logs.pop(host).close()
+        if host in self._logs:
+            self._logs.pop(host).close()
+        self._preloading.discard(host)
         self._facts.pop(host, None)
         self._hellos.pop(host, None)
 
     def end(self) -> None:
         """Order the agents to leave, and wait until they have, or for the time that the engine allows."""
         deadline = time.monotonic() + self._engine.leave_s
-        hosts: dict[int, str] = {}
-        dues = LinkDues()
         with select.epoll() as poller:
-            for host, link in self._links.items():
+            hosts, dues = self._watch_links(poller)
+            for link in self._links.values():
                 link.leave()
-                hosts[link.fileno()] = host
-                poller.register(link, select.EPOLLIN)
-                dues.set(host, link.due)
             while self._links and (mono := time.monotonic()) < deadline:
-                wake = min(deadline, dues.first() or deadline)
+                due = dues.first()
+                wake = deadline if due is None else min(deadline, due)
                 ready = [hosts[fd] for fd, _ in poller.poll(max(0.0, wake - mono))]
                 for host in {*ready, *dues.take(time.monotonic())} & self._links.keys():
                     if self._links[host].read()[1]:
@@ -186,7 +262,7 @@ class HostAgents:
 
 
 def _facts(hello: Hello, interface: str | None) -> HostFacts:
-    """The facts of a host. Its address is that of `interface`, or else the one at which it was reached."""
+    """The facts of a host. Its address is that of `interface`; without one, the address that ssh has reached."""
     address = hello.addresses.get(interface) if interface is not None else hello.ssh_address
     return HostFacts(
         address=address or next(iter(hello.addresses.values()), _LOOPBACK),

@@ -26,12 +26,12 @@ HERE = ""
 
 
 class LinkDues:
-    """When each link wants to be read although nothing has arrived (monotonic seconds). A change costs the same for
-    any number of links."""
+    """When each link is to be read although nothing has arrived (monotonic seconds). The cost of a change does not
+    depend on the number of links."""
 
     def __init__(self) -> None:
         self._dues: dict[str, float] = {}
-        # (a time not after it, host) as a heap, and the time with which each host stands there.
+        # A heap of (time, host), with times that may be earlier than due; and the time of each host in the heap.
         self._heap: list[tuple[float, str]] = []
         self._placed: dict[str, float] = {}
 
@@ -69,7 +69,7 @@ class LinkDues:
 
 
 class Agents(Protocol):
-    """The agents of a run. `links` holds those that can be spoken to, by the name of their host."""
+    """The agents of a run. `links`: those that are there, by the name of their host."""
 
     @property
     def links(self) -> Mapping[str, AgentLink]: ...
@@ -81,6 +81,10 @@ class Agents(Protocol):
     @property
     def facts(self) -> Mapping[str, HostFacts]:
         """The facts of the hosts that have joined. Empty for this machine, whose facts are in the job."""
+
+    @property
+    def run_id(self) -> str | None:
+        """The id of their run if they have one before it is created."""
 
     def serve(self, spec: JobSpec, store: RunStore) -> None:
         """Have all agents serve this run from now on. EngineError if one cannot be started."""
@@ -108,7 +112,7 @@ class Agents(Protocol):
         """Write what a host has sent. ForgedLog, OSError."""
 
     def why_lost(self, host: str) -> str:
-        """Why the agent of a host was lost, for people."""
+        """Why the agent of a host was lost, in words for the user."""
 
     def end_host(self, host: str) -> None:
         """Close the stream to an agent, which then kills everything it started."""
@@ -121,6 +125,7 @@ class LocalAgent:
     """The agent of this machine. It serves several runs, one after the other."""
 
     facts: Mapping[str, HostFacts] = {}
+    run_id: str | None = None
 
     def __init__(self, engine: Engine, early: Connection | None = None) -> None:
         """`early`: to an agent that was started before there was a run."""

@@ -8,11 +8,13 @@ import os
 import platform
 import time
 import traceback
+from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.core.diagnosis.shortages import storage_advice
-from orchestrator.core.errors import ExitCode, NameTaken, OrchError, UsageError
+from orchestrator.core.errors import EngineError, ExitCode, NameTaken, OrchError, UsageError
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle.outcome import Findings, run_result
 from orchestrator.core.state.events import AgentLost, RunEndedEvent
@@ -20,7 +22,8 @@ from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import Cause, CauseKind, RunResult
 from orchestrator.core.state.state import RunState
 from orchestrator.engines import Engine
-from orchestrator.links.client_link import ClientLink, Lifetime, Request, Warm, unpack_environ
+from orchestrator.host.headroom import many_files
+from orchestrator.links.client_link import ClientLink, Lifetime, Preparation, Request, Warm, unpack_environ
 from orchestrator.store.files import make_private
 from orchestrator.store.ownership import accept_owner
 from orchestrator.store.runs.catalog import live_runs
@@ -34,6 +37,9 @@ from orchestrator.supervisor import now
 from orchestrator.supervisor.holder import Holder
 from orchestrator.supervisor.hosts import Agents, LocalAgent
 from orchestrator.supervisor.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from orchestrator.supervisor.host_agents import HostAgents
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -49,11 +55,24 @@ def serve(client: ClientLink, here: LocalAgent, remote: Engine | None = None) ->
     # Imported modules stay for good: the garbage collector need not traverse them.
     gc.freeze()
     code: int = ExitCode.ORCH
+    early: HostAgents | None = None
+    # The raised limit on open files, while there are agents that were started early.
+    files = ExitStack()
     try:
         while next_client is not None and (request := next_client.read_request()) is not None:
             client = next_client
+            if isinstance(request, Preparation):
+                files.enter_context(many_files())
+                early = _prepare(request.prepare, client, here, remote)
+                continue
             here.are_kept = request.lifetime is Lifetime.SESSION or request.warm is not None
-            may_stay, code = _serve_one(request, client, here, remote)
+            agents, early = _agents(request.spec, here, remote, early), None
+            try:
+                may_stay, code = _serve_one(request, client, here, agents)
+            finally:
+                if agents is not here:
+                    agents.end()  # also those of a request that was refused
+                files.close()
             if may_stay and request.warm is not None:
                 holder = _hold(holder, request.spec, request.warm)
             if not may_stay or not (holder or request.lifetime is Lifetime.SESSION):
@@ -66,6 +85,8 @@ def serve(client: ClientLink, here: LocalAgent, remote: Engine | None = None) ->
             if holder is not None:
                 next_client = holder.next_client(here)
     finally:
+        if early is not None:
+            early.end()
         if holder is not None:
             holder.close()  # the next one need not wait until the agent has left
         here.end()
@@ -86,9 +107,23 @@ def _hold(holder: Holder | None, spec: JobSpec, warm: Warm) -> Holder | None:
         return None
 
 
-def _serve_one(
-    request: Request, client: ClientLink, here: LocalAgent, remote: Engine | None
-) -> tuple[bool, int]:
+def _prepare(spec: JobSpec, client: ClientLink, here: LocalAgent, remote: Engine | None) -> HostAgents | None:
+    """Start the agents of a job and let them preload until the client sends more; None if that is not possible."""
+    from orchestrator.supervisor.host_agents import HostAgents  # links to other hosts take long to import
+
+    agents = HostAgents(spec, remote)
+    try:
+        agents.open_early()
+    except EngineError:
+        agents.end()
+        return None  # the run reports it
+    here.end()  # it waits for the agent's exit, during which the connections are opened
+    if not client.has_line:
+        agents.serve_until_readable(client.fileno())
+    return agents
+
+
+def _serve_one(request: Request, client: ClientLink, here: LocalAgent, agents: Agents) -> tuple[bool, int]:
     """Return (whether this process may serve another run, the run's exit code)."""
     started_mono = time.monotonic()
     if request.environ is not None:
@@ -97,7 +132,7 @@ def _serve_one(
     if request.state_owner is not None:
         accept_owner(request.state_owner)
     try:
-        store = _create_run(request.spec, request.existing, started_mono)
+        store = _create_run(request.spec, request.existing, started_mono, agents.run_id)
     except OrchError as error:
         client.refused(error)
         return True, error.exit_code
@@ -111,7 +146,6 @@ def _serve_one(
         checkpoint_dir = spec.checkpoint_dir or store.paths.checkpoints
         spec = spec.model_copy(update={"checkpoint_dir": checkpoint_dir})
     here.take_descriptors(dict(zip(request.descriptors, client.descriptors, strict=True)))
-    agents = _agents(spec, here, remote)
     supervisor = Supervisor(spec, request.lifetime, agents, store, client)
     try:
         result = supervisor.run()
@@ -129,7 +163,12 @@ def _serve_one(
     return not supervisor.was_signalled, result.exit_code
 
 
-def _agents(spec: JobSpec, here: LocalAgent, remote: Engine | None) -> Agents:
+def _agents(spec: JobSpec, here: LocalAgent, remote: Engine | None, early: HostAgents | None) -> Agents:
+    """Return the agents of a job: those that were opened `early` if they are its own."""
+    if early is not None:
+        if early.spec == spec:
+            return early
+        early.end()
     if not spec.hosts:
         return here
     from orchestrator.supervisor.host_agents import HostAgents  # links to other hosts take long to import
@@ -185,14 +224,15 @@ def _known_result(spec: JobSpec, run_id: str, state: RunState, took_s: float) ->
         )
 
 
-def _create_run(spec: JobSpec, existing: tuple[Path, ...], started_mono: float) -> RunStore:
+def _create_run(
+    spec: JobSpec, existing: tuple[Path, ...], started_mono: float, run_id: str | None
+) -> RunStore:
     name_lock = _take_name(spec)
     if spec.checkpoint_dir is not None and not spec.hosts:
         make_private(spec.checkpoint_dir, existing)
-    run_id = new_run_id(spec.name)
-    store = RunStore.create(run_id, spec.log_dir, name_lock, existing)
+    store = RunStore.create(run_id or new_run_id(spec.name), spec.log_dir, name_lock, existing)
     record = RunRecord(
-        id=run_id,
+        id=store.paths.run_id,
         name=spec.name,
         directory=str(spec.directory),
         started_at=time.time(),

@@ -38,7 +38,7 @@ from orchestrator.store.logs.received import ForgedLog
 from orchestrator.store.runs.leftovers import end_leftovers
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
-from orchestrator.supervisor.agent_orders import FIRST_ATTEMPT, Attempts, ForgedReport
+from orchestrator.supervisor.agent_orders import FIRST_ATTEMPT, Attempts, HostUnusable
 from orchestrator.supervisor.agent_reports import AgentReports
 from orchestrator.supervisor.control_orders import ControlOrders, StackRequests
 from orchestrator.supervisor.hosts import HERE, Agents, LinkDues
@@ -220,12 +220,14 @@ class Supervisor:
             if link.fileno() not in self._agent_fds:
                 self._agent_fds.add(link.fileno())
                 self._watch(link.fileno(), partial(self._read_agent, host))
-                self._link_dues.set(host, link.due)
+                self._link_dues.set(host, 0.0)  # it may have been read ahead
 
     def _plan_attempt(self, attempt: int) -> None:
         """Hold the ports of an attempt, once all hosts are there."""
         self._awaited_attempt = attempt
-        if attempt > FIRST_ATTEMPT:
+        if attempt == FIRST_ATTEMPT:
+            self._attempts.report_start_method()
+        else:
             self._hosts.reopen()
         self._watch_agents()
         self._begin_attempt()
@@ -338,8 +340,8 @@ class Supervisor:
         try:
             for message in messages:
                 self._take(host, link, message)
-        except (ForgedLog, ForgedReport) as forged:
-            self._lose_agent(host, str(forged))
+        except (ForgedLog, HostUnusable) as error:
+            self._lose_agent(host, str(error))
             return
         if (joined := self._hosts.take_joined(host)) is not None:
             self._queue.append(joined)
@@ -391,7 +393,6 @@ class Supervisor:
         """End the agent of a host, and report it unless its loss is already queued."""
         self._unwatch(host)
         self._hosts.end_host(host)
-        self._attempts.host_lost(host)
         if host != HERE:
             self._queue.append(events.HostLost(**now(), host=host, reason=reason))
             self._report_teardown()

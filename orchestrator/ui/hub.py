@@ -164,7 +164,11 @@ class Hub:
         """End the feeds, and close the files once nothing reads them."""
         self.is_closed = True
         self._wake()
-        if self._tail is not None and not self._turn.locked():
+        if not self._turn.locked():
+            self._close_tail()
+
+    def _close_tail(self) -> None:
+        if self._tail is not None:
             self._tail.close()
 
     def _wake(self) -> None:
@@ -183,6 +187,8 @@ class Hub:
             finally:
                 if self.problem or before != (self._version, self.cursor):
                     self._wake()
+                if self.is_closed:
+                    self._close_tail()
 
     # -- in a thread
 

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from orchestrator.host.headroom import many_files
 from orchestrator.ui.access import Access, Guard
 from orchestrator.ui.heap import use_one_heap
 from orchestrator.ui.hubs import Hubs
@@ -61,7 +62,8 @@ def serve(
     use_one_heap()
     handler = _log_to(report)
     try:
-        asyncio.run(_serve(listener, access, until))
+        with many_files():
+            asyncio.run(_serve(listener, access, until))
     finally:
         for name in _LOGGERS:
             logging.getLogger(name).removeHandler(handler)

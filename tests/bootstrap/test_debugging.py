@@ -43,7 +43,7 @@ def test_the_users_own_choice_of_a_debugger_stays(tmp_path: Path, choice: str) -
 
 
 def test_a_script_that_replaces_its_input_can_debug(tmp_path: Path) -> None:
-    text = "import io, sys\nsys.stdin = io.StringIO('p 6 * 7\\nc\\n')\nbreakpoint()\nprint('after')\n"
+    text = "import io, sys\nsys.stdin = io.StringIO('p 6 * x\\nc\\n')\nx = 7\nbreakpoint()\nprint('after')\n"
     task = finished(tmp_path, [script(tmp_path, text)])
     assert task.wait() == 0 and "(Pdb) 42" in task.output and task.output.endswith("after\n")
 

@@ -44,7 +44,7 @@ OWN_MODULES = {"_orch_bootstrap"} | {
     f"_orch_bootstrap.{part}"
     for part in (
         *("after_import", "cluster_facts", "debugging", "exceptions", "install", "messages"),
-        *("stacks", "stopping", "tensorflow_hooks", "tf_config"),
+        *("stacks", "stopping", "task_facts", "tensorflow_hooks", "tf_config"),
     )
 }
 

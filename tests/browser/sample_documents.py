@@ -192,7 +192,6 @@ def _plan(names: Sequence[str]) -> Document:
             for number, name in enumerate(names[:32])
         },
         "devices": dict.fromkeys(names[:32], "CPU, 1 core"),
-        "sharding": "automatic, by file",
         "tasks": [
             {
                 "task": name,

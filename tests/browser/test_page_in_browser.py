@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -117,6 +118,35 @@ def test_logs_are_searched_filtered_and_folded(open_page: OpenPage) -> None:
     page.get_by_role("button", name="Fold start-up and repeated lines").click()
     page.locator(".size", has_text="3,000 lines").wait_for()
     assert page.evaluate("Orch.page.view.logs.store.shownSize") == 3000
+
+
+def test_number_of_a_match_is_that_of_the_word_that_was_typed_last(open_page: OpenPage) -> None:
+    document = samples.run_document()
+    document["run"]["live"] = True
+    page = open_page(live_page([document["run"]]))
+    page.get_by_role("link", name="digits").click()
+    page.wait_for_function("() => window.feed.view")
+    page.evaluate("doc => feed.view.document(doc)", document)
+    rows = samples.log_rows(NAMES, 60_000)
+    rows["text"] = [f"line {number:06}" for number, _ in enumerate(rows["text"])]
+    page.evaluate("rows => feed.view.lines(rows, 'append')", rows)
+    _go(page, "logs")
+    page.wait_for_function("() => Orch.page.view.logs.store.size === 60000")
+    page.evaluate("() => Orch.page.view.logs.rows.moveTo(30000)")
+    # The second word is typed while the lines are searched for the first.
+    page.evaluate(
+        """async () => {
+          const {logs} = Orch.page.view, {store} = logs;
+          logs.search.value = "0"; logs.onSearch();
+          while (!store.stopSearch) await new Promise(ready => setTimeout(ready, 0));
+          logs.search.value = "00012"; logs.onSearch();
+        }"""
+    )
+    page.locator(".found", has_text=re.compile("^1 of 11$")).wait_for()
+    page.evaluate("rows => feed.view.lines(rows, 'prepend')", rows)
+    page.locator(".found", has_text=re.compile("^12 of 22$")).wait_for()
+    page.get_by_role("button", name="Errors").click()
+    page.locator(".found", has_text="no match").wait_for()
 
 
 def test_folded_lines_are_shown_on_demand(open_page: OpenPage) -> None:

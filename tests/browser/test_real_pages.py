@@ -200,15 +200,19 @@ def test_page_says_that_its_server_has_ended_and_goes_on_with_the_next(
     server = orch.start("ui", "--port", "0")
     server.until_out("/?token=")
     page = open_page(server.out.split()[0], errors_are_expected=True)
+    beside = page.context.new_page()  # the list of runs
+    beside.goto(page.url)
     page.get_by_role("link", name="talks").click()
     page.locator(".task-row", has_text="worker:1").wait_for()
     server.process.terminate()
     server.finish()
-    page.locator(".problem-bar", has_text="does not answer").wait_for()
+    for each in (page, beside):
+        each.locator(".problem-bar", has_text="does not answer").wait_for()
     port = server.out.partition("/?")[0].rpartition(":")[2]
     second = orch.start("ui", "--port", port)
     second.until_out("/?token=")
-    page.locator(".problem-bar", has_text="opened for another server").wait_for()
+    for each in (page, beside):
+        each.locator(".problem-bar", has_text="opened for another server").wait_for()
     page.goto(second.out.split()[0])
     page.get_by_role("link", name="talks").click()
     page.locator(".task-row", has_text="worker:1").wait_for()

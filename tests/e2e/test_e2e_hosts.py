@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from orch_command import Orch
+from orch_command import ORCH, Orch
 from waiting import until
 
-# Called as ssh OPTIONS DESTINATION COMMAND.
+from orchestrator.client.launch import create_run, load_request
+from orchestrator.links.client_link import Lifetime
+from orchestrator.links.supervisor_link import start_supervisor
+
+# Called as ssh OPTIONS DESTINATION COMMAND. Waits for as many connections as the file `expected` says.
 SSH = """#!/bin/sh
 for word; do :; done
-export SSH_CONNECTION="{address} 1 {address} 22"
+export SSH_CONNECTION="{address} 1 {address} 22" TMPDIR="{temporary}"
+cd {directory}
+touch connection-$$
+while [ -e expected ] && [ $(ls -d connection-* | wc -l) -lt $(cat expected) ]; do sleep 0.01; done
 exec sh -c "$word"
 """
 SHOW = "import os; print(os.environ['ORCH_TASK'], os.environ['TF_CONFIG'].count(':'), flush=True)"
@@ -38,10 +49,17 @@ if os.environ['ORCH_ATTEMPT'] == '1':
 
 
 @pytest.fixture
-def up(orch: Orch, tmp_path: Path) -> list[str]:
+def temporary() -> Iterator[Path]:
+    """The directory for the agents' files. Its path is short enough for a unix socket."""
+    with tempfile.TemporaryDirectory(prefix="hosts-", dir="/tmp") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
+def up(orch: Orch, tmp_path: Path, temporary: Path) -> list[str]:
     """The words of a run of three workers on the host a."""
     ssh = tmp_path / "ssh"
-    ssh.write_text(SSH.replace("{address}", own_address()))
+    ssh.write_text(SSH.format(address=own_address(), temporary=temporary, directory=tmp_path))
     ssh.chmod(0o700)
     shared = tmp_path / "checkpoints"
     return [
@@ -82,7 +100,7 @@ def kill_agent(orch: Orch) -> None:
 def assert_nothing_left(orch: Orch) -> None:
     assert not processes_of(orch.result()["run_id"])
     # The keeper removes the directory last.
-    until(lambda: not list(Path("/tmp").glob(f"orch-*/{orch.result()['run_id']}")))
+    until(lambda: not list(Path("/tmp").glob(f"hosts-*/orch-*/{orch.result()['run_id']}")))
 
 
 def test_tasks_run_on_their_hosts(orch: Orch, up: list[str]) -> None:
@@ -95,6 +113,38 @@ def test_tasks_run_on_their_hosts(orch: Orch, up: list[str]) -> None:
     assert [task["host"] for task in result["tasks"]] == ["a", "a", "a"]
     assert [host["host"] for host in result["hosts"]] == ["a"]
     assert_nothing_left(orch)
+
+
+def test_agents_start_while_the_hosts_are_checked(orch: Orch, up: list[str], tmp_path: Path) -> None:
+    (tmp_path / "expected").write_text("2")
+    done = orch(*up, *python(SHOW))
+    assert done.code == 0, done.err
+    assert len(list(tmp_path.glob("connection-*"))) == 2
+    assert_nothing_left(orch)
+
+
+def test_agents_of_a_refused_job_leave(orch: Orch, up: list[str], tmp_path: Path, temporary: Path) -> None:
+    (tmp_path / "expected").write_text("4")
+    done = orch(*up, "--hosts", "a:2,b:1", *python(SHOW))
+    assert (done.code, done.out) == (2, "")
+    assert "a and b are names of one machine" in done.err
+    assert not list(orch.state.glob("orch/runs/[!.]*"))
+    until(lambda: not any(temporary.iterdir()))
+
+
+def test_another_job_than_the_prepared_one(
+    orch: Orch, up: list[str], tmp_path: Path, temporary: Path
+) -> None:
+    """The prepared agents leave, and others start."""
+    request, other = (
+        load_request(workers, python("pass")[1:], tmp_path, {"hosts": "a:3", "ssh_command": up[-3]})
+        for workers in (2, 3)
+    )
+    with start_supervisor() as supervisor:
+        supervisor.prepare(other.spec)
+        run = create_run(supervisor, request, Lifetime.CLIENT)
+        assert [task.state for task in run.wait().tasks] == ["succeeded"] * 2
+    until(lambda: not any(temporary.iterdir()))
 
 
 def test_own_failure_on_a_host_is_named(orch: Orch, up: list[str]) -> None:
@@ -147,6 +197,22 @@ def test_checkpoint_directory_is_made_on_the_host(orch: Orch, up: list[str]) -> 
     done = orch(*words, *python(show))
     assert (done.code, done.out.count("True ")) == (0, 3), done.err
     assert str(orch.state) not in done.out
+
+
+def test_many_hosts_under_a_low_soft_limit_on_open_files(orch: Orch) -> None:
+    """Both the check and the agents that start beside it raise it."""
+    hosts = ",".join(f"n{at}" for at in range(60))
+    words = f"up -n 60 --hosts {hosts} --ssh-command false".split()
+    done = subprocess.run(
+        ["prlimit", "--nofile=50:4096", str(ORCH), *words],
+        cwd=orch.directory,
+        env=os.environ | {"XDG_STATE_HOME": str(orch.state)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.count("its login shell ended with exit code 1")) == (2, 60)
+    assert "Traceback" not in done.stderr and "Too many open files" not in done.stderr
 
 
 @pytest.mark.slow

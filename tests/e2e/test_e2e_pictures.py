@@ -1,7 +1,8 @@
-"""The README's pictures show what orch shows now."""
+"""The README's pictures show what orch shows now, and a script of the project names what it knows."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+from record_page import DOCS, PICTURES, faults  # noqa: E402
 from record_screens import COLUMNS, LINES, differences, draw, words_of  # noqa: E402
 
 SCREEN = """$ orch up --workers 4
@@ -48,6 +50,25 @@ def test_numbers_do_not_matter_and_words_do(tmp_path: Path) -> None:
         "a.svg: no longer shown: STATE",
         "a.svg: not in the picture: DOES",
     ]
+
+
+def test_pictures_of_the_page_are_there_and_shown(tmp_path: Path) -> None:
+    assert list(faults(DOCS)) == []
+    (tmp_path / "README.md").write_text("docs/page-run.png")
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    shutil.copy(DOCS / PICTURES[1][0], docs / PICTURES[0][0])
+    assert list(faults(docs)) == [
+        "docs/page-run.png: has another size than 1280 x 1180; scripts/record draws it again",
+        "docs/page-logs.png: is missing, or not a PNG; scripts/record draws it",
+        "docs/page-logs.png: the README does not show it",
+    ]
+
+
+@pytest.mark.parametrize("name", [(), ("none",), ("start step",), ("../bench_start",)])
+def test_unknown_measurement_is_refused(name: tuple[str, ...]) -> None:
+    done = subprocess.run([ROOT / "scripts/bench", *name], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "name one of: start step" in done.stderr
 
 
 @pytest.mark.slow

@@ -89,10 +89,10 @@ class HostsRun:
         *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
         return [event for event in map(json.loads, lines) if event["type"] == kind]
 
-    def until_event(self, kind: str, count: int = 1) -> dict[str, Any]:
-        """Wait for an event; fails if the run ends before."""
-        until(lambda: self.process.poll() is not None or len(self._found(kind)) >= count)
-        found = self._found(kind)
+    def until_event(self, kind: str, count: int = 1, **fields: str) -> dict[str, Any]:
+        """Wait for an event with these fields; fails if the run ends before."""
+        until(lambda: self.process.poll() is not None or len(self._found(kind, fields)) >= count)
+        found = self._found(kind, fields)
         assert len(found) >= count, self.text
         return found[count - 1]
 
@@ -117,9 +117,9 @@ class HostsRun:
             until(lambda name=name: not self.machines[name].programs())
         self.machines["n0"].run("rm", "-rf", f"{self.machines.directory}/{_STATE}")
 
-    def _found(self, kind: str) -> list[dict[str, Any]]:
+    def _found(self, kind: str, fields: dict[str, str]) -> list[dict[str, Any]]:
         try:
-            return self.events(kind)
+            return [event for event in self.events(kind) if fields.items() <= event.items()]
         except ValueError:
             return []  # the run has no directory yet
 

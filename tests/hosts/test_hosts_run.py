@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +20,6 @@ from waiting import PATIENCE_S, until
 
 from orchestrator.host.headroom import files_with_hosts
 
-# worker:0 fails; the others end a moment later with the exit code of a peer that has lost a connection.
-_FAIL = """
-import json, os, pathlib, sys, time
-index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-here = pathlib.Path(sys.argv[1])
-(here / f"there-{index}").touch()
-while len(list(here.glob("there-*"))) < 3:
-    time.sleep(0.01)
-if index == 0:
-    (here / "failed").touch()
-    raise ValueError("the first failure")
-while not (here / "failed").exists():
-    time.sleep(0.001)
-time.sleep(0.1)
-sys.exit(1)
-"""
 CUTS = ("both", *(pytest.param(cut, marks=pytest.mark.slow) for cut in ("to the host", "from the host")))
 
 
@@ -111,12 +94,12 @@ def test_a_short_cut_loses_no_line_and_fails_nothing(
     run = up("--workers", "3", "--link-timeout", "60s", *counting)
     run.until_event("task_started", 3)
     cut_host(machines, cut)
-    silent = run.until_event("host_silent")
+    # On a busy machine others may be silent, too.
+    run.until_event("host_silent", host="n1")
     machines.heal()
-    run.until_event("host_back")
+    run.until_event("host_back", host="n1")
     (project / "end").touch()
     result = run.finish()
-    assert silent["host"] == "n1"
     assert result["outcome"] == "succeeded"
     assert not run.events("host_lost")
     assert all(is_whole(run.log(f"worker:{index}")) for index in range(3))
@@ -157,16 +140,3 @@ def test_nothing_is_left_after_a_kill(
         assert (result["cause"]["kind"], result["cause"]["host"]) == ("host", "n1")
     for machine in machines.machines.values():
         until(lambda machine=machine: not machine.programs())
-
-
-@pytest.mark.parametrize("slow", ["n1", pytest.param("n2", marks=pytest.mark.slow)])
-def test_the_first_failure_is_named_whatever_the_clocks_and_the_network_do(
-    up: Any, machines: Testbed, project: Path, slow: str
-) -> None:
-    """The monotonic clocks of the machines are days apart; the report of one host arrives late."""
-    (project / "fail.py").write_text(_FAIL)
-    machines.delay(slow, 0.1)
-    run = up("--workers", "3", "--", sys.executable, "fail.py", str(project))
-    result = run.finish()
-    assert result["cause"]["task"] == "worker:0"
-    assert "the first failure" in run.text

@@ -204,3 +204,23 @@ def test_thousand_tasks_have_a_bounded_document() -> None:
         document = run.page().document()
     assert len(document["tasks"]) == 1000
     assert len(document["plan"]["tasks"]) == 32 and len(document["plan"]["tf_config"]) == 1
+
+
+def test_versions_and_saves_of_tasks() -> None:
+    with WrittenRun(3) as run:
+        run.start()
+        for task, version in zip(run.tasks, ("2.21.0", "2.21.0", "2.20.0"), strict=True):
+            versions = {"python": "3.11.7", "tensorflow": version}
+            run.append(events.VersionsFound(**run.at(2), task=task, versions=versions))
+        run.append(events.CheckpointSaved(**run.at(3), task="worker:1", name="ckpt-1", seconds=1.25))
+        for _ in range(20_000):
+            run.append(events.CheckpointSaved(**run.at(4), task="worker:0", name="a", seconds=0.0))
+        run.exit(5, "worker:0", 1)
+        document = run.page().document()
+    found = document["plan"]["versions"]
+    assert found["tensorflow"] == "2.21.0 (2), 2.20.0 (1)" and found["python of the tasks"] == "3.11.7"
+    assert "sharding" not in document["plan"]
+    marks = [(mark["task"], mark["text"]) for mark in document["timeline"]["marks"]]
+    assert ("worker:1", "worker:1 saved ckpt-1 in 1.2s") in marks
+    # Many saves leave room for other marks.
+    assert len(marks) < 6_000 and marks[-1][1] == "worker:0: exit 1"

@@ -122,8 +122,12 @@ def test_comparison_names_what_differs() -> None:
         run.start(COMMON="1", ONLY_HERE="1")
         other.start(COMMON="2")
         run.progress(2, "worker:0", phase="training", epoch=1, step=3, loss=0.5, metrics={"accuracy": 0.9})
+        run.append(events.VersionsFound(**run.at(2), task="worker:0", versions={"keras": "3.15.1"}))
         found = comparison([run.page().document(), other.page().document()])
-    assert found["differences"] == [{"kind": "environment", "name": "ONLY_HERE", "values": ["set", None]}]
+    assert found["differences"] == [
+        {"kind": "version", "name": "keras", "values": ["3.15.1", None]},
+        {"kind": "environment", "name": "ONLY_HERE", "values": ["set", None]},
+    ]
     final = {row["name"]: row["values"] for row in found["final"]}
     assert final == {"epoch": [1, None], "step": [3, None], "loss": [0.5, None], "accuracy": [0.9, None]}
 

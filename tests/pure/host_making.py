@@ -39,7 +39,7 @@ def back(host: str, seconds: float, mono: float) -> events.HostBack:
     return events.HostBack(at=mono, mono=mono, host=host, seconds=seconds)
 
 
-def lost(host: str, mono: float, reason: str = "it was not heard for 10s") -> events.HostLost:
+def lost(host: str, mono: float, reason: str = "it has not answered for 10s") -> events.HostLost:
     return events.HostLost(at=mono, mono=mono, host=host, reason=reason)
 
 

@@ -43,7 +43,7 @@ def test_loss_of_a_host_ends_the_run_with_cause_and_code() -> None:
     actions = feed_in_turn(lifecycle, [silent("b", 3, T + 13), lost("b", T + 21)])
     assert actions == [TearDown(TeardownReason.FAILURE, 0.5)]
     # It is shown before the other hosts have ended their tasks.
-    assert lifecycle.state.notices[1:] == ("b was lost: it was not heard for 10s",)
+    assert lifecycle.state.notices[1:] == ("b was lost: it has not answered for 10s",)
     assert [task.phase for task in lifecycle.state.tasks.values()] == [
         TaskPhase.STOPPING,
         TaskPhase.STOPPING,
@@ -56,7 +56,7 @@ def test_loss_of_a_host_ends_the_run_with_cause_and_code() -> None:
     assert result.cause is not None and result.first_failure is None
     assert (result.cause.kind, result.cause.task, result.cause.host) == (CauseKind.HOST, None, "b")
     assert (
-        result.cause.text == "b was lost: it was not heard for 10s; worker:2 and worker:3 ran on it"
+        result.cause.text == "b was lost: it has not answered for 10s; worker:2 and worker:3 ran on it"
         and result.detection_s == 11
     )
     assert [(end.host, end.end) for end in result.tasks] == [
@@ -67,7 +67,7 @@ def test_loss_of_a_host_ends_the_run_with_cause_and_code() -> None:
     ]
     assert [(host.host, host.state, host.reason) for host in result.hosts] == [
         ("a", "joined", None),
-        ("b", "lost", "it was not heard for 10s"),
+        ("b", "lost", "it has not answered for 10s"),
     ]
     assert (result.hosts[0].cores, result.hosts[0].gpus) == (8, ("A100",))
 
@@ -79,8 +79,8 @@ def test_host_that_is_back_fails_nothing() -> None:
     assert not feed_in_turn(lifecycle, [back("b", 6, T + 16)])
     assert lifecycle.state.hosts["b"].phase is HostPhase.JOINED and not lifecycle.state.silent_hosts
     assert lifecycle.state.notices == (
-        "b was not heard for 3s; orch connects to it again",
-        "b is heard again after 6s",
+        "b has not answered for 3s; orch connects to it again",
+        "b answers again after 6s",
     )
     done = [exited(index, order=index, mono=T + 20) for index in range(4)]
     assert the_result(feed_in_turn(lifecycle, [*done, emptied()])).outcome == "succeeded"
@@ -90,21 +90,21 @@ def test_many_hosts_that_are_silent_together_are_named_in_one_line() -> None:
     names = tuple(f"n{number:03}" for number in range(235))
     lifecycle = running_on(names, changed(HOSTS_JOB, hosts=parse_hosts(",".join(names))))
     feed_in_turn(lifecycle, [silent(name, 3, T + 13 + 0.001 * at) for at, name in enumerate(names)])
-    first = "n000 was not heard for 3s; orch connects to it again"
+    first = "n000 has not answered for 3s; orch connects to it again"
     assert lifecycle.state.notices == (first,)
     assert lifecycle.next_deadline() == (T + 14, Deadline.HOSTS)
     feed_in_turn(
         lifecycle, [back("n001", 4, T + 13.5), lost("n002", T + 13.6), deadline(Deadline.HOSTS, T + 14)]
     )
     shown = ", ".join(names[3:11])
-    others = f"232 hosts ({shown} and 224 more) were not heard for 3s; orch connects to them again"
+    others = f"232 hosts ({shown} and 224 more) have not answered for 3s; orch connects to them again"
     assert [text for text in lifecycle.state.notices if "n002 was lost" not in text] == [first, others]
     rest = (names[0], *names[3:])
     feed_in_turn(lifecycle, [back(name, 4, T + 16 + 0.001 * at) for at, name in enumerate(rest)])
     feed_in_turn(lifecycle, [deadline(Deadline.HOSTS, T + 17)])
     assert lifecycle.state.notices[-2:] == (
-        "n000 is heard again after 4s",
-        f"232 hosts ({shown} and 224 more) are heard again after 4s",
+        "n000 answers again after 4s",
+        f"232 hosts ({shown} and 224 more) answer again after 4s",
     )
 
 

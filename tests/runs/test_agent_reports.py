@@ -16,7 +16,7 @@ from orchestrator.core.job.tensorboard import TASK, TensorBoard
 from orchestrator.core.lifecycle.lifecycle import Lifecycle
 from orchestrator.core.progress.reported import ProgressThrottle
 from orchestrator.core.state import events
-from orchestrator.core.state.events import Event, SymptomKind, TeardownReason
+from orchestrator.core.state.events import Event, SymptomKind, TeardownReason, event_line, parse_event
 from orchestrator.core.state.fold import apply
 from orchestrator.core.state.state import RunState
 from orchestrator.links import agent_link
@@ -287,3 +287,31 @@ def _board_exits() -> agent_link.Exited:
     return agent_link.Exited(
         run_id=RUN, type="exited", task=TASK, exit_code=3, signal=None, order=0, mono=1.0, peers={}
     )
+
+
+def test_versions_are_recorded_once_and_quick_saves_up_to_a_limit(desk: Desk) -> None:
+    def report(text: str) -> list[Event]:
+        desk.queue.clear()
+        said = agent_link.ProgressMade(run_id=RUN, type="progress", task="worker:0", progress=text)
+        desk.reports.take(said)
+        return list(desk.queue)
+
+    versions = '{"phase": "starting", "versions": {"tensorflow": "2.21.0"}}'
+    (found,) = report(versions)
+    assert isinstance(found, events.VersionsFound) and found.versions == {"tensorflow": "2.21.0"}
+    assert report(versions) == []
+    (saved,) = report('{"saved": {"name": "ckpt-1", "seconds": 1.5}}')
+    assert isinstance(saved, events.CheckpointSaved) and (saved.name, saved.seconds) == ("ckpt-1", 1.5)
+    assert saved == parse_event(event_line(saved))
+    for invalid in (
+        '{"saved": {"name": "", "seconds": 1}}',
+        '{"saved": {"name": "x", "seconds": -1}}',
+        '{"saved": {"name": "\\ud800", "seconds": 1}}',
+        '{"saved": [], "versions": {"tensorflow": 2}}',
+        '{"versions": {"\\ud800": "x"}}',
+        '["saved"]',
+        '{"saved": ',
+    ):
+        assert report(invalid) == []
+    quick = [report('{"saved": {"name": "a", "seconds": 0}}') for _ in range(100)]
+    assert 10 < sum(map(len, quick)) < 90

@@ -63,6 +63,17 @@ def test_cost_of_a_host_does_not_grow_with_their_number(tmp_path: Path) -> None:
     assert late < 1.2 * early
 
 
+def test_text_of_a_host_does_not_control_the_terminal(tmp_path: Path) -> None:
+    reason = "\x1b]0;title\x07\x1b[2J\u202eno port\nrun succeeded"
+    forged = {"node0000": {"type": "held", "becomes": "hold_failed", "reason": reason}}
+    with SimulatedRun(tmp_path, 1, forged=forged) as run:
+        assert run.link.wait(PATIENCE_S)
+        run.orch("report", run.name, "--markdown", "-o", str(tmp_path / "report"))
+    shown = (tmp_path / "report").read_text()
+    assert "no port" in shown
+    assert not {"\x1b", "\u202e", "\x07"} & set(shown) and "\nrun succ" not in shown
+
+
 def test_missing_end_of_a_log_is_reported(tmp_path: Path) -> None:
     forged = {"type": "empty", "unsent": {"worker:1": 5 << 20}}
     with SimulatedRun(tmp_path, 1, forged={"node0000": forged}) as run:
@@ -93,10 +104,20 @@ def test_ipv6_address_of_a_host_is_in_brackets(tmp_path: Path) -> None:
             "reports about 'worker:0'",
         ),
         ({"type": "log", "task": "worker:0"}, "sends a log of 'worker:0', which it does not run"),
+        (
+            {"type": "held", "becomes": "hold_failed", "reason": "no free port"},
+            "it has no ports for its tasks: no free port",
+        ),
+        (
+            {"type": "hello", "ssh_address": "10.0.0.1,evil"},
+            "the agent sent a message that this version cannot read",
+        ),
     ],
-    ids=["ports", "attempt", "task", "sample", "log"],
+    ids=["ports", "attempt", "task", "sample", "log", "no ports", "address"],
 )
-def test_forged_report_loses_its_host_only(tmp_path: Path, forged: dict[str, object], reason: str) -> None:
+def test_host_with_an_impossible_report_is_lost(
+    tmp_path: Path, forged: dict[str, object], reason: str
+) -> None:
     with SimulatedRun(tmp_path, 3, TASKS, forged={"node0001": forged}) as run:
         assert run.link.wait(PATIENCE_S)
         result = json.loads((run.root / "result.json").read_text())

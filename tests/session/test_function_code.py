@@ -93,6 +93,12 @@ def test_module_that_a_task_cannot_import(tmp_path: Path, monkeypatch: pytest.Mo
     spec.loader.exec_module(module)
     assert orchestrator.run(module.own, directory=tmp_path) == [("tests.aside", 1)]
     assert cloudpickle.list_registry_pickle_by_value() == set()
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        assert orchestrator.run(module.own, directory=tmp_path) == [("tests.aside", 1)]
+        assert cloudpickle.list_registry_pickle_by_value() == {"tests.aside"}
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
 
 
 def called_with(descriptor: int, tmp_path: Path) -> subprocess.CompletedProcess[str]:

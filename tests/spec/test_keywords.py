@@ -24,6 +24,7 @@ KEYWORDS = [option for option in SETTINGS.values() if Where.KEYWORD in option.wh
 TYPES: dict[Kind, Any] = {
     Kind.SWITCH: bool,
     Kind.TEXT: str,
+    Kind.STEPS: str,
     Kind.PATH: str | Path,
     Kind.WORDS: Words,
     Kind.WHOLE_NUMBER: int,

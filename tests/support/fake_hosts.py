@@ -59,7 +59,7 @@ class FakeAgent:
         step_s: float,
         forged: dict[str, Any],
     ) -> None:
-        """`forged`: a type of report, and the fields that it changes in all of them."""
+        """`forged`: a type of report, the fields that it changes in all of them, and the type that it `becomes`."""
         self._number = number
         self._name = name
         self._listener = _Handed()
@@ -113,6 +113,7 @@ class FakeAgent:
     def _send(self, kind: str, **fields: object) -> None:
         if self._forged.get("type") == kind:
             fields |= self._forged
+            fields["type"] = fields.pop("becomes", kind)
         self._stream.send({"type": kind, "run_id": self._run_id, **fields})
 
     def _hello(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import time
 from http.cookies import SimpleCookie
 
 import pytest
@@ -99,15 +100,25 @@ def test_wrong_cookie_is_refused_and_a_second_one_does_not_hide_ours(
     assert other.get("/", headers=planted).status == 200
     assert other.get("/", headers={"Cookie": f"{access.cookie}=planted"}).status == 401
     assert other.get("/", headers={"Cookie": f"orch-1={ours}"}).status == 401
+    assert Access("127.0.0.1", 7118).cookie != access.cookie
 
 
 def test_code_for_a_browser_works_once(access: Access) -> None:
     address = access.address_once()
     assert access.token not in address
     first, second = browser_of(access), browser_of(access)
+    assert second.get("/?once=guessed").status == 403
     assert first.get(address).status == 303
     assert first.get("/").status == 200
     assert second.get(address).status == 403
+
+
+def test_code_for_a_browser_expires(access: Access) -> None:
+    address = access.address_once()
+    code, until = access._once or ("", 0.0)
+    assert until < time.monotonic() + 120
+    access._once = (code, time.monotonic())
+    assert browser_of(access).get(address).status == 403
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:7117", "127.0.0.1.evil.example", "192.0.2.1"])

@@ -148,6 +148,25 @@ def test_directory_in_the_place_of_a_run_is_not_taken_for_it(page: PageBrowser) 
         assert "removed" in kinds["problem"]["problem"]
 
 
+def test_run_of_more_tasks_than_the_limit_on_open_files_allows(orch: Orch) -> None:
+    few = ("sh", "-c", 'ulimit -Sn 128; exec "$@"', "sh")
+    server = orch.start("ui", "--port", "0", before=few)
+    server.until_out("/?token=")
+    page = PageBrowser(server.out.split()[0])
+    with WrittenRun(300, name="wide") as run:
+        run.start()
+        events = page.events(run.store.paths.run_id)
+        next(events)
+        for task in run.tasks:
+            run.log(STARTED_AT + 2, task, b"a line of %b\n" % task.encode())
+        seen: list[str] = []
+        while len(seen) < len(run.tasks):
+            kind, data = next(events)
+            assert kind != "problem", data
+            seen += data["text"] if kind == "lines" else []
+        events.close()
+
+
 @pytest.mark.slow
 def test_server_stays_small_when_a_browser_reads_a_million_lines(server: Started, page: PageBrowser) -> None:
     with WrittenRun(8, name="long") as run:

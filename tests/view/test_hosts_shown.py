@@ -31,7 +31,7 @@ def on_hosts(*hosts: str | None, more: tuple[Event, ...] = ()) -> RunState:
 
 
 SILENT = events.HostSilent(at=0, mono=20, host="b", seconds=3)
-LOST = events.HostLost(at=0, mono=30, host="b", reason="it was not heard for 10s")
+LOST = events.HostLost(at=0, mono=30, host="b", reason="it has not answered for 10s")
 
 
 @pytest.mark.parametrize(("hosts", "shown"), [(("a", "b"), True), (("a", "a"), False), ((None, None), False)])
@@ -56,7 +56,7 @@ def test_status_document_has_the_hosts() -> None:
     first, second = host_statuses(state, 21.0)
     assert (first.state, first.silent_s, first.cores, first.gpus) == ("joined", None, 8, ("A100",))
     assert (second.state, second.silent_s) == ("silent", 4.0)
-    assert host_statuses(on_hosts("b", more=(LOST,)), 31.0)[0].reason == "it was not heard for 10s"
+    assert host_statuses(on_hosts("b", more=(LOST,)), 31.0)[0].reason == "it has not answered for 10s"
     assert not host_statuses(on_hosts(None), 0)
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from waiting import lives, until_gone
 from warm_command import WarmOrch
 
+from orchestrator.links.control import listen_in
+from orchestrator.links.warm import take_over
+from orchestrator.store.runs.locks import Lock
+from orchestrator.store.runs.paths import make_warm, warm_name
 from orchestrator.supervisor.holder import memory_pressure
 
 ECHO = ("--", "sh", "-c", "echo said")
@@ -101,3 +106,24 @@ def test_memory_pressure(tmp_path: Path) -> None:
         file.write_text(text)
         assert memory_pressure(file) == 0
     assert memory_pressure(tmp_path / "missing") == 0
+
+
+def test_holder_of_another_version_is_dismissed(state_dir: Path, tmp_path: Path) -> None:
+    with make_warm() as every, every.make(warm_name(str(tmp_path))) as place:
+        lock = Lock.acquire_in(place, "lock")
+        place.write_atomically("holder.json", "{}")
+        with listen_in(place, "socket") as listener:
+            listener.setblocking(True)
+
+            def greet() -> None:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.sendall(b'{"schema_version": 99}\n')
+
+            greeting = threading.Thread(target=greet)
+            greeting.start()
+            assert take_over(str(tmp_path)) is None
+            greeting.join()
+        assert not place.exists("holder.json")
+        assert lock is not None
+        lock.release()

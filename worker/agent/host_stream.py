@@ -1,7 +1,7 @@
 """The stream of an agent on another host: a resumable stream, with what such a host needs in addition.
 
-The agent's directory takes the place of the run's directory: the agent creates what orders name in it, sends the logs,
-and sends the text of files instead of their paths.
+On another host the agent has a directory of its own in place of the run's directory. It creates there what orders name,
+sends the logs, and sends the text of files instead of their paths.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class HostStream:
         return float("inf") if self._is_silent else min(self._logs.due, self._stream.lease_ends)
 
     def advance(self, now: float) -> bool:
-        """Do what is due. Return False if nothing was heard of the orchestrator for too long."""
+        """Do what is due. Return False if the orchestrator has not answered for too long."""
         if self._is_silent:
             return True
         self._logs.advance(now)

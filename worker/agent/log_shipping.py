@@ -18,14 +18,14 @@ from worker.agent.run_logs import RunFile, open_log
 _CHUNK_BYTES = 48 << 10
 # Messages of one turn of the agent, between two looks at the exits of tasks.
 _CHUNKS_A_TURN = 4
-# Log bytes wait while the connection has not taken this much, so that other messages overtake logs.
+# No log bytes are sent while so much waits for the connection, so that other messages do not wait behind logs.
 _MOST_WAITING_BYTES = 64 << 10
-# Bounds of the unacknowledged bytes. On a slow link few are, because they delay everything behind them.
+# Limits on unacknowledged bytes. On a slow link the limit is low, because these bytes delay all later messages.
 _LEAST_WINDOW, _MOST_WINDOW = 32 << 10, 1 << 20
 # An acknowledgement that takes longer halves the window; a quicker one doubles it. This happens once a round trip: what
 # is on its way was sent under the earlier window.
 _SLOW_S, _QUICK_S = 1.0, 0.5
-# For the rest of the logs when all tasks have ended. A break of the connection does not count.
+# Longest time to send the rest of the logs when all tasks have ended, without breaks of the connection.
 _REST_S = 5.0
 # Interval between two looks while logs grow, and without inotify.
 _INTERVAL_S, _POLL_S = 0.01, 0.05
@@ -48,7 +48,7 @@ class _Log:
 
 
 class LogShipping:
-    """The logs of this host."""
+    """Sends the logs of one run from this host."""
 
     def __init__(self, stream: ResumableStream, poller: select.epoll) -> None:
         self._due = float("inf")

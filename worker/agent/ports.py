@@ -60,7 +60,10 @@ class HeldPorts:
             try:
                 port = int(portpicker.pick_unused_port())
             except portpicker.NoFreePortFoundError as error:
-                raise PortsExhausted("portpicker finds no free port on this host") from error
+                raise PortsExhausted(
+                    "portpicker finds no free port on this host; end programs that use many, or widen"
+                    " net.ipv4.ip_local_port_range"
+                ) from error
             if port in self._sockets:
                 continue
             held = _bind(port, mode)

@@ -26,8 +26,8 @@ from worker.agent.delivery import (
 from worker.agent.stream import READ_BYTES, parse_message
 
 _PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: man 7 unix
-# Connections that have not named the agent yet; the oldest is closed when a new one exceeds it.
-_MOST_STRANGERS = 4
+# Limit on connections that have not named the agent yet. The oldest is closed when a new one exceeds it.
+_MOST_UNNAMED = 4
 # The first connection may have to wait for a busy host.
 _FIRST_LEASE_S = 30.0
 
@@ -123,9 +123,9 @@ class ResumableStream:
         if _PEER_CREDENTIALS.unpack(credentials)[1] != geteuid():
             stream.close()
             return
-        strangers = [relay for relay in self._relays.values() if relay is not self._current]
-        if len(strangers) >= _MOST_STRANGERS:
-            self._close(strangers[0])
+        unnamed = [relay for relay in self._relays.values() if relay is not self._current]
+        if len(unnamed) >= _MOST_UNNAMED:
+            self._close(unnamed[0])
         self._relays[stream.fileno()] = _Relay(stream)
         self._poller.register(stream, select.EPOLLIN)
 
@@ -173,7 +173,7 @@ class ResumableStream:
                 elif relay is self._current and self._delivery.accept(number) and self._reads:
                     messages.append(parse_message(body))
         except BadFrame:
-            # Not a fault of the stream: what follows comes again over the next connection.
+            # The stream continues: the orchestrator sends these frames again over its next connection.
             self._close(relay)
             return messages
         if self._delivery.heard != before:

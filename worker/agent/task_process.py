@@ -19,6 +19,7 @@ from worker.agent.descriptors import Descriptors, variable
 from worker.agent.processes import read_stat
 from worker.agent.resource_failures import OomMark
 from worker.agent.run_logs import RunFile, open_log
+from worker.bootstrap.terminal import TERMINAL, open_again, take_control
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -283,9 +284,16 @@ def start(order: TaskOrder) -> TaskProcess:
     """Start the task as a new process. Raises StartFailed without the command, the directory or the permission."""
     pipes = TaskPipes(order.log)
     try:
-        env = {**order.environ(), PROGRESS_VARIABLE: str(pipes.progress_in), **variable(order.descriptors)}
-        passed = (pipes.progress_in, *order.descriptors.values())
-        process = spawn(order.argv, env, order.cwd, pipes.log, passed)
+        others = dict(order.descriptors)
+        held = others.pop(TERMINAL, None)
+        terminal = None if held is None else open_again(held)
+        env = {**order.environ(), PROGRESS_VARIABLE: str(pipes.progress_in), **variable(others)}
+        try:
+            passed = (pipes.progress_in, *others.values())
+            process = spawn(order.argv, env, order.cwd, pipes.log, passed, terminal)
+        finally:
+            if terminal is not None:
+                os.close(terminal)
         # The agent reaps by pid; Popen must neither wait nor warn.
         process.returncode = 0
         return adopted(order, process.pid, os.pidfd_open(process.pid), pipes, "spawn")
@@ -314,22 +322,28 @@ def adopted(order: TaskOrder, pid: int, pidfd: int, pipes: TaskPipes, method: Me
 
 
 def spawn(
-    argv: Sequence[str], env: Mapping[str, str], cwd: str, output: int, passed: Sequence[int]
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    output: int,
+    passed: Sequence[int],
+    terminal: int | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a child in its own session that dies with this process.
 
-    It gets `output` as stdout and stderr, and the descriptors `passed`. Raises StartFailed."""
+    It gets `output` as stdout and stderr, or a `terminal` as all three streams, and the descriptors `passed`. Raises
+    StartFailed."""
     try:
         return subprocess.Popen(
             argv,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
+            stdin=subprocess.DEVNULL if terminal is None else terminal,
+            stdout=output if terminal is None else terminal,
+            stderr=output if terminal is None else terminal,
             cwd=cwd,
             env=env,
             start_new_session=True,
             pass_fds=passed,
-            preexec_fn=_die_with(os.getpid()),
+            preexec_fn=_die_with(os.getpid(), terminal is not None),
         )
     except FileNotFoundError as error:
         if Path(cwd, argv[0]).exists():
@@ -346,7 +360,7 @@ def spawn(
         raise StartFailed(f"{argv[0]}: {reason}", COMMAND_NOT_RUNNABLE) from error
 
 
-def _die_with(agent: int) -> Callable[[], None]:
+def _die_with(agent: int, has_terminal: bool) -> Callable[[], None]:
     """Return what the child runs between fork and exec, so that the kernel kills it when the agent's thread ends."""
     limits = _original_limits
 
@@ -355,6 +369,8 @@ def _die_with(agent: int) -> Callable[[], None]:
         if os.getppid() != agent:  # the agent died before prctl took effect
             os._exit(1)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        if has_terminal:
+            take_control(0)
 
     return prepare
 

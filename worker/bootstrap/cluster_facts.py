@@ -1,4 +1,4 @@
-"""Reports whether a task joins a cluster, at which address, whether it trains, and the steps of Keras's `fit`."""
+"""The place of a task in its cluster; reports whether it trains, and the steps of Keras's `fit`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,44 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .messages import ProgressPipe
+    from .profiling import Profile
 
 # Libraries that join processes without TensorFlow's clusters.
 _OTHER_CLUSTERS = ("horovod", "mpi4py", "byteps", "smdistributed")
 
 
+# Seconds. TensorFlow itself waits for a leader that comes later, or never.
+_LONGEST_WAIT_S = 10.0
+_CONNECT_S = 1.0
+_CHECK_S = 0.02
+
+
+def await_listener(address: str) -> None:
+    """Wait until a server listens at `address` (host:port), for a limited time.
+
+    Called before TensorFlow connects to it: gRPC repeats a connection that was refused after a second.
+    """
+    import socket
+
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + _LONGEST_WAIT_S
+    while port.isdecimal() and time.monotonic() < deadline:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+            return
+        except ConnectionRefusedError:
+            time.sleep(_CHECK_S)
+        except OSError:
+            return  # TensorFlow reports it
+
+
 class Place:
-    """The address of this process's server, and the number of tasks in its cluster. Unknown: "" and 0."""
+    """The address of this process's server, that of the cluster's leader, and the number of tasks in its cluster.
+    Unknown: "", "" and 0."""
 
     def __init__(self, server_def: object) -> None:
         """`server_def`: TensorFlow's ServerDef, serialized. An error is logged."""
-        self.address, self.tasks = "", 0
+        self.address, self.leader, self.tasks = "", "", 0
         if isinstance(server_def, bytes):
             attempt("reporting the cluster", lambda: self._read(server_def))
 
@@ -35,6 +62,10 @@ class Place:
         jobs = {job.name: dict(job.tasks) for job in server.cluster.job}
         self.address = jobs.get(server.job_name, {}).get(server.task_index, "")
         self.tasks = sum(len(tasks) for tasks in jobs.values())
+        # For example: /job:worker/replica:0/task:0
+        leader = server.default_session_config.experimental.collective_group_leader
+        parts = dict(part.partition(":")[::2] for part in leader.split("/"))
+        self.leader = jobs.get(parts.get("job", ""), {}).get(int(parts.get("task", 0)), "")
 
 
 def watch_training(pipe: ProgressPipe) -> None:
@@ -69,13 +100,15 @@ _CALLBACK_LISTS = ("keras.src.callbacks.callback_list", "tf_keras.src.callbacks"
 _STEP_INTERVAL_S = 0.02
 
 
-def count_steps(pipe: ProgressPipe) -> None:
-    """Report the training steps of Keras's `fit`, also if it prints nothing."""
+def count_steps(pipe: ProgressPipe, profile: Profile | None = None) -> None:
+    """Report the training steps of Keras's `fit`, also if it prints nothing. `profile` records some of them."""
     count = StepCount(pipe)
     for name in _CALLBACK_LISTS:
         after_import(
             name,
-            lambda module: attempt("counting steps", lambda: _count_calls(module.CallbackList, count)),
+            lambda module: attempt(
+                "counting steps", lambda: _count_calls(module.CallbackList, count, profile)
+            ),
         )
 
 
@@ -95,6 +128,11 @@ class StepCount:
         self._skips = False
         self._due = 0.0
 
+    @property
+    def done(self) -> int:
+        """The steps that this process has done."""
+        return self._before + self._in_epoch
+
     def begin_epoch(self, epoch: int, steps: int | None) -> None:
         """`epoch` counts from 0; `steps` is the length of an epoch, if known."""
         self._before += self._in_epoch
@@ -112,13 +150,13 @@ class StepCount:
         if is_early and self._skips:
             return
         self._skips, self._due = is_early, now + _STEP_INTERVAL_S
-        done = self._before + self._in_epoch
-        self._pipe.report(fit={"done": done, "start": self._start, "skips": self._skips})
+        self._pipe.report(fit={"done": self.done, "start": self._start, "skips": self._skips})
 
 
-def _count_calls(callback_list: Any, count: StepCount) -> None:
+def _count_calls(callback_list: Any, count: StepCount, profile: Profile | None) -> None:
     """Count before the callbacks are called: the step is done."""
     begin_epoch, end_batch = callback_list.on_epoch_begin, callback_list.on_train_batch_end
+    begin_batch = callback_list.on_train_batch_begin
 
     def steps_of(callbacks: Any) -> int | None:
         return (getattr(callbacks, "params", None) or {}).get("steps")
@@ -129,6 +167,15 @@ def _count_calls(callback_list: Any, count: StepCount) -> None:
 
     def on_train_batch_end(self: Any, batch: int, *arguments: Any, **named: Any) -> None:
         count.step(int(batch), steps_of(self), time.monotonic())
+        if profile is not None:
+            profile.end_step(count.done)
         end_batch(self, batch, *arguments, **named)
 
+    def on_train_batch_begin(self: Any, batch: int, *arguments: Any, **named: Any) -> None:
+        begin_batch(self, batch, *arguments, **named)
+        if profile is not None:
+            profile.begin_step(count.done)
+
     callback_list.on_epoch_begin, callback_list.on_train_batch_end = on_epoch_begin, on_train_batch_end
+    if profile is not None:
+        callback_list.on_train_batch_begin = on_train_batch_begin

@@ -27,15 +27,23 @@ _main_thread = _thread.get_ident()
 
 def advise(task: str) -> None:
     """Let `breakpoint()` end the task with one line of advice, unless the task has input or another debugger."""
+    if os.environ.get(_PDB_CHOICE) or _has_input():
+        return  # a hook in between would be the frame that debuggers show
     original = sys.breakpointhook
 
     def breakpointhook(*arguments: Any, **named: Any) -> Any:
-        if os.environ.get(_PDB_CHOICE) or _has_input():
-            return original(*arguments, **named)
         frame = sys._getframe(1)
+        if os.environ.get(_PDB_CHOICE):
+            return original(*arguments, **named)
+        if _has_input():
+            import pdb
+
+            pdb.Pdb().set_trace(frame)
+            return None
         log(
             f"breakpoint() at {frame.f_code.co_filename}:{frame.f_lineno}: a task has no terminal to debug in;"
-            f" --debug {task} lets VS Code attach, --env PYTHONBREAKPOINT=0 ignores breakpoints"
+            f" --interactive {task} gives it yours, --debug {task} lets VS Code attach, --env PYTHONBREAKPOINT=0"
+            " ignores breakpoints"
         )
         if _thread.get_ident() != _main_thread:
             return original(*arguments, **named)  # an exit of this thread would not end the task

@@ -45,7 +45,7 @@ def install(path: str, run_directory: list[int] | None = None) -> None:
         # exits by SIGINT, which says as much.
         if os.getpid() == owner and not issubclass(kind, KeyboardInterrupt):
             nonlocal has_written_last
-            has_written_last = value is _exception_of_process()
+            has_written_last = value is exception_of_process()
             _ignore_errors(lambda: _replace(path, run_directory, describe(kind, value, trace)))
 
     def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
@@ -58,7 +58,7 @@ def install(path: str, run_directory: list[int] | None = None) -> None:
 
     def at_exit() -> None:
         # If the script has replaced our hook, Python has stored the exception that it called that hook for.
-        value = _exception_of_process()
+        value = exception_of_process()
         if value is not None and not has_written_last:
             write(type(value), value, value.__traceback__)
 
@@ -67,7 +67,7 @@ def install(path: str, run_directory: list[int] | None = None) -> None:
     after_import("threading", lambda threading: _watch_threads(threading, path, run_directory, owner))
 
 
-def _exception_of_process() -> BaseException | None:
+def exception_of_process() -> BaseException | None:
     """The exception that left the outermost frame, and not only the frames of a callback from C."""
     value = getattr(sys, "last_value", None)
     if not isinstance(value, BaseException) or isinstance(value, SystemExit):
@@ -151,24 +151,24 @@ def _places(trace: TracebackType | None) -> list[tuple[str, str]]:
 
 def _text(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> str:
     try:
-        return "".join(_traceback_module().format_exception(kind, value, trace))
+        return "".join(library_module("traceback").format_exception(kind, value, trace))
     except Exception:
         # The script has a module with the name of one that traceback needs. Omit source lines and causes.
         lines = [f"  {place}, in {function}\n" for place, function in _places(trace)]
         return "".join([*lines, f"{_name(kind)}: {_message(value)}\n"])
 
 
-def _traceback_module() -> ModuleType:
-    """Python's own `traceback`, even if a file of that name lies beside the script."""
-    if "traceback" not in sys.modules:
+def library_module(name: str) -> ModuleType:
+    """The module of Python's library, even if a file of that name lies beside the script."""
+    if name not in sys.modules:
         library = os.path.dirname(os.__file__)  # noqa: PTH120
         entries = sys.path[:]
         sys.path[:] = [entry for entry in entries if entry.startswith(library)]
         try:
-            __import__("traceback")
+            __import__(name)
         finally:
             sys.path[:] = entries
-    return sys.modules["traceback"]
+    return sys.modules[name]
 
 
 def _name(kind: type[BaseException]) -> str:

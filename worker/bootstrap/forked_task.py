@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import terminal
 from .messages import DESCRIPTORS, PROGRESS_FD
 
 _PR_SET_PDEATHSIG, _PR_SET_MM, _PR_SET_MM_MAP = 1, 35, 14
@@ -51,6 +52,7 @@ def take_over(
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+    descriptors = _connected(descriptors)
     for fd in (progress, *descriptors.values()):
         os.set_inheritable(fd, True)
     os.environ.clear()
@@ -62,6 +64,19 @@ def take_over(
     run = {name: env[name] for name in ("ORCH_RUN_ID", "ORCH_RUN_DIR") if name in env}
     show_in_proc(argv, run | dict(env))
     _renew(sys.modules)
+
+
+def _connected(descriptors: Mapping[str, int]) -> Mapping[str, int]:
+    """Connect this process to its terminal, if it has one; return the other descriptors."""
+    if terminal.TERMINAL not in descriptors:
+        return descriptors
+    held = descriptors[terminal.TERMINAL]
+    opened = terminal.open_again(held)
+    terminal.take_control(opened)
+    terminal.connect(opened)
+    os.close(opened)
+    os.close(held)
+    return {name: fd for name, fd in descriptors.items() if name != terminal.TERMINAL}
 
 
 def _renew(modules: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What imports read: the variables, and the files whose change requires another preloader."""
+"""Records what imports read: the variables, and the files whose change requires another preloader."""
 
 from __future__ import annotations
 

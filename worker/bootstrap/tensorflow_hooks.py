@@ -11,7 +11,7 @@ import sys
 
 from . import stopping
 from .after_import import after_import, before_import
-from .cluster_facts import Place, count_steps, watch_training
+from .cluster_facts import Place, await_listener, count_steps, watch_training
 from .messages import attempt, log
 
 TYPE_CHECKING = False
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .messages import ProgressPipe
+    from .profiling import Profile
 
 CANCELLED = 1  # tf.errors.CANCELLED
 _LIBRARY = "libtensorflow_cc.so.2"
@@ -31,7 +32,7 @@ _DEBUGGING_MS = 24 * 3600 * 1000
 _are_fixes_armed = False
 
 
-def install(pipe: ProgressPipe, fixes: bool) -> None:
+def install(pipe: ProgressPipe, fixes: bool, profile: Profile | None = None) -> None:
     """Install the hooks for a TensorFlow that is imported later, or already is."""
     before_import("tensorflow", lambda: pipe.phase("importing"))
     after_import("tensorflow", _apply_settings)
@@ -54,7 +55,7 @@ def install(pipe: ProgressPipe, fixes: bool) -> None:
             lambda module: attempt("Slurm's resolver", lambda: _hook_slurm(module)),
         )
     watch_training(pipe)
-    count_steps(pipe)
+    count_steps(pipe, profile)
     if fixes:
         for name in ("tensorflow", "keras", "tf_keras"):
             before_import(name, lambda: attempt("the Keras fixes", _arm_fixes_once))
@@ -141,6 +142,14 @@ def _end_recoveries() -> None:
             handler.stop = lambda: None
 
 
+def _keep_remote_functions() -> None:
+    """Let Python's exit remove no function from the workers of a coordinator, which end with it.
+
+    Each removal waits for an answer of every worker, which can take a minute (docs/tensorflow.md).
+    """
+    sys.modules["tensorflow.python.eager.context"].Context.remove_function = lambda self, name: None
+
+
 def _arm_fixes_once() -> None:
     global _are_fixes_armed
     if _are_fixes_armed:
@@ -165,6 +174,8 @@ def _hook_context(bindings: Any, pipe: ProgressPipe) -> None:
         stopping.raise_if_stopping()
         place = Place(server_def)
         pipe.report(phase="waiting", server=place.address)
+        if place.leader != place.address:
+            await_listener(place.leader)
         try:
             join(context, server_def)
         except Exception:
@@ -236,6 +247,7 @@ def _connecting_interruptibly(connect: Callable[..., None], pipe: ProgressPipe) 
             raise
         server_def = next((each for each in arguments if isinstance(each, bytes)), None)
         pipe.report(phase="training", cluster=Place(server_def).tasks)
+        _at_exit("leaving a coordinator's workers", _keep_remote_functions)
 
     return set_server_def
 

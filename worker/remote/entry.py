@@ -23,7 +23,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _START_S = 600.0
 # Bundles of other versions are kept for this long after their last use.
 _OLD_S = 30 * 24 * 3600.0
-# A keeper whose agent has ended may take this long, looked at in this interval.
+# Longest time for a keeper to clear up after its agent, and the interval of looks at it.
 _CLEARING_S, _CHECK_S = 6.0, 0.02
 
 
@@ -49,7 +49,7 @@ def start_or_find(parameters: dict[str, Any], directory: Path, bundle: str) -> s
 
 def _start_keeper(parameters: dict[str, Any], directory: Path, bundle: str) -> None:
     """Start the keeper, detached from this connection. The agent accepts from `listener`, which is open already."""
-    # Programs that clean up /tmp spare a locked directory.
+    # Programs that clean up /tmp leave a locked directory alone.
     lock = os.open(directory, _DIRECTORY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     log = os.open(directory / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _wait(agent: int, link_timeout_s: float) -> None:
-    """Wait for the end of the agent; end one that was stopped by a signal and can no longer keep its lease."""
+    """Wait for the end of the agent. Kill one that stays stopped by a signal: it cannot end its tasks in time."""
     while True:
         pid, status = os.waitpid(-1, os.WUNTRACED)
         if pid != agent:

@@ -15,17 +15,17 @@ from pathlib import Path
 PID = "agent.pid"
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _READ_BYTES = 1 << 16
-# Not read ahead further than this, so that a slow connection is felt by the agent.
+# Limit on bytes that are read ahead, so that the agent notices a slow connection.
 _MOST_WAITING_BYTES = 1 << 17
-# The end of the agent's log, for an agent that ends by itself.
-_LAST_WORDS_BYTES = 2048
-# A keeper may take this long to clear up, looked at in this interval. A connection that takes nothing for as long is
-# dead.
+# The end of the agent's log that is printed if the agent ends by itself.
+_LOG_END_BYTES = 2048
+# Longest time for the keeper to clear up, and the interval of looks at it. A connection that takes nothing for as long
+# is dead.
 _REMOVAL_S, _CHECK_S = 6.0, 0.005
 
 
-class _Way:
-    """A direction, and the bytes that its sink has not taken yet."""
+class _Direction:
+    """Copies from `source` to `sink`. Keeps the bytes that the sink has not taken yet."""
 
     def __init__(self, source: int, sink: int) -> None:
         self.source = source
@@ -84,43 +84,43 @@ def _pass_on(place: Path) -> None:
 
 def _relay(agent: socket.socket, log: str) -> None:
     try:
-        words = os.open(log, os.O_RDONLY | os.O_CLOEXEC)  # its directory is removed when the agent ends
+        log_fd = os.open(log, os.O_RDONLY | os.O_CLOEXEC)  # its directory is removed when the agent ends
     except OSError:
-        words = -1
-    there, back = _Way(_STDIN, agent.fileno()), _Way(agent.fileno(), _STDOUT)
+        log_fd = -1
+    to_agent, from_agent = _Direction(_STDIN, agent.fileno()), _Direction(agent.fileno(), _STDOUT)
     for fd in (_STDIN, _STDOUT, agent.fileno()):
         os.set_blocking(fd, False)
-    _copy(there, back)
-    if not back.is_open:
-        _write_rest(back)
-        _report_end(words)
+    _copy(to_agent, from_agent)
+    if not from_agent.is_open:
+        _write_rest(from_agent)
+        _report_end(log_fd)
         _await_removal(Path(log).parent)
 
 
-def _copy(there: _Way, back: _Way) -> None:
-    while there.is_open and back.is_open:
+def _copy(to_agent: _Direction, from_agent: _Direction) -> None:
+    while to_agent.is_open and from_agent.is_open:
         events: dict[int, int] = {}
-        for way in (there, back):
-            if way.reads:
-                events[way.source] = events.get(way.source, 0) | select.POLLIN
-            if way.waiting:
-                events[way.sink] = events.get(way.sink, 0) | select.POLLOUT
+        for direction in (to_agent, from_agent):
+            if direction.reads:
+                events[direction.source] = events.get(direction.source, 0) | select.POLLIN
+            if direction.waiting:
+                events[direction.sink] = events.get(direction.sink, 0) | select.POLLOUT
         poller = select.poll()
         for fd, wanted in events.items():
             poller.register(fd, wanted)
         ready = dict(poller.poll())
-        for way in (there, back):
-            if ready.get(way.source, 0) & ~select.POLLOUT and way.reads:
-                way.read()
-            if way.waiting and not way.write():
+        for direction in (to_agent, from_agent):
+            if ready.get(direction.source, 0) & ~select.POLLOUT and direction.reads:
+                direction.read()
+            if direction.waiting and not direction.write():
                 return
 
 
-def _write_rest(back: _Way) -> None:
+def _write_rest(from_agent: _Direction) -> None:
     """Write what the agent sent before its end. Give up if the connection takes nothing: its other end is gone."""
     poller = select.poll()
-    poller.register(back.sink, select.POLLOUT)
-    while back.write() and back.waiting and poller.poll(_REMOVAL_S * 1000):
+    poller.register(from_agent.sink, select.POLLOUT)
+    while from_agent.write() and from_agent.waiting and poller.poll(_REMOVAL_S * 1000):
         pass
 
 
@@ -137,9 +137,9 @@ def _await_removal(directory: Path) -> None:
         time.sleep(_CHECK_S)
 
 
-def _report_end(words: int) -> None:
+def _report_end(log_fd: int) -> None:
     """Print the end of the agent's log, which is empty unless something went wrong."""
-    if words < 0:
+    if log_fd < 0:
         return
-    size = os.fstat(words).st_size
-    os.write(_STDERR, os.pread(words, _LAST_WORDS_BYTES, max(0, size - _LAST_WORDS_BYTES)))
+    size = os.fstat(log_fd).st_size
+    os.write(_STDERR, os.pread(log_fd, _LOG_END_BYTES, max(0, size - _LOG_END_BYTES)))

@@ -15,7 +15,7 @@ from orchestrator.client.page.timeline import Timeline
 from orchestrator.client.run_rows import command_text, read_status
 from orchestrator.client.view.layout import colour_index
 from orchestrator.core.errors import NewerFormat
-from orchestrator.core.state.events import AttemptPlanned, Event, StacksTaken
+from orchestrator.core.state.events import AttemptPlanned, Event, StacksTaken, VersionsFound
 from orchestrator.core.state.result import RunResult
 from orchestrator.core.state.state import RunState
 from orchestrator.core.text.clean import safe, safe_lines
@@ -34,6 +34,7 @@ class RunPage:
         self._timeline = Timeline(view.record.started_mono)
         self._planned: AttemptPlanned | None = None
         self._stacks: list[StacksTaken] = []
+        self._versions: dict[str, dict[str, str]] = {}
         self._before: tuple[RunState, bool, object] | None = None
 
     def refresh(self) -> bool:
@@ -80,7 +81,7 @@ class RunPage:
             },
             "end": None if result is None else end_document(result, view.paths),
             "stacks": stack_documents(stacks, self.clock, view.paths),
-            "plan": plan_document(view.record, self._planned),
+            "plan": plan_document(view.record, self._planned, self._versions),
             "tasks": tasks,
             "hosts": status["hosts"],
             "timeline": self._timeline.document(view.state),
@@ -94,6 +95,8 @@ class RunPage:
             self._planned = event
         elif isinstance(event, StacksTaken):
             self._stacks = [*self._stacks, event][-MOST_STACKS:]
+        elif isinstance(event, VersionsFound):
+            self._versions[event.task] = event.versions
 
     def _result(self) -> tuple[RunResult | None, list[str]]:
         """Return the result of an ended run, and why there is none."""

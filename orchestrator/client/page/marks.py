@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from orchestrator.client.view.amounts import short_duration
 from orchestrator.client.view.messages import event_message
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event
@@ -62,6 +63,12 @@ def _own_marks(state: RunState, event: Event) -> Iterator[tuple[str | None, str,
             exception = event.symptom.exception if failed and event.symptom is not None else None
             said = f"{text}: {exception}" if exception else text
             yield event.task, "failure" if failed else "exit", f"{event.task}: {said}"
+        case events.CheckpointSaved():
+            yield (
+                event.task,
+                "checkpoint",
+                f"{event.task} saved {event.name} in {short_duration(event.seconds)}",
+            )
         case events.TaskStartFailed():
             yield event.task, "failure", f"{event.task}: {event.reason}"
         case events.DiskFull():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -27,8 +28,11 @@ _NOT_OPTIONS = frozenset(
 )  # fmt: skip
 
 
-def plan_document(record: RunRecord, planned: AttemptPlanned | None) -> dict[str, Any]:
-    """Return the plan of the last attempt. The record may be damaged, so nothing in its job is certain."""
+def plan_document(
+    record: RunRecord, planned: AttemptPlanned | None, versions: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any]:
+    """Return the plan of the last attempt; `versions` are those that were found in each task. The record may be
+    damaged, so nothing in its job is certain."""
     spec, tasks = record.spec, () if planned is None else planned.tasks
     shown = tasks[:_MOST_TASKS]
     command = spec.get("command")
@@ -36,18 +40,26 @@ def plan_document(record: RunRecord, planned: AttemptPlanned | None) -> dict[str
     return {
         "command": shlex.join(tasks[0].argv) if tasks else command_text(spec),
         "python": shlex.join(map(str, interpreter)) if isinstance(interpreter, list) else "",
-        "versions": dict(record.versions),
+        "versions": {**record.versions, **dict(_versions(versions))},
         "strategy": _strategy(spec.get("strategy")),
         "options": dict(_options(spec)),
         "env_names": sorted({name for task in shown for name in task.env} | set(_names(spec.get("env")))),
         "cluster": {} if planned is None else {role: list(those) for role, those in planned.cluster.items()},
         "tf_config": dict(_tf_configs(planned, shown)),
         "devices": dict(_devices(shown)),
-        "sharding": None,
         "tasks": [
             {"task": task.task, "argv": list(task.argv), "cwd": task.cwd, "host": task.host} for task in shown
         ],
     }
+
+
+def _versions(of_tasks: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield each version in the tasks; if they differ, with the number of tasks that have it."""
+    for name in dict.fromkeys(name for versions in of_tasks.values() for name in versions):
+        tasks = Counter(versions[name] for versions in of_tasks.values() if name in versions)
+        each = [version if len(tasks) == 1 else f"{version} ({count})" for version, count in tasks.items()]
+        # The record has the Python that runs orch.
+        yield "python of the tasks" if name == "python" else name, ", ".join(each)
 
 
 def _options(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

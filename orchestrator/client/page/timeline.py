@@ -15,6 +15,8 @@ from orchestrator.core.state.tasks import Matching, Tasks
 
 MOST_SPANS = 50_000
 _MOST_MARKS = 10_000
+# Most marks of saved checkpoints, so that other marks find room.
+_MOST_SAVES = 5_000
 # Tasks are named in the text of a span while there are at most so many.
 _MOST_NAMED = 8
 # A shorter silence is not shown.
@@ -73,6 +75,7 @@ class Timeline:
     _open: dict[str, _Span] = field(default_factory=dict)
     _tasks: Tasks | None = None
     _was_ready: bool = False
+    _saves: int = 0
     _awaited: Matching = field(default_factory=lambda: Matching(lambda task, state: is_awaited(task)))
     _awaited_text: str = ""
     _is_awaiting: bool = False
@@ -204,7 +207,9 @@ class Timeline:
                     self._follow(each, state, time)
 
     def _mark(self, state: RunState, event: Event, time: float) -> None:
-        if len(self._marks) >= _MOST_MARKS:
+        self._saves += isinstance(event, events.CheckpointSaved)
+        is_one_too_many = isinstance(event, events.CheckpointSaved) and self._saves > _MOST_SAVES
+        if len(self._marks) >= _MOST_MARKS or is_one_too_many:
             return
         self._marks += marks_of(state, event, time)
         is_ready = state.phase is RunPhase.RUNNING

@@ -83,6 +83,9 @@ class PlainView:
         self._out.require_reader()
         return None
 
+    def pause(self) -> None:
+        """Do nothing: there is no footer."""
+
     def drain(self, timeout: float) -> bool:
         """Give the reader up to `timeout` seconds to take what is left. Return whether it has taken all."""
         return self._err.drain(timeout) and self._out.drain(timeout)

@@ -45,7 +45,7 @@ class RunStatus(_Document):
 
 
 class HostStatus(_Document):
-    """A host of the run: joined, silent (not heard for `silent_s` now) or lost, and then for what reason. `gpus` are
+    """A host of the run: joined, silent (no answer for `silent_s` now) or lost, and then for what reason. `gpus` are
     models."""
 
     host: str

@@ -65,6 +65,7 @@ class View(Protocol):
     def update(self, moment: Moment) -> None: ...
     def frame(self, now: float) -> float | None: ...
     def drain(self, timeout: float) -> bool: ...
+    def pause(self) -> None: ...
     def finish(self) -> None: ...
 
 
@@ -196,6 +197,10 @@ class TerminalView:
     def drain(self, timeout: float) -> bool:
         """Give the terminal up to `timeout` seconds to take what was painted. Return whether it has."""
         return self._out.drain(timeout)
+
+    def pause(self) -> None:
+        """Paint what waits and remove the footer, until the next frame."""
+        self._paint(_FRAME_LINES, _FRAME_BYTES, with_footer=False)
 
     def finish(self) -> None:
         """After the last chunk: paint all that waits and remove the footer. `drain` afterwards."""

@@ -58,18 +58,22 @@ def own_failure_elsewhere(state: RunState, first: TaskState) -> tuple[str, str] 
         for task in state.tasks.values()
         if task.plan.host != first.plan.host
         and (exception := own_exception(task.symptom)) is not None
-        and ((blames_peer and task.phase is TaskPhase.FAILED) or _raised_surely_before(task, first))
+        and ((blames_peer and task.phase is TaskPhase.FAILED) or _raised_before(task, first))
     ]
     return min(own)[1:] if own else None
 
 
-def _raised_surely_before(task: TaskState, first: TaskState) -> bool:
-    """Whether a task raised its exception before `first` raised its own, or else chose to exit."""
+def _raised_before(task: TaskState, first: TaskState) -> bool:
+    """Whether a task raised its exception before `first` raised its own, or surely before it chose to exit.
+
+    An exception that the teardown brings about is later than both by the ways of two messages."""
     raised = _raised(task)
-    has_chosen_to_exit = _kind(first) is SymptomKind.UNKNOWN and first.exit_code is not None
-    if raised is None or (_raised(first) is None and not has_chosen_to_exit):
+    if raised is None:
         return False
-    return _failed(first) - raised > task.clock_error_s + first.clock_error_s
+    if _raised(first) is not None:
+        return raised < _failed(first)
+    has_chosen_to_exit = _kind(first) is SymptomKind.UNKNOWN and first.exit_code is not None
+    return has_chosen_to_exit and _ended(first) - raised > task.clock_error_s + first.clock_error_s
 
 
 def failed_host(state: RunState, first: TaskState | None) -> HostState | None:
@@ -84,7 +88,7 @@ def failed_host(state: RunState, first: TaskState | None) -> HostState | None:
 
 
 def host_cause(state: RunState, host: HostState) -> Cause:
-    """Return the cause: `node2 was lost: it was not heard for 10s; worker:2 and worker:3 ran on it`."""
+    """Return the cause: `node2 was lost: it has not answered for 10s; worker:2 and worker:3 ran on it`."""
     names = [task.name for task in state.tasks.values() if task.plan.host == host.name]
     ran = f"; {join_names(names)} ran on it" if names else ""
     text = f"{host.name} was lost: {host.reason}{ran}"
@@ -92,7 +96,7 @@ def host_cause(state: RunState, host: HostState) -> Cause:
 
 
 def hosts_notice(events: Sequence[HostSilent | HostBack]) -> str:
-    """Return the message about hosts that are all not heard, or all heard again."""
+    """Return the message about hosts that do not answer, or that all answer again."""
     seconds = format_duration(round(max(event.seconds for event in events), 1))
     is_one = len(events) == 1
     hosts = events[0].host
@@ -104,10 +108,10 @@ def hosts_notice(events: Sequence[HostSilent | HostBack]) -> str:
         hosts = f"{len(events)} hosts ({hosts})"
     if isinstance(events[0], HostSilent):
         return (
-            f"{hosts} {'was' if is_one else 'were'} not heard for {seconds}; orch connects to"
+            f"{hosts} {'has' if is_one else 'have'} not answered for {seconds}; orch connects to"
             f" {'it' if is_one else 'them'} again"
         )
-    return f"{hosts} {'is' if is_one else 'are'} heard again after {seconds}"
+    return f"{hosts} answer{'s' if is_one else ''} again after {seconds}"
 
 
 def _order(task: TaskState) -> int:

@@ -140,8 +140,8 @@ SIGNATURES = (
     ),
     (
         r"\bbdb\.BdbQuit\b",
-        "A task has no terminal to debug in: --debug lets VS Code attach, and --env PYTHONBREAKPOINT=0 ignores"
-        " `breakpoint()`.",
+        "A task has no terminal to debug in: --interactive TASK gives it yours, --debug TASK lets VS Code attach, and"
+        " --env PYTHONBREAKPOINT=0 ignores `breakpoint()`.",
     ),
     (r"No space left on device|ENOSPC", FULL_DISK),
     (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
@@ -28,6 +29,14 @@ _HOST = re.compile(
 )
 _PLAIN_IPV6 = re.compile(rf"({_USER}@)?[0-9A-Fa-f]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\Z")
 _HOW = "write a host such as node1, user@node1 or node1:4 (4 tasks)"
+
+
+def _checked_address(text: str) -> str:
+    return str(ip_address(text))
+
+
+# An IP address that a host reports.
+Address = Annotated[str, AfterValidator(_checked_address)]
 
 
 def _checked_slots(slots: int) -> int:
@@ -165,6 +174,12 @@ def _misfits(spec: JobSpec) -> Iterator[tuple[str, str]]:
             "network",
             "a private network exists on one machine only, and tasks on several hosts could not reach each other;"
             " leave it out, or leave out --hosts",
+        )
+    if spec.profile is not None:
+        yield (
+            "profile",
+            "it reads the recordings on this machine, and tasks write theirs on their hosts; leave it out, or leave out"
+            " --hosts",
         )
     if spec.tensorboard is not None:
         yield (

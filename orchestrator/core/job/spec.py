@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
-from functools import lru_cache, partial
-from pathlib import Path
+from functools import lru_cache
 from types import MappingProxyType
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
 
@@ -33,26 +31,35 @@ from orchestrator.core.job.cpu_budget import Cores
 from orchestrator.core.job.fault import Fault
 from orchestrator.core.job.gpus import GpuChoice, GpuInventory
 from orchestrator.core.job.hosts import Host, check_role_hosts, distinct
+from orchestrator.core.job.profiled_steps import ProfiledSteps
 from orchestrator.core.job.roles import MOST_TASKS, check_counts
 from orchestrator.core.job.run_name import RunName
 from orchestrator.core.job.start_method import StartMethod
 from orchestrator.core.job.strategy import StrategyChoice
 from orchestrator.core.job.tensorboard import TensorBoard
-from orchestrator.core.job.tf_config import EVALUATOR, ROLES, WORKER, Role, TaskRef
-from orchestrator.core.text.durations import check_duration
+from orchestrator.core.job.tf_config import EVALUATOR, WORKER, Role, TaskRef
+from orchestrator.core.job.values import (
+    START_TIMEOUT,
+    AbsolutePath,
+    Environment,
+    ModuleName,
+    Roles,
+    Seconds,
+    Word,
+    between,
+    checked_count,
+    checked_interface,
+    checked_link_timeout,
+    checked_ssh,
+    checked_timeout,
+    frozen,
+)
 from orchestrator.core.text.secrets import mask_secrets, mask_words
 
 NOT_FORKED = StartMethod(fork=False, reason="it is not a Python script")
 # Threads in each pool of a task. Larger numbers are typing errors.
 MOST_THREADS = 4096
 MOST_RESTARTS = 10_000
-# Seconds. Hosts are asked every second, and a shorter break is not worth a lost run.
-LEAST_LINK_TIMEOUT_S = 3.0
-# The longest name of a network interface (IFNAMSIZ).
-_INTERFACE = re.compile(r"[^\s/]{1,15}\Z")
-_Value = TypeVar("_Value")
-_SET_BY_ORCH = "TF_CONFIG"
-_ORCH_PREFIX = "ORCH_"
 
 
 class CommandKind(StrEnum):
@@ -63,98 +70,6 @@ class CommandKind(StrEnum):
     MODULE = "module"
     EXECUTABLE = "executable"
     FUNCTION = "function"  # of the Python process that starts the run
-
-
-def _plain_text(text: str) -> str:
-    if "\0" in text:
-        raise ValueError("a NUL character cannot be passed to a process")
-    return text
-
-
-def _checked_variable(name: str) -> str:
-    _plain_text(name)
-    if not name or "=" in name:
-        raise ValueError(f'"{name}" is not the name of an environment variable')
-    if name == _SET_BY_ORCH or name.startswith(_ORCH_PREFIX):
-        raise ValueError(f"{name} is set by orch for each task and cannot be given; leave it out")
-    return name
-
-
-def _checked_count(count: int) -> int:
-    if count < 1:
-        raise ValueError(f"must be at least 1, not {count}")
-    return count
-
-
-def _between(least: int, most: int) -> AfterValidator:
-    def check(number: int) -> int:
-        if not least <= number <= most:
-            raise ValueError(f"must be between {least} and {most:,}, not {number}")
-        return number
-
-    return AfterValidator(check)
-
-
-def _checked_timeout(seconds: float, no_limit: str = "leave it out") -> float:
-    if seconds == 0:
-        raise ValueError(f"a time-out of 0 would end the run at once; {no_limit} for no limit")
-    return check_duration(seconds)
-
-
-def _absolute(path: Path) -> Path:
-    _plain_text(str(path))
-    if not path.is_absolute():
-        raise ValueError(f"{path} is not an absolute path")
-    return path
-
-
-def _checked_link_timeout(seconds: float) -> float:
-    if seconds < LEAST_LINK_TIMEOUT_S:
-        raise ValueError(f"must be at least {LEAST_LINK_TIMEOUT_S:g}s, not {seconds:g}s")
-    return check_duration(seconds)
-
-
-def _checked_interface(name: str) -> str:
-    if not _INTERFACE.match(_plain_text(name)):
-        raise ValueError(f'"{name}" is not the name of a network interface; write eth0 or ib0')
-    return name
-
-
-def _checked_ssh(words: tuple[str, ...]) -> tuple[str, ...]:
-    if not words or not words[0]:
-        raise ValueError('names no program; write "ssh -F FILE", or leave it out')
-    return words
-
-
-def _module_name(name: str) -> str:
-    if not name.isascii() or not all(part.isidentifier() for part in name.split(".")):
-        raise ValueError(f'"{name}" is not the name of a Python module; write numpy or scipy.linalg')
-    return name
-
-
-def _frozen(table: Mapping[str, _Value]) -> Mapping[str, _Value]:
-    return MappingProxyType(dict(table))
-
-
-def _frozen_roles(roles: Mapping[str, int]) -> Mapping[str, int]:
-    return MappingProxyType({role: roles[role] for role in ROLES if role in roles})
-
-
-_START_TIMEOUT = AfterValidator(partial(_checked_timeout, no_limit="write off"))
-Word = Annotated[str, AfterValidator(_plain_text)]
-AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
-ModuleName = Annotated[str, AfterValidator(_module_name)]
-Seconds = Annotated[float, AfterValidator(check_duration)]
-Roles = Annotated[
-    Mapping[Role, Annotated[int, AfterValidator(_checked_count)]],
-    AfterValidator(_frozen_roles),
-    PlainSerializer(dict, return_type=dict[str, int]),
-]
-Environment = Annotated[
-    Mapping[Annotated[str, AfterValidator(_checked_variable)], Word],
-    AfterValidator(_frozen),
-    PlainSerializer(dict, return_type=dict[str, str]),
-]
 
 
 class Command(BaseModel):
@@ -218,7 +133,7 @@ _NO_SETTINGS = RoleSettings()
 
 RoleTable = Annotated[
     Mapping[Role, RoleSettings],
-    AfterValidator(_frozen),
+    AfterValidator(frozen),
     PlainSerializer(lambda table: {role: settings.model_dump() for role, settings in table.items()}),
 ]
 
@@ -243,11 +158,11 @@ class JobSpec(BaseModel):
     cwd: AbsolutePath
     # Added to the caller's environment.
     env: Environment = Field(default_factory=lambda: MappingProxyType({}))
-    timeout_s: Annotated[float, AfterValidator(_checked_timeout)] | None = None
+    timeout_s: Annotated[float, AfterValidator(checked_timeout)] | None = None
     # From the first ready task to the last.
-    start_timeout_s: Annotated[float, _START_TIMEOUT] | None = DEFAULT_START_TIMEOUT_S
+    start_timeout_s: Annotated[float, START_TIMEOUT] | None = DEFAULT_START_TIMEOUT_S
     # Without output or progress of a task.
-    stall_timeout_s: Annotated[float, AfterValidator(_checked_timeout)] | None = None
+    stall_timeout_s: Annotated[float, AfterValidator(checked_timeout)] | None = None
     # After it, without a stall_timeout_s, a task that is silent and idle is reported once. Not an option.
     silence_notice_s: Seconds | None = SILENCE_NOTICE_S
     # For the evaluator after the end of the training.
@@ -255,9 +170,9 @@ class JobSpec(BaseModel):
     # End the run when a loss is NaN or infinite.
     stop_on_nan: bool = False
     on_failure: FailurePolicy = FailurePolicy.ABORT
-    max_restarts: Annotated[int, _between(0, MOST_RESTARTS)] = DEFAULT_MAX_RESTARTS
+    max_restarts: Annotated[int, between(0, MOST_RESTARTS)] = DEFAULT_MAX_RESTARTS
     # PSS of each task with all its processes.
-    memory_limit_bytes: Annotated[int, AfterValidator(_checked_count)] | None = None
+    memory_limit_bytes: Annotated[int, AfterValidator(checked_count)] | None = None
     chaos: tuple[Fault, ...] = ()
     network: NetworkOption = NetworkOption.HOST
     grace_s: Seconds = DEFAULT_GRACE_S
@@ -277,42 +192,47 @@ class JobSpec(BaseModel):
     # The tasks that a debugger can attach to, and whether they run before it does.
     debug: tuple[TaskRef, ...] = ()
     debug_no_wait: bool = False
+    # The task that has the user's terminal, and whether the first one that fails gets it.
+    interactive: TaskRef | None = None
+    pdb: bool = False
     # Repair known faults of Keras.
     fixes: bool = True
     keras: KerasOption = KerasOption.AUTO
     # Threads in each pool of a task. None: TensorFlow decides.
-    threads: Annotated[int, _between(1, MOST_THREADS)] | None = None
+    threads: Annotated[int, between(1, MOST_THREADS)] | None = None
     # The cores that this machine lets all tasks use together.
     cores: Cores = Cores(machine=1, allowed=1)
     strategy: StrategyChoice = StrategyChoice()
     # None: auto.
     gpus: GpuChoice | None = None
     # Bytes on each GPU that a task sees, or allocation on demand. None: all of it.
-    gpu_memory: Literal["grow"] | Annotated[int, AfterValidator(_checked_count)] | None = None
+    gpu_memory: Literal["grow"] | Annotated[int, AfterValidator(checked_count)] | None = None
     gpu_inventory: GpuInventory = GpuInventory()
     # COLUMNS of the tasks: the room for a line on the terminal that shows the run. None: not set.
-    columns: Annotated[int, _between(1, 100_000)] | None = None
+    columns: Annotated[int, between(1, 100_000)] | None = None
     # None: no event files.
     tensorboard: TensorBoard | None = None
+    # None: no profile.
+    profile: ProfiledSteps | None = None
     engine: EngineName = EngineName.LOCAL
     # Empty: this machine alone.
     hosts: Annotated[tuple[Host, ...], AfterValidator(distinct)] = ()
     # Slots of a host that was given without a number. None: the tasks are split equally.
-    tasks_per_host: Annotated[int, _between(1, MOST_TASKS)] | None = None
+    tasks_per_host: Annotated[int, between(1, MOST_TASKS)] | None = None
     placement: Placement = Placement.PACK
     # The network interface whose address the tasks' servers have. None: the one that the host is reached by.
-    interface: Annotated[str, AfterValidator(_checked_interface)] | None = None
-    link_timeout_s: Annotated[float, AfterValidator(_checked_link_timeout)] = DEFAULT_LINK_TIMEOUT_S
+    interface: Annotated[str, AfterValidator(checked_interface)] | None = None
+    link_timeout_s: Annotated[float, AfterValidator(checked_link_timeout)] = DEFAULT_LINK_TIMEOUT_S
     # The interpreter on the hosts. None: the path of the one here.
     remote_python: Word | None = None
     # Copy the working directory to the hosts before the start.
     sync: bool = False
-    ssh_command: Annotated[tuple[Word, ...], AfterValidator(_checked_ssh)] = ("ssh",)
+    ssh_command: Annotated[tuple[Word, ...], AfterValidator(checked_ssh)] = ("ssh",)
     # Of a new Slurm allocation. None: the cluster's defaults.
-    nodes: Annotated[int, _between(1, MOST_TASKS)] | None = None
+    nodes: Annotated[int, between(1, MOST_TASKS)] | None = None
     partition: Annotated[Word, Field(min_length=1)] | None = None
     account: Annotated[Word, Field(min_length=1)] | None = None
-    time_s: Annotated[float, AfterValidator(_checked_timeout)] | None = None
+    time_s: Annotated[float, AfterValidator(checked_timeout)] | None = None
     slurm: tuple[Word, ...] = ()
     # The id of the allocation, once there is one. Then `hosts` are its nodes.
     slurm_job: str | None = None

@@ -63,6 +63,8 @@ class DebugWatch:
                 )
             case "attached":
                 return f"a debugger is attached to {event.task}; time limits are suspended"
+            case "post_mortem":
+                return f"{event.task} has failed and is in pdb; time limits are suspended"
             case "listening" if was is None:
                 return f"{event.task} listens for a debugger; in VS Code: {attach_configuration(event.task, now)}"
             case _:

@@ -57,7 +57,7 @@ PLAN_MARGIN_S = 60.0
 # Seconds after --link-timeout in which a silent host is reported as lost.
 LOSS_MARGIN_S = 2.0
 # The client has left: the tasks get the short grace period.
-_CLIENT_HAS_LEFT = frozenset({StopReason.CLIENT_GONE, StopReason.OUTPUT_CLOSED})
+_QUICK = frozenset({StopReason.CLIENT_GONE, StopReason.OUTPUT_CLOSED, StopReason.SOURCE_CHANGED})
 
 
 class Lifecycle:
@@ -208,6 +208,7 @@ class Lifecycle:
                 | events.PreloadBegan() | events.Preloaded() | events.NotPreloaded() | events.DiskFull()
                 | events.LogTruncated() | events.Noticed() | events.TensorBoardServes()
                 | events.LossBecameBad() | events.Resumed() | events.RunEndedEvent()
+                | events.VersionsFound() | events.CheckpointSaved()
             ):  # fmt: skip
                 return []
             case _:
@@ -258,11 +259,11 @@ class Lifecycle:
             self._grace_s = 0.0
             self._restart_at = None
             return [TearDown(self.state.teardown or TeardownReason.REQUEST, 0.0)]
-        if event.reason not in _CLIENT_HAS_LEFT:
+        if event.reason not in _QUICK:
             return self._tear_down(TeardownReason.REQUEST, self._spec.grace_s)
         grace_s = self._spec.failure_grace_s
         if self._is_tearing_down and self._grace_s > grace_s and self.state.agent_lost is None:
-            # The client that waited for this teardown has left.
+            # The client that waited for this teardown no longer does.
             self._grace_s = grace_s
             return [TearDown(self.state.teardown or TeardownReason.REQUEST, grace_s)]
         return self._tear_down(TeardownReason.REQUEST, grace_s)

@@ -37,6 +37,7 @@ _STOP_EXIT_CODES = {
     StopReason.CLIENT_GONE: ExitCode.TERMINATED,
     StopReason.OUTPUT_CLOSED: ExitCode.OUTPUT_CLOSED,
     StopReason.TIMEOUT: ExitCode.TIMED_OUT,
+    StopReason.SOURCE_CHANGED: ExitCode.TERMINATED,
 }
 
 # The exit code of a run that failed although no task exited with another code than 0.

@@ -40,7 +40,7 @@ class TimeLimits:
         self._awaited = None
 
     def heard(self, host: str, now: float) -> None:
-        """A silent host is heard again."""
+        """A silent host answers again."""
         self._stall.heard(host, now)
 
     def defer(self, seconds: float, now: float) -> None:
@@ -132,7 +132,7 @@ class SilenceWatch:
         self._limit.update(state, now)
 
     def heard(self, host: str, now: float) -> None:
-        """A silent host is heard again."""
+        """A silent host answers again."""
         self._limit.heard(host, now)
 
     def defer(self, seconds: float, now: float) -> None:
@@ -248,7 +248,7 @@ class StallLimit:
         return Silence(silent_s, overdue, frozenset(busy) & silent_s.keys()) if overdue else None
 
     def heard(self, host: str, now: float) -> None:
-        """A silent host is heard again: what its tasks reported meanwhile follows."""
+        """A silent host answers again: what its tasks reported meanwhile follows."""
         for name, task in self._known.items():
             if task.plan.host == host:
                 self._last_sign[name] = now

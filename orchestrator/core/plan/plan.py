@@ -33,7 +33,7 @@ _COLUMNS = "COLUMNS"
 _LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
 # The port of the first debugger, if it is free: the one that examples of debugpy have.
 _DEBUGGER_PORT = 5678
-# Steps that planned faults wait for. A task that reports its own progress must report these without delay.
+# Steps that planned faults and the profile wait for. A task that reports its own progress must report these at once.
 _AWAITED_STEPS = "ORCH_PROGRESS_AT"
 # Common to all tasks, but not known before an attempt. No import reads it.
 _NOT_PRELOADED = frozenset({"ORCH_ATTEMPT"})
@@ -54,7 +54,7 @@ class TaskPlan:
     """The plan of a task on `host` (None: this machine), with paths there. `env` is added to the caller's environment,
     and so is TF_CONFIG. `serves`: a TensorFlow server is expected on `address` (host:port). `bootstrap` are the options
     of the code injected into its Python, None for no injection; they are not in `env`. `fork`: the task is forked from
-    the preloader."""
+    the preloader. `interactive`: it has the user's terminal."""
 
     task: TaskRef
     host: str | None
@@ -67,6 +67,7 @@ class TaskPlan:
     serves: bool
     bootstrap: Mapping[str, object] | None
     fork: bool
+    interactive: bool = False
 
 
 @dataclass(frozen=True)
@@ -221,6 +222,7 @@ def planned_tasks(plan: RunPlan, layout: RunLayout) -> tuple[PlannedTask, ...]:
             log=str(layout.task_log(str(task.task))),
             host=task.host,
             serves=task.serves,
+            interactive=task.interactive,
         )
         for task in plan.tasks
     )
@@ -251,6 +253,7 @@ def _task_plan(
         serves=spec.serves(role),
         bootstrap=_bootstrap(spec, command, task, layout, python_path),
         fork=command.start.fork,
+        interactive=task == spec.interactive,
     )
 
 
@@ -272,15 +275,24 @@ def _bootstrap(
             "keep_tf_config": hooks and not spec.script_tf_config,
             "pythonpath": python_path,
             **_debugging(spec, task),
+            **_profiling(spec, layout),
         }
     )
 
 
+def _profiling(spec: JobSpec, layout: RunLayout) -> dict[str, object]:
+    """The options of the bootstrap about the profile; none in a run without one."""
+    steps = spec.profile
+    if steps is None:
+        return {}
+    return {"profile": {"first": steps.first, "last": steps.last, "directory": str(layout.profile)}}
+
+
 def _debugging(spec: JobSpec, task: TaskRef) -> dict[str, object]:
     """The options of the bootstrap about debuggers; none in a run without them."""
-    if not spec.debug:
+    if not spec.debug and spec.interactive is None and not spec.pdb:
         return {}
-    options: dict[str, object] = {"patient": True}
+    options: dict[str, object] = {"patient": True, "post_mortem": spec.pdb}
     if task in spec.debug:
         port = _DEBUGGER_PORT + spec.debug.index(task)
         options["debugger"] = {"port": port, "waits": not spec.debug_no_wait}
@@ -308,9 +320,11 @@ def _common_env(
         identity[DIRECTORY_VARIABLE] = ""  # inherited from the run that this one is in
     keras = {_LEGACY_KERAS: "1"} if command.legacy_keras and _LEGACY_KERAS not in users else {}
     threads = _budget(spec, users).env
-    steps = sorted({fault.step for fault in spec.chaos if fault.step is not None})
+    steps = {fault.step for fault in spec.chaos if fault.step is not None}
+    if spec.profile is not None:
+        steps |= spec.profile.awaited
     columns = {_COLUMNS: str(spec.columns)} if spec.columns is not None and _COLUMNS not in users else {}
-    awaited = {_AWAITED_STEPS: ",".join(map(str, steps))} if steps else {}
+    awaited = {_AWAITED_STEPS: ",".join(map(str, sorted(steps)))} if steps else {}
     return identity | columns | awaited | defaults | keras | dict(threads) | dict(given) | _unproxied(users)
 
 

@@ -49,7 +49,8 @@ def _debugged_text(progress: Progress) -> str:
     debugger = progress.debugger
     if debugger is not None and debugger.state == "waiting":
         return f"waiting for a debugger on port {debugger.port}"
-    return ", ".join(filter(None, (progress_text(progress), "debugged")))
+    is_failed = debugger is not None and debugger.state == "post_mortem"
+    return ", ".join(filter(None, (progress_text(progress), "post-mortem" if is_failed else "debugged")))
 
 
 def progress_text(progress: Progress) -> str:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from itertools import islice
 from math import inf
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from orchestrator.core.job.fault import Fault
 from orchestrator.core.state.events import Progress
@@ -23,6 +24,7 @@ LONGEST_WORD = 48
 MOST_METRICS = 32
 # Characters of an address: the longest name of a host, and a port.
 LONGEST_ADDRESS = 260
+_MOST_VERSIONS = 8
 INTERVAL_S = 1.0
 # In runs of many tasks the interval is longer, so that the events of an hour can still be read.
 _MOST_A_SECOND = 100
@@ -57,6 +59,42 @@ def parse_progress(text: str) -> Progress | None:
         if metrics or not said["metrics"]:
             fields["metrics"] = metrics
     return Progress.model_validate(fields) if fields else None
+
+
+def _encodable(text: str) -> str:
+    """Refuse lone surrogates, which an event cannot contain. UnicodeEncodeError is a ValueError."""
+    text.encode()
+    return text
+
+
+_Text = Annotated[str, AfterValidator(_encodable)]
+_Word = Annotated[_Text, Field(max_length=LONGEST_WORD)]
+_VERSIONS = TypeAdapter(Annotated[dict[_Word, _Word], Field(max_length=_MOST_VERSIONS)])
+
+
+class SavedFile(BaseModel):
+    """A checkpoint or a model that a task has saved in `seconds`."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    name: Annotated[_Text, Field(min_length=1, max_length=LONGEST_ADDRESS)]
+    seconds: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+
+
+def parse_facts(text: str) -> tuple[dict[str, str] | None, SavedFile | None]:
+    """Return the versions and the saved file that a task reports beside its progress; None for what is not valid."""
+    if '"versions"' not in text and '"saved"' not in text:
+        return None, None
+    versions, saved = None, None
+    try:
+        said = json.loads(text)
+        said = said if isinstance(said, dict) else {}
+    except (ValueError, RecursionError):
+        return None, None
+    with suppress(ValueError):
+        versions = _VERSIONS.validate_python(said.get("versions"))
+    with suppress(ValueError):
+        saved = SavedFile.model_validate(said.get("saved"))
+    return versions, saved
 
 
 def _metrics(said: Mapping[str, object]) -> Iterator[tuple[str, float | None]]:

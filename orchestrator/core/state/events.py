@@ -46,14 +46,14 @@ class FitSteps(_Frozen):
 
 class Debugger(_Frozen):
     """A debugger in a task. `listening` at `port` of 127.0.0.1, and the task runs; `waiting` there for its client;
-    `attached`: the client is there."""
+    `attached`: the client is there. `post_mortem`: pdb reads from the user's terminal after a failure."""
 
-    state: Literal["listening", "waiting", "attached"]
+    state: Literal["listening", "waiting", "attached", "post_mortem"]
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
 
     @property
     def is_used(self) -> bool:
-        """Whether somebody debugs the task, or is expected to."""
+        """Whether a person debugs the task, or is expected to."""
         return self.state != "listening"
 
 
@@ -95,6 +95,7 @@ class StopReason(StrEnum):
     CLIENT_GONE = "client_gone"  # the foreground client was killed
     OUTPUT_CLOSED = "output_closed"  # the reader of the client's output closed it
     TIMEOUT = "timeout"  # --timeout
+    SOURCE_CHANGED = "source_changed"  # --watch: the client starts the next run
 
 
 # The stop reason of each signal to the client.
@@ -139,7 +140,7 @@ class Symptom(_Frozen):
 
 class PlannedTask(_Frozen):
     """A task as planned for an attempt, with secrets masked. `env` is without TF_CONFIG, except in an older file.
-    `host` is None on this machine; `log` is a path on this machine."""
+    `host` is None on this machine; `log` is a path on this machine. `interactive`: it has the user's terminal."""
 
     task: TaskName
     role: str
@@ -151,6 +152,7 @@ class PlannedTask(_Frozen):
     log: str
     serves: bool
     host: HostName | None = None
+    interactive: bool = False
 
 
 class _Event(_Frozen):
@@ -226,6 +228,24 @@ class TaskProgressed(_Event):
     type: Literal["task_progressed"] = "task_progressed"
     task: TaskName
     progress: Progress
+
+
+class VersionsFound(_Event):
+    """The versions in a task's process: of `python`, and of `tensorflow`, `keras` and `tf_keras` once it has imported
+    them."""
+
+    type: Literal["versions_found"] = "versions_found"
+    task: TaskName
+    versions: dict[str, str]
+
+
+class CheckpointSaved(_Event):
+    """A task has saved the checkpoint or model `name`, which took `seconds`. Very many saves are not all recorded."""
+
+    type: Literal["checkpoint_saved"] = "checkpoint_saved"
+    task: TaskName
+    name: str
+    seconds: Seconds
 
 
 class LossBecameBad(_Event):
@@ -399,7 +419,7 @@ class HostJoined(_Event):
 
 
 class HostSilent(_Event):
-    """A host was not heard for `seconds`. orch connects to it again."""
+    """A host has not answered for `seconds`. orch connects to it again."""
 
     type: Literal["host_silent"] = "host_silent"
     host: HostName
@@ -407,7 +427,7 @@ class HostSilent(_Event):
 
 
 class HostBack(_Event):
-    """A host is heard again, after `seconds`."""
+    """A host answers again, after `seconds`."""
 
     type: Literal["host_back"] = "host_back"
     host: HostName
@@ -415,7 +435,7 @@ class HostBack(_Event):
 
 
 class HostLost(_Event):
-    """A host is lost with all its tasks: it was not heard for --link-timeout, or its agent has ended."""
+    """A host is lost with all its tasks: it has not answered for --link-timeout, or its agent has ended."""
 
     type: Literal["host_lost"] = "host_lost"
     host: HostName
@@ -477,6 +497,8 @@ Event = (
     | TaskStartFailed
     | TaskReady
     | TaskProgressed
+    | VersionsFound
+    | CheckpointSaved
     | LossBecameBad
     | TaskExited
     | DiskFull

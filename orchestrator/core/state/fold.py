@@ -127,7 +127,12 @@ def apply(state: RunState, event: Event) -> RunState:
             return replace(ended, phase=phase, exit_code=event.exit_code, ended_mono=event.mono)
         case events.TeardownEnded():
             return replace(_lose_unfinished(state, event.mono), left=event.left) if event.left else state
-        case events.DeadlineReached() | events.LogTruncated():
+        case (
+            events.DeadlineReached()
+            | events.LogTruncated()
+            | events.VersionsFound()
+            | events.CheckpointSaved()
+        ):
             return state
         case _:
             assert_never(event)

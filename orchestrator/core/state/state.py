@@ -117,9 +117,10 @@ class TaskState:
 
     @property
     def is_debugged(self) -> bool:
-        """True while somebody debugs it, or it waits for that."""
+        """True while it is debugged, or waits for that."""
         debugger = self.progress.debugger
-        return self.is_live and debugger is not None and debugger.is_used
+        is_used = self.plan.interactive or (debugger is not None and debugger.is_used)
+        return self.is_live and is_used
 
     @property
     def has_failed(self) -> bool:
@@ -128,7 +129,7 @@ class TaskState:
 
 
 class HostPhase(StrEnum):
-    """A host's state. `silent`: it was not heard for seconds, and may be lost or come back."""
+    """A host's state. `silent`: it has not answered for seconds, and may be lost or come back."""
 
     JOINED = "joined"
     SILENT = "silent"
@@ -169,7 +170,7 @@ class HostState:
 
     @property
     def failed_mono(self) -> float:
-        """Since when a lost host was not heard."""
+        """Since when a lost host did not answer."""
         return self.heard_mono or self.lost_mono or 0.0
 
 
@@ -187,7 +188,7 @@ class RunState:
     bad_loss: the first loss of this attempt that was not finite
     left: processes that were not ended, because they run under another user
     hosts: the hosts by name; empty if all tasks run on this machine
-    silent_hosts: those that were not heard for seconds, and may be lost or come back
+    silent_hosts: those that have not answered for seconds, and may be lost or come back
     """
 
     phase: RunPhase = RunPhase.STARTING

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from orchestrator.core.errors import UsageError
-from orchestrator.core.job.choices import NetworkOption
+from orchestrator.core.job.choices import EngineName, NetworkOption
 from orchestrator.core.job.spec import Command, JobSpec
 from orchestrator.core.job.tf_config import TaskRef
 from orchestrator.core.plan.plan import takes_bootstrap
@@ -30,9 +30,41 @@ def debugged_tasks(given: Mapping[str, Given], roles: Mapping[str, int]) -> tupl
     return tuple(task.among(roles) for task in wanted)
 
 
+def interactive_task(given: Mapping[str, Given], roles: Mapping[str, int]) -> TaskRef | None:
+    """The task of --interactive. It need not be in the run."""
+    if "interactive" not in given:
+        return None
+    source, tasks = given["interactive"].source, given["interactive"].value
+    if len(tasks) != 1:
+        raise UsageError(f"{source}: one task can have the terminal, not {len(tasks)}; name one")
+    task: TaskRef = tasks[0]
+    return task.among(roles)
+
+
+def require_terminal(source: str, spec: JobSpec, *, detached: bool) -> None:
+    """Raise a UsageError if no terminal of this process can be connected to a task."""
+    if spec.hosts or spec.engine is not EngineName.LOCAL:
+        raise UsageError(
+            f"{source}: a terminal of this machine cannot be passed to a task on another host (--hosts); run the tasks"
+            " on this machine"
+        )
+    if detached:
+        raise UsageError(f"{source}: a detached `orch up` has no terminal; leave out --detach and --wait")
+
+
+def require_post_mortem(source: str, spec: JobSpec, *, detached: bool) -> None:
+    """Raise a UsageError if pdb cannot be opened in this terminal after a failure."""
+    require_terminal(source, spec, detached=detached)
+    if spec.interactive is not None:
+        raise UsageError(f"{source} and --interactive both need this terminal; leave one of them out")
+    if not any(takes_bootstrap(command) for command in spec.commands):
+        program = spec.command.program
+        raise UsageError(f"{source}: {program} is not a Python program that orch can bring a debugger into")
+
+
 def require_debuggers(source: str, spec: JobSpec, place: CommandPlace) -> None:
     """Raise a UsageError if a task of --debug cannot run a debugger, or nothing could reach it there."""
-    if spec.hosts:
+    if spec.hosts or spec.engine is not EngineName.LOCAL:
         raise UsageError(
             f"{source}: the debugger of a task listens on 127.0.0.1 of the task's machine only, so it cannot be reached"
             " with --hosts; debug the tasks on one machine"

@@ -40,6 +40,8 @@ class Kind(Enum):
     HOSTS = auto()
     TIMESTAMPS = auto()  # a format of times, or a switch
     WARM = auto()  # a duration, or a switch
+    WATCH = auto()  # a pattern of files, or a switch
+    STEPS = auto()
 
 
 _PLACEHOLDERS = {

@@ -104,3 +104,4 @@ class UpOptions(TypedDict, total=False):
     debug_no_wait: bool | None
 
     tensorboard: bool | None
+    profile: str | None

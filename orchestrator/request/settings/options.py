@@ -36,7 +36,7 @@ from orchestrator.request.settings.declaration import (
     Part,
     Where,
 )
-from orchestrator.request.settings.request import ColorMode, TimeFormat, WaitFor
+from orchestrator.request.settings.request import WATCH_SOURCES, ColorMode, TimeFormat, WaitFor, WatchFrom
 
 _NO_LIMIT = "no limit"
 _STRATEGIES = ", ".join(Strategy)
@@ -209,7 +209,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         Option("interface", Kind.TEXT, metavar="NAME", default="the one that ssh reaches",
                help="Network interface of the hosts that the tasks talk over: eth0, ib0."),
         Option("link_timeout", Kind.DURATION, default=DEFAULT_LINK_TIMEOUT_S,
-               help="A host that was not heard for this time is lost, and ends its tasks itself."),
+               help="A host that has not answered for this time is lost, and ends its tasks itself."),
         Option("remote_python", Kind.TEXT, metavar="PATH", default="the path of the one here",
                help="Python interpreter on the hosts: 3.11 or newer."),
         Option("sync", Kind.SWITCH,
@@ -227,6 +227,12 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
                help="Keep orch's processes and the preloaded modules for this time after the run, for the next"
                     " `orch up` in this directory; off for none.",
                more="[More](warm.md)."),
+        Option("watch", Kind.WATCH, metavar="GLOB", bare=WATCH_SOURCES, part=Part.DISPLAY, where=NOT_IN_PYTHON,
+               help="Run again when the script, a local module, orch.toml, or a file of this pattern changes.",
+               more="It needs `pip install 'tf-orch[watch]'` ([more](warm.md#run-again-on-save))."),
+        Option("watch_from", Kind.CHOICE, choices=tuple(WatchFrom), default=WatchFrom.START,
+               part=Part.DISPLAY, where=NOT_IN_PYTHON,
+               help="With --watch: start with new checkpoints, or continue from the last one."),
         Option("preload", Kind.MODULES, metavar="MODULE", part=Part.START,
                help="A module to import before tasks are forked; repeatable.",
                more="You vouch that its import starts nothing, and reads nothing that a task changes."),
@@ -246,6 +252,13 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
                     " ([more](debugging.md))."),
         Option("debug_no_wait", Kind.SWITCH, where=_NOT_SET_FOR_LATER,
                help="Do not wait for VS Code."),
+        Option("interactive", Kind.TASKS, metavar="TASK", where=Where.COMMAND_LINE,
+               help="Connect this terminal to a task: breakpoint(), pdb and input() work there. The lines of the"
+                    " other tasks wait meanwhile.",
+               more="Ctrl-] leaves the task, `i` returns ([more](debugging.md#a-terminal-in-a-task))."),
+        Option("pdb", Kind.SWITCH, where=Where.COMMAND_LINE,
+               help="Open pdb in this terminal when an exception ends a task, before the other tasks are stopped.",
+               more="[More](debugging.md#after-a-failure)."),
     ),
     "Output": (
         Option("tasks", Kind.TASKS, metavar="0,2", default="all", part=Part.DISPLAY, where=NOT_IN_PYTHON,
@@ -270,6 +283,10 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
                     " TensorBoard is installed.",
                more="The tasks find the directory in `ORCH_TENSORBOARD_DIR`. It is served while the run"
                     " lasts ([more](tensorboard.md))."),
+        Option("profile", Kind.STEPS, metavar="10-20",
+               help="Record TensorFlow's profiler for these steps in every task, and show where the time went.",
+               more="Steps of Keras's `fit` and of loops that report them, over all epochs"
+                    " ([more](profile.md))."),
         Option("ui", Kind.SWITCH, part=Part.DISPLAY, where=NOT_IN_PYTHON,
                help="Serve the page of `orch ui` while this command follows the run, and print its address.",
                more="It is not served twice: an `orch ui` of yours that runs is used"
@@ -285,8 +302,10 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
 # fmt: on
 
 UP_OPTIONS = tuple(option for group in GROUPS.values() for option in group)
-# The options that another source than the command line may set, by name.
-SETTINGS = {option.name: option for option in UP_OPTIONS if option.where & ELSEWHERE}
+# The options that are settings of a run, by name.
+SETTINGS = {
+    option.name: option for option in UP_OPTIONS if option.where & ELSEWHERE or option.part is Part.JOB
+}
 # The options that a table of a role may set, by name.
 ROLE_OPTIONS = {option.name: option for option in UP_OPTIONS if Where.ROLE in option.where}
 # The option that gives the number of tasks, by role.

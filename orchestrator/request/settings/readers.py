@@ -12,13 +12,14 @@ from pathlib import Path, PurePath
 from orchestrator.core.job.fault import MOST_FAULTS, Fault, parse_chaos
 from orchestrator.core.job.gpus import GpuChoice, parse_gpus
 from orchestrator.core.job.hosts import Host, parse_hosts
+from orchestrator.core.job.profiled_steps import ProfiledSteps
 from orchestrator.core.job.strategy import Mesh, parse_device, parse_strategy
 from orchestrator.core.job.tf_config import TaskRef
 from orchestrator.core.text.durations import check_duration, parse_duration
 from orchestrator.core.text.nearest import did_you_mean, listed
 from orchestrator.core.text.sizes import check_size, parse_size
 from orchestrator.request.settings.declaration import Kind
-from orchestrator.request.settings.request import DEFAULT_WARM_S, TimeFormat
+from orchestrator.request.settings.request import DEFAULT_WARM_S, WATCH_SOURCES, TimeFormat
 
 _WHOLE = re.compile(r"[+-]?\d{1,15}\Z", re.ASCII)
 _AUTO = "auto"
@@ -317,6 +318,16 @@ def _warm(value: object) -> float:
     return _duration(value)
 
 
+def _watch(value: object) -> str:
+    """Read a pattern of files, or a switch: true means the sources alone."""
+    if isinstance(value, str) and value.strip().lower() not in (*_TRUE, *_FALSE):
+        if not value.strip():
+            raise ValueError("the pattern is empty; write one such as *.yaml, or leave it out")
+        return value
+    is_on = _switch_text(value) if isinstance(value, str) else _switch(value)
+    return WATCH_SOURCES if is_on else ""
+
+
 _READERS: Mapping[Kind, Reader] = {
     Kind.SWITCH: Reader(text=_switch_text, typed=_switch),
     Kind.TEXT: Reader(text=str, typed=_text),
@@ -338,7 +349,9 @@ _READERS: Mapping[Kind, Reader] = {
     Kind.MESH: Reader(text=Mesh.parse, typed=_mesh),
     Kind.GPUS: Reader(text=parse_gpus, typed=_gpus),
     Kind.HOSTS: Reader(text=_hosts_text, typed=_hosts),
+    Kind.WATCH: Reader(text=_watch, typed=_watch),
     Kind.WARM: Reader(text=_warm, typed=_warm),
+    Kind.STEPS: _parsed_by(ProfiledSteps.parse),
     Kind.TIMESTAMPS: Reader(text=_timestamps, typed=_timestamps),
 }
 

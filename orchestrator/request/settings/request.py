@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Seconds; the time of a --warm without one.
 DEFAULT_WARM_S = 600.0
+# The value of a --watch without a pattern.
+WATCH_SOURCES = "sources"
 
 
 class ColorMode(StrEnum):
@@ -50,12 +52,19 @@ class WaitFor(StrEnum):
     DONE = "done"
 
 
+class WatchFrom(StrEnum):
+    """Where the training of a run begins that a changed source file has started again."""
+
+    START = "start"
+    CHECKPOINT = "checkpoint"
+
+
 @dataclass(frozen=True)
 class DisplayOptions:
     """How the client shows the run; nothing here reaches a task. `tasks` None shows all of them.
 
     `wait` implies `detach`, as in docker compose. `warm_s`: how long to keep processes for the next run; 0 turns that
-    off, None leaves it to those that are there.
+    off, None leaves it to those that are there. `watch`: the pattern of --watch, WATCH_SOURCES for the sources alone.
     """
 
     tasks: tuple[TaskRef, ...] | None = None
@@ -69,6 +78,8 @@ class DisplayOptions:
     junit: Path | None = None
     ui: bool = False
     warm_s: float | None = None
+    watch: str = ""
+    watch_from: WatchFrom = WatchFrom.START
 
 
 @dataclass(frozen=True)

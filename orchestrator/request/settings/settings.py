@@ -18,6 +18,7 @@ from orchestrator.core.job.fault import with_targets
 from orchestrator.core.job.run_name import default_name
 from orchestrator.core.job.spec import Command, CommandKind, JobSpec, RoleSettings
 from orchestrator.core.job.tf_config import EVALUATOR, PS, TaskRef
+from orchestrator.core.plan.plan import takes_bootstrap
 from orchestrator.host.cores import usable_cores
 from orchestrator.host.devices import gpu_inventory
 from orchestrator.host.directories import existing_directories
@@ -31,7 +32,13 @@ from orchestrator.request.command.resolve import (
     resolve_command,
 )
 from orchestrator.request.command.role_hints import cluster_hint, role_hints
-from orchestrator.request.settings.debuggers import debugged_tasks, require_debuggers
+from orchestrator.request.settings.debuggers import (
+    debugged_tasks,
+    interactive_task,
+    require_debuggers,
+    require_post_mortem,
+    require_terminal,
+)
 from orchestrator.request.settings.declaration import Part
 from orchestrator.request.settings.given import (
     COMMAND_SOURCE,
@@ -77,8 +84,17 @@ def load(
     if spec.debug:
         _require_tasks(given["debug"].source, spec.debug, spec)
         require_debuggers(given["debug"].source, spec, place)
+    display = _display(given, spec)
+    if spec.interactive is not None:
+        source = given["interactive"].source
+        _require_tasks(source, (spec.interactive,), spec)
+        require_terminal(source, spec, detached=display.detach)
+    if spec.pdb:
+        require_post_mortem(given["pdb"].source, spec, detached=display.detach)
     if spec.expect_cluster:
         _require_cluster(given["expect_cluster"].source, spec)
+    if spec.profile is not None:
+        _require_profiler(given["profile"].source, spec)
     notices = (
         *_notices(spec, given, place),
         *role_hints(spec, {**environ, **spec.env}),
@@ -86,7 +102,7 @@ def load(
         *(() if spec.is_remote else gpu_notices(given, spec, environ)),
     )
     existing = existing_directories(spec.log_dir, spec.checkpoint_dir)
-    return UpRequest(spec=spec, display=_display(given, spec), notices=notices, existing=existing)
+    return UpRequest(spec=spec, display=display, notices=notices, existing=existing)
 
 
 def _values(given: Mapping[str, Given], *parts: Part) -> dict[str, Any]:
@@ -121,6 +137,7 @@ def _spec(given: Mapping[str, Given], place: CommandPlace) -> JobSpec:
         "cores": usable_cores(),
         "gpu_inventory": gpu_inventory(environ),
         "debug": debugged_tasks(given, roles),
+        "interactive": interactive_task(given, roles),
         "fixes": "no_fixes" not in given or not given["no_fixes"].value,
     }
     fields.pop("no_fixes", None)
@@ -231,6 +248,11 @@ def _display(given: Mapping[str, Given], spec: JobSpec) -> DisplayOptions:
             f"{given['ui'].source}: the page is served while `orch up` follows the run, and a detached `orch up` exits"
             " before; start `orch ui` beside it"
         )
+    if values.get("watch") and values.get("detach"):
+        raise UsageError(
+            f"{given['watch'].source}: the files are watched while `orch up` follows the run; leave out --detach and"
+            " --wait"
+        )
     if "junit" in values:
         _require_file(given["junit"])
         if values.get("detach") and values.get("wait") is not WaitFor.DONE:
@@ -275,6 +297,14 @@ def _require_cluster(source: str, spec: JobSpec) -> None:
         if role != EVALUATOR and command.kind is not CommandKind.BUILTIN and not command.interpreter:
             raise UsageError(
                 f"{source}: {command.program} is not a Python program, so orch cannot see whether it joins a cluster"
+            )
+
+
+def _require_profiler(source: str, spec: JobSpec) -> None:
+    for command in spec.commands:
+        if not takes_bootstrap(command):
+            raise UsageError(
+                f"{source}: {command.program} is not a Python program in which orch can start TensorFlow's profiler"
             )
 
 

@@ -178,6 +178,7 @@ class RunPaths:
     exceptions = _Entry("exceptions")
     stacks = _Entry("stacks")
     tensorboard = _Entry("tensorboard")
+    profile = _Entry("profile")
 
     preloader_log = _Entry("preloader.log")
     supervisor_log = _Entry("supervisor.log")

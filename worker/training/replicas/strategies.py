@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from worker.bootstrap.cluster_facts import await_listener
 from worker.bootstrap.tensorflow_settings import REPLICAS, configure_devices
 from worker.training.job import Job
 from worker.training.options.checks import SPLIT_CPU
@@ -101,6 +102,8 @@ def _multi_worker_mirrored(place: Place, communication: str) -> Any:
         raise UsageError("--communication nccl sums over GPUs, and this worker sees none: take ring, or auto")
     if place.workers > 1:
         print_as_task(place, f"waiting for {name_other_workers(place)} to connect")
+    if not place.is_chief:
+        await_listener(place.addresses[0])
     implementation = tf.distribute.experimental.CommunicationImplementation[communication.upper()]
     return tf.distribute.MultiWorkerMirroredStrategy(
         communication_options=tf.distribute.experimental.CommunicationOptions(implementation=implementation)

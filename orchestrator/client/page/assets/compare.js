@@ -29,7 +29,7 @@
       Orch.fill(this.element,
         el("h1", null, `Comparison of ${runs.length} runs`),
         Orch.table(["Run", "State", "Took", "Command"], runs.map((run, at) => [
-          el("a", { href: Orch.address(run.id) }, el(`span.swatch.${Orch.colourClass(at)}`), name(run.id)),
+          el("a.number", { href: Orch.address(run.id) }, el(`span.swatch.${Orch.colourClass(at)}`), name(run.id)),
           Orch.stateMark(run.state), el("span.number", null, Orch.duration(run.took_s)), el("code", null, run.command || "")]), "Runs"),
         (found.final || []).length ? [el("h2", null, "Last values"), Orch.table(head(""), found.final.map((row) => [row.name,
           ...cells(row.values.map((value) => (value === null ? null : Orch.number(value))))]), "Last values")] : null,

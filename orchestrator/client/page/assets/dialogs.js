@@ -29,7 +29,7 @@
   const ORDERS = {
     stop: { title: "Stop the run", text: "All tasks are stopped: first SIGTERM, then SIGKILL. The run ends as stopped." },
     restart: { title: "Restart all tasks", text: "All tasks are stopped and started again as the next attempt." },
-    stacks: { title: "Take stacks", text: "The stacks of all tasks are written into the run's directory and shown here. The tasks continue." },
+    stacks: { title: "Take stacks", text: "The stacks of all tasks are written into the run's directory and shown under Failures. The tasks continue." },
     kill: { title: "Send a signal", text: "The signal is sent to the task. What follows is decided by --on-failure." },
   };
 

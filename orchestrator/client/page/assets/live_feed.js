@@ -37,10 +37,10 @@
       try {
         const { runs } = await getJson("api/runs");
         const key = JSON.stringify(runs);
-        if (key !== before) { before = key; onRuns(runs); }
+        if (key !== before) { before = key; onRuns(runs, ""); }
       } catch (error) {
-        // The page of a run says it.
-        if (!before) { before = " "; onRuns([], error.message); }
+        before = "";
+        onRuns(null, error.message);
       }
       await wait(LIST_MS);
       await visible();
@@ -88,6 +88,7 @@
     // Reads the whole run, then what is new. Repeated if the server cannot continue from what the page has.
     async start() {
       const { signal } = this.abort;
+      this.isPartial = this.isCut = false;
       this.closeSource();
       if (this.older) this.older.abort();
       try {
@@ -100,9 +101,13 @@
         this.listen();
         this.older = new AbortController();
         signal.addEventListener("abort", () => this.older.abort());
-        if (last.before > 0) await readBefore(this.run, last.before, this.view, this.older.signal);
+        this.isPartial = last.before > 0;
+        if (this.isPartial) await readBefore(this.run, last.before, this.view, this.older.signal);
+        this.isPartial = false;
       } catch (error) {
         if (signal.aborted || error.name === "AbortError") return;
+        // From here on the connection of new lines tells what is wrong.
+        if (this.isPartial && this.source) { this.isCut = true; return; }
         this.view.problem(error.message);
         if (!error.isLost) return;
         await wait(RETRY_MS);
@@ -121,7 +126,11 @@
       take("lines", (rows) => this.view.lines(rows, "append"));
       take("problem", ({ problem }) => { this.closeSource(); this.view.problem(problem); });
       take("reload", () => this.start());
-      source.onopen = () => this.view.problem("");
+      source.onopen = () => {
+        this.view.problem("");
+        // The connection was interrupted while older lines were read.
+        if (this.isCut) this.start();
+      };
       source.onerror = () => {
         this.view.problem(LOST);
         // The browser tries again by itself, unless the server has refused it.

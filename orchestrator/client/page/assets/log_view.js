@@ -157,12 +157,23 @@
         }
       }
       this.match = null;
+      const search = (this.latestSearch = {});
       this.keepingPlace({ pattern, onlyMatches: isOn(this.only) }, () => {
-        if (pattern && !this.match && this.store.matchSize) this.step(1);
+        // While lines were searched, another word may have been typed.
+        if (pattern && this.latestSearch === search && this.store.matchSize) this.step(1);
       });
     }
 
+    // Other filters and new lines change the number of a match, or end it.
+    countMatch() {
+      const { match, store } = this;
+      if (!match) return;
+      const again = store.matchFrom({ chunk: match.chunk, row: match.row - 1 }, 1);
+      this.match = again && again.chunk === match.chunk && again.row === match.row ? again : null;
+    }
+
     showFound() {
+      this.countMatch();
       const { pattern } = this.store.filter;
       const size = this.store.matchSize;
       setText(this.found, !pattern ? "" : !size ? "no match"
@@ -238,6 +249,7 @@
 
     renderCounts() {
       const { store } = this;
+      if (store.filter.pattern && !store.stopSearch) this.showFound();
       const width = String(Math.min(store.longest, 4200) + 26);
       if (width !== this.width) {
         this.width = width;

@@ -58,15 +58,17 @@
       document.body.appendChild(el("div.said", { id: "said", role: "status", hidden: true }));
       addEventListener("hashchange", () => this.show());
       addEventListener("keydown", (event) => this.onKey(event));
-      feed.runs((runs) => this.setRuns(runs));
+      feed.runs((runs, problem) => this.setRuns(runs, problem || ""));
     }
 
-    setRuns(runs) {
+    // `problem`: why there are no runs. The page of a run says it by itself.
+    setRuns(runs, problem) {
       const isFirst = this.runs === null;
-      this.runs = runs;
-      this.head.home.hidden = !this.feed.live && runs.length < 2;
+      this.runs = runs || this.runs || [];
+      this.problem = problem;
+      this.head.home.hidden = !this.feed.live && this.runs.length < 2;
       if (isFirst) this.show();
-      else if (this.view && this.view.setRuns) this.view.setRuns(runs);
+      else if (this.view && this.view.setRuns) this.view.setRuns(this.runs, problem);
     }
 
     show() {
@@ -84,9 +86,9 @@
         this.head.clear();
         document.title = "orch";
         this.view = view === "run" ? new Orch.RunView(this.feed, route.run, this.head)
-          : view === "compare" ? new Orch.CompareView(this.feed, route.query.getAll("run")) : new Orch.RunsView(this.feed);
+          : view === "compare" ? new Orch.CompareView(this.feed, route.query.getAll("run")) : new Orch.RunsView(this.feed, this.head);
         this.body.appendChild(this.view.element);
-        if (this.view.setRuns) this.view.setRuns(this.runs);
+        if (this.view.setRuns) this.view.setRuns(this.runs, this.problem);
         scrollTo(0, 0);
       }
       if (this.view.show) this.view.show(route);

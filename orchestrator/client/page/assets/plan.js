@@ -16,7 +16,7 @@
     return el("div.text-page", null,
       el("h2", null, "Command"), Orch.block(plan.command || run.command || "", "Command"),
       pairs("Run", { run: run.id, directory: run.directory, files: run.dir, checkpoints: run.checkpoint_dir, python: plan.python,
-        strategy: plan.strategy, sharding: plan.sharding }),
+        strategy: plan.strategy }),
       pairs("Versions", plan.versions),
       pairs("Options", plan.options),
       pairs("Cluster", plan.cluster),

@@ -88,7 +88,7 @@
       const names = items.map(([name]) => name).join();
       if (names !== this.numberNames) {
         this.numberNames = names;
-        Orch.fill(this.numbers, items.map(([name]) => el("div", null, el("dt", null, name), el("dd"))));
+        Orch.fill(this.numbers, items.map(([name]) => el(name === "Progress" ? "div.wide" : "div", null, el("dt", null, name), el("dd"))));
       }
       items.forEach(([, value], at) => setText(this.numbers.children[at].lastChild, value));
       this.table.update();

@@ -6,8 +6,9 @@
   const MOST = 300;
 
   Orch.RunsView = class {
-    constructor(feed) {
+    constructor(feed, head) {
       this.feed = feed;
+      this.head = head;
       this.chosen = new Set();
       this.runs = [];
       this.search = el("input", { type: "search", placeholder: "Find a run", "aria-label": "Find a run", oninput: () => this.render() });
@@ -25,7 +26,11 @@
     }
 
     close() {}
-    setRuns(runs) { this.runs = runs; this.render(); }
+    setRuns(runs, problem) {
+      this.runs = runs;
+      this.head.problem(problem);
+      this.render();
+    }
 
     render() {
       const wanted = this.search.value.trim().toLowerCase();
@@ -35,8 +40,9 @@
       // Rows that are the same keep their elements: a click does not miss.
       if (rows.length !== this.body.children.length || rows.some((row, at) => this.body.children[at] !== row)) this.body.replaceChildren(...rows);
       this.table.hidden = !rows.length;
-      setText(this.note, !this.runs.length ? "No runs yet. Start one: orch up --workers 2 -- train.py" : !shown.length ? "No run fits."
-        : shown.length > MOST ? `${shown.length - MOST} older runs` : "");
+      const none = this.head.problems.hidden ? "No runs yet. Start one: orch up --workers 2 -- train.py" : "";
+      setText(this.note, !this.runs.length ? none : !shown.length ? "No run fits."
+        : shown.length > MOST ? `${Orch.count(shown.length - MOST)} older runs are not shown; a search finds them.` : "");
       this.note.hidden = !this.note.textContent;
     }
 

@@ -82,7 +82,8 @@
           this.marksOf.get(mark.task).push(mark);
         }
         this.renderLegend();
-        this.renderEvents();
+        // Marks are only added. Drawn again only then: a link of the list keeps the focus.
+        if (this.marks.length !== this.drawnMarks) this.renderEvents();
       }
       this.names = this.run.tasks();
       this.element.hidden = !this.names.length || !((timeline.spans || []).length + (timeline.marks || []).length);
@@ -319,6 +320,7 @@
 
     // The marks as a list: the same without a mouse. Marks of one kind and text at one moment are one entry.
     renderEvents() {
+      this.drawnMarks = this.marks.length;
       const entries = [];
       for (const mark of [...this.marks].sort((one, other) => one.time - other.time)) {
         const same = entries.slice(-6).find((entry) => entry.kind === mark.kind && entry.text === mark.text && mark.task

@@ -1,4 +1,4 @@
-"""A connection to a host: its opening, lines in both directions, and the text that its process prints on stderr."""
+"""A connection to a host: its opening, then lines in both directions; and what its process prints on stderr."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from orchestrator.links.opening import Opening
 from orchestrator.links.outbox import Outbox
 
 _READ_BYTES = 1 << 18
-# Kept of stderr: the end, where programs say why they have failed.
+# The end of stderr is kept, where programs say why they have failed.
 _MOST_ERROR_BYTES = 4096
 
 
-class HostConnection(Protocol):
+class ConnectionProcess(Protocol):
     """A process whose stdin and stdout are the other end of `stream`."""
 
     stream: socket.socket
@@ -32,11 +32,11 @@ class HostConnection(Protocol):
 
 
 # Starts a connection whose stderr is the given descriptor. EngineError.
-Connect = Callable[[int], HostConnection]
+Connect = Callable[[int], ConnectionProcess]
 
 
-class Lane:
-    """Owns the connection and its stderr. Everything is non-blocking.
+class HostConnection:
+    """Owns the process of the connection and its stderr. Nothing blocks.
 
     `is_reached`: the opening is over, and lines are the agent's. `began`: when (monotonic seconds). `turn`: the number
     under which it was offered to the agent, which uses the highest; 0 before. `offered`: when."""
@@ -53,13 +53,13 @@ class Lane:
         self.errors, its = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(its, True)
         try:
-            self._connection = connect(its)
+            self._process = connect(its)
         except BaseException:
             os.close(self.errors)
             raise
         finally:
             os.close(its)
-        self._stream = self._connection.stream
+        self._stream = self._process.stream
         self.fd = self._stream.fileno()
         self._outbox = Outbox(self._stream, poller)
         poller.register(self.errors, select.EPOLLIN)
@@ -67,7 +67,7 @@ class Lane:
 
     @property
     def exit_code(self) -> int | None:
-        return self._connection.process.returncode
+        return self._process.process.returncode
 
     @property
     def printed(self) -> str:
@@ -115,21 +115,21 @@ class Lane:
     def stop_reading(self) -> None:
         """The stream has ended; stderr is still read until close()."""
         self._unregister(self.fd)
-        self._connection.close()
+        self._process.close()
         # Another connection may get the number.
         self.fd = -1
 
     def has_exited(self) -> bool:
         """Whether the process has exited."""
-        return self._connection.wait(0.0)
+        return self._process.wait(0.0)
 
     def close(self) -> None:
         """Kill the process and close everything."""
-        self._connection.kill()
+        self._process.kill()
         self.read_errors()
         for fd in (self.fd, self.errors):
             self._unregister(fd)
-        self._connection.close()
+        self._process.close()
         os.close(self.errors)
         self.fd = self.errors = -1
 

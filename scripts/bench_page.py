@@ -1,0 +1,178 @@
+"""Measures what the page costs a run: its steps with `orch ui` and three readers, beside the same run without.
+
+    scripts/bench page [--rounds 5] [--workers 2] [--steps 400] [--json FILE]
+
+A step is computed in Python and prints a line, as Keras does. The readers take what a browser gets of a run: the
+document, the last lines and the feed.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+from bench_cluster import ORCH
+from bench_pairs import Compared, options, pair, report, waiting_at_most
+
+READERS = 3
+RATIO_AIM, CPU_AIM_PERCENT, MEMORY_AIM_MB = 1.02, 2.0, 60.0
+QUIET_S = 10.0
+_PATIENCE_S = 120.0
+TASK = """
+import os, sys, time
+steps, out = int(sys.argv[1]), sys.argv[2]
+print("Epoch 1/1", flush=True)
+while not os.path.exists(os.path.join(out, "go")):
+    time.sleep(0.01)
+began = time.monotonic()
+for step in range(1, steps + 1):
+    sum(number * number for number in range(100_000))
+    print(f"{step}/{steps} - 0s 9ms/step - loss: {1 / (step + 1):.4f}", flush=True)
+with open(os.path.join(out, os.environ["ORCH_TASK"]), "w") as file:
+    file.write(repr(time.monotonic() - began))
+"""
+
+
+class Page:
+    """`orch ui` of one state directory, and the requests of its browsers."""
+
+    def __init__(self, env: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [ORCH, "ui", "--port", "0", "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env
+        )
+        assert self.process.stdout is not None
+        self._address = urlsplit(json.loads(self.process.stdout.read1())["address"])
+        opened = self._answer(f"/?{self._address.query}")
+        self._cookie = opened.getheader("set-cookie", "").partition(";")[0]
+
+    def _answer(self, path: str, cookie: str = "") -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection(self._address.netloc, timeout=_PATIENCE_S)
+        connection.request("GET", path, headers={"cookie": cookie})
+        return connection.getresponse()
+
+    def read(self, path: str) -> dict[str, object]:
+        document: dict[str, object] = json.loads(self._answer(path, self._cookie).read())
+        return document
+
+    def show(self, run: str) -> None:
+        """Let the readers follow a run. Returns when each has all of it."""
+        opened = threading.Semaphore(0)
+        for _ in range(READERS):
+            threading.Thread(target=self._follow, args=(run, opened), daemon=True).start()
+        for _ in range(READERS):
+            if not opened.acquire(timeout=_PATIENCE_S):
+                raise SystemExit(f"the readers: nothing after {_PATIENCE_S:g} s")
+
+    def _follow(self, run: str, opened: threading.Semaphore) -> None:
+        """Read what a browser does, until the server ends."""
+        document = self.read(f"/api/runs/{run}")
+        lines = self.read(f"/api/runs/{run}/lines?tail=2000")
+        feed = self._answer(f"/api/runs/{run}/feed?state={document['feed']}.{lines['cursor']}", self._cookie)
+        opened.release()
+        try:
+            while feed.read1(1 << 16):
+                pass
+        except (OSError, http.client.HTTPException):
+            pass  # the server has ended
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+
+
+class Runs:
+    def __init__(self, directory: Path, workers: int, steps: int) -> None:
+        self._directory = directory
+        self._workers, self._steps = workers, steps
+        self._script = directory / "task.py"
+        self._script.write_text(TASK)
+        self._env = os.environ | {"XDG_STATE_HOME": str(directory / "state")}
+        self._count = 0
+
+    def alone(self) -> float:
+        """Milliseconds of a step: the mean of all tasks."""
+        with self._run() as (_, out):
+            return self._step_ms(out)
+
+    def watched(self) -> float:
+        with self._page() as page, self._run() as (run, out):
+            page.show(run)
+            return self._step_ms(out)
+
+    def quiet(self) -> tuple[float, float]:
+        """CPU of the server in percent of a core, and its memory (RSS, MB), while three browsers show a quiet run."""
+        up = [ORCH, "up", "-d", "--workers", str(self._workers), "--", "sleep", "600"]
+        run = subprocess.run(up, env=self._env, check=True, capture_output=True, text=True).stdout.strip()
+        try:
+            with self._page() as page:
+                page.show(run)
+                server = psutil.Process(page.process.pid)
+                began, before = time.monotonic(), sum(server.cpu_times()[:2])
+                time.sleep(QUIET_S)
+                used = sum(server.cpu_times()[:2]) - before
+                return 100 * used / (time.monotonic() - began), server.memory_info().rss / 1e6
+        finally:
+            subprocess.run([ORCH, "down", "--force", run], env=self._env, check=True, capture_output=True)
+
+    @contextmanager
+    def _run(self) -> Iterator[tuple[str, Path]]:
+        self._count += 1
+        out = self._directory / f"out-{self._count}"
+        out.mkdir()
+        up = [ORCH, "up", "-d", "--workers", str(self._workers), "--", sys.executable, str(self._script)]
+        words = [*up, str(self._steps), str(out)]
+        run = subprocess.run(words, env=self._env, check=True, capture_output=True, text=True).stdout.strip()
+        try:
+            yield run, out
+        finally:
+            subprocess.run([ORCH, "down", "--force", run], env=self._env, check=True, capture_output=True)
+
+    @contextmanager
+    def _page(self) -> Iterator[Page]:
+        page = Page(self._env)
+        try:
+            yield page
+        finally:
+            page.close()
+
+    def _step_ms(self, out: Path) -> float:
+        (out / "go").touch()
+        with waiting_at_most(_PATIENCE_S, "the tasks") as pause:
+            while (
+                len(times := [text for file in out.iterdir() if (text := file.read_text())]) < self._workers
+            ):
+                pause()
+        return 1000 * sum(map(float, times)) / self._workers / self._steps
+
+
+def main() -> None:
+    parser = options("Measures what the page costs a run.", rounds=5)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=400)
+    arguments = parser.parse_args()
+    step = Compared("a step with the page open", "ms", "the same run without", RATIO_AIM)
+    cpu = Compared("server's CPU, quiet run, three browsers", "%", "", CPU_AIM_PERCENT)
+    memory = Compared("its memory (RSS) then", "MB", "", MEMORY_AIM_MB)
+    with tempfile.TemporaryDirectory(prefix="orch-bench-") as directory:
+        runs = Runs(Path(directory), arguments.workers, arguments.steps)
+        for round_ in range(arguments.rounds):
+            pair(step, runs.watched, runs.alone, round_)
+            used, size = runs.quiet()
+            cpu.orch.append(used)
+            memory.orch.append(size)
+    report("page", [step, cpu, memory], arguments.json)
+
+
+if __name__ == "__main__":
+    main()
