@@ -63,7 +63,8 @@ def up(orch: Orch, tmp_path: Path, temporary: Path) -> list[str]:
     ssh.chmod(0o700)
     shared = tmp_path / "checkpoints"
     return [
-        *("up", "-n", "3", "--engine", "ssh", "--hosts", "a:3"),
+        # A busy machine may starve an agent for longer than the usual 10 s.
+        *("up", "-n", "3", "--engine", "ssh", "--hosts", "a:3", "--link-timeout", "60s"),
         *("--ssh-command", str(ssh), "--checkpoint-dir", str(shared)),
     ]
 
