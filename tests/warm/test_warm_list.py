@@ -99,10 +99,10 @@ def test_last_logout_ends_them(warm: WarmOrch, tmp_path: Path) -> None:
 def test_memory_pressure(tmp_path: Path) -> None:
     file = tmp_path / "memory"
     file.write_text(
-        "some avg10=12.34 avg60=1.00 avg300=0.26 total=1\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+        "some avg10=99.00 avg60=1.00 avg300=0.26 total=1\nfull avg10=12.34 avg60=0.00 avg300=0.00 total=0\n"
     )
     assert memory_pressure(file) == 12.34
-    for text in ("", "some avg10=x"):
+    for text in ("", "full avg10=x", "some avg10=12.34 total=1"):
         file.write_text(text)
         assert memory_pressure(file) == 0
     assert memory_pressure(tmp_path / "missing") == 0
