@@ -109,6 +109,53 @@ class Clusters:
         shutil.rmtree(self.state, ignore_errors=True)
         return steps.first
 
+    def warm(self, script: Script) -> float:
+        """Seconds from a second `orch up --warm` on another terminal to its first step."""
+        steps = [self._trained_warm(script) for _ in range(2)][-1]
+        self._end_warm()
+        return steps.first
+
+    def _trained_warm(self, script: Script) -> Steps:
+        out = self.folder()
+        up = [str(ORCH), "up", "--warm", "--workers", str(script.workers), "--", *script.argv(out)]
+        master, terminal = os.openpty()
+        try:
+            began = time.monotonic()
+            # The directory of the command is the same, that of its files another one.
+            with self._started(up, script, out, stdin=terminal, cwd=self.directory) as process:
+                process.wait(PATIENCE_S)
+                return read_steps(out, script.workers, began)
+        finally:
+            os.close(master)
+            os.close(terminal)
+
+    def saved(self, script: Script) -> float:
+        """Seconds from the save of a script under `orch up --watch` to its first step."""
+        out = self.folder()
+        own = Path(shutil.copy(SCRIPTS / script.name, out))
+        python, _, *words = script.argv(out)
+        up = [str(ORCH), "up", "--watch", "--workers", str(script.workers), "--", python, str(own), *words]
+        with self._started(up, script, out) as process, waiting_at_most(PATIENCE_S, "the first run") as pause:
+            while "waiting until one of" not in (out / "output").read_text(errors="replace"):
+                if process.poll() is not None:
+                    raise SystemExit(failure(up, out))
+                pause()
+            for rank in range(script.workers):
+                (out / f"{rank}.json").unlink()
+                (out / f"{rank}.first").unlink()
+            began = time.monotonic()
+            own.write_text(own.read_text() + "\n# saved\n")
+            while not all((out / f"{rank}.json").exists() for rank in range(script.workers)):
+                pause()
+            steps = read_steps(out, script.workers, began)
+        self._end_warm()
+        return steps.first
+
+    def _end_warm(self) -> None:
+        env = os.environ | {"XDG_STATE_HOME": str(self.state)}
+        subprocess.run([str(ORCH), "warm", "stop"], env=env, capture_output=True, check=True)
+        shutil.rmtree(self.state, ignore_errors=True)
+
     def memory(self, script: Script, *, by_orch: bool) -> tuple[float, Steps]:
         """(PSS in bytes after the first step, steps): of the tasks, and orch's agent and preloader with them."""
         out = self.folder()
@@ -127,14 +174,26 @@ class Clusters:
 
     @contextlib.contextmanager
     def _started(
-        self, argv: list[str], script: Script, out: Path, env: dict[str, str] | None = None
+        self,
+        argv: list[str],
+        script: Script,
+        out: Path,
+        env: dict[str, str] | None = None,
+        stdin: int | None = None,
+        cwd: Path | None = None,
     ) -> Iterator[subprocess.Popen[bytes]]:
         full = (
             os.environ | {"XDG_STATE_HOME": str(self.state), "NO_COLOR": "1"} | dict(script.env) | (env or {})
         )
         with (out / "output").open("wb") as output:
             process = subprocess.Popen(
-                argv, stdout=output, stderr=output, env=full, cwd=out, start_new_session=True
+                argv,
+                stdin=stdin,
+                stdout=output,
+                stderr=output,
+                env=full,
+                cwd=cwd or out,
+                start_new_session=True,
             )
         try:
             yield process

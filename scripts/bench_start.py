@@ -3,7 +3,8 @@
     scripts/bench start [--rounds 5] [--workers 4,8] [--json FILE]
 
 The script is a custom loop, since `fit` of Keras 3 does not work by hand. The kept cluster is the second one of a
-Python process that keeps its supervisor and preloader (orchestrator.Session); so is the call of a function.
+Python process that keeps its supervisor and preloader (orchestrator.Session); so is the call of a function. A warm
+start is the second `orch up --warm` in a directory; a save is one under `orch up --watch`, after a run has ended.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ AIMS = {4: 0.65, 8: 0.45}
 KEPT_WORKERS = 4
 # The second order of a session: what it is, the script that gives it, and the aim.
 KEPT = (("kept preloader", "kept.py", 0.35), ("second call of a function", "kept_function.py", 0.25))
+WARM_AIM, SAVED_AIM = 0.25, 0.30
 MEMORY_WORKERS, MEMORY_AIM = 4, 0.80
 
 
@@ -52,16 +54,16 @@ def main() -> None:
                 )
         if KEPT_WORKERS in sizes:
             script = Script("custom_loop.py", KEPT_WORKERS, STEPS)
-            for name, orders, aim in KEPT:
+            ways = [
+                (name, partial(clusters.second_of_session, script, orders), aim) for name, orders, aim in KEPT
+            ]
+            ways.append(("orch up --warm", partial(clusters.warm, script), WARM_AIM))
+            ways.append(("save under --watch", partial(clusters.saved, script), SAVED_AIM))
+            for name, measure, aim in ways:
                 kept = Compared(f"first step, {KEPT_WORKERS} workers, {name}", "s", "shell loop", aim)
                 lines.append(kept)
                 for round_ in range(arguments.rounds):
-                    pair(
-                        kept,
-                        partial(clusters.second_of_session, script, orders),
-                        partial(first_step, clusters, script, False),
-                        round_,
-                    )
+                    pair(kept, measure, partial(first_step, clusters, script, False), round_)
         if MEMORY_WORKERS in sizes:
             script = Script("custom_loop.py", MEMORY_WORKERS, STEPS * 10)
             memory = Compared(

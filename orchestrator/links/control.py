@@ -205,9 +205,18 @@ def connect_in(directory: Directory, name: str, timeout_s: float) -> socket.sock
 
 def peer_user(connection: socket.socket) -> int:
     """The user id of the process that connected or listens at the other end, as the kernel knows it."""
+    return _peer(connection)[1]
+
+
+def peer_pid(connection: socket.socket) -> int:
+    """The pid of that process; 0 if it is in a PID namespace that this one does not see."""
+    return _peer(connection)[0]
+
+
+def _peer(connection: socket.socket) -> tuple[int, int, int]:
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
-    uid: int = _PEER_CREDENTIALS.unpack(raw)[1]
-    return uid
+    pid, uid, gid = _PEER_CREDENTIALS.unpack(raw)
+    return pid, uid, gid
 
 
 def _short_path(directory: Directory, name: str) -> str:

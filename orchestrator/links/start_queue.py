@@ -15,8 +15,9 @@ _SLOW_S = 2.0
 class StartQueue:
     """At most so many connections are being opened at the same time. All times are monotonic seconds."""
 
-    def __init__(self, most: int = MOST_STARTING) -> None:
+    def __init__(self, most: int = MOST_STARTING, slow_s: float = _SLOW_S) -> None:
         self._most = most
+        self._slow_s = slow_s
         self._waiting: dict[Hashable, Callable[[], None]] = {}
         self._starting: dict[Hashable, float] = {}
         self._is_advancing = False
@@ -24,7 +25,7 @@ class StartQueue:
     @property
     def due(self) -> float | None:
         """When advance() may start more."""
-        return min(self._starting.values()) + _SLOW_S if self._waiting and self._starting else None
+        return min(self._starting.values()) + self._slow_s if self._waiting and self._starting else None
 
     def enter(self, key: Hashable, start: Callable[[], None], now: float) -> None:
         """Call `start` now, or when its turn has come."""
@@ -43,7 +44,7 @@ class StartQueue:
             return  # called by a start that failed at once
         self._is_advancing = True
         try:
-            for key in [key for key, began in self._starting.items() if now - began >= _SLOW_S]:
+            for key in [key for key, began in self._starting.items() if now - began >= self._slow_s]:
                 del self._starting[key]
             while self._waiting and len(self._starting) < self._most:
                 key = next(iter(self._waiting))

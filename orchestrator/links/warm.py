@@ -10,8 +10,10 @@ stream is that of client_link.py.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,9 +21,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from orchestrator.host.inheritance import inheritance
-from orchestrator.links.control import connect_in, peer_user
+from orchestrator.links.control import connect_in, peer_pid, peer_user
 from orchestrator.store.directory import Directory
-from orchestrator.store.runs.liveness import start_ticks
+from orchestrator.store.runs.liveness import is_stopped, start_ticks
 from orchestrator.store.runs.locks import Held, probe_in
 from orchestrator.store.runs.paths import WARM_SOCKET, open_warm, warm_name
 from orchestrator.store.runs.record import boot_id
@@ -29,8 +31,9 @@ from orchestrator.store.runs.record import boot_id
 LOCK, HOLDER = "lock", "holder.json"
 # At most for one user. Each uses several hundred MB.
 MOST_HOLDERS = 3
-# A holder that waits answers at once, unless it was stopped.
-ANSWER_S = 2.0
+# A holder that waits answers at once. The machine may be very busy.
+ANSWER_S = 20.0
+_LOOK_MS = 50
 _MOST_BYTES = 1 << 16
 _PACKAGES = ("orchestrator", "worker")
 
@@ -132,6 +135,9 @@ def take_over(directory: str) -> tuple[socket.socket, Holding] | None:
                 if probe_in(place, LOCK) is Held.NO:  # it was killed
                     place.unlink(WARM_SOCKET)
                 return None
+            except ValidationError:  # a holder of another version
+                dismiss(place)
+                return None
     except (OSError, ValueError):
         return None
 
@@ -141,9 +147,15 @@ def _greeted(connection: socket.socket) -> tuple[socket.socket, Holding] | None:
         stack.enter_context(connection)
         if peer_user(connection) != os.geteuid():
             return None
-        line = b""
+        line, poller = b"", select.poll()
+        poller.register(connection, select.POLLIN)
+        deadline = time.monotonic() + ANSWER_S
         while not line.endswith(b"\n"):
-            data = connection.recv(1 if line.endswith(b"}") else _MOST_BYTES)
+            if not poller.poll(_LOOK_MS):
+                if time.monotonic() > deadline or is_stopped(peer_pid(connection)):
+                    return None
+                continue
+            data = connection.recv(_MOST_BYTES)
             if not data or len(line) > _MOST_BYTES:
                 return None
             line += data

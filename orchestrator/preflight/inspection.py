@@ -38,14 +38,16 @@ _ANSWER_S = 60.0
 class Inspections:
     """A connection to each host, for the length of a `with` block. `reports` has what is known of each, in order."""
 
-    def __init__(self, engine: Engine, hosts: Sequence[Host], python: str) -> None:
+    def __init__(
+        self, engine: Engine, hosts: Sequence[Host], python: str, starts: StartQueue | None = None
+    ) -> None:
         self._engine = engine
         self._open: dict[str, _Inspection] = {}
         # The hosts that are to answer, and until when (monotonic seconds).
         self._waiting: dict[str, float] = {}
         self._hosts: dict[int, str] = {}
         self._poller = select.poll()
-        self._starts = StartQueue()
+        self._starts = starts or StartQueue()
         self.reports: dict[str, HostReport] = {host.name: HostReport(host) for host in hosts}
         try:
             program = _one_line(_program_text())

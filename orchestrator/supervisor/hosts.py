@@ -18,6 +18,7 @@ from orchestrator.links.agent_link import AgentLink, Hello, LogBytes
 from orchestrator.links.client_link import Descriptor, pack_environ
 from orchestrator.links.stream import LocalStream
 from orchestrator.store.logs.received import ForgedLog
+from orchestrator.store.runs.liveness import is_stopped
 from orchestrator.store.runs.paths import RunPaths
 from orchestrator.store.runs.writer import RunStore
 
@@ -152,7 +153,7 @@ class LocalAgent:
         if self._connection is None:
             return False
         pid = self._connection.process.pid
-        return any(_state(each) in "Tt" for each in (str(pid), *_children(pid)))
+        return any(map(is_stopped, (pid, *_children(pid))))
 
     def take_descriptors(self, descriptors: Mapping[Descriptor, int]) -> None:
         """Take what the tasks of the next run get. The caller keeps them until serve()."""
@@ -233,16 +234,8 @@ class LocalAgent:
             self._connection = None
 
 
-def _state(pid: str) -> str:
-    """The state letter of a process; a blank if it has exited."""
+def _children(pid: int) -> list[int]:
     try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return " "
-
-
-def _children(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:  # not every kernel lists them
         return []

@@ -8,6 +8,7 @@ import os
 import platform
 import time
 import traceback
+from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import Cause, CauseKind, RunResult
 from orchestrator.core.state.state import RunState
 from orchestrator.engines import Engine
+from orchestrator.host.headroom import many_files
 from orchestrator.links.client_link import ClientLink, Lifetime, Preparation, Request, Warm, unpack_environ
 from orchestrator.store.files import make_private
 from orchestrator.store.ownership import accept_owner
@@ -54,10 +56,13 @@ def serve(client: ClientLink, here: LocalAgent, remote: Engine | None = None) ->
     gc.freeze()
     code: int = ExitCode.ORCH
     early: HostAgents | None = None
+    # The raised limit on open files, while there are agents that were started early.
+    files = ExitStack()
     try:
         while next_client is not None and (request := next_client.read_request()) is not None:
             client = next_client
             if isinstance(request, Preparation):
+                files.enter_context(many_files())
                 early = _prepare(request.prepare, client, here, remote)
                 continue
             here.are_kept = request.lifetime is Lifetime.SESSION or request.warm is not None
@@ -67,6 +72,7 @@ def serve(client: ClientLink, here: LocalAgent, remote: Engine | None = None) ->
             finally:
                 if agents is not here:
                     agents.end()  # also those of a request that was refused
+                files.close()
             if may_stay and request.warm is not None:
                 holder = _hold(holder, request.spec, request.warm)
             if not may_stay or not (holder or request.lifetime is Lifetime.SESSION):

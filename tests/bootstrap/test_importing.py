@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from tasks import finished
 
+from worker.bootstrap.preloaded_modules import PreloadedModules
+
 LATE = """
 from _orch_bootstrap.after_import import after_import, before_import
 def while_it_is_imported():
@@ -91,6 +93,17 @@ def test_objects_of_an_import_are_frozen_and_those_of_the_script_are_not(tmp_pat
     task = finished(tmp_path, ["-c", FREEZING])
     assert task.output.splitlines() == [f"{IS_FROZEN} True", "freed"]
     assert (tmp_path / "log.csv").read_text() == "step,loss"
+
+
+def test_objects_of_a_preloaded_import_are_not_frozen_again(tmp_path: Path) -> None:
+    """The preloader has frozen them."""
+    marked = FREEZING.replace(
+        "cycle = Cycle()", "import sys\nsys.meta_path.append(Finder())\ncycle = Cycle()"
+    )
+    finder = "class Finder:\n    are_frozen = True\n    def find_spec(self, *_):\n        return None\n"
+    task = finished(tmp_path, ["-c", finder + marked])
+    assert PreloadedModules.are_frozen
+    assert task.output.splitlines()[0] == "False True"
 
 
 @pytest.mark.slow

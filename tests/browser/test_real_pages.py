@@ -11,7 +11,7 @@ from waiting import until
 
 from tests.browser.conftest import accessibility_faults
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("browser")]
 OpenPage = Callable[..., Any]
 LOOKS = [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark")]
 VIEWS = ("", "logs", "failure", "plan")

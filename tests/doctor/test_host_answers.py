@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from orchestrator.core.job.hosts import Host
 from orchestrator.engines import Connection
 from orchestrator.engines.ssh import SshEngine
 from orchestrator.host.checks.finding import Level
-from orchestrator.links.start_queue import MOST_STARTING
+from orchestrator.links.start_queue import MOST_STARTING, StartQueue
 from orchestrator.preflight.answers import Answers, Held, HostReport, Identity
 from orchestrator.preflight.findings import compare
 from orchestrator.preflight.inspection import Inspections
@@ -87,7 +88,7 @@ def test_few_hosts_are_connected_to_at_the_same_time() -> None:
     """Each answer, and each end of a connection, makes room for the next one."""
     hosts = [Host(name=f"n{at}", destination=f"n{at}") for at in range(MOST_STARTING + 3)]
     shell = Shell()
-    with Inspections(shell, hosts, sys.executable) as asked:
+    with Inspections(shell, hosts, sys.executable, StartQueue(slow_s=math.inf)) as asked:
         assert shell.connected == [host.name for host in hosts[:MOST_STARTING]]
         asked.await_answers()
         assert all(report.identity is not None for report in asked.reports.values())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from orch_command import Orch
+from orch_command import ORCH, Orch
 from waiting import until
 
 from orchestrator.client.launch import create_run, load_request
@@ -61,7 +63,8 @@ def up(orch: Orch, tmp_path: Path, temporary: Path) -> list[str]:
     ssh.chmod(0o700)
     shared = tmp_path / "checkpoints"
     return [
-        *("up", "-n", "3", "--engine", "ssh", "--hosts", "a:3"),
+        # A busy machine may starve an agent for longer than the usual 10 s.
+        *("up", "-n", "3", "--engine", "ssh", "--hosts", "a:3", "--link-timeout", "60s"),
         *("--ssh-command", str(ssh), "--checkpoint-dir", str(shared)),
     ]
 
@@ -195,6 +198,22 @@ def test_checkpoint_directory_is_made_on_the_host(orch: Orch, up: list[str]) -> 
     done = orch(*words, *python(show))
     assert (done.code, done.out.count("True ")) == (0, 3), done.err
     assert str(orch.state) not in done.out
+
+
+def test_many_hosts_under_a_low_soft_limit_on_open_files(orch: Orch) -> None:
+    """Both the check and the agents that start beside it raise it."""
+    hosts = ",".join(f"n{at}" for at in range(60))
+    words = f"up -n 60 --hosts {hosts} --ssh-command false".split()
+    done = subprocess.run(
+        ["prlimit", "--nofile=50:4096", str(ORCH), *words],
+        cwd=orch.directory,
+        env=os.environ | {"XDG_STATE_HOME": str(orch.state)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.count("its login shell ended with exit code 1")) == (2, 60)
+    assert "Traceback" not in done.stderr and "Too many open files" not in done.stderr
 
 
 @pytest.mark.slow

@@ -206,3 +206,15 @@ def test_bad_request_is_refused(
     assert run.process.wait(60) == 2
     assert text in run.text
     assert not slurm.queue()
+
+
+def test_machine_without_slurm_is_named(up: Any, slurm: Slurm, project: Path) -> None:
+    programs = project / "bin"
+    programs.mkdir()
+    (programs / "setpriv").symlink_to("/usr/bin/setpriv")
+    path = ("/usr/bin/env", f"PATH={programs}")
+    run = up(
+        "--engine", "slurm", "--nodes", "1", "--", "/bin/true", hosts=None, before=path, env=slurm.environ
+    )
+    assert run.process.wait(60) == 2
+    assert "salloc was not found on this machine" in run.text

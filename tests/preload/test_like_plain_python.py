@@ -26,6 +26,7 @@ print(sys.stdin, sys.stdout, sys.stderr, sys.stdout.line_buffering, sys.stdout.w
 print(sys.stdout is sys.__stdout__, sys.stdin.read(), os.readlink("/proc/self/fd/0"))
 """
 
+ENV = {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 CASES: dict[str, tuple[dict[str, str], list[str]]] = {
     "script": ({"s.py": FACTS}, ["s.py", "a b", "-x", "ünïcode"]),
     "script in a directory": (
@@ -151,9 +152,9 @@ def lay_out(directory: Path, files: dict[str, str]) -> None:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forking]:
-    """The preloader of all these commands: earlier commands must not affect later ones."""
+    """The preloader of all these commands, each a run of its own: earlier runs must not affect later ones."""
     with Forking(tmp_path_factory.mktemp("shared")) as agent:
-        agent.preload(env={"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"})
+        agent.preload(env=ENV)
         agent.wait_until_preloaded()  # it is then no process that a test has left
         yield agent
 
@@ -162,6 +163,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forking]:
 def test_like_plain_python(case: str, shared: Forking) -> None:
     files, words = CASES[case]
     lay_out(shared.directory, files)
+    shared.next_run(case)
+    shared.preload(env=ENV)
+    assert shared.wait_until_preloaded().seconds == 0
     names = {method: f"{case} {method}".replace(" ", "-").replace("/", "-") for method in ("spawn", "fork")}
     for method, name in names.items():
         shared.run_task(name, words, method == "fork")

@@ -169,3 +169,23 @@ def test_file_that_an_import_has_read(tmp_path: Path) -> None:
         assert agent.ending("b").text == "other\n"
         assert agent.method_of("b") == "fork", agent.refusals()
         assert reasons_to_preload_again(agent) == [f"{settings} has changed"]
+
+
+def test_new_module_on_the_search_path(tmp_path: Path) -> None:
+    """A plain Python would import it instead of the preloaded one."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    for directory in (first, second):
+        directory.mkdir()
+    (first / "mine.py").write_text("import decimal; text = 'first'")
+    (second / "mine.py").write_text("text = 'second'")
+    env = {"PYTHONPATH": f"{first}:{second}"}
+    print_it = ["-c", "import mine, decimal; print(mine.text, decimal.__file__)"]
+    with Forking(tmp_path) as agent:
+        agent.preload("mine", env=env)
+        agent.run_task("a", print_it, env=env, fork=True)
+        assert agent.ending("a").text.startswith("first /")
+        assert agent.method_of("a") == "fork", agent.refusals()
+        (second / "decimal.py").write_text("")
+        agent.run_task("b", print_it, env=env, fork=True)
+        assert agent.ending("b").text == f"first {second}/decimal.py\n"
+        assert agent.refusals() == [f"{second} has a module decimal of its own"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -164,26 +165,36 @@ def test_connection_that_cannot_be_made_is_tried_again() -> None:
 
 
 def test_few_connections_are_opened_at_the_same_time() -> None:
-    """The next one begins when one is open, or when it takes long: its host may be off."""
-    starts = StartQueue()
+    starts = StartQueue(slow_s=math.inf)
     with contextlib.ExitStack() as stack:
         pairs = [stack.enter_context(Pair(starts=starts)) for _ in range(MOST_STARTING + 2)]
         for pair in pairs:
             pair.holds_openings = True
         first, *_, waiting, last = pairs
         assert [len(pair._connections) for pair in pairs] == [*[1] * MOST_STARTING, 0, 0]
-        first.holds_openings = False
+        assert waiting.ours.send(order(0))
+        first.holds_openings = waiting.holds_openings = False
         first.its.send({"type": "report", "number": 0})
         until(first, lambda: here(first) == [0])
         assert (len(waiting._connections), len(last._connections)) == (1, 0)
-        until(last, lambda: len(last._connections) == 1)
-        assert last.ours.send(order(0))
-        last.holds_openings = False
-        until(last, lambda: there(last) == [0])
+        until(waiting, lambda: there(waiting) == [0])
+        assert len(last._connections) == 1
+
+
+def test_connection_that_takes_long_to_open_does_not_delay_the_next_one() -> None:
+    """Its host may be off."""
+    started: list[str] = []
+    queue = StartQueue(most=1, slow_s=2.0)
+    queue.enter("a", lambda: started.append("a"), 10.0)
+    queue.enter("b", lambda: started.append("b"), 11.0)
+    queue.advance(11.9)
+    assert (started, queue.due) == (["a"], 12.0)
+    queue.advance(12.0)
+    assert (started, queue.due) == (["a", "b"], None)
 
 
 def test_first_connection_that_cannot_be_started_ends_the_stream() -> None:
-    starts = StartQueue(most=1)
+    starts = StartQueue(most=1, slow_s=math.inf)
     starts.enter("another", int, time.monotonic())
     with Pair(starts=starts) as pair:
         pair.has_no_descriptors = True
@@ -193,7 +204,7 @@ def test_first_connection_that_cannot_be_started_ends_the_stream() -> None:
 
 
 def test_stream_that_leaves_before_its_turn_opens_no_connection() -> None:
-    starts = StartQueue(most=1)
+    starts = StartQueue(most=1, slow_s=math.inf)
     starts.enter("another", int, time.monotonic())
     with Pair(starts=starts) as pair:
         assert pair.ours.due <= time.monotonic() + 2.0

@@ -174,7 +174,16 @@ def test_planted_checkpoint_files_are_read_within_limits(tmp_path: Path, canary:
 
 
 def test_orch_reads_no_format_that_can_contain_code() -> None:
-    """No pickle, no marshal, no YAML, no eval: what is read is JSON, TOML and TensorFlow's index of a checkpoint."""
+    """No pickle, no marshal, no YAML, no eval: what is read is JSON, TOML and TensorFlow's index of a checkpoint.
+
+    A function's value is unpickled, from a descriptor of this process and never from a file. --watch compiles the
+    user's script to show its errors, and does not run the code.
+    """
+    allowed = {
+        ("orchestrator/client/function_pickle.py", "pickle"),
+        ("orchestrator/client/function_pickle.py", "cloudpickle"),
+        ("orchestrator/client/source_watch.py", "compile"),
+    }
     executable = {
         "pickle",
         "cPickle",
@@ -199,4 +208,4 @@ def test_orch_reads_no_format_that_can_contain_code() -> None:
                 case _:
                     continue
             found += [(str(path.relative_to(ROOT)), word) for word in used]
-    assert found == []
+    assert set(found) == allowed

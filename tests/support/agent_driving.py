@@ -30,6 +30,7 @@ from orchestrator.links.agent_link import (
     Started,
     StartOrder,
 )
+from orchestrator.links.client_link import pack_environ
 from orchestrator.links.stream import LocalStream
 
 # Long enough that a test which waits for it has failed.
@@ -80,6 +81,7 @@ class Driver:
     ) -> None:
         self.messages: list[AgentMessage] = []
         self.directory = directory
+        self._environ = pack_environ(os.environ)
         with (directory / "agent.log").open("ab") as errors:
             words = AgentOptions(run_id, failure_grace_s, network).words()
             self._connection = LocalEngine().connect("", words, errors.fileno())
@@ -100,6 +102,12 @@ class Driver:
         assert gone, "the agent did not leave"
         words = (self.directory / "agent.log").read_text()
         assert "Traceback" not in words, words
+
+    def next_run(self, run_id: str) -> None:
+        """Let the agent serve another run with the same environment, as after a run that has ended."""
+        self.messages.clear()
+        log = str(self.directory / "agent.log")
+        self.link.serve(run_id, 0.1, log, None, self._environ, NetworkOption.HOST)
 
     def start(self, name: str, argv: list[str], env: dict[str, str] | None = None, **changes: object) -> None:
         cwd, log = str(self.directory), str(self.log(name))

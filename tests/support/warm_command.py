@@ -26,6 +26,18 @@ class WarmOrch:
         with closing(self.start(*words, env=env, before=before)) as started:
             return started.finish()
 
+    def within(self, *words: str, env: dict[str, str | None] | None = None) -> Finished:
+        """Run the command in this process, which has a terminal meanwhile. It saves the imports."""
+        master, slave = os.openpty()
+        kept = os.dup(0)
+        os.dup2(slave, 0)
+        try:
+            return self.orch.within(*words, env=self.orch.environ(env))  # type: ignore[arg-type]
+        finally:
+            os.dup2(kept, 0)
+            for fd in (kept, master, slave):
+                os.close(fd)
+
     def start(
         self, *words: str, env: dict[str, str | None] | None = None, before: tuple[str, ...] = ()
     ) -> OnTerminal:
@@ -91,7 +103,7 @@ class OnTerminal:
             os.close(slave)
 
     def finish(self) -> Finished:
-        out, err = self.process.communicate(timeout=PATIENCE_S)
+        out, err = self.process.communicate(timeout=5 * PATIENCE_S)  # TensorFlow on a busy machine
         return Finished(self.process.returncode, out, err)
 
     def close(self) -> None:

@@ -100,6 +100,7 @@ def test_wrong_cookie_is_refused_and_a_second_one_does_not_hide_ours(
     assert other.get("/", headers=planted).status == 200
     assert other.get("/", headers={"Cookie": f"{access.cookie}=planted"}).status == 401
     assert other.get("/", headers={"Cookie": f"orch-1={ours}"}).status == 401
+    assert Access("127.0.0.1", 7118).cookie != access.cookie
 
 
 def test_code_for_a_browser_works_once(access: Access) -> None:

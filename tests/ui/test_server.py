@@ -19,6 +19,8 @@ from page_client import PageBrowser
 from users import ORDINARY
 from waiting import PATIENCE_S, until, until_gone
 
+from orchestrator.ui.peers import address_of, may_connect
+
 TALKS = """
 import pathlib, time
 print("first", flush=True)
@@ -191,9 +193,14 @@ def test_token_is_in_no_command_line_and_no_log(orch: Orch, server: Started, pag
     assert holders[0].stat().st_mode & 0o777 == 0o600
 
 
+def listening(pid: int) -> set[str]:
+    """Return the addresses that a process listens on."""
+    connections = psutil.Process(pid).net_connections("inet")
+    return {one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN}
+
+
 def test_server_listens_on_the_loopback_address_only(server: Started, page: PageBrowser) -> None:
-    connections = psutil.Process(server.process.pid).net_connections("inet")
-    assert {one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
+    assert listening(server.process.pid) == {"127.0.0.1"}
 
 
 @needs_root
@@ -210,6 +217,19 @@ def test_another_user_gets_nothing_even_with_the_token(page: PageBrowser) -> Non
 
     assert attempt().startswith(b"HTTP/1.1 303")
     assert as_user(ORDINARY + 20, attempt) == b""
+
+
+def test_client_that_has_left_is_not_taken_for_the_user() -> None:
+    """The kernel lists a closed socket without its user, as if it was root's."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = address_of(listener.getsockname())
+        with socket.create_connection(server) as connection, listener.accept()[0]:
+            client = address_of(connection.getsockname())
+            assert may_connect(server, client)
+            connection.close()
+            assert not may_connect(server, client)
+    assert not may_connect(server, ("127.0.0.2", client[1]))
+    assert may_connect(("192.0.2.1", 7117), ("192.0.2.2", 40_000))
 
 
 def test_port_in_use_is_refused(orch: Orch) -> None:
@@ -266,6 +286,9 @@ def test_page_of_up_ends_with_the_last_up(orch: Orch) -> None:
     place = orch.state / "orch/ui/server.json"
     until(place.exists)
     server = json.loads(place.read_text())
+    assert listening(server["pid"]) == {"127.0.0.1"}
+    token = server["address"].partition("token=")[2]
+    assert token and token not in " ".join(psutil.Process(server["pid"]).cmdline())
     second = orch.start("up", "--ui", "--name", "b", "--", "talks.py")
     until(lambda: "page: http" in second.err)
     assert server["address"] in first.err

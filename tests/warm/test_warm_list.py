@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from waiting import lives, until_gone
 from warm_command import WarmOrch
 
+from orchestrator.links.control import listen_in
+from orchestrator.links.warm import take_over
+from orchestrator.store.runs.locks import Lock
+from orchestrator.store.runs.paths import make_warm, warm_name
 from orchestrator.supervisor.holder import memory_pressure
 
 ECHO = ("--", "sh", "-c", "echo said")
@@ -94,10 +99,31 @@ def test_last_logout_ends_them(warm: WarmOrch, tmp_path: Path) -> None:
 def test_memory_pressure(tmp_path: Path) -> None:
     file = tmp_path / "memory"
     file.write_text(
-        "some avg10=12.34 avg60=1.00 avg300=0.26 total=1\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+        "some avg10=99.00 avg60=1.00 avg300=0.26 total=1\nfull avg10=12.34 avg60=0.00 avg300=0.00 total=0\n"
     )
     assert memory_pressure(file) == 12.34
-    for text in ("", "some avg10=x"):
+    for text in ("", "full avg10=x", "some avg10=12.34 total=1"):
         file.write_text(text)
         assert memory_pressure(file) == 0
     assert memory_pressure(tmp_path / "missing") == 0
+
+
+def test_holder_of_another_version_is_dismissed(state_dir: Path, tmp_path: Path) -> None:
+    with make_warm() as every, every.make(warm_name(str(tmp_path))) as place:
+        lock = Lock.acquire_in(place, "lock")
+        place.write_atomically("holder.json", "{}")
+        with listen_in(place, "socket") as listener:
+            listener.setblocking(True)
+
+            def greet() -> None:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.sendall(b'{"schema_version": 99}\n')
+
+            greeting = threading.Thread(target=greet)
+            greeting.start()
+            assert take_over(str(tmp_path)) is None
+            greeting.join()
+        assert not place.exists("holder.json")
+        assert lock is not None
+        lock.release()

@@ -43,7 +43,11 @@ class ImportEffects:
 
 
 class PreloadedModules(MetaPathFinder):
-    """Finds the modules that were removed from sys.modules, each together with the modules that it imports."""
+    """Finds the modules that were removed from sys.modules, each together with the modules that it imports.
+
+    `are_frozen`: they are excluded from garbage collection."""
+
+    are_frozen = True
 
     def __init__(
         self,
@@ -92,6 +96,16 @@ class PreloadedModules(MetaPathFinder):
         """Hidden modules that a file or package in `directory` would replace if `directory` came first."""
         found = {name: self._origin(name) for name in set(_importable(directory, self._hidden.keys()))}
         return sorted(name for name, file in found.items() if file and not file.startswith(f"{directory}/"))
+
+    def shadowed_on(self, search_path: Sequence[str]) -> tuple[str, str] | None:
+        """A directory of PYTHONPATH, and a hidden module that it has of its own: a new file there would be imported
+        instead of the preloaded one."""
+        for place, entry in enumerate(search_path):
+            before = tuple(f"{each}/" for each in search_path[:place])
+            for name in self.shadowed_in(entry):
+                if not self._origin(name).startswith(before):
+                    return entry, name
+        return None
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -184,6 +184,7 @@ class InterpreterStart:
         path = [entry for entry in entries if entry != options["inject_preloader"]]
         self._search_path = ":".join(path)
         own = [entry for entry in path if entry != options["inject"]]
+        self.own_search_path = [entry for entry in own if entry.startswith("/")]
         if own:
             os.environ[_SEARCH_PATH] = ":".join(own)
         elif options["pythonpath"] is not None:
@@ -232,3 +233,5 @@ class TaskRequest:
         directory = self.program.first_path
         if not sys.flags.safe_path and (names := modules.shadowed_in(directory)):
             raise CannotFork(f"{directory} has a module {names[0]} of its own")
+        if (shadowed := modules.shadowed_on(start.own_search_path)) is not None:
+            raise CannotFork(f"{shadowed[0]} has a module {shadowed[1]} of its own")

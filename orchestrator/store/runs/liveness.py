@@ -20,6 +20,7 @@ from orchestrator.store.runs.record import RunRecord, boot_id
 
 # States and flag of a process that is exiting, in /proc/PID/stat (man 5 proc, linux/sched.h).
 _EXITED_STATES = (b"Z", b"X", b"x")
+_STOPPED_STATES = (b"T", b"t")
 _PF_EXITING = 0x4
 
 
@@ -148,6 +149,15 @@ def uids_of(pid: int) -> set[int]:
         return set()
     line = next((line for line in status.splitlines() if line.startswith(b"Uid:")), b"")
     return {int(uid) for uid in line.split()[1:4]}
+
+
+def is_stopped(pid: int) -> bool:
+    """True if a signal such as SIGSTOP has stopped the process."""
+    try:
+        stat = (Path("/proc") / str(pid) / "stat").read_bytes()
+    except OSError:
+        return False
+    return stat.rpartition(b")")[2].split()[0] in _STOPPED_STATES
 
 
 def start_ticks(pid: int) -> int | None:

@@ -42,8 +42,6 @@ _LONGEST_FINALIZATION_S = 600
 # With Python's lock held, these wait for the executor of every thread (`tf.random.set_seed` calls the first).
 _WAIT_FOR_EXECUTORS = ("TFE_ContextClearCaches", "TFE_ContextSyncExecutors")
 _DONE = "_orch_iterators"
-# Above what Python freezes at its own start (375 objects in 3.12). The preloader freezes many thousands.
-_FROZEN_BY_PYTHON = 1000
 
 
 def arm() -> None:
@@ -240,9 +238,10 @@ def _pause_late_threads() -> None:
 
 def freeze_objects_of_import(name: str) -> None:
     """Exclude from garbage collection what the import of `name` creates, the one under way or the next one."""
-    # The preloader has frozen preloaded modules, before the script created objects.
+    # The preloader has frozen preloaded modules, before the script created objects. Counting them would take 0.05 s.
     # From 3.13 on, Python would not free the script's cycles at its end.
-    if gc.get_freeze_count() > _FROZEN_BY_PYTHON or sys.version_info >= (3, 13):
+    is_frozen = any(getattr(finder, "are_frozen", False) for finder in sys.meta_path)
+    if is_frozen or sys.version_info >= (3, 13):
         return
     found: set[int] = set()
     before_import(name, lambda: found.update(_tracked_addresses()))
