@@ -109,15 +109,16 @@ class Verb(TyperCommand):
 def _with_values(words: Iterable[str], params: Iterable[Any], *, interspersed: bool) -> Iterator[str]:
     """Yield the words of a verb; a flag with an optional value, such as --timestamps[=iso], gets its value if it has
     none. typer only knows flags that always or never have one."""
+    valued = {form for param in params if not getattr(param, "is_flag", False) for form in param.opts}
+    # `orch status --watch` never has a value.
     bare = {
         form: option
         for option in UP_OPTIONS
         if option.bare
         for form in (option.flag, *([f"-{option.letter}"] if option.letter else []))
+        if form in valued
     }
-    valued = {
-        form for param in params if not getattr(param, "is_flag", False) for form in param.opts
-    } - bare.keys()
+    valued -= bare.keys()
     rest = iter(words)
     for word in rest:
         if word == "--" or not (interspersed or word.startswith("-")):

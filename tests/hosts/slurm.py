@@ -14,7 +14,7 @@ from waiting import until
 NEEDED = ("munged", "slurmctld", "slurmd", "srun", "salloc", "sbatch")
 NODES = ("n1", "n2", "n3")
 _FREEZER = Path("/sys/fs/cgroup/freezer")
-_DAEMONS = ("munged", "slurmctld", "slurmd")
+_DAEMONS = ("munged", "slurmctld", "slurmscriptd", "slurmd")
 _CONFIG = """\
 ClusterName=pretend
 SlurmctldHost=n0

@@ -25,6 +25,7 @@ time.sleep(600)
 
 @pytest.fixture
 def script(orch: Orch) -> str:
+    # Each later text has another length: Python takes a file of the same second and length for unchanged.
     orch.script("part.py", "VALUE = 1")
     return orch.script("train.py", TRAINS)
 
@@ -41,16 +42,16 @@ def said(started: Started) -> list[list[str]]:
 def test_saved_module_starts_again_until_ctrl_c(warm: WarmOrch, script: str) -> None:
     started = watching(warm, "--", sys.executable, script)
     started.until_out("said 1")
-    warm.orch.script("part.py", "VALUE = 2")
+    warm.orch.script("part.py", "VALUE = 2  # saved")
     started.until_out("said 2")
     # An editor may write another file and rename it.
-    (warm.orch.directory / "new").write_text("VALUE = 3")
+    (warm.orch.directory / "new").write_text("VALUE = 3  # saved again")
     (warm.orch.directory / "new").rename(warm.orch.directory / "part.py")
     started.until_out("said 3")
     warm.orch.script("part.py", "VALUE = = 4")
     until(lambda: "waiting until one of" in started.err)
     assert f"orch: {warm.orch.directory}/part.py:1: SyntaxError: invalid syntax" in started.err
-    warm.orch.script("part.py", "VALUE = 4")
+    warm.orch.script("part.py", "VALUE = 4  # and once more")
     started.until_out("said 4")
     holder = warm.holding()
     started.signal(signal.SIGINT)
@@ -89,7 +90,7 @@ def test_wrong_settings_are_shown_and_awaited(warm: WarmOrch, script: str) -> No
 def test_continue_from_the_checkpoints(warm: WarmOrch, script: str) -> None:
     started = watching(warm, "--watch-from", "checkpoint", "--", sys.executable, script)
     started.until_out("said 1")
-    warm.orch.script("part.py", "VALUE = 2")
+    warm.orch.script("part.py", "VALUE = 2  # saved")
     started.until_out("said 2")
     started.signal(signal.SIGINT)
     started.finish()
@@ -99,7 +100,7 @@ def test_continue_from_the_checkpoints(warm: WarmOrch, script: str) -> None:
 def test_killed_client_leaves_nothing(warm: WarmOrch, script: str) -> None:
     started = watching(warm, "--", sys.executable, script)
     started.until_out("said 1")
-    warm.orch.script("part.py", "VALUE = 2")
+    warm.orch.script("part.py", "VALUE = 2  # saved")
     started.until_out("said 2")
     warm.orch.script("part.py", "exit(0)")
     until(lambda: "waiting until one of" in started.err)
