@@ -85,8 +85,7 @@ def slurm(up: Any, machines: Testbed) -> Iterator[Slurm]:
         yield started
         machines.heal()
         until(lambda: not started.queue())
-        # n0 too: salloc would wait for a controller that is gone.
-        for name in machines.machines:
+        for name in HOSTS:
             until(lambda name=name: len(machines[name].programs()) == len(started.daemons(name)))
     finally:
         started.close()

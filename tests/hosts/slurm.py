@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Mapping
@@ -112,10 +113,12 @@ class Slurm:
         self._start("n0", "slurmctld")
 
     def close(self) -> None:
-        """End all daemons."""
+        """End all daemons, and a salloc that outlives an orch that was killed, as it sometimes does."""
         for name in ("n1", "n2", "n3", "n0"):
-            for process in self.daemons(name):
-                process.kill()
+            for process in self.daemons(name, *_DAEMONS, "salloc"):
+                with contextlib.suppress(psutil.NoSuchProcess):  # it ends with another one
+                    process.kill()
+            until(lambda name=name: not self.daemons(name, *_DAEMONS, "salloc"))  # type: ignore[misc]
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _start(self, name: str, program: str, *words: str) -> None:
