@@ -18,7 +18,7 @@ from orchestrator.request.settings.declaration import Part
 
 
 class Target(StrEnum):
-    """What to render for."""
+    """The schedulers that a job can be rendered for."""
 
     SLURM = "slurm"
     KUBERNETES = "kubernetes"
@@ -29,7 +29,8 @@ class Target(StrEnum):
 def export(
     context: typer.Context,
     target: Annotated[
-        Target, typer.Argument(help="What to render for.", metavar="|".join(Target), show_default=False)
+        Target,
+        typer.Argument(help="The scheduler to render for.", metavar="|".join(Target), show_default=False),
     ],
     command: Words = None,
     output: Annotated[
@@ -54,7 +55,7 @@ def export(
     from orchestrator.request.settings import settings
 
     screen = screen_of_up(context, given)
-    # Of Slurm's kind for Kubernetes too: cores and GPUs are not those of this machine.
+    # The engine stands for "not on this machine", whose cores and GPUs are not checked then.
     flags = {**flags_of(command, given, screen), "engine": "slurm"}
     request = settings.load(
         flags, os.environ, Path.cwd(), lambda python: programs.is_on_path(python, os.environ)

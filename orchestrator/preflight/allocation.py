@@ -44,8 +44,6 @@ _ADVICE = (
     ("Requested time limit", "the partition allows less; `sinfo -s` lists the limits"),
     ("Unable to contact slurm controller", "Slurm's controller does not answer; ask its administrator"),
 )
-
-
 # Reasons to wait that no time removes.
 _NEVER = {
     "PartitionNodeLimit": "the partition has fewer nodes; `sinfo -s` lists them",
@@ -126,10 +124,9 @@ class _Queued:
 class _Allocation:
     """An allocation that lasts for a `with` block. Ctrl-C while it waits gives it up, and so does the end of orch."""
 
-    job: str
-
     def __init__(self, spec: JobSpec, say: Callable[[str], None]) -> None:
         self._say = say
+        self.job = ""  # until it is granted
         try:
             self._process = subprocess.Popen(
                 # salloc leaves with this process, even if it is killed.
@@ -195,12 +192,12 @@ class _Allocation:
             if pipe is not None:
                 with suppress(OSError):
                     pipe.close()
-        if not hasattr(self, "job"):
+        if not self.job:
             process.terminate()
         try:
             process.wait(_RELEASE_S)
         except subprocess.TimeoutExpired:
-            if hasattr(self, "job") and job_state(self.job) == "RUNNING":
+            if self.job and job_state(self.job) == "RUNNING":
                 ask("scancel", self.job)
             process.kill()
             process.wait()

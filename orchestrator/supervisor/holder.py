@@ -30,7 +30,7 @@ from orchestrator.links.warm import (
 )
 from orchestrator.store.directory import Directory
 from orchestrator.store.runs.liveness import start_ticks
-from orchestrator.store.runs.locks import Held, Lock, probe_in
+from orchestrator.store.runs.locks import Lock, take_unless_held
 from orchestrator.store.runs.paths import WARM_SOCKET, make_warm, warm_name
 from orchestrator.store.runs.record import boot_id
 from orchestrator.supervisor.hosts import LocalAgent
@@ -42,8 +42,6 @@ _MEMORY_PRESSURE = Path("/proc/pressure/memory")
 _MOST_PRESSURE = 5.0
 # A client sends its request as soon as it is greeted, unless it was stopped.
 _REQUEST_S = 10.0
-# A probe has the lock for a moment.
-_LOCK_ATTEMPTS, _LOCK_RETRY_S = 100, 0.01
 _LOG = "holder.log"
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -71,7 +69,7 @@ class Holder:
         """Become the holder after a run; None if another process is, or if this one would leave at once. OSError."""
         with make_warm() as all_places:
             place = all_places.make(warm_name(directory))
-        lock = _lock(place)
+        lock = take_unless_held(place, LOCK)
         if lock is None:
             place.close()
             return None
@@ -213,15 +211,6 @@ class Holder:
             runs=self._runs,
             owner=self._owner,
         )
-
-
-def _lock(place: Directory) -> Lock | None:
-    for _ in range(_LOCK_ATTEMPTS):
-        lock = Lock.acquire_in(place, LOCK)
-        if lock is not None or probe_in(place, LOCK) is Held.YES:
-            return lock
-        time.sleep(_LOCK_RETRY_S)
-    return None
 
 
 def _last_used(holding: Holding | None) -> float:

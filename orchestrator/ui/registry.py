@@ -15,13 +15,13 @@ from typing import Self
 
 from orchestrator.core.errors import EngineError
 from orchestrator.store.directory import Directory
-from orchestrator.store.runs.locks import Held, Lock, probe_in
+from orchestrator.store.runs.locks import Held, Lock, probe_in, take_unless_held
 from orchestrator.store.runs.paths import state_dir
 
 _PLACE, _LOCK, _USERS, _SERVER, _LOG = "ui", "lock", "users", "server.json", "server.log"
 # A server that ends, or one that is about to write its address, takes less.
 _PATIENCE_S = 5.0
-_ATTEMPTS, _RETRY_S = 100, 0.01
+_RETRY_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Registration:
     def take(cls) -> Self | None:
         """None if another process serves. NotOurs, UsageError, OSError."""
         place = _open()
-        lock = _take(place)
+        lock = take_unless_held(place, _LOCK)
         if lock is None:
             place.close()
             return None
@@ -117,16 +117,6 @@ def wait_until_unused() -> Lock:
 def _open() -> Directory:
     with Directory.create(state_dir()) as state:
         return state.make(_PLACE)
-
-
-def _take(place: Directory) -> Lock | None:
-    """Take the lock unless a process holds it. A probe has it for a moment, so it is tried again."""
-    for _ in range(_ATTEMPTS):
-        lock = Lock.acquire_in(place, _LOCK)
-        if lock is not None or probe_in(place, _LOCK) is Held.YES:
-            return lock
-        time.sleep(_RETRY_S)
-    return None
 
 
 def _read(place: Directory) -> Server | None:

@@ -18,7 +18,8 @@ from orch_command import ORCH
 _SCRIPT = """
 import json, os, sys
 names = ("TF_CONFIG", "ORCH_TASK", "ORCH_CHECKPOINT_DIR", "LEVEL")
-print(json.dumps({"argv": sys.argv[1:], **{name: os.environ.get(name) for name in names}}))
+bootstrap = any(name.endswith("bootstrap.install") for name in sys.modules)
+print(json.dumps({"argv": sys.argv[1:], "bootstrap": bootstrap, **{name: os.environ.get(name) for name in names}}))
 sys.exit(3)
 """
 _IMAGE = ("--image", "registry.example/train:1")
@@ -34,6 +35,18 @@ def exported(directory: Path, *words: str) -> str:
 def run(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [str(ORCH), "export", "--as-root-anyway", *words]
     return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+
+
+def started(files: Path, index: int) -> subprocess.CompletedProcess[str]:
+    """Run the program of the ConfigMap as the pod with this index."""
+    return subprocess.run(
+        [sys.executable, str(files / "start.py")],
+        cwd=files.parent,
+        env={"JOB_COMPLETION_INDEX": str(index), "PATH": "/usr/bin:/bin", "TMPDIR": str(files.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def objects(directory: Path, *words: str) -> dict[str, Any]:
@@ -96,17 +109,11 @@ def test_pod_starts_its_task(tmp_path: Path) -> None:
     files.mkdir()
     for name, text in made["ConfigMap"]["data"].items():
         text = text.replace('"/checkpoints"', json.dumps(str(tmp_path / "checkpoints")))
+        text = text.replace("/tmp/orch", str(tmp_path / "scratch"))
         (files / name).write_text(text.replace('"python3"', json.dumps(sys.executable)))
     for name, text in made["ConfigMap"]["binaryData"].items():
         (files / name).write_bytes(base64.b64decode(text))
-    done = subprocess.run(
-        [sys.executable, str(files / "start.py")],
-        cwd=tmp_path,
-        env={"JOB_COMPLETION_INDEX": "1", "PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = started(files, 1)
     assert done.returncode == 3, done.stderr
     seen = json.loads(done.stdout)
     assert seen["argv"] == ["--lr", "1"]
@@ -116,7 +123,7 @@ def test_pod_starts_its_task(tmp_path: Path) -> None:
         "cluster": {"worker": [f"my-job-{index}.my-job:2222" for index in range(3)]},
         "task": {"type": "worker", "index": 1},
     }
-    # The bootstrap ran: it is what writes this file.
+    assert seen["bootstrap"]
     job = made["Job"]["spec"]
     assert (job["completions"], job["completionMode"], job["backoffLimit"]) == (3, "Indexed", 0)
     assert made["Service"]["spec"]["publishNotReadyAddresses"] is True
@@ -131,16 +138,11 @@ def test_built_in_program_travels(tmp_path: Path) -> None:
     job = json.loads(made["ConfigMap"]["data"]["job.json"])
     for task in job["tasks"]:
         task["argv"] = [sys.executable, *task["argv"][1:], "--help"]
-        task["env"]["ORCH_CHECKPOINT_DIR"] = str(tmp_path / "checkpoints")
+        for name in ("ORCH_CHECKPOINT_DIR", "ORCH_SCRATCH_DIR"):
+            task["env"][name] = str(tmp_path / name)
+        task["bootstrap"] = None
     (files / "job.json").write_text(json.dumps(job))
-    done = subprocess.run(
-        [sys.executable, str(files / "start.py")],
-        cwd=tmp_path,
-        env={"JOB_COMPLETION_INDEX": "0", "PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = started(files, 0)
     assert done.returncode == 0, done.stderr
     assert "--epochs" in done.stdout
 

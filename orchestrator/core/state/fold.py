@@ -100,7 +100,7 @@ def apply(state: RunState, event: Event) -> RunState:
         case events.DiskFull():
             return _with_task(state, _with_full_disk(state.tasks[event.task], event.reason))
         case events.StacksTaken():
-            # Those that a deadline asked for explain the end of the run.
+            # Stacks that a time limit asked for explain the end of the run.
             return state if event.why == event.BY_USER else replace(state, stacks=event)
         case events.StorageFailed():
             return replace(state, storage_error=state.storage_error or event.reason)

@@ -18,8 +18,8 @@ from orchestrator.store.runs.paths import make_names, open_names
 
 _OTHERS_MAY_OPEN = 0o066
 # A probe holds a lock for a moment: how often, and at which interval, a name is tried again.
-_NAME_ATTEMPTS = 100
-_NAME_RETRY_S = 0.01
+_ATTEMPTS = 100
+_RETRY_S = 0.01
 # Age at which the file of a free name is removed.
 _UNUSED_NAME_S = 86_400.0
 
@@ -172,17 +172,27 @@ def _has_exclusive_lock(info: Path) -> bool:
     return any(line.startswith("lock:") and {"FLOCK", "WRITE"} <= set(line.split()) for line in lines)
 
 
+def take_unless_held(directory: Directory, name: str) -> Lock | None:
+    """Take the lock; None if a process holds it. A probe shares it for a moment, so it is tried again."""
+    for _ in range(_ATTEMPTS):
+        lock = Lock.acquire_in(directory, name)
+        if lock is not None or probe_in(directory, name) is Held.YES:
+            return lock
+        time.sleep(_RETRY_S)
+    return None
+
+
 def lock_name(name: str) -> Lock | None:
     """Take the lock of a run name. None if another live run holds it."""
     with make_names() as names:
-        for _ in range(_NAME_ATTEMPTS):
+        for _ in range(_ATTEMPTS):
             lock = Lock.acquire_in(names, name)
             # Without an exclusive holder, the lock is shared for a moment by a probe or by the removal of free names.
             if lock is not None or (held := probe_in(names, name)) is Held.YES:
                 return lock
             if held is Held.UNKNOWN:
                 names.unlink(name)  # the next file is private
-            time.sleep(_NAME_RETRY_S)
+            time.sleep(_RETRY_S)
     return None
 
 
