@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 
 import psutil
 
-from orchestrator.links.warm import LOCK, Holding, dismiss, live_places
-from orchestrator.store.directory import Directory
+from orchestrator.links.warm import Holding, dismiss, live_places
 from orchestrator.store.runs.liveness import is_own_process
-from orchestrator.store.runs.locks import Held, probe_in
 
 # A holder that waits leaves at once, but its agent may have been stopped.
 _PATIENCE_S = 5.0
-_RETRY_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -47,28 +44,23 @@ def stop_holders() -> list[WarmRow]:
             if holding is not None:
                 stopped.append(_row(holding))
             dismiss(place)
-        for place, holding in places:
-            if holding is None or holding.until is not None:
-                _wait_or_kill(place, holding)
+        for _, holding in places:
+            if holding is not None and holding.until is not None:
+                _end(holding)
     return stopped
 
 
-def _wait_or_kill(place: Directory, holding: Holding | None) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while probe_in(place, LOCK) is Held.YES:
-        if time.monotonic() > deadline:
-            if holding is not None:
-                _kill(holding)
-            return
-        time.sleep(_RETRY_S)
-
-
-def _kill(holding: Holding) -> None:
-    """Kill a holder that does not react, for instance because it was stopped. Its agent then ends the rest."""
+def _end(holding: Holding) -> None:
+    """Wait until a dismissed holder has exited. Kill one that does not react, for instance because it was stopped; its
+    agent then ends the rest."""
     with suppress(OSError):
         pidfd = os.pidfd_open(holding.pid)
         try:
-            if holding.is_live_process() and is_own_process(holding.pid):
+            poller = select.poll()
+            poller.register(pidfd, select.POLLIN)
+            if not holding.is_live_process() or poller.poll(_PATIENCE_S * 1000):
+                return
+            if is_own_process(holding.pid):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         finally:
             os.close(pidfd)
