@@ -25,8 +25,9 @@ from orchestrator.engines.slurm import ask, job_state
 from orchestrator.request.export.batch_script import allocation_words, node_count
 
 _JOB = "SLURM_JOB_ID"
-# salloc runs this on the machine that called it. The allocation lasts until its input ends.
-_HOLDER = ("sh", "-c", 'echo "orch $SLURM_JOB_ID"; exec cat >/dev/null')
+# salloc runs this on the machine that called it. The allocation lasts until a line comes, or the input ends. The end
+# means that orch was killed, and salloc gets SIGTERM then: it would spin for ever if this ended at the same moment.
+_HOLDER = ("sh", "-c", 'echo "orch $SLURM_JOB_ID"; read end || sleep 1')
 _GRANTED = re.compile(r"^orch (\d+)$", re.MULTILINE)
 _PENDING = re.compile(r"Pending job allocation (\d+)")
 _READ_BYTES = 1 << 16
@@ -188,6 +189,10 @@ class _Allocation:
 
     def _release(self) -> None:
         process = self._process
+        if process.stdin is not None:
+            with suppress(OSError):
+                process.stdin.write(b"end\n")
+                process.stdin.flush()
         for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe is not None:
                 with suppress(OSError):

@@ -104,7 +104,12 @@ class Slurm:
     def daemons(self, name: str, *programs: str) -> list[psutil.Process]:
         """The daemons of a machine."""
         wanted = programs or _DAEMONS
-        return [each for each in self.machines[name].processes() if each.name() in wanted]
+        found = []
+        for each in self.machines[name].processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if each.name() in wanted:
+                    found.append(each)
+        return found
 
     def restart_controller(self) -> None:
         """Kill the controller and start it again with its state."""
