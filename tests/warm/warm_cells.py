@@ -207,6 +207,11 @@ def fill_disk(kept: Kept) -> None:
     kept.disk.fill()
 
 
+def fill_disk_for_the_run(kept: Kept) -> None:
+    fill_disk(kept)
+    kept.until_the_end.callback(make_room, kept)
+
+
 def refused(kept: Kept) -> None:
     """Check that no run starts on a full disk, and that the reason is shown."""
     done = kept.orch(*kept.words)
@@ -337,7 +342,7 @@ DURING = (
     Cell(_PRESSURE, in_sequence(show_pressure, go, _MEETS_PRESSURE), RIGHT, needs_disk=True),
     Cell("the holder's files are removed", in_sequence(remove_place, go), RIGHT),
     Cell("the run's directory is removed", remove_run, ORCH_FAILED, stays=None),
-    Cell("the disk is full", fill_disk, ORCH_FAILED, stays=None, needs_disk=True),
+    Cell("the disk is full", fill_disk_for_the_run, ORCH_FAILED, stays=None, needs_disk=True),
     Cell("another user connects", in_sequence(find_no_socket, go), RIGHT, stays=True),
 )
 CELLS = (*BETWEEN, *DURING)
