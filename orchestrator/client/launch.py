@@ -163,8 +163,10 @@ class Room:
 def make_room(up: UpRequest, supervisor: SupervisorLink | None = None) -> Room:
     """Prepare the machine for a run: the checks, tidy(), --replace. `supervisor`: see check_hosts()."""
     refuse_problems(Context(up.spec, os.environ))
-    hosts = check_hosts(up.spec, supervisor)
-    runs = catalog.survey()
+    # A run that is continued is neither lost nor another run.
+    own = None if up.adopt is None else up.adopt.name
+    hosts = check_hosts(up.spec, supervisor, own)
+    runs = catalog.survey(frozenset() if own is None else frozenset({own}))
     swept = tidy(runs)
     replaced: list[Ended] = []
     if up.display.replace:
@@ -181,10 +183,12 @@ def make_room(up: UpRequest, supervisor: SupervisorLink | None = None) -> Room:
     return Room(swept, runs.skipped, tuple(replaced), tuple(catalog.live_in(up.spec.directory, runs)), hosts)
 
 
-def check_hosts(spec: JobSpec, supervisor: SupervisorLink | None = None) -> Preflight | None:
+def check_hosts(
+    spec: JobSpec, supervisor: SupervisorLink | None = None, run_id: str | None = None
+) -> Preflight | None:
     """Check the job's hosts, after --sync if it was asked for; None without hosts. UsageError names all problems.
 
-    `supervisor` starts its agents and their preloading during the check, but no task.
+    `supervisor` starts its agents and their preloading during the check, but no task. `run_id`: see prepare().
     """
     if not spec.hosts:
         return None
@@ -193,7 +197,7 @@ def check_hosts(spec: JobSpec, supervisor: SupervisorLink | None = None) -> Pref
 
         copy_directory(spec, spec.hosts)
     if supervisor is not None:
-        supervisor.prepare(spec)
+        supervisor.prepare(spec, run_id)
     # Imported while the supervisor connects to the hosts, and not for a run on this machine.
     from orchestrator.preflight import inspect_hosts
 
@@ -240,6 +244,7 @@ def create_run(
         environ=environ,
         state_owner=accepted_owner(),
         existing=up.existing,
+        adopt=up.adopt,
         warm=warm,
         descriptors=tuple(descriptors),
     )

@@ -67,8 +67,8 @@ class Request(BaseModel):
     """A client's request for a run.
 
     `environ` (see pack_environ) is the environment for the run's processes; None means the supervisor's own.
-    `state_owner`: the user whose state root uses by --as-root-anyway. `existing`: see UpRequest. `warm`: what stays
-    after the run; None for nothing.
+    `state_owner`: the user whose state root uses by --as-root-anyway. `existing`, `adopt`: see UpRequest. `warm`:
+    what stays after the run; None for nothing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -77,15 +77,19 @@ class Request(BaseModel):
     environ: dict[str, str] | None = None
     state_owner: int | None = None
     existing: tuple[Path, ...] = ()
+    adopt: Path | None = None
     warm: Warm | None = None
     descriptors: tuple[Descriptor, ...] = Field(default=(), max_length=MOST_DESCRIPTORS)
 
 
 class Preparation(BaseModel):
-    """A job for other hosts whose request may follow: its agents can be started meanwhile. They start no task."""
+    """A job for other hosts whose request may follow: its agents can be started meanwhile. They start no task.
+
+    `run_id`: of a run that exists already."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     prepare: JobSpec
+    run_id: str | None = None
 
 
 class ClientLink:

@@ -81,12 +81,14 @@ class SupervisorLink:
     def fileno(self) -> int:
         return self._stream.fileno()
 
-    def prepare(self, spec: JobSpec) -> None:
-        """Let the agents of a job on other hosts start. create() with the same job takes them; close() ends them."""
+    def prepare(self, spec: JobSpec, run_id: str | None = None) -> None:
+        """Let the agents of a job on other hosts start. create() with the same job takes them; close() ends them.
+
+        `run_id`: of a run that exists already."""
         from orchestrator.links.client_link import Preparation
 
         self._is_prepared = True
-        self._send(Preparation(prepare=spec).model_dump_json().encode())
+        self._send(Preparation(prepare=spec, run_id=run_id).model_dump_json().encode())
 
     def create(self, request: Request, descriptors: Sequence[int] = ()) -> Path:
         """Return the directory of the new run; raise the error with which the supervisor refuses the request.

@@ -11,7 +11,7 @@ import traceback
 from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.diagnosis.shortages import storage_advice
 from orchestrator.core.errors import EngineError, ExitCode, NameTaken, OrchError, UsageError
@@ -63,7 +63,7 @@ def serve(client: ClientLink, here: LocalAgent, remote: Engine | None = None) ->
             client = next_client
             if isinstance(request, Preparation):
                 files.enter_context(many_files())
-                early = _prepare(request.prepare, client, here, remote)
+                early = _prepare(request, client, here, remote)
                 continue
             here.are_kept = request.lifetime is Lifetime.SESSION or request.warm is not None
             agents, early = _agents(request.spec, here, remote, early), None
@@ -107,13 +107,15 @@ def _hold(holder: Holder | None, spec: JobSpec, warm: Warm) -> Holder | None:
         return None
 
 
-def _prepare(spec: JobSpec, client: ClientLink, here: LocalAgent, remote: Engine | None) -> HostAgents | None:
+def _prepare(
+    order: Preparation, client: ClientLink, here: LocalAgent, remote: Engine | None
+) -> HostAgents | None:
     """Start the agents of a job and let them preload until the client sends more; None if that is not possible."""
     from orchestrator.supervisor.host_agents import HostAgents  # links to other hosts take long to import
 
-    agents = HostAgents(spec, remote)
+    agents = HostAgents(order.prepare, remote)
     try:
-        agents.open_early()
+        agents.open_early(order.run_id)
     except EngineError:
         agents.end()
         return None  # the run reports it
@@ -132,7 +134,7 @@ def _serve_one(request: Request, client: ClientLink, here: LocalAgent, agents: A
     if request.state_owner is not None:
         accept_owner(request.state_owner)
     try:
-        store = _create_run(request.spec, request.existing, started_mono, agents.run_id)
+        store = _open_store(request, started_mono, agents.run_id)
     except OrchError as error:
         client.refused(error)
         return True, error.exit_code
@@ -224,6 +226,13 @@ def _known_result(spec: JobSpec, run_id: str, state: RunState, took_s: float) ->
         )
 
 
+def _open_store(request: Request, started_mono: float, run_id: str | None) -> RunStore:
+    """Create the run's directory, or take over the one that the request names. OrchError, OSError."""
+    if request.adopt is not None:
+        return _adopt_run(request.spec, request.adopt)
+    return _create_run(request.spec, request.existing, started_mono, run_id)
+
+
 def _create_run(
     spec: JobSpec, existing: tuple[Path, ...], started_mono: float, run_id: str | None
 ) -> RunStore:
@@ -237,23 +246,48 @@ def _create_run(
         directory=str(spec.directory),
         started_at=time.time(),
         started_mono=started_mono,
-        boot_id=boot_id(),
-        host=platform.node(),
-        supervisor_pid=os.getpid(),
-        supervisor_start_ticks=start_ticks(os.getpid()) or 0,
         checkpoint_dir=str(spec.checkpoint_dir or store.paths.checkpoints),
-        versions=_versions(),
         spec=spec.masked().model_dump(mode="json"),
+        **_own_values(spec),
     )
     store.publish(record)
     return store
 
 
-def _take_name(spec: JobSpec) -> Lock | None:
-    """Lock the run's name. NameTaken if a live run has it and the user chose it; a default name may be used twice."""
+def _adopt_run(spec: JobSpec, root: Path) -> RunStore:
+    store, record = RunStore.adopt(root, _take_name(spec, root.name))
+    # The age of the run, by the clock of this machine.
+    started_mono = max(0.0, time.monotonic() - max(0.0, time.time() - record.started_at))
+    own = {**_own_values(spec), "spec": spec.masked().model_dump(mode="json"), "started_mono": started_mono}
+    try:
+        store.take_over(record.model_copy(update=own))
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _own_values(spec: JobSpec) -> dict[str, Any]:
+    """The values of a record about this supervisor."""
+    # A shell of salloc on a login node has the variable of the job only.
+    is_on_node = "SLURMD_NODENAME" in os.environ and os.environ.get("SLURM_JOB_ID") == spec.slurm_job
+    return {
+        "boot_id": boot_id(),
+        "host": platform.node(),
+        "supervisor_pid": os.getpid(),
+        "supervisor_start_ticks": start_ticks(os.getpid()) or 0,
+        "versions": _versions(),
+        "job": spec.slurm_job if is_on_node else None,
+    }
+
+
+def _take_name(spec: JobSpec, own_id: str = "") -> Lock | None:
+    """Lock the run's name. NameTaken if a live run has it and the user chose it; a default name may be used twice.
+
+    `own_id`: the run that gets the name, if it exists."""
     lock = lock_name(spec.name)
     # If two runs have the same default name, only one holds the lock, and the other one may live longer.
-    if spec.name_is_explicit and (lock is None or live_runs(spec.name)):
+    if spec.name_is_explicit and (lock is None or live_runs(spec.name, frozenset({own_id}))):
         raise NameTaken(
             f"a live run is named {spec.name!r}: `orch status {spec.name}` shows it, --replace stops it first"
         )

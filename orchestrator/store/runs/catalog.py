@@ -115,8 +115,15 @@ def all_runs() -> list[RunView]:
     return survey().runs
 
 
-def live_runs(name: str) -> list[RunView]:
-    return [run for run in all_runs() if run.record.name == name and run.is_live]
+def live_runs(name: str, skip: frozenset[str] = frozenset()) -> list[RunView]:
+    """Return the live runs of a name, oldest first, without the ids in `skip`."""
+    return [run for run in survey(skip).runs if run.record.name == name and run.is_live]
+
+
+def run_of_job(job: str) -> RunView | None:
+    """Return the newest run of a Slurm job that has not ended; None without one. Its supervisor may be live."""
+    runs = [run for run in all_runs() if run.record.job == job and run.is_original and not run.has_ended]
+    return runs[-1] if runs else None
 
 
 def live_in(directory: Path, there: Survey) -> list[RunView]:

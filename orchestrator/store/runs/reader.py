@@ -186,6 +186,11 @@ class RunView:
         return events
 
     @property
+    def has_ended(self) -> bool:
+        """True if the run's end is recorded, in its result or in its events."""
+        return self._has_recorded_end()
+
+    @property
     def is_trimmed(self) -> bool:
         """True if `orch prune` removed all but the result and the checkpoints."""
         paths = self.paths

@@ -19,10 +19,10 @@ from orchestrator.core.state.result import RunResult
 from orchestrator.store.directory import Directory
 from orchestrator.store.open_files import AppendFile, storage_reason
 from orchestrator.store.runs.history_file import HistoryFile
-from orchestrator.store.runs.locks import Lock
+from orchestrator.store.runs.locks import Lock, take_unless_held
 from orchestrator.store.runs.lost_runs import remove_unpublished_in
 from orchestrator.store.runs.paths import NEW_RUN_DIRECTORIES, RunPaths, make_runs
-from orchestrator.store.runs.record import RunRecord, first_line
+from orchestrator.store.runs.record import RunRecord, first_line, read_record, recorded_id
 
 # Space reserved for result.json with the log tails of a few tasks, and for the last events of all tasks.
 _RESULT_BYTES = 64 << 10
@@ -71,10 +71,11 @@ class _Reserve:
 
 @dataclass
 class RunStore:
-    """The directory, lock and event log of one live run, until close().
+    """The directory, lock and event log of one live run, until close(): a new one, or one that waits for a supervisor.
 
-    After publish() no method fails. Data that a full disk rejects is kept and written later; the first failure is
-    reported once. All is written through the descriptors of the directory that create() made.
+    After publish() or take_over() no method fails. Data that a full disk rejects is kept and written later; the first failure is
+    reported once. All is written through the descriptors of the directory that create() made or
+    adopt() opened.
     """
 
     paths: RunPaths
@@ -123,6 +124,46 @@ class RunStore:
             return cls(
                 paths, parent, run, lock, name_lock, AppendFile(events, paths.events), reserve, history
             )
+
+    @classmethod
+    def adopt(cls, root: Path, name_lock: Lock | None) -> tuple[RunStore, RunRecord]:
+        """Lock the directory of a run that was published, and that has neither a supervisor nor a result.
+
+        Return its record, too: take_over() writes the new one. UsageError if the run is live, has ended or is not
+        there; OSError.
+        """
+        paths = RunPaths(root)
+        with ExitStack() as undo:
+            parent = Directory.shared(root.parent)
+            undo.callback(parent.close)
+            run = paths.open()
+            undo.callback(run.close)
+            if recorded_id(paths, run) != paths.run_id:
+                raise UsageError(f"{root}: is not the directory of a run")
+            lock = take_unless_held(run, paths.lock.name)
+            if lock is None:
+                raise UsageError(f"{root}: its supervisor is live")
+            undo.callback(lock.release)
+            read = read_record(paths, run, paths.run_id)
+            if read is None:
+                raise UsageError(f"{root}: its files were removed")
+            if run.exists(paths.result.name):
+                raise UsageError(f"{root}: this run has ended")
+            run.unlink(paths.control.name)  # of a supervisor that was killed
+            for name in NEW_RUN_DIRECTORIES:
+                run.make(name).close()
+            reserve = _Reserve(run, paths.reserve.name)
+            undo.callback(reserve.close)
+            events = run.open_private(paths.events.name, os.O_WRONLY | os.O_APPEND)
+            undo.pop_all()
+            history = HistoryFile(run, paths.samples.name, continues=True)
+            file = AppendFile(events, paths.events)
+            return cls(paths, parent, run, lock, name_lock, file, reserve, history), read.record
+
+    def take_over(self, record: RunRecord) -> None:
+        """Write the record with which this process continues the run. OSError."""
+        self._started_mono = record.started_mono
+        self._run.write_atomically(self.paths.record.name, record.model_dump_json(indent=1) + "\n")
 
     def publish(self, record: RunRecord) -> None:
         """Write the record and rename the directory. From here on every command finds the run."""
