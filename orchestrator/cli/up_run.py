@@ -15,7 +15,7 @@ from orchestrator.cli.parameters import Screen
 from orchestrator.cli.selection import ended_text, say_skipped, say_swept
 from orchestrator.client import api
 from orchestrator.client.api import Run
-from orchestrator.client.launch import Room, make_room, on_nodes
+from orchestrator.client.launch import Room, continued, make_room, on_nodes
 from orchestrator.client.view.output import is_capable, terminal_size
 from orchestrator.client.warm import Start, choose_start
 from orchestrator.core.errors import EngineError, ExitCode, OrchError, RunEnded, UsageError
@@ -80,6 +80,7 @@ def run_once(
             "--engine slurm: the allocation ends with the `orch up` that asked for it; instead of --detach or --wait,"
             " submit a batch script that calls `orch up`"
         )
+    request = continued(request)
     with on_nodes(request, words.say) as request, _supervisor_for(request, early) as early:
         room = make_room(request, early)
         say_skipped(room.skipped)

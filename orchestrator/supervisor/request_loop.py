@@ -34,6 +34,7 @@ from orchestrator.store.runs.paths import runs_dir
 from orchestrator.store.runs.record import RunRecord, boot_id
 from orchestrator.store.runs.writer import RunStore, new_run_id
 from orchestrator.supervisor import now
+from orchestrator.supervisor.continuing import Earlier, read_earlier
 from orchestrator.supervisor.holder import Holder
 from orchestrator.supervisor.hosts import Agents, LocalAgent
 from orchestrator.supervisor.supervisor import Supervisor
@@ -134,7 +135,7 @@ def _serve_one(request: Request, client: ClientLink, here: LocalAgent, agents: A
     if request.state_owner is not None:
         accept_owner(request.state_owner)
     try:
-        store = _open_store(request, started_mono, agents.run_id)
+        store, earlier = _open_store(request, started_mono, agents.run_id)
     except OrchError as error:
         client.refused(error)
         return True, error.exit_code
@@ -148,7 +149,7 @@ def _serve_one(request: Request, client: ClientLink, here: LocalAgent, agents: A
         checkpoint_dir = spec.checkpoint_dir or store.paths.checkpoints
         spec = spec.model_copy(update={"checkpoint_dir": checkpoint_dir})
     here.take_descriptors(dict(zip(request.descriptors, client.descriptors, strict=True)))
-    supervisor = Supervisor(spec, request.lifetime, agents, store, client)
+    supervisor = Supervisor(spec, request.lifetime, agents, store, client, earlier)
     try:
         result = supervisor.run()
     except Exception as error:
@@ -226,11 +227,11 @@ def _known_result(spec: JobSpec, run_id: str, state: RunState, took_s: float) ->
         )
 
 
-def _open_store(request: Request, started_mono: float, run_id: str | None) -> RunStore:
+def _open_store(request: Request, started_mono: float, run_id: str | None) -> tuple[RunStore, Earlier | None]:
     """Create the run's directory, or take over the one that the request names. OrchError, OSError."""
     if request.adopt is not None:
         return _adopt_run(request.spec, request.adopt)
-    return _create_run(request.spec, request.existing, started_mono, run_id)
+    return _create_run(request.spec, request.existing, started_mono, run_id), None
 
 
 def _create_run(
@@ -254,17 +255,19 @@ def _create_run(
     return store
 
 
-def _adopt_run(spec: JobSpec, root: Path) -> RunStore:
+def _adopt_run(spec: JobSpec, root: Path) -> tuple[RunStore, Earlier]:
     store, record = RunStore.adopt(root, _take_name(spec, root.name))
     # The age of the run, by the clock of this machine.
     started_mono = max(0.0, time.monotonic() - max(0.0, time.time() - record.started_at))
     own = {**_own_values(spec), "spec": spec.masked().model_dump(mode="json"), "started_mono": started_mono}
     try:
+        earlier = read_earlier(store, record, spec)
+        own["earlier_clocks"] = earlier.clocks
         store.take_over(record.model_copy(update=own))
     except BaseException:
         store.close()
         raise
-    return store
+    return store, earlier
 
 
 def _own_values(spec: JobSpec) -> dict[str, Any]:

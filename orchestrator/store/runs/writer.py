@@ -73,9 +73,9 @@ class _Reserve:
 class RunStore:
     """The directory, lock and event log of one live run, until close(): a new one, or one that waits for a supervisor.
 
-    After publish() or take_over() no method fails. Data that a full disk rejects is kept and written later; the first failure is
-    reported once. All is written through the descriptors of the directory that create() made or
-    adopt() opened.
+    After publish() or take_over() no method fails. Data that a full disk rejects is kept and written later; the first
+    failure is reported once. All is written through the descriptors of the directory that create() made or adopt()
+    opened.
     """
 
     paths: RunPaths
