@@ -60,7 +60,7 @@ class Cluster:
 
     def __init__(
         self,
-        workers: int | None = None,
+        workers: int | str | None = None,
         command: Words = (),
         directory: Directory | None = None,
         *,
@@ -120,7 +120,7 @@ def stream_lines(run: Run) -> None:
 
 
 def load_request(
-    workers: int | None, command: Words, directory: Directory | None, options: Mapping[str, object]
+    workers: int | str | None, command: Words, directory: Directory | None, options: Mapping[str, object]
 ) -> UpRequest:
     """Return the checked request for the arguments of Cluster. UsageError if one is wrong."""
     for name, option in SETTINGS.items():
