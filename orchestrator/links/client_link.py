@@ -23,14 +23,14 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from orchestrator.core.errors import OrchError
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.state.result import RunResult
-from orchestrator.links.control import DetachOrder, StopOrder
+from orchestrator.links.control import DetachOrder, NoticeOrder, StopOrder
 
 _READ_BYTES = 1 << 16
 _PREPARATION = b'{"prepare":'
 # The kernel passes up to 253 with a message.
 MOST_DESCRIPTORS = 16
-_ORDERS: TypeAdapter[StopOrder | DetachOrder] = TypeAdapter(
-    Annotated[StopOrder | DetachOrder, Field(discriminator="op")]
+_ORDERS: TypeAdapter[StopOrder | NoticeOrder | DetachOrder] = TypeAdapter(
+    Annotated[StopOrder | NoticeOrder | DetachOrder, Field(discriminator="op")]
 )
 
 
@@ -126,8 +126,8 @@ class ClientLink:
             try:
                 message = kind.model_validate_json(line)
             except ValidationError:
-                # A stop order that arrives just after its run has ended does not apply to the next run.
-                if not _is_stop_order(line):
+                # An order that arrives just after its run has ended does not apply to the next run.
+                if not _is_order(line):
                     return None
                 continue
             if isinstance(message, Preparation):
@@ -140,7 +140,7 @@ class ClientLink:
         """The descriptors of the last request, in its order."""
         return self._descriptors
 
-    def read_orders(self) -> tuple[list[StopOrder | DetachOrder], bool]:
+    def read_orders(self) -> tuple[list[StopOrder | NoticeOrder | DetachOrder], bool]:
         """Return (orders that have arrived, whether the client is still connected). Does not block."""
         try:
             data = self._stream.recv(_READ_BYTES, socket.MSG_DONTWAIT)
@@ -180,12 +180,11 @@ class ClientLink:
             return  # the client has left; read_orders() reports it
 
 
-def _is_stop_order(line: bytes) -> bool:
+def _is_order(line: bytes) -> bool:
     try:
-        StopOrder.model_validate_json(line)
+        return not isinstance(_ORDERS.validate_json(line), DetachOrder)
     except ValidationError:
         return False
-    return True
 
 
 def pack_environ(environ: Mapping[str, str]) -> dict[str, str]:

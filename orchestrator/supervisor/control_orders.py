@@ -17,7 +17,15 @@ from orchestrator.core.state.events import Event
 from orchestrator.core.state.result import TaskStack, exit_text
 from orchestrator.core.state.state import RunState
 from orchestrator.links import control
-from orchestrator.links.control import ControlServer, KillOrder, Order, RestartOrder, StacksOrder, StopOrder
+from orchestrator.links.control import (
+    ControlServer,
+    KillOrder,
+    NoticeOrder,
+    Order,
+    RestartOrder,
+    StacksOrder,
+    StopOrder,
+)
 from orchestrator.supervisor import now
 
 # Limit on connections that have not sent an order. The oldest is closed when a new one exceeds it.
@@ -154,6 +162,9 @@ class ControlOrders:
             case RestartOrder():
                 self._queue.append(events.RestartRequested(**now()))
                 control.answer(connection, ok=True, attempt=state.attempt)
+            case NoticeOrder():
+                self._queue.append(events.NoticeGiven(**now(), source=order.source, left_s=order.left_s))
+                control.answer(connection, ok=True)
             case StacksOrder():
                 tasks = order.tasks or tuple(task.name for task in state.tasks.values() if task.is_live)
                 self._stacks.ask_agents(tasks, order.native, partial(self._answer_stacks, connection))
@@ -172,7 +183,7 @@ def _refusal(order: Order, state: RunState) -> str | None:
     match order:
         case StopOrder():
             return None
-        case RestartOrder():
+        case RestartOrder() | NoticeOrder():
             return "the run is being stopped" if state.stop is not None else None
         case KillOrder():
             return _why_not_live(order.task, state)

@@ -181,6 +181,7 @@ class RunState:
     tasks: in plan order
     preloading: modules that the preloader is importing
     history: the attempts before this one
+    notice: the first notice that the machines will go
     restart_due_mono: start of the next attempt; restart_asked: a user asked for it
     storage_error: why a file of the run cannot be written
     stacks: the last stacks that were taken
@@ -195,6 +196,7 @@ class RunState:
     attempt: int = 0
     tasks: Tasks = field(default_factory=Tasks)
     stop: events.StopRequested | None = None
+    notice: events.NoticeGiven | None = None
     teardown: TeardownReason | None = None
     teardown_mono: float | None = None
     agent_lost: str | None = None
