@@ -51,7 +51,7 @@ def test_run_has_the_workers_that_fit_on_the_hosts(
     until(lambda: "line 0" in run.log("worker:3"))
     lose_and_shrink(machines, run)
     run.until_event("task_started", 4 + 3)
-    assert "attempt 2 has 3 workers instead of 4: n3 is lost" in run.text
+    run.until_event("noticed", text="attempt 2 has 3 workers instead of 4: n3 is lost")
     planned = run.events("attempt_planned")[1]
     assert [task["host"] for task in planned["tasks"]] == ["n1", "n1", "n2"]
     assert {role: len(addresses) for role, addresses in planned["cluster"].items()} == {"worker": 3}
