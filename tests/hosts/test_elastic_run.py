@@ -82,6 +82,7 @@ def test_host_whose_agent_was_killed_is_used_again(
     assert run.finish()["outcome"] == "succeeded"
 
 
+@pytest.mark.slow
 def test_run_with_too_few_hosts_fails_with_the_lost_host_as_cause(
     up: Any, machines: Testbed, project: Path, counting: tuple[str, ...]
 ) -> None:
