@@ -20,7 +20,7 @@ from orchestrator.host.isolation import isolated
 if TYPE_CHECKING:
     from orchestrator.core.job.spec import JobSpec
     from orchestrator.core.state.result import RunResult
-    from orchestrator.links.client_link import Request
+    from orchestrator.links.client_link import PlaceOrder, QueuedOrder, RefusedOrder, Request
     from orchestrator.links.control import StopOrder
 
 _READ_BYTES = 1 << 16
@@ -117,6 +117,10 @@ class SupervisorLink:
 
     def stop(self, order: StopOrder) -> None:
         """Send a stop order. It is not an error if the supervisor has just exited."""
+        self._send(order.model_dump_json().encode())
+
+    def tell(self, order: QueuedOrder | PlaceOrder | RefusedOrder) -> None:
+        """Send news about the nodes that the run waits for."""
         self._send(order.model_dump_json().encode())
 
     def detach(self) -> None:

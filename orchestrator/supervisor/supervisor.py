@@ -111,6 +111,8 @@ class Supervisor:
                 with closing(control), many_files() if self._spec.hosts else nullcontext():
                     self._hosts.serve(self._spec, self._store)
                     self._plan_attempt(FIRST_ATTEMPT)
+                    if self._client.has_line:
+                        self._read_client()  # what came with the nodes of a run that waited for them
                     # The agent of this machine has started, and passes the user's own limit on to the tasks.
                     with many_files():
                         while self._result is None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from orchestrator.client.view.amounts import duration, short_duration
+from orchestrator.client.view.status_document import Queued
 from orchestrator.core.diagnosis.cause import sent_by
 from orchestrator.core.state.events import (
     Event,
@@ -56,6 +57,12 @@ def event_message(event: Event, most: int | None, *, verbose: bool = False) -> s
             return f"not preloaded: {event.reason}"
         case _:
             return None
+
+
+def queued_text(queued: Queued) -> str:
+    """`Slurm's job 12: Resources; expected start: 2026-11-23T17:00:00`"""
+    why = "; expected start: ".join(filter(None, (queued.reason or "no reason given", queued.start)))
+    return f"Slurm's job {queued.job}: {one_line(why)}"
 
 
 def most_attempts(spec: Mapping[str, object], history: Sequence[AttemptEnd]) -> int | None:
