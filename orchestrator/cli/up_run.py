@@ -24,7 +24,7 @@ from orchestrator.core.state.events import STOP_SIGNALS
 from orchestrator.core.state.result import RunResult
 from orchestrator.host.checks import warnings_of_up
 from orchestrator.links.client_link import Lifetime
-from orchestrator.links.signal_inbox import SignalInbox
+from orchestrator.links.signal_inbox import NOTICE_SIGNAL, SignalInbox
 from orchestrator.links.supervisor_link import SupervisorLink, start_supervisor
 from orchestrator.request.settings import settings
 from orchestrator.request.settings.request import UpRequest, WaitFor
@@ -190,7 +190,7 @@ def _in_the_foreground(
     """Start the run, unless it exists, and follow it to its end."""
     supervisor = start.supervisor
     # While processes exist, a signal is a stop order, not an exception.
-    with _terminal(request.spec) as terminal, SignalInbox(STOP_SIGNALS) as inbox:
+    with _terminal(request.spec) as terminal, SignalInbox((*STOP_SIGNALS, NOTICE_SIGNAL)) as inbox:
         try:
             if run is None:
                 run = start.create(request, Lifetime.CLIENT, {} if terminal is None else terminal.descriptors)

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from orchestrator.links.control import Order
 
 _POLL_S = 0.02
+# Clouds give at least so many seconds, and --in of `orch notice` is as long.
+DEFAULT_LEFT_S = 30.0
 _ORDER_TIMEOUT_S = 5.0
 # Tasks answer within about 2 s; for native stacks py-spy reads all of TensorFlow's symbols first.
 _STACKS_TIMEOUT_S, _NATIVE_STACKS_TIMEOUT_S = 15.0, 90.0
@@ -165,6 +167,16 @@ class Run:
         from orchestrator.links.control import RestartOrder
 
         self.order(RestartOrder())
+
+    def notice(self, left_s: float = DEFAULT_LEFT_S) -> None:
+        """Say that the machines of the run go in `left_s` seconds: its tasks save their state and end before that.
+
+        The run ends as stopped, with exit code 42. Raises UsageError while it is being stopped, NoSuchRun if it has
+        ended.
+        """
+        from orchestrator.links.control import NoticeOrder
+
+        self.order(NoticeOrder(left_s=left_s))
 
     def stacks(self, *tasks: str, native: bool = False) -> dict[str, TaskStack]:
         """Return the current stacks of these tasks (default: all live ones); this may take some seconds.

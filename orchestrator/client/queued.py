@@ -48,7 +48,7 @@ class QueuedRun:
     def show(self, queued: Queued) -> None:
         if self.run is None:
             self.begin()
-        self._supervisor.tell(QueuedOrder(job=queued.job, reason=queued.reason, start=queued.start))
+        self._supervisor.send(QueuedOrder(job=queued.job, reason=queued.reason, start=queued.start))
         self._say(str(queued))
 
     def check(self) -> None:
@@ -70,19 +70,16 @@ class QueuedRun:
             raise
 
     def place(self, up: UpRequest) -> None:
-        """Give the supervisor the job with its nodes, unless there is no run yet. EndedInQueue."""
+        """Send the job with its nodes to the supervisor if the run exists already. EndedInQueue."""
         self.check()
         if self._waits:
-            self._supervisor.tell(PlaceOrder(place=up.spec))
+            self._supervisor.send(PlaceOrder(place=up.spec))
             self._waits = False
 
     def _leave(self, order: RefusedOrder | StopOrder) -> None:
         if not self._waits:
             return
         self._waits = False
-        if isinstance(order, StopOrder):
-            self._supervisor.stop(order)
-        else:
-            self._supervisor.tell(order)
+        self._supervisor.send(order)
         self._supervisor.close()
         self._supervisor.wait(_LEAVE_S)

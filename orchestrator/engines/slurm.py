@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from orchestrator.core.errors import EngineError
 from orchestrator.core.text.clean import one_line
 from orchestrator.engines import Connection
-from orchestrator.store.runs.slurm_jobs import end_of_state, job_state
+from orchestrator.store.runs.slurm_jobs import ask, end_of_state, job_state
 
 _LONGEST_QUOTE = 200
+_TIME_LEFT = re.compile(r"(?:(\d{1,5})-)?(?:(\d{1,2}):)?(\d{1,2}):(\d{2})", re.ASCII)
 # In lines of srun that do not explain a failure.
 _BY_THE_WAY = ("cpu binding", "Job step creation temporarily disabled", "Step created for")
 
@@ -56,3 +58,23 @@ def step_words(job: str, node: str) -> list[str]:
         "--export=HOME,USER,LOGNAME,PATH,LANG",
         *("--job-name=orch", "--kill-on-bad-exit=0", "--quiet"),
     ]
+
+
+def time_left(job: str) -> float | None:
+    """Seconds until a job reaches its time limit; None if it has none, or Slurm does not answer."""
+    return parse_time_left(ask("squeue", "--noheader", f"--jobs={job}", "--format=%L") or "")
+
+
+def parse_time_left(text: str) -> float | None:
+    """The seconds in `1-02:03:04`, `2:03:04` or `3:04`; None for other text, such as UNLIMITED."""
+    found = _TIME_LEFT.fullmatch(text.strip())
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24.0 + hours) * 60 + minutes) * 60 + seconds
+
+
+def kill_wait() -> float | None:
+    """Seconds from SIGTERM to SIGKILL when Slurm ends a job; None if it does not say."""
+    found = re.search(r"^KillWait\s*=\s*(\d+) sec", ask("scontrol", "show", "config") or "", re.MULTILINE)
+    return None if found is None else float(found[1])

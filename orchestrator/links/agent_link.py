@@ -188,6 +188,12 @@ class LogBytes(_Message):
     is_cut: bool = False
 
 
+class StepEnds(_Message):
+    """Slurm will end the step that the agent is in."""
+
+    type: Literal["notice"]
+
+
 class Empty(_Message):
     """No process of the attempt is left on the host, but for those in `left`, which run under another user.
 
@@ -214,6 +220,7 @@ _Sent = (
     | DiskFull
     | Stacked
     | LogBytes
+    | StepEnds
     | Empty
 )
 # Messages of an agent, and reports of its link about itself.

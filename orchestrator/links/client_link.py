@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from orchestrator.core.errors import OrchError
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.state.result import RunResult
-from orchestrator.links.control import DetachOrder, StopOrder
+from orchestrator.links.control import DetachOrder, NoticeOrder, StopOrder
 
 _READ_BYTES = 1 << 16
 _PREPARATION = b'{"prepare":'
@@ -107,10 +107,10 @@ class RefusedOrder(BaseModel):
     text: str
 
 
-_ORDERS: TypeAdapter[StopOrder | DetachOrder] = TypeAdapter(
-    Annotated[StopOrder | DetachOrder, Field(discriminator="op")]
+_ORDERS: TypeAdapter[StopOrder | NoticeOrder | DetachOrder] = TypeAdapter(
+    Annotated[StopOrder | NoticeOrder | DetachOrder, Field(discriminator="op")]
 )
-_WhileQueued = StopOrder | DetachOrder | QueuedOrder | PlaceOrder | RefusedOrder
+_WhileQueued = StopOrder | NoticeOrder | DetachOrder | QueuedOrder | PlaceOrder | RefusedOrder
 _ORDERS_WHILE_QUEUED: TypeAdapter[_WhileQueued] = TypeAdapter(
     Annotated[_WhileQueued, Field(discriminator="op")]
 )
@@ -164,8 +164,8 @@ class ClientLink:
             try:
                 message = kind.model_validate_json(line)
             except ValidationError:
-                # A stop order that arrives just after its run has ended does not apply to the next run.
-                if not _is_stop_order(line):
+                # An order that arrives just after its run has ended does not apply to the next run.
+                if not _is_order(line):
                     return None
                 continue
             if isinstance(message, Preparation):
@@ -178,7 +178,7 @@ class ClientLink:
         """The descriptors of the last request, in its order."""
         return self._descriptors
 
-    def read_orders(self) -> tuple[list[StopOrder | DetachOrder], bool]:
+    def read_orders(self) -> tuple[list[StopOrder | NoticeOrder | DetachOrder], bool]:
         """Return (orders that have arrived, whether the client is still connected). Does not block."""
         is_connected = self._receive()
         *lines, self._inbox = self._inbox.split(b"\n")
@@ -235,12 +235,11 @@ class ClientLink:
             return  # the client has left; read_orders() reports it
 
 
-def _is_stop_order(line: bytes) -> bool:
+def _is_order(line: bytes) -> bool:
     try:
-        StopOrder.model_validate_json(line)
+        return not isinstance(_ORDERS.validate_json(line), DetachOrder)
     except ValidationError:
         return False
-    return True
 
 
 def pack_environ(environ: Mapping[str, str]) -> dict[str, str]:

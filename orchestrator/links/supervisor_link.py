@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from orchestrator.core.job.spec import JobSpec
     from orchestrator.core.state.result import RunResult
     from orchestrator.links.client_link import PlaceOrder, QueuedOrder, RefusedOrder, Request
-    from orchestrator.links.control import StopOrder
+    from orchestrator.links.control import NoticeOrder, StopOrder
 
 _READ_BYTES = 1 << 16
 _START_TIMEOUT_S = 60.0
@@ -115,12 +115,8 @@ class SupervisorLink:
             raise _REFUSALS.get(refused["exit_code"], EngineError)(refused["message"])
         return Path(answer["created"])
 
-    def stop(self, order: StopOrder) -> None:
-        """Send a stop order. It is not an error if the supervisor has just exited."""
-        self._send(order.model_dump_json().encode())
-
-    def tell(self, order: QueuedOrder | PlaceOrder | RefusedOrder) -> None:
-        """Send news about the nodes that the run waits for."""
+    def send(self, order: StopOrder | NoticeOrder | QueuedOrder | PlaceOrder | RefusedOrder) -> None:
+        """Send an order. It is not an error if the supervisor has just exited."""
         self._send(order.model_dump_json().encode())
 
     def detach(self) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import select
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from orchestrator.core.job.strategy import SettingMisfit
 from orchestrator.core.plan.placement import place
 from orchestrator.core.text.clean import one_line
 from orchestrator.core.text.counted import counted
+from orchestrator.core.text.durations import format_duration
+from orchestrator.engines.slurm import kill_wait, time_left
 from orchestrator.request.export.batch_script import allocation_words, node_count
 from orchestrator.store.runs.slurm_jobs import ask, job_state
 
@@ -78,9 +81,16 @@ def _with_nodes(spec: JobSpec, job: str, names: list[str]) -> JobSpec:
         raise UsageError(
             f"--nodes {spec.nodes}: Slurm's job {job} has {counted(len(names), 'node')}: {', '.join(names)}"
         )
+    left_s = time_left(job)
+    if left_s is not None and left_s <= spec.notice_s:
+        raise UsageError(
+            f"Slurm's job {job} ends in {format_duration(left_s)}, and --notice {format_duration(spec.notice_s)} before"
+            " its end the tasks would be told to end; give it more time, or a shorter --notice"
+        )
+    limits = {"slurm_ends_at": left_s and time.time() + left_s, "kill_wait_s": kill_wait()}
     try:
         hosts = tuple(Host(name=name, destination=name) for name in names)
-        on_them = JobSpec.model_validate({**spec.__dict__, "hosts": hosts, "slurm_job": job})
+        on_them = JobSpec.model_validate({**spec.__dict__, **limits, "hosts": hosts, "slurm_job": job})
         place(on_them)
     except (ValidationError, SettingMisfit) as error:
         raise UsageError(f"the nodes of Slurm's job {job} do not suffice: {error}") from error

@@ -16,7 +16,15 @@ from orchestrator.core.state.events import Event
 from orchestrator.core.state.result import TaskStack, exit_text
 from orchestrator.core.state.state import RunPhase, RunState
 from orchestrator.links import control
-from orchestrator.links.control import ControlServer, KillOrder, Order, RestartOrder, StacksOrder, StopOrder
+from orchestrator.links.control import (
+    ControlServer,
+    KillOrder,
+    NoticeOrder,
+    Order,
+    RestartOrder,
+    StacksOrder,
+    StopOrder,
+)
 from orchestrator.supervisor import now
 
 # Limit on connections that have not sent an order. The oldest is closed when a new one exceeds it.
@@ -160,6 +168,9 @@ class ControlOrders:
             case RestartOrder():
                 self._queue.append(events.RestartRequested(**now()))
                 control.answer(connection, ok=True, attempt=state.attempt)
+            case NoticeOrder():
+                self._queue.append(events.NoticeGiven(**now(), source=order.source, left_s=order.left_s))
+                control.answer(connection, ok=True)
             case StacksOrder():
                 tasks = order.tasks or tuple(task.name for task in state.tasks.values() if task.is_live)
                 self._stacks.ask_agents(tasks, order.native, partial(self._answer_stacks, connection))
@@ -178,9 +189,9 @@ def _refusal(order: Order, state: RunState) -> str | None:
     match order:
         case StopOrder():
             return None
-        case RestartOrder() if state.phase is RunPhase.QUEUED:
+        case RestartOrder() | NoticeOrder() if state.phase is RunPhase.QUEUED:
             return "the run is queued, and no task has started"
-        case RestartOrder():
+        case RestartOrder() | NoticeOrder():
             return "the run is being stopped" if state.stop is not None else None
         case KillOrder():
             return _why_not_live(order.task, state)

@@ -22,7 +22,7 @@ from orchestrator.core.state.result import Cause, CauseKind, RunResult
 from orchestrator.core.state.state import RunState
 from orchestrator.engines import Engine
 from orchestrator.links.client_link import ClientLink, PlaceOrder, Preparation, QueuedOrder, RefusedOrder
-from orchestrator.links.control import ControlServer, DetachOrder, StopOrder
+from orchestrator.links.control import ControlServer, DetachOrder, NoticeOrder, StopOrder
 from orchestrator.links.signal_inbox import SignalInbox
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
@@ -134,8 +134,8 @@ class Waiting:
                 self._refusal = order.text
             case StopOrder():
                 self._stop(order.reason, order.force)
-            case DetachOrder() | None:
-                pass
+            case DetachOrder() | NoticeOrder() | None:
+                pass  # no task has to be told
             case _:
                 assert_never(order)
         if not is_connected:

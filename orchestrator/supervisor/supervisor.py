@@ -25,14 +25,15 @@ from orchestrator.core.lifecycle.actions import Action, Deadline
 from orchestrator.core.lifecycle.lifecycle import Lifecycle
 from orchestrator.core.progress.reported import ProgressThrottle
 from orchestrator.core.state import events
-from orchestrator.core.state.events import Event, StopReason
+from orchestrator.core.state.events import Event, NoticeSource, StopReason
 from orchestrator.core.state.result import RunResult
 from orchestrator.core.state.state import RunState
+from orchestrator.engines import slurm
 from orchestrator.host.headroom import many_files
-from orchestrator.links.agent_link import AgentLink, AgentMessage, Empty, Held, Hello, LogBytes
+from orchestrator.links.agent_link import AgentLink, AgentMessage, Empty, Held, Hello, LogBytes, StepEnds
 from orchestrator.links.client_link import ClientLink, Lifetime
-from orchestrator.links.control import ControlServer, DetachOrder, StopOrder
-from orchestrator.links.signal_inbox import SignalInbox
+from orchestrator.links.control import ControlServer, DetachOrder, NoticeOrder, StopOrder
+from orchestrator.links.signal_inbox import NOTICE_SIGNAL, SignalInbox
 from orchestrator.links.stream import LinkBack, LinkSilent
 from orchestrator.store.logs.received import ForgedLog
 from orchestrator.store.runs.leftovers import end_leftovers
@@ -48,7 +49,7 @@ from orchestrator.supervisor.tensorboard_task import TensorBoardTask
 _FOREVER_S = 3600.0
 # Percent of one core; a task that uses more is busy.
 _BUSY_PERCENT = 5.0
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, NOTICE_SIGNAL)
 
 
 class Supervisor:
@@ -71,7 +72,9 @@ class Supervisor:
         # The attempt whose ports are to be held when all hosts are there.
         self._awaited_attempt: int | None = None
         self._queue: deque[Event] = deque()
-        self._lifecycle = Lifecycle(spec, store.paths.run_id, time.monotonic())
+        mono = time.monotonic()
+        ends_mono = None if spec.slurm_ends_at is None else spec.slurm_ends_at - time.time() + mono
+        self._lifecycle = Lifecycle(spec, store.paths.run_id, mono, ends_mono)
         # A limit on silence takes progress as a sign of life.
         self._throttle = ProgressThrottle(spec.chaos, (spec.stall_timeout_s or inf) / 4)
         self._logs = RunLogs(store.directory.sub(store.paths.logs.name), self._throttle, self._queue)
@@ -102,7 +105,7 @@ class Supervisor:
 
     def run(self) -> RunResult:
         """Serve until the run has ended and its result is written."""
-        with self._selector, self._logs, SignalInbox(_STOP_SIGNALS) as inbox:
+        with self._selector, self._logs, SignalInbox(_SIGNALS) as inbox:
             self._watch(inbox.fileno(), partial(self._read_signals, inbox))
             self._watch(self._client.fileno(), self._read_client)
             server = ControlServer(self._store.directory, self._store.paths.control.name)
@@ -181,6 +184,9 @@ class Supervisor:
                 self._queue.append(events.StorageFailed(**now(), reason=reason))
 
     def _deadline_reached(self, deadline: str) -> Event:
+        if deadline == Deadline.NOTICE and self._spec.slurm_job is not None:
+            left_s = slurm.time_left(self._spec.slurm_job)  # it may have been given more time
+            return events.DeadlineReached(**now(), deadline=deadline, left_s=left_s)
         if deadline not in (Deadline.STALL_LIMIT, Deadline.SILENCE):
             return events.DeadlineReached(**now(), deadline=deadline)
         at = now()
@@ -312,12 +318,26 @@ class Supervisor:
 
     def _read_signals(self, inbox: SignalInbox) -> None:
         inbox.clear()
-        for _ in inbox.take():
+        for number in inbox.take():
+            if number == NOTICE_SIGNAL:
+                self._give_notice(NoticeSource.SIGNAL)
+                continue
             self._was_signalled = True
             self._stop(StopOrder(reason=StopReason.TERMINATE, force=self.state.stop is not None))
 
     def _stop(self, order: StopOrder) -> None:
         self._queue.append(events.StopRequested(**now(), reason=order.reason, force=order.force))
+
+    def _give_notice(self, source: NoticeSource) -> None:
+        """Report a notice. Slurm gives one for each host; the first counts."""
+        is_of_slurm = source is NoticeSource.SLURM
+        known = [self.state.notice, *self._queue]
+        if is_of_slurm and any(
+            isinstance(each, events.NoticeGiven) and each.source is source for each in known
+        ):
+            return
+        left_s = self._spec.kill_wait_s if is_of_slurm else self._spec.notice_s
+        self._queue.append(events.NoticeGiven(**now(), source=source, left_s=left_s))
 
     def _read_client(self) -> None:
         try:
@@ -327,6 +347,8 @@ class Supervisor:
         for order in orders:
             if isinstance(order, DetachOrder):
                 self._lifetime = Lifetime.DETACHED
+            elif isinstance(order, NoticeOrder):
+                self._give_notice(order.source)
             else:
                 self._stop(order)
         if not is_connected:
@@ -363,6 +385,8 @@ class Supervisor:
                 self._hosts.take_hello(host, message)
             case LogBytes():
                 self._write_log(host, message)
+            case StepEnds():
+                self._give_notice(NoticeSource.SLURM)
             case Held():
                 self._attempts.take_held(host, message.attempt, message.ports)
             case Empty():

@@ -34,6 +34,7 @@ orders = st.sampled_from(
         {"op": "stop", "reason": "down", "force": False},
         {"op": "kill", "task": "worker:0", "signal": 9},
         {"op": "restart"},
+        {"op": "notice", "source": "user", "left_s": 30},
         {"op": "stacks", "tasks": [], "native": False},
     ]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from testbed import Testbed
 from waiting import until
 
 _LOST = 137
+_NOTICE = 42
 # worker:1 fails with its own exit code. Its peers wait until they are stopped.
 _FAIL = """
 import json, os, sys, time
@@ -122,19 +124,22 @@ def test_lost_node_is_named(up: Any, slurm: Slurm, machines: Testbed, counting: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["scancel", "time limit"])
-def test_end_of_the_job_is_named(
+def test_end_of_the_job_is_a_notice(
     up: Any, slurm: Slurm, machines: Testbed, counting: tuple[str, ...], how: str
 ) -> None:
-    limit = ("--time", "60s") if how == "time limit" else ()
+    limit = ("--time", "60s", "--notice", "30s") if how == "time limit" else ()
     run = up_under(up, slurm, *_ENGINE, *limit, *counting)
     run.until_event("task_started", 3)
     if how == "scancel":
         (job,) = slurm.queue()
         machines["n0"].run("scancel", job.split()[0], env=slurm.environ)
-    run.process.wait(200)  # Slurm looks at limits twice a minute
+    run.process.wait(200)
     result = run.finish()
-    assert (result["exit_code"], result["cause"]["kind"]) == (_LOST, "host")
-    assert ("was cancelled" if how == "scancel" else "time limit") in result["cause"]["text"]
+    assert (result["exit_code"], result["cause"]["kind"]) == (_NOTICE, "notice"), run.text
+    said = "Slurm ends its job" if how == "scancel" else "the time limit of its job is reached in "
+    assert said in result["cause"]["text"]
+    # SIGTERM, which may come before Python handles it, and not the SIGKILL that follows.
+    assert {task["signal"] or task["exit_code"] for task in result["tasks"]} <= {signal.SIGTERM, 143}
 
 
 @pytest.mark.parametrize("victim", ["orch", pytest.param("srun", marks=pytest.mark.slow)])
@@ -178,6 +183,7 @@ def test_controller_may_restart(up: Any, slurm: Slurm, project: Path, counting: 
         (("--nodes", "1", "--hosts", "n1"), {}, "Slurm chooses the hosts"),
         (("--nodes", "1", "--network", "private"), {}, "a private network exists on one machine only"),
         (("--nodes", "1", "--sync"), {}, "on a file system that all nodes have"),
+        (("--nodes", "1", "--time", "2m"), {}, "2m is not longer than --notice 2m"),
         (("--nodes", "1", "--slurm", "--nonsense"), {}, "Slurm refuses the allocation"),
     ],
 )

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 
 from orchestrator.client.view.amounts import duration, short_duration
 from orchestrator.client.view.status_document import Queued
-from orchestrator.core.diagnosis.cause import sent_by
+from orchestrator.core.diagnosis.cause import describe_notice, sent_by
 from orchestrator.core.state.events import (
     Event,
     LossBecameBad,
     MemoryExceeded,
     Noticed,
+    NoticeGiven,
     NotPreloaded,
     Preloaded,
     RestartPlanned,
@@ -48,6 +49,8 @@ def event_message(event: Event, most: int | None, *, verbose: bool = False) -> s
             return None  # MemoryExceeded has just said why.
         case SignalRequested():
             return f"{event.task} gets {signal_name(event.signal)}, {sent_by(event)}"
+        case NoticeGiven():
+            return f"{describe_notice(event)}; the tasks get SIGTERM, to save their state and end"
         case Noticed():
             return event.text if verbose or not event.verbose else None
         case Preloaded() if verbose:

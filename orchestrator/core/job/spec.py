@@ -18,6 +18,7 @@ from orchestrator.core.job.choices import (
     DEFAULT_GRACE_S,
     DEFAULT_LINK_TIMEOUT_S,
     DEFAULT_MAX_RESTARTS,
+    DEFAULT_NOTICE_S,
     DEFAULT_START_TIMEOUT_S,
     SILENCE_NOTICE_S,
     EngineName,
@@ -177,6 +178,8 @@ class JobSpec(BaseModel):
     network: NetworkOption = NetworkOption.HOST
     grace_s: Seconds = DEFAULT_GRACE_S
     failure_grace_s: Seconds = DEFAULT_FAILURE_GRACE_S
+    # From a notice to the end of the machines, if the notice does not say.
+    notice_s: Seconds = DEFAULT_NOTICE_S
     # None: in the run's own directory.
     checkpoint_dir: AbsolutePath | None = None
     # None: in the state directory.
@@ -236,6 +239,9 @@ class JobSpec(BaseModel):
     slurm: tuple[Word, ...] = ()
     # The id of the allocation, once there is one. Then `hosts` are its nodes.
     slurm_job: str | None = None
+    # Its end (Unix seconds), and the seconds from its SIGTERM to SIGKILL. None: no limit, or not known.
+    slurm_ends_at: float | None = None
+    kill_wait_s: Seconds | None = None
 
     @model_validator(mode="after")
     def _check_roles(self) -> Self:

@@ -77,6 +77,7 @@ class Deadline(StrEnum):
     """The subjects of DeadlineReached events."""
 
     TIMEOUT = "timeout"
+    NOTICE = "notice"
     START_LATE = "start_late"
     START_LIMIT = "start_limit"
     STALL_LIMIT = "stall_limit"

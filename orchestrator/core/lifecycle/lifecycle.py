@@ -8,12 +8,13 @@
         a restart is requested         -> TearDown(restart) -> another attempt
         a stop or --timeout            -> TearDown(request) -> Finish: stopped or timed_out
           and a second, forced stop    -> TearDown again, grace 0
+        the machines will go           -> TearDown(notice) -> Finish: stopped (42), cause notice
         the agent is lost              -> SweepHost -> Finish: failed (125), cause orch
         a host is lost with its tasks  -> TearDown(failure) -> Finish: failed (137), cause host, or another attempt
     another attempt: RestartPlanned, its delay, PlanAttempt -> AttemptPlanned
 
-Every path ends in exactly one Finish. A stop always wins over a restart. The parts: completion (which tasks decide),
-task_ends (what follows the end of a task), restarts, time_limits, outcome (the result).
+Every path ends in exactly one Finish. A stop or a notice always wins over a restart. The parts: completion
+(which tasks decide), task_ends (what follows the end of a task), restarts, time_limits, outcome (the result).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import assert_never
 from orchestrator.core.chaos.watch import ChaosWatch
 from orchestrator.core.diagnosis.distribution import find_not_distributed
 from orchestrator.core.job.spec import JobSpec
-from orchestrator.core.lifecycle import completion, outcome
+from orchestrator.core.lifecycle import completion, notices, outcome
 from orchestrator.core.lifecycle.actions import (
     Action,
     Deadline,
@@ -63,7 +64,10 @@ _QUICK = frozenset({StopReason.CLIENT_GONE, StopReason.OUTPUT_CLOSED, StopReason
 class Lifecycle:
     """The state machine of one run. Call handle() with every event in order, and perform the actions it returns."""
 
-    def __init__(self, spec: JobSpec, run_id: str, started_mono: float) -> None:
+    def __init__(
+        self, spec: JobSpec, run_id: str, started_mono: float, ends_mono: float | None = None
+    ) -> None:
+        """`ends_mono`: the end of the allocation (monotonic seconds), if it has one."""
         self.state = RunState()
         self.result: RunResult | None = None
         self._spec = spec
@@ -83,6 +87,7 @@ class Lifecycle:
         self._ends = TaskEnds(spec)
         self._chaos = ChaosWatch(spec.chaos, started_mono)
         self._debugging = DebugWatch(spec)
+        self._allocation = notices.AllocationEnd(spec.notice_s, ends_mono)
         self._begin_attempt()
 
     def _begin_attempt(self) -> None:
@@ -93,6 +98,7 @@ class Lifecycle:
         self._not_restarted: str | None = None
         self._limit: Cause | None = None
         self._nan: Cause | None = None
+        self._gives_way = False
         self._has_bad_loss = False
         self._is_tearing_down = False
         self._is_forced = False
@@ -111,6 +117,7 @@ class Lifecycle:
             (self._planned_by, Deadline.PLAN),
             (self._host_notices.due, Deadline.HOSTS),
             (self._timeout_at if self.state.teardown is None else None, Deadline.TIMEOUT),
+            (self._allocation.due, Deadline.NOTICE),
         ]
         if not self._is_tearing_down:
             wanted += [(self._chaos.due(self.state), Deadline.CHAOS), *self._ends.deadlines()]
@@ -161,6 +168,8 @@ class Lifecycle:
                 return [] if self._is_tearing_down else self._ends.after_training.dismiss(event)
             case events.StopRequested():
                 return self._stop_requested(event)
+            case events.NoticeGiven():
+                return self._end_within(TeardownReason.NOTICE, notices.grace_of(event, self._spec.grace_s))
             case events.RestartRequested():
                 return self._restart_requested(event)
             case events.RestartPlanned():
@@ -259,14 +268,19 @@ class Lifecycle:
             self._grace_s = 0.0
             self._restart_at = None
             return [TearDown(self.state.teardown or TeardownReason.REQUEST, 0.0)]
-        if event.reason not in _QUICK:
-            return self._tear_down(TeardownReason.REQUEST, self._spec.grace_s)
-        grace_s = self._spec.failure_grace_s
+        # After a notice, a teardown may take much longer. A client that waited for any teardown no longer does.
+        is_quick = event.reason in _QUICK
+        if is_quick or self.state.teardown is TeardownReason.NOTICE:
+            grace_s = self._spec.failure_grace_s if is_quick else self._spec.grace_s
+            return self._end_within(TeardownReason.REQUEST, grace_s)
+        return self._tear_down(TeardownReason.REQUEST, self._spec.grace_s)
+
+    def _end_within(self, reason: TeardownReason, grace_s: float) -> list[Action]:
+        """Begin a teardown, or shorten the one that has begun."""
         if self._is_tearing_down and self._grace_s > grace_s and self.state.agent_lost is None:
-            # The client that waited for this teardown no longer does.
             self._grace_s = grace_s
-            return [TearDown(self.state.teardown or TeardownReason.REQUEST, grace_s)]
-        return self._tear_down(TeardownReason.REQUEST, grace_s)
+            return [TearDown(self.state.teardown or reason, grace_s)]
+        return self._tear_down(reason, grace_s)
 
     def _deadline_reached(self, event: events.DeadlineReached) -> list[Action]:
         if self._debugging.suspends(event.deadline):
@@ -276,6 +290,8 @@ class Lifecycle:
                 self._timeout_at = None
                 self._late = only_evaluator_left(self.state) or late_start(self.state, event.mono)
                 return [Happen(events.StopRequested(at=event.at, mono=event.mono, reason=StopReason.TIMEOUT))]
+            case Deadline.NOTICE:
+                return self._allocation.reached(event)
             case Deadline.START_LATE:
                 late = self._start.notice(self.state, event.mono)
                 return [] if late is None else [_notice(event, late)]
@@ -362,6 +378,8 @@ class Lifecycle:
             decided = Refused("--stop-on-nan ends the run")
         if isinstance(decided, Again) and event.left:
             decided = Refused("processes of this attempt are still running")
+        if isinstance(decided, Again) and self.state.notice is not None:
+            self._gives_way, decided = True, None
         if isinstance(decided, Again):
             self._restarts.failed_mono = self._failed_mono or event.mono
             ended = outcome.attempt_end(self.state, self._findings(event.mono, teardown_s))
@@ -386,6 +404,7 @@ class Lifecycle:
             not_restarted=self._not_restarted or self._ends.not_restarted,
             left_early=self._ends.left_early,
             nan=self._nan,
+            gives_way=self._gives_way,
             done_without=self._ends.done_without,
             not_distributed=find_not_distributed(
                 self._spec, self.state, completion.deciding_tasks(self.state)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from orchestrator.core.diagnosis.across_hosts import failed_host, host_cause
-from orchestrator.core.diagnosis.cause import PREEMPTED, advice_on, find_cause
+from orchestrator.core.diagnosis.cause import PREEMPTED, advice_on, find_cause, notice_cause
 from orchestrator.core.diagnosis.distribution import NotDistributed, has_joined
 from orchestrator.core.diagnosis.same_failure import own_exception
 from orchestrator.core.errors import ExitCode
 from orchestrator.core.lifecycle.completion import first_failure, has_succeeded
+from orchestrator.core.lifecycle.notices import ending_notice
 from orchestrator.core.progress.activity import began_at, furthest, last_training, reports_each_step
 from orchestrator.core.state.events import Resumed, StopReason, SymptomKind, TaskProgressed, TeardownReason
 from orchestrator.core.state.result import (
@@ -56,6 +57,7 @@ class Findings:
     not_restarted: why there was no restart
     done_without: failed tasks that the others continued without
     not_distributed: no task joined a cluster
+    gives_way: it failed and would be restarted, but its machines will go
     """
 
     timeout_s: float | None = None
@@ -69,12 +71,15 @@ class Findings:
     nan: Cause | None = None
     done_without: frozenset[str] = frozenset()
     not_distributed: NotDistributed | None = None
+    gives_way: bool = False
 
 
 def run_result(run_id: str, state: RunState, findings: Findings, checkpoint_dir: str | None) -> RunResult:
     """The result of a run that has ended."""
     first = first_failure(state, findings.done_without)
     outcome, exit_code, cause = decide_outcome(state, findings)
+    if cause is not None and cause.kind is CauseKind.NOTICE:
+        first = None  # it was told to end
     return RunResult(
         run_id=run_id,
         outcome=outcome,
@@ -145,6 +150,8 @@ def resumed(state: RunState, event: TaskProgressed, since: float) -> Resumed:
 def decide_outcome(state: RunState, findings: Findings) -> tuple[Outcome, int, Cause | None]:
     """Outcome, exit code and cause of the current attempt."""
     first = first_failure(state, findings.done_without)
+    if findings.gives_way and state.notice is not None:
+        return "stopped", ExitCode.NOTICE, notice_cause(state, state.notice)
     if findings.nan is not None and state.restart_due_mono is None:
         return "failed", _NO_EXIT_CODE, findings.nan
     if state.teardown is TeardownReason.FAILURE and (host := failed_host(state, first)) is not None:
@@ -165,6 +172,8 @@ def decide_outcome(state: RunState, findings: Findings) -> tuple[Outcome, int, C
         return "failed", ExitCode.ORCH, cause
     if state.left and (state.stop is None or state.stop.reason is not StopReason.TIMEOUT):
         return "failed", ExitCode.ORCH, Cause(task=None, kind=CauseKind.ORCH, text=left_text(state.left))
+    if (notice := ending_notice(state)) is not None and not has_succeeded(state):
+        return "stopped", ExitCode.NOTICE, notice_cause(state, notice)
     if state.stop is not None and state.teardown is not TeardownReason.FINISHED:
         if state.stop.reason is StopReason.TIMEOUT:
             return "timed_out", ExitCode.TIMED_OUT, _timed_out(findings)
@@ -202,6 +211,7 @@ def _failure_record(first: TaskState) -> FirstFailure:
 def _task_end(
     task: TaskState, cause: Cause | None, done_without: Collection[str], left: tuple[LeftProcess, ...]
 ) -> TaskEnd:
+    is_told = cause is not None and cause.kind is CauseKind.NOTICE
     is_left = not task.has_failed and any(process.pid == task.pid for process in left)
     return TaskEnd(
         task=task.name,
@@ -210,7 +220,7 @@ def _task_end(
         signal=task.signal,
         restarts=task.restarts,
         host=task.plan.host,
-        end="still running" if is_left else _end_in_words(task, cause, done_without),
+        end="still running" if is_left else _end_in_words(task, None if is_told else cause, done_without),
         joined=has_joined(task),
     )
 

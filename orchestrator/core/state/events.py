@@ -98,6 +98,15 @@ class StopReason(StrEnum):
     SOURCE_CHANGED = "source_changed"  # --watch: the client starts the next run
 
 
+class NoticeSource(StrEnum):
+    """Who says that the machines of the run will go."""
+
+    USER = "user"  # orch notice, or the API
+    SIGNAL = "signal"  # SIGUSR2 to `orch up` or the supervisor
+    SLURM = "slurm"  # Slurm ends the steps of the run
+    TIME_LIMIT = "time_limit"  # the allocation ends in --notice
+
+
 # The stop reason of each signal to the client.
 STOP_SIGNALS = {
     signal.SIGINT: StopReason.INTERRUPT,
@@ -114,6 +123,7 @@ class TeardownReason(StrEnum):
     LIMIT = "limit"  # a time limit ran out, and a task is the cause
     RESTART = "restart"  # `orch restart`
     REQUEST = "request"  # a StopReason
+    NOTICE = "notice"  # a NoticeSource
 
 
 class SymptomKind(StrEnum):
@@ -298,14 +308,24 @@ class StopRequested(_Event):
     force: bool = False
 
 
+class NoticeGiven(_Event):
+    """The machines of the run will go in `left_s` seconds (None: unknown). Its tasks save their state and end."""
+
+    type: Literal["notice_given"] = "notice_given"
+    source: NoticeSource
+    left_s: Seconds | None = None
+
+
 class DeadlineReached(_Event):
     """A deadline of the lifecycle has passed. For a silence, `quiet_s` is the time since each live task's last
-    output or progress, and `busy` are the tasks that use the processor."""
+    output or progress, and `busy` are the tasks that use the processor. For a notice, `left_s` is the time until the
+    allocation ends (None: unknown)."""
 
     type: Literal["deadline_reached"] = "deadline_reached"
     deadline: str
     quiet_s: dict[TaskName, Seconds] = Field(default_factory=dict)
     busy: tuple[TaskName, ...] = ()
+    left_s: Seconds | None = None
 
 
 class RestartRequested(_Event):
@@ -519,6 +539,7 @@ Event = (
     | TaskExited
     | DiskFull
     | StopRequested
+    | NoticeGiven
     | RestartRequested
     | RestartPlanned
     | TaskRestartPlanned

@@ -106,6 +106,8 @@ def apply(state: RunState, event: Event) -> RunState:
             return replace(state, storage_error=state.storage_error or event.reason)
         case events.StopRequested():
             return replace(state, stop=state.stop or event)
+        case events.NoticeGiven():
+            return replace(state, notice=state.notice or event)
         case events.AgentLost():
             # The agent's tasks die with it.
             return replace(_lose_unfinished(state, event.mono), agent_lost=state.agent_lost or event.reason)

@@ -183,6 +183,7 @@ class RunState:
     queued: why a queued run waits
     preloading: modules that the preloader is importing
     history: the attempts before this one
+    notice: the first notice that the machines will go
     restart_due_mono: start of the next attempt; restart_asked: a user asked for it
     storage_error: why a file of the run cannot be written
     stacks: the last stacks that were taken
@@ -198,6 +199,7 @@ class RunState:
     tasks: Tasks = field(default_factory=Tasks)
     queued: events.JobQueued | None = None
     stop: events.StopRequested | None = None
+    notice: events.NoticeGiven | None = None
     teardown: TeardownReason | None = None
     teardown_mono: float | None = None
     agent_lost: str | None = None

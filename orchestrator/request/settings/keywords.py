@@ -71,6 +71,7 @@ class UpOptions(TypedDict, total=False):
     expect_cluster: bool | None
     grace: Time | None
     failure_grace: Time | None
+    notice: Time | None
     chaos: str | Sequence[str] | None
 
     gpus: str | None

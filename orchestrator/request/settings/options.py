@@ -15,6 +15,7 @@ from orchestrator.core.job.choices import (
     DEFAULT_GRACE_S,
     DEFAULT_LINK_TIMEOUT_S,
     DEFAULT_MAX_RESTARTS,
+    DEFAULT_NOTICE_S,
     DEFAULT_START_TIMEOUT_S,
     DEFAULT_WORKERS,
     ChiefOption,
@@ -176,6 +177,10 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         Option("failure_grace", Kind.DURATION, default=DEFAULT_FAILURE_GRACE_S,
                help="The same after a failure.",
                more="Also when the client was killed."),
+        Option("notice", Kind.DURATION, default=DEFAULT_NOTICE_S,
+               help="Let the tasks save their state and end so long before the end of their Slurm allocation, and"
+                    " within this time after SIGUSR2.",
+               more="[More](notices.md)."),
         Option("chaos", Kind.FAULTS, metavar="FAULTS",
                help='Inject faults: "kill worker:1 at step 20; stop chief at 30s for 25s".',
                more="[More](chaos.md)."),

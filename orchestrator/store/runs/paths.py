@@ -184,7 +184,7 @@ class RunPaths:
     supervisor_log = _Entry("supervisor.log")
     agent_log = _Entry("agent.log")
     tensorboard_log = _Entry("tensorboard.log")
-    # What the batch job of a detached run under Slurm prints.
+    # Output of the batch job of a detached run under Slurm.
     job_log = _Entry("job.log")
 
     def open(self) -> Directory:

@@ -128,7 +128,7 @@ class RunView:
         return self.is_original and self._is_dead_here()
 
     def end_of_job(self) -> str | None:
-        """What happened to the Slurm job in which the supervisor of a dead run was, or was to be; None without one."""
+        """Say what happened to the Slurm job of a dead run; None without one."""
         if self.record.job is None:
             return None
         from orchestrator.store.runs.slurm_jobs import NOT_SHARED, job_status

@@ -50,7 +50,10 @@ class JobPhase(Enum):
 
 @dataclass(frozen=True)
 class JobStatus:
-    """What Slurm says about a job: `reason` and `start` while it waits; `exit_code` when it has ended by itself."""
+    """The state of a job, in Slurm's words.
+
+    `reason` and `start` are set while it waits, `exit_code` when it has ended by itself.
+    """
 
     phase: JobPhase
     state: str = ""
@@ -60,7 +63,7 @@ class JobStatus:
 
     @property
     def end(self) -> str | None:
-        """What happened to the job, as the rest of a sentence; None if it has not ended."""
+        """The end of the job, as the rest of a sentence; None if it has not ended."""
         if self.phase is not JobPhase.ENDED:
             return None
         if not self.state:
@@ -116,7 +119,7 @@ def job_state(job: str) -> str | None:
 
 
 def end_of_state(state: str | None) -> str | None:
-    """What happened to a job in a state in which its steps end; None in another one."""
+    """The end of a job, as the rest of a sentence, in a state in which its steps end; None in another one."""
     return _ENDS.get(state or "")
 
 
