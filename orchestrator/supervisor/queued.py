@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
+from pydantic import ValidationError
+
 from orchestrator.core.errors import EngineError, ExitCode
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle.outcome import Findings, run_result
@@ -120,7 +122,10 @@ class Waiting:
         self._queue.append(events.StopRequested(**now(), reason=reason, force=force))
 
     def _read_client(self) -> None:
-        order, is_connected = self._client.read_order_of_queued()
+        try:
+            order, is_connected = self._client.read_order_of_queued()
+        except ValidationError:
+            order, is_connected = None, False
         match order:
             case QueuedOrder():
                 self._queue.append(
