@@ -59,7 +59,14 @@ def serve(client: ClientLink, here: LocalAgent, remote: Engine | None = None) ->
     # The raised limit on open files, while there are agents that were started early.
     files = ExitStack()
     try:
-        while next_client is not None and (request := next_client.read_request()) is not None:
+        while next_client is not None:
+            request = next_client.read_request()
+            if request is None:
+                if holder is None:
+                    break
+                next_client.close()
+                next_client = holder.next_client(here)
+                continue
             client = next_client
             if isinstance(request, Preparation):
                 files.enter_context(many_files())
