@@ -95,6 +95,8 @@ def ended_text(ended: Ended) -> str:
     if ended.swept:
         count = counted(ended.swept, "process", "processes")
         return f"{ended.run_id}: the run was lost; ended {count} that it had left, no process is left"
+    if ended.was_queued:
+        return f"{ended.run_id}: stopped while it was queued"
     if ended.was_live:
         return f"{ended.run_id}: stopped; its tasks are not known, no process is left"
     return f"{ended.run_id}: was not running, no process is left"

@@ -91,7 +91,9 @@ class Attempts:
         """
         self._spec = job
         if attempt == FIRST_ATTEMPT and (link := self._hosts.links.get(HERE)) is not None:
-            order = preload_order(self._spec, self._store.paths)
+            # The user's own modules are imported anew by each run.
+            installed_only = self._hosts.are_kept
+            order = preload_order(self._spec, self._store.paths, installed_only=installed_only)
             if order is not None:
                 link.preload(order)
         self._placement = place(self._spec) if self._spec.hosts else (HERE,) * len(self._spec.tasks)
@@ -243,7 +245,7 @@ class Attempts:
         )
 
 
-def preload_order(spec: JobSpec, paths: RunPaths) -> PreloadOrder | None:
+def preload_order(spec: JobSpec, paths: RunPaths, *, installed_only: bool = False) -> PreloadOrder | None:
     """The order to preload for a job; None if no task is forked. `paths` are those of the agent's host."""
     preload = preload_plan(spec, paths, os.environ)
     if preload is None:
@@ -256,6 +258,7 @@ def preload_order(spec: JobSpec, paths: RunPaths) -> PreloadOrder | None:
         script_env=preload.script_env,
         log=str(paths.preloader_log),
         runs_worker=spec.command.kind is CommandKind.BUILTIN,
+        installed_only=installed_only,
     )
 
 

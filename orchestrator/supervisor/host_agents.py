@@ -110,9 +110,9 @@ class HostAgents:
     def facts(self) -> Mapping[str, HostFacts]:
         return self._facts
 
-    def open_early(self) -> None:
-        """Start the agents of a run that is not created yet. EngineError."""
-        self.run_id = new_run_id(self.spec.name)
+    def open_early(self, run_id: str | None = None) -> None:
+        """Start the agents of a run that is not created yet, or of `run_id`. EngineError."""
+        self.run_id = run_id or new_run_id(self.spec.name)
         self._open_missing()
 
     def serve_until_readable(self, fd: int) -> None:

@@ -118,6 +118,8 @@ class Supervisor:
                     self._watch_agents()
                     if not self._spec.is_elastic:  # the lifecycle plans those of an elastic run
                         self._plan_attempt(FIRST_ATTEMPT, None)
+                    if self._client.has_line:
+                        self._read_client()  # what came with the nodes of a run that waited for them
                     # The agent of this machine has started, and passes the user's own limit on to the tasks.
                     with many_files():
                         while self._result is None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from orchestrator.client.view.amounts import duration, short_duration
+from orchestrator.client.view.status_document import Queued
 from orchestrator.core.diagnosis.cause import describe_notice, sent_by
 from orchestrator.core.state.events import (
     Event,
@@ -62,6 +63,12 @@ def event_message(event: Event, most: int | None, *, verbose: bool = False) -> s
             return f"not preloaded: {event.reason}"
         case _:
             return None
+
+
+def queued_text(queued: Queued) -> str:
+    """`Slurm's job 12: Resources; expected start: 2026-11-23T17:00:00`"""
+    why = "; expected start: ".join(filter(None, (queued.reason or "no reason given", queued.start)))
+    return f"Slurm's job {queued.job}: {one_line(why)}"
 
 
 def most_attempts(spec: Mapping[str, object], history: Sequence[AttemptEnd]) -> int | None:

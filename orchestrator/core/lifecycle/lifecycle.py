@@ -224,7 +224,7 @@ class Lifecycle:
                 | events.PreloadBegan() | events.Preloaded() | events.NotPreloaded() | events.DiskFull()
                 | events.LogTruncated() | events.Noticed() | events.TensorBoardServes()
                 | events.LossBecameBad() | events.Resumed() | events.RunEndedEvent()
-                | events.VersionsFound() | events.CheckpointSaved()
+                | events.VersionsFound() | events.CheckpointSaved() | events.JobQueued() | events.JobStarted()
             ):  # fmt: skip
                 return []
             case _:

@@ -424,6 +424,22 @@ class AgentLost(_Event):
     reason: str
 
 
+class JobQueued(_Event):
+    """The run waits for the nodes of a Slurm job. `reason` and `start`, the expected time, are in Slurm's words."""
+
+    type: Literal["job_queued"] = "job_queued"
+    job: str
+    reason: str = ""
+    start: str = ""
+
+
+class JobStarted(_Event):
+    """The nodes are there, and a supervisor has the run."""
+
+    type: Literal["job_started"] = "job_started"
+    job: str
+
+
 class HostJoined(_Event):
     """The agent of a host serves the run. `address` is its IP address, `gpus` are the names of their models.
     `clock_offset_s` is added to a time of its monotonic clock to have one of this machine's, within `clock_error_s`."""
@@ -537,6 +553,8 @@ Event = (
     | StorageFailed
     | DeadlineReached
     | AgentLost
+    | JobQueued
+    | JobStarted
     | HostJoined
     | HostSilent
     | HostBack

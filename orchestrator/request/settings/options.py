@@ -68,7 +68,7 @@ SLURM = (
     Option("time", Kind.DURATION,
            help="Time limit of a new allocation: 30m, 8h."),
     Option("slurm", Kind.WORDS, metavar="WORDS",
-           help='Further options of salloc: "--gres=gpu:4 --constraint=a100".'),
+           help='Further options of salloc and sbatch: "--gres=gpu:4 --constraint=a100".'),
 )
 JSON = Option("json", Kind.SWITCH, where=Where.COMMAND_LINE, part=Part.SCREEN,
               help="Print one JSON document (or JSON lines) on stdout.")
