@@ -28,7 +28,10 @@ def interrupted_run(spec: JobSpec, environ: Mapping[str, str]) -> Path | None:
     if job is None or not count.isdecimal() or not int(count):
         return None
     wanted = spec.masked().model_dump(mode="json")
-    runs = [run for run in catalog.all_runs() if run.record.job == job and run.is_original]
+    own = (job, environ.get("SLURM_CLUSTER_NAME", ""))
+    runs = [
+        run for run in catalog.all_runs() if (run.record.job, run.record.cluster) == own and run.is_original
+    ]
     interrupted = [run for run in runs if not run.has_ended]
     same = [run for run in interrupted if not any(_differences(run.record.spec, wanted))]
     if same:

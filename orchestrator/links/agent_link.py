@@ -260,7 +260,7 @@ class StartOrder:
 class PreloadOrder:
     """Import `modules` in the interpreter `argv` (with its options), so that tasks can be forked from it.
 
-    `runs_worker`: as in StartOrder."""
+    `runs_worker`: as in StartOrder. `installed_only`: without those that no package manager has installed."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -269,6 +269,7 @@ class PreloadOrder:
     script_env: Mapping[str, str]
     log: str
     runs_worker: bool = False
+    installed_only: bool = False
 
 
 class PlanOrder:

@@ -20,7 +20,7 @@ from orchestrator.host.isolation import isolated
 if TYPE_CHECKING:
     from orchestrator.core.job.spec import JobSpec
     from orchestrator.core.state.result import RunResult
-    from orchestrator.links.client_link import Request
+    from orchestrator.links.client_link import PlaceOrder, QueuedOrder, RefusedOrder, Request
     from orchestrator.links.control import NoticeOrder, StopOrder
 
 _READ_BYTES = 1 << 16
@@ -115,7 +115,7 @@ class SupervisorLink:
             raise _REFUSALS.get(refused["exit_code"], EngineError)(refused["message"])
         return Path(answer["created"])
 
-    def send(self, order: StopOrder | NoticeOrder) -> None:
+    def send(self, order: StopOrder | NoticeOrder | QueuedOrder | PlaceOrder | RefusedOrder) -> None:
         """Send an order. It is not an error if the supervisor has just exited."""
         self._send(order.model_dump_json().encode())
 

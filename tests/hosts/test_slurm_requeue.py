@@ -49,18 +49,29 @@ class BatchRun:
     project: Path
     job: str = ""
 
-    def submit(self, *words: str, options: tuple[str, ...] = ()) -> None:
-        places = ("--checkpoint-dir", str(self.project / "kept"), "--log-dir", str(self.project / "runs"))
-        command = (str(ORCH), "up", "--as-root-anyway", *_ENGINE, *places, *words)
+    def submit(self, *words: str) -> None:
+        command = self._command("up", *words)
         script = f"#!/bin/sh\nexec {' '.join(command)}\n"
         output = f"--output={self.project / 'out'}"
         done = self.machines["n0"].run(
-            *("sbatch", "--parsable", "--nodes=3", output, "--open-mode=append", *options),
+            *("sbatch", "--parsable", "--nodes=3", output, "--open-mode=append"),
             stdin=script.encode(),
             env=self.slurm.environ,
             cwd=self.project,
         )
         self.job = done.stdout.strip()
+
+    def detach(self, *words: str) -> None:
+        """Let `orch up -d` submit the job."""
+        command = self._command("up", "-d", *words)
+        self.machines["n0"].run(*command, env=self.slurm.environ, cwd=self.project)
+        (job,) = self.slurm.queue()
+        self.job = job.split()[0]
+
+    def _command(self, *words: str) -> tuple[str, ...]:
+        verb, *options = words
+        places = ("--checkpoint-dir", str(self.project / "kept"), "--log-dir", str(self.project / "runs"))
+        return (str(ORCH), verb, "--as-root-anyway", *_ENGINE, *places, *options)
 
     @property
     def directory(self) -> Path:
@@ -69,7 +80,8 @@ class BatchRun:
 
     @property
     def text(self) -> str:
-        return (self.project / "out").read_text(errors="replace")
+        logs = (self.project / "out", self.directory / "job.log")
+        return "".join(log.read_text(errors="replace") for log in logs if log.exists())
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         if not [*(self.project / "runs").glob("[!.]*")]:
@@ -112,19 +124,21 @@ def batch(machines: Testbed, slurm: Slurm, project: Path) -> Iterator[BatchRun]:
     yield run
     if run.job:
         machines["n0"].run("scancel", run.job, env=slurm.environ, check=False)
-    machines["n1"].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")
+    for name in ("n0", "n1"):
+        machines[name].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("how", ["preemption", "notice", "kill"])
+@pytest.mark.parametrize("how", ["preemption", "notice", "kill", "detached"])
 def test_job_that_is_started_again_continues_its_run(batch: BatchRun, how: str) -> None:
-    batch.submit("--", sys.executable, "resumes.py")
+    start = batch.detach if how == "detached" else batch.submit
+    start("--", sys.executable, "resumes.py")
     batch.until_trains(1)
     first = batch.directory
     machines, environ = batch.machines, batch.slurm.environ
     match how:
-        case "preemption":
+        case "preemption" | "detached":
             machines["n0"].run("srun", "-p", "urgent", "-N3", "--exclusive", "true", env=environ)
         case "notice":
             machines["n1"].run(str(ORCH), "notice", "--as-root-anyway", first.name)

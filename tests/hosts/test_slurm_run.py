@@ -173,22 +173,6 @@ def test_controller_may_restart(up: Any, slurm: Slurm, project: Path, counting: 
     assert run.finish()["outcome"] == "succeeded"
 
 
-def test_interrupt_while_queued_leaves_the_queue(up: Any, slurm: Slurm, machines: Testbed) -> None:
-    other = machines["n0"].start("srun", "--exclusive", "-N3", "sleep", "600", env=slurm.environ)
-    until(lambda: len(slurm.queue()) == 1)
-    run = up_under(up, slurm, *_ENGINE, "--", "true")
-    until(lambda: "is queued: " in run.text)
-    for process in machines["n0"].processes():
-        if "bin/orch up" in " ".join(process.cmdline()):
-            process.send_signal(signal.SIGINT)
-    assert run.process.wait(60) == 130, run.text
-    until(lambda: len(slurm.queue()) == 1)
-    other.kill()
-    other.wait()
-    (job,) = slurm.queue()
-    machines["n0"].run("scancel", job.split()[0], env=slurm.environ)
-
-
 @pytest.mark.parametrize(
     ("words", "environ", "text"),
     [
@@ -201,7 +185,6 @@ def test_interrupt_while_queued_leaves_the_queue(up: Any, slurm: Slurm, machines
         (("--nodes", "1", "--sync"), {}, "on a file system that all nodes have"),
         (("--nodes", "1", "--time", "2m"), {}, "2m is not longer than --notice 2m"),
         (("--nodes", "1", "--slurm", "--nonsense"), {}, "Slurm refuses the allocation"),
-        (("--nodes", "1", "--detach"), {}, "submit a batch script"),
     ],
 )
 def test_bad_request_is_refused(

@@ -32,7 +32,8 @@ def interrupted(*more: events.Event, age_s: float = 100.0) -> RunStore:
 
 
 def continued(store: RunStore) -> Earlier:
-    adopted, record = RunStore.adopt(store.paths.root, None)
+    adopted = RunStore.adopt(store.paths.root, None)
+    record = adopted.record
     earlier = read_earlier(adopted, record, _SPEC)
     adopted.take_over(record.model_copy(update={"earlier_clocks": earlier.clocks}))
     adopted.append(events.RestartPlanned.model_validate(earlier.restart))
@@ -85,6 +86,6 @@ def test_attempt_waits_for_the_hosts_that_did_not_report_their_end(
 def test_run_that_only_waited_begins_its_first_attempt() -> None:
     store = make_run(job="7")
     store.close()
-    adopted, record = RunStore.adopt(store.paths.root, None)
-    assert read_earlier(adopted, record, _SPEC).restart is None
+    adopted = RunStore.adopt(store.paths.root, None)
+    assert read_earlier(adopted, adopted.record, _SPEC).restart is None
     adopted.close()

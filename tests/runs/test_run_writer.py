@@ -165,8 +165,8 @@ def test_another_supervisor_continues_a_run() -> None:
     first.close()
     server.close()
     (first.paths.root / "control").touch()  # as after SIGKILL
-    store, record = RunStore.adopt(first.paths.root, None)
-    store.take_over(record.model_copy(update={"host": "n1", "started_mono": 0.0}))
+    store = RunStore.adopt(first.paths.root, None)
+    store.take_over(store.record.model_copy(update={"host": "n1", "started_mono": 0.0}))
     ControlServer(store.directory, "control").close()
     store.append(Noticed(at=0, mono=2.0, text="two"))
     store.end_task(2.0, "worker:0", 2, Progress(step=2), None)

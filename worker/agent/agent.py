@@ -237,7 +237,12 @@ class Agent:
             return
         env = {**os.environ, **message["env"]}
         order = PreloadOrder(
-            message["argv"], env, message["cwd"], message["modules"], message.get("script_env", {})
+            message["argv"],
+            env,
+            message["cwd"],
+            message["modules"],
+            message.get("script_env", {}),
+            message.get("installed_only", False),
         )
         self._take_outcomes(self._forks.preload(order, RunFile(message["log"], self._run_directory)))
 

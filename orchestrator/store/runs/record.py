@@ -54,7 +54,7 @@ class RunRecord(BaseModel):
 
     `directory` is the working directory of `up`, `host` the name of its machine. `started_at` is in Unix seconds,
     `started_mono` in seconds of CLOCK_MONOTONIC on that machine. Secrets in `spec` are masked. `job`: the Slurm job on
-    whose node the supervisor runs, or will run.
+    whose node the supervisor runs, or will run; `cluster`: the name of its cluster.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -72,7 +72,8 @@ class RunRecord(BaseModel):
     checkpoint_dir: str
     versions: dict[str, str]
     spec: dict[str, Any]
-    job: str | None = None
+    job: Annotated[str, Field(pattern=r"^[0-9]{1,12}$")] | None = None
+    cluster: str = ""
     earlier_clocks: tuple[EarlierClock, ...] = ()
 
 

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -86,7 +86,8 @@ class RunStore:
     _events: AppendFile
     _reserve: _Reserve
     _history: HistoryFile
-    _started_mono: float = 0.0
+    # Set by publish() and adopt().
+    record: RunRecord = field(init=False)
     result_is_written: bool = False
     _is_failure_reported: bool = False
     _failure: str | None = None
@@ -126,11 +127,11 @@ class RunStore:
             )
 
     @classmethod
-    def adopt(cls, root: Path, name_lock: Lock | None) -> tuple[RunStore, RunRecord]:
+    def adopt(cls, root: Path, name_lock: Lock | None) -> RunStore:
         """Lock the directory of a run that was published, and that has neither a supervisor nor a result.
 
-        Return its record, too: take_over() writes the new one. UsageError if the run is live, has ended or is not
-        there; OSError.
+        `record` is that of the earlier supervisor; take_over() writes another one. UsageError if the run is live, has
+        ended or is not there; OSError.
         """
         paths = RunPaths(root)
         with ExitStack() as undo:
@@ -158,19 +159,19 @@ class RunStore:
             undo.pop_all()
             history = HistoryFile(run, paths.samples.name, continues=True)
             file = AppendFile(events, paths.events)
-            return cls(paths, parent, run, lock, name_lock, file, reserve, history), read.record
+            store = cls(paths, parent, run, lock, name_lock, file, reserve, history)
+            store.record = read.record
+            return store
 
     def take_over(self, record: RunRecord) -> None:
         """Write the record with which this process continues the run. OSError."""
-        self._started_mono = record.started_mono
-        self._run.write_atomically(self.paths.record.name, record.model_dump_json(indent=1) + "\n")
+        self._write_record(record)
 
     def publish(self, record: RunRecord) -> None:
         """Write the record and rename the directory. From here on every command finds the run."""
         name = self.paths.hidden_name
-        self._started_mono = record.started_mono
         try:
-            self._run.write_atomically(self.paths.record.name, record.model_dump_json(indent=1) + "\n")
+            self._write_record(record)
             self._events.append(first_line(record))
             if self._parent.exists(self.paths.run_id):
                 raise FileExistsError(errno.EEXIST, "another process made it first", str(self.paths.root))
@@ -185,6 +186,15 @@ class RunStore:
             self._parent.remove_tree(name, self._run.identity)
             self.close()
             raise
+
+    def discard(self) -> None:
+        """Remove the directory of a run that was not published."""
+        self._parent.remove_tree(self.paths.hidden_name, self._run.identity)
+        self.close()
+
+    def _write_record(self, record: RunRecord) -> None:
+        self._run.write_atomically(self.paths.record.name, record.model_dump_json(indent=1) + "\n")
+        self.record = record
 
     @property
     def directory(self) -> Directory:
@@ -219,7 +229,7 @@ class RunStore:
         """Replace sample.json: the last measurement, and the latest progress in `attempt`, newer than in the events.
 
         Write them into the history, too, if a row of it is due."""
-        self._history.add(mono - self._started_mono, attempt, progress, tasks)
+        self._history.add(mono - self.record.started_mono, attempt, progress, tasks)
         latest = {task: its.model_dump(mode="json", exclude_defaults=True) for task, its in progress.items()}
         try:
             self.require_place()
@@ -242,7 +252,7 @@ class RunStore:
         usage: Mapping[str, float] | None,
     ) -> None:
         """Add the last progress and measurement of a process to the history, for the next write."""
-        self._history.end_task(mono - self._started_mono, attempt, task, progress, usage)
+        self._history.end_task(mono - self.record.started_mono, attempt, task, progress, usage)
 
     def write_result(self, result: RunResult) -> None:
         """Write the remaining events and history, then result.json.
