@@ -61,7 +61,7 @@ class Cluster:
 
     def __init__(
         self,
-        workers: int | None = None,
+        workers: int | str | None = None,
         command: Words = (),
         directory: Directory | None = None,
         *,
@@ -130,7 +130,7 @@ def stream_lines(run: Run) -> None:
 
 
 def load_request(
-    workers: int | None, command: Words, directory: Directory | None, options: Mapping[str, object]
+    workers: int | str | None, command: Words, directory: Directory | None, options: Mapping[str, object]
 ) -> UpRequest:
     """Return the checked request for the arguments of Cluster. UsageError if one is wrong."""
     for name, option in SETTINGS.items():

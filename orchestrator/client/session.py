@@ -87,7 +87,7 @@ class Session:
 
     def up(
         self,
-        workers: int | None = None,
+        workers: int | str | None = None,
         command: Words = (),
         directory: Directory | None = None,
         *,

@@ -63,6 +63,7 @@ class Supervisor:
         self._hosts = hosts
         # The hosts' reports about the current teardown.
         self._emptied: dict[str, Empty] = {}
+        self._stopped: set[str] = set()
         self._awaits_end = False
         self._store = store
         self._client = client
@@ -113,7 +114,10 @@ class Supervisor:
             try:
                 with closing(control), many_files() if self._spec.hosts else nullcontext():
                     self._hosts.serve(self._spec, self._store)
-                    self._plan_attempt(FIRST_ATTEMPT)
+                    self._attempts.report_start_method()
+                    self._watch_agents()
+                    if not self._spec.is_elastic:  # the lifecycle plans those of an elastic run
+                        self._plan_attempt(FIRST_ATTEMPT, None)
                     if self._client.has_line:
                         self._read_client()  # what came with the nodes of a run that waited for them
                     # The agent of this machine has started, and passes the user's own limit on to the tasks.
@@ -190,7 +194,9 @@ class Supervisor:
         if deadline not in (Deadline.STALL_LIMIT, Deadline.SILENCE):
             return events.DeadlineReached(**now(), deadline=deadline)
         at = now()
-        quiet_s = self._logs.quiet_s(at["mono"])
+        # Tasks of an earlier attempt may be missing in this one.
+        logs = self._logs.quiet_s(at["mono"])
+        quiet_s = {task: seconds for task, seconds in logs.items() if task in self.state.tasks}
         busy = tuple(task for task, used in self._reports.cpu_percent().items() if used > _BUSY_PERCENT)
         return events.DeadlineReached(**at, deadline=deadline, quiet_s=quiet_s, busy=busy)
 
@@ -204,7 +210,9 @@ class Supervisor:
             case actions.StartTasks():
                 self._start_tasks()
             case actions.PlanAttempt():
-                self._plan_attempt(action.attempt)
+                self._plan_attempt(action.attempt, action.job)
+            case actions.ReopenHosts():
+                self._reopen_hosts()
             case actions.StartTask():
                 self._attempts.start_again(action.task, self.state.tasks[action.task].restarts)
             case actions.SendSignal():
@@ -230,19 +238,23 @@ class Supervisor:
                 self._watch(link.fileno(), partial(self._read_agent, host))
                 self._link_dues.set(host, 0.0)  # it may have been read ahead
 
-    def _plan_attempt(self, attempt: int) -> None:
-        """Hold the ports of an attempt, once all hosts are there."""
+    def _plan_attempt(self, attempt: int, job: JobSpec | None) -> None:
+        """Hold the ports of an attempt: of this job, or without one as soon as all hosts are there."""
+        if job is not None:
+            self._attempts.hold_ports(attempt, job)
+            return
         self._awaited_attempt = attempt
-        if attempt == FIRST_ATTEMPT:
-            self._attempts.report_start_method()
-        else:
-            self._hosts.reopen()
-        self._watch_agents()
+        if attempt != FIRST_ATTEMPT:
+            self._reopen_hosts()
         self._begin_attempt()
+
+    def _reopen_hosts(self) -> None:
+        self._hosts.reopen()
+        self._watch_agents()
 
     def _begin_attempt(self) -> None:
         if self._awaited_attempt is not None and self._hosts.are_complete:
-            self._attempts.hold_ports(self._awaited_attempt)
+            self._attempts.hold_ports(self._awaited_attempt, self._spec)
             self._awaited_attempt = None
 
     def _start_tasks(self) -> None:
@@ -273,9 +285,10 @@ class Supervisor:
     def _tear_down(self, action: actions.TearDown) -> None:
         self._queue.append(events.TeardownBegan(**now(), reason=action.reason, grace_s=action.grace_s))
         self._emptied.clear()
+        self._stopped = self._hosts.links.keys() - self._hosts.away
+        for host in self._stopped:
+            self._hosts.links[host].stop(action.grace_s)
         self._awaits_end = True
-        for link in self._hosts.links.values():
-            link.stop(action.grace_s)
         if self._spec.hosts:
             self._report_teardown()  # all of them may be lost
 
@@ -409,16 +422,20 @@ class Supervisor:
 
     def _report_teardown(self) -> None:
         """Report the end of the teardown once no process is left on any host that is there."""
-        if self._awaits_end and self._hosts.links.keys() <= self._emptied.keys():
+        if self._awaits_end and self._hosts.links.keys() & self._stopped <= self._emptied.keys():
             self._awaits_end = False
             swept = sum(report.swept for report in self._emptied.values())
             left = tuple(process for report in self._emptied.values() for process in report.left)
             self._reports.take_empty(swept, left)
 
     def _lose_agent(self, host: str, reason: str) -> None:
-        """End the agent of a host, and report it unless its loss is already queued."""
+        """End the agent of a host, and report it unless its loss is already known."""
         self._unwatch(host)
+        was_away = host in self._hosts.away
         self._hosts.end_host(host)
+        self._attempts.lose_host(host)
+        if was_away:
+            return  # it is still lost, and is tried again later
         if host != HERE:
             self._queue.append(events.HostLost(**now(), host=host, reason=reason))
             self._report_teardown()

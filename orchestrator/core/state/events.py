@@ -60,7 +60,7 @@ class Debugger(_Frozen):
 class Progress(_Frozen):
     """The progress that a task reports; unknown fields are None. `epoch` counts from 1. `start_step` is the number of
     steps, over all epochs, that were done before this process's first one: more than 0 if it resumed. `loss` is finite;
-    `bad_loss` is set instead of it while it is not.
+    `bad_loss` is set instead of it while it is not. `global_batch`: examples in a step of all workers.
 
     The bootstrap reports the rest: `server` is the address of the TensorFlow server that the task has started,
     `cluster` the number of tasks in the cluster that it has joined, `trains` that it has computed a gradient, `fit` its
@@ -77,6 +77,7 @@ class Progress(_Frozen):
     steps_per_s: float | None = None
     examples_per_s: float | None = None
     start_step: _Count | None = None
+    global_batch: _Count | None = None
     server: str | None = None
     cluster: _Count | None = None
     trains: bool | None = None
