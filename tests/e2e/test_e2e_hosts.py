@@ -93,9 +93,13 @@ def processes_of(run_id: str) -> list[psutil.Process]:
     return found
 
 
-def kill_agent(orch: Orch) -> None:
+def agent_of(orch: Orch) -> psutil.Process:
     task = orch("status", "--json").document["tasks"][0]
-    psutil.Process(task["pid"]).parent().kill()
+    return psutil.Process(task["pid"]).parent()
+
+
+def kill_agent(orch: Orch) -> None:
+    agent_of(orch).kill()
 
 
 def assert_nothing_left(orch: Orch) -> None:
@@ -166,6 +170,35 @@ def test_lost_host_ends_the_run(orch: Orch, up: list[str]) -> None:
     assert (done.code, result["cause"]["kind"], result["cause"]["host"]) == (137, "host", "a")
     assert "a was lost" in done.err
     assert [task["state"] for task in result["tasks"]] == ["lost"] * 3
+    assert_nothing_left(orch)
+
+
+def test_orders_for_a_silent_host_name_it(orch: Orch, up: list[str]) -> None:
+    running = orch.start(*up, *python(SLEEP))
+    running.until_out("up", 3)
+    agent = agent_of(orch)
+    agent.suspend()
+    until(lambda: orch("status", "--json").document["hosts"][0]["state"] == "silent")
+    assert "worker:1 did not answer in time: a is silent" in orch("stacks").err
+    assert "a is silent: it sends SIGKILL to worker:1 (pid" in orch("kill", "worker:1").err
+    agent.resume()
+    assert running.finish().code == 137
+    assert orch.result()["cause"]["text"] == "SIGKILL, sent by `orch kill`"
+    assert_nothing_left(orch)
+
+
+def test_down_names_a_host_that_is_lost(orch: Orch, up: list[str]) -> None:
+    running = orch.start(*up, *python(SLEEP))
+    running.until_out("up", 3)
+    agent = agent_of(orch)
+    agent.suspend()
+    down = orch.start("down")
+    until(lambda: orch("status", "--json").document["run"]["state"] == "stopping")
+    agent.kill()
+    done = down.finish()
+    assert done.code == 0
+    assert "a was lost: its agent ends everything there by itself" in done.err
+    assert running.finish().code == 143
     assert_nothing_left(orch)
 
 
