@@ -99,7 +99,7 @@ def ended_text(ended: Ended) -> str:
         return f"{ended.run_id}: stopped while it was queued"
     if ended.was_live:
         return f"{ended.run_id}: stopped; its tasks are not known, {ended.rest}"
-    return f"{ended.run_id}: was not running, no process is left"
+    return f"{ended.run_id}: was not running, {ended.rest}"
 
 
 def silent_host(run: RunView, task: str) -> str | None:

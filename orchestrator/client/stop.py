@@ -42,7 +42,7 @@ _LONGEST_S = 1e9
 class Ended:
     """The result of a stop: the tasks that were running, as far as they are known, the number of processes
     (`swept`) that a lost run had left behind, those of other users that are still running (`left`), and the hosts that
-    orch could not reach any more (`lost_hosts`)."""
+    orch does not reach (`lost_hosts`)."""
 
     run_id: str
     tasks: tuple[str, ...]
@@ -59,8 +59,8 @@ class Ended:
             return "no process is left"
         names = join_names(self.lost_hosts)
         if len(self.lost_hosts) == 1:
-            return f"{names} was lost: its agent ends everything there by itself"
-        return f"{names} were lost: their agents end everything there by themselves"
+            return f"the agent on {names}, which orch does not reach, ends everything there by itself"
+        return f"the agents on {names}, which orch does not reach, end everything there by themselves"
 
 
 def stop_run(view: RunView, force: bool) -> Ended:
@@ -100,8 +100,7 @@ def stop_runs(views: Sequence[RunView], force: bool) -> list[Ended | EngineError
             left = _processes_left(view, swept)
             lost_runs.close_lost_runs()
             view.refresh()
-            lost = tuple(host.name for host in view.state.hosts.values() if host.phase is HostPhase.LOST)
-            ended.append(Ended(view.record.id, tasks, swept.ended, was, queued, left, lost))
+            ended.append(Ended(view.record.id, tasks, swept.ended, was, queued, left, _lost_hosts(view)))
     return ended
 
 
@@ -157,6 +156,13 @@ def _processes_left(view: RunView, swept: Swept) -> tuple[LeftProcess, ...]:
     sessions = {task.pid: task.start_ticks for task in tasks if task.pid and task.start_ticks}
     result = view.result()
     return processes_left((*swept.left, *(result.left if result else ())), sessions)
+
+
+def _lost_hosts(view: RunView) -> tuple[str, ...]:
+    """The hosts that were lost; all of them if the supervisor was."""
+    result = view.result()
+    is_lost = result is not None and result.outcome == "lost"
+    return tuple(host.name for host in view.state.hosts.values() if is_lost or host.phase is HostPhase.LOST)
 
 
 def _wait_until_gone(view: RunView, force: bool, has_order: bool) -> None:
