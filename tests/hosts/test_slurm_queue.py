@@ -103,7 +103,8 @@ def test_detached_run_is_reached_from_the_login_node(
     until(lambda: len(login.events("task_ready")) == 3)
     running = login.status()
     # The clocks of the machines are days apart.
-    assert (running["id"], running["state"], running["uptime_s"] < 3600) == (run_id, "running", True)
+    assert 0 < running["uptime_s"] < 3600
+    assert (running["id"], running["state"]) == (run_id, "running")
     assert "count.py" in login.orch("stacks").stdout
     # The supervisor is on n1. Here its socket would answer; on real machines only a step reaches it.
     assert f"HOST:{machines['n0'].address} " in (slurm.directory / "slurmd.n1.log").read_text()
