@@ -15,7 +15,7 @@ from orchestrator.cli.parameters import Screen
 from orchestrator.cli.selection import ended_text, say_skipped, say_swept
 from orchestrator.client import api
 from orchestrator.client.api import Run
-from orchestrator.client.launch import Room, check_hosts, make_room
+from orchestrator.client.launch import Room, check_hosts, continued, make_room
 from orchestrator.client.view.output import is_capable, terminal_size
 from orchestrator.client.warm import Start, choose_start
 from orchestrator.core.errors import EngineError, ExitCode, OrchError, RunEnded, UsageError
@@ -79,7 +79,7 @@ def run_once(
         with early or nullcontext():
             if is_detached:
                 return Ended(_submitted(request, screen))
-            return _on_nodes(request, screen, early or start_supervisor(), sources)
+            return _on_nodes(continued(request), screen, early or start_supervisor(), sources)
     with _supervisor_for(request, early) as early:
         room = make_room(request, early)
         _say_room(room, request, screen)

@@ -217,6 +217,15 @@ def check_hosts(
     return found
 
 
+def continued(up: UpRequest) -> UpRequest:
+    """Return the request; if Slurm has started this job again, with the run that the job had begun. UsageError."""
+    if up.spec.engine is not EngineName.SLURM or up.adopt is not None:
+        return up
+    from orchestrator.client.requeued import interrupted_run
+
+    return replace(up, adopt=interrupted_run(up.spec, os.environ))
+
+
 @contextmanager
 def on_nodes(up: UpRequest, watcher: QueueWatcher) -> Iterator[UpRequest]:
     """Yield the request with its nodes, which it has for the block. Without --engine slurm: the request as it is.

@@ -97,7 +97,14 @@ def _submit_job(spec: JobSpec, paths: RunPaths) -> Queued:
         raise UsageError(
             f"--detach: the job has {len(text):,} bytes of options, and a batch job takes {_MOST_BYTES:,}"
         )
-    words = ["sbatch", "--parsable", "--output=/dev/null", "--export=ALL", f"--chdir={spec.directory}"]
+    words = [
+        "sbatch",
+        "--parsable",
+        "--output=/dev/null",
+        "--export=ALL",
+        "--requeue",
+        f"--chdir={spec.directory}",
+    ]
     script = _SCRIPT.format(
         run=shlex.quote(str(paths.root)),
         not_shared=NOT_SHARED,

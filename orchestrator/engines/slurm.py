@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from orchestrator.core.errors import EngineError
 from orchestrator.core.text.clean import one_line
@@ -78,3 +78,15 @@ def kill_wait() -> float | None:
     """Seconds from SIGTERM to SIGKILL when Slurm ends a job; None if it does not say."""
     found = re.search(r"^KillWait\s*=\s*(\d+) sec", ask("scontrol", "show", "config") or "", re.MULTILINE)
     return None if found is None else float(found[1])
+
+
+def is_started_again(job: str, environ: Mapping[str, str], *, may_ask: bool) -> bool:
+    """Whether Slurm starts the batch job of this process again after its end; `may_ask`: also on request."""
+    if environ.get("SLURM_JOB_ID") != job or "SLURMD_NODENAME" not in environ:
+        return False  # a shell of salloc, or a login node
+    words = (ask("scontrol", "show", "job", "--oneliner", job) or "").split()
+    fields = dict(word.split("=", 1) for word in words if "=" in word)
+    if int(fields.get("Restarts", 0)) > int(environ.get("SLURM_RESTART_COUNT", 0)):
+        return True
+    is_allowed = {"JobState": "RUNNING", "BatchFlag": "1", "Requeue": "1"}.items() <= fields.items()
+    return may_ask and is_allowed and ask("scontrol", "requeue", job) is not None

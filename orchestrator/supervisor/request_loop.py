@@ -33,6 +33,7 @@ from orchestrator.store.runs.paths import runs_dir
 from orchestrator.store.runs.record import RunRecord, boot_id
 from orchestrator.store.runs.writer import RunStore, new_run_id
 from orchestrator.supervisor import now
+from orchestrator.supervisor.continuing import Earlier, read_earlier
 from orchestrator.supervisor.holder import Holder
 from orchestrator.supervisor.hosts import Agents, LocalAgent
 from orchestrator.supervisor.queued import Waiting, prepare_agents
@@ -138,7 +139,7 @@ def _serve_one(
     if request.state_owner is not None:
         accept_owner(request.state_owner)
     try:
-        store = _open_store(request, started_mono, agents.run_id)
+        store, earlier = _open_store(request, started_mono, agents.run_id)
     except OrchError as error:
         client.refused(error)
         return True, error.exit_code
@@ -161,7 +162,7 @@ def _serve_one(
         checkpoint_dir = spec.checkpoint_dir or store.paths.checkpoints
         spec = spec.model_copy(update={"checkpoint_dir": checkpoint_dir})
     here.take_descriptors(dict(zip(request.descriptors, client.descriptors, strict=True)))
-    supervisor = Supervisor(spec, request.lifetime, agents, store, client)
+    supervisor = Supervisor(spec, request.lifetime, agents, store, client, earlier)
     try:
         result = supervisor.run()
     except Exception as error:
@@ -256,11 +257,11 @@ def _known_result(spec: JobSpec, run_id: str, state: RunState, took_s: float) ->
         )
 
 
-def _open_store(request: Request, started_mono: float, run_id: str | None) -> RunStore:
+def _open_store(request: Request, started_mono: float, run_id: str | None) -> tuple[RunStore, Earlier | None]:
     """Create the run's directory, or take over the one that the request names. OrchError, OSError."""
     if request.adopt is not None:
         return _adopt_run(request.spec, request.adopt)
-    return _create_run(request.spec, request.existing, started_mono, run_id)
+    return _create_run(request.spec, request.existing, started_mono, run_id), None
 
 
 def _create_run(
@@ -285,7 +286,7 @@ def _create_run(
     return store
 
 
-def _adopt_run(spec: JobSpec, root: Path) -> RunStore:
+def _adopt_run(spec: JobSpec, root: Path) -> tuple[RunStore, Earlier]:
     store = RunStore.adopt(root, take_name(spec.name, spec.name_is_explicit, root.name))
     record = store.record
     # The age of the run, by the clock of this machine.
@@ -293,13 +294,15 @@ def _adopt_run(spec: JobSpec, root: Path) -> RunStore:
     spec_text = spec.masked().model_dump(mode="json")
     own = {**_of_this_process(), "spec": spec_text, "started_mono": started_mono}
     try:
+        earlier = read_earlier(store, record, spec)
+        own["earlier_clocks"] = earlier.clocks
         store.take_over(record.model_copy(update=own))
     except BaseException:
         store.close()
         raise
     if record.job is not None:
         store.append(JobStarted(**now(), job=record.job))
-    return store
+    return store, earlier
 
 
 def _of_this_process() -> dict[str, Any]:

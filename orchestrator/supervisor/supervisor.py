@@ -22,11 +22,12 @@ from pydantic import ValidationError
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle import actions
 from orchestrator.core.lifecycle.actions import Action, Deadline
+from orchestrator.core.lifecycle.continuing import with_requeue
 from orchestrator.core.lifecycle.lifecycle import Lifecycle
 from orchestrator.core.progress.reported import ProgressThrottle
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, NoticeSource, StopReason
-from orchestrator.core.state.result import RunResult
+from orchestrator.core.state.result import CauseKind, RunResult
 from orchestrator.core.state.state import RunState
 from orchestrator.engines import slurm
 from orchestrator.host.headroom import many_files
@@ -41,6 +42,7 @@ from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
 from orchestrator.supervisor.agent_orders import FIRST_ATTEMPT, Attempts, HostUnusable
 from orchestrator.supervisor.agent_reports import AgentReports
+from orchestrator.supervisor.continuing import Earlier
 from orchestrator.supervisor.control_orders import ControlOrders, StackRequests
 from orchestrator.supervisor.hosts import HERE, Agents, LinkDues
 from orchestrator.supervisor.run_logs import RunLogs
@@ -56,8 +58,15 @@ class Supervisor:
     """Drives one run: run() returns its result. Owns the control socket and the log store meanwhile."""
 
     def __init__(
-        self, spec: JobSpec, lifetime: Lifetime, hosts: Agents, store: RunStore, client: ClientLink
+        self,
+        spec: JobSpec,
+        lifetime: Lifetime,
+        hosts: Agents,
+        store: RunStore,
+        client: ClientLink,
+        earlier: Earlier | None = None,
     ) -> None:
+        """`earlier`: what another supervisor of the run has left."""
         self._spec = spec
         self._lifetime = lifetime
         self._hosts = hosts
@@ -75,7 +84,9 @@ class Supervisor:
         self._queue: deque[Event] = deque()
         mono = time.monotonic()
         ends_mono = None if spec.slurm_ends_at is None else spec.slurm_ends_at - time.time() + mono
-        self._lifecycle = Lifecycle(spec, store.paths.run_id, mono, ends_mono)
+        self._continues = None if earlier is None else earlier.restart
+        before = None if earlier is None or earlier.restart is None else earlier.state
+        self._lifecycle = Lifecycle(spec, store.paths.run_id, mono, ends_mono, before)
         # A limit on silence takes progress as a sign of life.
         self._throttle = ProgressThrottle(spec.chaos, (spec.stall_timeout_s or inf) / 4)
         self._logs = RunLogs(store.directory.sub(store.paths.logs.name), self._throttle, self._queue)
@@ -114,10 +125,7 @@ class Supervisor:
             try:
                 with closing(control), many_files() if self._spec.hosts else nullcontext():
                     self._hosts.serve(self._spec, self._store)
-                    self._attempts.report_start_method()
-                    self._watch_agents()
-                    if not self._spec.is_elastic:  # the lifecycle plans those of an elastic run
-                        self._plan_attempt(FIRST_ATTEMPT, None)
+                    self._begin()
                     if self._client.has_line:
                         self._read_client()  # what came with the nodes of a run that waited for them
                     # The agent of this machine has started, and passes the user's own limit on to the tasks.
@@ -128,6 +136,17 @@ class Supervisor:
                 if self._result is None:
                     self._end_agents()  # after an error of orch's own
         return self._result
+
+    def _begin(self) -> None:
+        """Plan the first attempt, or the one after those of another supervisor."""
+        if self._continues is not None:
+            self._queue.append(self._continues)
+        self._attempts.report_start_method()
+        self._watch_agents()
+        if self._continues is not None:
+            self._handle_events()
+        elif not self._spec.is_elastic:  # the lifecycle plans those of an elastic run
+            self._plan_attempt(FIRST_ATTEMPT, None)
 
     # -- the loop
 
@@ -308,9 +327,19 @@ class Supervisor:
         else:
             self._end_agents()
         self._store.remove_scratch()
+        if self._is_requeued(result):
+            self._result = with_requeue(result)
+            return  # without a recorded end, the run continues in its job
         self._store.append(events.RunEndedEvent(**now(), outcome=result.outcome, exit_code=result.exit_code))
         self._store.write_result(result)
         self._result = result
+
+    def _is_requeued(self, result: RunResult) -> bool:
+        """Whether Slurm starts the run's job again after a notice. One that never worked would fail again."""
+        job = self._spec.slurm_job
+        if job is None or result.cause is None or result.cause.kind is not CauseKind.NOTICE:
+            return False
+        return slurm.is_started_again(job, os.environ, may_ask=self._lifecycle.worked)
 
     def _end_agents(self) -> None:
         self._unwatch_agents()

@@ -206,3 +206,29 @@ def test_machine_without_slurm_is_named(up: Any, slurm: Slurm, project: Path) ->
     )
     assert run.process.wait(60) == 2
     assert "salloc was not found on this machine" in run.text
+
+
+def test_program_that_is_missing_is_named(up: Any, slurm: Slurm, project: Path) -> None:
+    programs = project / "bin"
+    programs.mkdir()
+    for name in ("setpriv", "salloc", "squeue", "scontrol", "sh", "sleep"):
+        (programs / name).symlink_to(f"/usr/bin/{name}")
+    path = ("/usr/bin/env", f"PATH={programs}")
+    run = up_under(up, slurm, "--engine", "slurm", "--nodes", "1", "--", "/bin/true", within=path)
+    assert run.process.wait(60) == 2, run.text
+    assert "srun could not be started" in run.text
+    until(lambda: not slurm.queue())
+
+
+@pytest.mark.parametrize("whose", ["own", "of nobody"])
+def test_allocation_that_cannot_be_used_is_refused(
+    up: Any, slurm: Slurm, machines: Testbed, whose: str
+) -> None:
+    options = () if whose == "own" else ("--uid=nobody",)
+    words = ("--output=/dev/null", "--chdir=/", "--parsable", *options)
+    job = machines["n0"].run("sbatch", *words, "--wrap=true", env=slurm.environ).stdout.strip()
+    until(lambda: not slurm.queue())
+    run = up("--engine", "slurm", "--", "true", hosts=None, env={**slurm.environ, "SLURM_JOB_ID": job})
+    assert run.process.wait(60) == 2
+    text = "this allocation has ended (completed)" if whose == "own" else "this job belongs to nobody"
+    assert f"SLURM_JOB_ID={job}: {text}" in run.text

@@ -67,10 +67,16 @@ class Lifecycle:
     """The state machine of one run. Call handle() with every event in order, and perform the actions it returns."""
 
     def __init__(
-        self, spec: JobSpec, run_id: str, started_mono: float, ends_mono: float | None = None
+        self,
+        spec: JobSpec,
+        run_id: str,
+        started_mono: float,
+        ends_mono: float | None = None,
+        earlier: RunState | None = None,
     ) -> None:
-        """`ends_mono`: the end of the allocation (monotonic seconds), if it has one."""
-        self.state = RunState()
+        """`ends_mono`: the end of the allocation (monotonic seconds), if it has one. `earlier`: the state of a run that
+        another supervisor began. The first event must be RestartPlanned then."""
+        self.state = earlier or RunState()
         self.result: RunResult | None = None
         self._spec = spec
         self._run_id = run_id
@@ -80,8 +86,10 @@ class Lifecycle:
         self._timeout_at = None if spec.timeout_s is None else started_mono + spec.timeout_s
         self._teardown_by: float | None = None
         self._restart_at: float | None = None
-        self._planned_by: float | None = started_mono + PLAN_MARGIN_S
+        self._planned_by = started_mono + PLAN_MARGIN_S if earlier is None else None
         self._restarts = RunRestarts(spec)
+        if earlier is not None:
+            self._restarts.update(earlier, started_mono)
         self._start = StartWatch()
         self._limits = TimeLimits(spec)
         self._silence = SilenceWatch(spec)
@@ -108,6 +116,11 @@ class Lifecycle:
         self._grace_s = 0.0
         for part in (self._ends, self._limits, self._silence):
             part.reset()
+
+    @property
+    def worked(self) -> bool:
+        """Whether the run ever reached a training step or, if it reports none, ran for a while."""
+        return self._restarts.worked
 
     def next_deadline(self) -> tuple[float, str] | None:
         """(monotonic seconds, name) of the next DeadlineReached that must be sent."""

@@ -117,7 +117,8 @@ def attempt_end(state: RunState, findings: Findings) -> AttemptEnd:
     """The record of an attempt that is followed by another one."""
     first = first_failure(state, findings.done_without)
     _, exit_code, cause = decide_outcome(state, findings)
-    has_saved = first is not None and first.exit_code == PREEMPTED
+    told = () if state.notice is None else state.tasks.values()
+    has_saved = any(task.exit_code == PREEMPTED for task in (first, *told) if task is not None)
     was_requested = state.teardown is TeardownReason.RESTART
     record = None if first is None else _failure_record(first)
     return AttemptEnd(

@@ -336,11 +336,14 @@ class RestartRequested(_Event):
 
 
 class RestartPlanned(_Event):
-    """Attempt `ended.attempt` is over and nothing of it is left. The next one starts in `delay_s` seconds."""
+    """Attempt `ended.attempt` is over and nothing of it is left. The next one starts in `delay_s` seconds.
+
+    `job`: Slurm has started this job again, and another supervisor continues the run."""
 
     type: Literal["restart_planned"] = "restart_planned"
     ended: AttemptEnd
     delay_s: Seconds
+    job: str | None = None
 
 
 class TaskRestartPlanned(_Event):

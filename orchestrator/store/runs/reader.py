@@ -62,7 +62,7 @@ class RunView:
     _refreshing: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def __post_init__(self) -> None:
-        self._events = EventTail(self.paths.events)
+        self._events = EventTail(self.paths.events, self.record.earlier_clocks)
         self._last_mono = self.record.started_mono
         self._lock_file = SharedFile(self.paths.lock)
 

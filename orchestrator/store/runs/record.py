@@ -39,6 +39,16 @@ _Finite = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1e12)]
 _Ticks = Annotated[int, Field(ge=0, lt=2**63)]
 
 
+class EarlierClock(BaseModel):
+    """The clock of an earlier supervisor of the run, on another machine or boot. It wrote the events up to the byte
+    `until`. `shift_s` is added to their monotonic times to have those of the last supervisor."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    until: Annotated[int, Field(ge=0, lt=2**63)]
+    shift_s: Annotated[float, Field(allow_inf_nan=False, ge=-1e12, le=1e12)]
+
+
 class RunRecord(BaseModel):
     """The contents of run.json.
 
@@ -64,6 +74,7 @@ class RunRecord(BaseModel):
     spec: dict[str, Any]
     job: Annotated[str, Field(pattern=r"^[0-9]{1,12}$")] | None = None
     cluster: str = ""
+    earlier_clocks: tuple[EarlierClock, ...] = ()
 
 
 _FIELDS: dict[str, TypeAdapter[Any]] = {
