@@ -360,6 +360,8 @@ class Supervisor:
             self._stop(StopOrder(reason=StopReason.TERMINATE, force=self.state.stop is not None))
 
     def _stop(self, order: StopOrder) -> None:
+        if self._notices.replaces(order):
+            return
         self._queue.append(events.StopRequested(**now(), reason=order.reason, force=order.force))
 
     def _read_client(self) -> None:

@@ -169,6 +169,8 @@ def test_job_that_is_started_again_continues_its_run(batch: BatchRun, how: str) 
         assert all(start == 0 and again > 0 for start, again in starts)
         assert end["exact"]
         assert end["resumed_at"] > 0
+        # Slurm sends SIGTERM to `orch up`, too.
+        assert not batch.events("stop_requested")
         assert "3 of 3 tasks said that the state is saved" in end["cause"]["text"]
     if how in ("notice", "time limit"):  # a preemption may kill `orch up` before it says so
         assert "Slurm starts its job again, and the run continues with attempt 2" in batch.text
