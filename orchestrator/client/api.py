@@ -31,6 +31,7 @@ from orchestrator.core.errors import (
 from orchestrator.core.progress.activity import late_start
 from orchestrator.core.progress.history_rows import History
 from orchestrator.core.state.result import CauseKind, RunResult, TaskStack, exit_text
+from orchestrator.core.state.state import RunPhase
 from orchestrator.core.text.clean import safe, safe_lines
 from orchestrator.store.runs import catalog, lost_runs
 from orchestrator.store.runs.liveness import Liveness
@@ -194,15 +195,19 @@ class Run:
         Raises UsageError with the reason if the supervisor refuses, NoSuchRun if the run has ended, EngineError if the
         supervisor does not answer.
         """
-        from orchestrator.links.control import ask
+        from orchestrator.client.orders import ask_run
 
-        answer = ask(self._view.paths.control, order, timeout_s) if self._view.is_live else None
+        answer = ask_run(self._view, order, timeout_s) if self._view.is_live else None
         if answer is None:
             # After its last event the supervisor writes the result, and then holds the lock for another moment.
             self._view.refresh()
             has_ended = self._view.state.phase.is_end or self._view.result() is not None
             if has_ended or not self._view.is_live:
                 raise NoSuchRun(f"{self.id} has ended; `orch up` starts another run")
+            if self._view.state.phase is RunPhase.QUEUED:
+                raise UsageError(
+                    f"{self.id} is queued, and no task has started; `orch status` shows why it waits"
+                )
             raise EngineError(
                 f"{self.id}: the supervisor (pid {self._view.record.supervisor_pid}) does not answer; is it suspended?"
                 f" See {self.dir}/supervisor.log"

@@ -134,11 +134,17 @@ class InvalidOrder(Exception):
 def read_order(connection: socket.socket) -> Order:
     """Read the order that has arrived. InvalidOrder if it is invalid. Does not block."""
     try:
-        return _ADAPTER.validate_json(connection.recv(_MAX_REQUEST_BYTES))
-    except ValidationError as error:
-        raise InvalidOrder(_first_error(error)) from error
+        return parse_order(connection.recv(_MAX_REQUEST_BYTES))
     except OSError as error:
         raise InvalidOrder(f"the order could not be read: {error.strerror}") from error
+
+
+def parse_order(text: bytes) -> Order:
+    """Return the order in a text. InvalidOrder."""
+    try:
+        return _ADAPTER.validate_json(text)
+    except ValidationError as error:
+        raise InvalidOrder(_first_error(error)) from error
 
 
 def _first_error(error: ValidationError) -> str:

@@ -9,13 +9,12 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
-from typing import assert_never
+from typing import Protocol, assert_never
 
-from orchestrator.core.lifecycle.lifecycle import Lifecycle
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event
 from orchestrator.core.state.result import TaskStack, exit_text
-from orchestrator.core.state.state import RunState
+from orchestrator.core.state.state import RunPhase, RunState
 from orchestrator.links import control
 from orchestrator.links.control import (
     ControlServer,
@@ -96,6 +95,13 @@ class StackRequests:
             request.done(request.received)
 
 
+class StateOwner(Protocol):
+    """What knows the state of the run."""
+
+    @property
+    def state(self) -> RunState: ...
+
+
 class ControlOrders:
     """Owns the control socket and its idle connections until close(). Orders become events at the end of `queue`."""
 
@@ -103,12 +109,12 @@ class ControlOrders:
         self,
         server: ControlServer,
         selector: selectors.BaseSelector,
-        lifecycle: Lifecycle,
+        run: StateOwner,
         stacks: StackRequests,
         queue: deque[Event],
     ) -> None:
         self._selector = selector
-        self._lifecycle = lifecycle
+        self._run = run
         self._stacks = stacks
         self._queue = queue
         self._idle: deque[socket.socket] = deque()
@@ -143,11 +149,11 @@ class ControlOrders:
         except control.InvalidOrder as error:
             control.answer(connection, ok=False, error=str(error))
             return
-        refusal = _refusal(order, self._lifecycle.state)
+        refusal = _refusal(order, self._run.state)
         if refusal is not None:
             control.answer(connection, ok=False, error=refusal)
             return
-        self._carry_out(order, self._lifecycle.state, connection)
+        self._carry_out(order, self._run.state, connection)
 
     def _carry_out(self, order: Order, state: RunState, connection: socket.socket) -> None:
         match order:
@@ -183,6 +189,8 @@ def _refusal(order: Order, state: RunState) -> str | None:
     match order:
         case StopOrder():
             return None
+        case RestartOrder() | NoticeOrder() if state.phase is RunPhase.QUEUED:
+            return "the run is queued, and no task has started"
         case RestartOrder() | NoticeOrder():
             return "the run is being stopped" if state.stop is not None else None
         case KillOrder():

@@ -173,22 +173,6 @@ def test_controller_may_restart(up: Any, slurm: Slurm, project: Path, counting: 
     assert run.finish()["outcome"] == "succeeded"
 
 
-def test_interrupt_while_queued_leaves_the_queue(up: Any, slurm: Slurm, machines: Testbed) -> None:
-    other = machines["n0"].start("srun", "--exclusive", "-N3", "sleep", "600", env=slurm.environ)
-    until(lambda: len(slurm.queue()) == 1)
-    run = up_under(up, slurm, *_ENGINE, "--", "true")
-    until(lambda: "is queued: " in run.text)
-    for process in machines["n0"].processes():
-        if "bin/orch up" in " ".join(process.cmdline()):
-            process.send_signal(signal.SIGINT)
-    assert run.process.wait(60) == 130, run.text
-    until(lambda: len(slurm.queue()) == 1)
-    other.kill()
-    other.wait()
-    (job,) = slurm.queue()
-    machines["n0"].run("scancel", job.split()[0], env=slurm.environ)
-
-
 @pytest.mark.parametrize(
     ("words", "environ", "text"),
     [
@@ -201,7 +185,6 @@ def test_interrupt_while_queued_leaves_the_queue(up: Any, slurm: Slurm, machines
         (("--nodes", "1", "--sync"), {}, "on a file system that all nodes have"),
         (("--nodes", "1", "--time", "2m"), {}, "2m is not longer than --notice 2m"),
         (("--nodes", "1", "--slurm", "--nonsense"), {}, "Slurm refuses the allocation"),
-        (("--nodes", "1", "--detach"), {}, "submit a batch script"),
     ],
 )
 def test_bad_request_is_refused(
@@ -223,3 +206,29 @@ def test_machine_without_slurm_is_named(up: Any, slurm: Slurm, project: Path) ->
     )
     assert run.process.wait(60) == 2
     assert "salloc was not found on this machine" in run.text
+
+
+def test_program_that_is_missing_is_named(up: Any, slurm: Slurm, project: Path) -> None:
+    programs = project / "bin"
+    programs.mkdir()
+    for name in ("setpriv", "salloc", "squeue", "scontrol", "sh", "sleep"):
+        (programs / name).symlink_to(f"/usr/bin/{name}")
+    path = ("/usr/bin/env", f"PATH={programs}")
+    run = up_under(up, slurm, "--engine", "slurm", "--nodes", "1", "--", "/bin/true", within=path)
+    assert run.process.wait(60) == 2, run.text
+    assert "srun could not be started" in run.text
+    until(lambda: not slurm.queue())
+
+
+@pytest.mark.parametrize("whose", ["own", "of nobody"])
+def test_allocation_that_cannot_be_used_is_refused(
+    up: Any, slurm: Slurm, machines: Testbed, whose: str
+) -> None:
+    options = () if whose == "own" else ("--uid=nobody",)
+    words = ("--output=/dev/null", "--chdir=/", "--parsable", *options)
+    job = machines["n0"].run("sbatch", *words, "--wrap=true", env=slurm.environ).stdout.strip()
+    until(lambda: not slurm.queue())
+    run = up("--engine", "slurm", "--", "true", hosts=None, env={**slurm.environ, "SLURM_JOB_ID": job})
+    assert run.process.wait(60) == 2
+    text = "this allocation has ended (completed)" if whose == "own" else "this job belongs to nobody"
+    assert f"SLURM_JOB_ID={job}: {text}" in run.text

@@ -11,10 +11,11 @@
         the machines will go           -> TearDown(notice) -> Finish: stopped (42), cause notice
         the agent is lost              -> SweepHost -> Finish: failed (125), cause orch
         a host is lost with its tasks  -> TearDown(failure) -> Finish: failed (137), cause host, or another attempt
+          an elastic run then tries ReopenHosts, and plans with fewer workers, or ends if too few hosts are left
     another attempt: RestartPlanned, its delay, PlanAttempt -> AttemptPlanned
 
 Every path ends in exactly one Finish. A stop or a notice always wins over a restart. The parts: completion
-(which tasks decide), task_ends (what follows the end of a task), restarts, time_limits, outcome (the result).
+(which tasks decide), task_ends (what follows the end of a task), restarts, elastic, time_limits, outcome (the result).
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from orchestrator.core.lifecycle.actions import (
     TearDown,
 )
 from orchestrator.core.lifecycle.debugging import DebugWatch
+from orchestrator.core.lifecycle.elastic import HostChoice
 from orchestrator.core.lifecycle.host_notices import HostNotices
 from orchestrator.core.lifecycle.restarts import Again, Refused, RunRestarts
 from orchestrator.core.lifecycle.task_ends import Down, TaskEnds, only_evaluator_left
@@ -65,10 +67,16 @@ class Lifecycle:
     """The state machine of one run. Call handle() with every event in order, and perform the actions it returns."""
 
     def __init__(
-        self, spec: JobSpec, run_id: str, started_mono: float, ends_mono: float | None = None
+        self,
+        spec: JobSpec,
+        run_id: str,
+        started_mono: float,
+        ends_mono: float | None = None,
+        earlier: RunState | None = None,
     ) -> None:
-        """`ends_mono`: the end of the allocation (monotonic seconds), if it has one."""
-        self.state = RunState()
+        """`ends_mono`: the end of the allocation (monotonic seconds), if it has one. `earlier`: the state of a run that
+        another supervisor began. The first event must be RestartPlanned then."""
+        self.state = earlier or RunState()
         self.result: RunResult | None = None
         self._spec = spec
         self._run_id = run_id
@@ -78,12 +86,15 @@ class Lifecycle:
         self._timeout_at = None if spec.timeout_s is None else started_mono + spec.timeout_s
         self._teardown_by: float | None = None
         self._restart_at: float | None = None
-        self._planned_by: float | None = started_mono + PLAN_MARGIN_S
+        self._planned_by = started_mono + PLAN_MARGIN_S if earlier is None else None
         self._restarts = RunRestarts(spec)
+        if earlier is not None:
+            self._restarts.update(earlier, started_mono)
         self._start = StartWatch()
         self._limits = TimeLimits(spec)
         self._silence = SilenceWatch(spec)
         self._host_notices = HostNotices()
+        self._hosts = HostChoice(spec)
         self._ends = TaskEnds(spec)
         self._chaos = ChaosWatch(spec.chaos, started_mono)
         self._debugging = DebugWatch(spec)
@@ -106,6 +117,11 @@ class Lifecycle:
         for part in (self._ends, self._limits, self._silence):
             part.reset()
 
+    @property
+    def worked(self) -> bool:
+        """Whether the run ever reached a training step or, if it reports none, ran for a while."""
+        return self._restarts.worked
+
     def next_deadline(self) -> tuple[float, str] | None:
         """(monotonic seconds, name) of the next DeadlineReached that must be sent."""
         if self.result is not None:
@@ -116,6 +132,8 @@ class Lifecycle:
             (self._restart_at, Deadline.RESTART),
             (self._planned_by, Deadline.PLAN),
             (self._host_notices.due, Deadline.HOSTS),
+            (self._hosts.awaited_until if self._is_planning else None, Deadline.HOSTS_AWAITED),
+            (self._hosts.retry_due(self.state), Deadline.HOSTS_RETRY),
             (self._timeout_at if self.state.teardown is None else None, Deadline.TIMEOUT),
             (self._allocation.due, Deadline.NOTICE),
         ]
@@ -192,9 +210,11 @@ class Lifecycle:
                 self._teardown_by = event.mono + event.grace_s + TEARDOWN_MARGIN_S + self._silence_s
                 return []
             case events.HostJoined():
-                if self._planned_by is not None:  # the ports can be held only when all hosts are there
-                    self._planned_by = event.mono + PLAN_MARGIN_S
-                return []
+                if not self._is_planning:
+                    return self._hosts.join(before, event)
+                # The ports can be held only when all hosts are there.
+                self._planned_by = event.mono + PLAN_MARGIN_S
+                return self._choose_hosts(event)
             case events.HostSilent() | events.HostBack():
                 if isinstance(event, events.HostBack):
                     self._limits.heard(event.host, event.mono)
@@ -217,7 +237,7 @@ class Lifecycle:
                 | events.PreloadBegan() | events.Preloaded() | events.NotPreloaded() | events.DiskFull()
                 | events.LogTruncated() | events.Noticed() | events.TensorBoardServes()
                 | events.LossBecameBad() | events.Resumed() | events.RunEndedEvent()
-                | events.VersionsFound() | events.CheckpointSaved()
+                | events.VersionsFound() | events.CheckpointSaved() | events.JobQueued() | events.JobStarted()
             ):  # fmt: skip
                 return []
             case _:
@@ -226,6 +246,9 @@ class Lifecycle:
     def _host_lost(self, event: events.HostLost) -> list[Action]:
         """Report the loss of a host, and end the attempt unless all its tasks had ended or none has been planned."""
         host = self.state.hosts[event.host]
+        if self._hosts.is_on and self._is_planning:
+            return [*self._hosts.lose_planned(self.state, event), *self._end_if_too_few()]
+        self._hosts.lose(event)
         if not host.was_needed or self._restart_at is not None:
             return [_notice(event, f"{event.host} is lost, but has no tasks: {event.reason}")]
         named = [] if self._is_tearing_down else [_notice(event, f"{event.host} was lost: {event.reason}")]
@@ -301,7 +324,11 @@ class Lifecycle:
             case Deadline.SILENCE if not self._is_tearing_down:
                 return [TakeStacks(Deadline.SILENCE)] if self._silence.wants_stacks(event) else []
             case Deadline.RESTART if _is_due(self._restart_at, event):
-                return self._plan_another(event.mono)
+                return self._plan_another(event)
+            case Deadline.HOSTS_AWAITED:
+                return self._choose_hosts(event)
+            case Deadline.HOSTS_RETRY:
+                return self._hosts.retry(self.state, event.mono)
             case Deadline.HOSTS:
                 return [_notice(event, text) for text in self._host_notices.say(event.mono)]
             case Deadline.TASK_RESTART if not self._is_tearing_down:
@@ -348,14 +375,32 @@ class Lifecycle:
         if self.state.stop is not None or (self._planned_by is not None and self.state.attempt):
             return []  # the next attempt is being planned
         if self._restart_at is not None:  # between two attempts: skip the delay
-            return self._plan_another(event.mono)
+            return self._plan_another(event)
         self._failed_mono = self._failed_mono or event.mono
         return self._tear_down(TeardownReason.RESTART, self._spec.grace_s)
 
-    def _plan_another(self, mono: float) -> list[Action]:
+    def _plan_another(self, event: Event) -> list[Action]:
         self._restart_at = None
-        self._planned_by = mono + PLAN_MARGIN_S
+        self._planned_by = event.mono + PLAN_MARGIN_S
+        if self._hosts.is_on:
+            return [*self._hosts.begin(self.state, event.mono), *self._choose_hosts(event)]
         return [PlanAttempt(self.state.attempt + 1)]
+
+    @property
+    def _is_planning(self) -> bool:
+        return self._planned_by is not None and not self._is_tearing_down
+
+    def _choose_hosts(self, event: Event) -> list[Action]:
+        """Plan the attempt of an elastic run, once it is known which hosts it has."""
+        if not self._is_planning:
+            return []
+        return [*self._hosts.choose(self.state, event), *self._end_if_too_few()]
+
+    def _end_if_too_few(self) -> list[Action]:
+        if self._hosts.too_few is None:
+            return []
+        self._planned_by = None
+        return self._tear_down(TeardownReason.FAILURE, self._spec.failure_grace_s)
 
     def _restart_planned(self, event: events.RestartPlanned) -> list[Action]:
         self._begin_attempt()
@@ -364,7 +409,7 @@ class Lifecycle:
         if self.state.stop is not None:
             return self._tear_down(TeardownReason.REQUEST, self._spec.failure_grace_s)
         self._restart_at = event.mono + event.delay_s
-        return []
+        return self._hosts.retry(self.state, event.mono)
 
     def _attempt_over(self, event: events.TeardownEnded) -> list[Action]:
         """All processes of the attempt are gone: finish, or plan another attempt."""
@@ -376,6 +421,8 @@ class Lifecycle:
         decided = self._restarts.after_teardown(self.state, event.mono, blame, first)
         if isinstance(decided, Again) and self._nan is not None and not self.state.restart_asked:
             decided = Refused("--stop-on-nan ends the run")
+        if self._hosts.too_few is not None:
+            decided = Refused(self._hosts.too_few)
         if isinstance(decided, Again) and event.left:
             decided = Refused("processes of this attempt are still running")
         if isinstance(decided, Again) and self.state.notice is not None:

@@ -11,6 +11,7 @@ from orchestrator.core.diagnosis.cause import PREEMPTED, advice_on, find_cause, 
 from orchestrator.core.diagnosis.distribution import NotDistributed, has_joined
 from orchestrator.core.diagnosis.same_failure import own_exception
 from orchestrator.core.errors import ExitCode
+from orchestrator.core.job.tf_config import WORKER
 from orchestrator.core.lifecycle.completion import first_failure, has_succeeded
 from orchestrator.core.lifecycle.notices import ending_notice
 from orchestrator.core.progress.activity import began_at, furthest, last_training, reports_each_step
@@ -102,6 +103,8 @@ def run_result(run_id: str, state: RunState, findings: Findings, checkpoint_dir:
         not_distributed=_notice_of_copies(findings, outcome),
         left=state.left,
         hosts=tuple(host.end for host in state.hosts.values()),
+        workers=_workers(state),
+        global_batch=_global_batch(state),
     )
 
 
@@ -114,7 +117,8 @@ def attempt_end(state: RunState, findings: Findings) -> AttemptEnd:
     """The record of an attempt that is followed by another one."""
     first = first_failure(state, findings.done_without)
     _, exit_code, cause = decide_outcome(state, findings)
-    has_saved = first is not None and first.exit_code == PREEMPTED
+    told = () if state.notice is None else state.tasks.values()
+    has_saved = any(task.exit_code == PREEMPTED for task in (first, *told) if task is not None)
     was_requested = state.teardown is TeardownReason.RESTART
     record = None if first is None else _failure_record(first)
     return AttemptEnd(
@@ -127,14 +131,27 @@ def attempt_end(state: RunState, findings: Findings) -> AttemptEnd:
         teardown_s=findings.teardown_s,
         position=furthest(state),
         exact=has_saved or reports_each_step(state),
+        workers=_workers(state),
+        global_batch=_global_batch(state),
     )
+
+
+def _workers(state: RunState) -> int | None:
+    """The number of workers; None before they are planned."""
+    return sum(number for (role, _), number in state.tasks.counts.items() if role == WORKER) or None
+
+
+def _global_batch(state: RunState) -> int | None:
+    """The examples in a step of all workers, as the first task that knows them has reported them."""
+    reported = (task.progress.global_batch for task in state.tasks.values())
+    return next((batch for batch in reported if batch is not None), None)
 
 
 def resumed(state: RunState, event: TaskProgressed, since: float) -> Resumed:
     """The event for the first step of a later attempt. `since`: monotonic seconds of the failure before it."""
     position = began_at(state)
     last = next((end for end in reversed(state.history) if end.position is not None), None)
-    reached = None if last is None else last.position
+    reached = last.position if last is not None and _has_equal_steps(last, state) else None
     lost = None if position is None or reached is None else max(0, reached - position)
     return Resumed(
         at=event.at,
@@ -147,6 +164,14 @@ def resumed(state: RunState, event: TaskProgressed, since: float) -> Resumed:
     )
 
 
+def _has_equal_steps(last: AttemptEnd, state: RunState) -> bool:
+    """Whether a step has as many examples as in an earlier attempt, as far as is known. Others cannot be compared."""
+    batch = _global_batch(state)
+    if batch is not None and last.global_batch is not None:
+        return batch == last.global_batch
+    return last.workers in (None, _workers(state))
+
+
 def decide_outcome(state: RunState, findings: Findings) -> tuple[Outcome, int, Cause | None]:
     """Outcome, exit code and cause of the current attempt."""
     first = first_failure(state, findings.done_without)
@@ -154,10 +179,11 @@ def decide_outcome(state: RunState, findings: Findings) -> tuple[Outcome, int, C
         return "stopped", ExitCode.NOTICE, notice_cause(state, state.notice)
     if findings.nan is not None and state.restart_due_mono is None:
         return "failed", _NO_EXIT_CODE, findings.nan
+    # Between two attempts the tasks are those of the earlier one, whose failure is already in the history.
+    first = first if state.restart_due_mono is None else None
     if state.teardown is TeardownReason.FAILURE and (host := failed_host(state, first)) is not None:
         return "failed", ExitCode.HOST_LOST, host_cause(state, host)
-    # Between two attempts the tasks are those of the earlier one, whose failure is already in the history.
-    if state.teardown is TeardownReason.FAILURE and first is not None and state.restart_due_mono is None:
+    if state.teardown is TeardownReason.FAILURE and first is not None:
         code = shell_code(first.exit_code, first.signal)
         return "failed", code, findings.left_early or find_cause(state, first)
     if state.teardown is TeardownReason.FAILURE and findings.left_early is not None:

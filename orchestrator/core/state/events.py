@@ -60,7 +60,7 @@ class Debugger(_Frozen):
 class Progress(_Frozen):
     """The progress that a task reports; unknown fields are None. `epoch` counts from 1. `start_step` is the number of
     steps, over all epochs, that were done before this process's first one: more than 0 if it resumed. `loss` is finite;
-    `bad_loss` is set instead of it while it is not.
+    `bad_loss` is set instead of it while it is not. `global_batch`: examples in a step of all workers.
 
     The bootstrap reports the rest: `server` is the address of the TensorFlow server that the task has started,
     `cluster` the number of tasks in the cluster that it has joined, `trains` that it has computed a gradient, `fit` its
@@ -77,6 +77,7 @@ class Progress(_Frozen):
     steps_per_s: float | None = None
     examples_per_s: float | None = None
     start_step: _Count | None = None
+    global_batch: _Count | None = None
     server: str | None = None
     cluster: _Count | None = None
     trains: bool | None = None
@@ -335,11 +336,14 @@ class RestartRequested(_Event):
 
 
 class RestartPlanned(_Event):
-    """Attempt `ended.attempt` is over and nothing of it is left. The next one starts in `delay_s` seconds."""
+    """Attempt `ended.attempt` is over and nothing of it is left. The next one starts in `delay_s` seconds.
+
+    `job`: Slurm has started this job again, and another supervisor continues the run."""
 
     type: Literal["restart_planned"] = "restart_planned"
     ended: AttemptEnd
     delay_s: Seconds
+    job: str | None = None
 
 
 class TaskRestartPlanned(_Event):
@@ -421,6 +425,22 @@ class StorageFailed(_Event):
 class AgentLost(_Event):
     type: Literal["agent_lost"] = "agent_lost"
     reason: str
+
+
+class JobQueued(_Event):
+    """The run waits for the nodes of a Slurm job. `reason` and `start`, the expected time, are in Slurm's words."""
+
+    type: Literal["job_queued"] = "job_queued"
+    job: str
+    reason: str = ""
+    start: str = ""
+
+
+class JobStarted(_Event):
+    """The nodes are there, and a supervisor has the run."""
+
+    type: Literal["job_started"] = "job_started"
+    job: str
 
 
 class HostJoined(_Event):
@@ -536,6 +556,8 @@ Event = (
     | StorageFailed
     | DeadlineReached
     | AgentLost
+    | JobQueued
+    | JobStarted
     | HostJoined
     | HostSilent
     | HostBack

@@ -20,8 +20,9 @@ from orchestrator.core.state.tasks import Tasks
 
 
 class RunPhase(StrEnum):
-    """The run's state; the last five are final."""
+    """The run's state; the last five are final. `queued`: it waits for the nodes of a Slurm job."""
 
+    QUEUED = "queued"
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
@@ -33,7 +34,7 @@ class RunPhase(StrEnum):
 
     @property
     def is_end(self) -> bool:
-        return self not in (RunPhase.STARTING, RunPhase.RUNNING, RunPhase.STOPPING)
+        return self not in (RunPhase.QUEUED, RunPhase.STARTING, RunPhase.RUNNING, RunPhase.STOPPING)
 
 
 class TaskPhase(StrEnum):
@@ -179,6 +180,7 @@ class RunState:
     """A run as its events describe it. Times are monotonic seconds.
 
     tasks: in plan order
+    queued: why a queued run waits
     preloading: modules that the preloader is importing
     history: the attempts before this one
     notice: the first notice that the machines will go
@@ -195,6 +197,7 @@ class RunState:
     phase: RunPhase = RunPhase.STARTING
     attempt: int = 0
     tasks: Tasks = field(default_factory=Tasks)
+    queued: events.JobQueued | None = None
     stop: events.StopRequested | None = None
     notice: events.NoticeGiven | None = None
     teardown: TeardownReason | None = None

@@ -68,7 +68,7 @@ SLURM = (
     Option("time", Kind.DURATION,
            help="Time limit of a new allocation: 30m, 8h."),
     Option("slurm", Kind.WORDS, metavar="WORDS",
-           help='Further options of salloc: "--gres=gpu:4 --constraint=a100".'),
+           help='Further options of salloc and sbatch: "--gres=gpu:4 --constraint=a100".'),
 )
 JSON = Option("json", Kind.SWITCH, where=Where.COMMAND_LINE, part=Part.SCREEN,
               help="Print one JSON document (or JSON lines) on stdout.")
@@ -85,9 +85,11 @@ AS_ROOT_ANYWAY = Option("as_root_anyway", Kind.SWITCH, where=Where.COMMAND_LINE,
 # By the heading of `orch up --help` and of the table in the documentation.
 GROUPS: Mapping[str, tuple[Option, ...]] = {
     "Common": (
-        Option("workers", Kind.WHOLE_NUMBER, letter="n", default=DEFAULT_WORKERS, role="worker",
-               part=Part.ROLES,
-               help="Number of workers. worker:0 is the chief, unless the chief has a task of its own."),
+        Option("workers", Kind.WORKERS, metavar="N|FEWEST..MOST", letter="n", default=DEFAULT_WORKERS,
+               role="worker", part=Part.ROLES,
+               help="Number of workers. worker:0 is the chief, unless the chief has a task of its own. With 2..4, a"
+                    " run that loses a host restarts with those that fit on the other hosts.",
+               more="[More](hosts.md#fewer-hosts-and-more-again)."),
         COMMAND,
         Option("name", Kind.TEXT, metavar="NAME", default="the directory's",
                help="Name of the run.",
@@ -97,7 +99,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
                more="Without `--name`: those of this directory."),
         Option("detach", Kind.SWITCH, letter="d", part=Part.DISPLAY, where=NOT_IN_PYTHON,
                help="Print the run's id and leave the run in the background.",
-               more="`-q` prints the id, too."),
+               more="`-q` prints the id, too. Under Slurm: [a batch job](slurm.md#detached)."),
         Option("wait", Kind.CHOICE, choices=tuple(WaitFor), part=Part.DISPLAY, where=NOT_IN_PYTHON,
                help="Detach, but return only when the run is ready or done."),
         Option("timeout", Kind.DURATION, default=_NO_LIMIT,
@@ -139,6 +141,9 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         Option("mesh", Kind.MESH, metavar="batch=B,model=M", part=Part.STRATEGY,
                help="For dtensor: the number of parts of the batch and of the model, over --workers"
                     " processes."),
+        Option("global_batch", Kind.WHOLE_NUMBER,
+               help="ORCH_GLOBAL_BATCH of the tasks: the examples in a step of all workers together.",
+               more="The built-in program follows it; in other programs it is only a variable."),
         Option("communication", Kind.CHOICE, choices=tuple(Communication), default=Communication.AUTO,
                part=Part.STRATEGY,
                help="For multi-worker-mirrored: how gradients are summed."),
