@@ -21,12 +21,7 @@ from orchestrator.core.state.state import HostPhase, RunPhase
 from orchestrator.links.control import StopOrder
 from orchestrator.store.runs import lost_runs
 from orchestrator.store.runs.leftovers import Swept, end_leftovers, processes_left
-from orchestrator.store.runs.liveness import (
-    Liveness,
-    is_of_this_host,
-    is_supervisor_alive,
-    signal_supervisor,
-)
+from orchestrator.store.runs.liveness import Liveness, is_supervisor_alive, signal_supervisor
 from orchestrator.store.runs.reader import RunView
 
 _POLL_S = 0.02
@@ -210,11 +205,9 @@ def _is_socket(path: Path) -> bool:
 
 def _still_lives(view: RunView) -> str:
     pid = view.record.supervisor_pid
-    if view.record.job is not None and not is_of_this_host(view.record):
-        return (
-            f"{view.record.id}: its supervisor on {view.record.host} does not answer; `scancel {view.record.job}` ends"
-            " its Slurm job"
-        )
+    if view.record.job is not None and not is_supervisor_alive(view.record, view.paths):
+        job = view.record.job
+        return f"{view.record.id}: its supervisor does not answer; `scancel {job}` ends its Slurm job {job}"
     if not is_supervisor_alive(view.record, view.paths):
         return (
             f"{view.record.id}: its lock is still held, but not by the supervisor that its record names:"

@@ -13,6 +13,7 @@ import pytest
 from orch_command import ORCH
 from slurm import Slurm
 from testbed import Testbed
+from trained_state import assert_same_training
 from waiting import until
 
 # Counts steps until the file `end` is beside its checkpoints. Saves its number when it is told to.
@@ -49,12 +50,13 @@ class BatchRun:
     project: Path
     job: str = ""
 
-    def submit(self, *words: str) -> None:
+    def submit(self, *words: str, limit: str = "0") -> None:
+        """`limit`: the job's time limit in minutes; 0 for none."""
         command = self._command("up", *words)
         script = f"#!/bin/sh\nexec {' '.join(command)}\n"
         output = f"--output={self.project / 'out'}"
         done = self.machines["n0"].run(
-            *("sbatch", "--parsable", "--nodes=3", output, "--open-mode=append"),
+            *("sbatch", "--parsable", "--nodes=3", f"--time={limit}", output, "--open-mode=append"),
             stdin=script.encode(),
             env=self.slurm.environ,
             cwd=self.project,
@@ -111,7 +113,7 @@ class BatchRun:
         )
 
     def result(self) -> dict[str, Any]:
-        until(lambda: not self.slurm.queue(), 120)
+        until(lambda: not self.slurm.queue(), 400)
         document = json.loads((self.directory / "result.json").read_text())
         assert isinstance(document, dict)
         return document
@@ -130,10 +132,13 @@ def batch(machines: Testbed, slurm: Slurm, project: Path) -> Iterator[BatchRun]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("how", ["preemption", "notice", "kill", "detached"])
+@pytest.mark.parametrize("how", ["preemption", "notice", "time limit", "kill", "detached"])
 def test_job_that_is_started_again_continues_its_run(batch: BatchRun, how: str) -> None:
-    start = batch.detach if how == "detached" else batch.submit
-    start("--", sys.executable, "resumes.py")
+    command = ("--notice", "30s", "--", sys.executable, "resumes.py")
+    if how == "detached":
+        batch.detach(*command)
+    else:
+        batch.submit(*command, limit="1" if how == "time limit" else "0")
     batch.until_trains(1)
     first = batch.directory
     machines, environ = batch.machines, batch.slurm.environ
@@ -147,6 +152,8 @@ def test_job_that_is_started_again_continues_its_run(batch: BatchRun, how: str) 
                 if "orchestrator.supervisor" in " ".join(process.cmdline()):
                     process.suspend()
             machines["n0"].run("scontrol", "requeue", batch.job, env=environ)
+        case "time limit":
+            pass  # it comes by itself
     batch.start_again()
     batch.until_trains(2)
     (batch.project / "kept/end").touch()
@@ -162,8 +169,31 @@ def test_job_that_is_started_again_continues_its_run(batch: BatchRun, how: str) 
         assert all(start == 0 and again > 0 for start, again in starts)
         assert end["exact"]
         assert end["resumed_at"] > 0
+        # Slurm sends SIGTERM to `orch up`, too.
+        assert not batch.events("stop_requested")
         assert "3 of 3 tasks said that the state is saved" in end["cause"]["text"]
+    if how in ("notice", "time limit"):  # a preemption may kill `orch up` before it says so
         assert "Slurm starts its job again, and the run continues with attempt 2" in batch.text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_preempted_training_ends_like_an_undisturbed_one(
+    batch: BatchRun, machines: Testbed, project: Path
+) -> None:
+    program = ("--epochs", "4", "--steps-per-epoch", "60", "--keep", "4", "--export", "none")
+    train = ("--workers", "3", "--threads", "1", "--", *program)
+    whole = (str(ORCH), "up", "--as-root-anyway", "--checkpoint-dir", str(project / "whole"), *train)
+    machines["n0"].run(*whole, cwd=project, timeout_s=400)
+    batch.submit("--threads", "1", "--", *program)
+    until(lambda: (project / "kept/ckpt-1.index").exists(), 400)
+    machines["n0"].run("srun", "-p", "urgent", "-N3", "--exclusive", "true", env=batch.slurm.environ)
+    batch.start_again()
+    result = batch.result()
+    assert (result["outcome"], result["attempts"]) == ("succeeded", 2), batch.text
+    assert result["history"][0]["resumed_at"] >= 60
+    for epoch in range(1, 5):
+        assert_same_training(project / f"kept/ckpt-{epoch}", project / f"whole/ckpt-{epoch}")
 
 
 @pytest.mark.slow
@@ -176,3 +206,13 @@ def test_other_options_are_refused(batch: BatchRun) -> None:
     batch.start_again()
     until(lambda: "grace_s 9.0, now 8.0" in batch.text, 120)
     assert f"Slurm has started job {batch.job} again" in batch.text
+
+
+def test_allocation_that_ends_too_soon_is_refused(slurm: Slurm, machines: Testbed, project: Path) -> None:
+    command = (str(ORCH), "up", "--as-root-anyway", "--engine", "slurm", "--", "true")
+    done = machines["n0"].run(
+        *("salloc", "--nodes=1", "--time=1", *command), check=False, env=slurm.environ, cwd=project
+    )
+    assert done.returncode == 2
+    assert ", and --notice 2m before its end the tasks would be told to end" in done.stderr
+    until(lambda: not slurm.queue())

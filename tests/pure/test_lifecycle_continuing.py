@@ -61,9 +61,9 @@ def test_next_attempt_follows_those_of_the_earlier_supervisor() -> None:
 
 def test_attempt_waits_until_the_earlier_one_has_surely_ended() -> None:
     lifecycle = Lifecycle(JOB, "run-1", T, earlier=told())
-    feed(lifecycle, [restart(lifecycle.state, delay_s=30)])
-    assert lifecycle.next_deadline() == (T + 30, Deadline.RESTART)
-    assert feed(lifecycle, [deadline(Deadline.RESTART, T + 29)]) == []
+    feed(lifecycle, [restart(lifecycle.state, delay_s=100)])
+    assert lifecycle.next_deadline() == (T + 100, Deadline.RESTART)
+    assert feed(lifecycle, [deadline(Deadline.RESTART, T + 99)]) == []
 
 
 def test_tasks_of_a_killed_supervisor_are_lost() -> None:

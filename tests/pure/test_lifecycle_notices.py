@@ -37,8 +37,8 @@ def notice(
     return events.NoticeGiven(at=mono, mono=mono, source=source, left_s=left_s)
 
 
-def leave(mono: float = START, codes: tuple[int, int] = (42, 42)) -> list[events.Event]:
-    return [exited(0, codes[0], mono=mono), exited(1, codes[1], order=1, mono=mono), emptied(mono)]
+def leave() -> list[events.Event]:
+    return [exited(0, 42), exited(1, 42, order=1), emptied()]
 
 
 def test_tasks_end_before_the_machine_goes() -> None:
@@ -59,7 +59,9 @@ def test_grace_follows_the_time_that_is_left(left_s: float | None, grace_s: floa
 def test_task_without_a_handler_has_ended_by_the_notice() -> None:
     lifecycle = running()
     feed(lifecycle, [notice()])
-    result = the_result(feed(lifecycle, leave(codes=(143, 1))))
+    # It failed before SIGTERM reached it, because its peer had gone.
+    alone = exited(1, 1, order=1).model_copy(update={"asked": False})
+    result = the_result(feed(lifecycle, [exited(0, 143), alone, emptied()]))
     assert (result.outcome, result.exit_code, result.first_failure) == ("stopped", 42, None)
     assert result.cause is not None
     assert "no task said that the state is saved" in result.cause.text

@@ -31,12 +31,15 @@ def interrupted(*more: events.Event, age_s: float = 100.0) -> RunStore:
     return store
 
 
-def continued(store: RunStore) -> Earlier:
+def continued(store: RunStore, ahead_s: float = 0.0) -> Earlier:
+    """Continue the run, on a machine whose clock is ahead of this one."""
     adopted = RunStore.adopt(store.paths.root, None)
     record = adopted.record
     earlier = read_earlier(adopted, record, _SPEC)
-    adopted.take_over(record.model_copy(update={"earlier_clocks": earlier.clocks}))
-    adopted.append(events.RestartPlanned.model_validate(earlier.restart))
+    clocks = [each.model_copy(update={"shift_s": each.shift_s + ahead_s}) for each in earlier.clocks]
+    adopted.take_over(record.model_copy(update={"earlier_clocks": tuple(clocks)}))
+    assert earlier.restart is not None
+    adopted.append(earlier.restart.model_copy(update={"mono": earlier.restart.mono + ahead_s}))
     adopted.close()
     return earlier
 
@@ -54,12 +57,12 @@ def test_earlier_times_are_converted() -> None:
 
 def test_times_are_converted_again_by_the_next_supervisor() -> None:
     store = interrupted()
-    continued(store)
-    (clock,) = continued(store).clocks[:1]
-    assert clock.shift_s == pytest.approx(-_AHEAD_S, abs=30)
-    view = view_of(store.paths)
-    (first, *_) = view.refresh()
+    continued(store, 2 * _AHEAD_S)
+    clocks = continued(store).clocks
+    assert [clock.shift_s for clock in clocks] == pytest.approx([-_AHEAD_S, -2 * _AHEAD_S], abs=30)
+    first, *_, last = view_of(store.paths).refresh()
     assert first.mono == pytest.approx(time.monotonic() - 100, abs=30)
+    assert last.mono == pytest.approx(time.monotonic(), abs=30)
 
 
 @pytest.mark.parametrize(
