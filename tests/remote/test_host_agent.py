@@ -29,6 +29,7 @@ from waiting import PATIENCE_S, lives, until, until_gone
 
 from orchestrator.core.job.choices import NetworkOption
 from orchestrator.links.agent_link import Empty, Exited, Held, Stacked
+from orchestrator.links.client_link import travelling_environ
 from orchestrator.links.stream import LinkBack, LinkSilent
 from worker.agent.log_shipping import LogShipping
 from worker.agent.resumable_stream import ResumableStream
@@ -157,6 +158,28 @@ def test_environment_is_the_users_and_the_hosts(tmp_path: Path, monkeypatch: pyt
         host.wait_for(Exited, "worker-0")
         expected = [os.fsencode("sécret\udcff"), b"1", os.fsencode(host.home)]
         assert host.text("worker-0") == f"{expected}\n"
+
+
+def test_variables_of_this_machine_stay_here() -> None:
+    of_the_user = {
+        "PATH": "/bin",
+        "LANG": "C.UTF-8",
+        "PYTHONPATH": "/src",
+        "OMP_NUM_THREADS": "2",
+        "TMP": "x",
+    }
+    of_this_machine = (
+        *(
+            "SLURM_JOB_ID",
+            "SLURM_NODELIST",
+            "SSH_AUTH_SOCK",
+            "SSH_CONNECTION",
+            "XDG_RUNTIME_DIR",
+            "DBUS_SESSION",
+        ),
+        *("TMPDIR", "CUDA_VISIBLE_DEVICES", "HOME", "USER", "PWD", "DISPLAY"),
+    )
+    assert travelling_environ({**of_the_user, **dict.fromkeys(of_this_machine, "here")}) == of_the_user
 
 
 def test_next_run_of_a_session_starts_with_nothing(host: HostDriver) -> None:
