@@ -306,6 +306,15 @@ def test_nothing_is_left_after_a_kill(tmp_path: Path, killed: str) -> None:
         assert host.link.lost_reason
 
 
+def test_keeper_notices_the_end_of_an_agent_that_was_stopped(tmp_path: Path) -> None:
+    """However long an agent may be stopped."""
+    with HostDriver(tmp_path, link_timeout_s=600.0) as host, nothing_left(host):
+        os.kill(host.pid, signal.SIGSTOP)
+        until(lambda: psutil.Process(host.pid).status() == psutil.STATUS_STOPPED)
+        os.kill(host.pid, signal.SIGKILL)
+        until(host.has_ended)
+
+
 def test_agent_without_its_keeper_cleans_up_itself(tmp_path: Path) -> None:
     host = HostDriver(tmp_path, link_timeout_s=8.0)
     host.__enter__()
