@@ -212,6 +212,7 @@ def _task_end(
         host=task.plan.host,
         end="still running" if is_left else _end_in_words(task, cause, done_without),
         joined=has_joined(task),
+        versions=task.versions,
     )
 
 

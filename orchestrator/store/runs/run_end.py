@@ -92,6 +92,7 @@ def _lost_result(run_id: str, state: RunState, checkpoint_dir: str) -> RunResult
             signal=task.signal,
             end=task.phase,
             host=task.plan.host,
+            versions=task.versions,
         )
         for task in state.tasks.values()
     )
