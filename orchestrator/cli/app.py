@@ -40,6 +40,7 @@ class _Orch(VerbGroup):
         LazyVerb("down", "control.down", "Stop a run and say what was ended."),
         LazyVerb("kill", "control.kill", "Send a signal to a task and all its processes."),
         LazyVerb("restart", "control.restart", "Restart all tasks of a live run."),
+        LazyVerb("notice", "control.notice", "Let a live run save its state and end: its machine will go."),
         LazyVerb("stacks", "stacks.stacks", "Show what each task is doing now."),
         LazyVerb("wait", "control.wait", "Wait for a run's end; its exit code becomes this command's."),
         LazyVerb("ls", "runs.ls", "List the runs of this directory with exit code, duration and loss."),
@@ -123,7 +124,8 @@ def _require_proc() -> None:
 def main() -> int:
     """Run the command line in a process that continues, and return the exit code. It leaves no trace in the process:
     signal handlers are as before, and --as-root-anyway is forgotten."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+    before = {number: signal.getsignal(number) for number in numbers}
     try:
         return run_to_exit()
     finally:

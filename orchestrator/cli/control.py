@@ -1,4 +1,4 @@
-"""`orch down`, `kill`, `restart` and `wait`: the verbs that give orders to a live run or wait for its end."""
+"""`orch down`, `kill`, `restart`, `notice` and `wait`: the verbs that give orders to a live run or wait for its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.client import api
 from orchestrator.client.stop import Ended
 from orchestrator.core.errors import EngineError, ExitCode, NoSuchRun, UsageError
 from orchestrator.core.state.result import signal_name
-from orchestrator.core.text.durations import parse_duration
+from orchestrator.core.text.durations import format_duration, parse_duration
 from orchestrator.core.text.signal_names import parse_signal
 from orchestrator.store.runs import catalog
 from orchestrator.store.runs.reader import RunView
@@ -136,6 +136,25 @@ def restart(screen: Screen, run: RunArgument = None) -> int:
     found.restart()
     said = f"{found.id}: restarting all tasks; `orch status` shows the attempt"
     return _answer(screen, {"run": found.id}, said)
+
+
+@takes_screen
+def notice(
+    screen: Screen,
+    run: RunArgument = None,
+    left: Annotated[
+        str, typer.Option("--in", metavar="TIME", help="When the machine goes: 90, 2m.")
+    ] = f"{api.DEFAULT_LEFT_S:g}s",
+) -> int:
+    """Say that a machine of the run will go: its tasks save their state and end before that. The exit code is 42.
+
+    For the hook that a cloud calls before it takes a machine away.
+    """
+    left_s = read_option("--in", left, parse_duration) or 0.0
+    found = find_run(run)
+    found.notice(left_s)
+    said = f"{found.id}: its tasks get SIGTERM, to save their state and end within {format_duration(left_s)}"
+    return _answer(screen, {"run": found.id, "left_s": left_s}, said)
 
 
 @takes_screen

@@ -27,6 +27,7 @@ _VERB_MEANT: Mapping[str, str] = {
     **dict.fromkeys(("check", "diagnose", "test"), "doctor"),
     **dict.fromkeys(("dump", "py-spy"), "stacks"),
     **dict.fromkeys(("dashboard", "web", "serve", "page", "gui"), "ui"),
+    **dict.fromkeys(("preempt", "checkpoint", "evict"), "notice"),
     **dict.fromkeys(("metrics", "curves", "plot"), "history"),
 }
 

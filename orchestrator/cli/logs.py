@@ -85,7 +85,7 @@ def logs(
     run = found.view
     if task_words:
         run.refresh()  # to know which tasks there are
-    tasks = chosen_tasks(run, task_words, "TASK")
+    tasks = chosen_tasks(run, task_words, "TASK", of_all_attempts=True)
     query = LogQuery(tasks, _line_filter(since, until, grep, invert, attempt), tail, follow)
     if run.is_trimmed and not screen.quiet:
         say(f"{run.record.id}: `orch prune` has removed its logs")

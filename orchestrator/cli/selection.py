@@ -39,10 +39,13 @@ def run_and_tasks(words: Sequence[str]) -> tuple[api.Run, Sequence[str]]:
     return api.find(there=runs), words
 
 
-def chosen_tasks(run: RunView, words: Sequence[str], source: str) -> frozenset[str] | None:
+def chosen_tasks(
+    run: RunView, words: Sequence[str], source: str, *, of_all_attempts: bool = False
+) -> frozenset[str] | None:
     """Return the names of the tasks that the words (worker:1, chief, 0) mean, or None, all tasks, without words.
 
-    `run` must be refreshed. Raises UsageError, which begins with `source`, for a word that names no task of the run.
+    `of_all_attempts`: a task may also be one that only earlier attempts had. `run` must be refreshed. Raises
+    UsageError, which begins with `source`, for a word that names no task of the run.
     """
     roles = {task.plan.role for task in run.state.tasks.values()}
     chosen = set()
@@ -52,7 +55,8 @@ def chosen_tasks(run: RunView, words: Sequence[str], source: str) -> frozenset[s
         except ValueError as error:
             raise UsageError(f"{source}: {error}") from error
         # Before a run has planned its tasks, any task may still be among them.
-        if run.state.tasks and name not in run.state.tasks:
+        is_known = name in run.state.tasks or (of_all_attempts and run.paths.task_log(name).exists())
+        if run.state.tasks and not is_known:
             known = list(run.state.tasks)
             listed = ", ".join(known) if len(known) <= 8 else f"{known[0]} to {known[-1]}"
             raise UsageError(f"{source}: {run.record.id} has no task {name}; it has {listed}")
@@ -91,6 +95,8 @@ def ended_text(ended: Ended) -> str:
     if ended.swept:
         count = counted(ended.swept, "process", "processes")
         return f"{ended.run_id}: the run was lost; ended {count} that it had left, no process is left"
+    if ended.was_queued:
+        return f"{ended.run_id}: stopped while it was queued"
     if ended.was_live:
         return f"{ended.run_id}: stopped; its tasks are not known, no process is left"
     return f"{ended.run_id}: was not running, no process is left"

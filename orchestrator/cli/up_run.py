@@ -15,7 +15,7 @@ from orchestrator.cli.parameters import Screen
 from orchestrator.cli.selection import ended_text, say_skipped, say_swept
 from orchestrator.client import api
 from orchestrator.client.api import Run
-from orchestrator.client.launch import Room, make_room, on_nodes
+from orchestrator.client.launch import Room, check_hosts, continued, make_room
 from orchestrator.client.view.output import is_capable, terminal_size
 from orchestrator.client.warm import Start, choose_start
 from orchestrator.core.errors import EngineError, ExitCode, OrchError, RunEnded, UsageError
@@ -24,7 +24,7 @@ from orchestrator.core.state.events import STOP_SIGNALS
 from orchestrator.core.state.result import RunResult
 from orchestrator.host.checks import warnings_of_up
 from orchestrator.links.client_link import Lifetime
-from orchestrator.links.signal_inbox import SignalInbox
+from orchestrator.links.signal_inbox import NOTICE_SIGNAL, SignalInbox
 from orchestrator.links.supervisor_link import SupervisorLink, start_supervisor
 from orchestrator.request.settings import settings
 from orchestrator.request.settings.request import UpRequest, WaitFor
@@ -75,26 +75,74 @@ def run_once(
     is_detached = request.display.detach or request.display.wait is not None
     if not is_detached and request.spec.interactive is None:
         request = _with_columns(request, screen)
-    if is_detached and request.spec.engine is EngineName.SLURM:
-        raise UsageError(
-            "--engine slurm: the allocation ends with the `orch up` that asked for it; instead of --detach or --wait,"
-            " submit a batch script that calls `orch up`"
-        )
-    with on_nodes(request, words.say) as request, _supervisor_for(request, early) as early:
+    if request.spec.engine is EngineName.SLURM:
+        with early or nullcontext():
+            if is_detached:
+                return Ended(_submitted(request, screen))
+            return _on_nodes(continued(request), screen, early or start_supervisor(), sources)
+    with _supervisor_for(request, early) as early:
         room = make_room(request, early)
-        say_skipped(room.skipped)
-        say_swept(room.swept)
-        if not screen.quiet:
-            for notice in (*_host_table(room), *room.host_warnings, *_runs_beside(room, request)):
-                words.say(notice)
+        _say_room(room, request, screen)
         start = choose_start(request, early)
-        if screen.verbose and not screen.quiet:
-            for note in start.notes:
-                words.say(note)
+        _say_notes(start, screen)
         with start.supervisor:
             if is_detached:
-                return Ended(_detached(request, screen, start))
+                run = start.create(request, Lifetime.DETACHED)
+                start.supervisor.close()
+                return Ended(_detached(run, request, screen))
             return _in_the_foreground(request, screen, start, sources)
+
+
+def _on_nodes(
+    request: UpRequest, screen: Screen, supervisor: SupervisorLink, sources: SourceWatch | None
+) -> Ended:
+    """Run on the nodes of an allocation. While Slurm lets one wait, the run is queued."""
+    from orchestrator.client.queued import EndedInQueue, QueuedRun
+    from orchestrator.preflight.allocation import on_nodes
+
+    with supervisor:
+        queued = QueuedRun(request, supervisor, words.say)
+        try:
+            with queued.refused_on_error():
+                if request.adopt is not None:
+                    queued.begin()
+                # Before the wait, which can take hours: this machine is checked, and --replace may free nodes.
+                room = make_room(request)
+                # A refusal is reported before the allocation ends, which ends the agents.
+                with on_nodes(request.spec, os.environ, queued) as spec, queued.refused_on_error():
+                    request = replace(request, spec=spec)
+                    run_id = None if queued.run is None else queued.run.id
+                    _say_room(replace(room, hosts=check_hosts(spec, supervisor, run_id)), request, screen)
+                    start = choose_start(request, supervisor)
+                    _say_notes(start, screen)
+                    queued.place(request)
+                    return _in_the_foreground(request, screen, start, sources, queued.run)
+        except EndedInQueue:
+            assert queued.run is not None
+            result = supervisor.received_result() or api.result_of(queued.run.view)
+            words.report_end(result, screen)
+            return Ended(result.exit_code, by_user=True)
+
+
+def _submitted(request: UpRequest, screen: Screen) -> int:
+    from orchestrator.client.submit import submit
+
+    _say_room(make_room(request), request, screen)
+    return _detached(submit(request), request, screen)
+
+
+def _say_room(room: Room, request: UpRequest, screen: Screen) -> None:
+    say_skipped(room.skipped)
+    say_swept(room.swept)
+    if not screen.quiet:
+        for notice in (*_host_table(room), *room.host_warnings, *_runs_beside(room, request)):
+            words.say(notice)
+
+
+def _say_notes(start: Start, screen: Screen) -> None:
+    if screen.verbose and not screen.quiet:
+        for note in start.notes:
+            words.say(note)
 
 
 @contextmanager
@@ -133,13 +181,19 @@ def _runs_beside(room: Room, request: UpRequest) -> Iterator[str]:
 
 
 def _in_the_foreground(
-    request: UpRequest, screen: Screen, start: Start, sources: SourceWatch | None
+    request: UpRequest,
+    screen: Screen,
+    start: Start,
+    sources: SourceWatch | None,
+    run: Run | None = None,
 ) -> Ended:
+    """Start the run, unless it exists, and follow it to its end."""
     supervisor = start.supervisor
     # While processes exist, a signal is a stop order, not an exception.
-    with _terminal(request.spec) as terminal, SignalInbox(STOP_SIGNALS) as inbox:
+    with _terminal(request.spec) as terminal, SignalInbox((*STOP_SIGNALS, NOTICE_SIGNAL)) as inbox:
         try:
-            run = start.create(request, Lifetime.CLIENT, {} if terminal is None else terminal.descriptors)
+            if run is None:
+                run = start.create(request, Lifetime.CLIENT, {} if terminal is None else terminal.descriptors)
             with _page(run) if request.display.ui else nullcontext():
                 is_detached = _show_to_end(supervisor, run, request, screen, inbox, sources, terminal)
         finally:
@@ -287,9 +341,7 @@ def _show_to_end(
         return follow_to_end(supervisor, run.view, view, tasks, inbox, keys, verbose, sources, terminal)
 
 
-def _detached(request: UpRequest, screen: Screen, start: Start) -> int:
-    run = start.create(request, Lifetime.DETACHED)
-    start.supervisor.close()
+def _detached(run: Run, request: UpRequest, screen: Screen) -> int:
     try:
         if not screen.json:
             words.print_lines([run.id])  # data, so that --quiet does not hide it: run=$(orch up -dq)

@@ -10,7 +10,13 @@ from pathlib import Path
 from orchestrator.cli import words
 from orchestrator.cli.parameters import Screen
 from orchestrator.cli.up_run import Ended, run_once
-from orchestrator.client.source_watch import SourceWatch, local_sources, require_watchfiles, syntax_error
+from orchestrator.client.source_watch import (
+    SourceWatch,
+    local_sources,
+    remove_stale_code,
+    require_watchfiles,
+    syntax_error,
+)
 from orchestrator.core.errors import ExitCode, OrchError
 from orchestrator.core.text.counted import counted
 from orchestrator.host.directories import existing_directories
@@ -38,6 +44,7 @@ def run_watching(
                 error = syntax_error(watched.files)
                 if error is None:
                     number += 1
+                    remove_stale_code(watched.files, {**os.environ, **wanted.spec.env})
                     try:
                         last = run_once(_with_checkpoints(wanted, number, last), screen, early, watched)
                     except OrchError as caught:

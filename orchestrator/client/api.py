@@ -31,6 +31,7 @@ from orchestrator.core.errors import (
 from orchestrator.core.progress.activity import late_start
 from orchestrator.core.progress.history_rows import History
 from orchestrator.core.state.result import CauseKind, RunResult, TaskStack, exit_text
+from orchestrator.core.state.state import RunPhase
 from orchestrator.core.text.clean import safe, safe_lines
 from orchestrator.store.runs import catalog, lost_runs
 from orchestrator.store.runs.liveness import Liveness
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from orchestrator.links.control import Order
 
 _POLL_S = 0.02
+# Clouds give at least so many seconds, and --in of `orch notice` is as long.
+DEFAULT_LEFT_S = 30.0
 _ORDER_TIMEOUT_S = 5.0
 # Tasks answer within about 2 s; for native stacks py-spy reads all of TensorFlow's symbols first.
 _STACKS_TIMEOUT_S, _NATIVE_STACKS_TIMEOUT_S = 15.0, 90.0
@@ -165,6 +168,16 @@ class Run:
 
         self.order(RestartOrder())
 
+    def notice(self, left_s: float = DEFAULT_LEFT_S) -> None:
+        """Say that the machines of the run go in `left_s` seconds: its tasks save their state and end before that.
+
+        The run ends as stopped, with exit code 42. Raises UsageError while it is being stopped, NoSuchRun if it has
+        ended.
+        """
+        from orchestrator.links.control import NoticeOrder
+
+        self.order(NoticeOrder(left_s=left_s))
+
     def stacks(self, *tasks: str, native: bool = False) -> dict[str, TaskStack]:
         """Return the current stacks of these tasks (default: all live ones); this may take some seconds.
 
@@ -182,15 +195,19 @@ class Run:
         Raises UsageError with the reason if the supervisor refuses, NoSuchRun if the run has ended, EngineError if the
         supervisor does not answer.
         """
-        from orchestrator.links.control import ask
+        from orchestrator.client.orders import ask_run
 
-        answer = ask(self._view.paths.control, order, timeout_s) if self._view.is_live else None
+        answer = ask_run(self._view, order, timeout_s) if self._view.is_live else None
         if answer is None:
             # After its last event the supervisor writes the result, and then holds the lock for another moment.
             self._view.refresh()
             has_ended = self._view.state.phase.is_end or self._view.result() is not None
             if has_ended or not self._view.is_live:
                 raise NoSuchRun(f"{self.id} has ended; `orch up` starts another run")
+            if self._view.state.phase is RunPhase.QUEUED:
+                raise UsageError(
+                    f"{self.id} is queued, and no task has started; `orch status` shows why it waits"
+                )
             raise EngineError(
                 f"{self.id}: the supervisor (pid {self._view.record.supervisor_pid}) does not answer; is it suspended?"
                 f" See {self.dir}/supervisor.log"

@@ -15,9 +15,9 @@ from orchestrator.client.task_terminal import LAST_DRAIN_S, TaskTerminal
 from orchestrator.client.view.output import OutputClosed
 from orchestrator.client.view.terminal import View
 from orchestrator.core.errors import EngineError
-from orchestrator.core.state.events import STOP_SIGNALS, StopReason
-from orchestrator.links.control import StopOrder, request
-from orchestrator.links.signal_inbox import SignalInbox
+from orchestrator.core.state.events import STOP_SIGNALS, NoticeSource, StopReason
+from orchestrator.links.control import NoticeOrder, StopOrder, request
+from orchestrator.links.signal_inbox import NOTICE_SIGNAL, SignalInbox
 from orchestrator.links.supervisor_link import SupervisorLink
 from orchestrator.store.runs.reader import RunView
 
@@ -41,8 +41,8 @@ def follow_to_end(
 ) -> bool:
     """Show the run until its supervisor has exited and all lines are shown, or a key detaches it: then return True.
 
-    `inbox` collects STOP_SIGNALS. The first signal is an orderly stop, the second kills. Once the run has ended, a
-    signal skips the remaining lines. A change of `sources` stops the run. `terminal` is that of a task. Raises
+    `inbox` collects STOP_SIGNALS and NOTICE_SIGNAL. The first stop is orderly, the second kills. Once the run has
+    ended, a signal skips the remaining lines. A change of `sources` stops the run. `terminal` is that of a task. Raises
     EngineError if the supervisor does not answer.
     """
     follower = Follower(run, view, tasks, verbose=verbose)
@@ -100,12 +100,16 @@ class _Orders:
         if self._sent_by_user > 1 and now > self._forced_mono + PATIENCE_S and not self._has_answer(reason):
             raise _NoAnswer
         force = is_from_user and self._sent_by_user > 0
-        self._link.stop(StopOrder(reason=reason, force=force))
+        self._link.send(StopOrder(reason=reason, force=force))
         if force and self._sent_by_user == 1:
             self._forced_mono = now
         self._sent += 1
         self._sent_by_user += is_from_user
         self._follower.hint = "killing" if force else "stopping; Ctrl-C again to kill"
+
+    def notice(self) -> None:
+        """Pass on that the machines of the run will go."""
+        self._link.send(NoticeOrder(source=NoticeSource.SIGNAL))
 
     def _has_answer(self, reason: StopReason) -> bool:
         """Ask over the control socket: the supervisor may be busy for seconds with an agent that does not answer."""
@@ -200,6 +204,9 @@ def _follow(
         watched = () if sources is None or sources.has_changed() else (sources.fileno(),)
         inbox.wait(pause, link.fileno(), *desk.inputs, *watched)
         for number in inbox.take():
+            if number == NOTICE_SIGNAL:
+                orders.notice()
+                continue
             orders.stop(STOP_SIGNALS[number])
             view.hurry()
         if sources is not None and sources.has_changed():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +39,7 @@ from orchestrator.store.runs.reader import RunView
 
 if TYPE_CHECKING:
     from orchestrator.preflight import Preflight
+    from orchestrator.preflight.allocation import Queued, QueueWatcher
 
 # Replacements in Python for some options of `orch up`.
 _INSTEAD = {
@@ -60,7 +61,7 @@ class Cluster:
 
     def __init__(
         self,
-        workers: int | None = None,
+        workers: int | str | None = None,
         command: Words = (),
         directory: Directory | None = None,
         *,
@@ -85,7 +86,7 @@ class Cluster:
         self._owner_pid = os.getpid()
         warn(self._request)
         with ExitStack() as stack:
-            request = stack.enter_context(on_nodes(self._request, warn_now))
+            request = stack.enter_context(on_nodes(self._request, QueueWarnings()))
             self._supervisor = start_supervisor()
             stack.callback(self._supervisor.close)
             room = make_room(request, self._supervisor)
@@ -108,8 +109,17 @@ class Cluster:
                     self._supervisor.wait(STOP_MARGIN_S)
 
 
-def warn_now(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=2)
+class QueueWarnings:
+    """Shows what an allocation waits for as warnings."""
+
+    def fileno(self) -> int:
+        return -1
+
+    def show(self, queued: Queued) -> None:
+        warnings.warn(str(queued), RuntimeWarning, stacklevel=2)
+
+    def check(self) -> None:
+        return
 
 
 def stream_lines(run: Run) -> None:
@@ -120,7 +130,7 @@ def stream_lines(run: Run) -> None:
 
 
 def load_request(
-    workers: int | None, command: Words, directory: Directory | None, options: Mapping[str, object]
+    workers: int | str | None, command: Words, directory: Directory | None, options: Mapping[str, object]
 ) -> UpRequest:
     """Return the checked request for the arguments of Cluster. UsageError if one is wrong."""
     for name, option in SETTINGS.items():
@@ -163,8 +173,10 @@ class Room:
 def make_room(up: UpRequest, supervisor: SupervisorLink | None = None) -> Room:
     """Prepare the machine for a run: the checks, tidy(), --replace. `supervisor`: see check_hosts()."""
     refuse_problems(Context(up.spec, os.environ))
-    hosts = check_hosts(up.spec, supervisor)
-    runs = catalog.survey()
+    # A run that is continued is neither lost nor another run.
+    own = None if up.adopt is None else up.adopt.name
+    hosts = check_hosts(up.spec, supervisor, own)
+    runs = catalog.survey(frozenset() if own is None else frozenset({own}))
     swept = tidy(runs)
     replaced: list[Ended] = []
     if up.display.replace:
@@ -181,10 +193,12 @@ def make_room(up: UpRequest, supervisor: SupervisorLink | None = None) -> Room:
     return Room(swept, runs.skipped, tuple(replaced), tuple(catalog.live_in(up.spec.directory, runs)), hosts)
 
 
-def check_hosts(spec: JobSpec, supervisor: SupervisorLink | None = None) -> Preflight | None:
+def check_hosts(
+    spec: JobSpec, supervisor: SupervisorLink | None = None, run_id: str | None = None
+) -> Preflight | None:
     """Check the job's hosts, after --sync if it was asked for; None without hosts. UsageError names all problems.
 
-    `supervisor` starts its agents and their preloading during the check, but no task.
+    `supervisor` starts its agents and their preloading during the check, but no task. `run_id`: see prepare().
     """
     if not spec.hosts:
         return None
@@ -193,7 +207,7 @@ def check_hosts(spec: JobSpec, supervisor: SupervisorLink | None = None) -> Pref
 
         copy_directory(spec, spec.hosts)
     if supervisor is not None:
-        supervisor.prepare(spec)
+        supervisor.prepare(spec, run_id)
     # Imported while the supervisor connects to the hosts, and not for a run on this machine.
     from orchestrator.preflight import inspect_hosts
 
@@ -203,17 +217,26 @@ def check_hosts(spec: JobSpec, supervisor: SupervisorLink | None = None) -> Pref
     return found
 
 
+def continued(up: UpRequest) -> UpRequest:
+    """Return the request; if Slurm has started this job again, with the run that the job had begun. UsageError."""
+    if up.spec.engine is not EngineName.SLURM or up.adopt is not None:
+        return up
+    from orchestrator.client.requeued import interrupted_run
+
+    return replace(up, adopt=interrupted_run(up.spec, os.environ))
+
+
 @contextmanager
-def on_nodes(up: UpRequest, say: Callable[[str], None]) -> Iterator[UpRequest]:
+def on_nodes(up: UpRequest, watcher: QueueWatcher) -> Iterator[UpRequest]:
     """Yield the request with its nodes, which it has for the block. Without --engine slurm: the request as it is.
 
-    `say` shows what a new allocation waits for. UsageError if Slurm refuses."""
+    `watcher` learns what a new allocation waits for. UsageError if Slurm refuses."""
     if up.spec.engine is not EngineName.SLURM:
         yield up
         return
     from orchestrator.preflight.allocation import on_nodes
 
-    with on_nodes(up.spec, os.environ, say) as spec:
+    with on_nodes(up.spec, os.environ, watcher) as spec:
         yield replace(up, spec=spec)
 
 
@@ -223,10 +246,12 @@ def create_run(
     lifetime: Lifetime,
     descriptors: Mapping[Descriptor, int] = MappingProxyType({}),
     warm: Warm | None = None,
+    *,
+    waits: bool = False,
 ) -> Run:
     """Send a checked request and return the new run; raise the supervisor's error if it refuses.
 
-    `descriptors`: what the tasks get, on this machine only. The caller keeps them."""
+    `descriptors`: what the tasks get, on this machine only. The caller keeps them. `waits`: its nodes follow."""
     if descriptors and up.spec.hosts:
         names = ", ".join(host.name for host in up.spec.hosts)
         raise UsageError(
@@ -240,7 +265,9 @@ def create_run(
         environ=environ,
         state_owner=accepted_owner(),
         existing=up.existing,
+        adopt=up.adopt,
         warm=warm,
+        waits=waits,
         descriptors=tuple(descriptors),
     )
     try:

@@ -11,6 +11,7 @@ from orchestrator.client.view.status_document import (
     RunStatus,
     Status,
     host_statuses,
+    queued_status,
     seconds_until,
     task_statuses,
 )
@@ -47,6 +48,7 @@ def run_status(view: RunView) -> RunStatus:
         history=view.state.history,
         tensorboard=view.state.tensorboard,
         debugged=tuple(task.name for task in view.state.tasks.values() if task.is_debugged),
+        queued=queued_status(view.state),
     )
 
 

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from orchestrator.client.api import Run
 from orchestrator.client.launch import (
+    QueueWarnings,
     create_run,
     load_request,
     make_room,
     on_nodes,
     stream_lines,
     warn,
-    warn_now,
 )
 from orchestrator.client.stop import STOP_MARGIN_S
 from orchestrator.core.errors import UsageError
@@ -87,7 +87,7 @@ class Session:
 
     def up(
         self,
-        workers: int | None = None,
+        workers: int | str | None = None,
         command: Words = (),
         directory: Directory | None = None,
         *,
@@ -145,7 +145,7 @@ class Session:
     def _cluster(
         self, up: UpRequest, *, stream: bool, descriptors: Descriptors = MappingProxyType({})
     ) -> Iterator[Run]:
-        with on_nodes(up, warn_now) as request:
+        with on_nodes(up, QueueWarnings()) as request:
             run = self._begin(request, descriptors)
             try:
                 if stream:

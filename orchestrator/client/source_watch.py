@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import select
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +25,8 @@ _DEBOUNCE_MS = 100
 # Milliseconds between looks at the files themselves: some file systems (NFS) report no changes.
 _LOOK_MS = 2000
 _MOST_DIRECTORIES = 2000
+# Seconds for which a busy machine may take to compile a source that it has read.
+_COMPILING_S = 60.0
 _NOT_SOURCES = frozenset({"__pycache__", "checkpoints", "node_modules", "site-packages", "logs"})
 
 # Time of modification (ns), size and inode: a file that is saved by a rename gets another inode.
@@ -67,6 +70,31 @@ def syntax_error(files: Iterator[Path] | frozenset[Path]) -> str | None:
         except OSError:
             continue  # removed meanwhile; the run reports it
     return None
+
+
+def remove_stale_code(files: Iterable[Path], environ: Mapping[str, str]) -> None:
+    """Remove compiled code that may be of an older text of its source. Call it while no task of the run lives.
+
+    Python compares only the second of the last change and the size of a source, so it could take the code of the text
+    before the last save. Code that was written long after the last change is kept.
+    """
+    for file in files:
+        with suppress(OSError):
+            changed = file.stat().st_ctime
+            for code in _compiled(file, environ):
+                if code.stat().st_mtime < changed + _COMPILING_S:
+                    code.unlink()
+
+
+def _compiled(file: Path, environ: Mapping[str, str]) -> Iterator[Path]:
+    """Yield the compiled code of a source, of all interpreters and levels of optimisation."""
+    if file.suffix != ".py":
+        return
+    prefix = environ.get("PYTHONPYCACHEPREFIX")
+    place = Path(f"{prefix}{file.parent}") if prefix else file.parent / "__pycache__"
+    for name in _names(place):
+        if name.startswith(f"{file.stem}.") and name.endswith(".pyc"):
+            yield place / name
 
 
 class SourceWatch:

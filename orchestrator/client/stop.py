@@ -6,18 +6,26 @@ import signal
 import stat
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.core.errors import EngineError
+from orchestrator.client.orders import ask_run
+from orchestrator.core.errors import EngineError, ExitCode, UsageError
 from orchestrator.core.job.choices import DEFAULT_GRACE_S
+from orchestrator.core.state import events
 from orchestrator.core.state.events import StopReason
 from orchestrator.core.state.result import LeftProcess
-from orchestrator.links.control import StopOrder, request
+from orchestrator.core.state.state import RunPhase
+from orchestrator.links.control import StopOrder
 from orchestrator.store.runs import lost_runs
 from orchestrator.store.runs.leftovers import Swept, end_leftovers, processes_left
-from orchestrator.store.runs.liveness import Liveness, is_supervisor_alive, signal_supervisor
+from orchestrator.store.runs.liveness import (
+    Liveness,
+    is_of_this_host,
+    is_supervisor_alive,
+    signal_supervisor,
+)
 from orchestrator.store.runs.reader import RunView
 
 _POLL_S = 0.02
@@ -37,6 +45,7 @@ class Ended:
     tasks: tuple[str, ...]
     swept: int
     was_live: bool
+    was_queued: bool = False
     left: tuple[LeftProcess, ...] = ()
 
 
@@ -61,9 +70,12 @@ def stop_runs(views: Sequence[RunView], force: bool) -> list[Ended | EngineError
             kept_open.enter_context(view.keep_open())
         was_live = [view.is_live for view in views]
         running = [_running_tasks(view) for view in views]
+        were_queued = [view.state.phase is RunPhase.QUEUED for view in views]
         asked = [_ask(view, force) for view in views]
         ended: list[Ended | EngineError] = []
-        for view, was, tasks, has_order in zip(views, was_live, running, asked, strict=True):
+        for view, was, tasks, queued, has_order in zip(
+            views, was_live, running, were_queued, asked, strict=True
+        ):
             try:
                 _wait_until_gone(view, force, has_order)
             except EngineError as error:
@@ -74,7 +86,7 @@ def stop_runs(views: Sequence[RunView], force: bool) -> list[Ended | EngineError
             left = _processes_left(view, swept)
             lost_runs.close_lost_runs()
             view.refresh()
-            ended.append(Ended(view.record.id, tasks, swept.ended, was, left))
+            ended.append(Ended(view.record.id, tasks, swept.ended, was, queued, left))
     return ended
 
 
@@ -84,9 +96,41 @@ def _running_tasks(view: RunView) -> tuple[str, ...]:
 
 
 def _ask(view: RunView, force: bool) -> bool:
-    """Send the order over the control socket. Return whether the supervisor has it."""
-    order = StopOrder(reason=StopReason.DOWN, force=force)
-    return view.is_live and _is_socket(view.paths.control) and request(view.paths.control, order)
+    """Send the order over the control socket. Return whether the supervisor has it, or a run without one was ended."""
+    view.refresh()
+    if not view.is_live:
+        return False
+    job = view.record.job
+    if job is not None and view.state.phase is RunPhase.QUEUED and _end_queued(view, job):
+        return True
+    if not _is_socket(view.paths.control):
+        return False
+    answer = ask_run(view, StopOrder(reason=StopReason.DOWN, force=force))
+    return answer is not None and bool(answer.get("ok"))
+
+
+def _end_queued(view: RunView, job: str) -> bool:
+    """End a run that waits for its Slurm job. False if the job has started, or Slurm does not answer."""
+    from orchestrator.core.lifecycle.outcome import Findings, run_result
+    from orchestrator.store.runs import slurm_jobs
+    from orchestrator.store.runs.writer import RunStore
+
+    if slurm_jobs.job_status(job, view.record.cluster).phase is not slurm_jobs.JobPhase.WAITING:
+        return False
+    try:
+        # Under the run's lock, so that a job that starts now finds no run to continue.
+        store = RunStore.adopt(view.paths.root, None)
+    except (UsageError, OSError):
+        return False
+    with closing(store):
+        if slurm_jobs.ask("scancel", job) is None:
+            return False
+        at, mono = time.time(), time.monotonic()
+        store.append(events.StopRequested(at=at, mono=mono, reason=StopReason.DOWN, force=False))
+        store.append(events.RunEndedEvent(at=at, mono=mono, outcome="stopped", exit_code=ExitCode.TERMINATED))
+        view.refresh()
+        store.write_result(run_result(view.record.id, view.state, Findings(), view.record.checkpoint_dir))
+    return True
 
 
 def _processes_left(view: RunView, swept: Swept) -> tuple[LeftProcess, ...]:
@@ -138,6 +182,11 @@ def _is_socket(path: Path) -> bool:
 
 def _still_lives(view: RunView) -> str:
     pid = view.record.supervisor_pid
+    if view.record.job is not None and not is_of_this_host(view.record):
+        return (
+            f"{view.record.id}: its supervisor on {view.record.host} does not answer; `scancel {view.record.job}` ends"
+            " its Slurm job"
+        )
     if not is_supervisor_alive(view.record, view.paths):
         return (
             f"{view.record.id}: its lock is still held, but not by the supervisor that its record names:"

@@ -10,7 +10,7 @@ OrchError (125)              orch itself could not do it
 └── RunEnded                 a run ended otherwise than by success; carries its result
     ├── TaskFailed (n)       a task failed; carries task, exit_code, log
     ├── RunTimedOut (124)
-    ├── RunStopped (130/143)
+    ├── RunStopped (42/130/143)
     └── RunLost (125)        the supervisor was killed; the end is not known
 """
 
@@ -33,6 +33,8 @@ class ExitCode(IntEnum):
     USAGE = 2
     NO_SUCH_RUN = 3
     NAME_TAKEN = 4
+    # As PreemptionCheckpointHandler: the state is saved, restart me.
+    NOTICE = 42
     TIMED_OUT = 124
     ORCH = 125
     INTERRUPTED = 130

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 from orchestrator.core.errors import EngineError
 from orchestrator.core.text.clean import one_line
 from orchestrator.engines import Connection
+from orchestrator.store.runs.slurm_jobs import ask, end_of_state, job_state
 
-# Seconds for a question to Slurm's controller.
-_ASK_S = 5.0
 _LONGEST_QUOTE = 200
+_TIME_LEFT = re.compile(r"(?:(\d{1,5})-)?(?:(\d{1,2}):)?(\d{1,2}):(\d{2})", re.ASCII)
 # In lines of srun that do not explain a failure.
 _BY_THE_WAY = ("cpu binding", "Job step creation temporarily disabled", "Step created for")
-_ENDS = {
-    "CANCELLED": "was cancelled",
-    "TIMEOUT": "has reached its time limit; give it more with --time",
-    "PREEMPTED": "was preempted by a job of higher priority",
-    "NODE_FAIL": "has lost a node",
-    "COMPLETED": "has ended",
-    "COMPLETING": "is ending",
-    "FAILED": "has failed",
-}
 
 
 class SlurmEngine:
@@ -43,20 +34,12 @@ class SlurmEngine:
 
     def connect(self, destination: str, words: Sequence[str], errors: int | None = None) -> Connection:
         """Run `words`, text for a shell, on a node."""
-        step = (
-            *("srun", f"--jobid={self._job}", f"--nodelist={destination}", "--nodes=1", "--ntasks=1"),
-            # The steps of a node share all that the job has there.
-            *("--overlap", "--mem=0", "--cpu-bind=none"),
-            # The environment of the tasks travels in the stream. These belong to the node.
-            "--export=HOME,USER,LOGNAME,PATH,LANG",
-            *("--job-name=orch", "--kill-on-bad-exit=0", "--quiet"),
-        )
-        return Connection([*step, "sh", "-c", " ".join(words)], errors)
+        return Connection([*step_words(self._job, destination), "sh", "-c", " ".join(words)], errors)
 
     def explain(self, host: str, exit_code: int | None, errors: str) -> str:
         """Why a step on `host` ended, and what to do, from the state of the job and srun's last text on stderr."""
-        if (state := job_state(self._job)) in _ENDS:
-            return f"{host}: Slurm's job {self._job} {_ENDS[state]}"
+        if end := end_of_state(job_state(self._job)):
+            return f"{host}: Slurm's job {self._job} {end}"
         lines = [one_line(line).strip() for line in errors.splitlines()]
         said = [line for line in lines if line and not any(text in line for text in _BY_THE_WAY)]
         last = said[-1][:_LONGEST_QUOTE] if said else "srun gave no reason"
@@ -65,17 +48,45 @@ class SlurmEngine:
         return f"{host}: {last}; `scontrol show job {self._job}` shows the job, `sinfo -N` the nodes"
 
 
-def ask(*words: str) -> str | None:
-    """Return what a program of Slurm prints on stdout; None if it fails or takes too long."""
-    try:
-        done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_ASK_S
-        )
-    except (OSError, subprocess.TimeoutExpired):
+def step_words(job: str, node: str) -> list[str]:
+    """The words before a command that make a step of it, on a node of a job."""
+    return [
+        *("srun", f"--jobid={job}", f"--nodelist={node}", "--nodes=1", "--ntasks=1"),
+        # The steps of a node share all that the job has there.
+        *("--overlap", "--mem=0", "--cpu-bind=none"),
+        # The environment of the tasks travels in the stream. These belong to the node.
+        "--export=HOME,USER,LOGNAME,PATH,LANG",
+        *("--job-name=orch", "--kill-on-bad-exit=0", "--quiet"),
+    ]
+
+
+def time_left(job: str) -> float | None:
+    """Seconds until a job reaches its time limit; None if it has none, or Slurm does not answer."""
+    return parse_time_left(ask("squeue", "--noheader", f"--jobs={job}", "--format=%L") or "")
+
+
+def parse_time_left(text: str) -> float | None:
+    """The seconds in `1-02:03:04`, `2:03:04` or `3:04`; None for other text, such as UNLIMITED."""
+    found = _TIME_LEFT.fullmatch(text.strip())
+    if found is None:
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24.0 + hours) * 60 + minutes) * 60 + seconds
 
 
-def job_state(job: str) -> str | None:
-    """The state of a job, such as RUNNING; None if Slurm does not know it or does not answer."""
-    return ask("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T") or None
+def kill_wait() -> float | None:
+    """Seconds from SIGTERM to SIGKILL when Slurm ends a job; None if it does not say."""
+    found = re.search(r"^KillWait\s*=\s*(\d+) sec", ask("scontrol", "show", "config") or "", re.MULTILINE)
+    return None if found is None else float(found[1])
+
+
+def is_started_again(job: str, environ: Mapping[str, str], *, may_ask: bool) -> bool:
+    """Whether Slurm starts the batch job of this process again after its end; `may_ask`: also on request."""
+    if environ.get("SLURM_JOB_ID") != job or "SLURMD_NODENAME" not in environ:
+        return False  # a shell of salloc, or a login node
+    words = (ask("scontrol", "show", "job", "--oneliner", job) or "").split()
+    fields = dict(word.split("=", 1) for word in words if "=" in word)
+    if int(fields.get("Restarts", 0)) > int(environ.get("SLURM_RESTART_COUNT", 0)):
+        return True
+    is_allowed = {"JobState": "RUNNING", "BatchFlag": "1", "Requeue": "1"}.items() <= fields.items()
+    return may_ask and is_allowed and ask("scontrol", "requeue", job) is not None

@@ -78,6 +78,11 @@ _FAILURES = tuple(
             "ssh refuses its configuration: {text}; correct that file or option",
         ),
         (
+            r"Cannot execute command-line and remote command",
+            "ssh's configuration names another command for it (RemoteCommand); add `RemoteCommand none` for this host,"
+            ' or start with --ssh-command "ssh -oRemoteCommand=none"',
+        ),
+        (
             r"open failed",
             "the server refuses another session on a shared connection; raise MaxSessions in its sshd_config, or"
             " close the connection with `ssh -O exit {host}`",
@@ -140,7 +145,7 @@ def _explanations(host: str, exit_code: int | None, errors: str) -> Iterator[str
         )
     if exit_code is not None and exit_code < 0:
         yield f"ssh was ended by signal {-exit_code} on this machine; start again"
-    if exit_code:
+    if exit_code is not None:  # 0, too: of a login file that calls `exit`
         wrote = f" and wrote: {last}" if last else ""
         yield (
             f"its login shell ended with exit code {exit_code} before Python started{wrote}; run `ssh {host} true`,"

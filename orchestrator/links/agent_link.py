@@ -188,6 +188,12 @@ class LogBytes(_Message):
     is_cut: bool = False
 
 
+class StepEnds(_Message):
+    """Slurm will end the step that the agent is in."""
+
+    type: Literal["notice"]
+
+
 class Empty(_Message):
     """No process of the attempt is left on the host, but for those in `left`, which run under another user.
 
@@ -214,6 +220,7 @@ _Sent = (
     | DiskFull
     | Stacked
     | LogBytes
+    | StepEnds
     | Empty
 )
 # Messages of an agent, and reports of its link about itself.
@@ -253,7 +260,7 @@ class StartOrder:
 class PreloadOrder:
     """Import `modules` in the interpreter `argv` (with its options), so that tasks can be forked from it.
 
-    `runs_worker`: as in StartOrder."""
+    `runs_worker`: as in StartOrder. `installed_only`: without those that no package manager has installed."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -262,6 +269,7 @@ class PreloadOrder:
     script_env: Mapping[str, str]
     log: str
     runs_worker: bool = False
+    installed_only: bool = False
 
 
 class PlanOrder:

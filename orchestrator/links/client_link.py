@@ -2,7 +2,8 @@
 
 JSON lines over a socket pair, or over a connection to a warm holder (warm.py):
 client -> supervisor: a request, then orders to stop or to detach. End of file stops the run, unless it is detached. A
-session sends its next request after its last run has ended. A preparation may come before a request.
+session sends its next request after its last run has ended. A preparation may come before a request. After the request
+for a run that `waits`: `queued` as often as Slurm says something new, a preparation, then `place` or `refused`.
 supervisor -> client: `created` {root} or `refused` {exit_code, message}; `ended` {result} if result.json could not be
 written; `stays` if the supervisor waits for another client; then end of file.
 Descriptors come with a request (SCM_RIGHTS), in the order of its `descriptors`.
@@ -16,22 +17,19 @@ import socket
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from orchestrator.core.errors import OrchError
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.state.result import RunResult
-from orchestrator.links.control import DetachOrder, StopOrder
+from orchestrator.links.control import DetachOrder, NoticeOrder, StopOrder
 
 _READ_BYTES = 1 << 16
 _PREPARATION = b'{"prepare":'
 # The kernel passes up to 253 with a message.
 MOST_DESCRIPTORS = 16
-_ORDERS: TypeAdapter[StopOrder | DetachOrder] = TypeAdapter(
-    Annotated[StopOrder | DetachOrder, Field(discriminator="op")]
-)
 
 
 class Lifetime(StrEnum):
@@ -67,8 +65,8 @@ class Request(BaseModel):
     """A client's request for a run.
 
     `environ` (see pack_environ) is the environment for the run's processes; None means the supervisor's own.
-    `state_owner`: the user whose state root uses by --as-root-anyway. `existing`: see UpRequest. `warm`: what stays
-    after the run; None for nothing.
+    `state_owner`: the user whose state root uses by --as-root-anyway. `existing`, `adopt`: see UpRequest. `warm`:
+    what stays after the run; None for nothing. `waits`: the run exists before its hosts are known.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -77,15 +75,55 @@ class Request(BaseModel):
     environ: dict[str, str] | None = None
     state_owner: int | None = None
     existing: tuple[Path, ...] = ()
+    adopt: Path | None = None
     warm: Warm | None = None
+    waits: bool = False
     descriptors: tuple[Descriptor, ...] = Field(default=(), max_length=MOST_DESCRIPTORS)
 
 
+class QueuedOrder(BaseModel):
+    """Why the run waits for a Slurm job, in Slurm's words; `start` is the expected time, empty if unknown."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    op: Literal["queued"] = "queued"
+    job: str
+    reason: str
+    start: str
+
+
+class PlaceOrder(BaseModel):
+    """The run's nodes are there: its job with them as hosts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    op: Literal["place"] = "place"
+    place: JobSpec
+
+
+class RefusedOrder(BaseModel):
+    """The run gets no nodes, or not those that it needs; `text` says why."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    op: Literal["refused"] = "refused"
+    text: str
+
+
+_ORDERS: TypeAdapter[StopOrder | NoticeOrder | DetachOrder] = TypeAdapter(
+    Annotated[StopOrder | NoticeOrder | DetachOrder, Field(discriminator="op")]
+)
+_WhileQueued = StopOrder | NoticeOrder | DetachOrder | QueuedOrder | PlaceOrder | RefusedOrder
+_ORDERS_WHILE_QUEUED: TypeAdapter[_WhileQueued] = TypeAdapter(
+    Annotated[_WhileQueued, Field(discriminator="op")]
+)
+
+
 class Preparation(BaseModel):
-    """A job for other hosts whose request may follow: its agents can be started meanwhile. They start no task."""
+    """A job for other hosts whose request may follow: its agents can be started meanwhile. They start no task.
+
+    `run_id`: of a run that exists already."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     prepare: JobSpec
+    run_id: str | None = None
 
 
 class ClientLink:
@@ -126,8 +164,8 @@ class ClientLink:
             try:
                 message = kind.model_validate_json(line)
             except ValidationError:
-                # A stop order that arrives just after its run has ended does not apply to the next run.
-                if not _is_stop_order(line):
+                # An order that arrives just after its run has ended does not apply to the next run.
+                if not _is_order(line):
                     return None
                 continue
             if isinstance(message, Preparation):
@@ -140,16 +178,33 @@ class ClientLink:
         """The descriptors of the last request, in its order."""
         return self._descriptors
 
-    def read_orders(self) -> tuple[list[StopOrder | DetachOrder], bool]:
+    def read_orders(self) -> tuple[list[StopOrder | NoticeOrder | DetachOrder], bool]:
         """Return (orders that have arrived, whether the client is still connected). Does not block."""
+        is_connected = self._receive()
+        *lines, self._inbox = self._inbox.split(b"\n")
+        return [_ORDERS.validate_json(line) for line in lines], is_connected
+
+    def read_order_of_queued(self) -> tuple[_WhileQueued | Preparation | None, bool]:
+        """Return (the next order for a run that waits, whether the client is still connected). Does not block."""
+        is_connected = self.has_line or self._receive()
+        line, newline, rest = self._inbox.partition(b"\n")
+        if not newline:
+            return None, is_connected
+        self._inbox = rest
+        if line.startswith(_PREPARATION):
+            return Preparation.model_validate_json(line), is_connected
+        return _ORDERS_WHILE_QUEUED.validate_json(line), is_connected
+
+    def _receive(self) -> bool:
+        """Add what has arrived to the inbox. Return whether the client is still connected."""
         try:
             data = self._stream.recv(_READ_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            return [], True
+            return True
         except OSError:
-            data = b""
-        *lines, self._inbox = (self._inbox + data).split(b"\n")
-        return [_ORDERS.validate_json(line) for line in lines], bool(data)
+            return False
+        self._inbox += data
+        return bool(data)
 
     def created(self, root: Path) -> None:
         self._answer({"created": str(root)})
@@ -180,12 +235,11 @@ class ClientLink:
             return  # the client has left; read_orders() reports it
 
 
-def _is_stop_order(line: bytes) -> bool:
+def _is_order(line: bytes) -> bool:
     try:
-        StopOrder.model_validate_json(line)
+        return not isinstance(_ORDERS.validate_json(line), DetachOrder)
     except ValidationError:
         return False
-    return True
 
 
 def pack_environ(environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,8 +1,9 @@
 """The control socket of a live run: one order and one answer for each connection, JSON lines, for this user only.
 
 Orders: {"op": "stop", "reason": "down", "force": false}, {"op": "kill", "task": "worker:1", "signal": 9},
-{"op": "restart"}, {"op": "stacks", "tasks": [], "native": false}. Answers: {"ok": true, ...} or {"ok": false, "error":
-"..."}; the answer to `stacks` comes when the tasks have answered. The supervisor turns orders into events.
+{"op": "restart"}, {"op": "notice", "source": "user", "left_s": 30}, {"op": "stacks", "tasks": [], "native": false}.
+Answers: {"ok": true, ...} or {"ok": false, "error": "..."}; the answer to `stacks` comes when the tasks have answered.
+The supervisor turns orders into events.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from orchestrator.core.state.events import StopReason
+from orchestrator.core.state.events import NoticeSource, StopReason
+from orchestrator.core.text.durations import MAX_DURATION_S
 from orchestrator.store.directory import Directory
 
 _MAX_REQUEST_BYTES = 1 << 16
@@ -64,6 +66,14 @@ class RestartOrder(_Order):
     op: Literal["restart"] = "restart"
 
 
+class NoticeOrder(_Order):
+    """The machines of the run will go in `left_s` seconds: let its tasks save their state and end."""
+
+    op: Literal["notice"] = "notice"
+    source: NoticeSource = NoticeSource.USER
+    left_s: Annotated[float, Field(ge=0, le=MAX_DURATION_S)] | None = None
+
+
 class StacksOrder(_Order):
     """Return the stacks of these tasks (none named: of all)."""
 
@@ -72,7 +82,7 @@ class StacksOrder(_Order):
     native: bool = False
 
 
-Order = StopOrder | KillOrder | RestartOrder | StacksOrder
+Order = StopOrder | KillOrder | RestartOrder | NoticeOrder | StacksOrder
 _ADAPTER: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="op")])
 
 
@@ -124,11 +134,17 @@ class InvalidOrder(Exception):
 def read_order(connection: socket.socket) -> Order:
     """Read the order that has arrived. InvalidOrder if it is invalid. Does not block."""
     try:
-        return _ADAPTER.validate_json(connection.recv(_MAX_REQUEST_BYTES))
-    except ValidationError as error:
-        raise InvalidOrder(_first_error(error)) from error
+        return parse_order(connection.recv(_MAX_REQUEST_BYTES))
     except OSError as error:
         raise InvalidOrder(f"the order could not be read: {error.strerror}") from error
+
+
+def parse_order(text: bytes) -> Order:
+    """Return the order in a text. InvalidOrder."""
+    try:
+        return _ADAPTER.validate_json(text)
+    except ValidationError as error:
+        raise InvalidOrder(_first_error(error)) from error
 
 
 def _first_error(error: ValidationError) -> str:

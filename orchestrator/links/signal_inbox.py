@@ -10,6 +10,8 @@ from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Self
 
+# Tells a run that its machines will go. It stops nothing by itself.
+NOTICE_SIGNAL = signal.SIGUSR2
 # Seconds. Enough to print a report on any stream that takes it.
 _LAST_MOMENT_S = 3.0
 
@@ -17,8 +19,8 @@ _LAST_MOMENT_S = 3.0
 class SignalInbox:
     """Inside its `with`, the given signals wake wait() and are returned by take(), in order.
 
-    `count` is the number of all that have arrived. A signal that this process inherited as ignored stays ignored
-    (nohup, a background job). Main thread only.
+    `count` is the number of all that have arrived, except notices. A signal that this process inherited as ignored
+    stays ignored (nohup, a background job). Main thread only.
     """
 
     def __init__(self, numbers: Iterable[signal.Signals]) -> None:
@@ -46,7 +48,7 @@ class SignalInbox:
 
     def _arrive(self, number: int, frame: FrameType | None) -> None:
         self._arrived.append(signal.Signals(number))
-        self.count += 1
+        self.count += number != NOTICE_SIGNAL
         if self._interrupts:
             raise KeyboardInterrupt
 

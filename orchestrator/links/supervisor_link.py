@@ -20,8 +20,8 @@ from orchestrator.host.isolation import isolated
 if TYPE_CHECKING:
     from orchestrator.core.job.spec import JobSpec
     from orchestrator.core.state.result import RunResult
-    from orchestrator.links.client_link import Request
-    from orchestrator.links.control import StopOrder
+    from orchestrator.links.client_link import PlaceOrder, QueuedOrder, RefusedOrder, Request
+    from orchestrator.links.control import NoticeOrder, StopOrder
 
 _READ_BYTES = 1 << 16
 _START_TIMEOUT_S = 60.0
@@ -81,12 +81,14 @@ class SupervisorLink:
     def fileno(self) -> int:
         return self._stream.fileno()
 
-    def prepare(self, spec: JobSpec) -> None:
-        """Let the agents of a job on other hosts start. create() with the same job takes them; close() ends them."""
+    def prepare(self, spec: JobSpec, run_id: str | None = None) -> None:
+        """Let the agents of a job on other hosts start. create() with the same job takes them; close() ends them.
+
+        `run_id`: of a run that exists already."""
         from orchestrator.links.client_link import Preparation
 
         self._is_prepared = True
-        self._send(Preparation(prepare=spec).model_dump_json().encode())
+        self._send(Preparation(prepare=spec, run_id=run_id).model_dump_json().encode())
 
     def create(self, request: Request, descriptors: Sequence[int] = ()) -> Path:
         """Return the directory of the new run; raise the error with which the supervisor refuses the request.
@@ -113,8 +115,8 @@ class SupervisorLink:
             raise _REFUSALS.get(refused["exit_code"], EngineError)(refused["message"])
         return Path(answer["created"])
 
-    def stop(self, order: StopOrder) -> None:
-        """Send a stop order. It is not an error if the supervisor has just exited."""
+    def send(self, order: StopOrder | NoticeOrder | QueuedOrder | PlaceOrder | RefusedOrder) -> None:
+        """Send an order. It is not an error if the supervisor has just exited."""
         self._send(order.model_dump_json().encode())
 
     def detach(self) -> None:

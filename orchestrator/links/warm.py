@@ -5,6 +5,8 @@ lock: held by the holder, so that there is one for each directory.
 holder.json: describes it (Holding). A holder without this file leaves as soon as it has no run.
 socket: takes one client at a time, while the holder has no run. The holder first sends its Holding as a line; then the
 stream is that of client_link.py.
+holder.log: the holder's output while it has no run.
+The process that has the lock removes all of it: the holder when it leaves, any process after a holder that was killed.
 """
 
 from __future__ import annotations
@@ -15,20 +17,21 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from orchestrator.core.errors import UsageError
 from orchestrator.host.inheritance import inheritance
 from orchestrator.links.control import connect_in, peer_pid, peer_user
 from orchestrator.store.directory import Directory
 from orchestrator.store.runs.liveness import is_stopped, start_ticks
-from orchestrator.store.runs.locks import Held, probe_in
+from orchestrator.store.runs.locks import Held, Lock, probe_in
 from orchestrator.store.runs.paths import WARM_SOCKET, open_warm, warm_name
 from orchestrator.store.runs.record import boot_id
 
-LOCK, HOLDER = "lock", "holder.json"
+LOCK, HOLDER, LOG = "lock", "holder.json", "holder.log"
 # At most for one user. Each uses several hundred MB.
 MOST_HOLDERS = 3
 # A holder that waits answers at once. The machine may be very busy.
@@ -120,9 +123,34 @@ def live_places() -> Iterator[list[tuple[Directory, Holding | None]]]:
                 place = stack.enter_context(warm.sub(name))
             except OSError:
                 continue  # not made by orch
-            if probe_in(place, LOCK) is Held.YES:
+            held = probe_in(place, LOCK)
+            if held is Held.YES:
                 found.append((place, read_holding(place)))
+            elif held is Held.NO:
+                _remove_left(warm, name, place)
         yield found
+
+
+def _remove_left(warm: Directory, name: str, place: Directory) -> None:
+    """Remove the place of a holder that was killed."""
+    with suppress(OSError, UsageError):
+        lock = Lock.acquire_in(place, LOCK)
+        if lock is None:
+            return
+        try:
+            remove_place(warm, name, place)
+        finally:
+            lock.release()
+
+
+def remove_place(warm: Directory, name: str, place: Directory) -> None:
+    """Remove the place of a holder. The caller has its lock. OSError.
+
+    A process that opened it before gets a FileNotFoundError, or the lock of a new file.
+    """
+    for file in (HOLDER, WARM_SOCKET, LOG, LOCK):
+        place.unlink(file)
+    warm.remove_empty(name)
 
 
 def take_over(directory: str) -> tuple[socket.socket, Holding] | None:

@@ -7,9 +7,11 @@ import os
 import re
 import select
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 from pydantic import ValidationError
 
@@ -21,10 +23,12 @@ from orchestrator.core.job.strategy import SettingMisfit
 from orchestrator.core.plan.placement import place
 from orchestrator.core.text.clean import one_line
 from orchestrator.core.text.counted import counted
-from orchestrator.engines.slurm import ask, job_state
+from orchestrator.core.text.durations import format_duration
+from orchestrator.engines.slurm import kill_wait, time_left
 from orchestrator.request.export.batch_script import allocation_words, node_count
+from orchestrator.store.runs.slurm_jobs import ask, job_state
 
-_JOB = "SLURM_JOB_ID"
+JOB_VARIABLE = "SLURM_JOB_ID"
 # salloc runs this on the machine that called it. The allocation lasts until a line comes, or the input ends. The end
 # means that orch was killed, and salloc gets SIGTERM then: it would spin for ever if this ended at the same moment.
 _HOLDER = ("sh", "-c", 'echo "orch $SLURM_JOB_ID"; read end || sleep 1')
@@ -57,18 +61,18 @@ _NEVER = {
 
 
 @contextmanager
-def on_nodes(spec: JobSpec, environ: Mapping[str, str], say: Callable[[str], None]) -> Iterator[JobSpec]:
+def on_nodes(spec: JobSpec, environ: Mapping[str, str], watcher: QueueWatcher) -> Iterator[JobSpec]:
     """Yield the job with its nodes as hosts; without --engine slurm, the job as it is.
 
-    Inside an allocation its nodes are used. Otherwise one is made and given back at the end of the block. `say` shows
-    what it waits for. UsageError if Slurm refuses or the nodes do not suffice.
+    Inside an allocation its nodes are used. Otherwise one is made and given back at the end of the block. `watcher`
+    learns what it waits for. UsageError if Slurm refuses or the nodes do not suffice.
     """
     if spec.engine is not EngineName.SLURM or spec.slurm_job is not None:
         yield spec
-    elif job := environ.get(_JOB):
+    elif job := environ.get(JOB_VARIABLE):
         yield _with_nodes(spec, job, _nodes_of_own(job)[: spec.nodes])
     else:
-        with _Allocation(spec, say) as allocation:
+        with _Allocation(spec, watcher) as allocation:
             yield _with_nodes(spec, allocation.job, _nodes(allocation.job))
 
 
@@ -77,9 +81,16 @@ def _with_nodes(spec: JobSpec, job: str, names: list[str]) -> JobSpec:
         raise UsageError(
             f"--nodes {spec.nodes}: Slurm's job {job} has {counted(len(names), 'node')}: {', '.join(names)}"
         )
+    left_s = time_left(job)
+    if left_s is not None and left_s <= spec.notice_s:
+        raise UsageError(
+            f"Slurm's job {job} ends in {format_duration(left_s)}, and --notice {format_duration(spec.notice_s)} before"
+            " its end the tasks would be told to end; give it more time, or a shorter --notice"
+        )
+    limits = {"slurm_ends_at": left_s and time.time() + left_s, "kill_wait_s": kill_wait()}
     try:
         hosts = tuple(Host(name=name, destination=name) for name in names)
-        on_them = JobSpec.model_validate({**spec.__dict__, "hosts": hosts, "slurm_job": job})
+        on_them = JobSpec.model_validate({**spec.__dict__, **limits, "hosts": hosts, "slurm_job": job})
         place(on_them)
     except (ValidationError, SettingMisfit) as error:
         raise UsageError(f"the nodes of Slurm's job {job} do not suffice: {error}") from error
@@ -91,13 +102,13 @@ def _nodes_of_own(job: str) -> list[str]:
     state, _, owner = (ask("squeue", "-h", "-t", "all", f"--jobs={job}", "--format=%T %u") or "").partition(
         " "
     )
-    leave = f"leave this shell, or unset {_JOB} to ask for a new allocation"
+    leave = f"leave this shell, or unset {JOB_VARIABLE} to ask for a new allocation"
     if not state:
-        raise UsageError(f"{_JOB}={job}: Slurm does not know this job, or does not answer; {leave}")
+        raise UsageError(f"{JOB_VARIABLE}={job}: Slurm does not know this job, or does not answer; {leave}")
     if owner != getpass.getuser():
-        raise UsageError(f"{_JOB}={job}: this job belongs to {owner}; {leave}")
+        raise UsageError(f"{JOB_VARIABLE}={job}: this job belongs to {owner}; {leave}")
     if state != "RUNNING":
-        raise UsageError(f"{_JOB}={job}: this allocation has ended ({state.lower()}); {leave}")
+        raise UsageError(f"{JOB_VARIABLE}={job}: this allocation has ended ({state.lower()}); {leave}")
     return _nodes(job)
 
 
@@ -111,27 +122,40 @@ def _nodes(job: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Queued:
+class Queued:
     """Why a job waits, and when it is expected to start, in Slurm's words."""
 
+    job: str
     reason: str
     start: str
 
     def __str__(self) -> str:
-        expected = f"; expected start: {self.start}" if self.start not in ("", "N/A") else ""
-        return f"{self.reason or 'no reason given'}{expected}"
+        expected = f"; expected start: {self.start}" if self.start else ""
+        return f"Slurm's job {self.job} is queued: {self.reason or 'no reason given'}{expected}"
+
+
+class QueueWatcher(Protocol):
+    """Learns about the wait for an allocation, and can end it. `fileno()` is readable then; -1: it is not used."""
+
+    def fileno(self) -> int: ...
+
+    def show(self, queued: Queued) -> None:
+        """Take what Slurm says now. Called when it changes."""
+
+    def check(self) -> None:
+        """Raise an exception to end the wait."""
 
 
 class _Allocation:
     """An allocation that lasts for a `with` block. Ctrl-C while it waits gives it up, and so does the end of orch."""
 
-    def __init__(self, spec: JobSpec, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, spec: JobSpec, watcher: QueueWatcher) -> None:
+        self._watcher = watcher
         self.job = ""  # until it is granted
         try:
             self._process = subprocess.Popen(
                 # salloc leaves with this process, even if it is killed.
-                ["setpriv", "--pdeathsig", "TERM", *_salloc_words(spec), *_HOLDER],
+                ["setpriv", "--pdeathsig", "TERM", "salloc", "--no-bell", *job_words(spec), *_HOLDER],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -162,6 +186,9 @@ class _Allocation:
         shown = None
         while True:
             for fd, _ in poller.poll(_LOOK_S * 1000):
+                if fd not in texts:
+                    self._watcher.check()
+                    continue
                 data = os.read(fd, _READ_BYTES)
                 texts[fd] += data.decode(errors="replace")
                 if not data:
@@ -170,22 +197,20 @@ class _Allocation:
                         raise UsageError(self._refusal(texts[errors]))
             if granted := _GRANTED.search(texts[out]):
                 return granted[1]
-            if (pending := _PENDING.search(texts[errors])) and (queued := _queued(pending[1])) != shown:
+            if (pending := _PENDING.search(texts[errors])) and (queued := ask_queue(pending[1])) != shown:
+                refuse_endless_wait(queued)
+                self._watcher.show(queued)
+                if shown is None and self._watcher.fileno() >= 0:
+                    poller.register(self._watcher.fileno(), select.POLLIN)
                 shown = queued
-                if advice := _NEVER.get(queued.reason):
-                    raise UsageError(f"Slurm would let this run wait for ever ({queued.reason}): {advice}")
-                self._say(f"Slurm's job {pending[1]} is queued: {queued}")
 
     def _refusal(self, errors: str) -> str:
         self._process.wait()
         rest = os.read(self._process.stderr.fileno(), _READ_BYTES) if self._process.stderr else b""
         text = errors + rest.decode(errors="replace")
-        lines = [one_line(line).strip() for line in text.splitlines() if "error" in line or "setpriv" in line]
-        said = "; ".join(dict.fromkeys(lines))[:_LONGEST_QUOTE] or "salloc gave no reason"
-        advice = next((advice for words, advice in _ADVICE if words.lower() in text.lower()), None)
         if "No such file" in text and "salloc" in text:
-            return "salloc was not found on this machine; log in to a node of the cluster that has Slurm's programs"
-        return f"Slurm refuses the allocation: {said}" + (f"; {advice}" if advice else "")
+            return missing("salloc")
+        return refusal(text)
 
     def _release(self) -> None:
         process = self._process
@@ -208,17 +233,34 @@ class _Allocation:
             process.wait()
 
 
-def _queued(job: str) -> _Queued:
+def ask_queue(job: str) -> Queued:
+    """Ask Slurm why a job waits."""
     reason, _, start = (ask("squeue", "-h", f"--jobs={job}", "--format=%r|%S") or "").partition("|")
-    return _Queued(one_line(reason), one_line(start))
+    return Queued(job, one_line(reason), "" if start == "N/A" else one_line(start))
 
 
-def _salloc_words(spec: JobSpec) -> list[str]:
-    own = (
-        "salloc",
-        "--no-bell",
-        f"--job-name=orch-{spec.name}",
-        f"--nodes={node_count(spec)}",
-        "--exclusive",
+def refuse_endless_wait(queued: Queued) -> None:
+    """Raise UsageError for a reason to wait that no time removes."""
+    if advice := _NEVER.get(queued.reason):
+        raise UsageError(f"Slurm would let this run wait for ever ({queued.reason}): {advice}")
+
+
+def missing(program: str) -> str:
+    """The refusal on a machine without a program of Slurm."""
+    return (
+        f"{program} was not found on this machine; log in to a node of the cluster that has Slurm's programs"
     )
+
+
+def refusal(text: str) -> str:
+    """What the messages of salloc or sbatch mean for the user."""
+    lines = [one_line(line).strip() for line in text.splitlines() if "error" in line or "setpriv" in line]
+    said = "; ".join(dict.fromkeys(lines))[:_LONGEST_QUOTE] or "it gave no reason"
+    advice = next((advice for words, advice in _ADVICE if words.lower() in text.lower()), None)
+    return f"Slurm refuses the allocation: {said}" + (f"; {advice}" if advice else "")
+
+
+def job_words(spec: JobSpec) -> list[str]:
+    """The options of salloc and sbatch for the nodes of a run."""
+    own = (f"--job-name=orch-{spec.name}", f"--nodes={node_count(spec)}", "--exclusive")
     return [*own, *allocation_words(spec)]

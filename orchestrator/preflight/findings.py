@@ -61,10 +61,12 @@ def _same_machine(plan: Plan, reports: Sequence[HostReport]) -> Iterator[Finding
 
 def _addresses(plan: Plan, reports: Sequence[HostReport]) -> Iterator[Finding]:
     owners: dict[str, str] = {}
+    machines: set[tuple[str, ...]] = set()
     for report in reports:
         name, address = report.host.name, plan.address_of(report)
-        if report.identity is None:
-            continue
+        if report.identity is None or report.identity.machine in machines:
+            continue  # another name of a machine is one problem: see _same_machine
+        machines.add(report.identity.machine)
         if address is None:
             yield _no_address(plan, report)
         elif len(reports) > 1 and ipaddress.ip_address(address).is_loopback:

@@ -177,18 +177,22 @@ class _Inspection:
         self.errors = errors
         self._received = b""
         self._other = b""
+        # Bytes since the last answer.
+        self._unanswered_bytes = 0
 
     @property
     def is_too_long(self) -> bool:
-        return len(self._received) > _LONGEST_ANSWER_BYTES
+        return self._unanswered_bytes > _LONGEST_ANSWER_BYTES
 
     def feed(self, data: bytes) -> bytes | None:
         """Return the next answer once it is complete. Only one is expected at a time."""
+        self._unanswered_bytes += len(data)
         self._received += data
         *lines, self._received = self._received.split(b"\n")
         for line in lines:
             before, marker, answer = line.partition(_MARKER)
             if marker:
+                self._unanswered_bytes = 0
                 return answer
             self._keep(before + b"\n")
         return None

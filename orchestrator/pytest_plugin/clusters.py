@@ -48,7 +48,7 @@ class ClustersOfTest:
 
     def __call__(
         self,
-        workers: int | None = None,
+        workers: int | str | None = None,
         command: Words = (),
         *,
         wait: bool = True,
@@ -167,7 +167,7 @@ class PreloadedClusters:
 
     def __call__(
         self,
-        workers: int | None = None,
+        workers: int | str | None = None,
         command: Words = (),
         *,
         wait: bool = True,

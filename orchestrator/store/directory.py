@@ -205,6 +205,14 @@ class Directory:
         except OSError as error:
             raise _named(error, self.path / name) from error
 
+    def remove_empty(self, name: str) -> None:
+        """Remove a directory if it is empty. One that is missing, or has entries, is not an error. OSError."""
+        try:
+            os.rmdir(_checked_name(name), dir_fd=self.fd)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+                raise _named(error, self.path / name) from error
+
     def remove_tree(self, name: str, identity: tuple[int, int] | None = None) -> Removal:
         """Remove a file, link or tree, as far as possible. The result says what could not be removed, and why.
 

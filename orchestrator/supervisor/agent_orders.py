@@ -66,37 +66,50 @@ class Attempts:
         tensorboard: TensorBoardTask,
         queue: deque[Event],
     ) -> None:
+        # In an elastic run that of this attempt.
         self._spec = spec
         self._hosts = hosts
         self._store = store
         self._logs = logs
         self._tensorboard = tensorboard
         self._queue = queue
+        # The orders to hold ports that each host has not answered: their number, the attempt and the number of ports.
+        self._unanswered: dict[str, deque[tuple[int, int, int]]] = {}
+        self._order = 0
         # For this attempt: the host of each task, the number of tasks of each host, and the ports that are held there.
         self._placement: tuple[str, ...] = ()
         self._counts: Counter[str] = Counter()
         self._host_of: dict[str, str] = {}
         self._held: dict[str, tuple[int, ...]] = {}
-        self._held_for = 0
         self._plan: RunPlan | None = None
 
-    def hold_ports(self, attempt: int) -> None:
+    def hold_ports(self, attempt: int, job: JobSpec) -> None:
         """Order the ports of an attempt; before the first, the preloading, which takes longest.
 
-        On other hosts it begins as soon as their agents are there (HostAgents).
+        On other hosts it begins as soon as their agents are there (HostAgents). A second call for the same attempt
+        replaces the first one.
         """
+        self._spec = job
         if attempt == FIRST_ATTEMPT and (link := self._hosts.links.get(HERE)) is not None:
-            order = preload_order(self._spec, self._store.paths)
+            # The user's own modules are imported anew by each run.
+            installed_only = self._hosts.are_kept
+            order = preload_order(self._spec, self._store.paths, installed_only=installed_only)
             if order is not None:
                 link.preload(order)
         self._placement = place(self._spec) if self._spec.hosts else (HERE,) * len(self._spec.tasks)
         self._counts = Counter(self._placement)
         self._host_of = dict(zip(map(str, self._spec.tasks), self._placement, strict=True))
         self._held.clear()
-        self._held_for = attempt
+        self._order += 1
         for host, count in self._counts.items():
             if (agent := self._hosts.links.get(host)) is not None:
+                self._unanswered.setdefault(host, deque()).append((self._order, attempt, count))
                 agent.hold(attempt, count, hold_mode(self._spec, os.environ))
+
+    def lose_host(self, host: str) -> None:
+        """Forget what a host was ordered. An attempt that is not planned yet lacks its ports from now on."""
+        self._unanswered.pop(host, None)
+        self._held.pop(host, None)
 
     def report_start_method(self) -> None:
         """Report that the run's tasks will be forked, or why not. It comes before what an agent reports."""
@@ -111,13 +124,13 @@ class Attempts:
 
     def take_held(self, host: str, attempt: int, ports: tuple[int, ...]) -> None:
         """Plan the attempt once the ports of all its hosts are held. HostUnusable."""
-        if attempt < self._held_for:
-            return  # that attempt has ended before its ports were held
-        is_repeated = host in self._held
-        if attempt != self._held_for or is_repeated or len(ports) != self._counts.get(host):
+        order, *asked = self._unanswered[host].popleft() if self._unanswered.get(host) else (0, 0, 0)
+        if asked != [attempt, len(ports)]:
             raise HostUnusable(
                 f"it reports {len(ports)} ports for attempt {attempt}, which it was not asked for"
             )
+        if order != self._order:
+            return  # the attempt has ended, or was planned again, before its ports were held
         self._held[host] = ports
         if self._held.keys() < self._counts.keys():
             return
@@ -168,8 +181,9 @@ class Attempts:
         if self._plan is None:
             return
         order = PlanOrder(self._plan.attempt, self._plan.cluster.addresses)
-        for agent in self._hosts.links.values():
-            agent.plan(order)
+        for host in self._counts:
+            if (agent := self._hosts.links.get(host)) is not None:
+                agent.plan(order)
         with self._storage_errors_reported():
             self._store.require_place()  # tasks find their directories by path
             for task in self._plan.tasks:
@@ -231,7 +245,7 @@ class Attempts:
         )
 
 
-def preload_order(spec: JobSpec, paths: RunPaths) -> PreloadOrder | None:
+def preload_order(spec: JobSpec, paths: RunPaths, *, installed_only: bool = False) -> PreloadOrder | None:
     """The order to preload for a job; None if no task is forked. `paths` are those of the agent's host."""
     preload = preload_plan(spec, paths, os.environ)
     if preload is None:
@@ -244,6 +258,7 @@ def preload_order(spec: JobSpec, paths: RunPaths) -> PreloadOrder | None:
         script_env=preload.script_env,
         log=str(paths.preloader_log),
         runs_worker=spec.command.kind is CommandKind.BUILTIN,
+        installed_only=installed_only,
     )
 
 

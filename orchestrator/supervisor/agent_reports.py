@@ -100,7 +100,7 @@ class AgentReports:
 
     def _take(self, message: AgentMessage) -> None:
         match message:
-            case agent_link.Hello() | agent_link.Held() | agent_link.LogBytes():
+            case agent_link.Hello() | agent_link.Held() | agent_link.LogBytes() | agent_link.StepEnds():
                 return  # the supervisor has taken them
             case LinkSilent() | LinkBack():
                 return  # about a host

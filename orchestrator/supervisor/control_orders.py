@@ -9,15 +9,22 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
-from typing import assert_never
+from typing import Protocol, assert_never
 
-from orchestrator.core.lifecycle.lifecycle import Lifecycle
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event
 from orchestrator.core.state.result import TaskStack, exit_text
-from orchestrator.core.state.state import RunState
+from orchestrator.core.state.state import RunPhase, RunState
 from orchestrator.links import control
-from orchestrator.links.control import ControlServer, KillOrder, Order, RestartOrder, StacksOrder, StopOrder
+from orchestrator.links.control import (
+    ControlServer,
+    KillOrder,
+    NoticeOrder,
+    Order,
+    RestartOrder,
+    StacksOrder,
+    StopOrder,
+)
 from orchestrator.supervisor import now
 
 # Limit on connections that have not sent an order. The oldest is closed when a new one exceeds it.
@@ -88,6 +95,13 @@ class StackRequests:
             request.done(request.received)
 
 
+class StateOwner(Protocol):
+    """What knows the state of the run."""
+
+    @property
+    def state(self) -> RunState: ...
+
+
 class ControlOrders:
     """Owns the control socket and its idle connections until close(). Orders become events at the end of `queue`."""
 
@@ -95,12 +109,12 @@ class ControlOrders:
         self,
         server: ControlServer,
         selector: selectors.BaseSelector,
-        lifecycle: Lifecycle,
+        run: StateOwner,
         stacks: StackRequests,
         queue: deque[Event],
     ) -> None:
         self._selector = selector
-        self._lifecycle = lifecycle
+        self._run = run
         self._stacks = stacks
         self._queue = queue
         self._idle: deque[socket.socket] = deque()
@@ -135,11 +149,11 @@ class ControlOrders:
         except control.InvalidOrder as error:
             control.answer(connection, ok=False, error=str(error))
             return
-        refusal = _refusal(order, self._lifecycle.state)
+        refusal = _refusal(order, self._run.state)
         if refusal is not None:
             control.answer(connection, ok=False, error=refusal)
             return
-        self._carry_out(order, self._lifecycle.state, connection)
+        self._carry_out(order, self._run.state, connection)
 
     def _carry_out(self, order: Order, state: RunState, connection: socket.socket) -> None:
         match order:
@@ -154,6 +168,9 @@ class ControlOrders:
             case RestartOrder():
                 self._queue.append(events.RestartRequested(**now()))
                 control.answer(connection, ok=True, attempt=state.attempt)
+            case NoticeOrder():
+                self._queue.append(events.NoticeGiven(**now(), source=order.source, left_s=order.left_s))
+                control.answer(connection, ok=True)
             case StacksOrder():
                 tasks = order.tasks or tuple(task.name for task in state.tasks.values() if task.is_live)
                 self._stacks.ask_agents(tasks, order.native, partial(self._answer_stacks, connection))
@@ -172,7 +189,9 @@ def _refusal(order: Order, state: RunState) -> str | None:
     match order:
         case StopOrder():
             return None
-        case RestartOrder():
+        case RestartOrder() | NoticeOrder() if state.phase is RunPhase.QUEUED:
+            return "the run is queued, and no task has started"
+        case RestartOrder() | NoticeOrder():
             return "the run is being stopped" if state.stop is not None else None
         case KillOrder():
             return _why_not_live(order.task, state)

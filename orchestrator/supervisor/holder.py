@@ -8,11 +8,13 @@ import select
 import selectors
 import signal
 import socket
+import sys
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
+from orchestrator.core.errors import UsageError
 from orchestrator.links.client_link import ClientLink, Warm
 from orchestrator.links.control import listen_in, peer_user
 from orchestrator.links.signal_inbox import SignalInbox
@@ -20,6 +22,7 @@ from orchestrator.links.warm import (
     ANSWER_S,
     HOLDER,
     LOCK,
+    LOG,
     MOST_HOLDERS,
     Holding,
     dismiss,
@@ -27,11 +30,12 @@ from orchestrator.links.warm import (
     live_places,
     orch_identity,
     read_holding,
+    remove_place,
 )
 from orchestrator.store.directory import Directory
 from orchestrator.store.runs.liveness import start_ticks
 from orchestrator.store.runs.locks import Lock, take_unless_held
-from orchestrator.store.runs.paths import WARM_SOCKET, make_warm, warm_name
+from orchestrator.store.runs.paths import WARM_SOCKET, make_warm, open_warm, warm_name
 from orchestrator.store.runs.record import boot_id
 from orchestrator.supervisor.hosts import LocalAgent
 
@@ -42,7 +46,8 @@ _MEMORY_PRESSURE = Path("/proc/pressure/memory")
 _MOST_PRESSURE = 5.0
 # A client sends its request as soon as it is greeted, unless it was stopped.
 _REQUEST_S = 10.0
-_LOG = "holder.log"
+# How often a place is made that another process removes at the same moment.
+_ATTEMPTS = 5
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -67,17 +72,14 @@ class Holder:
     @classmethod
     def take(cls, directory: str, warm: Warm) -> Self | None:
         """Become the holder after a run; None if another process is, or if this one would leave at once. OSError."""
-        with make_warm() as all_places:
-            place = all_places.make(warm_name(directory))
-        lock = take_unless_held(place, LOCK)
-        if lock is None:
-            place.close()
+        taken = _take_place(directory)
+        if taken is None:
             return None
+        place, lock = taken
         try:
             holder = cls(place, lock, directory, warm)
         except ProcessLookupError:  # the owner has exited
-            lock.release()
-            place.close()
+            _leave_place(directory, place, lock)
             return None
         try:
             holder._write(until=None)
@@ -161,17 +163,20 @@ class Holder:
 
     def _leave_log(self) -> None:
         """Redirect this process's output to the holder's log. OSError."""
-        log = self._place.open_private(_LOG, os.O_WRONLY | os.O_TRUNC | os.O_APPEND)
+        log = self._place.open_private(LOG, os.O_WRONLY | os.O_TRUNC | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
 
     def close(self) -> None:
-        if self._is_wanted:
+        """Release the place and remove it. Its log stays after an error, which is still to be written to it."""
+        if sys.exception() is not None and self._place.exists(LOG):
             with suppress(OSError):
                 self._place.unlink(HOLDER)
-        self._lock.release()
-        self._place.close()
+            self._lock.release()
+            self._place.close()
+        else:
+            _leave_place(self._directory, self._place, self._lock)
         if self._owner_pidfd >= 0:
             os.close(self._owner_pidfd)
             self._owner_pidfd = -1
@@ -211,6 +216,30 @@ class Holder:
             runs=self._runs,
             owner=self._owner,
         )
+
+
+def _take_place(directory: str) -> tuple[Directory, Lock] | None:
+    """Return the place for the holder of a directory, with its lock; None if another process has it. OSError."""
+    for _ in range(_ATTEMPTS):
+        with make_warm() as all_places, suppress(FileNotFoundError):
+            place = all_places.make(warm_name(directory))
+            try:
+                lock = take_unless_held(place, LOCK)
+            except BaseException:
+                place.close()
+                raise
+            if lock is None:
+                place.close()
+                return None
+            return place, lock
+    return None
+
+
+def _leave_place(directory: str, place: Directory, lock: Lock) -> None:
+    with suppress(OSError, UsageError), open_warm() as all_places:
+        remove_place(all_places, warm_name(directory), place)
+    lock.release()
+    place.close()
 
 
 def _last_used(holding: Holding | None) -> float:

@@ -77,7 +77,7 @@ class HostLink(AgentLink):
 
 
 class HostAgents:
-    """The agents of one run, one on each host that has tasks. A broken connection is replaced."""
+    """The agents of one run, one on each host that has tasks, or may get some. A broken connection is replaced."""
 
     are_kept = False
 
@@ -88,7 +88,9 @@ class HostAgents:
         self.run_id: str | None = None
         self._engine = remote or engine_of(spec)
         used = set(place(spec))
-        self._hosts = [host for host in spec.hosts if host.name in used]
+        self._hosts = [host for host in spec.hosts if host.name in used or spec.is_elastic]
+        # Hosts of an elastic run that were lost and are not back.
+        self.away: set[str] = set()
         self._starts = StartQueue()
         self._links: dict[str, HostLink] = {}
         self._hellos: dict[str, Hello] = {}
@@ -108,9 +110,9 @@ class HostAgents:
     def facts(self) -> Mapping[str, HostFacts]:
         return self._facts
 
-    def open_early(self) -> None:
-        """Start the agents of a run that is not created yet. EngineError."""
-        self.run_id = new_run_id(self.spec.name)
+    def open_early(self, run_id: str | None = None) -> None:
+        """Start the agents of a run that is not created yet, or of `run_id`. EngineError."""
+        self.run_id = run_id or new_run_id(self.spec.name)
         self._open_missing()
 
     def serve_until_readable(self, fd: int) -> None:
@@ -201,6 +203,7 @@ class HostAgents:
         hello = self._hellos.pop(host)
         facts = _facts(hello, self.spec.interface)
         self._facts[host] = facts
+        self.away.discard(host)
         return HostJoined(
             **now(),
             host=host,
@@ -233,6 +236,8 @@ class HostAgents:
         self._links.pop(host).close()
         if host in self._logs:
             self._logs.pop(host).close()
+        if self.spec.is_elastic:
+            self.away.add(host)
         self._preloading.discard(host)
         self._facts.pop(host, None)
         self._hellos.pop(host, None)
@@ -244,7 +249,8 @@ class HostAgents:
             hosts, dues = self._watch_links(poller)
             for link in self._links.values():
                 link.leave()
-            while self._links and (mono := time.monotonic()) < deadline:
+            # Hosts that are away may not answer.
+            while self._links.keys() - self.away and (mono := time.monotonic()) < deadline:
                 due = dues.first()
                 wake = deadline if due is None else min(deadline, due)
                 ready = [hosts[fd] for fd, _ in poller.poll(max(0.0, wake - mono))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from heapq import heappop, heappush, heapreplace
 from pathlib import Path
 from typing import Protocol
@@ -94,8 +94,12 @@ class Agents(Protocol):
     def are_complete(self) -> bool:
         """Whether all agents are there, and the facts of their hosts are known."""
 
+    @property
+    def away(self) -> Set[str]:
+        """Hosts of an elastic run that were lost and are not back. There may be a link to them that is being opened."""
+
     def reopen(self) -> None:
-        """Try again to reach the hosts that were lost, before another attempt."""
+        """Try again to reach the hosts that were lost."""
 
     def take_hello(self, host: str, hello: Hello) -> None:
         """Take the facts of a host."""
@@ -126,6 +130,7 @@ class LocalAgent:
     """The agent of this machine. It serves several runs, one after the other."""
 
     facts: Mapping[str, HostFacts] = {}
+    away: Set[str] = frozenset()
     run_id: str | None = None
 
     def __init__(self, engine: Engine, early: Connection | None = None) -> None:

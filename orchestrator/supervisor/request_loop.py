@@ -8,16 +8,16 @@ import os
 import platform
 import time
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.diagnosis.shortages import storage_advice
-from orchestrator.core.errors import EngineError, ExitCode, NameTaken, OrchError, UsageError
+from orchestrator.core.errors import ExitCode, OrchError, UsageError
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle.outcome import Findings, run_result
-from orchestrator.core.state.events import AgentLost, RunEndedEvent
+from orchestrator.core.state.events import AgentLost, JobStarted, RunEndedEvent
 from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import Cause, CauseKind, RunResult
 from orchestrator.core.state.state import RunState
@@ -26,16 +26,17 @@ from orchestrator.host.headroom import many_files
 from orchestrator.links.client_link import ClientLink, Lifetime, Preparation, Request, Warm, unpack_environ
 from orchestrator.store.files import make_private
 from orchestrator.store.ownership import accept_owner
-from orchestrator.store.runs.catalog import live_runs
+from orchestrator.store.runs.catalog import take_name
 from orchestrator.store.runs.leftovers import end_leftovers
 from orchestrator.store.runs.liveness import start_ticks
-from orchestrator.store.runs.locks import Lock, lock_name
 from orchestrator.store.runs.paths import runs_dir
 from orchestrator.store.runs.record import RunRecord, boot_id
 from orchestrator.store.runs.writer import RunStore, new_run_id
 from orchestrator.supervisor import now
+from orchestrator.supervisor.continuing import Earlier, read_earlier
 from orchestrator.supervisor.holder import Holder
 from orchestrator.supervisor.hosts import Agents, LocalAgent
+from orchestrator.supervisor.queued import Waiting, prepare_agents
 from orchestrator.supervisor.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -59,16 +60,23 @@ def serve(client: ClientLink, here: LocalAgent, remote: Engine | None = None) ->
     # The raised limit on open files, while there are agents that were started early.
     files = ExitStack()
     try:
-        while next_client is not None and (request := next_client.read_request()) is not None:
+        while next_client is not None:
+            request = next_client.read_request()
+            if request is None:
+                if holder is None:
+                    break
+                next_client.close()
+                next_client = holder.next_client(here)
+                continue
             client = next_client
             if isinstance(request, Preparation):
                 files.enter_context(many_files())
-                early = _prepare(request.prepare, client, here, remote)
+                early = _prepare(request, client, here, remote)
                 continue
             here.are_kept = request.lifetime is Lifetime.SESSION or request.warm is not None
             agents, early = _agents(request.spec, here, remote, early), None
             try:
-                may_stay, code = _serve_one(request, client, here, agents)
+                may_stay, code = _serve_one(request, client, here, agents, remote)
             finally:
                 if agents is not here:
                     agents.end()  # also those of a request that was refused
@@ -107,23 +115,22 @@ def _hold(holder: Holder | None, spec: JobSpec, warm: Warm) -> Holder | None:
         return None
 
 
-def _prepare(spec: JobSpec, client: ClientLink, here: LocalAgent, remote: Engine | None) -> HostAgents | None:
+def _prepare(
+    order: Preparation, client: ClientLink, here: LocalAgent, remote: Engine | None
+) -> HostAgents | None:
     """Start the agents of a job and let them preload until the client sends more; None if that is not possible."""
-    from orchestrator.supervisor.host_agents import HostAgents  # links to other hosts take long to import
-
-    agents = HostAgents(spec, remote)
-    try:
-        agents.open_early()
-    except EngineError:
-        agents.end()
-        return None  # the run reports it
+    agents = prepare_agents(order, remote)
+    if agents is None:
+        return None
     here.end()  # it waits for the agent's exit, during which the connections are opened
     if not client.has_line:
         agents.serve_until_readable(client.fileno())
     return agents
 
 
-def _serve_one(request: Request, client: ClientLink, here: LocalAgent, agents: Agents) -> tuple[bool, int]:
+def _serve_one(
+    request: Request, client: ClientLink, here: LocalAgent, agents: Agents, remote: Engine | None
+) -> tuple[bool, int]:
     """Return (whether this process may serve another run, the run's exit code)."""
     started_mono = time.monotonic()
     if request.environ is not None:
@@ -132,7 +139,7 @@ def _serve_one(request: Request, client: ClientLink, here: LocalAgent, agents: A
     if request.state_owner is not None:
         accept_owner(request.state_owner)
     try:
-        store = _create_run(request.spec, request.existing, started_mono, agents.run_id)
+        store, earlier = _open_store(request, started_mono, agents.run_id)
     except OrchError as error:
         client.refused(error)
         return True, error.exit_code
@@ -142,11 +149,20 @@ def _serve_one(request: Request, client: ClientLink, here: LocalAgent, agents: A
     _redirect_output(store.open_log(store.paths.supervisor_log))
     client.created(store.paths.root)
     spec = request.spec
+    if request.waits:
+        here.end()
+        waiting = Waiting(spec, store, client, remote)
+        placed = waiting.wait()
+        if isinstance(placed, RunResult):
+            return not waiting.was_signalled, _end_unplaced(placed, store, client)
+        spec = placed.spec
+        agents = _agents(spec, here, remote, placed.agents)
+        _record_nodes(store, spec)
     if not spec.hosts:  # else the default is a directory of each host
         checkpoint_dir = spec.checkpoint_dir or store.paths.checkpoints
         spec = spec.model_copy(update={"checkpoint_dir": checkpoint_dir})
     here.take_descriptors(dict(zip(request.descriptors, client.descriptors, strict=True)))
-    supervisor = Supervisor(spec, request.lifetime, agents, store, client)
+    supervisor = Supervisor(spec, request.lifetime, agents, store, client, earlier)
     try:
         result = supervisor.run()
     except Exception as error:
@@ -161,6 +177,23 @@ def _serve_one(request: Request, client: ClientLink, here: LocalAgent, agents: A
     if not store.result_is_written:
         client.ended(result)
     return not supervisor.was_signalled, result.exit_code
+
+
+def _end_unplaced(result: RunResult, store: RunStore, client: ClientLink) -> int:
+    """Record the end of a run that got no nodes; return its exit code."""
+    store.append(RunEndedEvent(**now(), outcome=result.outcome, exit_code=result.exit_code))
+    store.write_result(result)
+    store.close()
+    if not store.result_is_written:
+        client.ended(result)
+    return result.exit_code
+
+
+def _record_nodes(store: RunStore, spec: JobSpec) -> None:
+    """Record the nodes of a run that waited for them."""
+    with suppress(OSError):  # the run's events name its nodes, too
+        store.take_over(store.record.model_copy(update={"spec": spec.masked().model_dump(mode="json")}))
+    store.append(JobStarted(**now(), job=spec.slurm_job or ""))
 
 
 def _agents(spec: JobSpec, here: LocalAgent, remote: Engine | None, early: HostAgents | None) -> Agents:
@@ -224,11 +257,18 @@ def _known_result(spec: JobSpec, run_id: str, state: RunState, took_s: float) ->
         )
 
 
+def _open_store(request: Request, started_mono: float, run_id: str | None) -> tuple[RunStore, Earlier | None]:
+    """Create the run's directory, or take over the one that the request names. OrchError, OSError."""
+    if request.adopt is not None:
+        return _adopt_run(request.spec, request.adopt)
+    return _create_run(request.spec, request.existing, started_mono, run_id), None
+
+
 def _create_run(
     spec: JobSpec, existing: tuple[Path, ...], started_mono: float, run_id: str | None
 ) -> RunStore:
-    name_lock = _take_name(spec)
-    if spec.checkpoint_dir is not None and not spec.hosts:
+    name_lock = take_name(spec.name, spec.name_is_explicit)
+    if spec.checkpoint_dir is not None and not spec.is_remote:
         make_private(spec.checkpoint_dir, existing)
     store = RunStore.create(run_id or new_run_id(spec.name), spec.log_dir, name_lock, existing)
     record = RunRecord(
@@ -237,27 +277,52 @@ def _create_run(
         directory=str(spec.directory),
         started_at=time.time(),
         started_mono=started_mono,
-        boot_id=boot_id(),
-        host=platform.node(),
-        supervisor_pid=os.getpid(),
-        supervisor_start_ticks=start_ticks(os.getpid()) or 0,
         checkpoint_dir=str(spec.checkpoint_dir or store.paths.checkpoints),
-        versions=_versions(),
         spec=spec.masked().model_dump(mode="json"),
+        **_of_this_process(),
+        **_job_here(spec),
     )
     store.publish(record)
     return store
 
 
-def _take_name(spec: JobSpec) -> Lock | None:
-    """Lock the run's name. NameTaken if a live run has it and the user chose it; a default name may be used twice."""
-    lock = lock_name(spec.name)
-    # If two runs have the same default name, only one holds the lock, and the other one may live longer.
-    if spec.name_is_explicit and (lock is None or live_runs(spec.name)):
-        raise NameTaken(
-            f"a live run is named {spec.name!r}: `orch status {spec.name}` shows it, --replace stops it first"
-        )
-    return lock
+def _adopt_run(spec: JobSpec, root: Path) -> tuple[RunStore, Earlier]:
+    store = RunStore.adopt(root, take_name(spec.name, spec.name_is_explicit, root.name))
+    record = store.record
+    # The age of the run, by the clock of this machine.
+    started_mono = max(0.0, time.monotonic() - max(0.0, time.time() - record.started_at))
+    spec_text = spec.masked().model_dump(mode="json")
+    own = {**_of_this_process(), "spec": spec_text, "started_mono": started_mono}
+    try:
+        earlier = read_earlier(store, record, spec)
+        own["earlier_clocks"] = earlier.clocks
+        store.take_over(record.model_copy(update=own))
+    except BaseException:
+        store.close()
+        raise
+    if record.job is not None:
+        store.append(JobStarted(**now(), job=record.job))
+    return store, earlier
+
+
+def _of_this_process() -> dict[str, Any]:
+    """The values of a record about this supervisor."""
+    return {
+        "boot_id": boot_id(),
+        "host": platform.node(),
+        "supervisor_pid": os.getpid(),
+        "supervisor_start_ticks": start_ticks(os.getpid()) or 0,
+        "versions": _versions(),
+    }
+
+
+def _job_here(spec: JobSpec) -> dict[str, Any]:
+    """The values of a record about the Slurm job that has this machine as a node; empty without one."""
+    job = os.environ.get("SLURM_JOB_ID")
+    # A shell of salloc on a login node does not have the name of a node.
+    if job is None or job != spec.slurm_job or "SLURMD_NODENAME" not in os.environ:
+        return {}
+    return {"job": job, "cluster": os.environ.get("SLURM_CLUSTER_NAME", "")}
 
 
 def _redirect_output(log: int) -> None:

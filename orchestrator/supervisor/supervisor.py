@@ -22,17 +22,19 @@ from pydantic import ValidationError
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle import actions
 from orchestrator.core.lifecycle.actions import Action, Deadline
+from orchestrator.core.lifecycle.continuing import with_requeue
 from orchestrator.core.lifecycle.lifecycle import Lifecycle
 from orchestrator.core.progress.reported import ProgressThrottle
 from orchestrator.core.state import events
-from orchestrator.core.state.events import Event, StopReason
-from orchestrator.core.state.result import RunResult
+from orchestrator.core.state.events import Event, NoticeSource, StopReason
+from orchestrator.core.state.result import CauseKind, RunResult
 from orchestrator.core.state.state import RunState
+from orchestrator.engines import slurm
 from orchestrator.host.headroom import many_files
-from orchestrator.links.agent_link import AgentLink, AgentMessage, Empty, Held, Hello, LogBytes
+from orchestrator.links.agent_link import AgentLink, AgentMessage, Empty, Held, Hello, LogBytes, StepEnds
 from orchestrator.links.client_link import ClientLink, Lifetime
-from orchestrator.links.control import ControlServer, DetachOrder, StopOrder
-from orchestrator.links.signal_inbox import SignalInbox
+from orchestrator.links.control import ControlServer, DetachOrder, NoticeOrder, StopOrder
+from orchestrator.links.signal_inbox import NOTICE_SIGNAL, SignalInbox
 from orchestrator.links.stream import LinkBack, LinkSilent
 from orchestrator.store.logs.received import ForgedLog
 from orchestrator.store.runs.leftovers import end_leftovers
@@ -40,6 +42,7 @@ from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
 from orchestrator.supervisor.agent_orders import FIRST_ATTEMPT, Attempts, HostUnusable
 from orchestrator.supervisor.agent_reports import AgentReports
+from orchestrator.supervisor.continuing import Earlier
 from orchestrator.supervisor.control_orders import ControlOrders, StackRequests
 from orchestrator.supervisor.hosts import HERE, Agents, LinkDues
 from orchestrator.supervisor.run_logs import RunLogs
@@ -48,20 +51,28 @@ from orchestrator.supervisor.tensorboard_task import TensorBoardTask
 _FOREVER_S = 3600.0
 # Percent of one core; a task that uses more is busy.
 _BUSY_PERCENT = 5.0
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, NOTICE_SIGNAL)
 
 
 class Supervisor:
     """Drives one run: run() returns its result. Owns the control socket and the log store meanwhile."""
 
     def __init__(
-        self, spec: JobSpec, lifetime: Lifetime, hosts: Agents, store: RunStore, client: ClientLink
+        self,
+        spec: JobSpec,
+        lifetime: Lifetime,
+        hosts: Agents,
+        store: RunStore,
+        client: ClientLink,
+        earlier: Earlier | None = None,
     ) -> None:
+        """`earlier`: what another supervisor of the run has left."""
         self._spec = spec
         self._lifetime = lifetime
         self._hosts = hosts
         # The hosts' reports about the current teardown.
         self._emptied: dict[str, Empty] = {}
+        self._stopped: set[str] = set()
         self._awaits_end = False
         self._store = store
         self._client = client
@@ -71,7 +82,11 @@ class Supervisor:
         # The attempt whose ports are to be held when all hosts are there.
         self._awaited_attempt: int | None = None
         self._queue: deque[Event] = deque()
-        self._lifecycle = Lifecycle(spec, store.paths.run_id, time.monotonic())
+        mono = time.monotonic()
+        ends_mono = None if spec.slurm_ends_at is None else spec.slurm_ends_at - time.time() + mono
+        self._continues = None if earlier is None else earlier.restart
+        before = None if earlier is None or earlier.restart is None else earlier.state
+        self._lifecycle = Lifecycle(spec, store.paths.run_id, mono, ends_mono, before)
         # A limit on silence takes progress as a sign of life.
         self._throttle = ProgressThrottle(spec.chaos, (spec.stall_timeout_s or inf) / 4)
         self._logs = RunLogs(store.directory.sub(store.paths.logs.name), self._throttle, self._queue)
@@ -102,7 +117,7 @@ class Supervisor:
 
     def run(self) -> RunResult:
         """Serve until the run has ended and its result is written."""
-        with self._selector, self._logs, SignalInbox(_STOP_SIGNALS) as inbox:
+        with self._selector, self._logs, SignalInbox(_SIGNALS) as inbox:
             self._watch(inbox.fileno(), partial(self._read_signals, inbox))
             self._watch(self._client.fileno(), self._read_client)
             server = ControlServer(self._store.directory, self._store.paths.control.name)
@@ -110,7 +125,9 @@ class Supervisor:
             try:
                 with closing(control), many_files() if self._spec.hosts else nullcontext():
                     self._hosts.serve(self._spec, self._store)
-                    self._plan_attempt(FIRST_ATTEMPT)
+                    self._begin()
+                    if self._client.has_line:
+                        self._read_client()  # what came with the nodes of a run that waited for them
                     # The agent of this machine has started, and passes the user's own limit on to the tasks.
                     with many_files():
                         while self._result is None:
@@ -119,6 +136,17 @@ class Supervisor:
                 if self._result is None:
                     self._end_agents()  # after an error of orch's own
         return self._result
+
+    def _begin(self) -> None:
+        """Plan the first attempt, or the one after those of another supervisor."""
+        if self._continues is not None:
+            self._queue.append(self._continues)
+        self._attempts.report_start_method()
+        self._watch_agents()
+        if self._continues is not None:
+            self._handle_events()
+        elif not self._spec.is_elastic:  # the lifecycle plans those of an elastic run
+            self._plan_attempt(FIRST_ATTEMPT, None)
 
     # -- the loop
 
@@ -179,10 +207,15 @@ class Supervisor:
                 self._queue.append(events.StorageFailed(**now(), reason=reason))
 
     def _deadline_reached(self, deadline: str) -> Event:
+        if deadline == Deadline.NOTICE and self._spec.slurm_job is not None:
+            left_s = slurm.time_left(self._spec.slurm_job)  # it may have been given more time
+            return events.DeadlineReached(**now(), deadline=deadline, left_s=left_s)
         if deadline not in (Deadline.STALL_LIMIT, Deadline.SILENCE):
             return events.DeadlineReached(**now(), deadline=deadline)
         at = now()
-        quiet_s = self._logs.quiet_s(at["mono"])
+        # Tasks of an earlier attempt may be missing in this one.
+        logs = self._logs.quiet_s(at["mono"])
+        quiet_s = {task: seconds for task, seconds in logs.items() if task in self.state.tasks}
         busy = tuple(task for task, used in self._reports.cpu_percent().items() if used > _BUSY_PERCENT)
         return events.DeadlineReached(**at, deadline=deadline, quiet_s=quiet_s, busy=busy)
 
@@ -196,7 +229,9 @@ class Supervisor:
             case actions.StartTasks():
                 self._start_tasks()
             case actions.PlanAttempt():
-                self._plan_attempt(action.attempt)
+                self._plan_attempt(action.attempt, action.job)
+            case actions.ReopenHosts():
+                self._reopen_hosts()
             case actions.StartTask():
                 self._attempts.start_again(action.task, self.state.tasks[action.task].restarts)
             case actions.SendSignal():
@@ -222,19 +257,23 @@ class Supervisor:
                 self._watch(link.fileno(), partial(self._read_agent, host))
                 self._link_dues.set(host, 0.0)  # it may have been read ahead
 
-    def _plan_attempt(self, attempt: int) -> None:
-        """Hold the ports of an attempt, once all hosts are there."""
+    def _plan_attempt(self, attempt: int, job: JobSpec | None) -> None:
+        """Hold the ports of an attempt: of this job, or without one as soon as all hosts are there."""
+        if job is not None:
+            self._attempts.hold_ports(attempt, job)
+            return
         self._awaited_attempt = attempt
-        if attempt == FIRST_ATTEMPT:
-            self._attempts.report_start_method()
-        else:
-            self._hosts.reopen()
-        self._watch_agents()
+        if attempt != FIRST_ATTEMPT:
+            self._reopen_hosts()
         self._begin_attempt()
+
+    def _reopen_hosts(self) -> None:
+        self._hosts.reopen()
+        self._watch_agents()
 
     def _begin_attempt(self) -> None:
         if self._awaited_attempt is not None and self._hosts.are_complete:
-            self._attempts.hold_ports(self._awaited_attempt)
+            self._attempts.hold_ports(self._awaited_attempt, self._spec)
             self._awaited_attempt = None
 
     def _start_tasks(self) -> None:
@@ -265,9 +304,10 @@ class Supervisor:
     def _tear_down(self, action: actions.TearDown) -> None:
         self._queue.append(events.TeardownBegan(**now(), reason=action.reason, grace_s=action.grace_s))
         self._emptied.clear()
+        self._stopped = self._hosts.links.keys() - self._hosts.away
+        for host in self._stopped:
+            self._hosts.links[host].stop(action.grace_s)
         self._awaits_end = True
-        for link in self._hosts.links.values():
-            link.stop(action.grace_s)
         if self._spec.hosts:
             self._report_teardown()  # all of them may be lost
 
@@ -287,9 +327,19 @@ class Supervisor:
         else:
             self._end_agents()
         self._store.remove_scratch()
+        if self._is_requeued(result):
+            self._result = with_requeue(result)
+            return  # without a recorded end, the run continues in its job
         self._store.append(events.RunEndedEvent(**now(), outcome=result.outcome, exit_code=result.exit_code))
         self._store.write_result(result)
         self._result = result
+
+    def _is_requeued(self, result: RunResult) -> bool:
+        """Whether Slurm starts the run's job again after a notice. One that never worked would fail again."""
+        job = self._spec.slurm_job
+        if job is None or result.cause is None or result.cause.kind is not CauseKind.NOTICE:
+            return False
+        return slurm.is_started_again(job, os.environ, may_ask=self._lifecycle.worked)
 
     def _end_agents(self) -> None:
         self._unwatch_agents()
@@ -310,12 +360,26 @@ class Supervisor:
 
     def _read_signals(self, inbox: SignalInbox) -> None:
         inbox.clear()
-        for _ in inbox.take():
+        for number in inbox.take():
+            if number == NOTICE_SIGNAL:
+                self._give_notice(NoticeSource.SIGNAL)
+                continue
             self._was_signalled = True
             self._stop(StopOrder(reason=StopReason.TERMINATE, force=self.state.stop is not None))
 
     def _stop(self, order: StopOrder) -> None:
         self._queue.append(events.StopRequested(**now(), reason=order.reason, force=order.force))
+
+    def _give_notice(self, source: NoticeSource) -> None:
+        """Report a notice. Slurm gives one for each host; the first counts."""
+        is_of_slurm = source is NoticeSource.SLURM
+        known = [self.state.notice, *self._queue]
+        if is_of_slurm and any(
+            isinstance(each, events.NoticeGiven) and each.source is source for each in known
+        ):
+            return
+        left_s = self._spec.kill_wait_s if is_of_slurm else self._spec.notice_s
+        self._queue.append(events.NoticeGiven(**now(), source=source, left_s=left_s))
 
     def _read_client(self) -> None:
         try:
@@ -325,6 +389,8 @@ class Supervisor:
         for order in orders:
             if isinstance(order, DetachOrder):
                 self._lifetime = Lifetime.DETACHED
+            elif isinstance(order, NoticeOrder):
+                self._give_notice(order.source)
             else:
                 self._stop(order)
         if not is_connected:
@@ -361,6 +427,8 @@ class Supervisor:
                 self._hosts.take_hello(host, message)
             case LogBytes():
                 self._write_log(host, message)
+            case StepEnds():
+                self._give_notice(NoticeSource.SLURM)
             case Held():
                 self._attempts.take_held(host, message.attempt, message.ports)
             case Empty():
@@ -383,16 +451,20 @@ class Supervisor:
 
     def _report_teardown(self) -> None:
         """Report the end of the teardown once no process is left on any host that is there."""
-        if self._awaits_end and self._hosts.links.keys() <= self._emptied.keys():
+        if self._awaits_end and self._hosts.links.keys() & self._stopped <= self._emptied.keys():
             self._awaits_end = False
             swept = sum(report.swept for report in self._emptied.values())
             left = tuple(process for report in self._emptied.values() for process in report.left)
             self._reports.take_empty(swept, left)
 
     def _lose_agent(self, host: str, reason: str) -> None:
-        """End the agent of a host, and report it unless its loss is already queued."""
+        """End the agent of a host, and report it unless its loss is already known."""
         self._unwatch(host)
+        was_away = host in self._hosts.away
         self._hosts.end_host(host)
+        self._attempts.lose_host(host)
+        if was_away:
+            return  # it is still lost, and is tried again later
         if host != HERE:
             self._queue.append(events.HostLost(**now(), host=host, reason=reason))
             self._report_teardown()

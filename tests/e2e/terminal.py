@@ -22,13 +22,23 @@ class Terminal:
     """`argv` runs as the leader of the terminal's session. close() acts like closing the window."""
 
     def __init__(
-        self, argv: list[str], cwd: Path, env: dict[str, str], columns: int = 100, lines: int = 24
+        self,
+        argv: list[str],
+        cwd: Path,
+        env: dict[str, str],
+        columns: int = 100,
+        lines: int = 24,
+        erase: bytes | None = None,
     ) -> None:
+        """`erase`: the key that deletes a character."""
         self.screen = ScrollingScreen(columns, lines)
         self._stream = pyte.ByteStream(self.screen)
         self._master, slave = pty.openpty()
         self.resize(columns, lines)
         self.modes_before = termios.tcgetattr(slave)
+        if erase is not None:
+            self.modes_before[6][termios.VERASE] = erase
+            termios.tcsetattr(slave, termios.TCSANOW, self.modes_before)
         self._slave = slave
         self.raw = b""
         self.process = subprocess.Popen(

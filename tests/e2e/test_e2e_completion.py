@@ -39,7 +39,7 @@ def test_completion_script_of_calling_shell(orch: Orch) -> None:
 
 def test_completion_of_verbs_and_options(orch: Orch) -> None:
     verbs = {"up", "config", "status", "logs", "down", "wait", "ls", "attach", "doctor"}
-    verbs |= {"kill", "restart", "stacks", "prune", "export", "history", "report", "ui", "warm"}
+    verbs |= {"kill", "restart", "stacks", "prune", "export", "history", "report", "ui", "warm", "notice"}
     assert set(_offered(orch, "orch ")) == verbs
     assert _offered(orch, "orch do") == ["down", "doctor"]
     assert _offered(orch, "orch up --work") == ["--workers"]

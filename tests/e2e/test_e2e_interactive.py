@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from orch_command import ORCH, Orch
@@ -36,8 +37,8 @@ def terminal(orch: Orch) -> Iterator[Open]:
     """Open a terminal that runs `orch` with these words."""
     opened: list[Terminal] = []
 
-    def open_one(*words: str, **size: int) -> Terminal:
-        opened.append(Terminal([str(ORCH), *words], orch.directory, orch.environ(), **size))
+    def open_one(*words: str, **settings: Any) -> Terminal:
+        opened.append(Terminal([str(ORCH), *words], orch.directory, orch.environ(), **settings))
         return opened[-1]
 
     yield open_one
@@ -80,13 +81,14 @@ def test_input_and_pdb_work_and_other_lines_wait(orch: Orch, terminal: Open, tra
 
 
 _LOOP = """
-import os, sys, time
+import os, sys, termios, time
 if os.environ["ORCH_TASK"] == "worker:1":
     while not os.path.exists("go"):
         print("beside", flush=True)
         time.sleep(0.05)
     raise SystemExit
-print("size", os.get_terminal_size().columns, os.isatty(0), os.isatty(1), os.isatty(2), flush=True)
+erase = termios.tcgetattr(0)[6][termios.VERASE]
+print("size", os.get_terminal_size().columns, os.isatty(0), os.isatty(1), os.isatty(2), erase, flush=True)
 while (word := input("> ")) != "end":
     try:
         print("got", word, os.get_terminal_size().columns, flush=True)
@@ -103,6 +105,25 @@ def loop(orch: Orch) -> str:
     return orch.script("loop.py", _LOOP)
 
 
+def test_keys_for_a_task_that_does_not_read(terminal: Open, orch: Orch) -> None:
+    """The kernel takes some, then refuses more."""
+    term = terminal("up", "--interactive", "0", "--", orch.script("busy.py", _BUSY))
+    term.until_shown("busy")
+    for _ in range(80):
+        term.type("x" * 1000)
+    term.type("\x1d")
+    term.until_shown("left worker:0")
+    term.type("\x03")
+    assert term.finish() == 130
+
+
+_BUSY = """
+import os, time, tty
+tty.setraw(0)
+print("busy", flush=True)
+while True:
+    time.sleep(0.01)
+"""
 _AGAIN = """
 import os
 attempt = os.environ["ORCH_ATTEMPT"]
@@ -120,9 +141,9 @@ raise SystemExit(7)
 """
 
 
-def test_the_task_has_a_terminal_of_the_same_size(terminal: Open, loop: str) -> None:
-    term = terminal("up", "--interactive", "0", "--", loop, columns=87)
-    term.until_shown("size 87 True True True")
+def test_the_task_has_a_terminal_of_the_same_size_and_modes(terminal: Open, loop: str) -> None:
+    term = terminal("up", "--interactive", "0", "--", loop, columns=87, erase=b"#")
+    term.until_shown("size 87 True True True b'#'")
     term.resize(93, 24)
     term.type("a\r")
     term.until_shown("got a 93")
@@ -256,6 +277,23 @@ def test_pdb_opens_although_the_script_has_its_own_excepthook(terminal: Open, fa
     term.type("q\r")
     assert term.finish() == 1
     assert any("own hook ZeroDivisionError" in line for line in term.everything)
+
+
+_NO_ERRORS = """
+import os, sys
+if os.fork() == 0:
+    raise ValueError("of the child")
+os.wait()
+sys.stdout.flush()
+raise KeyboardInterrupt
+"""
+
+
+def test_pdb_opens_for_errors_of_the_task_only(terminal: Open, orch: Orch) -> None:
+    """Not for those of its child processes, nor for an interrupt."""
+    term = terminal("up", "--pdb", "--", orch.script("none.py", _NO_ERRORS))
+    assert term.finish() == 130
+    assert "(Pdb)" not in "\n".join(term.everything)
 
 
 def test_ctrl_c_stops_a_run_whose_task_is_in_pdb_once_the_user_has_left_it(

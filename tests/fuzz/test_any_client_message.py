@@ -25,7 +25,14 @@ from orchestrator.core.lifecycle.lifecycle import Lifecycle
 from orchestrator.core.state.events import Event
 from orchestrator.links import control
 from orchestrator.links.client_link import ClientLink
-from orchestrator.links.control import ControlServer, InvalidOrder, KillOrder, RestartOrder, StopOrder
+from orchestrator.links.control import (
+    ControlServer,
+    InvalidOrder,
+    KillOrder,
+    NoticeOrder,
+    RestartOrder,
+    StopOrder,
+)
 from orchestrator.store.directory import Directory
 from orchestrator.supervisor.control_orders import ControlOrders, StackRequests
 
@@ -34,6 +41,7 @@ orders = st.sampled_from(
         {"op": "stop", "reason": "down", "force": False},
         {"op": "kill", "task": "worker:0", "signal": 9},
         {"op": "restart"},
+        {"op": "notice", "source": "user", "left_s": 30},
         {"op": "stacks", "tasks": [], "native": False},
     ]
 )
@@ -187,7 +195,7 @@ def test_anything_from_the_client_that_started_it(lines: list[bytes]) -> None:
                 heard, is_there = link.read_orders()
             except ValidationError:
                 return
-            assert all(isinstance(order, StopOrder) for order in heard)
+            assert all(isinstance(order, StopOrder | NoticeOrder) for order in heard)
 
 
 @given(st.lists(any_order | st.just(DEEP), max_size=3))

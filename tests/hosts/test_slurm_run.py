@@ -18,6 +18,7 @@ from testbed import Testbed
 from waiting import until
 
 _LOST = 137
+_NOTICE = 42
 # worker:1 fails with its own exit code. Its peers wait until they are stopped.
 _FAIL = """
 import json, os, sys, time
@@ -123,19 +124,22 @@ def test_lost_node_is_named(up: Any, slurm: Slurm, machines: Testbed, counting: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["scancel", "time limit"])
-def test_end_of_the_job_is_named(
+def test_end_of_the_job_is_a_notice(
     up: Any, slurm: Slurm, machines: Testbed, counting: tuple[str, ...], how: str
 ) -> None:
-    limit = ("--time", "60s") if how == "time limit" else ()
+    limit = ("--time", "60s", "--notice", "30s") if how == "time limit" else ()
     run = up_under(up, slurm, *_ENGINE, *limit, *counting)
     run.until_event("task_started", 3)
     if how == "scancel":
         (job,) = slurm.queue()
         machines["n0"].run("scancel", job.split()[0], env=slurm.environ)
-    run.process.wait(200)  # Slurm looks at limits twice a minute
+    run.process.wait(200)
     result = run.finish()
-    assert (result["exit_code"], result["cause"]["kind"]) == (_LOST, "host")
-    assert ("was cancelled" if how == "scancel" else "time limit") in result["cause"]["text"]
+    assert (result["exit_code"], result["cause"]["kind"]) == (_NOTICE, "notice"), run.text
+    said = "Slurm ends its job" if how == "scancel" else "the time limit of its job is reached in "
+    assert said in result["cause"]["text"]
+    # SIGTERM, which may come before Python handles it, and not the SIGKILL that follows.
+    assert {task["signal"] or task["exit_code"] for task in result["tasks"]} <= {signal.SIGTERM, 143}
 
 
 @pytest.mark.parametrize("victim", ["orch", pytest.param("srun", marks=pytest.mark.slow)])
@@ -169,22 +173,6 @@ def test_controller_may_restart(up: Any, slurm: Slurm, project: Path, counting: 
     assert run.finish()["outcome"] == "succeeded"
 
 
-def test_interrupt_while_queued_leaves_the_queue(up: Any, slurm: Slurm, machines: Testbed) -> None:
-    other = machines["n0"].start("srun", "--exclusive", "-N3", "sleep", "600", env=slurm.environ)
-    until(lambda: len(slurm.queue()) == 1)
-    run = up_under(up, slurm, *_ENGINE, "--", "true")
-    until(lambda: "is queued: " in run.text)
-    for process in machines["n0"].processes():
-        if "bin/orch up" in " ".join(process.cmdline()):
-            process.send_signal(signal.SIGINT)
-    assert run.process.wait(60) == 130, run.text
-    until(lambda: len(slurm.queue()) == 1)
-    other.kill()
-    other.wait()
-    (job,) = slurm.queue()
-    machines["n0"].run("scancel", job.split()[0], env=slurm.environ)
-
-
 @pytest.mark.parametrize(
     ("words", "environ", "text"),
     [
@@ -195,8 +183,8 @@ def test_interrupt_while_queued_leaves_the_queue(up: Any, slurm: Slurm, machines
         (("--nodes", "1", "--hosts", "n1"), {}, "Slurm chooses the hosts"),
         (("--nodes", "1", "--network", "private"), {}, "a private network exists on one machine only"),
         (("--nodes", "1", "--sync"), {}, "on a file system that all nodes have"),
+        (("--nodes", "1", "--time", "2m"), {}, "2m is not longer than --notice 2m"),
         (("--nodes", "1", "--slurm", "--nonsense"), {}, "Slurm refuses the allocation"),
-        (("--nodes", "1", "--detach"), {}, "submit a batch script"),
     ],
 )
 def test_bad_request_is_refused(
@@ -218,3 +206,29 @@ def test_machine_without_slurm_is_named(up: Any, slurm: Slurm, project: Path) ->
     )
     assert run.process.wait(60) == 2
     assert "salloc was not found on this machine" in run.text
+
+
+def test_program_that_is_missing_is_named(up: Any, slurm: Slurm, project: Path) -> None:
+    programs = project / "bin"
+    programs.mkdir()
+    for name in ("setpriv", "salloc", "squeue", "scontrol", "sh", "sleep"):
+        (programs / name).symlink_to(f"/usr/bin/{name}")
+    path = ("/usr/bin/env", f"PATH={programs}")
+    run = up_under(up, slurm, "--engine", "slurm", "--nodes", "1", "--", "/bin/true", within=path)
+    assert run.process.wait(60) == 2, run.text
+    assert "srun could not be started" in run.text
+    until(lambda: not slurm.queue())
+
+
+@pytest.mark.parametrize("whose", ["own", "of nobody"])
+def test_allocation_that_cannot_be_used_is_refused(
+    up: Any, slurm: Slurm, machines: Testbed, whose: str
+) -> None:
+    options = () if whose == "own" else ("--uid=nobody",)
+    words = ("--output=/dev/null", "--chdir=/", "--parsable", *options)
+    job = machines["n0"].run("sbatch", *words, "--wrap=true", env=slurm.environ).stdout.strip()
+    until(lambda: not slurm.queue())
+    run = up("--engine", "slurm", "--", "true", hosts=None, env={**slurm.environ, "SLURM_JOB_ID": job})
+    assert run.process.wait(60) == 2
+    text = "this allocation has ended (completed)" if whose == "own" else "this job belongs to nobody"
+    assert f"SLURM_JOB_ID={job}: {text}" in run.text

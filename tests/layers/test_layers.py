@@ -74,6 +74,7 @@ NOT_FOR_PLANS = ("core.state", "store.runs.reader", "client.launch", "engines", 
         ("logs x", NOT_FOR_READERS),
         ("kill 0", NOT_FOR_READERS),
         ("restart", NOT_FOR_READERS),
+        ("notice", NOT_FOR_READERS),
         ("stacks", NOT_FOR_READERS),
     ],
 )

@@ -172,7 +172,16 @@ CASES = {
         "",
         "n1: its login shell ended with exit code 3 before Python started; run",
     ),
-    "torn": (0, "", "n1: the connection ended before the agent had started; start again"),
+    "login file that ends the shell without an error": (
+        0,
+        "",
+        "n1: its login shell ended with exit code 0 before Python started; run `ssh n1 true`",
+    ),
+    "another command in the configuration": (
+        255,
+        "Cannot execute command-line and remote command.\r\n",
+        "n1: ssh's configuration names another command for it (RemoteCommand); add `RemoteCommand none`",
+    ),
     "no exit code": (None, "", "n1: the connection ended before the agent had started; start again"),
     "killed": (-9, "", "n1: ssh was ended by signal 9 on this machine; start again"),
 }
@@ -192,7 +201,7 @@ def test_what_a_host_writes_is_quoted_safely() -> None:
 
 
 def test_no_two_failures_share_a_sentence_by_accident() -> None:
-    same = {"unknown host key", "unknown host key, strict", "torn", "no exit code"}
+    same = {"unknown host key", "unknown host key, strict"}
     said = [
         SshEngine().explain("n1", code, text) for case, (code, text, _) in CASES.items() if case not in same
     ]

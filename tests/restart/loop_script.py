@@ -1,8 +1,9 @@
 """A user's script with a custom loop. `loop_script.py HOW VICTIM`.
 
 HOW: `manager` (tf.train.CheckpointManager every five steps; all workers read the chief's checkpoint) or `preemption`
-(PreemptionCheckpointHandler, which saves when a worker gets SIGTERM, and exits with 42). VICTIM: `nobody`, or
-`training`: worker 1 in the thirteenth step of the first attempt.
+(PreemptionCheckpointHandler, which saves when a worker gets SIGTERM, and exits with 42). VICTIM: `nobody`; `training`:
+worker 1 in the thirteenth step of the first attempt; `waits`: nobody, with a second between steps until the file `go`
+is beside the checkpoints.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,8 @@ def train_one() -> None:
     number = int(done.numpy())
     if victim == "training" and rank == 1 and number == 12:
         os.kill(os.getpid(), signal.SIGTERM if how == "preemption" else signal.SIGKILL)
+    if victim == "waits" and not (output / "go").exists():
+        time.sleep(1.0)
     rows = x[number * 16 : (number + 1) * 16][rank * 8 : (rank + 1) * 8]
     loss = float(step(tf.constant(rows)))
     done.assign_add(1)

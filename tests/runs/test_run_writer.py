@@ -13,6 +13,7 @@ import pytest
 from run_records import make_run, one_task, view_of
 
 from orchestrator.core.errors import UsageError
+from orchestrator.core.state.events import Noticed, Progress, StorageFailed
 from orchestrator.core.state.result import RunResult
 from orchestrator.links.control import ControlServer
 from orchestrator.store.directory import Directory
@@ -154,3 +155,39 @@ def test_remove_scratch_keeps_the_logs() -> None:
     assert store.paths.task_log("worker:0").exists()
     assert not store.paths.control.exists()
     assert view_of(RunPaths(store.paths.root)).record.name == "job"
+
+
+def test_another_supervisor_continues_a_run() -> None:
+    first = make_run()
+    first.append(StorageFailed(at=0, mono=1.0, reason="one"))
+    first.end_task(1.0, "worker:0", 1, Progress(step=1), None)
+    server = ControlServer(first.directory, "control")
+    first.close()
+    server.close()
+    (first.paths.root / "control").touch()  # as after SIGKILL
+    store = RunStore.adopt(first.paths.root, None)
+    store.take_over(store.record.model_copy(update={"host": "n1", "started_mono": 0.0}))
+    ControlServer(store.directory, "control").close()
+    store.append(Noticed(at=0, mono=2.0, text="two"))
+    store.end_task(2.0, "worker:0", 2, Progress(step=2), None)
+    view = view_of(store.paths)
+    view.refresh()
+    assert (view.is_live, view.record.host, view.record.id) == (True, "n1", first.paths.run_id)
+    assert (view.state.storage_error, view.state.notices) == ("one", ("two",))
+    store.write_result(RESULT.model_copy(update={"run_id": first.paths.run_id}))
+    store.close()
+    assert [(row.attempt, row.time) for row in view.history_rows()] == [(1, 0.0), (2, 2.0)]
+    assert view.result() is not None
+
+
+def test_a_run_with_a_supervisor_or_a_result_is_not_continued() -> None:
+    store = make_run()
+    with pytest.raises(UsageError, match="its supervisor is live"):
+        RunStore.adopt(store.paths.root, None)
+    store.write_result(RESULT)
+    store.close()
+    with pytest.raises(UsageError, match="has ended"):
+        RunStore.adopt(store.paths.root, None)
+    assert not is_held(store.paths.lock)
+    with pytest.raises(UsageError, match="not the directory of a run"):
+        RunStore.adopt(runs_dir(), None)

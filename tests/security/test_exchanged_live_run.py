@@ -122,11 +122,16 @@ def test_supervisor_starts_nothing_in_a_directory_that_replaced_that_of_its_run(
         root = store.paths.root
         with RunLogs(store.directory.sub("logs"), ProgressThrottle(), queue) as logs:
             tensorboard = TensorBoardTask(None, NetworkOption.HOST, store, queue)
-            attempts = Attempts(JOB, LocalAgent(engine("local")), store, logs, tensorboard, queue)
-            attempts.hold_ports(1)
-            attempts.take_held(HERE, 1, (2001, 2002))
-            exchange(root, other)
-            attempts.start_all()
+            agent = LocalAgent(engine("local"))
+            attempts = Attempts(JOB, agent, store, logs, tensorboard, queue)
+            agent.serve(JOB, store)
+            try:
+                attempts.hold_ports(1, JOB)
+                attempts.take_held(HERE, 1, (2001, 2002))
+                exchange(root, other)
+                attempts.start_all()
+            finally:
+                agent.end()
         assert isinstance(failed := queue[-1], StorageFailed)
         assert failed.reason == f"{root}: was moved or removed"
         assert [*root.iterdir()] == []

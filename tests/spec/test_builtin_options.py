@@ -67,3 +67,11 @@ def test_check_uses_the_number_of_workers(make_spec: MakeSpec, tmp_path: Path) -
     refuse(make_spec(**small, roles={"worker": 2}))
     with pytest.raises(UsageError, match="no example for some of 3 replicas"):
         refuse(make_spec(**small, roles={"chief": 1, "worker": 2}))
+
+
+def test_program_follows_the_global_batch_of_the_run(make_spec: MakeSpec, tmp_path: Path) -> None:
+    given = {"command": _builtin("--global-batch", "48"), "cwd": tmp_path}
+    refuse(make_spec(**given, global_batch=48))
+    refuse(make_spec(command=_builtin("--epochs", "3"), cwd=tmp_path, global_batch=96))
+    with pytest.raises(UsageError, match="--global-batch 48: this run has --global-batch 96"):
+        refuse(make_spec(**given, global_batch=96))

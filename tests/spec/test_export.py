@@ -188,3 +188,23 @@ def test_bad_request_is_refused(tmp_path: Path, words: tuple[str, ...], text: st
     refused = run(tmp_path, *words, "--", "train.py")
     assert refused.returncode == 2
     assert text in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--workers", "4", "--nodes", "2", "--gpus", "per-task 2"), ["--gpus-per-node=4"]),
+        (("--workers", "4", "--tasks-per-host", "1", "--gpus", "per-task 2"), ["--gpus-per-node=2"]),
+        (("--workers", "2", "--nodes", "2", "--gpus", "0,1"), ["--gpus-per-node=2"]),
+        (("--workers", "2", "--nodes", "2", "--gpus", "none"), []),
+        (("--workers", "2", "--nodes", "2"), []),
+        (("--workers", "2", "--nodes", "2", "--gpus", "0", "--slurm", "--gres=gpu:8"), ["--gres=gpu:8"]),
+        (("--workers", "1..2", "--nodes", "2"), ["--no-kill"]),
+    ],
+)
+def test_allocation_has_the_gpus_and_survives_a_node(
+    tmp_path: Path, words: tuple[str, ...], expected: list[str]
+) -> None:
+    lines = exported(tmp_path, "slurm", *words, "--", "train.py").splitlines()
+    options = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
+    assert [each for each in options if each.startswith(("--g", "--no-kill"))] == expected

@@ -28,6 +28,7 @@ TYPES: dict[Kind, Any] = {
     Kind.PATH: str | Path,
     Kind.WORDS: Words,
     Kind.WHOLE_NUMBER: int,
+    Kind.WORKERS: int | str,
     Kind.THREADS: int | Literal["auto"],
     Kind.DURATION: Time,
     Kind.LIMIT: Time,
@@ -80,7 +81,9 @@ def test_type_of_a_role_is_that_of_the_values(option: Option) -> None:
 def test_functions_that_start_clusters_have_typed_keywords(start: Callable[..., object]) -> None:
     parameters = inspect.signature(start).parameters
     assert parameters["options"].annotation == "Unpack[UpOptions]"
-    assert parameters["workers"].annotation == "int | None" and parameters["command"].annotation == "Words"
+    assert (
+        parameters["workers"].annotation == "int | str | None" and parameters["command"].annotation == "Words"
+    )
 
 
 @pytest.mark.parametrize(

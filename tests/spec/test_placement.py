@@ -16,7 +16,7 @@ from orchestrator.core.job.hosts import Host, parse_hosts
 from orchestrator.core.job.roles import MOST_TASKS
 from orchestrator.core.job.spec import Command, CommandKind, JobSpec, RoleSettings
 from orchestrator.core.job.strategy import SettingMisfit
-from orchestrator.core.plan.placement import place
+from orchestrator.core.plan.placement import fit, place
 
 PACK, SPREAD = Placement
 COMMAND = Command(kind=CommandKind.EXECUTABLE, words=("x",), argv=("/x",), serves=False)
@@ -162,3 +162,36 @@ def test_hosts_without_numbers_get_equal_shares(workers: int, hosts: int, placem
     assert max(shares.values()) == -(-workers // hosts)
     if placement is Placement.PACK:
         assert list(placed) == sorted(placed)
+
+
+@pytest.mark.parametrize(
+    ("workers", "fewest", "hosts", "living", "expected"),
+    [
+        (4, 2, "a:2,b:1,c:1", "ab", "aab"),
+        (4, 2, "a:2,b:1,c:1", "bc", "bc"),
+        (4, 3, "a:2,b:1,c:1", "bc", None),
+        (4, 2, "a:2,b:2,c:2", "bc", "bbcc"),  # a spare host takes the place of a lost one
+        (4, 2, "a,b,c,d", "abd", "abd"),  # each has the share that it has with all hosts
+        (4, 2, "a,b", "b", "bb"),
+        (4, 1, "a:4,b", "b", None),  # with all hosts there, none is left for b
+        (4, 2, "a:2,b:2", "ab", "aabb"),
+        (4, 1, "a:2,b:2", "", None),
+    ],
+)
+def test_workers_on_the_hosts_that_live(
+    make_spec: MakeSpec, workers: int, fewest: int, hosts: str, living: str, expected: str | None
+) -> None:
+    spec = make_spec(roles={"worker": workers}, fewest_workers=fewest, hosts=parse_hosts(hosts))
+    job = fit(spec, set(living))
+    assert (None if job is None else letters(job)) == expected
+    assert job is None or [host.name for host in job.hosts] == [name for name in NAMES if name in living]
+
+
+def test_other_roles_keep_their_tasks_on_the_hosts_that_live(make_spec: MakeSpec) -> None:
+    roles = {"chief": 1, "worker": 4, "evaluator": 1}
+    settings = {"evaluator": RoleSettings(hosts=("b", "c"))}
+    spec = make_spec(roles=roles, fewest_workers=1, hosts=parse_hosts("a:2,b:2,c:2"), role_settings=settings)
+    job = fit(spec, {"a", "c"})
+    assert job is not None and dict(job.roles) == {"chief": 1, "worker": 2, "evaluator": 1}
+    assert letters(job) == "aacc"
+    assert fit(spec, {"a"}) is None  # the evaluator has no host

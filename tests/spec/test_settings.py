@@ -350,3 +350,22 @@ def test_removed_directory_is_refused(tmp_path: Path) -> None:
 def test_load_writes_nothing(load_here: Load, tmp_path: Path) -> None:
     load_here(log_dir="logs", checkpoint_dir="ck", name="x")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_element_of_a_job_array_is_a_run_of_its_own(load_here: Load, tmp_path: Path) -> None:
+    element = {"SLURM_ARRAY_TASK_ID": "3"}
+    request = load_here(environ=element, name="sweep", checkpoint_dir="ckpt")
+    assert (request.spec.name, request.spec.checkpoint_dir) == ("sweep-3", tmp_path / "ckpt" / "3")
+    assert f"element 3 of a job array: run sweep-3, checkpoints in {tmp_path}/ckpt/3" in request.notices
+    assert load_here(environ=element).spec.checkpoint_dir is None
+    # The user has separated them already.
+    own = load_here(environ=element, name="sweep-3", checkpoint_dir="ckpt/3").spec
+    assert (own.name, own.checkpoint_dir) == ("sweep-3", tmp_path / "ckpt" / "3")
+    assert load_here(environ=element, name="n" * 63).spec.name == "n" * 61 + "-3"
+
+
+@pytest.mark.parametrize(
+    "environ", [{"SLURM_ARRAY_TASK_ID": "x"}, {"SLURM_ARRAY_TASK_ID": "3", "ORCH_RUN_ID": "outer"}]
+)
+def test_other_runs_keep_their_name(load_here: Load, environ: dict[str, str]) -> None:
+    assert load_here(environ=environ, name="sweep").spec.name == "sweep"

@@ -28,6 +28,7 @@ _WITHIN = {
     "down",
     "kill",
     "restart",
+    "notice",
     "stacks",
     "prune",
     "up",

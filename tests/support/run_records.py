@@ -24,6 +24,7 @@ def make_run(
     name_lock: Lock | None = None,
     boot: str | None = None,
     run_id: str | None = None,
+    job: str | None = None,
 ) -> RunStore:
     """Create a live run. After close() of the store without a result it is lost."""
     store = RunStore.create(run_id or new_run_id(name), log_dir, name_lock)
@@ -39,6 +40,7 @@ def make_run(
         checkpoint_dir=str(store.paths.checkpoints),
         versions={},
         spec={},
+        job=job,
     )
     store.publish(record)
     return store

@@ -166,7 +166,7 @@ class SimulatedRun:
 
     def stop(self) -> None:
         """Stop the run and wait until its supervisor has exited."""
-        self.link.stop(StopOrder())
+        self.link.send(StopOrder())
         assert self.link.wait(_PATIENCE_S)
 
     def orch(self, *words: str) -> bytes:

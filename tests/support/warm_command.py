@@ -19,6 +19,8 @@ class WarmOrch:
 
     def __init__(self, orch: Orch) -> None:
         self.orch = orch
+        # The state directory, by a path that this process can use.
+        self.state = orch.state
 
     def __call__(
         self, *words: str, env: dict[str, str | None] | None = None, before: tuple[str, ...] = ()
@@ -46,7 +48,7 @@ class WarmOrch:
     @property
     def places(self) -> list[Path]:
         """The places of holders, of those that have left also."""
-        directory = self.orch.state / "orch" / "warm"
+        directory = self.state / "orch" / "warm"
         return sorted(directory.iterdir()) if directory.exists() else []
 
     def holding(self, directory: Path | None = None) -> dict[str, Any] | None:

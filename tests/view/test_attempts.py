@@ -248,3 +248,31 @@ def test_log_is_split_where_new_attempt_starts() -> None:
     assert [*marks.split([one, two, one, two])] == [(None, [one]), (2, [two, one, two])]
     assert [*marks.split([two, three])] == [(None, [two]), (3, [three])]
     assert [*AttemptMarks().split([two])] == [(None, [two])]
+
+
+@pytest.mark.parametrize(
+    ("workers", "batches", "line"),
+    [
+        ([4, 3, 4], [96, 96, 96], "4 -> 3 -> 4; global batch 96 kept"),
+        ([4, 3, 3], [128, 96, 96], "4 -> 3; global batch 128 -> 96"),
+        ([4, 3], [None, 96], "4 -> 3; the program does not report its global batch"),
+        ([4, 4], [96, 64], None),
+        ([None, 4], [None, None], None),  # an older file
+        (
+            [*(range(1, 13))],
+            [12] * 12,
+            "... -> 5 -> 6 -> 7 -> 8 -> 9 -> 10 -> 11 -> 12; global batch 12 kept",
+        ),
+    ],
+)
+def test_report_says_what_became_of_the_workers_and_the_batch(
+    workers: list[int | None], batches: list[int | None], line: str | None
+) -> None:
+    *ends, (last, batch) = zip(workers, batches, strict=True)
+    history = [ASKED.model_copy(update={"workers": w, "global_batch": b}) for w, b in ends]
+    result = RunResult(
+        run_id="r", outcome="succeeded", exit_code=0, attempts=len(workers), cause=None, first_failure=None,
+        detection_s=None, teardown_s=None, tasks=(), history=tuple(history), workers=last, global_batch=batch,
+    )  # fmt: skip
+    found = [text for text in end_lines(result, None, colour=False) if text.startswith("  workers ")]
+    assert found == ([] if line is None else [f"  workers        {line}"])

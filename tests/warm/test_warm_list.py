@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import threading
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from orchestrator.store.runs.locks import Lock
 from orchestrator.store.runs.paths import make_warm, warm_name
 from orchestrator.supervisor.holder import memory_pressure
 
+ROOT = Path(__file__).parents[2]
 ECHO = ("--", "sh", "-c", "echo said")
 
 
@@ -93,6 +96,25 @@ def test_last_logout_ends_them(warm: WarmOrch, tmp_path: Path) -> None:
     warm("up", "--warm=1h", *ECHO, env={"XDG_RUNTIME_DIR": str(runtime)})
     holder = warm.until_waiting()
     runtime.rmdir()
+    until_gone(holder.pid)
+
+
+def test_signal_ends_them(warm: WarmOrch) -> None:
+    warm("up", "--warm=1h", *ECHO)
+    holder = warm.until_waiting()
+    processes = [holder.pid, *(child.pid for child in holder.children())]
+    holder.terminate()
+    until_gone(*processes)
+    assert warm.places == []
+
+
+def test_changed_orch_ends_them(warm: WarmOrch, tmp_path: Path) -> None:
+    for package in ("orchestrator", "worker"):
+        shutil.copytree(ROOT / package, tmp_path / "copy" / package)
+    env: dict[str, str | None] = {"PYTHONPATH": str(tmp_path / "copy")}
+    assert warm("up", "--warm=1h", *ECHO, env=env, before=(sys.executable,)).code == 0
+    holder = warm.until_waiting()
+    (tmp_path / "copy" / "worker" / "new.py").touch()
     until_gone(holder.pid)
 
 

@@ -30,7 +30,7 @@ def test_next_run_takes_the_processes_over(warm: WarmOrch) -> None:
     assert "orch: warm start" in second.err
     assert supervisors(warm) == [holder.pid, holder.pid]
     assert warm.until_waiting() == holder and holder.children() == [agent]
-    assert holder.cwd() == "/"
+    assert holder.cwd() == "/" and Path(f"/proc/{holder.pid}/fd/1").readlink().name == "holder.log"
     run = warm.orch.run_dirs()[-1]
     assert {(run / name).read_text() for name in ("supervisor.log", "agent.log")} == {""}
 
@@ -62,8 +62,18 @@ def test_time_is_limited(warm: WarmOrch) -> None:
     (warm.orch.directory / "orch.toml").write_text('warm = "100ms"\n')
     warm("up", *ECHO)
     until_gone(*supervisors(warm))
-    (place,) = warm.places
-    assert [file.name for file in place.iterdir() if file.name not in ("lock", "holder.log")] == []
+    assert warm.places == []
+
+
+def test_each_run_with_a_time_starts_it_anew(warm: WarmOrch) -> None:
+    warm("up", "--warm=1h", *ECHO)
+    holder = warm.until_waiting()
+    warm("up", *ECHO)
+    warm.until_waiting()
+    holding = warm.holding()
+    assert holding is not None and (holding["runs"], holding["idle_s"]) == (2, 3600)
+    warm("up", "--warm=100ms", *ECHO)
+    until_gone(holder.pid)
 
 
 def test_second_run_at_the_same_moment_is_cold(warm: WarmOrch) -> None:
@@ -122,23 +132,41 @@ def test_failed_run_does_not_affect_the_next(warm: WarmOrch, ends: str) -> None:
     assert warm("up", "--warm", *ECHO).code == 0
 
 
-@pytest.mark.parametrize("how", ["kill", "suspend"])
-@pytest.mark.parametrize("part", ["supervisor", "agent", "preloader"])
-def test_lost_part_between_two_runs(warm: WarmOrch, part: str, how: str) -> None:
-    script = warm.orch.script("look.py", "import decimal; print('said')")
-    words = ("up", "--warm", "--preload", "decimal", "--", sys.executable, script)
-    assert warm(*words).code == 0
-    supervisor = warm.until_waiting()
-    (agent,) = supervisor.children()
-    (preloader,) = agent.children()
-    getattr({"supervisor": supervisor, "agent": agent, "preloader": preloader}[part], how)()
-    done = warm(*words)
-    assert (done.code, done.lines) == (0, ["worker:0 | said"])
-    if (part, how) == ("supervisor", "suspend"):
-        supervisor.kill()  # no other process ends it
-    until_gone(preloader.pid)
-    if (part, how) != ("preloader", "kill"):
-        until_gone(supervisor.pid, agent.pid)
+MINE = "import time; BEGAN = time.monotonic_ns()"
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_own_modules_are_imported_by_each_run(warm: WarmOrch, is_installed: bool) -> None:
+    """Also those of --preload, unless a package manager has installed them."""
+    beside = warm.orch.directory / "beside"
+    beside.mkdir()
+    (beside / "mine.py").write_text(MINE)
+    if is_installed:
+        (beside / "mine-1.0.dist-info").mkdir()
+    script = warm.orch.script("look.py", "import mine; print(mine.BEGAN)")
+    words = ("--preload", "decimal", "--preload", "mine", "--", sys.executable, script)
+    found = set()
+    for _ in range(2):
+        done = warm("up", "--warm", "-n", "2", *words, env={"PYTHONPATH": str(beside)})
+        assert done.code == 0, done.err
+        found |= {line.partition(" | ")[2] for line in done.lines}
+        run = warm.orch.run_dirs()[-1]
+        assert warm.orch.methods(run) == {"fork"}
+        kept = ["decimal", "mine"] if is_installed else ["decimal"]
+        assert warm.orch.events("preloaded", run)[0]["modules"] == kept
+        warm.until_waiting()
+    assert warm.orch.events("preloaded", run)[0]["seconds"] == 0
+    assert len(found) == (1 if is_installed else 4)
+
+
+def test_preload_of_own_modules_alone_has_no_effect(warm: WarmOrch) -> None:
+    (warm.orch.directory / "beside").mkdir()
+    (warm.orch.directory / "beside" / "mine.py").write_text(MINE)
+    script = warm.orch.script("look.py", "import mine")
+    env: dict[str, str | None] = {"PYTHONPATH": str(warm.orch.directory / "beside")}
+    done = warm("up", "--warm", "--preload", "mine", "--", sys.executable, script, env=env)
+    assert done.code == 0 and "--preload has no effect: mine is not an installed package" in done.err
+    assert warm.orch.methods() == {"spawn"}
 
 
 def test_detached_run_leaves_them_also(warm: WarmOrch) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from orch_command import Orch, Started
 from waiting import until, until_gone
 from warm_command import WarmOrch
 
-from orchestrator.client.source_watch import SourceWatch, syntax_error
+from orchestrator.client.launch import load_request
+from orchestrator.client.source_watch import SourceWatch, local_sources, remove_stale_code, syntax_error
+from orchestrator.request.command.source_tree import MAX_FILES
 
 TRAINS = """
 import os, time
@@ -25,7 +28,6 @@ time.sleep(600)
 
 @pytest.fixture
 def script(orch: Orch) -> str:
-    # Each later text has another length: Python takes a file of the same second and length for unchanged.
     orch.script("part.py", "VALUE = 1")
     return orch.script("train.py", TRAINS)
 
@@ -64,6 +66,27 @@ def test_saved_module_starts_again_until_ctrl_c(warm: WarmOrch, script: str) -> 
     assert results == ["stopped"] * 4
 
 
+@pytest.mark.parametrize("prefix", [False, True])
+def test_save_of_the_same_second_and_length_is_run(warm: WarmOrch, script: str, prefix: bool) -> None:
+    """Python's compiled code of the text before would look like that of the new one."""
+    part, new = warm.orch.directory / "part.py", warm.orch.directory / "new"
+    second = 1_700_000_000 * 10**9
+    os.utime(part, ns=(second, second))
+    env: dict[str, str | None] = {"PYTHONDONTWRITEBYTECODE": None}
+    if prefix:
+        env["PYTHONPYCACHEPREFIX"] = str(warm.orch.directory / "cache")
+    started = warm.orch.start("up", "--watch", "--", sys.executable, script, env=env)
+    started.until_out("said 1")
+    code = warm.orch.directory / f"cache{warm.orch.directory}" if prefix else part.parent / "__pycache__"
+    assert [*code.glob("part.*.pyc")]
+    new.write_text("VALUE = 2")
+    os.utime(new, ns=(second, second + 1))
+    new.rename(part)
+    started.until_out("said 2")
+    started.signal(signal.SIGINT)
+    started.finish()
+
+
 def test_run_that_ended_starts_again(warm: WarmOrch) -> None:
     script = warm.orch.script("train.py", "print('said 1 here'); exit(3)")
     started = watching(warm, "--", sys.executable, script)
@@ -95,6 +118,31 @@ def test_continue_from_the_checkpoints(warm: WarmOrch, script: str) -> None:
     started.signal(signal.SIGINT)
     started.finish()
     assert len({words[1] for words in said(started)}) == 1
+
+
+def test_new_checkpoints_below_a_named_directory(warm: WarmOrch, script: str) -> None:
+    started = watching(warm, "--checkpoint-dir", "kept", "--", sys.executable, script)
+    started.until_out("said 1")
+    warm.orch.script("part.py", "VALUE = 2")
+    started.until_out("said 2")
+    started.signal(signal.SIGINT)
+    started.finish()
+    kept = warm.orch.directory / "kept"
+    assert [words[1] for words in said(started)] == [str(kept), str(kept / "watch-2")]
+
+
+def test_processes_of_warm_outlive_a_watch(warm: WarmOrch, script: str) -> None:
+    warm("up", "--warm=1h", "--", "true")
+    holder = warm.until_waiting()
+    with closing(warm.start("up", "--watch", "--", sys.executable, script)) as started:
+        assert started.process.stdout is not None
+        assert "said 1" in started.process.stdout.readline()
+        assert warm.orch.record(warm.orch.run_dirs()[-1])["supervisor_pid"] == holder.pid
+        started.process.send_signal(signal.SIGINT)
+        assert started.finish().code == 130
+    assert warm.until_waiting() == holder
+    holding = warm.holding()
+    assert holding is not None and (holding["idle_s"], holding["owner"]) == (3600, None)
 
 
 def test_killed_client_leaves_nothing(warm: WarmOrch, script: str) -> None:
@@ -158,6 +206,31 @@ def test_removed_and_touched_files_count(tmp_path: Path, watch: Callable[[str], 
     (tmp_path / "train.py").unlink()
     watched.wait()
     assert watched.changed == (tmp_path / "train.py",)
+
+
+def test_too_much_source_watches_all_of_it(tmp_path: Path) -> None:
+    names = [f"part{number}" for number in range(MAX_FILES + 1)]
+    (tmp_path / "train.py").write_text("".join(f"import {name}\n" for name in names))
+    for name in names:
+        (tmp_path / f"{name}.py").touch()
+    assert local_sources(load_request(1, ["train.py"], tmp_path, {}).spec, os.environ) is None
+    with SourceWatch(None, "sources", tmp_path, "--watch") as watched:
+        assert len(watched.files) == len(names) + 1
+
+
+def test_only_code_that_may_be_stale_is_removed(tmp_path: Path) -> None:
+    place = tmp_path / "__pycache__"
+    place.mkdir()
+    names = ("train.cpython-311.pyc", "train.cpython-312.opt-1.pyc", "train.txt", "trainer.cpython-311.pyc")
+    for name in ("train.py", "data.py", "data.yaml", *(f"__pycache__/{name}" for name in names)):
+        (tmp_path / name).touch()
+    later = (tmp_path / "data.py").stat().st_ctime + 100
+    kept = place / "data.cpython-311.pyc"
+    kept.touch()
+    os.utime(kept, (later, later))
+    files = [tmp_path / name for name in ("train.py", "data.py", "data.yaml", "missing.py")]
+    remove_stale_code(files, {})
+    assert {file.name for file in place.iterdir()} == {names[2], names[3], kept.name}
 
 
 def test_syntax_errors(tmp_path: Path) -> None:

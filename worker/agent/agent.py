@@ -1,8 +1,9 @@
 """The agent process: starts and reaps all tasks of this host, holds their ports, and ends them when its stream closes.
 
 stream.py lists the messages. At end of file, SIGTERM, SIGINT or SIGHUP it ends all tasks and exits; on another host
-also if it hears nothing for too long. It has one thread, because PR_SET_PDEATHSIG watches the thread that forked. It
-runs under orch's interpreter and imports only the standard library and portpicker.
+also if it hears nothing for too long. In a step of Slurm, it passes SIGTERM on as a notice. It has one thread, because
+PR_SET_PDEATHSIG watches the thread that forked. It runs under orch's interpreter and imports only the standard library
+and portpicker.
 """
 
 from __future__ import annotations
@@ -125,8 +126,11 @@ class Agent:
         if self._stream.serves(fd):
             self._read_stream(fd)
         elif self._signals.serves(fd):
-            if self._signals.read():
+            must_leave, is_notice = self._signals.read()
+            if must_leave or (is_notice and not self._tasks):
                 self._leave_silently()
+            elif is_notice:
+                self._send("notice")
         elif self._forks.serves(fd):
             self._take_outcomes(self._forks.serve(fd))
         elif self._stacks.serves(fd):
@@ -233,7 +237,12 @@ class Agent:
             return
         env = {**os.environ, **message["env"]}
         order = PreloadOrder(
-            message["argv"], env, message["cwd"], message["modules"], message.get("script_env", {})
+            message["argv"],
+            env,
+            message["cwd"],
+            message["modules"],
+            message.get("script_env", {}),
+            message.get("installed_only", False),
         )
         self._take_outcomes(self._forks.preload(order, RunFile(message["log"], self._run_directory)))
 

@@ -76,7 +76,7 @@ class Forks:
             reason = self._preloader.why_unfit(order)
             if reason is None:
                 if self._preloader.is_ready:
-                    yield Preloaded(self._preloader.order.modules, 0.0)
+                    yield Preloaded(self._preloader.modules, 0.0)
                 return
             yield Replaced(reason)
         self._end_preloader()
@@ -109,7 +109,7 @@ class Forks:
                 self._end_preloader()
                 yield NotPreloaded(self._reason)
             elif self._preloader.is_ready and not was_ready:
-                yield Preloaded(self._preloader.order.modules, self._preloader.seconds)
+                yield Preloaded(self._preloader.modules, self._preloader.seconds)
         yield from self._ask()
 
     def cancel(self) -> None:

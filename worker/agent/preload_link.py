@@ -67,13 +67,15 @@ _OF_ONE_TERMINAL_PREFIXES = (
 class PreloadOrder:
     """The modules to import, the interpreter with its options, the directory and the complete environment.
 
-    `script_env` holds what the script sets before it imports the modules."""
+    `script_env` holds what the script sets before it imports the modules. `installed_only`: without those of `modules`
+    that no package manager has installed."""
 
     argv: list[str]
     env: Mapping[str, str]
     cwd: str
     modules: list[str]
     script_env: Mapping[str, str]
+    installed_only: bool = False
 
     def why_unlike(self, other: PreloadOrder, seen: Collection[str]) -> str | None:
         """Why one preloader cannot serve both orders, whatever run they belong to; None if it can.
@@ -154,6 +156,8 @@ class Preloader:
 
     def __init__(self, order: PreloadOrder, log: RunFile) -> None:
         self.order = order
+        # What it imports; known when it is ready.
+        self.modules = order.modules
         self.is_ready = False
         self.seconds = 0.0
         self.reason: str | None = None
@@ -180,6 +184,7 @@ class Preloader:
             "control": its.fileno(),
             "interpreter": self.order.argv,
             "modules": self.order.modules,
+            "installed_only": self.order.installed_only,
             "script_env": self.order.script_env,
             "cwd": self.order.cwd,
             "placeholder": placeholder,
@@ -216,7 +221,8 @@ class Preloader:
             with os.fdopen(fds[0]) as sheet:
                 sheet.seek(0)
                 found = json.load(sheet)
-            self._files, self._seen = found["files"], frozenset(found["variables"])
+            self.modules, self._files = found["modules"], found["files"]
+            self._seen = frozenset(found["variables"])
             self.is_ready = True
             self.seconds = float(json.loads(message)["ready"])
         else:

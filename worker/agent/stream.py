@@ -15,6 +15,7 @@ It exchanges JSON lines with the supervisor over stdin and stdout, each with the
          disk_full {task, reason}      empty {swept, left}
          stacked {task, native, how, state, text, note, file, offset, length}
          from another host: log {task, offset, data, is_cut}; in empty also {unsent}
+         in a step of Slurm, on SIGTERM: notice {}
 """
 
 from __future__ import annotations
@@ -151,9 +152,13 @@ _EXIT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class ExitSignals:
-    """SIGTERM, SIGINT, SIGHUP and SIGCHLD as a descriptor of `poller`. They have no other effect."""
+    """SIGTERM, SIGINT, SIGHUP and SIGCHLD as a descriptor of `poller`. They have no other effect.
+
+    In a step of Slurm, SIGTERM says that the step will end: seconds or minutes later it gets SIGKILL.
+    """
 
     def __init__(self, poller: select.epoll) -> None:
+        self._is_step = "SLURM_STEP_ID" in os.environ
         self._fd, signals_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(signals_in, warn_on_full_buffer=False)
         for number in (*_EXIT_SIGNALS, signal.SIGCHLD):
@@ -164,10 +169,11 @@ class ExitSignals:
     def serves(self, fd: int) -> bool:
         return fd == self._fd
 
-    def read(self) -> bool:
-        """Return whether a signal that ends the agent has arrived."""
-        numbers = os.read(self._fd, 4096)
-        return any(number in numbers for number in _EXIT_SIGNALS)
+    def read(self) -> tuple[bool, bool]:
+        """Return whether a signal that ends the agent has arrived, and one that announces the end of the step."""
+        numbers = set(os.read(self._fd, 4096)) & set(_EXIT_SIGNALS)
+        is_notice = self._is_step and signal.SIGTERM in numbers
+        return bool(numbers - {signal.SIGTERM} if is_notice else numbers), is_notice
 
 
 # -- progress of the tasks

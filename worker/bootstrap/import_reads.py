@@ -1,4 +1,7 @@
-"""Records what imports read: the variables, and the files whose change requires another preloader."""
+"""Which modules a preloader may keep: finds those that are installed, and records what imports read.
+
+Imports read variables, and files whose change requires another preloader.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +20,28 @@ FileMark = tuple[int, int]
 _INSTALLED = ("/site-packages", "/dist-packages")
 # Each look finds these files with other times.
 _NOT_FILES = ("/proc/", "/sys/", "/dev/")
+
+
+def is_installed(name: str) -> bool:
+    """Return whether a module is of the standard library, or in a directory into which packages are installed.
+
+    False for the user's own modules, on PYTHONPATH or installed as editable. The module is not imported.
+    """
+    try:
+        spec = find_spec(name.partition(".")[0])
+    except (ImportError, ValueError, AttributeError):
+        return True
+    if spec is None:
+        return True  # its import reports it
+    places = list(spec.submodule_search_locations or ())
+    file = next(iter(places), spec.origin)
+    if file is None or not file.startswith("/"):
+        return True  # built in, or frozen
+    library = os.path.dirname(os.__file__) + "/"  # noqa: PTH120
+    if _is_of_library(file, library) or any(f"{end}/" in file for end in _INSTALLED):
+        return True
+    # As `pip install --target` makes it.
+    return any(entry.endswith(".dist-info") for entry in _names_in(os.path.dirname(file)))  # noqa: PTH120
 
 
 class ImportReads:

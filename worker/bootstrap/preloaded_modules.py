@@ -98,7 +98,7 @@ class PreloadedModules(MetaPathFinder):
         return sorted(name for name, file in found.items() if file and not file.startswith(f"{directory}/"))
 
     def shadowed_on(self, search_path: Sequence[str]) -> tuple[str, str] | None:
-        """A directory of PYTHONPATH, and a hidden module that it has of its own: a new file there would be imported
+        """Return a directory of PYTHONPATH and a hidden module that it has, too: the file there would be imported
         instead of the preloaded one."""
         for place, entry in enumerate(search_path):
             before = tuple(f"{each}/" for each in search_path[:place])

@@ -17,7 +17,7 @@ from typing import Any
 
 from . import forked_task
 from .forked_task import NoSuchProgram, Program, ProgramSlot, parse
-from .import_reads import ImportReads
+from .import_reads import ImportReads, is_installed
 from .import_record import ImportRecord
 from .messages import log
 from .preload_imports import preload, restore_openblas_threads
@@ -48,10 +48,12 @@ def serve(record: ImportRecord) -> None:
         began = time.monotonic()
         with record:
             slot, reads = ProgramSlot(options["placeholder"]), ImportReads()
-            modules = preload(record, reads, options["modules"], options["script_env"])
+            names = _chosen(options["modules"], options["installed_only"])
+            modules = preload(record, reads, names, options["script_env"])
         _check_forkable(control.fileno())
         gc.freeze()
-        found = {"files": reads.files(record.new_modules()), "variables": sorted(reads.variables)}
+        files = reads.files(record.new_modules())
+        found = {"modules": names, "files": files, "variables": sorted(reads.variables)}
         _send_ready(control, time.monotonic() - began, found)
         request = _fork_tasks(control, start, modules)
     except (Exception, SystemExit) as error:
@@ -63,6 +65,14 @@ def serve(record: ImportRecord) -> None:
     modules.hide(log, {"numpy": restore_openblas_threads})
     _replace_main()
     gc.enable()
+
+
+def _chosen(names: Sequence[str], installed_only: bool) -> list[str]:
+    """Return the modules to import. A preloader that is kept for other runs imports none of the user's own."""
+    chosen = [name for name in names if not installed_only or is_installed(name)]
+    if names and not chosen:
+        raise CannotFork(f"{names[0]} is not an installed package, and the preloader is kept for other runs")
+    return chosen
 
 
 def _replace_main() -> None:

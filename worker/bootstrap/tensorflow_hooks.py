@@ -126,7 +126,7 @@ def _at_exit(part: str, action: Callable[[], None]) -> None:
 def _end_recoveries() -> None:
     """Stop the threads in which coordinators recover restarted workers.
 
-    Such a thread holds a lock that the coordinator's destructor takes. Python's exit freezes the thread, and a program
+    The thread holds a lock that the coordinator's destructor takes. Python's exit freezes the thread, and a program
     that ends during a recovery would wait forever.
     """
     for thread in sys.modules["threading"].enumerate():

@@ -68,7 +68,7 @@ def relay(agent: socket.socket, log: str) -> None:
     place = Path(log).parent
     is_step = "SLURM_STEP_ID" in os.environ
     if is_step:
-        # Slurm tells this program alone that the step will end. The agent ends on the same signal.
+        # Slurm tells this program alone that the step will end. The agent passes it on to the supervisor.
         signal.signal(signal.SIGTERM, lambda *_: _pass_on(place))
     lock = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
     _relay(agent, log)

@@ -15,7 +15,8 @@ from orchestrator.client.page.series import task_series
 from orchestrator.client.page.timeline import Timeline
 from orchestrator.client.run_rows import command_text, run_status
 from orchestrator.client.view.layout import colour_index
-from orchestrator.client.view.status_document import host_statuses, task_status
+from orchestrator.client.view.messages import queued_text
+from orchestrator.client.view.status_document import host_statuses, queued_status, task_status
 from orchestrator.core.errors import NewerFormat
 from orchestrator.core.state.events import AttemptPlanned, Event, StacksTaken
 from orchestrator.core.state.result import RunResult
@@ -103,7 +104,7 @@ class RunPage:
             "attempts": view.state.attempt,
             "took_s": None if result is None else result.took_s,
             "command": command_text(view.record.spec),
-            "remarks": [*view.remarks(), *remarks],
+            "remarks": [*view.remarks(), *remarks, *_queue_of(view.state)],
         }
         yield "schema_version", 1
         yield "orch", orch_version()
@@ -176,3 +177,9 @@ def _stacks_of(result: RunResult | None, view: RunView) -> list[StacksTaken]:
         return []
     mono = view.record.started_mono + (result.took_s or 0.0)
     return [StacksTaken(at=0.0, mono=mono, why="a time limit", stacks=dict(result.stacks))]
+
+
+def _queue_of(state: RunState) -> list[str]:
+    """Why a queued run waits; empty for others."""
+    queued = queued_status(state)
+    return [] if queued is None else [f"queued: {queued_text(queued)}"]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.client.page.clock import RunClock
+from orchestrator.client.view.messages import sizes_text
 from orchestrator.client.view.report import advice_of, cause_text, end_lines, headline
 from orchestrator.core.state.events import StacksTaken
 from orchestrator.core.state.result import FirstFailure, RunResult
@@ -37,6 +38,7 @@ def end_document(result: RunResult, paths: RunPaths) -> dict[str, Any]:
         **{name: said[name] for name in kept},
         "bad_loss": None if result.bad_loss is None else str(result.bad_loss),
         "headline": headline(result),
+        "workers": sizes_text(result),
         "cause": None
         if cause is None
         else {"task": cause.task, "kind": cause.kind, "text": cause.text, "line": cause_text(result)},

@@ -46,6 +46,8 @@ def _run(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"- {values}"
     if run["attempts"] > 1:
         yield f"- {run['attempts']} attempts"
+    if end is not None and end.get("workers"):
+        yield f"- workers: {end['workers'].replace('->', '→')}"
     for remark in run["remarks"]:
         yield f"- {code(remark)}"
     yield from _tasks(document)

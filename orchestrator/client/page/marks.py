@@ -32,6 +32,7 @@ _KINDS: dict[type[Event], str] = {
     events.MemoryExceeded: "signal",
     events.SignalRequested: "signal",
     events.Noticed: "notice",
+    events.NoticeGiven: "signal",
 }
 _STACKS = {
     events.StacksTaken.BY_USER: "stacks taken on request",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 from orchestrator.client.view.amounts import duration, short_duration
-from orchestrator.core.diagnosis.cause import sent_by
+from orchestrator.client.view.status_document import Queued
+from orchestrator.core.diagnosis.cause import describe_notice, sent_by
 from orchestrator.core.state.events import (
     Event,
     LossBecameBad,
     MemoryExceeded,
     Noticed,
+    NoticeGiven,
     NotPreloaded,
     Preloaded,
     RestartPlanned,
@@ -19,10 +22,12 @@ from orchestrator.core.state.events import (
     SignalRequested,
     TaskRestartPlanned,
 )
-from orchestrator.core.state.result import AttemptEnd, exit_text, signal_name
+from orchestrator.core.state.result import AttemptEnd, RunResult, exit_text, signal_name
 from orchestrator.core.text.clean import one_line
 from orchestrator.core.text.counted import counted
 from orchestrator.core.text.sizes import format_size
+
+_MOST_CHANGES = 8
 
 
 def event_message(event: Event, most: int | None, *, verbose: bool = False) -> str | None:
@@ -47,6 +52,8 @@ def event_message(event: Event, most: int | None, *, verbose: bool = False) -> s
             return None  # MemoryExceeded has just said why.
         case SignalRequested():
             return f"{event.task} gets {signal_name(event.signal)}, {sent_by(event)}"
+        case NoticeGiven():
+            return f"{describe_notice(event)}; the tasks get SIGTERM, to save their state and end"
         case Noticed():
             return event.text if verbose or not event.verbose else None
         case Preloaded() if verbose:
@@ -56,6 +63,12 @@ def event_message(event: Event, most: int | None, *, verbose: bool = False) -> s
             return f"not preloaded: {event.reason}"
         case _:
             return None
+
+
+def queued_text(queued: Queued) -> str:
+    """`Slurm's job 12: Resources; expected start: 2026-11-23T17:00:00`"""
+    why = "; expected start: ".join(filter(None, (queued.reason or "no reason given", queued.start)))
+    return f"Slurm's job {queued.job}: {one_line(why)}"
 
 
 def most_attempts(spec: Mapping[str, object], history: Sequence[AttemptEnd]) -> int | None:
@@ -119,6 +132,30 @@ def history_text(end: AttemptEnd) -> str:
         return text
     later = "" if end.recovery_s is None else f", {short_duration(end.recovery_s)} later"
     return f"{text}; attempt {end.attempt + 1} {resumed or 'was training again'}{later}"
+
+
+def sizes_text(result: RunResult) -> str:
+    """`4 -> 3 -> 4; global batch 96 kept`, if the attempts had different numbers of workers; else empty."""
+    ends: list[AttemptEnd | RunResult] = [*result.earlier_attempts, result]
+    workers = [end.workers for end in ends if end.workers is not None]
+    if len(set(workers)) < 2:
+        return ""
+    batches = [end.global_batch for end in ends if end.workers is not None]
+    known = [batch for batch in batches if batch is not None]
+    if len(known) < len(batches):
+        batch = "the program does not report its global batch"
+    elif len(set(known)) == 1:
+        batch = f"global batch {known[0]:,} kept"
+    else:
+        batch = f"global batch {_changes(known)}"
+    return f"{_changes(workers)}; {batch}"
+
+
+def _changes(numbers: Sequence[int]) -> str:
+    """`4 -> 3 -> 4`: a number that follows itself is shown once, and of many only the last ones."""
+    changes = [number for number, _ in groupby(numbers)]
+    before = "... -> " if len(changes) > _MOST_CHANGES else ""
+    return before + " -> ".join(f"{number:,}" for number in changes[-_MOST_CHANGES:])
 
 
 def _in(delay_s: float) -> str:

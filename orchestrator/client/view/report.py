@@ -22,7 +22,7 @@ from orchestrator.client.view.layout import (
     task_colour,
     wrapped,
 )
-from orchestrator.client.view.messages import history_text
+from orchestrator.client.view.messages import history_text, sizes_text
 from orchestrator.client.view.stacks import stack_lines
 from orchestrator.client.view.workflow import annotation
 from orchestrator.core.diagnosis.same_failure import describe_exception
@@ -116,6 +116,8 @@ def _report(result: RunResult, *, verbose: bool, checkpoints: str | None) -> Ite
             yield _Quoted(first.task, one_line(text))
     yield _headline(result, verbose=verbose)
     yield from _history(result.earlier_attempts)
+    if sizes := sizes_text(result):
+        yield _field("workers", sizes)
     for fault in result.faults:
         yield _field("chaos", one_line(fault_text(fault)))
     if first is not None or is_of_host:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from orchestrator.core.progress.activity import doing, waiting_for
 from orchestrator.core.state.events import Progress
 from orchestrator.core.state.result import AttemptEnd, signal_name
-from orchestrator.core.state.state import HostPhase, HostState, RunState, TaskState
+from orchestrator.core.state.state import HostPhase, HostState, RunPhase, RunState, TaskState
 from orchestrator.core.text.clean import safe
 
 # In a row's waiting_for: thousands of rows with thousands of names would be a document of 100 MB.
@@ -19,6 +19,14 @@ _MOST_AWAITED = 20
 
 class _Document(BaseModel):
     model_config = ConfigDict(frozen=True)
+
+
+class Queued(_Document):
+    """Why a run waits for a Slurm job, and when it is expected to start (empty: unknown), in Slurm's words."""
+
+    job: str
+    reason: str
+    start: str
 
 
 class RunStatus(_Document):
@@ -42,6 +50,7 @@ class RunStatus(_Document):
     history: tuple[AttemptEnd, ...] = ()
     tensorboard: str | None = None
     debugged: tuple[str, ...] = ()
+    queued: Queued | None = None
 
 
 class HostStatus(_Document):
@@ -115,6 +124,14 @@ class Status(_Document):
 def seconds_until(due_mono: float | None, now_mono: float) -> float | None:
     """The seconds until something planned, 0 when it is due; None if nothing is planned."""
     return None if due_mono is None else round(max(0.0, due_mono - now_mono), 3)
+
+
+def queued_status(state: RunState) -> Queued | None:
+    """Why a run waits; None if it does not."""
+    if state.queued is None or state.phase is not RunPhase.QUEUED:
+        return None
+    job = state.queued
+    return Queued(job=job.job, reason=job.reason, start=job.start)
 
 
 def host_statuses(state: RunState, now_mono: float) -> tuple[HostStatus, ...]:

@@ -16,8 +16,8 @@ from orchestrator.client.view.layout import (
     fit,
     lay_out,
 )
-from orchestrator.client.view.messages import attempt_text, due_text, resumed_text
-from orchestrator.client.view.status_document import Status, seconds_until, task_status
+from orchestrator.client.view.messages import attempt_text, due_text, queued_text, resumed_text
+from orchestrator.client.view.status_document import Status, queued_status, seconds_until, task_status
 from orchestrator.client.view.task_columns import PHASE_COLOURS, Row, TaskColumn, task_columns
 from orchestrator.core.progress.activity import behind_tasks, join_names, late_tasks
 from orchestrator.core.state.result import AttemptEnd
@@ -110,6 +110,8 @@ def status_lines(status: Status, width: int | None, *, colour: bool) -> list[str
     if run.exit_code is not None:
         head.append(Cell(f"  exit code {run.exit_code}"))
     lines = [fit(head, width, colour=colour), fit([Cell(run.dir, (DIM,))], width, colour=colour)]
+    if run.queued is not None:
+        lines.append(fit([Cell(queued_text(run.queued), (YELLOW,))], width, colour=colour))
     if run.tensorboard is not None:
         lines.append(fit([Cell(f"TensorBoard: {run.tensorboard}")], width, colour=colour))
     if run.debugged:
@@ -177,6 +179,8 @@ def _footer_head(moment: Moment) -> list[Cell]:
     if state.phase is RunPhase.STARTING and state.tasks:
         ready = sum(1 for task in state.tasks.values() if task.phase is TaskPhase.RUNNING)
         detail = f" ({ready} of {len(state.tasks)} ready)"
+    if (queued := queued_status(state)) is not None:
+        detail = f" ({queued_text(queued)})"
     most = moment.most_attempts
     head = _head(moment.name, state.phase, detail, uptime_s, state.attempt, most, restart_in_s)
     if any(task.is_debugged for task in state.tasks.values()):

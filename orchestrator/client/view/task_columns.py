@@ -23,6 +23,7 @@ _MAX_METRICS = 4
 # Rank of the column from then on.
 _RANK_OF_QUIET = 2
 PHASE_COLOURS = {
+    "queued": (YELLOW,),
     "pending": (DIM,),
     "starting": (CYAN,),
     "running": (GREEN,),

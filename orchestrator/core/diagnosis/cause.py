@@ -11,16 +11,18 @@ from typing import assert_never
 from orchestrator.core.diagnosis.across_hosts import ended_surely_before, own_failure_elsewhere
 from orchestrator.core.diagnosis.same_failure import alike, describe_alike, own_exception
 from orchestrator.core.diagnosis.shortages import describe_kill, find_shortage
+from orchestrator.core.errors import ExitCode
 from orchestrator.core.job.tf_config import EVALUATOR
-from orchestrator.core.state.events import SignalRequested, SymptomKind
+from orchestrator.core.state.events import NoticeGiven, NoticeSource, SignalRequested, SymptomKind
 from orchestrator.core.state.result import Cause, CauseKind, exit_text, signal_name
 from orchestrator.core.state.state import RunState, TaskPhase, TaskState
+from orchestrator.core.text.counted import counted
 from orchestrator.core.text.durations import format_duration
 
 # The kernel's letters for a stopped process (man 5 proc): by a signal, and by a tracer.
 STOPPED_LETTERS = frozenset("Tt")
 # Exit codes with a meaning in TensorFlow tasks.
-PREEMPTED = 42
+PREEMPTED = int(ExitCode.NOTICE)
 _MEANINGS = {
     PREEMPTED: "it was asked to end, saved its state and asks for a restart (PreemptionCheckpointHandler)",
     143: "it was asked to end by SIGTERM, and did",
@@ -164,3 +166,27 @@ def sent_by(sent: SignalRequested) -> str:
             return "sent by orch: over --memory-limit"
         case _:
             assert_never(sent.by)
+
+
+def describe_notice(notice: NoticeGiven) -> str:
+    """`its machines go in 90s (orch notice)`"""
+    left = "" if notice.left_s is None else f" in {format_duration(round(notice.left_s))}"
+    match notice.source:
+        case NoticeSource.USER:
+            return f"its machines go{left} (`orch notice`)"
+        case NoticeSource.SIGNAL:
+            return f"its machines go{left} (SIGUSR2)"
+        case NoticeSource.SLURM:
+            return "Slurm ends its job"
+        case NoticeSource.TIME_LIMIT:
+            return f"the time limit of its job is reached{left}"
+        case _:
+            assert_never(notice.source)
+
+
+def notice_cause(state: RunState, notice: NoticeGiven) -> Cause:
+    """The cause of an end after a notice, with the number of tasks that have said that they saved their state."""
+    saved = sum(task.exit_code == PREEMPTED for task in state.tasks.values())
+    which = f"{saved} of {counted(len(state.tasks), 'task')}" if saved else "no task"
+    text = f"{describe_notice(notice)}; {which} said that the state is saved (exit {PREEMPTED})"
+    return Cause(task=None, kind=CauseKind.NOTICE, text=text)

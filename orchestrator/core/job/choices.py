@@ -13,6 +13,8 @@ DEFAULT_MAX_RESTARTS = 3
 DEFAULT_GRACE_S = 10.0
 # The same after a failure. Peers of the failed task wait in collectives that cannot complete.
 DEFAULT_FAILURE_GRACE_S = 0.5
+# The tasks save their state and end so many seconds before the end of their allocation.
+DEFAULT_NOTICE_S = 120.0
 # A task that is silent and idle for so long is reported. Not an option: only tests change it.
 SILENCE_NOTICE_S = 300.0
 DEFAULT_START_TIMEOUT_S = 120.0

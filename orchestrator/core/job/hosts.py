@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 from orchestrator.core.job.choices import EngineName, NetworkOption
 from orchestrator.core.job.roles import MOST_TASKS
 from orchestrator.core.job.strategy import SettingMisfit
+from orchestrator.core.text.durations import format_duration
 from orchestrator.core.text.nearest import did_you_mean
 
 if TYPE_CHECKING:
@@ -168,6 +169,12 @@ def _misfits(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield (
             "engine",
             "local runs all tasks on this machine, which contradicts --hosts; leave one of them out",
+        )
+    if is_slurm and spec.time_s is not None and spec.time_s <= spec.notice_s:
+        yield (
+            "time",
+            f"{format_duration(spec.time_s)} is not longer than --notice {format_duration(spec.notice_s)}, the time"
+            " before the end at which the tasks are told to end; give more time, or a shorter --notice",
         )
     if spec.network is NetworkOption.PRIVATE:
         yield (

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Self
 
 from orchestrator.core.job.choices import ChiefOption, FailurePolicy
 from orchestrator.core.job.tf_config import CHIEF, EVALUATOR, PS, ROLES, SINGLE_ROLES, WORKER
@@ -10,6 +13,31 @@ from orchestrator.core.text.counted import counted
 
 # Every task's TF_CONFIG names all tasks: about 6,800 fit into one variable, fewer with addresses of IPv6.
 MOST_TASKS = 4000
+_RANGE = re.compile(r"\s*(?P<fewest>\d{1,9})\s*\.\.\s*(?P<most>\d{1,9})\s*\Z", re.ASCII)
+
+
+@dataclass(frozen=True)
+class WorkerRange:
+    """The numbers of workers that an elastic run can have."""
+
+    fewest: int
+    most: int
+
+    def __str__(self) -> str:
+        return f"{self.fewest}..{self.most}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `2..4`. Raises ValueError."""
+        found = _RANGE.match(text)
+        if found is None:
+            raise ValueError(f'"{text:.40}" is not a range; write the fewest and the most workers: 2..4')
+        fewest, most = int(found["fewest"]), int(found["most"])
+        if not fewest:
+            raise ValueError(f'"{text}": a run has at least 1 worker; write 1..{max(1, most)}')
+        if fewest > most:
+            raise ValueError(f'"{text}" begins with the larger number; write {most}..{fewest}')
+        return cls(fewest, most)
 
 
 class RoleMisfit(ValueError):

@@ -18,6 +18,7 @@ from orchestrator.core.job.choices import (
     DEFAULT_GRACE_S,
     DEFAULT_LINK_TIMEOUT_S,
     DEFAULT_MAX_RESTARTS,
+    DEFAULT_NOTICE_S,
     DEFAULT_START_TIMEOUT_S,
     SILENCE_NOTICE_S,
     EngineName,
@@ -60,6 +61,8 @@ NOT_FORKED = StartMethod(fork=False, reason="it is not a Python script")
 # Threads in each pool of a task. Larger numbers are typing errors.
 MOST_THREADS = 4096
 MOST_RESTARTS = 10_000
+# Examples in a step: a 32-bit number.
+MOST_EXAMPLES = 2**31 - 1
 
 
 class CommandKind(StrEnum):
@@ -148,6 +151,10 @@ class JobSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     roles: Roles = Field(min_length=1)
+    # The workers in `roles` are the most of an elastic job, and these the fewest. None: it is not elastic.
+    fewest_workers: Annotated[int, between(1, MOST_TASKS)] | None = None
+    # Examples in a step of all workers. None: the program decides.
+    global_batch: Annotated[int, between(1, MOST_EXAMPLES)] | None = None
     role_settings: RoleTable = Field(default_factory=lambda: MappingProxyType({}))
     name: RunName
     # The user chose the name, so that a live run of that name is a conflict.
@@ -177,6 +184,8 @@ class JobSpec(BaseModel):
     network: NetworkOption = NetworkOption.HOST
     grace_s: Seconds = DEFAULT_GRACE_S
     failure_grace_s: Seconds = DEFAULT_FAILURE_GRACE_S
+    # From a notice to the end of the machines, if the notice does not say.
+    notice_s: Seconds = DEFAULT_NOTICE_S
     # None: in the run's own directory.
     checkpoint_dir: AbsolutePath | None = None
     # None: in the state directory.
@@ -236,6 +245,9 @@ class JobSpec(BaseModel):
     slurm: tuple[Word, ...] = ()
     # The id of the allocation, once there is one. Then `hosts` are its nodes.
     slurm_job: str | None = None
+    # Its end (Unix seconds), and the seconds from its SIGTERM to SIGKILL. None: no limit, or not known.
+    slurm_ends_at: float | None = None
+    kill_wait_s: Seconds | None = None
 
     @model_validator(mode="after")
     def _check_roles(self) -> Self:
@@ -252,6 +264,11 @@ class JobSpec(BaseModel):
     @property
     def workers(self) -> int:
         return self.roles.get(WORKER, 0)
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether an attempt can have other workers or hosts than the one before."""
+        return self.fewest_workers is not None and self.is_remote
 
     @property
     def tasks(self) -> tuple[TaskRef, ...]:

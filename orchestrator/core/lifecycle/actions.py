@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.state.events import Event, TeardownReason
 from orchestrator.core.state.result import RunResult
 
@@ -16,9 +17,16 @@ class StartTasks:
 
 @dataclass(frozen=True)
 class PlanAttempt:
-    """Hold ports for another attempt. Answered by AttemptPlanned."""
+    """Hold ports for another attempt. Answered by AttemptPlanned. `job` is that of an elastic run, with the workers and
+    hosts of this attempt; None: all hosts of the run, once they are there."""
 
     attempt: int
+    job: JobSpec | None = None
+
+
+@dataclass(frozen=True)
+class ReopenHosts:
+    """Try again to reach the hosts that were lost. Answered by HostJoined for those that are back."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,16 @@ class Finish:
 
 
 Action = (
-    StartTasks | PlanAttempt | StartTask | SendSignal | TakeStacks | TearDown | SweepHost | Happen | Finish
+    StartTasks
+    | PlanAttempt
+    | ReopenHosts
+    | StartTask
+    | SendSignal
+    | TakeStacks
+    | TearDown
+    | SweepHost
+    | Happen
+    | Finish
 )
 
 
@@ -77,11 +94,14 @@ class Deadline(StrEnum):
     """The subjects of DeadlineReached events."""
 
     TIMEOUT = "timeout"
+    NOTICE = "notice"
     START_LATE = "start_late"
     START_LIMIT = "start_limit"
     STALL_LIMIT = "stall_limit"
     SILENCE = "silence"
     HOSTS = "hosts"
+    HOSTS_AWAITED = "hosts_awaited"
+    HOSTS_RETRY = "hosts_retry"
     PLAN = "plan"
     RESTART = "restart"
     TASK_RESTART = "task_restart"

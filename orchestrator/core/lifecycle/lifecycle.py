@@ -8,12 +8,14 @@
         a restart is requested         -> TearDown(restart) -> another attempt
         a stop or --timeout            -> TearDown(request) -> Finish: stopped or timed_out
           and a second, forced stop    -> TearDown again, grace 0
+        the machines will go           -> TearDown(notice) -> Finish: stopped (42), cause notice
         the agent is lost              -> SweepHost -> Finish: failed (125), cause orch
         a host is lost with its tasks  -> TearDown(failure) -> Finish: failed (137), cause host, or another attempt
+          an elastic run then tries ReopenHosts, and plans with fewer workers, or ends if too few hosts are left
     another attempt: RestartPlanned, its delay, PlanAttempt -> AttemptPlanned
 
-Every path ends in exactly one Finish. A stop always wins over a restart. The parts: completion (which tasks decide),
-task_ends (what follows the end of a task), restarts, time_limits, outcome (the result).
+Every path ends in exactly one Finish. A stop or a notice always wins over a restart. The parts: completion
+(which tasks decide), task_ends (what follows the end of a task), restarts, elastic, time_limits, outcome (the result).
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import assert_never
 from orchestrator.core.chaos.watch import ChaosWatch
 from orchestrator.core.diagnosis.distribution import find_not_distributed
 from orchestrator.core.job.spec import JobSpec
-from orchestrator.core.lifecycle import completion, outcome
+from orchestrator.core.lifecycle import completion, notices, outcome
 from orchestrator.core.lifecycle.actions import (
     Action,
     Deadline,
@@ -39,6 +41,7 @@ from orchestrator.core.lifecycle.actions import (
     TearDown,
 )
 from orchestrator.core.lifecycle.debugging import DebugWatch
+from orchestrator.core.lifecycle.elastic import HostChoice
 from orchestrator.core.lifecycle.host_notices import HostNotices
 from orchestrator.core.lifecycle.restarts import Again, Refused, RunRestarts
 from orchestrator.core.lifecycle.task_ends import Down, TaskEnds, only_evaluator_left
@@ -63,8 +66,17 @@ _QUICK = frozenset({StopReason.CLIENT_GONE, StopReason.OUTPUT_CLOSED, StopReason
 class Lifecycle:
     """The state machine of one run. Call handle() with every event in order, and perform the actions it returns."""
 
-    def __init__(self, spec: JobSpec, run_id: str, started_mono: float) -> None:
-        self.state = RunState()
+    def __init__(
+        self,
+        spec: JobSpec,
+        run_id: str,
+        started_mono: float,
+        ends_mono: float | None = None,
+        earlier: RunState | None = None,
+    ) -> None:
+        """`ends_mono`: the end of the allocation (monotonic seconds), if it has one. `earlier`: the state of a run that
+        another supervisor began. The first event must be RestartPlanned then."""
+        self.state = earlier or RunState()
         self.result: RunResult | None = None
         self._spec = spec
         self._run_id = run_id
@@ -74,15 +86,19 @@ class Lifecycle:
         self._timeout_at = None if spec.timeout_s is None else started_mono + spec.timeout_s
         self._teardown_by: float | None = None
         self._restart_at: float | None = None
-        self._planned_by: float | None = started_mono + PLAN_MARGIN_S
+        self._planned_by = started_mono + PLAN_MARGIN_S if earlier is None else None
         self._restarts = RunRestarts(spec)
+        if earlier is not None:
+            self._restarts.update(earlier, started_mono)
         self._start = StartWatch()
         self._limits = TimeLimits(spec)
         self._silence = SilenceWatch(spec)
         self._host_notices = HostNotices()
+        self._hosts = HostChoice(spec)
         self._ends = TaskEnds(spec)
         self._chaos = ChaosWatch(spec.chaos, started_mono)
         self._debugging = DebugWatch(spec)
+        self._allocation = notices.AllocationEnd(spec.notice_s, ends_mono)
         self._begin_attempt()
 
     def _begin_attempt(self) -> None:
@@ -93,12 +109,18 @@ class Lifecycle:
         self._not_restarted: str | None = None
         self._limit: Cause | None = None
         self._nan: Cause | None = None
+        self._gives_way = False
         self._has_bad_loss = False
         self._is_tearing_down = False
         self._is_forced = False
         self._grace_s = 0.0
         for part in (self._ends, self._limits, self._silence):
             part.reset()
+
+    @property
+    def worked(self) -> bool:
+        """Whether the run ever reached a training step or, if it reports none, ran for a while."""
+        return self._restarts.worked
 
     def next_deadline(self) -> tuple[float, str] | None:
         """(monotonic seconds, name) of the next DeadlineReached that must be sent."""
@@ -110,7 +132,10 @@ class Lifecycle:
             (self._restart_at, Deadline.RESTART),
             (self._planned_by, Deadline.PLAN),
             (self._host_notices.due, Deadline.HOSTS),
+            (self._hosts.awaited_until if self._is_planning else None, Deadline.HOSTS_AWAITED),
+            (self._hosts.retry_due(self.state), Deadline.HOSTS_RETRY),
             (self._timeout_at if self.state.teardown is None else None, Deadline.TIMEOUT),
+            (self._allocation.due, Deadline.NOTICE),
         ]
         if not self._is_tearing_down:
             wanted += [(self._chaos.due(self.state), Deadline.CHAOS), *self._ends.deadlines()]
@@ -161,6 +186,8 @@ class Lifecycle:
                 return [] if self._is_tearing_down else self._ends.after_training.dismiss(event)
             case events.StopRequested():
                 return self._stop_requested(event)
+            case events.NoticeGiven():
+                return self._end_within(TeardownReason.NOTICE, notices.grace_of(event, self._spec.grace_s))
             case events.RestartRequested():
                 return self._restart_requested(event)
             case events.RestartPlanned():
@@ -183,9 +210,11 @@ class Lifecycle:
                 self._teardown_by = event.mono + event.grace_s + TEARDOWN_MARGIN_S + self._silence_s
                 return []
             case events.HostJoined():
-                if self._planned_by is not None:  # the ports can be held only when all hosts are there
-                    self._planned_by = event.mono + PLAN_MARGIN_S
-                return []
+                if not self._is_planning:
+                    return self._hosts.join(before, event)
+                # The ports can be held only when all hosts are there.
+                self._planned_by = event.mono + PLAN_MARGIN_S
+                return self._choose_hosts(event)
             case events.HostSilent() | events.HostBack():
                 if isinstance(event, events.HostBack):
                     self._limits.heard(event.host, event.mono)
@@ -208,7 +237,7 @@ class Lifecycle:
                 | events.PreloadBegan() | events.Preloaded() | events.NotPreloaded() | events.DiskFull()
                 | events.LogTruncated() | events.Noticed() | events.TensorBoardServes()
                 | events.LossBecameBad() | events.Resumed() | events.RunEndedEvent()
-                | events.VersionsFound() | events.CheckpointSaved()
+                | events.VersionsFound() | events.CheckpointSaved() | events.JobQueued() | events.JobStarted()
             ):  # fmt: skip
                 return []
             case _:
@@ -217,6 +246,9 @@ class Lifecycle:
     def _host_lost(self, event: events.HostLost) -> list[Action]:
         """Report the loss of a host, and end the attempt unless all its tasks had ended or none has been planned."""
         host = self.state.hosts[event.host]
+        if self._hosts.is_on and self._is_planning:
+            return [*self._hosts.lose_planned(self.state, event), *self._end_if_too_few()]
+        self._hosts.lose(event)
         if not host.was_needed or self._restart_at is not None:
             return [_notice(event, f"{event.host} is lost, but has no tasks: {event.reason}")]
         named = [] if self._is_tearing_down else [_notice(event, f"{event.host} was lost: {event.reason}")]
@@ -259,14 +291,19 @@ class Lifecycle:
             self._grace_s = 0.0
             self._restart_at = None
             return [TearDown(self.state.teardown or TeardownReason.REQUEST, 0.0)]
-        if event.reason not in _QUICK:
-            return self._tear_down(TeardownReason.REQUEST, self._spec.grace_s)
-        grace_s = self._spec.failure_grace_s
+        # After a notice, a teardown may take much longer. A client that waited for any teardown no longer does.
+        is_quick = event.reason in _QUICK
+        if is_quick or self.state.teardown is TeardownReason.NOTICE:
+            grace_s = self._spec.failure_grace_s if is_quick else self._spec.grace_s
+            return self._end_within(TeardownReason.REQUEST, grace_s)
+        return self._tear_down(TeardownReason.REQUEST, self._spec.grace_s)
+
+    def _end_within(self, reason: TeardownReason, grace_s: float) -> list[Action]:
+        """Begin a teardown, or shorten the one that has begun."""
         if self._is_tearing_down and self._grace_s > grace_s and self.state.agent_lost is None:
-            # The client that waited for this teardown no longer does.
             self._grace_s = grace_s
-            return [TearDown(self.state.teardown or TeardownReason.REQUEST, grace_s)]
-        return self._tear_down(TeardownReason.REQUEST, grace_s)
+            return [TearDown(self.state.teardown or reason, grace_s)]
+        return self._tear_down(reason, grace_s)
 
     def _deadline_reached(self, event: events.DeadlineReached) -> list[Action]:
         if self._debugging.suspends(event.deadline):
@@ -276,6 +313,8 @@ class Lifecycle:
                 self._timeout_at = None
                 self._late = only_evaluator_left(self.state) or late_start(self.state, event.mono)
                 return [Happen(events.StopRequested(at=event.at, mono=event.mono, reason=StopReason.TIMEOUT))]
+            case Deadline.NOTICE:
+                return self._allocation.reached(event)
             case Deadline.START_LATE:
                 late = self._start.notice(self.state, event.mono)
                 return [] if late is None else [_notice(event, late)]
@@ -285,7 +324,11 @@ class Lifecycle:
             case Deadline.SILENCE if not self._is_tearing_down:
                 return [TakeStacks(Deadline.SILENCE)] if self._silence.wants_stacks(event) else []
             case Deadline.RESTART if _is_due(self._restart_at, event):
-                return self._plan_another(event.mono)
+                return self._plan_another(event)
+            case Deadline.HOSTS_AWAITED:
+                return self._choose_hosts(event)
+            case Deadline.HOSTS_RETRY:
+                return self._hosts.retry(self.state, event.mono)
             case Deadline.HOSTS:
                 return [_notice(event, text) for text in self._host_notices.say(event.mono)]
             case Deadline.TASK_RESTART if not self._is_tearing_down:
@@ -332,14 +375,32 @@ class Lifecycle:
         if self.state.stop is not None or (self._planned_by is not None and self.state.attempt):
             return []  # the next attempt is being planned
         if self._restart_at is not None:  # between two attempts: skip the delay
-            return self._plan_another(event.mono)
+            return self._plan_another(event)
         self._failed_mono = self._failed_mono or event.mono
         return self._tear_down(TeardownReason.RESTART, self._spec.grace_s)
 
-    def _plan_another(self, mono: float) -> list[Action]:
+    def _plan_another(self, event: Event) -> list[Action]:
         self._restart_at = None
-        self._planned_by = mono + PLAN_MARGIN_S
+        self._planned_by = event.mono + PLAN_MARGIN_S
+        if self._hosts.is_on:
+            return [*self._hosts.begin(self.state, event.mono), *self._choose_hosts(event)]
         return [PlanAttempt(self.state.attempt + 1)]
+
+    @property
+    def _is_planning(self) -> bool:
+        return self._planned_by is not None and not self._is_tearing_down
+
+    def _choose_hosts(self, event: Event) -> list[Action]:
+        """Plan the attempt of an elastic run, once it is known which hosts it has."""
+        if not self._is_planning:
+            return []
+        return [*self._hosts.choose(self.state, event), *self._end_if_too_few()]
+
+    def _end_if_too_few(self) -> list[Action]:
+        if self._hosts.too_few is None:
+            return []
+        self._planned_by = None
+        return self._tear_down(TeardownReason.FAILURE, self._spec.failure_grace_s)
 
     def _restart_planned(self, event: events.RestartPlanned) -> list[Action]:
         self._begin_attempt()
@@ -348,7 +409,7 @@ class Lifecycle:
         if self.state.stop is not None:
             return self._tear_down(TeardownReason.REQUEST, self._spec.failure_grace_s)
         self._restart_at = event.mono + event.delay_s
-        return []
+        return self._hosts.retry(self.state, event.mono)
 
     def _attempt_over(self, event: events.TeardownEnded) -> list[Action]:
         """All processes of the attempt are gone: finish, or plan another attempt."""
@@ -360,8 +421,12 @@ class Lifecycle:
         decided = self._restarts.after_teardown(self.state, event.mono, blame, first)
         if isinstance(decided, Again) and self._nan is not None and not self.state.restart_asked:
             decided = Refused("--stop-on-nan ends the run")
+        if self._hosts.too_few is not None:
+            decided = Refused(self._hosts.too_few)
         if isinstance(decided, Again) and event.left:
             decided = Refused("processes of this attempt are still running")
+        if isinstance(decided, Again) and self.state.notice is not None:
+            self._gives_way, decided = True, None
         if isinstance(decided, Again):
             self._restarts.failed_mono = self._failed_mono or event.mono
             ended = outcome.attempt_end(self.state, self._findings(event.mono, teardown_s))
@@ -386,6 +451,7 @@ class Lifecycle:
             not_restarted=self._not_restarted or self._ends.not_restarted,
             left_early=self._ends.left_early,
             nan=self._nan,
+            gives_way=self._gives_way,
             done_without=self._ends.done_without,
             not_distributed=find_not_distributed(
                 self._spec, self.state, completion.deciding_tasks(self.state)

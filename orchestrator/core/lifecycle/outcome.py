@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from orchestrator.core.diagnosis.across_hosts import failed_host, host_cause
-from orchestrator.core.diagnosis.cause import PREEMPTED, advice_on, find_cause
+from orchestrator.core.diagnosis.cause import PREEMPTED, advice_on, find_cause, notice_cause
 from orchestrator.core.diagnosis.distribution import NotDistributed, has_joined
 from orchestrator.core.diagnosis.same_failure import own_exception
 from orchestrator.core.errors import ExitCode
+from orchestrator.core.job.tf_config import WORKER
 from orchestrator.core.lifecycle.completion import first_failure, has_succeeded
+from orchestrator.core.lifecycle.notices import ending_notice
 from orchestrator.core.progress.activity import began_at, furthest, last_training, reports_each_step
 from orchestrator.core.state.events import Resumed, StopReason, SymptomKind, TaskProgressed, TeardownReason
 from orchestrator.core.state.result import (
@@ -56,6 +58,7 @@ class Findings:
     not_restarted: why there was no restart
     done_without: failed tasks that the others continued without
     not_distributed: no task joined a cluster
+    gives_way: it failed and would be restarted, but its machines will go
     """
 
     timeout_s: float | None = None
@@ -69,12 +72,15 @@ class Findings:
     nan: Cause | None = None
     done_without: frozenset[str] = frozenset()
     not_distributed: NotDistributed | None = None
+    gives_way: bool = False
 
 
 def run_result(run_id: str, state: RunState, findings: Findings, checkpoint_dir: str | None) -> RunResult:
     """The result of a run that has ended."""
     first = first_failure(state, findings.done_without)
     outcome, exit_code, cause = decide_outcome(state, findings)
+    if cause is not None and cause.kind is CauseKind.NOTICE:
+        first = None  # it was told to end
     return RunResult(
         run_id=run_id,
         outcome=outcome,
@@ -97,6 +103,8 @@ def run_result(run_id: str, state: RunState, findings: Findings, checkpoint_dir:
         not_distributed=_notice_of_copies(findings, outcome),
         left=state.left,
         hosts=tuple(host.end for host in state.hosts.values()),
+        workers=_workers(state),
+        global_batch=_global_batch(state),
     )
 
 
@@ -109,7 +117,8 @@ def attempt_end(state: RunState, findings: Findings) -> AttemptEnd:
     """The record of an attempt that is followed by another one."""
     first = first_failure(state, findings.done_without)
     _, exit_code, cause = decide_outcome(state, findings)
-    has_saved = first is not None and first.exit_code == PREEMPTED
+    told = () if state.notice is None else state.tasks.values()
+    has_saved = any(task.exit_code == PREEMPTED for task in (first, *told) if task is not None)
     was_requested = state.teardown is TeardownReason.RESTART
     record = None if first is None else _failure_record(first)
     return AttemptEnd(
@@ -122,14 +131,27 @@ def attempt_end(state: RunState, findings: Findings) -> AttemptEnd:
         teardown_s=findings.teardown_s,
         position=furthest(state),
         exact=has_saved or reports_each_step(state),
+        workers=_workers(state),
+        global_batch=_global_batch(state),
     )
+
+
+def _workers(state: RunState) -> int | None:
+    """The number of workers; None before they are planned."""
+    return sum(number for (role, _), number in state.tasks.counts.items() if role == WORKER) or None
+
+
+def _global_batch(state: RunState) -> int | None:
+    """The examples in a step of all workers, as the first task that knows them has reported them."""
+    reported = (task.progress.global_batch for task in state.tasks.values())
+    return next((batch for batch in reported if batch is not None), None)
 
 
 def resumed(state: RunState, event: TaskProgressed, since: float) -> Resumed:
     """The event for the first step of a later attempt. `since`: monotonic seconds of the failure before it."""
     position = began_at(state)
     last = next((end for end in reversed(state.history) if end.position is not None), None)
-    reached = None if last is None else last.position
+    reached = last.position if last is not None and _has_equal_steps(last, state) else None
     lost = None if position is None or reached is None else max(0, reached - position)
     return Resumed(
         at=event.at,
@@ -142,15 +164,26 @@ def resumed(state: RunState, event: TaskProgressed, since: float) -> Resumed:
     )
 
 
+def _has_equal_steps(last: AttemptEnd, state: RunState) -> bool:
+    """Whether a step has as many examples as in an earlier attempt, as far as is known. Others cannot be compared."""
+    batch = _global_batch(state)
+    if batch is not None and last.global_batch is not None:
+        return batch == last.global_batch
+    return last.workers in (None, _workers(state))
+
+
 def decide_outcome(state: RunState, findings: Findings) -> tuple[Outcome, int, Cause | None]:
     """Outcome, exit code and cause of the current attempt."""
     first = first_failure(state, findings.done_without)
+    if findings.gives_way and state.notice is not None:
+        return "stopped", ExitCode.NOTICE, notice_cause(state, state.notice)
     if findings.nan is not None and state.restart_due_mono is None:
         return "failed", _NO_EXIT_CODE, findings.nan
+    # Between two attempts the tasks are those of the earlier one, whose failure is already in the history.
+    first = first if state.restart_due_mono is None else None
     if state.teardown is TeardownReason.FAILURE and (host := failed_host(state, first)) is not None:
         return "failed", ExitCode.HOST_LOST, host_cause(state, host)
-    # Between two attempts the tasks are those of the earlier one, whose failure is already in the history.
-    if state.teardown is TeardownReason.FAILURE and first is not None and state.restart_due_mono is None:
+    if state.teardown is TeardownReason.FAILURE and first is not None:
         code = shell_code(first.exit_code, first.signal)
         return "failed", code, findings.left_early or find_cause(state, first)
     if state.teardown is TeardownReason.FAILURE and findings.left_early is not None:
@@ -165,6 +198,8 @@ def decide_outcome(state: RunState, findings: Findings) -> tuple[Outcome, int, C
         return "failed", ExitCode.ORCH, cause
     if state.left and (state.stop is None or state.stop.reason is not StopReason.TIMEOUT):
         return "failed", ExitCode.ORCH, Cause(task=None, kind=CauseKind.ORCH, text=left_text(state.left))
+    if (notice := ending_notice(state)) is not None and not has_succeeded(state):
+        return "stopped", ExitCode.NOTICE, notice_cause(state, notice)
     if state.stop is not None and state.teardown is not TeardownReason.FINISHED:
         if state.stop.reason is StopReason.TIMEOUT:
             return "timed_out", ExitCode.TIMED_OUT, _timed_out(findings)
@@ -202,6 +237,7 @@ def _failure_record(first: TaskState) -> FirstFailure:
 def _task_end(
     task: TaskState, cause: Cause | None, done_without: Collection[str], left: tuple[LeftProcess, ...]
 ) -> TaskEnd:
+    is_told = cause is not None and cause.kind is CauseKind.NOTICE
     is_left = not task.has_failed and any(process.pid == task.pid for process in left)
     return TaskEnd(
         task=task.name,
@@ -210,7 +246,7 @@ def _task_end(
         signal=task.signal,
         restarts=task.restarts,
         host=task.plan.host,
-        end="still running" if is_left else _end_in_words(task, cause, done_without),
+        end="still running" if is_left else _end_in_words(task, None if is_told else cause, done_without),
         joined=has_joined(task),
         versions=task.versions,
     )

@@ -114,7 +114,9 @@ class RunRestarts:
         if self._policy(state, blame, first) is not FailurePolicy.RESTART:
             return None
         healthy_s = 0.0 if self._working_since is None else mono - self._working_since
-        return self._restarts.after(healthy_s, worked=self.worked, asked_for=_asks_for_restart(first))
+        # The loss of a host says nothing about the program.
+        asked_for = _asks_for_restart(first) or (self._spec.is_elastic and state.lost_host is not None)
+        return self._restarts.after(healthy_s, worked=self.worked, asked_for=asked_for)
 
     def report_resumed(self, state: RunState, event: TaskProgressed) -> list[Action]:
         """Report from which step a later attempt continues, at its first step."""

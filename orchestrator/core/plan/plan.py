@@ -30,6 +30,7 @@ _REUSE_PORT = "TF_GRPC_REUSE_PORT"
 _UNBUFFERED = "PYTHONUNBUFFERED"
 _PYTHON_PATH = "PYTHONPATH"
 _COLUMNS = "COLUMNS"
+GLOBAL_BATCH = "ORCH_GLOBAL_BATCH"
 _LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
 # The port of the first debugger, if it is free: the one that examples of debugpy have.
 _DEBUGGER_PORT = 5678
@@ -316,8 +317,11 @@ def _common_env(
     }
     if spec.tensorboard is not None:
         identity[DIRECTORY_VARIABLE] = str(layout.root / "tensorboard")
-    elif environ.get(DIRECTORY_VARIABLE) and environ.get("ORCH_RUN_ID"):
-        identity[DIRECTORY_VARIABLE] = ""  # inherited from the run that this one is in
+    if spec.global_batch is not None:
+        identity[GLOBAL_BATCH] = str(spec.global_batch)
+    for name in (DIRECTORY_VARIABLE, GLOBAL_BATCH):
+        if name not in identity and environ.get(name) and environ.get("ORCH_RUN_ID"):
+            identity[name] = ""  # inherited from the run that this one is in
     keras = {_LEGACY_KERAS: "1"} if command.legacy_keras and _LEGACY_KERAS not in users else {}
     threads = _budget(spec, users).env
     steps = {fault.step for fault in spec.chaos if fault.step is not None}

@@ -61,7 +61,7 @@ class Debugger(_Frozen):
 class Progress(_Frozen):
     """The progress that a task reports; unknown fields are None. `epoch` counts from 1. `start_step` is the number of
     steps, over all epochs, that were done before this process's first one: more than 0 if it resumed. `loss` is finite;
-    `bad_loss` is set instead of it while it is not.
+    `bad_loss` is set instead of it while it is not. `global_batch`: examples in a step of all workers.
 
     The bootstrap reports the rest: `server` is the address of the TensorFlow server that the task has started,
     `cluster` the number of tasks in the cluster that it has joined, `trains` that it has computed a gradient, `fit` its
@@ -78,6 +78,7 @@ class Progress(_Frozen):
     steps_per_s: float | None = None
     examples_per_s: float | None = None
     start_step: _Count | None = None
+    global_batch: _Count | None = None
     server: str | None = None
     cluster: _Count | None = None
     trains: bool | None = None
@@ -99,6 +100,15 @@ class StopReason(StrEnum):
     SOURCE_CHANGED = "source_changed"  # --watch: the client starts the next run
 
 
+class NoticeSource(StrEnum):
+    """Who says that the machines of the run will go."""
+
+    USER = "user"  # orch notice, or the API
+    SIGNAL = "signal"  # SIGUSR2 to `orch up` or the supervisor
+    SLURM = "slurm"  # Slurm ends the steps of the run
+    TIME_LIMIT = "time_limit"  # the allocation ends in --notice
+
+
 # The stop reason of each signal to the client.
 STOP_SIGNALS = {
     signal.SIGINT: StopReason.INTERRUPT,
@@ -115,6 +125,7 @@ class TeardownReason(StrEnum):
     LIMIT = "limit"  # a time limit ran out, and a task is the cause
     RESTART = "restart"  # `orch restart`
     REQUEST = "request"  # a StopReason
+    NOTICE = "notice"  # a NoticeSource
 
 
 class SymptomKind(StrEnum):
@@ -300,14 +311,24 @@ class StopRequested(_Event):
     force: bool = False
 
 
+class NoticeGiven(_Event):
+    """The machines of the run will go in `left_s` seconds (None: unknown). Its tasks save their state and end."""
+
+    type: Literal["notice_given"] = "notice_given"
+    source: NoticeSource
+    left_s: Seconds | None = None
+
+
 class DeadlineReached(_Event):
     """A deadline of the lifecycle has passed. For a silence, `quiet_s` is the time since each live task's last
-    output or progress, and `busy` are the tasks that use the processor."""
+    output or progress, and `busy` are the tasks that use the processor. For a notice, `left_s` is the time until the
+    allocation ends (None: unknown)."""
 
     type: Literal["deadline_reached"] = "deadline_reached"
     deadline: str
     quiet_s: dict[TaskName, Seconds] = Field(default_factory=dict)
     busy: tuple[TaskName, ...] = ()
+    left_s: Seconds | None = None
 
 
 class RestartRequested(_Event):
@@ -317,11 +338,14 @@ class RestartRequested(_Event):
 
 
 class RestartPlanned(_Event):
-    """Attempt `ended.attempt` is over and nothing of it is left. The next one starts in `delay_s` seconds."""
+    """Attempt `ended.attempt` is over and nothing of it is left. The next one starts in `delay_s` seconds.
+
+    `job`: Slurm has started this job again, and another supervisor continues the run."""
 
     type: Literal["restart_planned"] = "restart_planned"
     ended: AttemptEnd
     delay_s: Seconds
+    job: str | None = None
 
 
 class TaskRestartPlanned(_Event):
@@ -403,6 +427,22 @@ class StorageFailed(_Event):
 class AgentLost(_Event):
     type: Literal["agent_lost"] = "agent_lost"
     reason: str
+
+
+class JobQueued(_Event):
+    """The run waits for the nodes of a Slurm job. `reason` and `start`, the expected time, are in Slurm's words."""
+
+    type: Literal["job_queued"] = "job_queued"
+    job: str
+    reason: str = ""
+    start: str = ""
+
+
+class JobStarted(_Event):
+    """The nodes are there, and a supervisor has the run."""
+
+    type: Literal["job_started"] = "job_started"
+    job: str
 
 
 class HostJoined(_Event):
@@ -505,6 +545,7 @@ Event = (
     | TaskExited
     | DiskFull
     | StopRequested
+    | NoticeGiven
     | RestartRequested
     | RestartPlanned
     | TaskRestartPlanned
@@ -517,6 +558,8 @@ Event = (
     | StorageFailed
     | DeadlineReached
     | AgentLost
+    | JobQueued
+    | JobStarted
     | HostJoined
     | HostSilent
     | HostBack

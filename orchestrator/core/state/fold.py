@@ -72,7 +72,7 @@ def apply(state: RunState, event: Event) -> RunState:
             return replace(state, restart_asked=True)
         case events.RestartPlanned():
             return replace(
-                state,
+                state if event.job is None else _without_supervisor(state, event.mono),
                 phase=RunPhase.STARTING,
                 teardown=None,
                 teardown_mono=None,
@@ -105,11 +105,17 @@ def apply(state: RunState, event: Event) -> RunState:
             return replace(state, storage_error=state.storage_error or event.reason)
         case events.StopRequested():
             return replace(state, stop=state.stop or event)
+        case events.NoticeGiven():
+            return replace(state, notice=state.notice or event)
         case events.AgentLost():
             # The agent's tasks die with it.
             return replace(_lose_unfinished(state, event.mono), agent_lost=state.agent_lost or event.reason)
         case events.HostJoined() | events.HostSilent() | events.HostBack() | events.HostLost():
             return _with_host(state, event)
+        case events.JobQueued():
+            return replace(state, phase=RunPhase.QUEUED, queued=event)
+        case events.JobStarted():
+            return replace(state, phase=RunPhase.STARTING, queued=None)
         case events.PreloadBegan():
             return replace(state, preloading=event.modules)
         case events.Preloaded() | events.NotPreloaded():
@@ -275,6 +281,14 @@ def _lose_unfinished(state: RunState, mono: float, host: str | None = None) -> R
 
     tensorboard = None if host is None else state.tensorboard
     return replace(state, tasks=state.tasks.mapped(lose), tensorboard=tensorboard)
+
+
+def _without_supervisor(state: RunState, mono: float) -> RunState:
+    """Return a run without what belonged to its earlier supervisor."""
+    kept = _lose_unfinished(state, mono)
+    return replace(
+        RunState(), attempt=kept.attempt, tasks=kept.tasks, history=kept.history, notices=kept.notices
+    )
 
 
 def _teardown(state: RunState, event: events.TeardownBegan) -> RunState:

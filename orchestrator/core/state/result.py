@@ -43,6 +43,8 @@ class CauseKind(StrEnum):
     # a time limit: diagnosis/hangs.py, lifecycle/outcome.py; a resource: diagnosis/shortages.py
     LIMIT = "limit"
     HOST = "host"  # a host was lost with its tasks: diagnosis/across_hosts.py
+    REFUSED = "refused"  # the nodes of a queued run, or their check: supervisor/queued.py
+    NOTICE = "notice"  # the machines of the run will go: lifecycle/outcome.py
     # orch itself, or its agent: lifecycle/outcome.py, supervisor/request_loop.py; a lost run: store/runs/run_end.py
     ORCH = "orch"
 
@@ -127,7 +129,8 @@ class TaskBadLoss(BadLoss):
 class AttemptEnd(_Document):
     """The end of an attempt that was followed by another one. `position` is the last step reached, over all epochs;
     `resumed_at` is the step from which the next attempt resumed; `recovery_s` is the time from the failure to the next
-    attempt's first step. None if unknown. `exact`: the attempt reported every step, so it has lost no more."""
+    attempt's first step. None if unknown. `exact`: the attempt reported every step, so it has lost no more. `workers`
+    and `global_batch` are as in RunResult."""
 
     attempt: Whole
     cause: Cause | None
@@ -140,6 +143,8 @@ class AttemptEnd(_Document):
     steps_lost: Whole | None = None
     exact: bool = True
     recovery_s: Seconds | None = None
+    workers: Whole | None = None
+    global_batch: Whole | None = None
 
 
 class Training(_Document):
@@ -227,6 +232,7 @@ class RunResult(_Document):
     not_distributed: the tasks trained, and none of them joined a cluster
     left: processes that are still running
     hosts: the hosts; empty if all tasks ran on this machine
+    workers, global_batch: of the last attempt; the examples in a step of all workers, if a task has reported them
     """
 
     model_config = ConfigDict(serialize_by_alias=True)
@@ -252,6 +258,8 @@ class RunResult(_Document):
     not_distributed: str | None = None
     left: tuple[LeftProcess, ...] = ()
     hosts: tuple[HostEnd, ...] = ()
+    workers: Whole | None = None
+    global_batch: Whole | None = None
 
     def __repr__(self) -> str:
         cause = "" if self.cause is None else f"; {self.cause.line}"

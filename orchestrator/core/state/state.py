@@ -21,8 +21,9 @@ from orchestrator.core.state.tasks import Tasks
 
 
 class RunPhase(StrEnum):
-    """The run's state; the last five are final."""
+    """The run's state; the last five are final. `queued`: it waits for the nodes of a Slurm job."""
 
+    QUEUED = "queued"
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
@@ -34,7 +35,7 @@ class RunPhase(StrEnum):
 
     @property
     def is_end(self) -> bool:
-        return self not in (RunPhase.STARTING, RunPhase.RUNNING, RunPhase.STOPPING)
+        return self not in (RunPhase.QUEUED, RunPhase.STARTING, RunPhase.RUNNING, RunPhase.STOPPING)
 
 
 class TaskPhase(StrEnum):
@@ -191,8 +192,10 @@ class RunState:
     """A run as its events describe it. Times are monotonic seconds.
 
     tasks: in plan order
+    queued: why a queued run waits
     preloading: modules that the preloader is importing
     history: the attempts before this one
+    notice: the first notice that the machines will go
     restart_due_mono: start of the next attempt; restart_asked: a user asked for it
     storage_error: why a file of the run cannot be written
     stacks: the last stacks that were taken
@@ -206,7 +209,9 @@ class RunState:
     phase: RunPhase = RunPhase.STARTING
     attempt: int = 0
     tasks: Tasks = field(default_factory=Tasks)
+    queued: events.JobQueued | None = None
     stop: events.StopRequested | None = None
+    notice: events.NoticeGiven | None = None
     teardown: TeardownReason | None = None
     teardown_mono: float | None = None
     agent_lost: str | None = None

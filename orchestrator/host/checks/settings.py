@@ -12,6 +12,7 @@ from orchestrator.core.diagnosis.distribution import cluster_advice
 from orchestrator.core.job.choices import Strategy
 from orchestrator.core.job.spec import Command, CommandKind
 from orchestrator.core.job.tf_config import CHIEF, EVALUATOR
+from orchestrator.core.plan.plan import GLOBAL_BATCH
 from orchestrator.core.plan.task_devices import STRATEGY, strategy_env
 from orchestrator.host.checks.context import Context
 from orchestrator.host.checks.finding import Finding, problem, warning
@@ -60,6 +61,7 @@ def _builtin_environ(context: Context, role: str) -> dict[str, str]:
         "ORCH_CHECKPOINT_DIR": str(checkpoints),
         **spec.env_of(role),
         **strategy_env(spec.strategy, context.environ),
+        GLOBAL_BATCH: "" if spec.global_batch is None else str(spec.global_batch),
         "ORCH_RUN_ID": _RUN,
         "ORCH_TASK": f"{role}:0",
         "ORCH_TRAINERS": str(spec.workers + spec.roles.get(CHIEF, 0)),

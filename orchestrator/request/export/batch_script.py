@@ -8,10 +8,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from orchestrator.core.errors import UsageError
+from orchestrator.core.job.gpus import GpuChoice, GpuWay
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.text.secrets import is_secret_name
 from orchestrator.request.settings.declaration import Kind, Part
 from orchestrator.request.settings.options import ENGINE, GROUPS, SLURM
+
+# Options of Slurm about GPUs, which replace the one made of --gpus.
+_OF_GPUS = ("--gres", "--gpus", "-G")
 
 
 def batch_script(spec: JobSpec, flags: Mapping[str, Any], orch: str) -> str:
@@ -36,7 +40,21 @@ def allocation_words(spec: JobSpec) -> Iterator[str]:
     if spec.time_s is not None:
         minutes, seconds = divmod(math.ceil(spec.time_s), 60)
         yield f"--time={minutes}:{seconds:02}"
+    if spec.fewest_workers is not None:
+        yield "--no-kill"  # the job survives the loss of a node
+    if (gpus := _gpus_of_node(spec)) and not any(word.startswith(_OF_GPUS) for word in spec.slurm):
+        yield f"--gpus-per-node={gpus}"
     yield from spec.slurm
+
+
+def _gpus_of_node(spec: JobSpec) -> int:
+    """The GPUs that --gpus needs on each node; 0 if it does not say. Slurm keeps others from the steps of the job."""
+    match spec.gpus:
+        case GpuChoice(way=GpuWay.PER_TASK, each=each):
+            return each * (spec.tasks_per_host or math.ceil(len(spec.tasks) / node_count(spec)))
+        case GpuChoice(way=GpuWay.NAMED, names=names):
+            return max((int(name) + 1 for name in names if name.isdecimal()), default=0)
+    return 0
 
 
 def node_count(spec: JobSpec) -> int:

@@ -46,6 +46,7 @@ class Cluster:
 
 def kubernetes_job(spec: JobSpec, cluster: Cluster) -> list[dict[str, Any]]:
     """Return the objects of an Indexed Job. UsageError if Kubernetes cannot do what the job asks for."""
+    _require_fixed_number(spec)
     if spec.on_failure is not FailurePolicy.ABORT:
         raise UsageError(
             f"--on-failure {spec.on_failure}: a Job of Kubernetes restarts tasks one by one, which TensorFlow does not"
@@ -64,6 +65,7 @@ def kubernetes_job(spec: JobSpec, cluster: Cluster) -> list[dict[str, Any]]:
 
 def job_set(spec: JobSpec, cluster: Cluster) -> list[dict[str, Any]]:
     """Return the objects of a JobSet, which restarts all tasks up to --max-restarts times."""
+    _require_fixed_number(spec)
     name = object_name(spec)
     hosts = [f"{name}-task-0-{index}.{name}" for index in range(len(spec.tasks))]
     restarts = spec.max_restarts if spec.on_failure is FailurePolicy.RESTART else 0
@@ -80,6 +82,13 @@ def job_set(spec: JobSpec, cluster: Cluster) -> list[dict[str, Any]]:
         },
     }
     return [*_common(spec, name, hosts, cluster), job_set]
+
+
+def _require_fixed_number(spec: JobSpec) -> None:
+    if spec.fewest_workers is not None:
+        raise UsageError(
+            f"--workers {spec.fewest_workers}..{spec.workers}: the manifests have one number of pods; write one number"
+        )
 
 
 def yaml_text(objects: list[dict[str, Any]]) -> str:

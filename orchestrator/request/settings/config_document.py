@@ -183,12 +183,14 @@ def _limit(seconds: float | None) -> str:
 
 
 def _failure_lines(spec: JobSpec) -> Iterator[str]:
-    """Yield the failure policy and the memory limit, if they are not the default."""
+    """Yield the failure policy, the range of workers and the memory limit, if they are not the default."""
     if spec.on_failure in (FailurePolicy.RESTART, FailurePolicy.RESTART_TASK):
         each = "each task " if spec.on_failure is FailurePolicy.RESTART_TASK else ""
         yield f"on failure   {spec.on_failure}, {each}{counted(spec.max_restarts, 'time')} at most"
     elif spec.on_failure is not FailurePolicy.ABORT:
         yield f"on failure   {spec.on_failure}"
+    if spec.is_elastic:
+        yield f"workers      {spec.fewest_workers} to {spec.workers}: as many as fit on the hosts that live"
     if spec.memory_limit_bytes is not None:
         limit = format_size(spec.memory_limit_bytes, like=spec.memory_limit_bytes)
         yield f"memory       {limit} a task at most"

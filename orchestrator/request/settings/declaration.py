@@ -23,6 +23,7 @@ class Kind(Enum):
     PATH = auto()
     WORDS = auto()
     WHOLE_NUMBER = auto()
+    WORKERS = auto()  # a whole number or a range
     THREADS = auto()  # a whole number or auto
     DURATION = auto()
     LIMIT = auto()  # a duration or off

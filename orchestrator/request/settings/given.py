@@ -9,6 +9,7 @@ from typing import Any
 
 from orchestrator.core.errors import UsageError
 from orchestrator.core.job.hosts import parse_hosts_file
+from orchestrator.core.job.tf_config import WORKER
 from orchestrator.core.text.nearest import did_you_mean, nearest
 from orchestrator.request.settings.declaration import VARIABLE_PREFIX, Kind, Option, Where
 from orchestrator.request.settings.options import COMMAND, COUNT_OF, HOSTS, ROLE_OPTIONS, SETTINGS
@@ -94,7 +95,8 @@ def _role_entry(name: str, where: str, value: object) -> tuple[str, Given]:
     if not keys:
         return name, Given(None, f"{where}: [{name}]")
     key = keys[0]
-    reader = reader_of(Kind.WHOLE_NUMBER) if key == COUNT else _reader(ROLE_OPTIONS[key])
+    count = Kind.WORKERS if role == WORKER else Kind.WHOLE_NUMBER
+    reader = reader_of(count) if key == COUNT else _reader(ROLE_OPTIONS[key])
     given = _read(f"{where}: {key.replace('_', '-')} of {role}", reader.typed, value)
     return (COUNT_OF[role].name if key == COUNT else name), given
 

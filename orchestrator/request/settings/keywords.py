@@ -20,7 +20,7 @@ Policy = Literal["abort", "restart", "restart-task", "continue"]
 class RoleOptions(TypedDict, total=False):
     """The entry of a role in `roles`, as a table [roles.ps] of orch.toml."""
 
-    count: int
+    count: int | str
     command: Words
     env: Environment
     on_failure: Policy
@@ -40,6 +40,8 @@ class UpOptions(TypedDict, total=False):
     cwd: str | Path | None
     checkpoint_dir: str | Path | None
     log_dir: str | Path | None
+
+    global_batch: int | None
 
     ps: int | None
     evaluator: bool | None
@@ -71,6 +73,7 @@ class UpOptions(TypedDict, total=False):
     expect_cluster: bool | None
     grace: Time | None
     failure_grace: Time | None
+    notice: Time | None
     chaos: str | Sequence[str] | None
 
     gpus: str | None

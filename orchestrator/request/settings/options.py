@@ -15,6 +15,7 @@ from orchestrator.core.job.choices import (
     DEFAULT_GRACE_S,
     DEFAULT_LINK_TIMEOUT_S,
     DEFAULT_MAX_RESTARTS,
+    DEFAULT_NOTICE_S,
     DEFAULT_START_TIMEOUT_S,
     DEFAULT_WORKERS,
     ChiefOption,
@@ -67,7 +68,7 @@ SLURM = (
     Option("time", Kind.DURATION,
            help="Time limit of a new allocation: 30m, 8h."),
     Option("slurm", Kind.WORDS, metavar="WORDS",
-           help='Further options of salloc: "--gres=gpu:4 --constraint=a100".'),
+           help='Further options of salloc and sbatch: "--gres=gpu:4 --constraint=a100".'),
 )
 JSON = Option("json", Kind.SWITCH, where=Where.COMMAND_LINE, part=Part.SCREEN,
               help="Print one JSON document (or JSON lines) on stdout.")
@@ -84,9 +85,11 @@ AS_ROOT_ANYWAY = Option("as_root_anyway", Kind.SWITCH, where=Where.COMMAND_LINE,
 # By the heading of `orch up --help` and of the table in the documentation.
 GROUPS: Mapping[str, tuple[Option, ...]] = {
     "Common": (
-        Option("workers", Kind.WHOLE_NUMBER, letter="n", default=DEFAULT_WORKERS, role="worker",
-               part=Part.ROLES,
-               help="Number of workers. worker:0 is the chief, unless the chief has a task of its own."),
+        Option("workers", Kind.WORKERS, metavar="N|FEWEST..MOST", letter="n", default=DEFAULT_WORKERS,
+               role="worker", part=Part.ROLES,
+               help="Number of workers. worker:0 is the chief, unless the chief has a task of its own. With 2..4, a"
+                    " run that loses a host restarts with those that fit on the other hosts.",
+               more="[More](hosts.md#fewer-hosts-and-more-again)."),
         COMMAND,
         Option("name", Kind.TEXT, metavar="NAME", default="the directory's",
                help="Name of the run.",
@@ -138,6 +141,9 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         Option("mesh", Kind.MESH, metavar="batch=B,model=M", part=Part.STRATEGY,
                help="For dtensor: the number of parts of the batch and of the model, over --workers"
                     " processes."),
+        Option("global_batch", Kind.WHOLE_NUMBER,
+               help="ORCH_GLOBAL_BATCH of the tasks: the examples in a step of all workers together.",
+               more="The built-in program follows it; in other programs it is only a variable."),
         Option("communication", Kind.CHOICE, choices=tuple(Communication), default=Communication.AUTO,
                part=Part.STRATEGY,
                help="For multi-worker-mirrored: how gradients are summed."),
@@ -176,6 +182,10 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         Option("failure_grace", Kind.DURATION, default=DEFAULT_FAILURE_GRACE_S,
                help="The same after a failure.",
                more="Also when the client was killed."),
+        Option("notice", Kind.DURATION, default=DEFAULT_NOTICE_S,
+               help="Let the tasks save their state and end so long before the end of their Slurm allocation, and"
+                    " within this time after SIGUSR2.",
+               more="[More](notices.md)."),
         Option("chaos", Kind.FAULTS, metavar="FAULTS",
                help='Inject faults: "kill worker:1 at step 20; stop chief at 30s for 25s".',
                more="[More](chaos.md)."),

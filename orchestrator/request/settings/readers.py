@@ -13,6 +13,7 @@ from orchestrator.core.job.fault import MOST_FAULTS, Fault, parse_chaos
 from orchestrator.core.job.gpus import GpuChoice, parse_gpus
 from orchestrator.core.job.hosts import Host, parse_hosts
 from orchestrator.core.job.profiled_steps import ProfiledSteps
+from orchestrator.core.job.roles import WorkerRange
 from orchestrator.core.job.strategy import Mesh, parse_device, parse_strategy
 from orchestrator.core.job.tf_config import TaskRef
 from orchestrator.core.text.durations import check_duration, parse_duration
@@ -64,6 +65,15 @@ def _whole(value: object) -> int:
 
 def _too_big(value: int) -> int:
     raise ValueError(f"a number of {value.bit_length()} bits is too big")
+
+
+def _workers_text(text: str) -> int | WorkerRange:
+    return WorkerRange.parse(text) if ".." in text else _whole_text(text)
+
+
+def _workers(value: object) -> int | WorkerRange:
+    """Read a number, or a text such as 2..4."""
+    return WorkerRange.parse(value) if isinstance(value, str) and ".." in value else _whole(value)
 
 
 def _threads_text(text: str) -> int | None:
@@ -334,6 +344,7 @@ _READERS: Mapping[Kind, Reader] = {
     Kind.PATH: Reader(text=_path, typed=_path),
     Kind.WORDS: Reader(text=_words_text, typed=_words),
     Kind.WHOLE_NUMBER: Reader(text=_whole_text, typed=_whole),
+    Kind.WORKERS: Reader(text=_workers_text, typed=_workers),
     Kind.THREADS: Reader(text=_threads_text, typed=_threads),
     Kind.DURATION: Reader(text=parse_duration, typed=_duration),
     Kind.LIMIT: Reader(text=_limit_text, typed=_limit),

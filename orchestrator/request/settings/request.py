@@ -87,9 +87,11 @@ class UpRequest:
     """A checked request. `notices` are sentences to show on stderr before the run starts.
 
     `existing`: of each directory for results, the nearest one that existed when the request was made.
+    `adopt`: the directory of a run that exists already and is to be continued; None for a new run.
     """
 
     spec: JobSpec
     display: DisplayOptions
     notices: tuple[str, ...] = ()
     existing: tuple[Path, ...] = ()
+    adopt: Path | None = None

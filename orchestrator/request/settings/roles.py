@@ -10,8 +10,16 @@ from pydantic import ValidationError
 
 from orchestrator.core.errors import UsageError
 from orchestrator.core.job.choices import DEFAULT_WORKERS, ChiefOption, FailurePolicy, Strategy
+from orchestrator.core.job.elastic import check_elastic
 from orchestrator.core.job.hosts import check_engine, check_role_hosts
-from orchestrator.core.job.roles import RoleMisfit, check_counts, default_chief, default_policy, leader_role
+from orchestrator.core.job.roles import (
+    RoleMisfit,
+    WorkerRange,
+    check_counts,
+    default_chief,
+    default_policy,
+    leader_role,
+)
 from orchestrator.core.job.spec import Command, CommandKind, JobSpec, RoleSettings
 from orchestrator.core.job.start_method import StartMethod
 from orchestrator.core.job.strategy import (
@@ -65,8 +73,16 @@ def _count(given: Mapping[str, Given], role: str, default: int = 0) -> int:
     option = COUNT_OF[role]
     if option.name in given:
         value = given[option.name].value
+        value = value.most if isinstance(value, WorkerRange) else value
         return int(value is ChiefOption.SEPARATE) if isinstance(value, ChiefOption) else int(value)
     return max(1, default) if entry_name(role) in given else default
+
+
+def worker_range(given: Mapping[str, Given]) -> WorkerRange | None:
+    """The range of workers, if one is given."""
+    option = COUNT_OF[WORKER].name
+    value = given[option].value if option in given else None
+    return value if isinstance(value, WorkerRange) else None
 
 
 def _source(given: Mapping[str, Given], option: str, *entries: str) -> str:
@@ -96,9 +112,11 @@ def with_strategy(given: Mapping[str, Given], choice: StrategyChoice, spec: JobS
         check_settings(strategy)
         check_roles(strategy, spec.roles)
         check_engine(spec)
+        spec = spec.model_copy(update={"strategy": strategy})
+        check_elastic(spec)
         if spec.hosts:
             place(spec)
-    return spec.model_copy(update={"strategy": strategy})
+    return spec
 
 
 def gpu_notices(given: Mapping[str, Given], spec: JobSpec, environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -15,10 +15,11 @@ from orchestrator.core.diagnosis.distribution import cluster_advice
 from orchestrator.core.errors import UsageError
 from orchestrator.core.job.choices import EngineName, FailurePolicy
 from orchestrator.core.job.fault import with_targets
-from orchestrator.core.job.run_name import default_name
+from orchestrator.core.job.run_name import default_name, element_name
 from orchestrator.core.job.spec import Command, CommandKind, JobSpec, RoleSettings
 from orchestrator.core.job.tf_config import EVALUATOR, PS, TaskRef
 from orchestrator.core.plan.plan import takes_bootstrap
+from orchestrator.core.text.counted import counted
 from orchestrator.host.cores import usable_cores
 from orchestrator.host.devices import gpu_inventory
 from orchestrator.host.directories import existing_directories
@@ -57,10 +58,13 @@ from orchestrator.request.settings.roles import (
     role_counts,
     strategy_choice,
     with_strategy,
+    worker_range,
 )
 
 # Seeds of faults are below: short enough to type again.
 _SEEDS = 10**6
+# Digits of an element of a job array.
+_LONGEST_ELEMENT = 10
 
 
 def load(
@@ -146,6 +150,13 @@ def _spec(given: Mapping[str, Given], place: CommandPlace) -> JobSpec:
     if "on_failure" not in given and fields.get("max_restarts") and PS not in roles:
         # A number of restarts asks for restarts. With parameter servers, it is for their workers, which restart anyway.
         fields["on_failure"] = FailurePolicy.RESTART
+    if workers := worker_range(given):
+        fields["fewest_workers"] = workers.fewest
+        fields.setdefault("on_failure", FailurePolicy.RESTART)
+    if element := _array_element(environ):
+        fields["name"] = element_name(fields["name"], element)
+        if (shared := fields.get("checkpoint_dir")) is not None and shared.name != element:
+            fields["checkpoint_dir"] = shared / element
     if "engine" not in given and "hosts" in given:
         fields["engine"] = EngineName.SSH
     if fields.pop("tensorboard", False):
@@ -158,6 +169,16 @@ def _spec(given: Mapping[str, Given], place: CommandPlace) -> JobSpec:
     if spec.is_remote and spec.remote_python is not None:
         spec = with_python(spec, spec.remote_python)
     return with_strategy(given, strategy, spec)
+
+
+def _array_element(environ: Mapping[str, str]) -> str:
+    """The index of the element of Slurm's job array that this is; empty for another job, and for a task of a run."""
+    element = environ.get("SLURM_ARRAY_TASK_ID", "")
+    return (
+        element
+        if element.isdecimal() and len(element) <= _LONGEST_ELEMENT and not environ.get(INSIDE_A_TASK)
+        else ""
+    )
 
 
 def with_python(spec: JobSpec, python: str) -> JobSpec:
@@ -323,6 +344,12 @@ def _notices(spec: JobSpec, given: Mapping[str, Given], place: CommandPlace) -> 
     if spec.inherited_tf_config:
         notices.append("TF_CONFIG is set in this environment; each task gets its own instead")
     notices += _idle_options(spec, given)
+    if element := _array_element(environ):
+        checkpoints = "" if spec.checkpoint_dir is None else f", checkpoints in {spec.checkpoint_dir}"
+        notices.append(f"element {element} of a job array: run {spec.name}{checkpoints}")
+    if spec.fewest_workers is not None and not spec.is_elastic:
+        always = counted(spec.workers, "worker")
+        notices.append(f"{given['workers'].source}: on one machine the run always has {always}")
     if any(command.kind is CommandKind.BUILTIN for command in spec.commands) and (
         warning := untested_tensorflow()
     ):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.core.errors import NewerFormat, NoSuchRun, NotOurs
+from orchestrator.core.errors import NameTaken, NewerFormat, NoSuchRun, NotOurs
 from orchestrator.core.text.nearest import did_you_mean
 from orchestrator.store.files import read_object
 from orchestrator.store.runs import locks
@@ -115,8 +115,29 @@ def all_runs() -> list[RunView]:
     return survey().runs
 
 
-def live_runs(name: str) -> list[RunView]:
-    return [run for run in all_runs() if run.record.name == name and run.is_live]
+def live_runs(name: str, skip: frozenset[str] = frozenset()) -> list[RunView]:
+    """Return the live runs of a name, oldest first, without the ids in `skip`."""
+    return [run for run in survey(skip).runs if run.record.name == name and run.is_live]
+
+
+def take_name(name: str, is_explicit: bool, own_id: str = "") -> locks.Lock | None:
+    """Lock a run's name. NameTaken if a live run has it and the user chose it; a default name may be used twice.
+
+    `own_id`: the run that gets the name, if it exists.
+    """
+    lock = locks.lock_name(name)
+    # If two runs have the same default name, only one holds the lock, and the other one may live longer.
+    if is_explicit and (lock is None or live_runs(name, frozenset({own_id}))):
+        raise NameTaken(
+            f"a live run is named {name!r}: `orch status {name}` shows it, --replace stops it first"
+        )
+    return lock
+
+
+def run_of_job(job: str) -> RunView | None:
+    """Return the newest run of a Slurm job that has not ended; None without one. Its supervisor may be live."""
+    runs = [run for run in all_runs() if run.record.job == job and run.is_original and not run.has_ended]
+    return runs[-1] if runs else None
 
 
 def live_in(directory: Path, there: Survey) -> list[RunView]:

@@ -41,6 +41,8 @@ def liveness_of(
     """
     if held is Held.YES:
         return Liveness.LIVE
+    if record.job is not None and is_original and not has_recorded_end():
+        return _liveness_in_job(record, record.job, held)
     if is_of_another_boot(record):
         return Liveness.DEAD
     if is_original and is_supervisor_alive(record, paths) and not has_recorded_end():
@@ -49,6 +51,22 @@ def liveness_of(
     if held is Held.UNKNOWN and not is_local and not has_recorded_end():
         return Liveness.UNKNOWN
     return Liveness.DEAD
+
+
+def _liveness_in_job(record: RunRecord, job: str, held: Held) -> Liveness:
+    """Judge a run whose lock is free: it waits for its job, or is on a file system that does not share locks."""
+    from orchestrator.store.runs.slurm_jobs import JobPhase, job_status
+
+    match job_status(job, record.cluster).phase:
+        case JobPhase.UNKNOWN:
+            return Liveness.UNKNOWN
+        case JobPhase.ENDED:
+            return Liveness.DEAD
+        case JobPhase.RUNNING:
+            # Its supervisor was here, and would hold the lock.
+            was_here = record.supervisor_pid > 1 and is_of_this_host(record) and is_of_this_boot(record)
+            return Liveness.DEAD if was_here and held is Held.NO else Liveness.LIVE
+    return Liveness.LIVE
 
 
 def has_end_event(paths: RunPaths) -> bool:

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from orchestrator.core.errors import NewerFormat
 from orchestrator.core.state.result import RunResult
+from orchestrator.core.state.state import RunPhase
 from orchestrator.store.directory import Directory
 from orchestrator.store.files import exists
 from orchestrator.store.runs import catalog, locks, run_end
@@ -78,7 +79,8 @@ def result_of(run: RunView) -> RunResult:
     result = run.result()
     if result is not None:
         return result
-    return run_end.result_from_events(run.record.id, run.state, run.record.checkpoint_dir)
+    end_of_job = run.end_of_job() if run.state.phase is RunPhase.LOST else None
+    return run_end.result_from_events(run.record.id, run.state, run.record.checkpoint_dir, end_of_job)
 
 
 def _has_result(run: RunView) -> bool:

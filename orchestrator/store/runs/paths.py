@@ -184,6 +184,8 @@ class RunPaths:
     supervisor_log = _Entry("supervisor.log")
     agent_log = _Entry("agent.log")
     tensorboard_log = _Entry("tensorboard.log")
+    # Output of the batch job of a detached run under Slurm.
+    job_log = _Entry("job.log")
 
     def open(self) -> Directory:
         """Open the run's directory. NotOurs, OSError."""

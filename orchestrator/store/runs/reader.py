@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from orchestrator.core.errors import NewerFormat
 from orchestrator.core.progress.history_rows import History, HistoryRow, to_columns
-from orchestrator.core.state.events import Event, Progress
+from orchestrator.core.state.events import Event, JobQueued, JobStarted, Progress
 from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import RunResult
 from orchestrator.core.state.state import RunPhase, RunState
@@ -31,7 +31,7 @@ from orchestrator.store.runs.liveness import (
     is_of_this_host,
     liveness_of,
 )
-from orchestrator.store.runs.locks import probe, probe_open
+from orchestrator.store.runs.locks import Held, probe, probe_open
 from orchestrator.store.runs.paths import RunPaths
 from orchestrator.store.runs.record import FIRST_LINE_BEGINS, RunRecord, read_record, refuse_newer
 
@@ -66,7 +66,7 @@ class RunView:
     _latest: tuple[bytes | None, RunState, tuple[RunState, Usage]] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._events = EventTail(self.paths.events)
+        self._events = EventTail(self.paths.events, self.record.earlier_clocks)
         self._last_mono = self.record.started_mono
         self._lock_file = SharedFile(self.paths.lock)
 
@@ -109,9 +109,12 @@ class RunView:
 
     @property
     def liveness(self) -> Liveness:
-        with self._lock_file.if_open() as fd:
-            held = probe_open(fd) if fd >= 0 else probe(self.paths.lock)
+        held = self._probe()
         return liveness_of(self.record, self.paths, held, self.is_original, self._has_recorded_end)
+
+    def _probe(self) -> Held:
+        with self._lock_file.if_open() as fd:
+            return probe_open(fd) if fd >= 0 else probe(self.paths.lock)
 
     @property
     def can_be_swept(self) -> bool:
@@ -128,6 +131,21 @@ class RunView:
         """True if the run is dead, and this machine may write its result into this directory."""
         return self.is_original and self._is_dead_here()
 
+    def end_of_job(self) -> str | None:
+        """Say what happened to the Slurm job of a dead run; None without one."""
+        if self.record.job is None:
+            return None
+        from orchestrator.store.runs.slurm_jobs import NOT_SHARED, job_status
+
+        status = job_status(self.record.job, self.record.cluster)
+        if status.exit_code == NOT_SHARED:
+            place = self.paths.root.parent
+            return (
+                f"{place} is not on the nodes of Slurm's job {self.record.job}; name a directory that all nodes share"
+                " (XDG_STATE_HOME, --log-dir)"
+            )
+        return status.end and f"Slurm's job {self.record.job} {status.end}"
+
     @property
     def can_be_removed(self) -> bool:
         """True if this version of orch on this machine knows that the run is over."""
@@ -138,14 +156,16 @@ class RunView:
         return self.liveness is Liveness.DEAD if has_result else self._is_dead_here()
 
     def _is_dead_here(self) -> bool:
-        return self.liveness is Liveness.DEAD and is_of_this_host(self.record)
+        # About a job, Slurm knows more than the machine that its supervisor was on.
+        is_known_here = self.record.job is not None or is_of_this_host(self.record)
+        return self.liveness is Liveness.DEAD and is_known_here
 
     @property
     def is_same_boot(self) -> bool:
         """True if the machine has not restarted since. Only then are the run's pids and monotonic times valid."""
         if not self.record.boot_id:
             return self.liveness is Liveness.LIVE
-        return is_of_this_boot(self.record)
+        return is_of_this_boot(self.record) and (self.record.job is None or is_of_this_host(self.record))
 
     @contextmanager
     def keep_open(self) -> Iterator[None]:
@@ -177,7 +197,11 @@ class RunView:
             except (KeyError, ValueError):
                 continue  # its task was planned in a damaged line, or this version does not know the outcome
             after_each(self.state, event)
-        if live and self._events_are_missing():
+            if isinstance(event, JobStarted):
+                self._reread_record()
+        if live and self.record.job is not None and not self.state.phase.is_end:
+            self.state = self._state_in_job(self.record.job)
+        elif live and self._events_are_missing():
             # Events existed when the run began, so it has progressed beyond starting.
             self.state = replace(self.state, phase=RunPhase.RUNNING)
         if not live and not self.state.phase.is_end:
@@ -188,6 +212,39 @@ class RunView:
                 else run_end.end_as_in_result(self.state, result, self._last_mono)
             )
         return events
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the run's end is recorded, in its result or in its events."""
+        return self._has_recorded_end()
+
+    def _why_lost(self) -> str:
+        result = self.result()
+        if result is not None and result.cause is not None:
+            return result.cause.text
+        return self.end_of_job() or f"Slurm does not say what happened to its job {self.record.job}"
+
+    def _reread_record(self) -> None:
+        """Another supervisor has taken the run over."""
+        fresh = RunView.open(self.paths, self.record.id)
+        if fresh is not None:
+            self.record = fresh.record
+
+    def _state_in_job(self, job: str) -> RunState:
+        """Return the state of a live run, which may wait for its job, for the first time or again."""
+        if self._probe() is Held.YES:
+            return self.state
+        from orchestrator.store.runs.slurm_jobs import JobPhase, job_status
+
+        status = job_status(job, self.record.cluster)
+        if status.phase is JobPhase.WAITING:
+            queued = JobQueued(
+                at=time.time(), mono=self._last_mono, job=job, reason=status.reason, start=status.start
+            )
+            return replace(self.state, phase=RunPhase.QUEUED, queued=queued)
+        if status.phase is JobPhase.RUNNING and self.state.phase is RunPhase.QUEUED:
+            return replace(self.state, phase=RunPhase.STARTING, queued=None)
+        return self.state
 
     @property
     def is_trimmed(self) -> bool:
@@ -202,6 +259,8 @@ class RunView:
             said.append("no file of this directory names the run, so nothing in it is changed or removed")
         elif not self.is_original:
             said.append("this is a copy of a run's directory, or one that was renamed")
+        if self.state.phase is RunPhase.LOST and self.record.job is not None:
+            said += [self._why_lost()]
         if self.liveness is Liveness.UNKNOWN:
             said.append(f"whether the run is live is unknown: {self.paths.lock} cannot be checked from here")
         if self.is_trimmed:
@@ -276,8 +335,13 @@ class RunView:
                 yield row
 
     def now_mono(self) -> float:
-        """Return the monotonic time at which uptimes end; the start of the run if it belongs to another boot."""
-        return time.monotonic() if self.is_same_boot else self.record.started_mono
+        """Return the monotonic time at which uptimes end; the start of the run if it belongs to another boot.
+
+        For a run in a Slurm job it is that of the supervisor's machine, by the wall clock."""
+        if self.is_same_boot:
+            return time.monotonic()
+        age_s = time.time() - self.record.started_at if self.record.job is not None else 0.0
+        return self.record.started_mono + max(0.0, age_s)
 
     def _events_are_missing(self) -> bool:
         if self.state.attempt:

@@ -1,4 +1,7 @@
-"""run.json: the run as it was requested, and its supervisor. Written once, readable even when damaged."""
+"""run.json: the run as it was requested, and its supervisor. Readable even when damaged.
+
+Written when the run is created, and again when another supervisor takes it over.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +39,22 @@ _Finite = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1e12)]
 _Ticks = Annotated[int, Field(ge=0, lt=2**63)]
 
 
+class EarlierClock(BaseModel):
+    """The clock of an earlier supervisor of the run, on another machine or boot. It wrote the events up to the byte
+    `until`. `shift_s` is added to their monotonic times to have those of the last supervisor."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    until: Annotated[int, Field(ge=0, lt=2**63)]
+    shift_s: Annotated[float, Field(allow_inf_nan=False, ge=-1e12, le=1e12)]
+
+
 class RunRecord(BaseModel):
     """The contents of run.json.
 
     `directory` is the working directory of `up`, `host` the name of its machine. `started_at` is in Unix seconds,
-    `started_mono` in seconds of CLOCK_MONOTONIC. Secrets in `spec` are masked.
+    `started_mono` in seconds of CLOCK_MONOTONIC on that machine. Secrets in `spec` are masked. `job`: the Slurm job on
+    whose node the supervisor runs, or will run; `cluster`: the name of its cluster.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -58,6 +72,9 @@ class RunRecord(BaseModel):
     checkpoint_dir: str
     versions: dict[str, str]
     spec: dict[str, Any]
+    job: Annotated[str, Field(pattern=r"^[0-9]{1,12}$")] | None = None
+    cluster: str = ""
+    earlier_clocks: tuple[EarlierClock, ...] = ()
 
 
 _FIELDS: dict[str, TypeAdapter[Any]] = {

@@ -68,10 +68,15 @@ def _end_task(task: TaskState, end: TaskEnd | None, last_mono: float) -> TaskSta
     return replace(task, phase=phase, exit_code=end.exit_code, signal=end.signal, ended_mono=last_mono)
 
 
-def result_from_events(run_id: str, state: RunState, checkpoint_dir: str) -> RunResult:
-    """Return the result that the events imply; "lost" if they contain no end."""
+def result_from_events(
+    run_id: str, state: RunState, checkpoint_dir: str, end_of_job: str | None = None
+) -> RunResult:
+    """Return the result that the events imply; "lost" if they contain no end.
+
+    `end_of_job`: what happened to the Slurm job of a lost run.
+    """
     if not state.phase.is_end or state.phase is RunPhase.LOST:
-        return _lost_result(run_id, state, checkpoint_dir)
+        return _lost_result(run_id, state, checkpoint_dir, end_of_job or _LOST)
     # Imported here because it is rarely needed and slow: a run has an end event and no result.
     from orchestrator.core.lifecycle.outcome import Findings, run_result
 
@@ -83,7 +88,7 @@ def result_from_events(run_id: str, state: RunState, checkpoint_dir: str) -> Run
     )
 
 
-def _lost_result(run_id: str, state: RunState, checkpoint_dir: str) -> RunResult:
+def _lost_result(run_id: str, state: RunState, checkpoint_dir: str, why: str) -> RunResult:
     ends = tuple(
         TaskEnd(
             task=task.name,
@@ -101,7 +106,7 @@ def _lost_result(run_id: str, state: RunState, checkpoint_dir: str) -> RunResult
         outcome="lost",
         exit_code=ExitCode.ORCH,
         attempts=state.attempt,
-        cause=Cause(task=None, kind=CauseKind.ORCH, text=_LOST),
+        cause=Cause(task=None, kind=CauseKind.ORCH, text=why),
         first_failure=None,
         detection_s=None,
         teardown_s=None,

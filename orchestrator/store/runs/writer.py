@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -19,10 +19,10 @@ from orchestrator.core.state.result import RunResult
 from orchestrator.store.directory import Directory
 from orchestrator.store.open_files import AppendFile, storage_reason
 from orchestrator.store.runs.history_file import HistoryFile
-from orchestrator.store.runs.locks import Lock
+from orchestrator.store.runs.locks import Lock, take_unless_held
 from orchestrator.store.runs.lost_runs import remove_unpublished_in
 from orchestrator.store.runs.paths import NEW_RUN_DIRECTORIES, RunPaths, make_runs
-from orchestrator.store.runs.record import RunRecord, first_line
+from orchestrator.store.runs.record import RunRecord, first_line, read_record, recorded_id
 
 # Space reserved for result.json with the log tails of a few tasks, and for the last events of all tasks.
 _RESULT_BYTES = 64 << 10
@@ -71,10 +71,11 @@ class _Reserve:
 
 @dataclass
 class RunStore:
-    """The directory, lock and event log of one live run, until close().
+    """The directory, lock and event log of one live run, until close(): a new one, or one that waits for a supervisor.
 
-    After publish() no method fails. Data that a full disk rejects is kept and written later; the first failure is
-    reported once. All is written through the descriptors of the directory that create() made.
+    After publish() or take_over() no method fails. Data that a full disk rejects is kept and written later; the first
+    failure is reported once. All is written through the descriptors of the directory that create() made or adopt()
+    opened.
     """
 
     paths: RunPaths
@@ -85,7 +86,8 @@ class RunStore:
     _events: AppendFile
     _reserve: _Reserve
     _history: HistoryFile
-    _started_mono: float = 0.0
+    # Set by publish() and adopt().
+    record: RunRecord = field(init=False)
     result_is_written: bool = False
     _is_failure_reported: bool = False
     _failure: str | None = None
@@ -124,12 +126,52 @@ class RunStore:
                 paths, parent, run, lock, name_lock, AppendFile(events, paths.events), reserve, history
             )
 
+    @classmethod
+    def adopt(cls, root: Path, name_lock: Lock | None) -> RunStore:
+        """Lock the directory of a run that was published, and that has neither a supervisor nor a result.
+
+        `record` is that of the earlier supervisor; take_over() writes another one. UsageError if the run is live, has
+        ended or is not there; OSError.
+        """
+        paths = RunPaths(root)
+        with ExitStack() as undo:
+            parent = Directory.shared(root.parent)
+            undo.callback(parent.close)
+            run = paths.open()
+            undo.callback(run.close)
+            if recorded_id(paths, run) != paths.run_id:
+                raise UsageError(f"{root}: is not the directory of a run")
+            lock = take_unless_held(run, paths.lock.name)
+            if lock is None:
+                raise UsageError(f"{root}: its supervisor is live")
+            undo.callback(lock.release)
+            read = read_record(paths, run, paths.run_id)
+            if read is None:
+                raise UsageError(f"{root}: its files were removed")
+            if run.exists(paths.result.name):
+                raise UsageError(f"{root}: this run has ended")
+            run.unlink(paths.control.name)  # of a supervisor that was killed
+            for name in NEW_RUN_DIRECTORIES:
+                run.make(name).close()
+            reserve = _Reserve(run, paths.reserve.name)
+            undo.callback(reserve.close)
+            events = run.open_private(paths.events.name, os.O_WRONLY | os.O_APPEND)
+            undo.pop_all()
+            history = HistoryFile(run, paths.samples.name, continues=True)
+            file = AppendFile(events, paths.events)
+            store = cls(paths, parent, run, lock, name_lock, file, reserve, history)
+            store.record = read.record
+            return store
+
+    def take_over(self, record: RunRecord) -> None:
+        """Write the record with which this process continues the run. OSError."""
+        self._write_record(record)
+
     def publish(self, record: RunRecord) -> None:
         """Write the record and rename the directory. From here on every command finds the run."""
         name = self.paths.hidden_name
-        self._started_mono = record.started_mono
         try:
-            self._run.write_atomically(self.paths.record.name, record.model_dump_json(indent=1) + "\n")
+            self._write_record(record)
             self._events.append(first_line(record))
             if self._parent.exists(self.paths.run_id):
                 raise FileExistsError(errno.EEXIST, "another process made it first", str(self.paths.root))
@@ -144,6 +186,15 @@ class RunStore:
             self._parent.remove_tree(name, self._run.identity)
             self.close()
             raise
+
+    def discard(self) -> None:
+        """Remove the directory of a run that was not published."""
+        self._parent.remove_tree(self.paths.hidden_name, self._run.identity)
+        self.close()
+
+    def _write_record(self, record: RunRecord) -> None:
+        self._run.write_atomically(self.paths.record.name, record.model_dump_json(indent=1) + "\n")
+        self.record = record
 
     @property
     def directory(self) -> Directory:
@@ -178,7 +229,7 @@ class RunStore:
         """Replace sample.json: the last measurement, and the latest progress in `attempt`, newer than in the events.
 
         Write them into the history, too, if a row of it is due."""
-        self._history.add(mono - self._started_mono, attempt, progress, tasks)
+        self._history.add(mono - self.record.started_mono, attempt, progress, tasks)
         latest = {task: its.model_dump(mode="json", exclude_defaults=True) for task, its in progress.items()}
         try:
             self.require_place()
@@ -201,7 +252,7 @@ class RunStore:
         usage: Mapping[str, float] | None,
     ) -> None:
         """Add the last progress and measurement of a process to the history, for the next write."""
-        self._history.end_task(mono - self._started_mono, attempt, task, progress, usage)
+        self._history.end_task(mono - self.record.started_mono, attempt, task, progress, usage)
 
     def write_result(self, result: RunResult) -> None:
         """Write the remaining events and history, then result.json.

@@ -96,6 +96,7 @@ def resume(job: Job, method: Method, progress: ProgressChannel) -> Position:
         step=steps if all_done else position.steps,
         steps=steps,
         start_step=min(done, epochs) * steps + (0 if all_done else position.steps),
+        global_batch=job.global_batch,
     )
     return position
 

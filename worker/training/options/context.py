@@ -31,7 +31,15 @@ _CHECKPOINT = re.compile(r"ckpt-\d+(-\d+)?\.index", re.ASCII)
 
 def orch_problem(options: Options, environment: Mapping[str, str]) -> str | None:
     """Return which option differs from orch's setting, None if none does or orch has no such setting."""
-    if not is_in_a_run(environment) or not environment.get(SET_BY_ORCH["strategy"]):
+    if not is_in_a_run(environment):
+        return None
+    batch = environment.get("ORCH_GLOBAL_BATCH")
+    if batch and str(options.global_batch) != batch:
+        return (
+            f"--global-batch {options.global_batch}: this run has --global-batch {batch} for all its attempts; "
+            "give one of them, before the --"
+        )
+    if not environment.get(SET_BY_ORCH["strategy"]):
         return None
     for name, variable in SET_BY_ORCH.items():
         value = getattr(options, name)

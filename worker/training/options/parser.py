@@ -32,6 +32,7 @@ from worker.training.process.environment import is_legacy_keras
 # Defaults that orch sets for its tasks.
 _ENVIRONMENT = SET_BY_ORCH | {
     "communication": "ORCH_COMMUNICATION",
+    "global_batch": "ORCH_GLOBAL_BATCH",
     "checkpoint_dir": "ORCH_CHECKPOINT_DIR",
     "tensorboard": "ORCH_TENSORBOARD_DIR",
 }
@@ -139,7 +140,8 @@ def _option_groups() -> dict[str, dict[str, tuple[dict[str, Any], str]]]:
             ),
             "--global-batch": (
                 whole(1, _MOST_EXAMPLES_PER_STEP),
-                "examples per step over all replicas, whatever their number; default --batch-size x replicas",
+                "examples per step over all replicas, whatever their number; default $ORCH_GLOBAL_BATCH, else "
+                "--batch-size x replicas",
             ),
             "--auto-shard": (
                 one_of("data", "file", "off", "auto"),

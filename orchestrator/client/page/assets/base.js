@@ -132,7 +132,7 @@
   // A state's class, which gives its colour, and the sign that says the same without colour.
   const STATES = {
     succeeded: ["good", "✓"], failed: ["bad", "✕"], lost: ["bad", "✕"], timed_out: ["bad", "✕"],
-    stopped: ["still", "■"], running: ["live", "●"], starting: ["wait", "◌"], pending: ["wait", "◌"],
+    stopped: ["still", "■"], running: ["live", "●"], starting: ["wait", "◌"], pending: ["wait", "◌"], queued: ["wait", "◌"],
     stopping: ["wait", "◍"], damaged: ["bad", "!"],
   };
   Orch.stateClass = (state) => (STATES[state] || ["still", "·"])[0];

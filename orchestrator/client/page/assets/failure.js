@@ -55,6 +55,7 @@
       ["Started", Orch.date(run.started_at)],
       ["Tasks", Orch.count(tasks.length)],
       [run.attempts > 1 || run.most_attempts > 1 ? "Attempt" : "", `${run.attempt}${run.most_attempts ? ` of at most ${run.most_attempts}` : ""}`],
+      ["Workers", ((end && end.workers) || "").replaceAll("->", "→")],
       [progress ? "Progress" : "", Orch.progressText(progress)],
       [progress ? "Loss" : "", progress && progress.bad_loss ? progress.bad_loss.value : progress ? Orch.number(progress.loss) : ""],
       ...Object.entries((progress && progress.metrics) || {}).slice(0, 4).map(([name, value]) => [name, Orch.number(value)]),

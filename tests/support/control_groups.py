@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -70,6 +71,21 @@ class MemoryGroup(_ControlGroup):
         (self.path / limit).write_text(str(self._most))
         if (self.path / swap).exists():
             (self.path / swap).write_text(str(self._most) if self._is_v1 else "0")
+
+    def of(self, pid: int) -> Path:
+        """The group that a process is in."""
+        lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+        ours = next(path for _, names, path in lines if names == ("memory" if self._is_v1 else ""))
+        return self.path.parent / ours.lstrip("/")
+
+    def take(self, pid: int) -> None:
+        (self.path / "cgroup.procs").write_text(str(pid))
+
+    def give_back(self, group: Path) -> None:
+        """Move the processes that are left to another group."""
+        for pid in (self.path / "cgroup.procs").read_text().split():
+            with suppress(ProcessLookupError):
+                (group / "cgroup.procs").write_text(pid)
 
 
 class ProcessGroup(_ControlGroup):

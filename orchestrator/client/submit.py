@@ -1,0 +1,174 @@
+"""`orch up --detach` under Slurm: a job of sbatch, whose script continues the run on the first node."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import time
+from pathlib import Path
+
+from orchestrator.client.api import Run
+from orchestrator.core.errors import EngineError, UsageError
+from orchestrator.core.job.spec import JobSpec
+from orchestrator.core.state.events import JobQueued
+from orchestrator.host.isolation import isolated
+from orchestrator.preflight.allocation import (
+    JOB_VARIABLE,
+    Queued,
+    ask_queue,
+    job_words,
+    missing,
+    refusal,
+    refuse_endless_wait,
+)
+from orchestrator.request.settings.request import DisplayOptions, UpRequest
+from orchestrator.store.ownership import accepted_owner
+from orchestrator.store.runs.catalog import take_name
+from orchestrator.store.runs.paths import RunPaths
+from orchestrator.store.runs.reader import RunView
+from orchestrator.store.runs.record import RunRecord, boot_id
+from orchestrator.store.runs.slurm_jobs import NOT_SHARED, ask, own_cluster
+from orchestrator.store.runs.writer import RunStore, new_run_id
+
+# The job in the environment of the script. It may hold secrets, which belong neither on a disk nor on a command line.
+SPEC_VARIABLE = "ORCH_SUBMITTED_JOB"
+# The kernel allows 128 KiB for one variable.
+_MOST_BYTES = 120_000
+# Seconds for sbatch; a busy controller lets it wait.
+_SUBMIT_S = 60.0
+# NFS may show a new directory later. Afterwards the node does not have it.
+_SCRIPT = """\
+#!/bin/sh
+# The rest of `orch up --detach`: its supervisor, on the first node of the job.
+run={run}
+tries=0
+until [ -e "$run/run.json" ]; do
+  tries=$((tries + 1))
+  [ $tries -gt 30 ] && exit {not_shared}
+  sleep 1
+done
+(umask 077; : >>"$run/{log}")
+exec >>"$run/{log}" 2>&1 </dev/null
+exec {command}
+"""
+
+
+def submit(up: UpRequest) -> Run:
+    """Submit a run, and return it: it is queued. UsageError if Slurm refuses it, NameTaken, EngineError."""
+    if job := os.environ.get(JOB_VARIABLE):
+        raise UsageError(
+            f"--detach: this shell is in the allocation of Slurm's job {job}, which may end before the run; leave the"
+            " shell, or leave out --detach"
+        )
+    spec = up.spec
+    name_lock = take_name(spec.name, spec.name_is_explicit)
+    try:
+        store = RunStore.create(new_run_id(spec.name), spec.log_dir, name_lock, up.existing)
+    except OSError as error:
+        raise UsageError(f"the run's files cannot be made: {error.filename}: {error.strerror}") from error
+    try:
+        queued = _submit_job(spec, store.paths)
+    except BaseException:
+        store.discard()
+        raise
+    try:
+        store.publish(_record(spec, store.paths, queued.job))
+    except BaseException:
+        ask("scancel", queued.job)
+        raise
+    store.append(
+        JobQueued(
+            at=time.time(), mono=time.monotonic(), job=queued.job, reason=queued.reason, start=queued.start
+        )
+    )
+    store.close()
+    view = RunView.open(store.paths)
+    if view is None:
+        raise EngineError(
+            f"{store.paths.root}: the run's directory was removed; `scancel {queued.job}` ends its job"
+        )
+    return Run(view)
+
+
+def _submit_job(spec: JobSpec, paths: RunPaths) -> Queued:
+    text = spec.model_dump_json()
+    if len(text) > _MOST_BYTES:
+        raise UsageError(
+            f"--detach: the job has {len(text):,} bytes of options, and a batch job takes {_MOST_BYTES:,}"
+        )
+    words = [
+        "sbatch",
+        "--parsable",
+        "--output=/dev/null",
+        "--export=ALL",
+        "--requeue",
+        f"--chdir={spec.directory}",
+    ]
+    script = _SCRIPT.format(
+        run=shlex.quote(str(paths.root)),
+        not_shared=NOT_SHARED,
+        log=paths.job_log.name,
+        command=shlex.join(_program(paths)),
+    )
+    environ = {**os.environ, SPEC_VARIABLE: text}
+    try:
+        done = subprocess.run(
+            [*words, *job_words(spec)],
+            input=script,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=environ,
+            timeout=_SUBMIT_S,
+        )
+    except OSError as error:
+        raise UsageError(missing("sbatch")) from error
+    except subprocess.TimeoutExpired as error:
+        raise EngineError(
+            f"sbatch did not answer within {_SUBMIT_S:g} s; `squeue --me` shows your jobs"
+        ) from error
+    job = done.stdout.strip().partition(";")[0]
+    if done.returncode or not job.isdigit():
+        raise UsageError(refusal(done.stderr))
+    queued = ask_queue(job)
+    try:
+        refuse_endless_wait(queued)
+    except UsageError:
+        ask("scancel", job)
+        raise
+    return queued
+
+
+def _program(paths: RunPaths) -> list[str]:
+    owner = accepted_owner()
+    words = [str(paths.root), *([] if owner is None else [str(owner)])]
+    return isolated("orchestrator.cli.submitted", *words, also_needs=("typer", "click"))
+
+
+def _record(spec: JobSpec, paths: RunPaths, job: str) -> RunRecord:
+    """The record until a supervisor takes the run over."""
+    return RunRecord(
+        id=paths.run_id,
+        name=spec.name,
+        directory=str(spec.directory),
+        started_at=time.time(),
+        started_mono=time.monotonic(),
+        boot_id=boot_id(),
+        host=os.uname().nodename,
+        supervisor_pid=0,
+        supervisor_start_ticks=0,
+        checkpoint_dir=str(spec.checkpoint_dir or paths.checkpoints),
+        versions={},
+        spec=spec.masked().model_dump(mode="json"),
+        job=job,
+        cluster=own_cluster(),
+    )
+
+
+def submitted_request(root: Path) -> UpRequest:
+    """The request of this batch script for the run in `root`. It shows no line of a task. UsageError."""
+    text = os.environ.pop(SPEC_VARIABLE, None)
+    if text is None:
+        raise UsageError(f"{SPEC_VARIABLE} is not set; sbatch passes it on from `orch up --detach`")
+    return UpRequest(JobSpec.model_validate_json(text), DisplayOptions(tasks=()), adopt=root)

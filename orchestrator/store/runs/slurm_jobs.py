@@ -1,0 +1,140 @@
+"""The Slurm job of a run: what Slurm says about it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+
+from orchestrator.core.text.clean import one_line
+
+# The exit code of the script of `orch up -d` on a node that does not have the run's directory.
+NOT_SHARED = 72
+# Seconds for a question to Slurm's controller, and how long an answer is used again.
+_ASK_S = 5.0
+_FRESH_S = 1.0
+_UNKNOWN_JOB = "Invalid job id"
+_CLUSTER = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
+_WAITING = (
+    "PENDING",
+    "CONFIGURING",
+    "REQUEUED",
+    "REQUEUE_FED",
+    "REQUEUE_HOLD",
+    "RESV_DEL_HOLD",
+    "SPECIAL_EXIT",
+)
+_RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT")
+_ENDS = {
+    "CANCELLED": "was cancelled",
+    "TIMEOUT": "has reached its time limit; give it more with --time",
+    "PREEMPTED": "was preempted by a job of higher priority",
+    "NODE_FAIL": "has lost a node",
+    "COMPLETED": "has ended",
+    "COMPLETING": "is ending",
+    "FAILED": "has failed",
+}
+
+
+class JobPhase(Enum):
+    """Whether a job waits for its nodes."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"
+    UNKNOWN = "unknown"  # Slurm does not answer, or is not on this machine
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """The state of a job, in Slurm's words.
+
+    `reason` and `start` are set while it waits, `exit_code` when it has ended by itself.
+    """
+
+    phase: JobPhase
+    state: str = ""
+    reason: str = ""
+    start: str = ""
+    exit_code: int | None = None
+
+    @property
+    def end(self) -> str | None:
+        """The end of the job, as the rest of a sentence; None if it has not ended."""
+        if self.phase is not JobPhase.ENDED:
+            return None
+        if not self.state:
+            return "is not known to Slurm any more"
+        return _ENDS.get(self.state) or f"has ended ({self.state.lower().replace('_', ' ')})"
+
+
+_answers: dict[str, tuple[float, JobStatus]] = {}
+
+
+def job_status(job: str, cluster: str) -> JobStatus:
+    """Return what Slurm says about a job of a cluster. An answer may be a second old."""
+    asked, status = _answers.get(job, (0.0, None))
+    if status is None or time.monotonic() > asked + _FRESH_S:
+        status = _ask_about(job, cluster)
+        _answers[job] = time.monotonic(), status
+    return status
+
+
+def _ask_about(job: str, cluster: str) -> JobStatus:
+    found = _run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%r|%S")
+    if found is None:
+        return JobStatus(JobPhase.UNKNOWN)
+    code, text, errors = found
+    # Another cluster that has the same home directory has other jobs.
+    if (code and _UNKNOWN_JOB not in errors) or own_cluster() != cluster:
+        return JobStatus(JobPhase.UNKNOWN)
+    state, _, rest = text.strip().partition("|")
+    reason, _, start = (one_line(part) for part in rest.partition("|"))
+    if state in _WAITING:
+        return JobStatus(JobPhase.WAITING, state, reason, "" if start == "N/A" else start)
+    if state in _RUNNING:
+        return JobStatus(JobPhase.RUNNING, state)
+    return JobStatus(JobPhase.ENDED, one_line(state), exit_code=_exit_code(job) if state else None)
+
+
+def _exit_code(job: str) -> int | None:
+    text = ask("squeue", "--noheader", "--states=all", f"--jobs={job}", "--Format=exit_code:20")
+    # The wait status of the script.
+    return int(text) >> 8 if text and text.isdigit() else None
+
+
+@cache
+def own_cluster() -> str:
+    """The name of the cluster that Slurm's programs on this machine ask; empty if there is none."""
+    found = _CLUSTER.search(ask("scontrol", "show", "config") or "")
+    return found[1] if found else ""
+
+
+def job_state(job: str) -> str | None:
+    """The state of a job now, such as RUNNING; None if Slurm does not know it or does not answer."""
+    return ask("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T") or None
+
+
+def end_of_state(state: str | None) -> str | None:
+    """The end of a job, as the rest of a sentence, in a state in which its steps end; None in another one."""
+    return _ENDS.get(state or "")
+
+
+def ask(*words: str) -> str | None:
+    """Return what a program of Slurm prints on stdout; None if it fails or takes too long."""
+    found = _run(*words)
+    return found[1].strip() if found is not None and found[0] == 0 else None
+
+
+def _run(*words: str) -> tuple[int, str, str] | None:
+    """Return (exit code, stdout, stderr); None if the program is missing or takes too long."""
+    try:
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_ASK_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.returncode, done.stdout, done.stderr

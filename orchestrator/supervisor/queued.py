@@ -1,0 +1,163 @@
+"""A run that waits for its nodes. Its client gets them from Slurm, checks them, and then sends the job with them."""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, assert_never
+
+from pydantic import ValidationError
+
+from orchestrator.core.errors import EngineError, ExitCode
+from orchestrator.core.job.spec import JobSpec
+from orchestrator.core.lifecycle.outcome import Findings, run_result
+from orchestrator.core.state import events
+from orchestrator.core.state.events import Event, StopReason
+from orchestrator.core.state.fold import apply
+from orchestrator.core.state.result import Cause, CauseKind, RunResult
+from orchestrator.core.state.state import RunState
+from orchestrator.engines import Engine
+from orchestrator.links.client_link import ClientLink, PlaceOrder, Preparation, QueuedOrder, RefusedOrder
+from orchestrator.links.control import ControlServer, DetachOrder, NoticeOrder, StopOrder
+from orchestrator.links.signal_inbox import SignalInbox
+from orchestrator.store.runs.writer import RunStore
+from orchestrator.supervisor import now
+from orchestrator.supervisor.control_orders import ControlOrders, StackRequests
+
+if TYPE_CHECKING:
+    from orchestrator.supervisor.host_agents import HostAgents
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The job with its hosts, and its agents, if they were started early."""
+
+    spec: JobSpec
+    agents: HostAgents | None
+
+
+def prepare_agents(order: Preparation, remote: Engine | None) -> HostAgents | None:
+    """Start the agents of a job, which then preload; None if that is not possible, which the run reports."""
+    from orchestrator.supervisor.host_agents import HostAgents  # links to other hosts take long to import
+
+    agents = HostAgents(order.prepare, remote)
+    try:
+        agents.open_early(order.run_id)
+    except EngineError:
+        agents.end()
+        return None
+    return agents
+
+
+class Waiting:
+    """Serves the client, the control socket and the signals of a run until it has its nodes, or its end."""
+
+    def __init__(self, spec: JobSpec, store: RunStore, client: ClientLink, remote: Engine | None) -> None:
+        """`remote`: the engine that reaches hosts, in place of the one that the job names."""
+        self.state = RunState()
+        self.was_signalled = False
+        self._spec = spec
+        self._store = store
+        self._client = client
+        self._remote = remote
+        self._began_mono = time.monotonic()
+        self._selector = selectors.EpollSelector()
+        self._queue: deque[Event] = deque()
+        self._agents: HostAgents | None = None
+        self._placed: JobSpec | None = None
+        self._refusal: str | None = None
+
+    def wait(self) -> Placed | RunResult:
+        """Return the job with its nodes, or the result of a run that ended without them. It is not written yet."""
+        with self._selector, SignalInbox(_STOP_SIGNALS) as inbox:
+            self._watch(inbox.fileno(), partial(self._read_signals, inbox))
+            self._watch(self._client.fileno(), self._read_client)
+            server = ControlServer(self._store.directory, self._store.paths.control.name)
+            stacks = StackRequests(lambda tasks, native: ())
+            with closing(ControlOrders(server, self._selector, self, stacks, self._queue)):
+                try:
+                    while self._placed is None and self._refusal is None and self.state.stop is None:
+                        self._turn()
+                except BaseException:
+                    self._end_agents()
+                    raise
+        # The socket of the run's next part has the same name.
+        self._store.directory.unlink(self._store.paths.control.name)
+        if self._placed is not None and self.state.stop is None:
+            return Placed(self._placed, self._agents)
+        self._end_agents()
+        return self._result()
+
+    def _watch(self, fd: int, serve: Callable[[], None]) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, serve)
+
+    def _turn(self) -> None:
+        if not self._client.has_line:
+            if self._agents is not None:
+                self._agents.serve_until_readable(self._selector.fileno())
+            for key, _ in self._selector.select():
+                key.data()
+        else:
+            self._read_client()
+        while self._queue:
+            event = self._queue.popleft()
+            self._store.append(event)
+            self.state = apply(self.state, event)
+
+    def _read_signals(self, inbox: SignalInbox) -> None:
+        inbox.clear()
+        if inbox.take():
+            self.was_signalled = True
+            self._stop(StopReason.TERMINATE)
+
+    def _stop(self, reason: StopReason, force: bool = False) -> None:
+        self._queue.append(events.StopRequested(**now(), reason=reason, force=force))
+
+    def _read_client(self) -> None:
+        try:
+            order, is_connected = self._client.read_order_of_queued()
+        except ValidationError:
+            order, is_connected = None, False
+        match order:
+            case QueuedOrder():
+                self._queue.append(
+                    events.JobQueued(**now(), job=order.job, reason=order.reason, start=order.start)
+                )
+            case Preparation():
+                self._agents = prepare_agents(order, self._remote)
+            case PlaceOrder():
+                self._placed = order.place
+            case RefusedOrder():
+                self._refusal = order.text
+            case StopOrder():
+                self._stop(order.reason, order.force)
+            case DetachOrder() | NoticeOrder() | None:
+                pass  # no task has to be told
+            case _:
+                assert_never(order)
+        if not is_connected:
+            self._stop(StopReason.CLIENT_GONE)
+
+    def _end_agents(self) -> None:
+        if self._agents is not None:
+            self._agents.end()
+            self._agents = None
+
+    def _result(self) -> RunResult:
+        checkpoint_dir = str(self._spec.checkpoint_dir or self._store.paths.checkpoints)
+        findings = Findings(took_s=time.monotonic() - self._began_mono)
+        result = run_result(self._store.paths.run_id, self.state, findings, checkpoint_dir)
+        if self.state.stop is None and self._refusal is not None:
+            cause = Cause(task=None, kind=CauseKind.REFUSED, text=self._refusal)
+            result = result.model_copy(
+                update={"outcome": "failed", "exit_code": int(ExitCode.USAGE), "cause": cause}
+            )
+        return result

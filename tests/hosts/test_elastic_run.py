@@ -1,0 +1,144 @@
+"""Elastic runs on three pretend machines: a host is cut off and comes back, and the run has 4, 3 and 4 workers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hosts_run import HostsRun, kill_victim
+from orch_command import ORCH
+from testbed import Testbed
+from waiting import until
+
+SLOTS = "n1:2,n2,n3"
+# On a busy machine a host may be silent for seconds.
+PATIENT = ("--link-timeout", "15s")
+EPOCHS = 12
+# Steps of an epoch of digits with a global batch of 48.
+STEPS = 30
+
+
+def orch(machines: Testbed, project: Path, *words: str) -> str:
+    return str(machines["n0"].run(str(ORCH), *words, "--as-root-anyway", cwd=project).stdout)
+
+
+def cluster_sizes(run: HostsRun) -> list[int]:
+    """The number of workers of each attempt."""
+    return [len(event["tasks"]) for event in run.events("attempt_planned")]
+
+
+def lose_and_shrink(machines: Testbed, run: HostsRun) -> None:
+    """Cut n3 off until the run has started with the other hosts."""
+    machines.cut("n3")
+    run.until_event("host_lost", host="n3")
+    run.until_event("attempt_planned", 2)
+
+
+def heal_and_grow(machines: Testbed, project: Path, run: HostsRun) -> None:
+    machines.heal()
+    run.until_event("host_joined", 2, host="n3")
+    orch(machines, project, "restart")
+
+
+def test_run_has_the_workers_that_fit_on_the_hosts(
+    up: Any, machines: Testbed, project: Path, counting: tuple[str, ...]
+) -> None:
+    options = ("--checkpoint-dir", str(project / "ckpt"), *PATIENT, "--global-batch", "24")
+    run = up("--workers", "2..4", *options, *counting, hosts=SLOTS)
+    run.until_event("task_started", 4)
+    until(lambda: "line 0" in run.log("worker:3"))
+    lose_and_shrink(machines, run)
+    run.until_event("task_started", 4 + 3)
+    run.until_event("noticed", text="attempt 2 has 3 workers instead of 4: n3 is lost")
+    planned = run.events("attempt_planned")[1]
+    assert [task["host"] for task in planned["tasks"]] == ["n1", "n1", "n2"]
+    assert {role: len(addresses) for role, addresses in planned["cluster"].items()} == {"worker": 3}
+    assert {task["env"]["ORCH_GLOBAL_BATCH"] for task in planned["tasks"]} == {"24"}
+    status = json.loads(orch(machines, project, "status", "--json"))
+    assert [task["task"] for task in status["tasks"]] == [f"worker:{index}" for index in range(3)]
+    # The log of a task that the run no longer has can still be read.
+    assert "line 0" in orch(machines, project, "logs", "worker:3")
+    heal_and_grow(machines, project, run)
+    run.until_event("task_started", 4 + 3 + 4)
+    (project / "end").touch()
+    result = run.finish()
+    assert (result["outcome"], cluster_sizes(run)) == ("succeeded", [4, 3, 4])
+    assert [end["workers"] for end in (*result["history"], result)] == [4, 3, 4]
+    assert "4 -> 3 -> 4; the program does not report its global batch" in run.text
+    assert result["history"][0]["cause"]["host"] == "n3"
+
+
+def test_host_whose_agent_was_killed_is_used_again(
+    up: Any, machines: Testbed, project: Path, counting: tuple[str, ...]
+) -> None:
+    run = up("--workers", "2..3", "--checkpoint-dir", str(project / "ckpt"), *counting)
+    run.until_event("task_started", 3)
+    kill_victim(machines, "agent")
+    run.until_event("attempt_planned", 2)
+    assert cluster_sizes(run) in ([3, 3], [3, 2])  # on a busy machine it is not back in time
+    (project / "end").touch()
+    assert run.finish()["outcome"] == "succeeded"
+
+
+@pytest.mark.slow
+def test_run_with_too_few_hosts_fails_with_the_lost_host_as_cause(
+    up: Any, machines: Testbed, project: Path, counting: tuple[str, ...]
+) -> None:
+    options = ("--checkpoint-dir", str(project / "ckpt"), *PATIENT)
+    run = up("--workers", "3..4", *options, *counting, hosts=SLOTS)
+    run.until_event("task_started", 4)
+    machines.cut("n1")
+    result = run.finish()
+    assert (result["exit_code"], result["cause"]["host"]) == (137, "n1")
+    assert result["not_restarted"] == "n2 and n3 have too few slots for 3 workers, the fewest of --workers"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_loss_of_a_run_that_shrinks_and_grows_is_that_of_an_undisturbed_run(
+    up: Any, machines: Testbed, project: Path
+) -> None:
+    """The built-in program keeps the global batch, so that each epoch has the same steps with 4, 3 and 4 workers."""
+    program = ("--", "--epochs", str(EPOCHS), "--export", "none")
+    common = ("--global-batch", "48", "--threads", "1")
+    here = machines["n0"].run(
+        *(str(ORCH), "up", "--as-root-anyway", *common, "--checkpoint-dir", str(project / "here"), *program),
+        cwd=project,
+        timeout_s=400,
+        check=False,
+    )
+    assert here.returncode == 0, here.stdout + here.stderr
+    machines["n0"].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")
+
+    there = ("--checkpoint-dir", str(project / "there"), "--start-timeout", "off")
+    run = up("--workers", "2..4", *common, *there, *program, hosts=SLOTS)
+    until(lambda: "epoch 2/" in run.text or run.process.poll() is not None, 200)
+    lose_and_shrink(machines, run)
+    until(lambda: run.events("resumed") or run.process.poll() is not None, 200)
+    # Its peers wait for it, so that the training does not end before the host is back.
+    pid = run.until_event("task_started", 2, task="worker:1")["pid"]
+    machines["n1"].run("sh", "-c", f"kill -STOP {pid}")
+    heal_and_grow(machines, project, run)
+    run.process.wait(400)
+    result = run.finish()
+    assert (result["outcome"], cluster_sizes(run)) == ("succeeded", [4, 3, 4]), run.text
+    assert "4 -> 3 -> 4; global batch 48 kept" in run.text
+    assert [end["global_batch"] for end in (*result["history"], result)] == [48] * 3
+
+    ours, theirs = (json.loads((project / place / "history.json").read_text()) for place in ("here", "there"))
+    for name in ("loss", "accuracy"):
+        assert [epoch[name] for epoch in theirs["epochs"]] == pytest.approx(
+            [epoch[name] for epoch in ours["epochs"]], rel=1e-3
+        )
+    # The chief's curve has all attempts, and repeats at most the steps since a checkpoint.
+    rows = json.loads(orch(machines, project, "history", "--json"))
+    chief = [
+        attempt
+        for task, attempt, loss in zip(rows["task"], rows["attempt"], rows["loss"], strict=True)
+        if task == "worker:0" and loss is not None
+    ]
+    assert chief == sorted(chief) and set(chief) == {1, 2, 3}
+    for end in result["history"]:
+        assert 0 < end["resumed_at"] <= end["position"] <= end["resumed_at"] + STEPS

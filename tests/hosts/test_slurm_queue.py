@@ -1,0 +1,217 @@
+"""Runs that wait for their nodes, in the foreground and detached, under a real Slurm on the pretend machines."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hosts_run import is_whole
+from orch_command import ORCH
+from slurm import Slurm
+from testbed import Testbed
+from waiting import PATIENCE_S, until
+
+_NODES = ("--engine", "slurm", "--nodes", "3", "--workers", "3")
+
+
+@dataclass
+class LoginNode:
+    """Runs orch on n0. Its runs are in a directory that all machines share."""
+
+    machines: Testbed
+    slurm: Slurm
+    project: Path
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {**self.slurm.environ, "XDG_STATE_HOME": str(self.project / "state")}
+
+    def orch(self, verb: str, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        command = (str(ORCH), verb, "--as-root-anyway", *words)
+        return self.machines["n0"].run(*command, check=check, cwd=self.project, env=self.environ)
+
+    def state(self) -> str:
+        return str(self.status()["state"])
+
+    def status(self) -> dict[str, Any]:
+        document = json.loads(self.orch("status", "--json").stdout)
+        assert isinstance(document["run"], dict)
+        return document["run"]
+
+    @property
+    def directory(self) -> Path:
+        (run,) = (self.project / "state/orch/runs").glob("[!.]*")
+        return run
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        *lines, _ = (self.directory / "events.jsonl").read_bytes().split(b"\n")
+        return [event for event in map(json.loads, lines) if event["type"] == kind]
+
+    def result(self) -> dict[str, Any]:
+        """Wait for the run's result and an empty queue."""
+        until((self.directory / "result.json").exists)
+        until(lambda: not self.slurm.queue())
+        document = json.loads((self.directory / "result.json").read_text())
+        assert isinstance(document, dict)
+        return document
+
+
+@pytest.fixture
+def login(slurm: Slurm, machines: Testbed, project: Path) -> Iterator[LoginNode]:
+    node = LoginNode(machines, slurm, project)
+    yield node
+    node.orch("down", "--all", check=False)
+
+
+@contextlib.contextmanager
+def all_nodes_taken(slurm: Slurm, machines: Testbed) -> Iterator[None]:
+    """Another job has all nodes during the block."""
+    other = machines["n0"].start("srun", "--exclusive", "-N3", "sleep", "600", env=slurm.environ)
+    try:
+        until(lambda: [line.split()[1] for line in slurm.queue()] == ["RUNNING"])
+        (job,) = slurm.queue()
+        yield
+    finally:
+        machines["n0"].run("scancel", job.split()[0], env=slurm.environ)
+        other.wait(PATIENCE_S)
+
+
+def test_detached_run_is_followed_from_the_login_node(
+    login: LoginNode, machines: Testbed, slurm: Slurm, project: Path, counting: tuple[str, ...]
+) -> None:
+    with all_nodes_taken(slurm, machines):
+        run_id = login.orch("up", "-d", *_NODES, *counting).stdout.strip()
+        assert login.directory.name == run_id
+        waits = login.status()
+        assert (waits["state"], waits["queued"]["reason"]) == ("queued", "Resources")
+        assert "queued" in login.orch("ls").stdout
+        taken = login.orch("up", "-d", "--name", "test", *_NODES, *counting, check=False)
+        assert taken.returncode == 0, taken.stderr
+        again = login.orch("up", "-d", "--name", "test", *_NODES, *counting, check=False)
+        assert again.returncode == 4
+        assert "stopped while it was queued" in login.orch("down", "test").stderr
+        assert len(slurm.queue()) == 2
+    until(lambda: login.orch("status", run_id, "--json").stdout.count('"running"') == 4)
+    # The clocks of the machines are days apart.
+    assert 0 < json.loads(login.orch("status", run_id, "--json").stdout)["run"]["uptime_s"] < 3600
+    assert "count.py" in login.orch("stacks", run_id).stdout
+    # The supervisor is on n1. Here its socket would answer; on real machines only a step reaches it.
+    assert f"HOST:{machines['n0'].address} " in (slurm.directory / "slurmd.n1.log").read_text()
+    stopped = login.orch("kill", run_id, "worker:1", "-s", "STOP")
+    assert "sent SIGSTOP to worker:1" in stopped.stderr
+    assert "worker:2 | line 1\n" in login.orch("logs", run_id).stdout
+    assert "stopped worker:0, worker:1, worker:2" in login.orch("down", run_id).stderr
+    result = json.loads(login.orch("wait", run_id, "--json", check=False).stdout)
+    assert (result["outcome"], result["exit_code"]) == ("stopped", 143)
+    until(lambda: not slurm.queue())
+
+
+def test_detached_run_ends_with_its_own_result(
+    login: LoginNode, project: Path, counting: tuple[str, ...]
+) -> None:
+    (project / "end").touch()
+    done = login.orch("up", "-d", "--wait", "done", *_NODES, "--env", "TOKEN=hidden", *counting)
+    assert done.returncode == 0
+    result = login.result()
+    assert [task["host"] for task in result["tasks"]] == ["n1", "n2", "n3"]
+    logs = login.directory / "logs"
+    assert all(is_whole((logs / f"worker-{index}.log").read_text()) for index in range(3))
+    files = [path for path in login.directory.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"hidden" in path.read_bytes()]
+    assert not [path for path in files if path.stat().st_mode & 0o077]
+
+
+def test_cancelled_job_is_the_reason_of_a_lost_run(
+    login: LoginNode, machines: Testbed, slurm: Slurm, counting: tuple[str, ...]
+) -> None:
+    with all_nodes_taken(slurm, machines):
+        login.orch("up", "-d", *_NODES, *counting)
+        job = login.status()["queued"]["job"]
+        machines["n0"].run("scancel", job, env=slurm.environ)
+        until(lambda: login.state() == "lost")
+        assert f"Slurm's job {job} was cancelled" in login.orch("status").stderr
+        assert login.orch("wait", check=False).returncode == 125
+
+
+def test_hosts_that_do_not_suffice_end_the_run(login: LoginNode, project: Path) -> None:
+    login.orch("up", "-d", *_NODES, "--remote-python", "/no/python", "--", "true")
+    result = login.result()
+    assert (result["outcome"], result["exit_code"], result["cause"]["kind"]) == ("failed", 2, "refused")
+    assert "/no/python" in result["cause"]["text"]
+
+
+@pytest.mark.slow
+def test_directory_that_the_nodes_do_not_have_is_named(
+    login: LoginNode, machines: Testbed, slurm: Slurm
+) -> None:
+    home = {**slurm.environ}
+    command = (str(ORCH), "up", "--as-root-anyway", "-d", *_NODES, "--", "true")
+    machines["n0"].run(*command, cwd=login.project, env=home)
+    until(lambda: not slurm.queue())
+    shown = machines["n0"].run(str(ORCH), "status", "--as-root-anyway", cwd=login.project, env=home)
+    assert "is not on the nodes of Slurm's job" in shown.stderr
+    assert "lost" in shown.stdout
+    machines["n0"].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "text"),
+    [
+        (("--nodes", "5"), {}, "the partition does not have such nodes"),
+        (("--nodes", "1", "--partition", "nope"), {}, "name one with --partition"),
+        (("--nodes", "1"), {"SLURM_JOB_ID": "7"}, "in the allocation of Slurm's job 7"),
+        (("--nodes", "1", "--slurm", "--nonsense"), {}, "Slurm refuses the allocation"),
+    ],
+)
+def test_bad_detached_request_leaves_nothing(
+    login: LoginNode, slurm: Slurm, words: tuple[str, ...], environ: dict[str, str], text: str
+) -> None:
+    command = (str(ORCH), "up", "--as-root-anyway", "-d", "--engine", "slurm", *words, "--", "true")
+    done = login.machines["n0"].run(
+        *command, check=False, cwd=login.project, env={**login.environ, **environ}
+    )
+    assert done.returncode == 2, done.stderr
+    assert text in done.stderr
+    assert not slurm.queue()
+    assert not list((login.project / "state/orch/runs").glob("*"))
+
+
+def test_foreground_run_is_queued_until_its_nodes_are_there(
+    up: Any, slurm: Slurm, machines: Testbed, project: Path, counting: tuple[str, ...]
+) -> None:
+    (project / "end").touch()
+    with all_nodes_taken(slurm, machines):
+        run = up(*_NODES, *counting, hosts=None, env=slurm.environ)
+        until(lambda: "is queued: Resources" in run.text)
+        status = machines["n0"].run(str(ORCH), "status", "--as-root-anyway", "--json", cwd=project)
+        document = json.loads(status.stdout)["run"]
+        assert (document["state"], document["queued"]["reason"]) == ("queued", "Resources")
+        refused = machines["n0"].run(str(ORCH), "restart", "--as-root-anyway", cwd=project, check=False)
+        assert "the run is queued" in refused.stderr
+    assert run.finish()["outcome"] == "succeeded"
+    assert all(is_whole(run.log(f"worker:{index}")) for index in range(3))
+    assert [len(run.events(kind)) for kind in ("job_started", "run_ended")] == [1, 1]
+
+
+@pytest.mark.parametrize("how", ["down", "interrupt"])
+def test_queued_run_in_the_foreground_is_stopped(
+    up: Any, slurm: Slurm, machines: Testbed, project: Path, how: str
+) -> None:
+    with all_nodes_taken(slurm, machines):
+        run = up(*_NODES, "--", "true", hosts=None, env=slurm.environ)
+        until(lambda: "is queued: " in run.text)
+        if how == "down":
+            machines["n0"].run(str(ORCH), "down", "--as-root-anyway", cwd=project)
+        else:
+            for process in machines["n0"].processes():
+                if "bin/orch up" in " ".join(process.cmdline()):
+                    process.send_signal(2)
+        result = run.finish()
+        assert (result["outcome"], result["exit_code"]) == ("stopped", 143 if how == "down" else 130)
+        until(lambda: len(slurm.queue()) == 1)

@@ -1,0 +1,95 @@
+"""A run whose supervisor was on another machine is read by the clock of the one that continues it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from job_making import JOB, changed
+from run_records import make_run, one_task, view_of
+
+from orchestrator.core.state import events
+from orchestrator.store.runs.writer import RunStore
+from orchestrator.supervisor.continuing import Earlier, read_earlier
+
+# By this the clock of the other machine is ahead.
+_AHEAD_S = 5000.0
+_SPEC = changed(JOB, link_timeout_s=10.0, grace_s=10.0, failure_grace_s=0.5)
+
+
+def interrupted(*more: events.Event, age_s: float = 100.0) -> RunStore:
+    """A run that began `age_s` ago on another machine. Its supervisor was killed."""
+    at, mono = time.time() - age_s, time.monotonic() - age_s + _AHEAD_S
+    store = make_run(job="7")
+    plan, *rest = one_task(mono)
+    assert isinstance(plan, events.AttemptPlanned)
+    (task,) = plan.tasks
+    planned = plan.model_copy(update={"tasks": (replace(task, host="n2"),)})
+    for event in (planned, *rest, *more):
+        store.append(event.model_copy(update={"at": at, "mono": mono}))
+    store.close()
+    return store
+
+
+def continued(store: RunStore, ahead_s: float = 0.0) -> Earlier:
+    """Continue the run, on a machine whose clock is ahead of this one."""
+    adopted = RunStore.adopt(store.paths.root, None)
+    record = adopted.record
+    earlier = read_earlier(adopted, record, _SPEC)
+    clocks = [each.model_copy(update={"shift_s": each.shift_s + ahead_s}) for each in earlier.clocks]
+    adopted.take_over(record.model_copy(update={"earlier_clocks": tuple(clocks)}))
+    assert earlier.restart is not None
+    adopted.append(earlier.restart.model_copy(update={"mono": earlier.restart.mono + ahead_s}))
+    adopted.close()
+    return earlier
+
+
+def test_earlier_times_are_converted() -> None:
+    store = interrupted()
+    earlier = continued(store)
+    view = view_of(store.paths)
+    view.refresh()
+    for state in (earlier.state, view.state):
+        task = state.tasks["worker:0"]
+        assert task.started_mono == pytest.approx(time.monotonic() - 100, abs=30)
+    assert view.state.history[0].attempt == 1
+
+
+def test_times_are_converted_again_by_the_next_supervisor() -> None:
+    store = interrupted()
+    continued(store, 2 * _AHEAD_S)
+    clocks = continued(store).clocks
+    assert [clock.shift_s for clock in clocks] == pytest.approx([-_AHEAD_S, -2 * _AHEAD_S], abs=30)
+    first, *_, last = view_of(store.paths).refresh()
+    assert first.mono == pytest.approx(time.monotonic() - 100, abs=30)
+    assert last.mono == pytest.approx(time.monotonic(), abs=30)
+
+
+@pytest.mark.parametrize(
+    ("ends", "age_s", "delay_s"),
+    [
+        ((events.TeardownEnded(at=0, mono=0),), 1.0, 0.0),
+        ((), 1.0, 29.5),
+        ((), 100.0, 0.0),
+        (
+            (events.HostLost(at=0, mono=0, host="n2", reason="cut"), events.TeardownEnded(at=0, mono=0)),
+            1.0,
+            29.5,
+        ),
+    ],
+)
+def test_attempt_waits_for_the_hosts_that_did_not_report_their_end(
+    ends: tuple[events.Event, ...], age_s: float, delay_s: float
+) -> None:
+    restart = continued(interrupted(*ends, age_s=age_s)).restart
+    assert restart is not None
+    assert restart.delay_s == pytest.approx(delay_s, abs=20 if delay_s else 0.0)
+
+
+def test_run_that_only_waited_begins_its_first_attempt() -> None:
+    store = make_run(job="7")
+    store.close()
+    adopted = RunStore.adopt(store.paths.root, None)
+    assert read_earlier(adopted, adopted.record, _SPEC).restart is None
+    adopted.close()

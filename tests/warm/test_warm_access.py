@@ -1,0 +1,197 @@
+"""What other users, other programs and forged files can do to kept processes: nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from acting_as import needs_root
+from users import ORDINARY
+from waiting import lives, until
+from warm_command import WarmOrch
+
+from orchestrator.client.launch import load_request
+from orchestrator.client.warm import choose_start
+from orchestrator.client.warm_list import stop_holders, warm_rows
+from orchestrator.links.control import listen_in
+from orchestrator.links.supervisor_link import SupervisorLink
+from orchestrator.links.warm import Holding, conditions, take_over
+from orchestrator.store.directory import Directory
+from orchestrator.store.ownership import accept_owner, forget_accepted_owners
+from orchestrator.store.runs.liveness import start_ticks
+from orchestrator.store.runs.locks import Lock
+from orchestrator.store.runs.paths import make_warm, warm_name
+from orchestrator.store.runs.record import boot_id
+
+ECHO = ("--", "sh", "-c", "echo said")
+
+
+@contextmanager
+def forged(directory: Path, pid: int) -> Iterator[tuple[Directory, Holding]]:
+    """The place of a directory, with the lock held by this process and a description that names another one."""
+    holding = Holding(
+        directory=str(directory),
+        conditions={},
+        pid=pid,
+        start_ticks=start_ticks(pid) or 0,
+        boot_id=boot_id(),
+        since=time.time(),
+        idle_s=600.0,
+        until=time.time() + 600.0,
+        runs=1,
+    )
+    with make_warm() as every, every.make(warm_name(str(directory))) as place:
+        lock = Lock.acquire_in(place, "lock")
+        assert lock is not None
+        try:
+            place.write_atomically("holder.json", holding.model_dump_json())
+            yield place, holding
+        finally:
+            lock.release()
+
+
+@pytest.fixture
+def early() -> Iterator[SupervisorLink]:
+    """In place of a supervisor that was started early."""
+    ours, other = socket.socketpair()
+    with other, SupervisorLink(None, ours) as link:
+        yield link
+
+
+@needs_root
+@pytest.mark.parametrize("why", ["hosts", "another user"])
+def test_never_with_hosts_or_files_of_another_user(tmp_path: Path, early: SupervisorLink, why: str) -> None:
+    hosts = {"hosts": "elsewhere:1"} if why == "hosts" else {}
+    up = load_request(1, ["true"], tmp_path, hosts)
+    # With --watch it needs no terminal.
+    up = replace(up, display=replace(up.display, warm_s=600.0, watch="*.yaml"))
+    try:
+        if why == "another user":
+            accept_owner(ORDINARY)
+        start = choose_start(up, early)
+    finally:
+        forget_accepted_owners()
+    words = {"hosts": "the run's tasks are on other hosts", "another user": "the state directory belongs to"}
+    assert start.warm is None and words[why] in start.notes[0]
+
+
+def test_holder_that_leaves_after_its_greeting(warm: WarmOrch) -> None:
+    with forged(warm.orch.directory, os.getpid()) as (place, holding):
+        same = holding.model_copy(update={"conditions": conditions(str(warm.orch.directory))})
+        with listen_in(place, "socket") as listener:
+            listener.setblocking(True)
+
+            def greet() -> None:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.sendall(same.model_dump_json().encode() + b"\n")
+                    connection.recv(1)
+
+            server = threading.Thread(target=greet)
+            server.start()
+            done = warm.within("-v", "up", *ECHO)
+            server.join()
+        place.unlink("socket")
+    assert "warm start: 1 runs before" in done.err
+    assert (done.code, done.lines) == (0, ["worker:0 | said"])
+
+
+@needs_root
+@pytest.mark.parametrize("user", [ORDINARY, 0])
+def test_socket_of_another_user_is_not_used(tmp_path: Path, user: int) -> None:
+    """The kernel notes the user of the process that listens."""
+    received: list[bytes] = []
+    with forged(tmp_path, os.getpid()) as (place, holding):
+        with listen_in(place, "socket") as listener:
+            listener.setblocking(True)
+            os.seteuid(user)
+            listener.listen()
+            os.seteuid(0)
+
+            def serve() -> None:
+                connection, _ = listener.accept()
+                # The client may have closed it before it has read the line.
+                with connection, suppress(ConnectionError):
+                    connection.sendall(holding.model_dump_json().encode() + b"\n")
+                    if data := connection.recv(1):
+                        received.append(data)
+
+            server = threading.Thread(target=serve)
+            server.start()
+            found = take_over(str(tmp_path))
+            if found is not None:
+                found[0].close()
+            server.join()
+        place.unlink("socket")
+    assert (found is None) == (user == ORDINARY)
+    assert received == []
+
+
+def test_process_that_a_forged_description_names_is_not_killed(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "600"]) as other:
+        with forged(tmp_path, other.pid):
+            assert [row.pid for row in stop_holders(patience_s=0.01)] == [other.pid]
+        assert lives(other.pid)
+        other.kill()
+
+
+def test_links_in_the_place_of_holders_are_not_followed(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    for name in ("lock", "holder.json", "socket"):
+        (elsewhere / name).touch(mode=0o600)
+    with make_warm() as every:
+        every.link_to(warm_name(str(tmp_path)), elsewhere)
+        with every.make("a" * 16) as place:
+            place.link_to("lock", elsewhere / "lock")
+    assert take_over(str(tmp_path)) is None and warm_rows() == []
+    assert len([*elsewhere.iterdir()]) == 3
+
+
+def test_files_of_a_killed_holder_are_removed(warm: WarmOrch) -> None:
+    warm("up", "--warm", *ECHO)
+    warm.until_waiting().kill()
+    (place,) = warm.places
+    assert (place / "holder.json").exists()
+    assert "no processes are kept warm" in warm.orch.within("warm").err
+    assert warm.places == []
+
+
+@pytest.mark.parametrize("sends", [b"", b"what\n", b"\0" * 100_000])
+def test_client_without_a_request_does_not_end_the_holder(warm: WarmOrch, sends: bytes) -> None:
+    warm("up", "--warm", *ECHO)
+    holder = warm.until_waiting()
+    file = warm.places[0] / "socket"
+    before = file.stat().st_ctime_ns
+    found = take_over(str(warm.orch.directory))
+    assert found is not None
+    with found[0] as connection:
+        connection.sendall(sends)
+    # The holder listens again.
+    until(lambda: file.exists() and file.stat().st_ctime_ns != before)
+    assert warm("up", *ECHO).lines == ["worker:0 | said"]
+    assert warm.orch.record(warm.orch.run_dirs()[-1])["supervisor_pid"] == holder.pid
+
+
+@pytest.mark.slow
+def test_client_that_asks_nothing_does_not_keep_the_holder(warm: WarmOrch) -> None:
+    """It is dropped after 10 s."""
+    warm("up", "--warm", *ECHO)
+    holder = warm.until_waiting()
+    file = warm.places[0] / "socket"
+    before = file.stat().st_ctime_ns
+    found = take_over(str(warm.orch.directory))
+    assert found is not None
+    with found[0] as connection:
+        assert connection.recv(1) == b""
+        assert file.stat().st_ctime_ns == before  # it has listened meanwhile
+        assert warm("up", *ECHO).lines == ["worker:0 | said"]
+    assert warm.orch.record(warm.orch.run_dirs()[-1])["supervisor_pid"] == holder.pid
