@@ -80,10 +80,15 @@ def kill_wait() -> float | None:
     return None if found is None else float(found[1])
 
 
+def is_own_job(job: str, environ: Mapping[str, str]) -> bool:
+    """Whether this process runs on a node of the job. A shell of salloc is on the machine that called it."""
+    return environ.get("SLURM_JOB_ID") == job and "SLURMD_NODENAME" in environ
+
+
 def is_started_again(job: str, environ: Mapping[str, str], *, may_ask: bool) -> bool:
     """Whether Slurm starts the batch job of this process again after its end; `may_ask`: also on request."""
-    if environ.get("SLURM_JOB_ID") != job or "SLURMD_NODENAME" not in environ:
-        return False  # a shell of salloc, or a login node
+    if not is_own_job(job, environ):
+        return False
     words = (ask("scontrol", "show", "job", "--oneliner", job) or "").split()
     fields = dict(word.split("=", 1) for word in words if "=" in word)
     if int(fields.get("Restarts", 0)) > int(environ.get("SLURM_RESTART_COUNT", 0)):

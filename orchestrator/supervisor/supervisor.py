@@ -22,14 +22,12 @@ from pydantic import ValidationError
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle import actions
 from orchestrator.core.lifecycle.actions import Action, Deadline
-from orchestrator.core.lifecycle.continuing import with_requeue
 from orchestrator.core.lifecycle.lifecycle import Lifecycle
 from orchestrator.core.progress.reported import ProgressThrottle
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, NoticeSource, StopReason
-from orchestrator.core.state.result import CauseKind, RunResult
+from orchestrator.core.state.result import RunResult
 from orchestrator.core.state.state import RunState
-from orchestrator.engines import slurm
 from orchestrator.host.headroom import many_files
 from orchestrator.links.agent_link import AgentLink, AgentMessage, Empty, Held, Hello, LogBytes, StepEnds
 from orchestrator.links.client_link import ClientLink, Lifetime
@@ -45,6 +43,7 @@ from orchestrator.supervisor.agent_reports import AgentReports
 from orchestrator.supervisor.continuing import Earlier
 from orchestrator.supervisor.control_orders import ControlOrders, StackRequests
 from orchestrator.supervisor.hosts import HERE, Agents, LinkDues
+from orchestrator.supervisor.notices import Notices
 from orchestrator.supervisor.run_logs import RunLogs
 from orchestrator.supervisor.tensorboard_task import TensorBoardTask
 
@@ -87,6 +86,7 @@ class Supervisor:
         self._continues = None if earlier is None else earlier.restart
         before = None if earlier is None or earlier.restart is None else earlier.state
         self._lifecycle = Lifecycle(spec, store.paths.run_id, mono, ends_mono, before)
+        self._notices = Notices(spec, self._lifecycle, self._queue)
         # A limit on silence takes progress as a sign of life.
         self._throttle = ProgressThrottle(spec.chaos, (spec.stall_timeout_s or inf) / 4)
         self._logs = RunLogs(store.directory.sub(store.paths.logs.name), self._throttle, self._queue)
@@ -207,9 +207,8 @@ class Supervisor:
                 self._queue.append(events.StorageFailed(**now(), reason=reason))
 
     def _deadline_reached(self, deadline: str) -> Event:
-        if deadline == Deadline.NOTICE and self._spec.slurm_job is not None:
-            left_s = slurm.time_left(self._spec.slurm_job)  # it may have been given more time
-            return events.DeadlineReached(**now(), deadline=deadline, left_s=left_s)
+        if deadline == Deadline.NOTICE:
+            return self._notices.limit_reached()
         if deadline not in (Deadline.STALL_LIMIT, Deadline.SILENCE):
             return events.DeadlineReached(**now(), deadline=deadline)
         at = now()
@@ -327,19 +326,12 @@ class Supervisor:
         else:
             self._end_agents()
         self._store.remove_scratch()
-        if self._is_requeued(result):
-            self._result = with_requeue(result)
+        self._result = self._notices.requeued(result)
+        if self._result is not None:
             return  # without a recorded end, the run continues in its job
         self._store.append(events.RunEndedEvent(**now(), outcome=result.outcome, exit_code=result.exit_code))
         self._store.write_result(result)
         self._result = result
-
-    def _is_requeued(self, result: RunResult) -> bool:
-        """Whether Slurm starts the run's job again after a notice. One that never worked would fail again."""
-        job = self._spec.slurm_job
-        if job is None or result.cause is None or result.cause.kind is not CauseKind.NOTICE:
-            return False
-        return slurm.is_started_again(job, os.environ, may_ask=self._lifecycle.worked)
 
     def _end_agents(self) -> None:
         self._unwatch_agents()
@@ -362,24 +354,15 @@ class Supervisor:
         inbox.clear()
         for number in inbox.take():
             if number == NOTICE_SIGNAL:
-                self._give_notice(NoticeSource.SIGNAL)
+                self._notices.give(NoticeSource.SIGNAL)
                 continue
             self._was_signalled = True
             self._stop(StopOrder(reason=StopReason.TERMINATE, force=self.state.stop is not None))
 
     def _stop(self, order: StopOrder) -> None:
-        self._queue.append(events.StopRequested(**now(), reason=order.reason, force=order.force))
-
-    def _give_notice(self, source: NoticeSource) -> None:
-        """Report a notice. Slurm gives one for each host; the first counts."""
-        is_of_slurm = source is NoticeSource.SLURM
-        known = [self.state.notice, *self._queue]
-        if is_of_slurm and any(
-            isinstance(each, events.NoticeGiven) and each.source is source for each in known
-        ):
+        if self._notices.replaces(order):
             return
-        left_s = self._spec.kill_wait_s if is_of_slurm else self._spec.notice_s
-        self._queue.append(events.NoticeGiven(**now(), source=source, left_s=left_s))
+        self._queue.append(events.StopRequested(**now(), reason=order.reason, force=order.force))
 
     def _read_client(self) -> None:
         try:
@@ -390,7 +373,7 @@ class Supervisor:
             if isinstance(order, DetachOrder):
                 self._lifetime = Lifetime.DETACHED
             elif isinstance(order, NoticeOrder):
-                self._give_notice(order.source)
+                self._notices.give(order.source)
             else:
                 self._stop(order)
         if not is_connected:
@@ -428,7 +411,7 @@ class Supervisor:
             case LogBytes():
                 self._write_log(host, message)
             case StepEnds():
-                self._give_notice(NoticeSource.SLURM)
+                self._notices.give(NoticeSource.SLURM)
             case Held():
                 self._attempts.take_held(host, message.attempt, message.ports)
             case Empty():

@@ -82,34 +82,35 @@ def all_nodes_taken(slurm: Slurm, machines: Testbed) -> Iterator[None]:
         other.wait(PATIENCE_S)
 
 
-def test_detached_run_is_followed_from_the_login_node(
-    login: LoginNode, machines: Testbed, slurm: Slurm, project: Path, counting: tuple[str, ...]
+def test_detached_run_waits_and_leaves_the_queue(
+    login: LoginNode, machines: Testbed, slurm: Slurm, counting: tuple[str, ...]
 ) -> None:
     with all_nodes_taken(slurm, machines):
-        run_id = login.orch("up", "-d", *_NODES, *counting).stdout.strip()
+        run_id = login.orch("up", "-d", "--name", "test", *_NODES, *counting).stdout.strip()
         assert login.directory.name == run_id
         waits = login.status()
         assert (waits["state"], waits["queued"]["reason"]) == ("queued", "Resources")
-        assert "queued" in login.orch("ls").stdout
-        taken = login.orch("up", "-d", "--name", "test", *_NODES, *counting, check=False)
-        assert taken.returncode == 0, taken.stderr
-        again = login.orch("up", "-d", "--name", "test", *_NODES, *counting, check=False)
-        assert again.returncode == 4
-        assert "stopped while it was queued" in login.orch("down", "test").stderr
-        assert len(slurm.queue()) == 2
-    until(lambda: login.orch("status", run_id, "--json").stdout.count('"running"') == 4)
+        assert login.orch("up", "-d", "--name", "test", *_NODES, *counting, check=False).returncode == 4
+        assert "stopped while it was queued" in login.orch("down").stderr
+        assert len(slurm.queue()) == 1
+    assert (login.result()["outcome"], login.result()["exit_code"]) == ("stopped", 143)
+
+
+def test_detached_run_is_reached_from_the_login_node(
+    login: LoginNode, machines: Testbed, slurm: Slurm, counting: tuple[str, ...]
+) -> None:
+    run_id = login.orch("up", "-d", *_NODES, *counting).stdout.strip()
+    until(lambda: len(login.events("task_ready")) == 3)
+    running = login.status()
     # The clocks of the machines are days apart.
-    assert 0 < json.loads(login.orch("status", run_id, "--json").stdout)["run"]["uptime_s"] < 3600
-    assert "count.py" in login.orch("stacks", run_id).stdout
+    assert 0 < running["uptime_s"] < 3600
+    assert (running["id"], running["state"]) == (run_id, "running")
+    assert "count.py" in login.orch("stacks").stdout
     # The supervisor is on n1. Here its socket would answer; on real machines only a step reaches it.
     assert f"HOST:{machines['n0'].address} " in (slurm.directory / "slurmd.n1.log").read_text()
-    stopped = login.orch("kill", run_id, "worker:1", "-s", "STOP")
-    assert "sent SIGSTOP to worker:1" in stopped.stderr
-    assert "worker:2 | line 1\n" in login.orch("logs", run_id).stdout
-    assert "stopped worker:0, worker:1, worker:2" in login.orch("down", run_id).stderr
-    result = json.loads(login.orch("wait", run_id, "--json", check=False).stdout)
-    assert (result["outcome"], result["exit_code"]) == ("stopped", 143)
-    until(lambda: not slurm.queue())
+    assert "stopped worker:0, worker:1, worker:2" in login.orch("down").stderr
+    assert (login.result()["outcome"], login.result()["exit_code"]) == ("stopped", 143)
+    assert all("line 1\n" in path.read_text() for path in (login.directory / "logs").glob("worker-*.log"))
 
 
 def test_detached_run_ends_with_its_own_result(

@@ -169,7 +169,10 @@ def test_job_that_is_started_again_continues_its_run(batch: BatchRun, how: str) 
         assert all(start == 0 and again > 0 for start, again in starts)
         assert end["exact"]
         assert end["resumed_at"] > 0
+        # Slurm sends SIGTERM to `orch up`, too.
+        assert not batch.events("stop_requested")
         assert "3 of 3 tasks said that the state is saved" in end["cause"]["text"]
+    if how in ("notice", "time limit"):  # a preemption may kill `orch up` before it says so
         assert "Slurm starts its job again, and the run continues with attempt 2" in batch.text
 
 
@@ -203,3 +206,13 @@ def test_other_options_are_refused(batch: BatchRun) -> None:
     batch.start_again()
     until(lambda: "grace_s 9.0, now 8.0" in batch.text, 120)
     assert f"Slurm has started job {batch.job} again" in batch.text
+
+
+def test_allocation_that_ends_too_soon_is_refused(slurm: Slurm, machines: Testbed, project: Path) -> None:
+    command = (str(ORCH), "up", "--as-root-anyway", "--engine", "slurm", "--", "true")
+    done = machines["n0"].run(
+        *("salloc", "--nodes=1", "--time=1", *command), check=False, env=slurm.environ, cwd=project
+    )
+    assert done.returncode == 2
+    assert ", and --notice 2m before its end the tasks would be told to end" in done.stderr
+    until(lambda: not slurm.queue())

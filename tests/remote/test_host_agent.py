@@ -10,8 +10,11 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
+import socket
 import stat
+import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -22,7 +25,7 @@ import psutil
 import pytest
 from agent_driving import DAEMONISES, SLEEPER, python
 from host_driving import RUN, HostDriver
-from waiting import lives, until, until_gone
+from waiting import PATIENCE_S, lives, until, until_gone
 
 from orchestrator.core.job.choices import NetworkOption
 from orchestrator.links.agent_link import Empty, Exited, Held, Stacked
@@ -212,6 +215,33 @@ def nothing_left(host: HostDriver) -> Iterator[None]:
     yield
     until_gone(*pids)
     until(lambda: not host.home.exists())
+
+
+_RELAY = """
+import socket, sys
+from worker.remote.relay import relay
+agent = socket.socket(socket.AF_UNIX)
+agent.connect(sys.argv[1] + "/agent.sock")
+relay(agent, sys.argv[1] + "/agent.log")
+"""
+
+
+def test_connection_outlives_an_agent_that_is_exiting(tmp_path: Path) -> None:
+    """It closes its connections a moment before its listening socket; the keeper then removes the directory."""
+    directory = tmp_path / "agent"
+    directory.mkdir()
+    (directory / "agent.log").touch()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(directory / "agent.sock"))
+        listener.listen()
+        relay = subprocess.Popen([sys.executable, "-c", _RELAY, directory], stdin=subprocess.PIPE)
+        listener.accept()[0].close()
+        assert select.select([listener], [], [], PATIENCE_S)[0]  # the relay looks whether there is an agent
+        listener.close()
+        with pytest.raises(subprocess.TimeoutExpired):
+            relay.wait(0.1)
+        shutil.rmtree(directory)
+        relay.communicate(timeout=PATIENCE_S)
 
 
 def test_nothing_is_left_after_leave(host: HostDriver) -> None:

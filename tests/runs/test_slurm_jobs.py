@@ -1,4 +1,4 @@
-"""What Slurm says about a run's job decides about a run whose lock is free. Slurm's programs are scripts here."""
+"""The state of its Slurm job decides about a run whose lock is free. Slurm's programs are scripts here."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_reason_and_expected_start_are_those_of_slurm(slurm_says: Answer) -> Non
 
 
 def test_job_of_another_cluster_is_not_asked_about(slurm_says: Answer) -> None:
-    """Both clusters may have the same home directory."""
+    """Two clusters may have the same home directory."""
     slurm_says(_UNKNOWN)
     assert free_run("two").liveness is Liveness.UNKNOWN
 

@@ -195,3 +195,9 @@ def test_other_roles_keep_their_tasks_on_the_hosts_that_live(make_spec: MakeSpec
     assert job is not None and dict(job.roles) == {"chief": 1, "worker": 2, "evaluator": 1}
     assert letters(job) == "aacc"
     assert fit(spec, {"a"}) is None  # the evaluator has no host
+    # Three workers share the host that they are bound to, as before the loss.
+    settings = {"worker": RoleSettings(hosts=("a",)), "evaluator": RoleSettings(hosts=("b", "c"))}
+    roles = {"worker": 3, "evaluator": 1}
+    bound = make_spec(roles=roles, fewest_workers=1, hosts=parse_hosts("a,b,c"), role_settings=settings)
+    job = fit(bound, {"a", "c"})
+    assert job is not None and letters(job) == "aaac"

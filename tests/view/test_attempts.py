@@ -255,7 +255,8 @@ def test_log_is_split_where_new_attempt_starts() -> None:
     [
         ([4, 3, 4], [96, 96, 96], "4 -> 3 -> 4; global batch 96 kept"),
         ([4, 3, 3], [128, 96, 96], "4 -> 3; global batch 128 -> 96"),
-        ([4, 3], [None, 96], "4 -> 3; the program does not report its global batch"),
+        ([4, 3], [None, None], "4 -> 3; the program does not report its global batch"),
+        ([4, 3, 4], [96, 0, 96], "4 -> 3 -> 4; global batch 96 kept"),  # attempt 2 did no step
         ([4, 4], [96, 64], None),
         ([None, 4], [None, None], None),  # an older file
         (
@@ -269,7 +270,10 @@ def test_report_says_what_became_of_the_workers_and_the_batch(
     workers: list[int | None], batches: list[int | None], line: str | None
 ) -> None:
     *ends, (last, batch) = zip(workers, batches, strict=True)
-    history = [ASKED.model_copy(update={"workers": w, "global_batch": b}) for w, b in ends]
+    history = [
+        ASKED.model_copy(update={"workers": w, "global_batch": b or None, "position": None if b == 0 else 8})
+        for w, b in ends
+    ]
     result = RunResult(
         run_id="r", outcome="succeeded", exit_code=0, attempts=len(workers), cause=None, first_failure=None,
         detection_s=None, teardown_s=None, tasks=(), history=tuple(history), workers=last, global_batch=batch,

@@ -22,6 +22,8 @@ _LOG_END_BYTES = 2048
 # Longest time for the keeper to clear up, and the interval of looks at it. A connection that takes nothing for as long
 # is dead.
 _REMOVAL_S, _CHECK_S = 6.0, 0.005
+# An agent that is exiting closes its listening socket this soon after its connections.
+_EXITING_S = 1.0
 
 
 class _Direction:
@@ -129,12 +131,22 @@ def _await_removal(directory: Path) -> None:
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(directory / "agent.sock"))
-            return
+            if not _is_closed(probe):
+                return
         except OSError:
             pass
     deadline = time.monotonic() + _REMOVAL_S
     while directory.exists() and time.monotonic() < deadline:
         time.sleep(_CHECK_S)
+
+
+def _is_closed(probe: socket.socket) -> bool:
+    """Whether the agent closes a connection that it has not begun: it is exiting."""
+    probe.settimeout(_EXITING_S)
+    try:
+        return not probe.recv(1)
+    except TimeoutError:
+        return False
 
 
 def _report_end(log_fd: int) -> None:

@@ -140,15 +140,20 @@ def sizes_text(result: RunResult) -> str:
     workers = [end.workers for end in ends if end.workers is not None]
     if len(set(workers)) < 2:
         return ""
-    batches = [end.global_batch for end in ends if end.workers is not None]
+    # An attempt that ended before its first step has not reported its batch.
+    batches = [end.global_batch for end in ends if end.global_batch is not None or _has_trained(end)]
     known = [batch for batch in batches if batch is not None]
-    if len(known) < len(batches):
+    if not known or len(known) < len(batches):
         batch = "the program does not report its global batch"
     elif len(set(known)) == 1:
         batch = f"global batch {known[0]:,} kept"
     else:
         batch = f"global batch {_changes(known)}"
     return f"{_changes(workers)}; {batch}"
+
+
+def _has_trained(end: AttemptEnd | RunResult) -> bool:
+    return (end.training if isinstance(end, RunResult) else end.position) is not None
 
 
 def _changes(numbers: Sequence[int]) -> str:

@@ -47,7 +47,7 @@ def fit(spec: JobSpec, living: Collection[str]) -> JobSpec | None:
         return spec
     needed, shares = Counter(place(spec)), _slots(spec)
     slots = {host.name: max(shares[host.name], needed[host.name]) for host in hosts}
-    hosts = [host.model_copy(update={"slots": slots[host.name]}) for host in hosts if slots[host.name]]
+    hosts = [host.model_copy(update={"slots": slots[host.name]}) for host in hosts]
     room = sum(slots.values()) - (len(spec.tasks) - spec.workers)
     for workers in range(min(spec.workers, room), (spec.fewest_workers or spec.workers) - 1, -1):
         job = resized(spec, workers, hosts)

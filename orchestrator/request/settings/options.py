@@ -99,7 +99,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
                more="Without `--name`: those of this directory."),
         Option("detach", Kind.SWITCH, letter="d", part=Part.DISPLAY, where=NOT_IN_PYTHON,
                help="Print the run's id and leave the run in the background.",
-               more="`-q` prints the id, too."),
+               more="`-q` prints the id, too. Under Slurm: [a batch job](slurm.md#detached)."),
         Option("wait", Kind.CHOICE, choices=tuple(WaitFor), part=Part.DISPLAY, where=NOT_IN_PYTHON,
                help="Detach, but return only when the run is ready or done."),
         Option("timeout", Kind.DURATION, default=_NO_LIMIT,

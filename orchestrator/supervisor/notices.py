@@ -1,0 +1,62 @@
+"""Reports notices that the machines of a run will go, and finds out what Slurm does with the run's job afterwards."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+
+from orchestrator.core.job.spec import JobSpec
+from orchestrator.core.lifecycle.actions import Deadline
+from orchestrator.core.lifecycle.continuing import with_requeue
+from orchestrator.core.lifecycle.lifecycle import Lifecycle
+from orchestrator.core.state.events import DeadlineReached, Event, NoticeGiven, NoticeSource, StopReason
+from orchestrator.core.state.result import CauseKind, RunResult
+from orchestrator.engines import slurm
+from orchestrator.links.control import StopOrder
+from orchestrator.store.runs.slurm_jobs import job_state
+from orchestrator.supervisor import now
+
+
+class Notices:
+    """Reports to the end of `queue`."""
+
+    def __init__(self, spec: JobSpec, lifecycle: Lifecycle, queue: deque[Event]) -> None:
+        self._spec = spec
+        self._lifecycle = lifecycle
+        self._queue = queue
+
+    def give(self, source: NoticeSource) -> None:
+        """Report a notice. Slurm gives one for each host; the first counts."""
+        is_of_slurm = source is NoticeSource.SLURM
+        known = [self._lifecycle.state.notice, *self._queue]
+        if is_of_slurm and any(isinstance(each, NoticeGiven) and each.source is source for each in known):
+            return
+        left_s = self._spec.kill_wait_s if is_of_slurm else self._spec.notice_s
+        self._queue.append(NoticeGiven(**now(), source=source, left_s=left_s))
+
+    def replaces(self, order: StopOrder) -> bool:
+        """Whether a SIGTERM is Slurm's, which ends the batch job of this process; then report it as a notice."""
+        job = self._spec.slurm_job
+        if order.reason is not StopReason.TERMINATE or order.force or job is None:
+            return False
+        if not slurm.is_own_job(job, os.environ) or job_state(job) in (None, "RUNNING"):
+            return False
+        self.give(NoticeSource.SLURM)
+        return True
+
+    def limit_reached(self) -> DeadlineReached:
+        """The deadline before the end of the allocation, with the time that is left: it may have been extended."""
+        job = self._spec.slurm_job
+        left_s = None if job is None else slurm.time_left(job)
+        return DeadlineReached(**now(), deadline=Deadline.NOTICE, left_s=left_s)
+
+    def requeued(self, result: RunResult) -> RunResult | None:
+        """The result of the attempt, if Slurm starts the run's job again after a notice; None if the run has ended.
+
+        A run that never worked is not started again: it would fail again.
+        """
+        job = self._spec.slurm_job
+        if job is None or result.cause is None or result.cause.kind is not CauseKind.NOTICE:
+            return None
+        is_again = slurm.is_started_again(job, os.environ, may_ask=self._lifecycle.worked)
+        return with_requeue(result) if is_again else None
