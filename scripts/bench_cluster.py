@@ -185,6 +185,8 @@ class Clusters:
         full = (
             os.environ | {"XDG_STATE_HOME": str(self.state), "NO_COLOR": "1"} | dict(script.env) | (env or {})
         )
+        # The modules of an installed orch are compiled.
+        full.pop("PYTHONDONTWRITEBYTECODE", None)
         with (out / "output").open("wb") as output:
             process = subprocess.Popen(
                 argv,

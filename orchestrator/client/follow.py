@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from orchestrator.client.view.messages import event_message, most_attempts
 from orchestrator.client.view.tables import Moment
@@ -39,7 +39,8 @@ class Follower:
         self._view = view
         self._reader = LogReader(run.paths.logs, tasks, position)
         self._state_due = 0.0
-        self._hidden: dict[str, int] = {}
+        # Ranges of bytes in the log of a task.
+        self._hidden: dict[str, list[tuple[int, int]]] = {}
         # Tasks whose first line is whole; None if all logs are read from the start.
         self._begun: set[str] | None = None if position == START else set()
 
@@ -67,9 +68,12 @@ class Follower:
         self.refresh()
         return _STATE_INTERVAL_S
 
-    def hide(self, task: str, offset: int) -> None:
-        """Do not show the log of this task up to `offset`: the user has seen it."""
-        self._hidden[task] = offset
+    def hide(self, task: str, start: int, end: int) -> None:
+        """Do not show these bytes of the task's log: the user has seen them. Call it in the order of the bytes."""
+        ranges = self._hidden.setdefault(task, [])
+        if ranges and ranges[-1][1] == start:
+            start = ranges.pop()[0]
+        ranges.append((start, end))
 
     @property
     def state(self) -> RunState:
@@ -116,13 +120,21 @@ class Follower:
         if rest and not chunks:
             chunks = self._reader.read_unindexed(_STEP_BYTES)
         shown = chunks if self._begun is None else [self._whole(chunk) for chunk in chunks]
-        self._view.show([self._unseen(chunk) for chunk in shown] if self._hidden else shown)
+        if self._hidden:
+            shown = [part for chunk in shown for part in self._unseen(chunk)]
+        self._view.show(shown)
         return chunks
 
-    def _unseen(self, chunk: Chunk) -> Chunk:
-        """Return the chunk without the part that is hidden."""
-        hidden = max(0, self._hidden.get(chunk.task, 0) - chunk.offset)
-        return chunk._replace(offset=chunk.offset + hidden, data=chunk.data[hidden:]) if hidden else chunk
+    def _unseen(self, chunk: Chunk) -> Iterator[Chunk]:
+        """Yield the parts of the chunk that are not hidden."""
+        at, end = chunk.offset, chunk.offset + len(chunk.data)
+        for first, last in self._hidden.get(chunk.task, ()):
+            if at < first < end:
+                yield _part(chunk, at, first)
+            if first < end:
+                at = max(at, last)
+        if at < end or not chunk.data:
+            yield _part(chunk, at, end)
 
     def _whole(self, chunk: Chunk) -> Chunk:
         """Return the first chunk of a task with the beginning of its first line; other chunks unchanged."""
@@ -133,3 +145,8 @@ class Follower:
             return chunk
         before = line_before(self._run.paths.logs, chunk.task, chunk.offset)
         return chunk._replace(offset=chunk.offset - len(before), data=before + chunk.data)
+
+
+def _part(chunk: Chunk, start: int, end: int) -> Chunk:
+    data = chunk.data[start - chunk.offset : end - chunk.offset]
+    return chunk._replace(offset=start, data=data)

@@ -135,10 +135,11 @@ class TaskTerminal:
             leaves = self._read_keys()
         data = self._read_output() if self._out.drain(0.0) else b""
         if data:
-            self._append(run, data)
+            appended = self._append(run, data)
             if self.is_connected:
                 self._out.write(data)
-                follower.hide(self.task, self._log_size())
+                for start, end in appended:
+                    follower.hide(self.task, start, end)
         return not leaves and data is not None
 
     def _read_keys(self) -> bool:
@@ -172,8 +173,9 @@ class TaskTerminal:
         self.has_ended = True
         return None
 
-    def _append(self, run: RunView, data: bytes) -> None:
-        """Add output to the task's log, with line ends as the task wrote them."""
+    def _append(self, run: RunView, data: bytes) -> list[tuple[int, int]]:
+        """Add output to the task's log, with line ends as the task wrote them. Return the ranges of bytes in the log:
+        the task may write into it at the same time."""
         if self._log is None or self._log_of != self.task:
             if self._log is not None:
                 os.close(self._log)
@@ -185,11 +187,13 @@ class TaskTerminal:
         # The terminal's line end may arrive in two parts.
         self._line_end = b"\r" if data.endswith(b"\r") else b""
         data = data.removesuffix(b"\r").replace(b"\r\n", b"\n")
+        appended = []
         while data:
-            data = data[os.write(self._log, data) :]
-
-    def _log_size(self) -> int:
-        return 0 if self._log is None else os.fstat(self._log).st_size
+            written = os.write(self._log, data)
+            data = data[written:]
+            end = os.lseek(self._log, 0, os.SEEK_CUR)
+            appended.append((end - written, end))
+        return appended
 
     def _fit(self) -> None:
         """Give the task's terminal the size of the user's. The kernel tells the task."""

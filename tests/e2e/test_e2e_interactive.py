@@ -52,7 +52,8 @@ def train(orch: Orch) -> str:
 
 
 def _log(orch: Orch, task: str = "worker-0") -> str:
-    return (orch.run_dir() / "logs" / f"{task}.log").read_text()
+    # Not as text: that would hide the line ends.
+    return (orch.run_dir() / "logs" / f"{task}.log").read_bytes().decode()
 
 
 @pytest.mark.parametrize("start", START)
@@ -193,6 +194,14 @@ def test_a_restarted_task_has_the_terminal_again(terminal: Open, orch: Orch) -> 
     assert any("attempt 2 b" in line for line in term.everything)
 
 
+def test_last_output_of_a_task_is_taken(terminal: Open, orch: Orch) -> None:
+    """More than the kernel keeps for the terminal."""
+    many = orch.script("many.py", "for n in range(3000): print(n, 'x' * 70)\n")
+    term = terminal("up", "--interactive", "0", "--", many)
+    assert term.finish() == 0
+    assert [line.split()[0] for line in _log(orch).splitlines()] == [str(n) for n in range(3000)]
+
+
 def test_a_run_that_ends_elsewhere_gives_the_terminal_back(terminal: Open, orch: Orch) -> None:
     term = terminal("up", "-n", "2", "--interactive", "0", "--", orch.script("fails.py", _FAILS))
     assert term.finish() == 7
@@ -221,7 +230,8 @@ def test_without_a_terminal_it_is_refused(orch: Orch, loop: str) -> None:
 
 
 _FAILING = """
-import decimal, os, sys, time
+import atexit, decimal, os, sys, time
+atexit.register(print, "the end of", os.environ["ORCH_TASK"])
 
 def divide(by):
     secret = 42
@@ -259,6 +269,8 @@ def test_pdb_opens_after_a_failure_and_before_the_teardown(
     assert term.modes == term.modes_before
     log = _log(orch, "worker-1")
     assert "Traceback" in log and "(Pdb) p secret\n42\n" in log
+    # Its output goes to the log again, not to the terminal.
+    assert any("worker:1 | the end of worker:1" in line for line in term.everything), (term.everything, log)
 
 
 def test_pdb_opens_for_one_of_several_failures(terminal: Open, failing: str) -> None:
@@ -269,6 +281,8 @@ def test_pdb_opens_for_one_of_several_failures(terminal: Open, failing: str) -> 
     term.type("q\r")
     assert term.finish() == 1
     assert sum("this terminal is in pdb" in line for line in term.everything) == 1
+    # pdb of the other task would print its exception, too.
+    assert sum(line == "ZeroDivisionError: division by zero" for line in term.everything) == 1
 
 
 def test_pdb_opens_although_the_script_has_its_own_excepthook(terminal: Open, failing: str) -> None:
