@@ -176,7 +176,8 @@ def test_another_supervisor_continues_a_run() -> None:
     assert (view.state.storage_error, view.state.notices) == ("one", ("two",))
     store.write_result(RESULT.model_copy(update={"run_id": first.paths.run_id}))
     store.close()
-    assert [(row.attempt, row.time) for row in view.history_rows()] == [(1, 0.0), (2, 2.0)]
+    history = view.history()
+    assert (history["attempt"], history["time"]) == ([1, 2], [0.0, 2.0])
     assert view.result() is not None
 
 
