@@ -199,7 +199,8 @@ class Supervisor:
             )
             if wake is not None
         ]
-        return max(0.0, min(wakes, default=_FOREVER_S + time.monotonic()) - time.monotonic())
+        # The kernel refuses to wait for more than 24 days.
+        return min(_FOREVER_S, max(0.0, min(wakes, default=inf) - time.monotonic()))
 
     def _check_storage(self) -> None:
         for reason in (self._store.take_failure(), self._logs.take_failure()):
