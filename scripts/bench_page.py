@@ -1,9 +1,10 @@
 """Measures what the page costs a run: its steps with `orch ui` and three readers, beside the same run without.
 
-    scripts/bench page [--rounds 5] [--workers 2] [--steps 400] [--json FILE]
+    scripts/bench page [--rounds 5] [--workers 2] [--many 1000] [--steps 400] [--json FILE]
 
 A step is computed in Python and prints a line, as Keras does. The readers take what a browser gets of a run: the
-document, the last lines and the feed.
+document, the last lines, the feed, and every two seconds the list of runs. The server is measured while it shows two
+quiet runs, one of them of many tasks.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from urllib.parse import urlsplit
 
 import psutil
 from bench_cluster import ORCH
-from bench_pairs import Compared, options, pair, report, waiting_at_most
+from bench_pairs import Compared, options, pair, report, say, waiting_at_most
 
 READERS = 3
 RATIO_AIM, CPU_AIM_PERCENT, MEMORY_AIM_MB = 1.02, 2.0, 60.0
-QUIET_S = 10.0
+# The first seconds of a run and of its readers do not count.
+SETTLED_S, QUIET_S, LIST_S = 10.0, 20.0, 2.0
 _PATIENCE_S = 120.0
 TASK = """
 import os, sys, time
@@ -80,11 +82,23 @@ class Page:
         lines = self.read(f"/api/runs/{run}/lines?tail=2000")
         feed = self._answer(f"/api/runs/{run}/feed?state={document['feed']}.{lines['cursor']}", self._cookie)
         opened.release()
+        threading.Thread(target=self._list, daemon=True).start()
         try:
             while feed.read1(1 << 16):
                 pass
         except (OSError, http.client.HTTPException):
             pass  # the server has ended
+
+    def _list(self) -> None:
+        """Read the list of runs as long as the server runs."""
+        connection = http.client.HTTPConnection(self._address.netloc, timeout=_PATIENCE_S)
+        try:
+            while True:
+                connection.request("GET", "/api/runs", headers={"cookie": self._cookie})
+                connection.getresponse().read()
+                time.sleep(LIST_S)
+        except (OSError, http.client.HTTPException):
+            pass
 
     def close(self) -> None:
         self.process.terminate()
@@ -110,14 +124,15 @@ class Runs:
             page.show(run)
             return self._step_ms(out)
 
-    def quiet(self) -> tuple[float, float]:
+    def quiet(self, tasks: int) -> tuple[float, float]:
         """CPU of the server in percent of a core, and its memory (RSS, MB), while three browsers show a quiet run."""
-        up = [ORCH, "up", "-d", "--workers", str(self._workers), "--", "sleep", "600"]
+        up = [ORCH, "up", "-d", "--wait", "ready", "--workers", str(tasks), "--", "sleep", "600"]
         run = subprocess.run(up, env=self._env, check=True, capture_output=True, text=True).stdout.strip()
         try:
             with self._page() as page:
                 page.show(run)
                 server = psutil.Process(page.process.pid)
+                time.sleep(SETTLED_S)
                 began, before = time.monotonic(), sum(server.cpu_times()[:2])
                 time.sleep(QUIET_S)
                 used = sum(server.cpu_times()[:2]) - before
@@ -159,19 +174,28 @@ class Runs:
 def main() -> None:
     parser = options("Measures what the page costs a run.", rounds=5)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--many", type=int, default=1000, help="tasks of the second quiet run")
     parser.add_argument("--steps", type=int, default=400)
     arguments = parser.parse_args()
     step = Compared("a step with the page open", "ms", "the same run without", RATIO_AIM)
-    cpu = Compared("server's CPU, quiet run, three browsers", "%", "", CPU_AIM_PERCENT)
-    memory = Compared("its memory (RSS) then", "MB", "", MEMORY_AIM_MB)
+    quiet = [
+        (
+            tasks,
+            Compared(f"server's CPU, {tasks:,} quiet tasks, three browsers", "%", "", CPU_AIM_PERCENT),
+            Compared("its memory (RSS) then", "MB", "", MEMORY_AIM_MB),
+        )
+        for tasks in (arguments.workers, arguments.many)
+    ]
     with tempfile.TemporaryDirectory(prefix="orch-bench-") as directory:
         runs = Runs(Path(directory), arguments.workers, arguments.steps)
         for round_ in range(arguments.rounds):
             pair(step, runs.watched, runs.alone, round_)
-            used, size = runs.quiet()
-            cpu.orch.append(used)
-            memory.orch.append(size)
-    report("page", [step, cpu, memory], arguments.json)
+            for tasks, cpu, memory in quiet:
+                used, size = runs.quiet(tasks)
+                cpu.orch.append(used)
+                memory.orch.append(size)
+                say(f"{tasks:,} quiet tasks: {used:.2f} % of a core, {size:.1f} MB")
+    report("page", [step, *(line for _, *both in quiet for line in both)], arguments.json)
 
 
 if __name__ == "__main__":

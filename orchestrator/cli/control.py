@@ -10,7 +10,7 @@ import typer
 
 from orchestrator.cli.completion import log_words, signal_words
 from orchestrator.cli.parameters import RunArgument, Screen, read_option, takes_screen
-from orchestrator.cli.selection import chosen_tasks, ended_text, find_run, sweep
+from orchestrator.cli.selection import chosen_tasks, ended_text, find_run, silent_host, sweep
 from orchestrator.cli.words import print_json, report_end, say
 from orchestrator.client import api
 from orchestrator.client.stop import Ended
@@ -21,7 +21,7 @@ from orchestrator.core.text.signal_names import parse_signal
 from orchestrator.store.runs import catalog
 from orchestrator.store.runs.reader import RunView
 
-_NOTHING_ENDED: Mapping[str, object] = {"run": None, "ended": [], "swept": 0, "left": []}
+_NOTHING_ENDED: Mapping[str, object] = {"run": None, "ended": [], "swept": 0, "left": [], "lost_hosts": []}
 
 
 @takes_screen
@@ -80,7 +80,13 @@ def _down_all(screen: Screen, runs: catalog.Survey, live: Sequence[RunView], for
 
 def _ended_document(ended: Ended) -> dict[str, object]:
     left = [process.model_dump(mode="json") for process in ended.left]
-    return {"run": ended.run_id, "ended": list(ended.tasks), "swept": ended.swept, "left": left}
+    return {
+        "run": ended.run_id,
+        "ended": list(ended.tasks),
+        "swept": ended.swept,
+        "left": left,
+        "lost_hosts": list(ended.lost_hosts),
+    }
 
 
 @takes_screen
@@ -120,9 +126,11 @@ def kill(
     (task,) = chosen_tasks(run.view, words[-1:], "orch kill") or words[-1:]
     pid = run.kill(task, number)
     document: dict[str, object] = {"run": run.id, "task": task, "signal": number, "pid": pid}
-    return _answer(
-        screen, document, f"sent {signal_name(number)} to {task} (pid {pid} and its process group)"
-    )
+    target = f"{task} (pid {pid} and its process group)"
+    said = f"sent {signal_name(number)} to {target}"
+    if (host := silent_host(run.view, task)) is not None:
+        said = f"{host} is silent: it sends {signal_name(number)} to {target} when it answers again"
+    return _answer(screen, document, said)
 
 
 @takes_screen

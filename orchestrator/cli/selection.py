@@ -91,15 +91,21 @@ def ended_text(ended: Ended) -> str:
     if ended.left:
         return f"{ended.run_id}: {left_text(ended.left)}. {left_advice(ended.left)}"
     if ended.tasks:
-        return f"{ended.run_id}: stopped {', '.join(ended.tasks)}; no process is left"
+        return f"{ended.run_id}: stopped {', '.join(ended.tasks)}; {ended.rest}"
     if ended.swept:
         count = counted(ended.swept, "process", "processes")
-        return f"{ended.run_id}: the run was lost; ended {count} that it had left, no process is left"
+        return f"{ended.run_id}: the run was lost; ended {count} that it had left, {ended.rest}"
     if ended.was_queued:
         return f"{ended.run_id}: stopped while it was queued"
     if ended.was_live:
-        return f"{ended.run_id}: stopped; its tasks are not known, no process is left"
-    return f"{ended.run_id}: was not running, no process is left"
+        return f"{ended.run_id}: stopped; its tasks are not known, {ended.rest}"
+    return f"{ended.run_id}: was not running, {ended.rest}"
+
+
+def silent_host(run: RunView, task: str) -> str | None:
+    """The host of a task, if it is silent."""
+    state = run.state.tasks.get(task)
+    return state.plan.host if state is not None and state.plan.host in run.state.silent_hosts else None
 
 
 def _refuse_misspelt_task(word: str, runs: catalog.Survey) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.parameters import Screen, run_and_tasks_argument, takes_screen
-from orchestrator.cli.selection import chosen_tasks, run_and_tasks
+from orchestrator.cli.selection import chosen_tasks, run_and_tasks, silent_host
 from orchestrator.cli.words import colour_on, print_json, print_lines, say, width_of
 from orchestrator.client import api
 from orchestrator.client.view.stacks import stack_lines
@@ -54,7 +54,8 @@ def stacks(
     if found.message is not None:
         say(found.message)
     for task in found.silent:
-        say(f"{task} did not answer in time")
+        host = silent_host(run, task)
+        say(f"{task} did not answer in time" + ("" if host is None else f": {host} is silent"))
     if full:
         print_lines(_full_lines(run, found.stacks))
     else:
@@ -77,6 +78,7 @@ def _asked(found: api.Run, chosen: frozenset[str] | None, native: bool) -> _Foun
         return None
     if not wanted and not stacks:
         return _Found({}, is_now=True, message=f"{run.record.id}: no task runs at the moment")
+    run.refresh()
     ordered = {task: stacks[task] for task in wanted or stacks if task in stacks}
     return _Found(ordered, is_now=True, silent=tuple(task for task in wanted if task not in stacks))
 

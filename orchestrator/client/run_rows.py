@@ -23,8 +23,16 @@ from orchestrator.store.runs.reader import RunView
 
 def read_status(view: RunView) -> Status:
     """Return the status of a refreshed run."""
+    state, sample = view.latest()
+    now_mono = view.now_mono()
+    tasks = task_statuses(state, sample, now_mono)
+    return Status(run=run_status(view), tasks=tasks, hosts=host_statuses(state, now_mono))
+
+
+def run_status(view: RunView) -> RunStatus:
+    """Return the part of the status that concerns the run."""
     end = view.state.ended_mono if view.state.ended_mono is not None else view.now_mono()
-    run = RunStatus(
+    return RunStatus(
         id=view.record.id,
         name=view.record.name,
         state=view.state.phase,
@@ -42,13 +50,12 @@ def read_status(view: RunView) -> Status:
         debugged=tuple(task.name for task in view.state.tasks.values() if task.is_debugged),
         queued=queued_status(view.state),
     )
-    state, sample = view.latest()
-    now_mono = view.now_mono()
-    return Status(run=run, tasks=task_statuses(state, sample, now_mono), hosts=host_statuses(state, now_mono))
 
 
-def run_row(view: RunView, size_bytes: int = 0) -> RunRow:
-    """Return the row of a run, which needs `size_bytes` on disk: from its result, if it has ended, or its events."""
+def run_row(view: RunView, size_bytes: int = 0, *, is_fresh: bool = False) -> RunRow:
+    """Return the row of a run, which needs `size_bytes` on disk: from its result, if it has ended, or its events.
+
+    `is_fresh`: somebody else reads the events."""
     took: float | None
     exit_code: int | None
     try:
@@ -60,7 +67,8 @@ def run_row(view: RunView, size_bytes: int = 0) -> RunRow:
         attempts, exit_code = result.attempts, result.exit_code
         training, bad_loss = result.training, result.bad_loss
     else:
-        view.refresh()
+        if not is_fresh:
+            view.refresh()
         state, tasks, attempts = str(view.state.phase), len(view.state.tasks), view.state.attempt
         exit_code, training, bad_loss = view.state.exit_code, last_training(view.state), view.state.bad_loss
         end = view.now_mono() if view.state.ended_mono is None else view.state.ended_mono

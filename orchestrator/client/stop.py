@@ -5,18 +5,19 @@ from __future__ import annotations
 import signal
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.client.orders import ask_run
 from orchestrator.core.errors import EngineError, ExitCode, UsageError
-from orchestrator.core.job.choices import DEFAULT_GRACE_S
+from orchestrator.core.job.choices import DEFAULT_GRACE_S, DEFAULT_LINK_TIMEOUT_S
+from orchestrator.core.progress.activity import join_names
 from orchestrator.core.state import events
 from orchestrator.core.state.events import StopReason
 from orchestrator.core.state.result import LeftProcess
-from orchestrator.core.state.state import RunPhase
+from orchestrator.core.state.state import HostPhase, RunPhase
 from orchestrator.links.control import StopOrder
 from orchestrator.store.runs import lost_runs
 from orchestrator.store.runs.leftovers import Swept, end_leftovers, processes_left
@@ -28,13 +29,15 @@ _POLL_S = 0.02
 STOP_MARGIN_S = 20.0
 # A new run listens within this time; after it, a run without an answer has lost its socket and gets a signal.
 _LISTENS_WITHIN_S = 2.0
-_LONGEST_GRACE_S = 1e9
+# Limit on a time that a record names.
+_LONGEST_S = 1e9
 
 
 @dataclass(frozen=True)
 class Ended:
     """The result of a stop: the tasks that were running, as far as they are known, the number of processes
-    (`swept`) that a lost run had left behind, and those of other users that are still running (`left`)."""
+    (`swept`) that a lost run had left behind, those of other users that are still running (`left`), and the hosts that
+    orch does not reach (`lost_hosts`)."""
 
     run_id: str
     tasks: tuple[str, ...]
@@ -42,6 +45,17 @@ class Ended:
     was_live: bool
     was_queued: bool = False
     left: tuple[LeftProcess, ...] = ()
+    lost_hosts: tuple[str, ...] = ()
+
+    @property
+    def rest(self) -> str:
+        """`no process is left`, or why orch does not know."""
+        if not self.lost_hosts:
+            return "no process is left"
+        names = join_names(self.lost_hosts)
+        if len(self.lost_hosts) == 1:
+            return f"the agent on {names}, which orch does not reach, ends everything there by itself"
+        return f"the agents on {names}, which orch does not reach, end everything there by themselves"
 
 
 def stop_run(view: RunView, force: bool) -> Ended:
@@ -81,7 +95,7 @@ def stop_runs(views: Sequence[RunView], force: bool) -> list[Ended | EngineError
             left = _processes_left(view, swept)
             lost_runs.close_lost_runs()
             view.refresh()
-            ended.append(Ended(view.record.id, tasks, swept.ended, was, queued, left))
+            ended.append(Ended(view.record.id, tasks, swept.ended, was, queued, left, _lost_hosts(view)))
     return ended
 
 
@@ -139,11 +153,18 @@ def _processes_left(view: RunView, swept: Swept) -> tuple[LeftProcess, ...]:
     return processes_left((*swept.left, *(result.left if result else ())), sessions)
 
 
+def _lost_hosts(view: RunView) -> tuple[str, ...]:
+    """The hosts that were lost; all of them if the supervisor was."""
+    result = view.result()
+    is_lost = result is not None and result.outcome == "lost"
+    return tuple(host.name for host in view.state.hosts.values() if is_lost or host.phase is HostPhase.LOST)
+
+
 def _wait_until_gone(view: RunView, force: bool, has_order: bool) -> None:
     """Wait for the run's end. Without an order, use the control socket or, if it was removed, a signal to the process
     that holds the run."""
     began = time.monotonic()
-    deadline = began + (0.0 if force else _grace_s(view)) + STOP_MARGIN_S
+    deadline = began + longest_stop_s(view.record.spec, force)
     signal_due = began + _LISTENS_WITHIN_S
     while (liveness := view.liveness) is not Liveness.DEAD:
         now = time.monotonic()
@@ -159,12 +180,19 @@ def _wait_until_gone(view: RunView, force: bool, has_order: bool) -> None:
         time.sleep(_POLL_S)
 
 
-def _grace_s(view: RunView) -> float:
-    """The run's --grace; the default if the record does not hold a valid one."""
-    grace_s = view.record.spec.get("grace_s")
-    if isinstance(grace_s, int | float) and 0 <= grace_s <= _LONGEST_GRACE_S:
-        return float(grace_s)
-    return DEFAULT_GRACE_S
+def longest_stop_s(spec: Mapping[str, object], force: bool) -> float:
+    """The longest time in which a supervisor ends a run of this spec, as recorded. A silent host counts as lost only
+    after --link-timeout."""
+    grace_s = 0.0 if force else _seconds(spec.get("grace_s"), DEFAULT_GRACE_S)
+    silence_s = _seconds(spec.get("link_timeout_s"), DEFAULT_LINK_TIMEOUT_S) if spec.get("hosts") else 0.0
+    return grace_s + silence_s + STOP_MARGIN_S
+
+
+def _seconds(recorded: object, default: float) -> float:
+    """The default if the record does not hold a valid number."""
+    if isinstance(recorded, int | float) and 0 <= recorded <= _LONGEST_S:
+        return float(recorded)
+    return default
 
 
 def _is_socket(path: Path) -> bool:

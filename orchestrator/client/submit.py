@@ -62,6 +62,11 @@ def submit(up: UpRequest) -> Run:
             " shell, or leave out --detach"
         )
     spec = up.spec
+    if any(word.startswith(("--array", "-a")) for word in spec.slurm):
+        raise UsageError(
+            "--slurm: each element of a job array is a run of its own; leave out --detach, and submit a batch script"
+            " that calls `orch up` (`orch export slurm` writes it)"
+        )
     name_lock = take_name(spec.name, spec.name_is_explicit)
     try:
         store = RunStore.create(new_run_id(spec.name), spec.log_dir, name_lock, up.existing)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from orchestrator.core.errors import EngineError
 from orchestrator.core.text.clean import one_line
+from orchestrator.core.text.durations import MAX_DURATION_S
 from orchestrator.engines import Connection
 from orchestrator.store.runs.slurm_jobs import ask, end_of_state, job_state
 
@@ -61,12 +62,14 @@ def step_words(job: str, node: str) -> list[str]:
 
 
 def time_left(job: str) -> float | None:
-    """Seconds until a job reaches its time limit; None if it has none, or Slurm does not answer."""
+    """Seconds until a job reaches its time limit, a year if it has none; None if Slurm does not answer."""
     return parse_time_left(ask("squeue", "--noheader", f"--jobs={job}", "--format=%L") or "")
 
 
 def parse_time_left(text: str) -> float | None:
-    """The seconds in `1-02:03:04`, `2:03:04` or `3:04`; None for other text, such as UNLIMITED."""
+    """The seconds in `1-02:03:04`, `2:03:04` or `3:04`; a year for UNLIMITED; None for other text."""
+    if text.strip() == "UNLIMITED":
+        return MAX_DURATION_S
     found = _TIME_LEFT.fullmatch(text.strip())
     if found is None:
         return None
@@ -80,10 +83,15 @@ def kill_wait() -> float | None:
     return None if found is None else float(found[1])
 
 
+def is_own_job(job: str, environ: Mapping[str, str]) -> bool:
+    """Whether this process runs on a node of the job. A shell of salloc is on the machine that called it."""
+    return environ.get("SLURM_JOB_ID") == job and "SLURMD_NODENAME" in environ
+
+
 def is_started_again(job: str, environ: Mapping[str, str], *, may_ask: bool) -> bool:
     """Whether Slurm starts the batch job of this process again after its end; `may_ask`: also on request."""
-    if environ.get("SLURM_JOB_ID") != job or "SLURMD_NODENAME" not in environ:
-        return False  # a shell of salloc, or a login node
+    if not is_own_job(job, environ):
+        return False
     words = (ask("scontrol", "show", "job", "--oneliner", job) or "").split()
     fields = dict(word.split("=", 1) for word in words if "=" in word)
     if int(fields.get("Restarts", 0)) > int(environ.get("SLURM_RESTART_COUNT", 0)):

@@ -146,7 +146,7 @@ def _explanations(host: str, exit_code: int | None, errors: str) -> Iterator[str
     if exit_code is not None and exit_code < 0:
         yield f"ssh was ended by signal {-exit_code} on this machine; start again"
     if exit_code is not None:  # 0, too: of a login file that calls `exit`
-        wrote = f" and wrote: {last}" if last else ""
+        wrote = f" and wrote: {last.rstrip('.')}" if last else ""
         yield (
             f"its login shell ended with exit code {exit_code} before Python started{wrote}; run `ssh {host} true`,"
             " and correct what its login files (.bashrc) do without a terminal"

@@ -65,9 +65,12 @@ class Inspections:
         self.close()
 
     def close(self) -> None:
-        """End all connections. The program at the other end exits when its input ends."""
-        for inspection in self._open.values():
+        """End all connections. The program at the other end exits when its input ends. After an interrupt, a host that
+        has not answered yet may be silent: it is not waited for."""
+        for host, inspection in self._open.items():
             inspection.connection.close()
+            if host in self._waiting:
+                inspection.connection.kill()
         deadline = time.monotonic() + self._engine.leave_s
         for inspection in self._open.values():
             if not inspection.connection.wait(max(deadline - time.monotonic(), 0)):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import subprocess
 import tempfile
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from orchestrator.core.errors import UsageError
@@ -24,7 +26,7 @@ _NOT_FOUND = 127
 _VANISHED = 24
 
 
-def copy_directory(spec: JobSpec, hosts: tuple[Host, ...]) -> None:
+def copy_directory(spec: JobSpec, hosts: Iterable[Host]) -> None:
     """Copy `spec.cwd` to the same path on each host, to a few at the same time. UsageError names the hosts that failed.
 
     Files that exist only there stay. Files that are newer there are replaced by those from here.
@@ -109,6 +111,7 @@ class _Copy:
 
     def close(self) -> None:
         if self._process.poll() is None:
-            self._process.kill()
+            # With its ssh, which would wait for a host that does not answer.
+            os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._errors.close()

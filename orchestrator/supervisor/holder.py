@@ -152,7 +152,8 @@ class Holder:
                 connection.sendall(self._holding(None).model_dump_json().encode() + b"\n")
                 poller = select.poll()
                 poller.register(connection, select.POLLIN)
-                if not poller.poll(_REQUEST_S * 1000):
+                # A client that does not want this holder dismisses it before it leaves.
+                if not poller.poll(_REQUEST_S * 1000) or not self._is_wanted:
                     return None
                 self._write(until=None)
             except OSError:

@@ -9,9 +9,11 @@ from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle.actions import Deadline
 from orchestrator.core.lifecycle.continuing import with_requeue
 from orchestrator.core.lifecycle.lifecycle import Lifecycle
-from orchestrator.core.state.events import DeadlineReached, Event, NoticeGiven, NoticeSource
+from orchestrator.core.state.events import DeadlineReached, Event, NoticeGiven, NoticeSource, StopReason
 from orchestrator.core.state.result import CauseKind, RunResult
 from orchestrator.engines import slurm
+from orchestrator.links.control import StopOrder
+from orchestrator.store.runs.slurm_jobs import job_state
 from orchestrator.supervisor import now
 
 
@@ -31,6 +33,16 @@ class Notices:
             return
         left_s = self._spec.kill_wait_s if is_of_slurm else self._spec.notice_s
         self._queue.append(NoticeGiven(**now(), source=source, left_s=left_s))
+
+    def replaces(self, order: StopOrder) -> bool:
+        """Whether a SIGTERM is Slurm's, which ends the batch job of this process; then report it as a notice."""
+        job = self._spec.slurm_job
+        if order.reason is not StopReason.TERMINATE or order.force or job is None:
+            return False
+        if not slurm.is_own_job(job, os.environ) or job_state(job) in (None, "RUNNING"):
+            return False
+        self.give(NoticeSource.SLURM)
+        return True
 
     def limit_reached(self) -> DeadlineReached:
         """The deadline before the end of the allocation, with the time that is left: it may have been extended."""

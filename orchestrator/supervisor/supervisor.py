@@ -199,7 +199,8 @@ class Supervisor:
             )
             if wake is not None
         ]
-        return max(0.0, min(wakes, default=_FOREVER_S + time.monotonic()) - time.monotonic())
+        # The kernel refuses to wait for more than 24 days.
+        return min(_FOREVER_S, max(0.0, min(wakes, default=inf) - time.monotonic()))
 
     def _check_storage(self) -> None:
         for reason in (self._store.take_failure(), self._logs.take_failure()):
@@ -360,6 +361,8 @@ class Supervisor:
             self._stop(StopOrder(reason=StopReason.TERMINATE, force=self.state.stop is not None))
 
     def _stop(self, order: StopOrder) -> None:
+        if self._notices.replaces(order):
+            return
         self._queue.append(events.StopRequested(**now(), reason=order.reason, force=order.force))
 
     def _read_client(self) -> None:

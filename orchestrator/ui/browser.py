@@ -6,11 +6,11 @@ browser misses none and delays no other one.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from orchestrator.client.page.pieces import json_list, json_object
 from orchestrator.ui.log_pieces import Cursor
 
 if TYPE_CHECKING:
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 _HEARTBEAT_S = 15.0
 # A large part is sent so rarely that it takes at most this many bytes a second.
 LARGE_BYTES, _PART_BYTES_PER_S = 100_000, 200_000
-
-
-def json_bytes(document: object) -> bytes:
-    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
 
 
 class State(NamedTuple):
@@ -64,10 +60,9 @@ class Reader:
         )
 
     async def messages(self) -> AsyncIterator[bytes]:
-        if self._state.version < self._hub.version or self._versions:
-            delta = self._delta()
-            if delta:
-                yield event("change", json_bytes(delta), self._state)
+        is_behind = self._state.version < self._hub.version or self._versions
+        if is_behind and (fields := self._changed()):
+            yield event("change", json_object(fields), self._state)
         while self._state.cursor < self._hub.cursor:
             batch = self._hub.batch_after(self._state.cursor)
             if batch is not None:
@@ -83,53 +78,28 @@ class Reader:
                 yield event("lines", rows, self._state)
             self._state = self._state._replace(cursor=until)
 
-    def _delta(self) -> dict[str, Any]:
-        """Return what is newer, and count it as sent. A large part waits until it is due."""
+    def _changed(self) -> list[tuple[str, bytes]]:
+        """Return the fields that are newer, and count them as sent. A large part waits until it is due."""
         version, now = self._state.version, time.monotonic()
-        delta: dict[str, Any] = {}
+        fields: list[tuple[str, bytes]] = []
         self.pause_s = _HEARTBEAT_S
         later: dict[str, int] = {}
         for name, part in self._hub.parts_after(self._versions, version):
-            is_large = len(part.text) > LARGE_BYTES
-            due = self._sent.get(name, 0.0) + len(part.text) / _PART_BYTES_PER_S
+            is_large = len(part.data) > LARGE_BYTES
+            due = self._sent.get(name, 0.0) + len(part.data) / _PART_BYTES_PER_S
             if is_large and now < due:
                 later[name] = self._versions.get(name, version)
                 self.pause_s = min(self.pause_s, due - now)
                 continue
             self._sent[name] = now
-            delta[name] = part.value
+            fields.append((name, part.data))
         if tasks := self._hub.tasks_after(version):
-            delta["tasks"] = tasks
+            fields.append(("tasks", json_list(tasks)))
         if points := self._hub.points_after(version):
-            delta["series"] = joined(points)
+            fields.append(("series", json_list(points)))
         self._versions = later
         self._state = self._state._replace(version=self._hub.version)
-        return delta
-
-
-def joined(points: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return series that follow each other as one. A column that one of them lacks has nulls there."""
-    metrics: dict[str, None] = {}
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for series in points:
-        metrics.update(dict.fromkeys(series.get("metrics", ())))
-        for task, columns in series["tasks"].items():
-            rows.setdefault(task, []).append(columns)
-    return {"metrics": list(metrics), "tasks": {task: _columns(parts) for task, parts in rows.items()}}
-
-
-def _columns(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    if len(parts) == 1:
-        return parts[0]
-    names = dict.fromkeys(name for part in parts for name in part if name != "metrics")
-    found: dict[str, Any] = {name: _column(parts, name) for name in names}
-    metrics = [{"time": part["time"], **part.get("metrics", {})} for part in parts]
-    named = dict.fromkeys(name for part in metrics for name in part if name != "time")
-    return found | {"metrics": {name: _column(metrics, name) for name in named}}
-
-
-def _column(parts: Iterable[Mapping[str, Any]], name: str) -> list[Any]:
-    return [value for part in parts for value in part.get(name, [None] * len(part["time"]))]
+        return fields
 
 
 def gap_rows(gap: Mapping[str, int]) -> dict[str, Any]:

@@ -7,47 +7,50 @@ import itertools
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from orchestrator.client.page.log_rows import log_rows
+from orchestrator.client.page.pieces import Members, json_bytes
 from orchestrator.core.errors import NoSuchRun, OrchError
 from orchestrator.core.text.clean import safe
 from orchestrator.store.logs.lines import Block
 from orchestrator.store.runs.reader import RunView
-from orchestrator.ui.browser import LARGE_BYTES, Reader, State, event, gap_rows, json_bytes
+from orchestrator.ui.browser import LARGE_BYTES, Reader, State, event, gap_rows
 from orchestrator.ui.heap import return_free_memory
 from orchestrator.ui.log_pieces import Cursor, LogTail, Piece, pieces_before, read_piece
 
 if TYPE_CHECKING:
     from orchestrator.client.page.clock import RunClock
 
-# Lines that the page gets of the past of a run.
-MOST_LINES = 1_000_000
+# Lines and points of curves that the page gets of the past of a run.
+MOST_LINES, _MOST_POINTS = 1_000_000, 50_000
 # Seconds between two looks at the logs and at the state of a live run, and at a run that is over.
 _LINES_S, _STATE_S, _OVER_S = 0.15, 0.5, 2.0
 # A run without a browser is closed after this time.
 _LINGER_S = 20.0
 # Pieces of the logs that one look reads.
 _PIECES = 4
+# Looks at the state take at most this share of the time: those at a run of thousands of busy tasks are rarer.
+_STATE_SHARE = 1 / 20
 # Bytes of lines that are kept for browsers that are a little behind, and bytes of logs after which lines are skipped.
 _KEPT_BYTES, _MOST_BEHIND = 2 << 20, 2 << 20
-# Changes of the curves that are kept. A browser that is further behind reads the whole run again.
-_KEPT_POINTS = 600
+# Bytes of new points of the curves that are kept. A browser that is further behind reads the whole run again.
+_KEPT_POINT_BYTES = 2 << 20
 # Values that change with the time alone. The page counts them itself.
 _COUNTED = frozenset({"uptime_s", "restart_in_s", "silent_s"})
 _names = itertools.count(int(time.time()))
 T = TypeVar("T")
 
 
-@dataclass
-class _Part:
-    """A part of the document, and the version in which it has changed. `text`: without values that only count."""
+class _Part(NamedTuple):
+    """A part of the document as JSON, and the version in which it has changed. `key` is that of its value without what
+    only counts."""
 
-    text: bytes
+    key: bytes
     version: int
-    value: Any
+    data: bytes
 
 
 class _Batch(NamedTuple):
@@ -62,13 +65,14 @@ class Page(Protocol):
     @property
     def clock(self) -> RunClock: ...
     def refresh(self) -> bool: ...
-    def parts(self) -> dict[str, Any]: ...
-    def document(self) -> dict[str, Any]: ...
+    def changed_parts(self) -> Iterator[tuple[str, Any]]: ...
+    def parts(self, most_points: int) -> Iterator[tuple[str, Any]]: ...
 
 
 class Curves(Protocol):
     """Returns the new points of the curves: client/page/series.py."""
 
+    def skip(self) -> None: ...
     def new_rows(self) -> dict[str, Any]: ...
 
 
@@ -87,13 +91,21 @@ class Hub:
         self._version = 0
         self._parts: dict[str, _Part] = {}
         self._tasks: dict[str, _Part] = {}
-        self._points: deque[tuple[int, Any]] = deque(maxlen=_KEPT_POINTS)
+        self._points: deque[tuple[int, bytes]] = deque()
+        self._point_bytes = 0
+        # The version of the last points that are no longer kept.
+        self._points_from = 0
         self._batches: deque[_Batch] = deque()
         self._kept_to = Cursor()
         self._kept_bytes = 0
         self._state_due = 0.0
         self._turn = asyncio.Lock()
         self._news = asyncio.Event()
+
+    @property
+    def shown_view(self) -> RunView | None:
+        """The reader of the run, once it has read the events, and while it does."""
+        return self._view if self._parts and not (self.is_closed or self.problem) else None
 
     @property
     def cursor(self) -> Cursor:
@@ -196,8 +208,10 @@ class Hub:
         """Read what is due. Return whether more is expected."""
         is_live = self._view.is_live
         if time.monotonic() >= self._state_due:
-            self._state_due = time.monotonic() + (_STATE_S if is_live else _OVER_S)
+            began = time.thread_time()
             self._read_state()
+            cost_s = time.thread_time() - began
+            self._state_due = time.monotonic() + max(_STATE_S if is_live else _OVER_S, cost_s / _STATE_SHARE)
         if self._tail is None or self._tail.cursor.is_end:
             return is_live
         if gap := self._tail.skip(_MOST_BEHIND):
@@ -217,8 +231,12 @@ class Hub:
         self._read_state()
         if self.problem:
             return None
-        document = self._page.document()
-        return json_bytes({**document, "feed": f"{self.name}.{self._version}"})
+        feed = f"{self.name}.{self._version}"
+        try:
+            parts = self._page.parts(_MOST_POINTS)
+            return json_bytes(Members(itertools.chain([("feed", feed)], parts)))
+        finally:
+            return_free_memory()
 
     def _read_state(self) -> None:
         if not self._exists():
@@ -226,16 +244,28 @@ class Hub:
             return
         if not self._page.refresh() and self._parts:
             return
-        parts = self._page.parts()
-        del parts["made_at"]  # changes with the time alone
         is_first = not self._parts
         version = self._version + 1
-        rows = {str(row["task"]): row for row in parts.pop("tasks", ())}
-        changed = _compare(self._tasks, rows, version) | _compare(self._parts, parts, version)
-        if (points := self._curves.new_rows()).get("tasks") and not is_first:
-            self._points.append((version, points))
+        changed = False
+        for name, part in self._page.changed_parts():
+            if name == "tasks":
+                for row in part.values:
+                    changed |= _compare(self._tasks, str(row["task"]), row, version)
+            elif name != "made_at":  # changes with the time alone
+                changed |= _compare(self._parts, name, part, version)
+        if is_first:
+            self._curves.skip()
+        elif (points := self._curves.new_rows()).get("tasks"):
+            self._keep_points(version, json_bytes(points))
             changed = True
         self._version += changed
+
+    def _keep_points(self, version: int, points: bytes) -> None:
+        self._points.append((version, points))
+        self._point_bytes += len(points)
+        while len(self._points) > 1 and self._point_bytes > _KEPT_POINT_BYTES:
+            self._points_from, dropped = self._points.popleft()
+            self._point_bytes -= len(dropped)
 
     def _exists(self) -> bool:
         try:
@@ -299,17 +329,17 @@ class Hub:
                 yield name, part
 
     def large_parts(self) -> list[str]:
-        return [name for name, part in self._parts.items() if len(part.text) > LARGE_BYTES]
+        return [name for name, part in self._parts.items() if len(part.data) > LARGE_BYTES]
 
-    def tasks_after(self, version: int) -> list[Any]:
-        return [part.value for part in self._tasks.values() if part.version > version]
+    def tasks_after(self, version: int) -> list[bytes]:
+        return [part.data for part in self._tasks.values() if part.version > version]
 
-    def points_after(self, version: int) -> list[Any]:
+    def points_after(self, version: int) -> list[bytes]:
         return [points for at, points in self._points if at > version]
 
     def has_points_after(self, version: int) -> bool:
         """Whether all new points since this version are kept."""
-        return len(self._points) < _KEPT_POINTS or self._points[0][0] <= version + 1
+        return version >= self._points_from
 
     async def catch_up(self, cursor: Cursor, until: Cursor) -> AsyncIterator[tuple[Cursor, bytes]]:
         """Yield the lines between two cursors, and the cursor after each part of them."""
@@ -323,15 +353,13 @@ class Hub:
             tail.close()
 
 
-def _compare(known: dict[str, _Part], values: Mapping[str, Any], version: int) -> bool:
-    """Update the parts that differ. Return whether there are any."""
-    has_changed = False
-    for name, value in values.items():
-        text = json_bytes(_without_counted(value))
-        if name not in known or known[name].text != text:
-            known[name] = _Part(text, version, value)
-            has_changed = True
-    return has_changed
+def _compare(known: dict[str, _Part], name: str, value: Any, version: int) -> bool:
+    """Update this part. Return whether it differs."""
+    key = blake2b(json_bytes(_without_counted(value)), digest_size=16).digest()
+    if name in known and known[name].key == key:
+        return False
+    known[name] = _Part(key, version, json_bytes(value))
+    return True
 
 
 def _without_counted(value: Any) -> Any:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 
 from orchestrator.client.page.comparison import comparison
 from orchestrator.client.page.document import RunPage
+from orchestrator.client.page.pieces import json_bytes
 from orchestrator.client.page.series import SeriesTail
 from orchestrator.store.runs.reader import RunView
-from orchestrator.ui.browser import json_bytes
 from orchestrator.ui.hub import Hub
 
 
@@ -38,6 +38,11 @@ class Hubs:
         view = self._find(run_id)
         page = RunPage(view)
         return Hub(view, page, SeriesTail(view.paths, page.steps))
+
+    def view(self, run_id: str) -> RunView | None:
+        """Return the reader of a run that browsers show, once it has read the run."""
+        hub = self._hubs.get(run_id)
+        return None if hub is None else hub.shown_view
 
     def comparison(self, run_ids: Iterable[str]) -> bytes:
         """Return the document of a comparison of these runs. NoSuchRun."""

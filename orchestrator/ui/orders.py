@@ -30,7 +30,8 @@ class _Stop(_Order):
 
     def give(self, run: Run) -> str:
         ended = run.down(self.force)
-        return f"{run.id}: {left_text(ended.left) if ended.left else 'stopped; no process is left'}"
+        said = left_text(ended.left) if ended.left else f"stopped; {ended.rest}"
+        return f"{run.id}: {said}"
 
 
 class _Restart(_Order):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from orchestrator.client.run_rows import run_row
@@ -23,9 +24,12 @@ Row = dict[str, Any]
 
 
 class RunList:
-    """The rows of the runs. Its methods may be called from several threads."""
+    """The rows of the runs. Its methods may be called from several threads.
 
-    def __init__(self) -> None:
+    `shown` returns the reader of a run that browsers show. Others do not read its events a second time."""
+
+    def __init__(self, shown: Callable[[str], RunView | None] = lambda run_id: None) -> None:
+        self.shown = shown
         self._lock = threading.Lock()
         self._views: dict[str, RunView] = {}
         # The rows of runs that have ended do not change.
@@ -70,9 +74,11 @@ class RunList:
         self._views |= {view.record.id: view for view in there.runs}
         rows = [_newer_row(newer) for newer in there.newer]
         for run_id, view in list(self._views.items()):
-            row = _row(view)
+            shown = self.shown(run_id)
+            row = _row(shown or view, is_fresh=shown is not None)
             if row["live"]:
                 rows.append(row)
+                self._views[run_id] = shown or view
             else:
                 self._ended[run_id] = row
                 del self._views[run_id]
@@ -90,9 +96,9 @@ def _names() -> frozenset[str]:
         return frozenset()
 
 
-def _row(view: RunView) -> Row:
+def _row(view: RunView, *, is_fresh: bool) -> Row:
     live = view.is_live
-    row = run_row(view)
+    row = run_row(view, is_fresh=is_fresh)
     return {
         "id": row.id,
         "name": safe(row.name),

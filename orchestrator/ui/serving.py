@@ -74,6 +74,7 @@ async def _serve(listener: socket.socket, access: Access, until: Callable[[], ob
     loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="read"))
     runs = RunList()
     hubs = Hubs(runs.view)
+    runs.shown = hubs.view
     config = uvicorn.Config(
         Guard(Site(runs, hubs).application(), access),
         http=_OwnConnections,

@@ -13,9 +13,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from orchestrator.client.page.pieces import json_bytes
 from orchestrator.core.errors import EngineError, NoSuchRun, OrchError, UsageError
 from orchestrator.core.text.clean import safe
-from orchestrator.ui.browser import State, json_bytes
+from orchestrator.ui.browser import State
 from orchestrator.ui.hub import Hub
 from orchestrator.ui.hubs import Hubs
 from orchestrator.ui.orders import execute_order

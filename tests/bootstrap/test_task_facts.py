@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,8 @@ manager.save(checkpoint_number=3)
     import tensorflow.version  # only here, where it is slow anyway
 
     versions = document["plan"]["versions"]
+    (task, _) = json.loads(run.view.paths.result.read_text())["tasks"]
+    assert {name: versions[name] for name in ("tensorflow", "keras")}.items() <= task["versions"].items()
     assert versions["tensorflow"] == tensorflow.version.VERSION and versions["keras"][0] == "3"
     marks = [mark for mark in document["timeline"]["marks"] if mark["kind"] == "checkpoint"]
     names = [mark["text"].split()[2] for mark in marks if mark["task"] == "worker:1"]

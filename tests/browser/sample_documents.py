@@ -55,7 +55,6 @@ def run_document(
             "name": name,
             "state": state,
             "live": live,
-            "paused_parts": [],
             "attempt": attempt,
             "attempts": attempt,
             "most_attempts": 4 if is_failed else None,

@@ -98,6 +98,14 @@ def test_few_hosts_are_connected_to_at_the_same_time() -> None:
         assert len(failing.connected) == len(hosts) and all(report.error for report in asked.reports.values())
 
 
+@pytest.mark.usefixtures("no_leaked_descriptors")
+def test_interrupt_does_not_wait_for_a_silent_host() -> None:
+    shell = Shell("sleep 600;")
+    shell.leave_s = 600.0
+    with pytest.raises(KeyboardInterrupt), Inspections(shell, [N1], sys.executable):
+        raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("version", ["3.6", "3.8"])
 def test_the_program_runs_on_old_interpreters(version: str) -> None:
     """The preflight then says that they are too old for orch."""

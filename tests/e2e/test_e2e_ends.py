@@ -217,6 +217,7 @@ def test_down_with_force(orch: Orch) -> None:
         "ended": ["worker:0", "worker:1"],
         "swept": 0,
         "left": [],
+        "lost_hosts": [],
         "still_live": [],
     }
     assert started.finish().code == 143

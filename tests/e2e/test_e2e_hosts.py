@@ -30,6 +30,7 @@ touch connection-$$
 while [ -e expected ] && [ $(ls -d connection-* | wc -l) -lt $(cat expected) ]; do sleep 0.01; done
 exec sh -c "$word"
 """
+UNREACHED = "the agent on a, which orch does not reach, ends everything there by itself"
 SHOW = "import os; print(os.environ['ORCH_TASK'], os.environ['TF_CONFIG'].count(':'), flush=True)"
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
 FAIL = """
@@ -93,9 +94,13 @@ def processes_of(run_id: str) -> list[psutil.Process]:
     return found
 
 
-def kill_agent(orch: Orch) -> None:
+def agent_of(orch: Orch) -> psutil.Process:
     task = orch("status", "--json").document["tasks"][0]
-    psutil.Process(task["pid"]).parent().kill()
+    return psutil.Process(task["pid"]).parent()
+
+
+def kill_agent(orch: Orch) -> None:
+    agent_of(orch).kill()
 
 
 def assert_nothing_left(orch: Orch) -> None:
@@ -169,6 +174,35 @@ def test_lost_host_ends_the_run(orch: Orch, up: list[str]) -> None:
     assert_nothing_left(orch)
 
 
+def test_orders_for_a_silent_host_name_it(orch: Orch, up: list[str]) -> None:
+    running = orch.start(*up, *python(SLEEP))
+    running.until_out("up", 3)
+    agent = agent_of(orch)
+    agent.suspend()
+    until(lambda: orch("status", "--json").document["hosts"][0]["state"] == "silent")
+    assert "worker:1 did not answer in time: a is silent" in orch("stacks").err
+    assert "a is silent: it sends SIGKILL to worker:1 (pid" in orch("kill", "worker:1").err
+    agent.resume()
+    assert running.finish().code == 137
+    assert orch.result()["cause"]["text"] == "SIGKILL, sent by `orch kill`"
+    assert_nothing_left(orch)
+
+
+def test_down_names_a_host_that_is_lost(orch: Orch, up: list[str]) -> None:
+    running = orch.start(*up, *python(SLEEP))
+    running.until_out("up", 3)
+    agent = agent_of(orch)
+    agent.suspend()
+    down = orch.start("down")
+    until(lambda: orch("status", "--json").document["run"]["state"] == "stopping")
+    agent.kill()
+    done = down.finish()
+    assert done.code == 0
+    assert f"; {UNREACHED}" in done.err
+    assert running.finish().code == 143
+    assert_nothing_left(orch)
+
+
 def test_run_restarts_after_a_lost_host(orch: Orch, up: list[str]) -> None:
     running = orch.start(*up, "--max-restarts", "1", "--on-failure", "restart", *python(TWICE))
     running.until_out("attempt 1", 3)
@@ -201,7 +235,7 @@ def test_checkpoint_directory_is_made_on_the_host(orch: Orch, up: list[str]) -> 
 
 
 def test_many_hosts_under_a_low_soft_limit_on_open_files(orch: Orch) -> None:
-    """Both the check and the agents that start beside it raise it."""
+    """The check raises the limit, and so do the agents that start beside it."""
     hosts = ",".join(f"n{at}" for at in range(60))
     words = f"up -n 60 --hosts {hosts} --ssh-command false".split()
     done = subprocess.run(
@@ -225,4 +259,5 @@ def test_nothing_is_left_after_the_supervisor_was_killed(orch: Orch, up: list[st
     (record,) = orch.state.glob("orch/runs/*/run.json")
     psutil.Process(json.loads(record.read_text())["supervisor_pid"]).kill()
     running.finish()
+    assert f"was not running, {UNREACHED}" in orch("down").err
     until(lambda: not any(map(psutil.Process.is_running, started)))

@@ -50,9 +50,7 @@ TASK = events.PlannedTask(
     serves=False,
 )
 EVENTS: list[Event] = [
-    events.AttemptPlanned(
-        at=1, mono=1, attempt=1, tasks=(TASK, TASK.model_copy(update={"task": "worker:1"}))
-    ),
+    events.AttemptPlanned(at=1, mono=1, attempt=1, tasks=(TASK, replace(TASK, task="worker:1"))),
     events.TaskStarted(at=1, mono=1, task="worker:0", pid=1, start_ticks=1),
     events.TaskReady(at=1, mono=2, task="worker:0"),
     events.TaskProgressed(

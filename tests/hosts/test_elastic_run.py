@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hosts_run import HostsRun, kill_victim
 from orch_command import ORCH
+from slurm import Slurm
 from testbed import Testbed
 from waiting import until
 
@@ -40,6 +41,10 @@ def heal_and_grow(machines: Testbed, project: Path, run: HostsRun) -> None:
     machines.heal()
     run.until_event("host_joined", 2, host="n3")
     orch(machines, project, "restart")
+
+
+def state_of_node(machines: Testbed, slurm: Slurm, name: str) -> str:
+    return str(machines["n0"].run("sinfo", "-h", "-N", "-n", name, "-o", "%T", env=slurm.environ).stdout)
 
 
 def test_run_has_the_workers_that_fit_on_the_hosts(
@@ -96,6 +101,22 @@ def test_run_with_too_few_hosts_fails_with_the_lost_host_as_cause(
 
 
 @pytest.mark.slow
+def test_run_under_slurm_survives_the_loss_of_a_node(
+    up: Any, slurm: Slurm, machines: Testbed, project: Path, counting: tuple[str, ...]
+) -> None:
+    """Slurm would end the job with its node, which --no-kill prevents."""
+    options = ("--engine", "slurm", "--nodes", "3", "--checkpoint-dir", str(project / "ckpt"), *PATIENT)
+    run = up("--workers", "2..3", *options, *counting, hosts=None, env=slurm.environ)
+    run.until_event("task_started", 3)
+    machines.cut("n3")
+    run.until_event("host_lost", host="n3")
+    run.until_event("task_started", 3 + 2)
+    until(lambda: "down" in state_of_node(machines, slurm, "n3"), 200)
+    (project / "end").touch()
+    assert (run.finish()["outcome"], cluster_sizes(run)) == ("succeeded", [3, 2])
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_loss_of_a_run_that_shrinks_and_grows_is_that_of_an_undisturbed_run(
     up: Any, machines: Testbed, project: Path
@@ -132,8 +153,8 @@ def test_loss_of_a_run_that_shrinks_and_grows_is_that_of_an_undisturbed_run(
         assert [epoch[name] for epoch in theirs["epochs"]] == pytest.approx(
             [epoch[name] for epoch in ours["epochs"]], rel=1e-3, abs=5e-3
         )
-    # The chief's curve has all attempts, and repeats at most the steps since a checkpoint.
-    rows = json.loads(orch(machines, project, "history", "--json"))
+    # The chief's curve has all attempts, and repeats at most the steps since the last whole checkpoint.
+    rows = json.loads(orch(machines, project, "history", "--json"))["columns"]
     chief = [
         attempt
         for task, attempt, loss in zip(rows["task"], rows["attempt"], rows["loss"], strict=True)
@@ -141,4 +162,4 @@ def test_loss_of_a_run_that_shrinks_and_grows_is_that_of_an_undisturbed_run(
     ]
     assert chief == sorted(chief) and set(chief) == {1, 2, 3}
     for end in result["history"]:
-        assert 0 < end["resumed_at"] <= end["position"] <= end["resumed_at"] + STEPS
+        assert 0 < end["resumed_at"] <= end["position"] <= end["resumed_at"] + 2 * STEPS

@@ -132,7 +132,7 @@ def batch(machines: Testbed, slurm: Slurm, project: Path) -> Iterator[BatchRun]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("how", ["preemption", "notice", "time limit", "kill", "detached"])
+@pytest.mark.parametrize("how", ["preemption", "notice", "signal", "time limit", "kill", "detached"])
 def test_job_that_is_started_again_continues_its_run(batch: BatchRun, how: str) -> None:
     command = ("--notice", "30s", "--", sys.executable, "resumes.py")
     if how == "detached":
@@ -147,6 +147,8 @@ def test_job_that_is_started_again_continues_its_run(batch: BatchRun, how: str) 
             machines["n0"].run("srun", "-p", "urgent", "-N3", "--exclusive", "true", env=environ)
         case "notice":
             machines["n1"].run(str(ORCH), "notice", "--as-root-anyway", first.name)
+        case "signal":  # as `sbatch --signal=B:USR2@S` sends it
+            machines["n0"].run("scancel", "--batch", "--signal=USR2", batch.job, env=environ)
         case "kill":
             for process in machines["n1"].processes():
                 if "orchestrator.supervisor" in " ".join(process.cmdline()):
@@ -169,8 +171,10 @@ def test_job_that_is_started_again_continues_its_run(batch: BatchRun, how: str) 
         assert all(start == 0 and again > 0 for start, again in starts)
         assert end["exact"]
         assert end["resumed_at"] > 0
+        # Slurm sends SIGTERM to `orch up`, too.
+        assert not batch.events("stop_requested")
         assert "3 of 3 tasks said that the state is saved" in end["cause"]["text"]
-    if how in ("notice", "time limit"):  # a preemption may kill `orch up` before it says so
+    if how in ("notice", "signal", "time limit"):  # a preemption may kill `orch up` before it says so
         assert "Slurm starts its job again, and the run continues with attempt 2" in batch.text
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from pages import WrittenRun, strings_of
 
+from orchestrator.client.page.document import RunPage
+from orchestrator.client.page.pieces import Members, whole
+from orchestrator.client.run_rows import read_status
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Progress
 from orchestrator.core.state.result import AttemptEnd
+from orchestrator.core.state.state import RunPhase
 from orchestrator.store.runs.history_file import HistoryFile
+from orchestrator.store.runs.run_end import result_from_events
 
 Spans = list[tuple[str, float, float | None]]
 
@@ -59,6 +65,31 @@ def test_live_run_has_open_spans_and_no_end() -> None:
         assert not page.refresh()
         run.progress(2, "worker:0", phase="training", step=1)
         assert page.refresh()
+
+
+def changed(page: RunPage) -> dict[str, Any]:
+    return dict(whole(Members(page.changed_parts())))
+
+
+def test_only_the_tasks_with_another_measurement_are_read_while_nothing_happens() -> None:
+    """A run of 1,000 quiet tasks has a document of 0.7 MB, which is made again only if an event comes."""
+    with WrittenRun(3) as run:
+        run.start()
+        page = run.page()
+        assert [row["task"] for row in changed(page)["tasks"]] == run.tasks
+        usage = {task: {"cpu_percent": 0.0, "memory_bytes": 5.0} for task in run.tasks}
+        run.store.write_sample(at=0, mono=1, tasks=usage, attempt=1)
+        assert page.refresh() and len(changed(page)["tasks"]) == 3
+        run.store.write_sample(at=0, mono=2, tasks=usage, attempt=1)
+        assert not page.refresh()
+        usage["worker:1"]["memory_bytes"] = 6.0
+        run.store.write_sample(at=0, mono=3, tasks=usage, attempt=1)
+        assert page.refresh()
+        parts = changed(page)
+        assert [(row["task"], row["memory_bytes"]) for row in parts["tasks"]] == [("worker:1", 6)]
+        assert not {"timeline", "plan", "end", "stacks"} & set(parts)
+        run.progress(4, "worker:2", phase="training", step=1)
+        assert page.refresh() and {"timeline", "plan"} < set(changed(page))
 
 
 def test_wait_names_the_awaited_task_also_when_it_is_over() -> None:
@@ -224,3 +255,20 @@ def test_versions_and_saves_of_tasks() -> None:
     assert ("worker:1", "worker:1 saved ckpt-1 in 1.2s") in marks
     # Many saves leave room for other marks.
     assert len(marks) < 6_000 and marks[-1][1] == "worker:0: exit 1"
+
+
+def test_versions_of_tasks_are_in_the_status_and_the_result_after_a_restart_too() -> None:
+    versions = {"python": "3.11.7", "tensorflow": "2.21.0"}
+    with WrittenRun(2) as run:
+        run.start()
+        run.append(events.VersionsFound(**run.at(2), task="worker:1", versions=versions))
+        # The next attempt has the same versions, which are not reported again.
+        run.start(2, seconds=3)
+        view = run.page().view
+        assert [task.versions for task in read_status(view).tasks] == [{}, versions]
+        run.end(4)
+        view.refresh()
+        lost = replace(view.state, phase=RunPhase.LOST)
+        for state in (view.state, lost):
+            result = json.loads(result_from_events("job", state, "/").model_dump_json())
+            assert [task["versions"] for task in result["tasks"]] == [{}, versions]

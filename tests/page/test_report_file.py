@@ -89,6 +89,18 @@ def test_texts_of_tasks_are_data_and_never_markup() -> None:
     assert embedded(report)["log-0"]["text"] == [ATTACK.decode().rstrip("\n")]
 
 
+def test_strange_bytes_and_a_long_line_are_bounded_text_in_the_report() -> None:
+    with WrittenRun(1) as run:
+        run.start()
+        for line in (b"\xff\xfe", b"\x1b[31mred\x1b]0;t\x07", "\u202etxt".encode(), b"x" * 10_000_000):
+            run.log(STARTED_AT + 2, "worker:0", line + b"\n")
+        report = report_html([run.page()])
+    shown = embedded(report)["log-0"]["text"]
+    assert shown[:3] == ["\ufffd\ufffd", "red", "\ufffdtxt"]
+    assert shown[3] == "x" * 4096 + " … (10,000,000 characters)"
+    assert len(report) < 1_000_000
+
+
 def test_policy_allows_the_own_script_and_style_only() -> None:
     with WrittenRun(1) as run:
         elements = Elements(report_html([run.page()]).decode())

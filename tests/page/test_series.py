@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from pages import WrittenRun
+from typing import Any
 
+from pages import STARTED_AT, WrittenRun
+
+from orchestrator.client.page.pieces import whole
 from orchestrator.client.page.series import SeriesTail, task_series
 from orchestrator.core.progress.history_rows import HistoryRow
 from orchestrator.core.state.events import Progress
@@ -17,19 +20,31 @@ def rows(count: int, **values: object) -> list[HistoryRow]:
     ]
 
 
-def test_first_and_last_points_are_exact() -> None:
-    series = task_series(rows(1001), {}, most_points=11)["tasks"]["worker:0"]
-    assert series["time"] == [float(n) for n in range(0, 1001, 100)]
+def series_of(*rows: HistoryRow, **steps: int) -> dict[str, Any]:
+    """The series of worker:0, whose epochs have so many steps."""
+    return dict(whole(task_series([("worker:0", rows)], {"worker:0": steps["steps"]} if steps else {})))
 
 
-def test_points_are_shared_by_the_tasks() -> None:
-    made = [row.model_copy(update={"task": f"worker:{n}"}) for n in range(10) for row in rows(50)]
-    series = task_series(made, {}, most_points=100)["tasks"]
-    assert [len(columns["time"]) for columns in series.values()] == [10] * 10
+def test_points_of_a_document_are_thinned_and_the_first_and_last_are_exact() -> None:
+    """The rows of one task after the other are read: all those of a long run of many tasks need hundreds of MB."""
+    with WrittenRun(10) as run:
+        usage = {"worker:9": {"cpu_percent": 2.0}}
+        run.store.write_sample(at=0, mono=STARTED_AT + 150, tasks=usage, attempt=1)
+        file = HistoryFile(run.store.directory, run.store.paths.samples.name)
+        for second in range(101):
+            file.add(float(second), 1, {task: Progress(step=second) for task in run.tasks}, {})
+        file.end_task(101.5, 1, "worker:3", Progress(step=107), {})
+        file.close()
+        run.start()
+        tasks = dict(run.page().view.history_of_tasks(110))
+    assert list(tasks) == run.tasks
+    assert [row.time for row in tasks["worker:0"]] == [float(second) for second in range(0, 101, 10)]
+    assert (len(tasks["worker:3"]), tasks["worker:3"][-1].step) == (11, 107)
+    assert (tasks["worker:9"][-1].time, tasks["worker:9"][-1].cpu_percent) == (150.0, 2.0)
 
 
 def test_columns_without_a_value_are_left_out_and_metrics_are_apart() -> None:
-    series = task_series(rows(2, metrics={"accuracy": 0.123456789}), {})
+    series = series_of(*rows(2, metrics={"accuracy": 0.123456789}))
     assert series["metrics"] == ["accuracy"]
     assert series["tasks"]["worker:0"] == {
         "time": [0.0, 1.0],
@@ -41,8 +56,8 @@ def test_columns_without_a_value_are_left_out_and_metrics_are_apart() -> None:
 
 def test_steps_are_counted_over_all_epochs() -> None:
     made = rows(1, epoch=1, step=7) + rows(1, epoch=3, step=7) + rows(1, epoch=3, step=2, phase="evaluating")
-    assert task_series(made, {"worker:0": 10})["tasks"]["worker:0"]["step"] == [7, 27, None]
-    assert task_series(made, {})["tasks"]["worker:0"]["step"] == [7, None, None]
+    assert series_of(*made, steps=10)["tasks"]["worker:0"]["step"] == [7, 27, None]
+    assert series_of(*made)["tasks"]["worker:0"]["step"] == [7, None, None]
 
 
 def test_tail_returns_each_row_once_also_when_the_file_is_thinned() -> None:
@@ -61,6 +76,21 @@ def test_tail_returns_each_row_once_also_when_the_file_is_thinned() -> None:
     assert len(inodes) > 1
     assert times == sorted(set(times)) and times[0] == 0.0 and times[-1] >= 8990
     assert len(times) > 5000
+
+
+def test_tail_skips_the_past() -> None:
+    with WrittenRun(1) as run:
+        file = HistoryFile(run.store.directory, run.store.paths.samples.name)
+        tail = SeriesTail(run.store.paths)
+        for second in range(3000):
+            file.add(float(second), 1, {"worker:0": Progress(step=second)}, {})
+        tail.skip()
+        assert tail.new_rows()["tasks"] == {}
+        for second in range(3000, 9000):
+            file.add(float(second), 1, {"worker:0": Progress(step=second)}, {})
+        file.close()
+        times = tail.new_rows()["tasks"]["worker:0"]["time"]
+    assert 3000 <= times[0] <= 3008 and times[-1] >= 8990
 
 
 def test_tail_notices_a_replaced_file_that_is_as_long_as_the_one_before() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from event_making import START, feed, lifecycle_of, planned, ready, started
 from job_making import JOB, changed
@@ -20,9 +21,7 @@ def placed(hosts: Sequence[str], mono: float = START) -> events.AttemptPlanned:
     """A plan with a worker on each of these hosts."""
     plan = planned(len(hosts), mono)
     tasks = zip(plan.tasks, hosts, strict=True)
-    return plan.model_copy(
-        update={"tasks": tuple(task.model_copy(update={"host": host}) for task, host in tasks)}
-    )
+    return plan.model_copy(update={"tasks": tuple(replace(task, host=host) for task, host in tasks)})
 
 
 def joined(host: str, mono: float = START) -> events.HostJoined:

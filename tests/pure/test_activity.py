@@ -130,7 +130,7 @@ def test_tasks_without_server_and_evaluators_do_not_wait() -> None:
 
 
 def replace_plan(state: RunState, index: int, **changes: object) -> events.PlannedTask:
-    return state.tasks[name(index)].plan.model_copy(update=changes)
+    return replace(state.tasks[name(index)].plan, **changes)
 
 
 def test_ended_task_keeps_its_last_activity() -> None:

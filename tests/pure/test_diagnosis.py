@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from event_making import (
@@ -59,7 +60,7 @@ def test_stopped_peer_does_not_explain_an_own_exception() -> None:
 @pytest.mark.parametrize(("serves", "end"), [(True, "failed because of it"), (False, "failed, too")])
 def test_silent_task_is_collateral_only_in_a_cluster(serves: bool, end: str) -> None:
     plan = planned(2)
-    tasks = tuple(task.model_copy(update={"serves": serves}) for task in plan.tasks)
+    tasks = tuple(replace(task, serves=serves) for task in plan.tasks)
     lifecycle = lifecycle_of(changed(JOB, on_failure=FailurePolicy.CONTINUE))
     begun = (event for index in range(2) for event in (started(index), ready(index)))
     feed(lifecycle, [plan.model_copy(update={"tasks": tasks}), *begun])

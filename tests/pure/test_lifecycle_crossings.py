@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from event_making import (
     START,
@@ -37,7 +39,7 @@ def plain(tasks: int, spec: JobSpec) -> Lifecycle:
     """A lifecycle of running commands that are not TensorFlow programs and report no progress."""
     lifecycle = lifecycle_of(spec, T)
     plan = planned(tasks)
-    unserved = tuple(task.model_copy(update={"serves": False}) for task in plan.tasks)
+    unserved = tuple(replace(task, serves=False) for task in plan.tasks)
     feed(lifecycle, [plan.model_copy(update={"tasks": unserved})])
     for index in range(tasks):
         feed(lifecycle, [started(index), ready(index)])

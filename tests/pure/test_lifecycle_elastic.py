@@ -5,13 +5,25 @@ from __future__ import annotations
 import pytest
 from event_making import START, deadline, emptied, exited, feed, lifecycle_of, started, teardowns, the_result
 from host_making import HOSTS_JOB, feed_in_turn, joined, lost, placed, silent
+from hypothesis import given
+from hypothesis import strategies as st
 from job_making import changed
 
 from orchestrator.core.job.choices import FailurePolicy
 from orchestrator.core.job.hosts import parse_hosts
-from orchestrator.core.lifecycle.actions import Action, Deadline, PlanAttempt, ReopenHosts, StartTasks
+from orchestrator.core.lifecycle.actions import (
+    Action,
+    Deadline,
+    Finish,
+    PlanAttempt,
+    ReopenHosts,
+    StartTasks,
+    SweepHost,
+    TearDown,
+)
 from orchestrator.core.lifecycle.elastic import REJOIN_S, RETRY_S
 from orchestrator.core.lifecycle.lifecycle import Lifecycle
+from orchestrator.core.plan.placement import place
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Progress, TeardownReason
 from orchestrator.core.state.result import CauseKind
@@ -133,6 +145,7 @@ def test_host_lost_between_two_attempts_is_left_out() -> None:
     assert plan_in(feed(lifecycle, [lost("b", T + 37)])) == (2, 2, "a")
     # A host that returns before the plan waits for the next attempt, too: it may fail in the same way again.
     assert feed(lifecycle, [joined("b", T + 38)]) == []
+    assert lifecycle.state.notices[-1].startswith("b is back: the next attempt uses it")
     assert isinstance(feed(lifecycle, planned_on("aa", 2, T + 39)[:1])[0], StartTasks)
 
 
@@ -180,3 +193,82 @@ def test_steps_of_other_batches_are_not_compared(
     feed(lifecycle, [deadline(Deadline.RESTART, T + 22), deadline(Deadline.HOSTS_AWAITED, T + 25)])
     feed_in_turn(lifecycle, [*planned_on("aab", 2, T + 26), at(1, batches[1], T + 30)])
     assert lifecycle.state.history[0].steps_lost == lost_steps
+
+
+class _Hosts:
+    """A supervisor with three hosts: what the lifecycle orders is done, in any order with losses and returns."""
+
+    def __init__(self) -> None:
+        self.lifecycle = lifecycle_of(ELASTIC)
+        self.now = T
+        self.here: set[str] = set()
+        self.reopened = {"a", "b", "c"}
+        self.plan: PlanAttempt | None = None
+        self.ended = 0
+
+    def handle(self, event: events.Event) -> None:
+        for action in feed(self.lifecycle, [event]):
+            match action:
+                case ReopenHosts():
+                    self.reopened = {"a", "b", "c"} - self.here
+                case PlanAttempt():
+                    assert action.job is not None and 2 <= action.job.workers <= 4
+                    assert {host.name for host in action.job.hosts} <= self.here
+                    self.plan = action
+                case TearDown() | SweepHost():
+                    self.plan = None
+                    self.handle(emptied(self.now))
+                case Finish():
+                    self.ended += 1
+
+    def join(self, host: str) -> None:
+        if host in self.reopened and host not in self.here:
+            self.here.add(host)
+            self.handle(joined(host, self.now))
+
+    def lose(self, host: str) -> None:
+        if host in self.here:
+            self.here.discard(host)
+            if self.plan is not None and host in {each.name for each in self.plan.job.hosts}:  # type: ignore[union-attr]
+                self.plan = None
+            self.handle(lost(host, self.now))
+
+    def hold(self, _: str) -> None:
+        """The ports are held: the attempt starts, and does a step."""
+        if self.plan is not None and self.plan.job is not None:
+            plan, self.plan = self.plan, None
+            assert plan.job is not None
+            for event in planned_on("".join(place(plan.job)), plan.attempt, self.now):
+                self.handle(event)
+            self.handle(stepped(self.now))
+
+    def wait(self, _: str) -> None:
+        """The next deadline is reached."""
+        due = self.lifecycle.next_deadline()
+        if due is not None:
+            self.now = max(self.now, due[0])
+            self.handle(deadline(due[1], self.now))
+            # Otherwise the supervisor would never sleep.
+            assert self.lifecycle.next_deadline() != due
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["join", "lose", "hold", "wait"]), st.sampled_from("abc")), max_size=60
+    )
+)
+def test_any_order_of_losses_and_returns(happened: list[tuple[str, str]]) -> None:
+    hosts = _Hosts()
+    for what, host in happened:
+        getattr(hosts, what)(host)
+        hosts.now += 1.0
+    assert hosts.ended == (hosts.lifecycle.result is not None)
+    # When all hosts are there, a run that has not ended gets a plan or runs.
+    for _ in range(40):
+        if hosts.lifecycle.result is not None or hosts.lifecycle.state.is_ready or hosts.plan is not None:
+            break
+        for host in "abc":
+            hosts.join(host)
+        hosts.wait("")
+    state = hosts.lifecycle.state
+    assert hosts.lifecycle.result is not None or hosts.plan is not None or state.tasks

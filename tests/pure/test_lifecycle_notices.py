@@ -25,6 +25,7 @@ from orchestrator.core.lifecycle.lifecycle import Lifecycle
 from orchestrator.core.state import events
 from orchestrator.core.state.events import NoticeSource, StopReason, TeardownReason
 from orchestrator.core.state.result import CauseKind
+from orchestrator.core.text.durations import MAX_DURATION_S
 from orchestrator.engines.slurm import parse_time_left
 
 RESTART = changed(JOB, on_failure=FailurePolicy.RESTART, max_restarts=3)
@@ -156,7 +157,9 @@ def test_allocation_that_was_given_more_time_gives_its_notice_later() -> None:
         ("2:03:04", 7384.0),
         ("3:04", 184.0),
         ("0:00", 0.0),
-        ("UNLIMITED", None),
+        # A limit that was taken away is no reason for a notice.
+        ("UNLIMITED", MAX_DURATION_S),
+        ("INVALID", None),
         ("", None),
     ],
 )

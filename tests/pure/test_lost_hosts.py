@@ -17,12 +17,20 @@ from event_making import (
 from host_making import HOSTS_JOB, back, feed_in_turn, joined, lost, placed, running_on, silent
 from job_making import changed
 
+from orchestrator.client.stop import longest_stop_s
 from orchestrator.core.job.choices import FailurePolicy
 from orchestrator.core.job.hosts import parse_hosts
 from orchestrator.core.lifecycle.actions import Deadline, Happen, PlanAttempt, TearDown
 from orchestrator.core.lifecycle.lifecycle import PLAN_MARGIN_S, TEARDOWN_MARGIN_S
 from orchestrator.core.state import events
-from orchestrator.core.state.events import Progress, Symptom, TeardownReason, event_line, parse_event
+from orchestrator.core.state.events import (
+    Progress,
+    StopReason,
+    Symptom,
+    TeardownReason,
+    event_line,
+    parse_event,
+)
 from orchestrator.core.state.result import CauseKind
 from orchestrator.core.state.state import HostPhase, RunPhase, TaskPhase
 from orchestrator.store.runs.run_end import mark_lost, result_from_events
@@ -198,6 +206,17 @@ def test_teardown_waits_until_a_silent_host_is_lost() -> None:
     due = lifecycle.next_deadline()
     assert due is not None and due[1] == Deadline.TEARDOWN
     assert due[0] >= T + HOSTS_JOB.failure_grace_s + TEARDOWN_MARGIN_S + HOSTS_JOB.link_timeout_s
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_client_waits_for_a_stop_until_a_silent_host_is_lost(force: bool) -> None:
+    """Otherwise it advises to kill a supervisor that works."""
+    job = changed(HOSTS_JOB, link_timeout_s=60.0)
+    lifecycle = running_on(TWO_EACH, job)
+    feed_in_turn(lifecycle, [events.StopRequested(at=T, mono=T, reason=StopReason.DOWN, force=force)])
+    due = lifecycle.next_deadline()
+    assert due is not None and due[1] == Deadline.TEARDOWN
+    assert T + longest_stop_s(job.model_dump(mode="json"), force) > due[0]
 
 
 def test_time_to_hold_the_ports_counts_from_the_last_host() -> None:

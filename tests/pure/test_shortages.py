@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from orchestrator.core.diagnosis.cause import advice_on
 from orchestrator.core.diagnosis.shortages import (
     FULL_DISK,
+    FULL_DISK_OF_HOST,
     NO_FILES,
     NO_PROCESSES,
     describe_kill,
@@ -86,6 +88,14 @@ def test_full_disk_explains_a_failure_without_a_symptom() -> None:
     assert said(replace(full, symptom=own)) is None
     assert said(replace(full, symptom=Symptom(kind=SymptomKind.COLLATERAL))) is None
     assert said(replace(full, signals=(sent(signal.SIGTERM),))) is None
+
+
+def test_full_disk_of_a_host_has_advice_about_that_host() -> None:
+    there = PLAN.model_copy(update={"host": "n1"})
+    raised = Symptom(kind=SymptomKind.OWN, exception="OSError: [Errno 28]", advice=FULL_DISK)
+    for full in (replace(FELL, full_disk=DISK), replace(FELL, symptom=raised)):
+        assert advice_on(full) == FULL_DISK
+        assert advice_on(replace(full, plan=there)) == FULL_DISK_OF_HOST
 
 
 @pytest.mark.parametrize(

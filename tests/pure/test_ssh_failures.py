@@ -165,7 +165,7 @@ CASES = {
         1,
         "This account is currently not available.\n",
         "n1: its login shell ended with exit code 1 before Python started and wrote: This account is currently not"
-        " available.; run `ssh n1 true`",
+        " available; run `ssh n1 true`",
     ),
     "login file that ends the shell": (
         3,

@@ -19,10 +19,7 @@ def made(count: int) -> list[TaskState]:
     plan = PlannedTask(
         task="worker:0", role="worker", index=0, address=None, argv=(), cwd="", env={}, log="", serves=True
     )
-    return [
-        TaskState(plan=plan.model_copy(update={"task": f"worker:{index}", "index": index}))
-        for index in range(count)
-    ]
+    return [TaskState(plan=replace(plan, task=f"worker:{index}", index=index)) for index in range(count)]
 
 
 @given(COUNTS, CHANGES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from job_making import JOB, changed
@@ -24,7 +25,7 @@ def interrupted(*more: events.Event, age_s: float = 100.0) -> RunStore:
     plan, *rest = one_task(mono)
     assert isinstance(plan, events.AttemptPlanned)
     (task,) = plan.tasks
-    planned = plan.model_copy(update={"tasks": (task.model_copy(update={"host": "n2"}),)})
+    planned = plan.model_copy(update={"tasks": (replace(task, host="n2"),)})
     for event in (planned, *rest, *more):
         store.append(event.model_copy(update={"at": at, "mono": mono}))
     store.close()

@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def lost_run(directory: Path, task: str = "worker:0") -> RunPaths:
     for event in one_task(time.monotonic()):
         match event:
             case events.AttemptPlanned():
-                planned = event.tasks[0].model_copy(update={"task": task})
+                planned = replace(event.tasks[0], task=task)
                 store.append(event.model_copy(update={"tasks": (planned,)}))
             case _:
                 store.append(event.model_copy(update={"task": task}))

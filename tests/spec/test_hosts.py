@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from spec_making import Load, MakeSpec
+from waiting import until, until_gone
 
 from orchestrator.core.errors import UsageError
 from orchestrator.core.job.choices import EngineName, Placement
@@ -243,6 +245,25 @@ def test_end_of_rsync(
         with pytest.raises(UsageError) as raised:
             copy_directory(spec, (A,))
         assert str(raised.value) == f"--sync: {reason}"
+
+
+def test_interrupted_copy_leaves_no_process(
+    make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rsync starts an ssh, which may wait for a host that does not answer."""
+    rsync, ssh = tmp_path / "rsync", tmp_path / "ssh"
+    rsync.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {ssh}\nwait\n")
+    rsync.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    def hosts() -> Iterator[Host]:
+        yield A
+        until(lambda: ssh.exists() and ssh.read_text().endswith("\n"))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        copy_directory(make_spec(engine=EngineName.SSH, hosts=(A,), cwd=tmp_path), hosts())
+    until_gone(int(ssh.read_text()))
 
 
 def test_few_copies_run_at_the_same_time(

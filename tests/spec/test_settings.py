@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from spec_making import Load
 
+from orchestrator.client.submit import submit
 from orchestrator.core.errors import UsageError
 from orchestrator.core.job.spec import CommandKind
 from orchestrator.core.job.tf_config import TaskRef
@@ -362,6 +363,16 @@ def test_element_of_a_job_array_is_a_run_of_its_own(load_here: Load, tmp_path: P
     own = load_here(environ=element, name="sweep-3", checkpoint_dir="ckpt/3").spec
     assert (own.name, own.checkpoint_dir) == ("sweep-3", tmp_path / "ckpt" / "3")
     assert load_here(environ=element, name="n" * 63).spec.name == "n" * 61 + "-3"
+
+
+@pytest.mark.parametrize("words", ["--array=1-3", "--exclusive -a 1-3"])
+def test_job_array_is_not_one_detached_run(
+    load_here: Load, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    request = load_here(engine="slurm", nodes=1, slurm=words)
+    with pytest.raises(UsageError, match="each element of a job array is a run of its own"):
+        submit(request)
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,11 @@ import pytest
 from acting_as import needs_root
 from orch_command import Orch, Started
 from page_client import PageBrowser
-from pages import STARTED_AT, WrittenRun
+from pages import STARTED_AT, WrittenRun, strings_of
 from users import ORDINARY
 from waiting import until
+
+from orchestrator.core.state.events import Noticed
 
 LINES = 1_000_000
 AT_ONCE = 100
@@ -48,6 +50,12 @@ def write_run(name: str, *, ended: bool = True) -> Path:
         return run.store.paths.root
 
 
+def prune(run: Path) -> None:
+    for name in ("events.jsonl", "samples.jsonl"):
+        (run / name).unlink(missing_ok=True)
+    shutil.rmtree(run / "logs")
+
+
 def cut(path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[: len(data) * 2 // 3])
@@ -63,6 +71,7 @@ _DAMAGES: dict[str, Callable[[Path], object]] = {
     "no events": lambda run: (run / "events.jsonl").unlink(),
     "torn events": lambda run: cut(run / "events.jsonl"),
     "events of bytes": lambda run: (run / "events.jsonl").write_bytes(bytes(range(256)) * 100),
+    "pruned": prune,
     "no logs": lambda run: shutil.rmtree(run / "logs"),
     "no index": lambda run: (run / "logs/index").unlink(),
     "index of bytes": lambda run: (run / "logs/index").write_bytes(bytes(range(256)) * 100),
@@ -92,12 +101,71 @@ def test_any_run_has_a_page(page: PageBrowser) -> None:
         shown = last["rows"]["text"] + [
             text for part in older.body.splitlines() for text in json.loads(part)["text"]
         ]
-        assert "a line of worker:1" in shown or name in ("no logs", "index of other offsets"), name
+        assert "a line of worker:1" in shown or name in ("pruned", "no logs", "index of other offsets"), name
         assert page.read(f"/api/compare?run={run.name}&run={beside.name}")["runs"][0]["id"] == run.name
     remarks = {name: page.read(f"/api/runs/{run.name}")["run"]["remarks"] for name, run in runs.items()}
     assert "run.json is damaged" in remarks["no record"][0]
     assert "events.jsonl is missing or damaged" in remarks["no events"][0]
     assert "this is a copy" in remarks["copy"][0]
+
+
+HOSTILE = (
+    b"</script><script>alert(1)</script> javascript:alert(1)",
+    b"\x1b[31mred\x1b]0;title\x07 \x1b[2J\x9b2J",
+    "safe \u202e txt.exe \u2066 end\u2028".encode(),
+    b"\xff\xfe\xed\xa0\x80",
+)
+
+
+def test_texts_of_tasks_arrive_as_bounded_text_without_control_characters(page: PageBrowser) -> None:
+    with WrittenRun(1) as run:
+        run.start()
+        events = page.events(run.store.paths.run_id)
+        next(events)
+        for line in HOSTILE:
+            run.log(STARTED_AT + 2, "worker:0", line + b"\n")
+        run.append(Noticed(**run.at(3), text=HOSTILE[1].decode("latin-1") + HOSTILE[2].decode()))
+        followed: list[str] = []
+        while len(followed) < len(HOSTILE):
+            kind, data = next(events)
+            followed += data["text"] if kind == "lines" else []
+        run.log(STARTED_AT + 4, "worker:0", b"x" * 10_000_000 + b"\n")
+        kind = ""
+        while kind != "lines":
+            kind, data = next(events)
+        events.close()
+        path = f"/api/runs/{run.store.paths.run_id}"
+        answers = [
+            page.get(path),
+            page.get(f"{path}/lines?tail=10"),
+            page.get(f"{path}/lines?before={1 << 40}"),
+        ]
+        documents = [[json.loads(part) for part in answer.body.splitlines()] for answer in answers]
+        shown = [text for rows in reversed(documents[2]) for text in rows["text"]]
+        assert answers[1].document["rows"]["text"] == shown
+    assert followed == shown[:4] and shown[0] == HOSTILE[0].decode()
+    assert shown[4].startswith("x" * 4096 + " … ") and data["text"][0].startswith("10.0 MB of lines skipped")
+    for answer in answers:
+        assert answer.headers["content-type"] in ("application/json", "application/x-ndjson")
+        assert answer.headers["x-content-type-options"] == "nosniff"
+    for document in documents:
+        for text in strings_of(document):
+            assert not set(text) & set("\x1b\x07\x9b\u202e\u2066\u2028") and len(text) < 5_000
+
+
+def test_secrets_stay_masked(orch: Orch, page: PageBrowser) -> None:
+    words = ("-e", "API_TOKEN=abc-secret", "--", "sh", "-c", "exit 3", "--password=abc-secret")
+    assert orch("up", "-q", "-n", "1", *words).code == 3
+    run = orch.run_dir().name
+    paths = (
+        "/api/runs",
+        f"/api/runs/{run}",
+        f"/api/runs/{run}/lines",
+        f"/api/compare?run={run}&run={write_run('a').name}",
+    )
+    bodies = [page.get(path).text for path in paths]
+    assert not any("abc-secret" in body for body in bodies)
+    assert "--password" in bodies[0] and "API_TOKEN" in bodies[1]
 
 
 def test_run_of_another_version_or_user_is_named(page: PageBrowser) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from moments import moment, planned
 
@@ -17,9 +19,7 @@ from orchestrator.core.state.state import RunState
 
 def on_hosts(*hosts: str | None, more: tuple[Event, ...] = ()) -> RunState:
     """A run with a worker on each of these hosts."""
-    tasks = tuple(
-        planned(f"worker:{index}").model_copy(update={"host": host}) for index, host in enumerate(hosts)
-    )
+    tasks = tuple(replace(planned(f"worker:{index}"), host=host) for index, host in enumerate(hosts))
     joined: list[Event] = [
         events.HostJoined(at=0, mono=5, host=host, address="10.0.0.1", cores=8, gpus=("A100",))
         for host in dict.fromkeys(filter(None, hosts))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from orchestrator.client.run_rows import command_text
@@ -13,6 +13,7 @@ from orchestrator.core.job.fault import Fault
 from orchestrator.core.job.tf_config import ClusterSpec, TaskRef, TFConfig
 from orchestrator.core.plan.gpu_plan import VISIBLE
 from orchestrator.core.state.events import AttemptPlanned, PlannedTask
+from orchestrator.core.state.state import TaskState
 from orchestrator.core.text.durations import format_duration
 from orchestrator.core.text.sizes import format_size
 from orchestrator.store.runs.record import RunRecord
@@ -29,10 +30,10 @@ _NOT_OPTIONS = frozenset(
 
 
 def plan_document(
-    record: RunRecord, planned: AttemptPlanned | None, versions: Mapping[str, Mapping[str, str]]
+    record: RunRecord, planned: AttemptPlanned | None, states: Collection[TaskState]
 ) -> dict[str, Any]:
-    """Return the plan of the last attempt; `versions` are those that were found in each task. The record may be
-    damaged, so nothing in its job is certain."""
+    """Return the plan of the last attempt, with the versions that were found in its tasks. The record may be damaged,
+    so nothing in its job is certain."""
     spec, tasks = record.spec, () if planned is None else planned.tasks
     shown = tasks[:_MOST_TASKS]
     command = spec.get("command")
@@ -40,7 +41,7 @@ def plan_document(
     return {
         "command": shlex.join(tasks[0].argv) if tasks else command_text(spec),
         "python": shlex.join(map(str, interpreter)) if isinstance(interpreter, list) else "",
-        "versions": {**record.versions, **dict(_versions(versions))},
+        "versions": {**record.versions, **dict(_versions([task.versions for task in states]))},
         "strategy": _strategy(spec.get("strategy")),
         "options": dict(_options(spec)),
         "env_names": sorted({name for task in shown for name in task.env} | set(_names(spec.get("env")))),
@@ -53,10 +54,10 @@ def plan_document(
     }
 
 
-def _versions(of_tasks: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, str]]:
+def _versions(of_tasks: Collection[Mapping[str, str]]) -> Iterator[tuple[str, str]]:
     """Yield each version in the tasks; if they differ, with the number of tasks that have it."""
-    for name in dict.fromkeys(name for versions in of_tasks.values() for name in versions):
-        tasks = Counter(versions[name] for versions in of_tasks.values() if name in versions)
+    for name in dict.fromkeys(name for versions in of_tasks for name in versions):
+        tasks = Counter(versions[name] for versions in of_tasks if name in versions)
         each = [version if len(tasks) == 1 else f"{version} ({count})" for version, count in tasks.items()]
         # The record has the Python that runs orch.
         yield "python of the tasks" if name == "python" else name, ", ".join(each)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from orchestrator.client.page.pieces import Members, whole
 from orchestrator.core.progress.history_rows import MOST_METRICS, HistoryRow
 from orchestrator.core.state.position import BESIDE_TRAINING
 from orchestrator.core.text.clean import safe
 from orchestrator.store.runs.history_file import HistoryTail
 from orchestrator.store.runs.paths import RunPaths
 
-# Points of a document: rows of all tasks together.
-MOST_POINTS = 200_000
 _WHOLE = ("attempt", "epoch", "memory_bytes", "gpu_memory_bytes")
 _REAL = ("loss", "steps_per_s", "examples_per_s", "cpu_percent", "gpu_percent")
 # Digits of a number that is drawn.
@@ -20,24 +19,23 @@ _DIGITS = ".6g"
 Series = dict[str, Any]
 
 
-def task_series(
-    rows: Iterable[HistoryRow], steps: Mapping[str, int], most_points: int = MOST_POINTS
-) -> Series:
-    """Return {metrics, tasks: {task: columns}}. `steps` are those of an epoch, by task, so that steps are counted over
-    all epochs. A column without a value is left out."""
-    of_task: dict[str, list[HistoryRow]] = {}
-    for row in rows:
-        of_task.setdefault(row.task, []).append(row)
-    most = max(2, most_points // max(1, len(of_task)))
-    metrics = list(dict.fromkeys(name for those in of_task.values() for row in those for name in row.metrics))
-    metrics = metrics[:MOST_METRICS]
-    return {
-        "metrics": [safe(name) for name in metrics],
-        "tasks": {
-            task: _columns(_thinned(sorted(those, key=lambda row: row.time), most), steps.get(task), metrics)
-            for task, those in of_task.items()
-        },
-    }
+def task_series(tasks: Iterable[tuple[str, Sequence[HistoryRow]]], steps: Mapping[str, int]) -> Members:
+    """Return {tasks: {task: columns}, metrics: [name]} in pieces. `steps` are those of an epoch, by task, so that steps
+    are counted over all epochs. A column without a value is left out."""
+    metrics: dict[str, None] = {}
+
+    def columns() -> Iterator[tuple[str, dict[str, Any]]]:
+        for task, rows in tasks:
+            for name in dict.fromkeys(name for row in rows for name in row.metrics):
+                if len(metrics) < MOST_METRICS:
+                    metrics[name] = None
+            yield task, _columns(sorted(rows, key=lambda row: row.time), steps.get(task), metrics)
+
+    def members() -> Iterator[tuple[str, Any]]:
+        yield "tasks", Members(columns())
+        yield "metrics", [safe(name) for name in metrics]
+
+    return Members(members())
 
 
 class SeriesTail:
@@ -47,12 +45,19 @@ class SeriesTail:
         self._rows = HistoryTail(paths)
         self._steps = {} if steps is None else steps
 
+    def skip(self) -> None:
+        """Leave out the rows up to now."""
+        self._rows.skip()
+
     def new_rows(self) -> Series:
-        """Return the rows since the last call; the first call returns all."""
-        return task_series(self._rows.read(), self._steps)
+        """Return the rows since the last call."""
+        of_task: dict[str, list[HistoryRow]] = {}
+        for row in self._rows.read():
+            of_task.setdefault(row.task, []).append(row)
+        return dict(whole(task_series(of_task.items(), self._steps)))
 
 
-def _columns(rows: Sequence[HistoryRow], steps: int | None, metrics: Sequence[str]) -> dict[str, Any]:
+def _columns(rows: Sequence[HistoryRow], steps: int | None, metrics: Iterable[str]) -> dict[str, Any]:
     columns: dict[str, Any] = {"time": [round(row.time, 3) for row in rows]}
     columns["step"] = [_step(row, steps) for row in rows]
     columns |= {name: [getattr(row, name) for row in rows] for name in _WHOLE}
@@ -81,11 +86,3 @@ def _short(value: float | None) -> float | None:
 
 def _has_value(values: Sequence[object]) -> bool:
     return any(value is not None for value in values)
-
-
-def _thinned(rows: Sequence[HistoryRow], most: int) -> Sequence[HistoryRow]:
-    """Return at most `most` rows, evenly chosen, with the first and the last."""
-    if len(rows) <= most:
-        return rows
-    last = len(rows) - 1
-    return [rows[round(number * last / (most - 1))] for number in range(most)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from orchestrator.core.progress.activity import doing, waiting_for
 from orchestrator.core.state.events import Progress
@@ -72,7 +72,7 @@ class TaskStatus(_Document):
 
     `doing` is a text for people. `paused`: the signal `stop_signal` has stopped its process. `waiting_for`: tasks that
     it needs and that are not ready, at most the first 20. `restart_in_s`: until it alone is restarted. `host`: None on
-    this machine; `host_state` as in HostStatus."""
+    this machine; `host_state` as in HostStatus. `versions` as in TaskEnd."""
 
     task: str
     role: str
@@ -97,6 +97,7 @@ class TaskStatus(_Document):
     stop_signal: str | None = None
     host: str | None = None
     host_state: str | None = None
+    versions: dict[str, str] = Field(default_factory=dict)
 
     def __repr__(self) -> str:
         parts = (self.state, "" if self.pid is None else f"pid {self.pid}", self.doing)
@@ -185,6 +186,7 @@ def task_status(
         stop_signal=None if stop_signal is None else signal_name(int(stop_signal)),
         host=task.plan.host,
         host_state=None if host is None else host.phase,
+        versions=task.versions,
     )
 
 

@@ -10,7 +10,7 @@ from typing import assert_never
 
 from orchestrator.core.diagnosis.across_hosts import ended_surely_before, own_failure_elsewhere
 from orchestrator.core.diagnosis.same_failure import alike, describe_alike, own_exception
-from orchestrator.core.diagnosis.shortages import describe_kill, find_shortage
+from orchestrator.core.diagnosis.shortages import FULL_DISK, FULL_DISK_OF_HOST, describe_kill, find_shortage
 from orchestrator.core.errors import ExitCode
 from orchestrator.core.job.tf_config import EVALUATOR
 from orchestrator.core.state.events import NoticeGiven, NoticeSource, SignalRequested, SymptomKind
@@ -34,8 +34,10 @@ def advice_on(first: TaskState) -> str | None:
     """Return the advice for a failure. A certain shortage comes before the task's symptom."""
     shortage = find_shortage(first)
     if shortage is not None:
-        return shortage.advice
-    return first.symptom.advice if first.symptom else None
+        advice: str | None = shortage.advice
+    else:
+        advice = first.symptom.advice if first.symptom else None
+    return FULL_DISK_OF_HOST if advice == FULL_DISK and first.plan.host is not None else advice
 
 
 def find_cause(state: RunState, first: TaskState) -> Cause:

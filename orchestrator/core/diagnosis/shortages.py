@@ -15,6 +15,10 @@ FULL_DISK = (
     "The disk is full: free some space (`orch prune` removes old runs), or move checkpoints and logs with"
     " --checkpoint-dir and --log-dir."
 )
+FULL_DISK_OF_HOST = (
+    "The disk of the task's host is full: free some space there, let TMPDIR name another directory there (logs wait in"
+    " it until they are sent), or move checkpoints with --checkpoint-dir."
+)
 NO_PROCESSES = (
     "No more processes or threads can be started: raise the limit (ulimit -u, or pids.max of the control group), or"
     " ask for fewer workers or --threads."

@@ -62,9 +62,10 @@ class HostChoice:
             self._job = None
         return [_notice(event, f"{event.host} was lost: {event.reason}"), *self.choose(state, event)]
 
-    def join(self, before: RunState, event: HostJoined) -> list[Action]:
-        """A host has joined while an attempt runs."""
-        if not self.is_on or event.host not in _lost(before):
+    def join(self, before: RunState, event: HostJoined, *, is_planning: bool) -> list[Action]:
+        """Report a host that has joined too late for this attempt."""
+        is_late = event.host in (self._left_out if is_planning else _lost(before))
+        if not self.is_on or not is_late:
             return []
         text = f"{event.host} is back: the next attempt uses it (`orch restart` starts one now)"
         return [_notice(event, text)]
@@ -78,7 +79,7 @@ class HostChoice:
         self.awaited_until = max((end for end in ends if end > event.mono), default=None)
         if self.awaited_until is not None:
             return []
-        self._job = fit(self._spec, state.hosts.keys() - lost - self._left_out)
+        self._job = fit(self._spec, state.hosts.keys() - self._away(state))
         if self._job is None:
             self.too_few = self._too_few_text(state)
             return []
@@ -94,16 +95,20 @@ class HostChoice:
         has = f"attempt {state.attempt + 1} has {counted(workers, 'worker')}"
         if workers == self._spec.workers:
             return f"{has} again"
-        lost = _lost(state)
-        why = (
-            f": {join_names(lost)} {'is' if len(lost) == 1 else 'are'} lost"
-            if workers < self._workers
-            else ""
+        if workers > self._workers:
+            return f"{has} instead of {self._workers}"
+        away = sorted(self._away(state))
+        return (
+            f"{has} instead of {self._workers}: {join_names(away)} {'is' if len(away) == 1 else 'are'} lost"
         )
-        return f"{has} instead of {self._workers}{why}"
+
+    def _away(self, state: RunState) -> set[str]:
+        """The hosts that the next attempt does without."""
+        return {*_lost(state), *self._left_out}
 
     def _too_few_text(self, state: RunState) -> str:
-        left = [host.name for host in self._spec.hosts if host.name not in _lost(state)]
+        away = self._away(state)
+        left = [host.name for host in self._spec.hosts if host.name not in away]
         has = "no host is left"
         if left:
             has = f"{join_names(left)} {'has' if len(left) == 1 else 'have'} too few slots"

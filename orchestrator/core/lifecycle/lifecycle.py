@@ -210,11 +210,10 @@ class Lifecycle:
                 self._teardown_by = event.mono + event.grace_s + TEARDOWN_MARGIN_S + self._silence_s
                 return []
             case events.HostJoined():
-                if not self._is_planning:
-                    return self._hosts.join(before, event)
-                # The ports can be held only when all hosts are there.
-                self._planned_by = event.mono + PLAN_MARGIN_S
-                return self._choose_hosts(event)
+                late = self._hosts.join(before, event, is_planning=self._is_planning)
+                if self._is_planning:  # the ports can be held only when all hosts are there
+                    self._planned_by = event.mono + PLAN_MARGIN_S
+                return [*late, *self._choose_hosts(event)]
             case events.HostSilent() | events.HostBack():
                 if isinstance(event, events.HostBack):
                     self._limits.heard(event.host, event.mono)

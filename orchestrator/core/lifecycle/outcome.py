@@ -248,6 +248,7 @@ def _task_end(
         host=task.plan.host,
         end="still running" if is_left else _end_in_words(task, None if is_told else cause, done_without),
         joined=has_joined(task),
+        versions=task.versions,
     )
 
 

@@ -157,6 +157,12 @@ class HistoryRows:
         return metric in self._metrics
 
 
+def task_and_time(line: bytes) -> tuple[bytes, float] | None:
+    """Return the task and the time of a row that orch has written, without reading its other values."""
+    row = _ROW.fullmatch(line)
+    return None if row is None else (row[2], float(row[1]))
+
+
 def thinned(lines: Iterable[bytes], interval_s: float) -> Iterator[Line]:
     """Return the rows of each task that are at least so far apart, and its first, last and kept ones.
 

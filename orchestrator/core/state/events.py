@@ -7,6 +7,7 @@ computed from it, so that a clock set back cannot make one negative.
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal
 
@@ -149,7 +150,8 @@ class Symptom(_Frozen):
     raised_mono: Seconds | None = None
 
 
-class PlannedTask(_Frozen):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTask:
     """A task as planned for an attempt, with secrets masked. `env` is without TF_CONFIG, except in an older file.
     `host` is None on this machine; `log` is a path on this machine. `interactive`: it has the user's terminal."""
 

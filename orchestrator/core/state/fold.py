@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from orchestrator.core.state import events
-from orchestrator.core.state.events import Event
+from orchestrator.core.state.events import Event, PlannedTask
 from orchestrator.core.state.result import TaskBadLoss
 from orchestrator.core.state.state import HostPhase, HostState, RunPhase, RunState, TaskPhase, TaskState
 from orchestrator.core.state.tasks import Tasks
@@ -16,8 +16,7 @@ def apply(state: RunState, event: Event) -> RunState:
     """Return the state after `event`. The given state is not changed."""
     match event:
         case events.AttemptPlanned():
-            restarts = {task.name: task.restarts + 1 for task in state.tasks.values()}
-            tasks = Tasks(TaskState(plan=task, restarts=restarts.get(task.task, 0)) for task in event.tasks)
+            tasks = Tasks(_planned(task, state.tasks.get(task.task)) for task in event.tasks)
             # A stop that came before the plan stays in effect.
             phase = RunPhase.STARTING if state.teardown is None else RunPhase.STOPPING
             return replace(
@@ -133,15 +132,20 @@ def apply(state: RunState, event: Event) -> RunState:
             return replace(ended, phase=phase, exit_code=event.exit_code, ended_mono=event.mono)
         case events.TeardownEnded():
             return replace(_lose_unfinished(state, event.mono), left=event.left) if event.left else state
-        case (
-            events.DeadlineReached()
-            | events.LogTruncated()
-            | events.VersionsFound()
-            | events.CheckpointSaved()
-        ):
+        case events.VersionsFound():
+            return _with_task(state, replace(state.tasks[event.task], versions=event.versions))
+        case events.DeadlineReached() | events.LogTruncated() | events.CheckpointSaved():
             return state
         case _:
             assert_never(event)
+
+
+def _planned(plan: PlannedTask, before: TaskState | None) -> TaskState:
+    """Return a task of a new attempt. `before` is the same task in the last one."""
+    if before is None:
+        return TaskState(plan=plan)
+    # They are reported again only if they differ.
+    return TaskState(plan=plan, restarts=before.restarts + 1, versions=before.versions)
 
 
 def _with_task(state: RunState, task: TaskState) -> RunState:

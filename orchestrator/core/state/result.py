@@ -177,7 +177,8 @@ DONE_WITHOUT = "failed earlier; the other tasks continued"
 
 class TaskEnd(_Document):
     """The end of a task on `host` (None: this machine). `end` says whether it ended by itself, by orch, or because of
-    another task's failure. `joined`: it was seen to join a cluster of several tasks."""
+    another task's failure. `joined`: it was seen to join a cluster of several tasks. `versions`: those of python,
+    tensorflow, keras and tf_keras that its process has used, as far as it has reported them."""
 
     task: TaskName
     state: str
@@ -187,6 +188,7 @@ class TaskEnd(_Document):
     end: str = ""
     joined: bool = False
     host: HostName | None = None
+    versions: dict[str, str] = Field(default_factory=dict)
 
     def __repr__(self) -> str:
         return safe(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 
 from orchestrator.core.job.tf_config import PS
 from orchestrator.core.state import events
@@ -57,7 +58,16 @@ class TaskPhase(StrEnum):
 LIVE_PHASES = frozenset(phase for phase in TaskPhase if not phase.is_end)
 
 
-@dataclass(frozen=True)
+_NO_COURSE = Course()
+
+
+@cache
+def _no_progress() -> Progress:
+    """The progress of all tasks that have reported none."""
+    return Progress()
+
+
+@dataclass(frozen=True, slots=True)
 class TaskState:
     """A task of the current attempt. Times are monotonic seconds, sizes are bytes.
 
@@ -73,6 +83,7 @@ class TaskState:
     full_disk: the full disk that it writes to
     course: the training steps it has done
     restarts: its own restarts and those of the run
+    versions: those that its process has reported, of python, tensorflow, keras and tf_keras
     before_restart: the failed state, kept while the task waits for its restart
     """
 
@@ -92,8 +103,8 @@ class TaskState:
     peers_at_exit: dict[str, str] = field(default_factory=dict)
     symptom: Symptom | None = None
     peer_symptoms: dict[str, Symptom] = field(default_factory=dict)
-    progress: Progress = field(default_factory=Progress)
-    course: Course = field(default_factory=Course)
+    progress: Progress = field(default_factory=_no_progress)
+    course: Course = _NO_COURSE
     restarts: int = 0
     restart_due_mono: float | None = None
     signals: tuple[events.SignalRequested, ...] = ()
@@ -106,6 +117,7 @@ class TaskState:
     before_restart: TaskState | None = None
     asked: bool | None = None
     clock_error_s: float = 0.0
+    versions: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from typing import Self
 
 from orchestrator.core.progress.history_rows import (
     LONGEST_ROW,
@@ -14,6 +16,7 @@ from orchestrator.core.progress.history_rows import (
     HistoryRows,
     Line,
     Usage,
+    task_and_time,
     thinned,
 )
 from orchestrator.core.state.events import Progress
@@ -28,6 +31,10 @@ MOST_ROWS = 4000
 TASK_BYTES = 500_000
 # Bytes of the file, so that the supervisor thins it within some tenths of a second.
 RUN_BYTES = 32 << 20
+# Enough for the length of a row.
+_LENGTH_BITS = LONGEST_ROW.bit_length()
+# Bytes that a reader takes at once.
+_BLOCK_BYTES = 1 << 20
 
 
 class HistoryFile:
@@ -141,33 +148,97 @@ class HistoryTail:
         self._paths = paths
         self._inode = -1
         self._offset = 0
-        self._last: dict[str, float] = {}
+        self._last: dict[bytes, float] = {}
 
     def read(self) -> list[HistoryRow]:
         """Return the rows since the last call, as far as they can be read."""
+        return [row for line in self._new_lines() if (row := HistoryRow.parse(line)) is not None]
+
+    def skip(self) -> None:
+        """Leave out the rows up to now, of which there may be millions of bytes."""
+        for _ in self._new_lines():
+            pass
+
+    def _new_lines(self) -> Iterator[bytes]:
+        """Yield the lines since the last call that are later than the ones before them of their task."""
         try:
             fd = open_regular(self._paths.samples)
         except OSError:
-            return []
+            return
         try:
             status = os.fstat(fd)
             if status.st_ino != self._inode or status.st_size < self._offset:
                 self._inode, self._offset = status.st_ino, 0
-            data = os.pread(fd, min(written_bytes(fd, self._offset), RUN_BYTES), self._offset)
+            while size := min(written_bytes(fd, self._offset), _BLOCK_BYTES):
+                data = os.pread(fd, size, self._offset)
+                data = data[: data.rfind(b"\n") + 1]
+                if not data:
+                    break
+                self._offset += len(data)
+                yield from filter(self._is_new, data.splitlines(keepends=True))
         except OSError:
-            return []
+            return
         finally:
             os.close(fd)
-        data = data[: data.rfind(b"\n") + 1]
-        self._offset += len(data)
-        return [row for line in data.splitlines() if (row := self._new_row(line)) is not None]
 
-    def _new_row(self, line: bytes) -> HistoryRow | None:
-        row = HistoryRow.parse(line)
-        if row is None or row.time <= self._last.get(row.task, -1.0):
-            return None
-        self._last[row.task] = row.time
-        return row
+    def _is_new(self, line: bytes) -> bool:
+        task, time_s = task_and_time(line) or (b"", -1.0)
+        if time_s <= self._last.get(task, -1.0):
+            return False
+        self._last[task] = time_s
+        return True
+
+
+class TaskRows:
+    """The rows of each task of a run, parsed only when they are asked for. Close it.
+
+    `last` is the time of each task's last row, in the order of their first ones."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self.last: dict[str, float] = {}
+        # Offset and length of each row, in one number.
+        self._places: dict[str, array[int]] = {}
+        try:
+            self._fd = open_regular(paths.samples)
+        except OSError:
+            self._fd = -1  # the run has no rows
+            return
+        with suppress(OSError):  # a disk error: the rows before it
+            self._find(min(written_bytes(self._fd, 0), RUN_BYTES))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _find(self, size: int) -> None:
+        offset = 0
+        for line in _lines(self._fd, size):
+            if found := task_and_time(line):
+                task = found[0].decode(errors="replace")
+                self._places.setdefault(task, array("Q")).append(offset << _LENGTH_BITS | len(line))
+                self.last[task] = max(found[1], self.last.get(task, 0.0))
+            offset += len(line)
+
+    def read(self, task: str, most: int) -> list[HistoryRow]:
+        """Return at most `most` rows of a task, evenly chosen, with the first and the last."""
+        places = self._places.get(task, array("Q"))
+        if len(places) > most:
+            end = len(places) - 1
+            places = array("Q", (places[round(number * end / (most - 1))] for number in range(most)))
+        return [row for place in places if (row := HistoryRow.parse(self._line(place))) is not None]
+
+    def _line(self, place: int) -> bytes:
+        try:
+            return os.pread(self._fd, place & ((1 << _LENGTH_BITS) - 1), place >> _LENGTH_BITS)
+        except OSError:
+            return b""
 
 
 def read_rows(paths: RunPaths) -> list[HistoryRow]:

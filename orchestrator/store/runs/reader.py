@@ -6,7 +6,7 @@ import errno
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -20,9 +20,10 @@ from orchestrator.core.state.result import RunResult
 from orchestrator.core.state.state import RunPhase, RunState
 from orchestrator.store.directory import Directory
 from orchestrator.store.files import SharedFile, exists, read_bytes, read_object
+from orchestrator.store.open_files import parse_object
 from orchestrator.store.runs import run_end
 from orchestrator.store.runs.event_file import EVENT_BEGINS, EventTail
-from orchestrator.store.runs.history_file import read_rows
+from orchestrator.store.runs.history_file import TaskRows, read_rows
 from orchestrator.store.runs.liveness import (
     Liveness,
     has_end_event,
@@ -37,6 +38,7 @@ from orchestrator.store.runs.record import FIRST_LINE_BEGINS, RunRecord, read_re
 # Bound for a plausible number of bytes or percent.
 _MAX_USAGE = 1e18
 _EVENTS_BEGIN = (FIRST_LINE_BEGINS, EVENT_BEGINS)
+Usage = dict[str, dict[str, float]]
 
 
 @dataclass
@@ -60,6 +62,8 @@ class RunView:
     _last_mono: float = field(init=False)
     _lock_file: SharedFile = field(init=False)
     _refreshing: threading.Lock = field(default_factory=threading.Lock, init=False)
+    # sample.json and the state, and what latest() has made of them.
+    _latest: tuple[bytes | None, RunState, tuple[RunState, Usage]] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._events = EventTail(self.paths.events, self.record.earlier_clocks)
@@ -282,36 +286,42 @@ class RunView:
             return None
         return result if not self.is_original or result.run_id == self.record.id else None
 
-    def sample(self) -> dict[str, dict[str, float]]:
+    def sample(self) -> Usage:
         """Return the last measurement as {task: {cpu_percent, memory_bytes}}; empty for a run that has ended."""
         return self.latest()[1]
 
-    def latest(self) -> tuple[RunState, dict[str, dict[str, float]]]:
+    def latest(self) -> tuple[RunState, Usage]:
         """Return the state with progress that may be newer than its event, and the last measurement, as sample().
 
-        An event of progress is written once a second."""
-        if self.state.phase.is_end:
-            return self.state, {}
-        document = read_object(self.paths.sample) or {}
-        tasks = document.get("tasks")
-        usage = tasks.items() if isinstance(tasks, dict) else ()
-        figures = {str(task): _figures(of_task) for task, of_task in usage}
-        if document.get("attempt") != self.state.attempt:
-            return self.state, figures
-        return _with_progress(self.state, document.get("progress")), figures
+        An event of progress is written once a second. The objects are the same until there is something new."""
+        state = self.state
+        if state.phase.is_end:
+            return state, {}
+        data = read_bytes(self.paths.sample)
+        known = self._latest
+        if known is None or known[0] != data or known[1] is not state:
+            known = self._latest = data, state, _read_sample(data, state)
+        return known[2]
 
     def history(self) -> History:
         """Return progress and measurements of all tasks over time; empty columns if there are none."""
-        return to_columns(self.history_rows())
-
-    def history_rows(self) -> list[HistoryRow]:
-        """Return the same as rows, those of each task in the order of time."""
         rows = read_rows(self.paths)
-        return [*rows, *self._newer_rows(rows)]
+        return to_columns([*rows, *self._newer_rows({row.task: row.time for row in rows})])
 
-    def _newer_rows(self, rows: Iterable[HistoryRow]) -> Iterator[HistoryRow]:
-        """Yield the last measurement of tasks that ran then and have no row that is as new."""
-        last = {row.task: row.time for row in rows}
+    def history_of_tasks(self, most_rows: int) -> Iterator[tuple[str, list[HistoryRow]]]:
+        """Yield the same as rows of each task, in plan order: at most about `most_rows` of all tasks together, evenly
+        chosen. One task at a time is in memory."""
+        places = {task: place for place, task in enumerate(self.state.tasks)}
+        with TaskRows(self.paths) as rows:
+            newer = {row.task: row for row in self._newer_rows(rows.last)}
+            tasks = dict.fromkeys((*rows.last, *newer))
+            most = max(2, most_rows // max(1, len(tasks)))
+            for task in sorted(tasks, key=lambda task: places.get(task, len(places))):
+                yield task, [*rows.read(task, most), *([newer[task]] if task in newer else [])]
+
+    def _newer_rows(self, last: Mapping[str, float]) -> Iterator[HistoryRow]:
+        """Yield the last measurement of tasks that ran then and have no row that is as new. `last` are the times of
+        their last rows."""
         document = read_object(self.paths.sample) or {}
         tasks, latest = document.get("tasks"), document.get("progress")
         try:
@@ -349,6 +359,17 @@ class RunView:
         return has_end_event(self.paths)
 
 
+def _read_sample(data: bytes | None, state: RunState) -> tuple[RunState, Usage]:
+    """Return the state with the progress in sample.json, and the measurement."""
+    document = parse_object(data or b"") or {}
+    tasks = document.get("tasks")
+    usage = tasks.items() if isinstance(tasks, dict) else ()
+    figures = {str(task): _figures(of_task) for task, of_task in usage}
+    if document.get("attempt") != state.attempt:
+        return state, figures
+    return _with_progress(state, document.get("progress")), figures
+
+
 def _with_progress(state: RunState, latest: object) -> RunState:
     tasks = state.tasks
     for name, document in latest.items() if isinstance(latest, dict) else ():
@@ -356,9 +377,9 @@ def _with_progress(state: RunState, latest: object) -> RunState:
         if task is None or not task.is_live:
             continue
         progress = _progress(document)
-        if progress is not None:
+        if progress is not None and progress != task.progress:
             tasks = tasks.with_task(replace(task, progress=progress))
-    return replace(state, tasks=tasks)
+    return state if tasks is state.tasks else replace(state, tasks=tasks)
 
 
 def _progress(document: object) -> Progress | None:

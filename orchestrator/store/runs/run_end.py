@@ -97,6 +97,7 @@ def _lost_result(run_id: str, state: RunState, checkpoint_dir: str, why: str) ->
             signal=task.signal,
             end=task.phase,
             host=task.plan.host,
+            versions=task.versions,
         )
         for task in state.tasks.values()
     )

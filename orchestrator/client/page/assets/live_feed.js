@@ -122,7 +122,11 @@
         if (event.lastEventId) this.state = event.lastEventId;
         act(JSON.parse(event.data));
       });
-      take("change", (delta) => this.view.change(delta));
+      // The new points of the curves come as several series, one after the other.
+      take("change", ({ series, ...delta }) => {
+        this.view.change(delta);
+        for (const points of series || []) this.view.change({ series: points });
+      });
       take("lines", (rows) => this.view.lines(rows, "append"));
       take("problem", ({ problem }) => { this.closeSource(); this.view.problem(problem); });
       take("reload", () => this.start());

@@ -55,7 +55,7 @@
           setText(this.compare, this.chosen.size > 1 ? `Compare ${this.chosen.size} runs` : "Compare");
         } });
         row = el("tr", null, el("td", null, box), el("td"), el("td", null, el("a", { href: Orch.address(run.id), title: run.id }, run.name || run.id)),
-          el("td.command", null, el("code", { title: run.directory || "" }, run.command || "")), el("td.number"), el("td.number.right"), el("td.number.right"), el("td.number.right"));
+          el("td.command", null, el("code", { title: run.directory || "" }, run.command || run.problem || "")), el("td.number"), el("td.number.right"), el("td.number.right"), el("td.number.right"));
         this.rowOf.set(run.id, row);
       }
       const cells = row.children;
@@ -63,7 +63,7 @@
       setText(cells[4], Orch.date(run.started_at));
       setText(cells[5], Orch.duration(run.live || !Orch.isNumber(run.took_s) ? run.uptime_s : run.took_s));
       setText(cells[6], Orch.count(run.tasks));
-      setText(cells[7], Orch.number(run.loss));
+      setText(cells[7], run.bad_loss || Orch.number(run.loss));
       return row;
     }
   };
