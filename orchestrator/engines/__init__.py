@@ -1,6 +1,7 @@
 """Engines by name, and the interface of an engine: it runs the agent's command on a host and returns the stream to it.
 
-A new engine is a module here and a line in `_ENGINES`.
+A new engine is a module here, a line in `_ENGINES`, and its name in core/job/choices.py (EngineName), so that
+`--engine` accepts it. engine_of() gives it what it needs of the job.
 """
 
 from __future__ import annotations

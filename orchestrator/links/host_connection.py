@@ -36,7 +36,7 @@ Connect = Callable[[int], ConnectionProcess]
 
 
 class HostConnection:
-    """Owns the process of the connection and its stderr. Nothing blocks.
+    """Owns the process of the connection and its stderr. Its calls never block.
 
     `is_reached`: the opening is over, and lines are the agent's. `began`: when (monotonic seconds). `turn`: the number
     under which it was offered to the agent, which uses the highest; 0 before. `offered`: when."""

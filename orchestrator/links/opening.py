@@ -47,7 +47,7 @@ class OpeningFailed(Exception):
 
 
 class AgentGone(OpeningFailed):
-    """The agent has exited. What it started has ended, and its files are removed."""
+    """The agent and everything that it started have ended, and its files are removed."""
 
 
 class Opening:

@@ -23,7 +23,7 @@ REACHED = ("refused", "connected")
 
 
 def compare(plan: Plan, reports: Sequence[HostReport]) -> list[Finding]:
-    """Return the findings about all hosts, the first of which is the worst that `orch up` must name."""
+    """Return the findings about all hosts; those about hosts that did not answer come first."""
     found = [
         problem("host", _sentence(report.error), fix=_fix(report.error)) for report in reports if report.error
     ]

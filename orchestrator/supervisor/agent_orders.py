@@ -91,7 +91,7 @@ class Attempts:
         """
         self._spec = job
         if attempt == FIRST_ATTEMPT and (link := self._hosts.links.get(HERE)) is not None:
-            # The user's own modules are imported anew by each run.
+            # Each run imports the user's own modules again.
             installed_only = self._hosts.are_kept
             order = preload_order(self._spec, self._store.paths, installed_only=installed_only)
             if order is not None:

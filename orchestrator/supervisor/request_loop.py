@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from orchestrator.supervisor.host_agents import HostAgents
 
 _PR_SET_CHILD_SUBREAPER = 36
+# Seconds for `orch up --detach` to release the run that it has submitted, or for a file system to see that an earlier
+# supervisor has ended.
+_RELEASE_S = 10.0
 
 
 def serve(client: ClientLink, here: LocalAgent, remote: Engine | None = None) -> int:
@@ -287,7 +290,7 @@ def _create_run(
 
 
 def _adopt_run(spec: JobSpec, root: Path) -> tuple[RunStore, Earlier]:
-    store = RunStore.adopt(root, take_name(spec.name, spec.name_is_explicit, root.name))
+    store = RunStore.adopt(root, take_name(spec.name, spec.name_is_explicit, root.name), _RELEASE_S)
     record = store.record
     # The age of the run, by the clock of this machine.
     started_mono = max(0.0, time.monotonic() - max(0.0, time.time() - record.started_at))

@@ -49,7 +49,9 @@ def debuggers(orch: Orch) -> list[dict[str, Any] | None]:
     return [(task["progress"] or {}).get("debugger") for task in orch.status()["tasks"]]
 
 
-@pytest.mark.parametrize("start", [("--preload", "decimal"), ("--start", "spawn")])
+@pytest.mark.parametrize(
+    "start", [("--preload", "decimal"), pytest.param(("--start", "spawn"), marks=pytest.mark.slow)]
+)
 def test_a_run_that_was_paused_beyond_its_limits_goes_on_to_the_end(
     orch: Orch, train: Path, start: tuple[str, ...]
 ) -> None:

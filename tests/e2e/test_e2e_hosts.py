@@ -235,7 +235,7 @@ def test_checkpoint_directory_is_made_on_the_host(orch: Orch, up: list[str]) -> 
 
 
 def test_many_hosts_under_a_low_soft_limit_on_open_files(orch: Orch) -> None:
-    """Both the check and the agents that start beside it raise it."""
+    """The check raises the limit, and so do the agents that start beside it."""
     hosts = ",".join(f"n{at}" for at in range(60))
     words = f"up -n 60 --hosts {hosts} --ssh-command false".split()
     done = subprocess.run(

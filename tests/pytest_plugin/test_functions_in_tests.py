@@ -51,7 +51,7 @@ def test_assertion(orch_cluster):
 """
 
 
-@pytest.mark.parametrize("mode", ["prepend", "importlib"])
+@pytest.mark.parametrize("mode", [pytest.param("prepend", marks=pytest.mark.slow), "importlib"])
 def test_functions_of_a_test(pytester: pytest.Pytester, mode: str) -> None:
     pytester.makepyfile(TESTS)
     words = ("-p", "no:cacheprovider", "-p", "no:xdist", f"--import-mode={mode}", base_of(pytester))

@@ -29,6 +29,7 @@ from waiting import PATIENCE_S, lives, until, until_gone
 
 from orchestrator.core.job.choices import NetworkOption
 from orchestrator.links.agent_link import Empty, Exited, Held, Stacked
+from orchestrator.links.client_link import travelling_environ
 from orchestrator.links.stream import LinkBack, LinkSilent
 from worker.agent.log_shipping import LogShipping
 from worker.agent.resumable_stream import ResumableStream
@@ -159,6 +160,28 @@ def test_environment_is_the_users_and_the_hosts(tmp_path: Path, monkeypatch: pyt
         assert host.text("worker-0") == f"{expected}\n"
 
 
+def test_variables_of_this_machine_stay_here() -> None:
+    of_the_user = {
+        "PATH": "/bin",
+        "LANG": "C.UTF-8",
+        "PYTHONPATH": "/src",
+        "OMP_NUM_THREADS": "2",
+        "TMP": "x",
+    }
+    of_this_machine = (
+        *(
+            "SLURM_JOB_ID",
+            "SLURM_NODELIST",
+            "SSH_AUTH_SOCK",
+            "SSH_CONNECTION",
+            "XDG_RUNTIME_DIR",
+            "DBUS_SESSION",
+        ),
+        *("TMPDIR", "CUDA_VISIBLE_DEVICES", "HOME", "USER", "PWD", "DISPLAY"),
+    )
+    assert travelling_environ({**of_the_user, **dict.fromkeys(of_this_machine, "here")}) == of_the_user
+
+
 def test_next_run_of_a_session_starts_with_nothing(host: HostDriver) -> None:
     host.start("worker-0", python("print(1)"))
     host.wait_for(Exited, "worker-0")
@@ -281,6 +304,15 @@ def test_nothing_is_left_after_a_kill(tmp_path: Path, killed: str) -> None:
                     os.kill(pids[name], signal.SIGKILL)
             until(host.has_ended)
         assert host.link.lost_reason
+
+
+def test_keeper_notices_the_end_of_an_agent_that_was_stopped(tmp_path: Path) -> None:
+    """However long an agent may be stopped."""
+    with HostDriver(tmp_path, link_timeout_s=600.0) as host, nothing_left(host):
+        os.kill(host.pid, signal.SIGSTOP)
+        until(lambda: psutil.Process(host.pid).status() == psutil.STATUS_STOPPED)
+        os.kill(host.pid, signal.SIGKILL)
+        until(host.has_ended)
 
 
 def test_agent_without_its_keeper_cleans_up_itself(tmp_path: Path) -> None:

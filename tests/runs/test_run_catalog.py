@@ -16,7 +16,6 @@ from users import ORDINARY
 from waiting import lives, until, until_gone
 
 from orchestrator.core.errors import NoSuchRun
-from orchestrator.core.state.events import RunEndedEvent
 from orchestrator.core.state.state import RunState
 from orchestrator.store.runs import catalog, lost_runs
 from orchestrator.store.runs.leftovers import end_leftovers
@@ -128,20 +127,6 @@ def test_live_runs_of_a_name_are_found(stores: ExitStack) -> None:
     live(stores, 3.0, name="other")
     ended(4.0)
     assert [run.record.id for run in catalog.live_runs("job")] == [one.paths.run_id, two.paths.run_id]
-
-
-def test_newest_run_of_a_job_that_has_not_ended_is_found(stores: ExitStack) -> None:
-    for started_at in (1.0, 2.0):
-        lost = make_run(started_at=started_at, job="7")
-        lost.close()
-    ended = make_run(started_at=3.0, job="7")
-    ended.append(RunEndedEvent(at=0, mono=0, outcome="failed", exit_code=1))
-    ended.close()
-    live(stores, 4.0)
-    of_job = catalog.run_of_job("7")
-    assert of_job is not None
-    assert of_job.record.id == lost.paths.run_id
-    assert catalog.run_of_job("8") is None
 
 
 @contextmanager

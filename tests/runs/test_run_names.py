@@ -10,8 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from run_records import make_run
 
+from orchestrator.core.errors import NameTaken
 from orchestrator.store.runs import locks
+from orchestrator.store.runs.catalog import take_name
 from orchestrator.store.runs.locks import Lock, lock_name, remove_free_names
 from orchestrator.store.runs.paths import names_dir, open_names
 
@@ -114,3 +117,16 @@ def test_name_whose_lock_others_may_open_can_be_taken() -> None:
     assert stat.S_IMODE((names_dir() / "job").stat().st_mode) == 0o600
     first.release()
     lock.release()
+
+
+def test_name_of_a_run_that_is_continued_may_still_be_held() -> None:
+    """A submitted job may start before `orch up --detach` has closed the run."""
+    store = make_run(name_lock=lock_name("job"))
+    with pytest.raises(NameTaken):
+        take_name("job", is_explicit=True)
+    assert take_name("job", is_explicit=True, own_id=store.paths.run_id) is None
+    other = make_run()
+    with pytest.raises(NameTaken):
+        take_name("job", is_explicit=True, own_id=store.paths.run_id)
+    for run in (store, other):
+        run.close()

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -192,3 +193,12 @@ def test_a_run_with_a_supervisor_or_a_result_is_not_continued() -> None:
     assert not is_held(store.paths.lock)
     with pytest.raises(UsageError, match="not the directory of a run"):
         RunStore.adopt(runs_dir(), None)
+
+
+def test_a_run_that_is_about_to_be_released_is_continued() -> None:
+    """A submitted job may start before `orch up --detach` has closed the run."""
+    store = make_run()
+    release = threading.Timer(0.2, store.close)
+    release.start()
+    RunStore.adopt(store.paths.root, None, patience_s=60).close()
+    release.join()

@@ -1,7 +1,7 @@
 """The stream of an agent on another host: a resumable stream, with what such a host needs in addition.
 
-On another host the agent has a directory of its own in place of the run's directory. It creates there what orders name,
-sends the logs, and sends the text of files instead of their paths.
+On another host the agent uses a directory of its own, because the run's directory is not there. It creates the files
+and directories that orders name, sends the logs, and sends the text of files instead of their paths.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 from worker.agent.resumable_stream import ResumableStream
 from worker.agent.run_logs import RunFile, open_log
 
-# Bytes of one message. Three quarters of what base64 makes of them.
+# Bytes of a log in one message, which base64 makes a third longer.
 _CHUNK_BYTES = 48 << 10
 # Messages of one turn of the agent, between two looks at the exits of tasks.
 _CHUNKS_A_TURN = 4

@@ -156,7 +156,7 @@ class Preloader:
 
     def __init__(self, order: PreloadOrder, log: RunFile) -> None:
         self.order = order
-        # What it imports; known when it is ready.
+        # The modules that it imports; known when it is ready.
         self.modules = order.modules
         self.is_ready = False
         self.seconds = 0.0

@@ -19,6 +19,9 @@ from worker.remote.clearing import clear_up
 from worker.remote.entry import python_words
 from worker.remote.relay import PID
 
+# Interval of looks at an agent that is stopped.
+_CHECK_S = 0.05
+
 
 def main() -> None:
     directory, bundle, agent_id, link_timeout_s, listener, lock = sys.argv[1:]
@@ -48,16 +51,27 @@ def main() -> None:
 
 def _wait(agent: int, link_timeout_s: float) -> None:
     """Wait for the end of the agent. Kill one that stays stopped by a signal: it cannot end its tasks in time."""
+    kill_at: float | None = None  # while it is stopped
     while True:
-        pid, status = os.waitpid(-1, os.WUNTRACED)
-        if pid != agent:
-            continue
-        if not os.WIFSTOPPED(status):
-            return
-        time.sleep(link_timeout_s)
-        stat = read_stat(agent)
-        if stat is not None and stat.state in STOPPED:
-            os.kill(agent, signal.SIGKILL)
+        pid, status = os.waitpid(-1, os.WUNTRACED if kill_at is None else os.WUNTRACED | os.WNOHANG)
+        if pid == agent:
+            if not os.WIFSTOPPED(status):
+                return
+            kill_at = time.monotonic() + link_timeout_s
+        elif pid == 0 and kill_at is not None:
+            kill_at = _still_stopped(agent, kill_at)
+
+
+def _still_stopped(agent: int, kill_at: float) -> float | None:
+    """Wait a moment, or kill the agent if it is time. Return `kill_at`, None if the agent is not stopped any more."""
+    stat = read_stat(agent)
+    if stat is None or stat.state not in STOPPED:
+        return None
+    if time.monotonic() < kill_at:
+        time.sleep(_CHECK_S)
+        return kill_at
+    os.kill(agent, signal.SIGKILL)
+    return None
 
 
 if __name__ == "__main__":

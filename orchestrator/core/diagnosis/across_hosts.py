@@ -32,7 +32,7 @@ def first_ended(tasks: Iterable[TaskState]) -> TaskState | None:
     firsts = list(by_host.values())
     if not firsts:
         return None
-    # No other task is surely before both of these.
+    # A task that surely ended after one of these was not the first.
     raised = [task for task in firsts if _raised(task) is not None]
     earliest = [min(firsts, key=_ended), *sorted(raised, key=_failed)[:1]]
     possible = [task for task in firsts if not any(ended_surely_before(other, task) for other in earliest)]
@@ -48,8 +48,8 @@ def ended_surely_before(task: TaskState, other: TaskState) -> bool:
 
 
 def own_failure_elsewhere(state: RunState, first: TaskState) -> tuple[str, str] | None:
-    """Return (task, exception) of a task on another host that raised it before `first` failed, and took longer to exit.
-    If `first` blames a peer, also of one that failed by itself at any time.
+    """Return (task, exception) of a task on another host that raised its own exception before `first` failed, but
+    exited later. If `first` blames a peer, the time of the exception does not matter.
 
     The exit can be an effect of the teardown; the exception is not."""
     blames_peer = _kind(first) is SymptomKind.COLLATERAL
@@ -66,7 +66,7 @@ def own_failure_elsewhere(state: RunState, first: TaskState) -> tuple[str, str] 
 def _raised_before(task: TaskState, first: TaskState) -> bool:
     """Whether a task raised its exception before `first` raised its own, or surely before it chose to exit.
 
-    An exception that the teardown brings about is later than both by the ways of two messages."""
+    An exception that the teardown brings about comes later: orch first receives the failure, then orders the stop."""
     raised = _raised(task)
     if raised is None:
         return False

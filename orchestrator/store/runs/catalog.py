@@ -123,21 +123,16 @@ def live_runs(name: str, skip: frozenset[str] = frozenset()) -> list[RunView]:
 def take_name(name: str, is_explicit: bool, own_id: str = "") -> locks.Lock | None:
     """Lock a run's name. NameTaken if a live run has it and the user chose it; a default name may be used twice.
 
-    `own_id`: the run that gets the name, if it exists.
+    `own_id`: the run that gets the name, if it exists. The process that has made it may still hold the lock.
     """
     lock = locks.lock_name(name)
+    is_taken = lock is None and not own_id
     # If two runs have the same default name, only one holds the lock, and the other one may live longer.
-    if is_explicit and (lock is None or live_runs(name, frozenset({own_id}))):
+    if is_explicit and (is_taken or live_runs(name, frozenset({own_id}))):
         raise NameTaken(
             f"a live run is named {name!r}: `orch status {name}` shows it, --replace stops it first"
         )
     return lock
-
-
-def run_of_job(job: str) -> RunView | None:
-    """Return the newest run of a Slurm job that has not ended; None without one. Its supervisor may be live."""
-    runs = [run for run in all_runs() if run.record.job == job and run.is_original and not run.has_ended]
-    return runs[-1] if runs else None
 
 
 def live_in(directory: Path, there: Survey) -> list[RunView]:

@@ -27,6 +27,8 @@ from orchestrator.store.runs.record import RunRecord, first_line, read_record, r
 # Space reserved for result.json with the log tails of a few tasks, and for the last events of all tasks.
 _RESULT_BYTES = 64 << 10
 _EVENTS_BYTES = 128 << 10
+# Interval at which the lock of a run is tried again.
+_LOOK_S = 0.05
 
 
 def new_run_id(name: str) -> str:
@@ -127,12 +129,13 @@ class RunStore:
             )
 
     @classmethod
-    def adopt(cls, root: Path, name_lock: Lock | None) -> RunStore:
+    def adopt(cls, root: Path, name_lock: Lock | None, patience_s: float = 0.0) -> RunStore:
         """Lock the directory of a run that was published, and that has neither a supervisor nor a result.
 
-        `record` is that of the earlier supervisor; take_over() writes another one. UsageError if the run is live, has
-        ended or is not there; OSError.
+        `record` is that of the earlier supervisor; take_over() writes another one. `patience_s`: how long to wait for a
+        process that is about to release the run. UsageError if the run is live, has ended or is not there; OSError.
         """
+        deadline = time.monotonic() + patience_s
         paths = RunPaths(root)
         with ExitStack() as undo:
             parent = Directory.shared(root.parent)
@@ -141,9 +144,10 @@ class RunStore:
             undo.callback(run.close)
             if recorded_id(paths, run) != paths.run_id:
                 raise UsageError(f"{root}: is not the directory of a run")
-            lock = take_unless_held(run, paths.lock.name)
-            if lock is None:
-                raise UsageError(f"{root}: its supervisor is live")
+            while (lock := take_unless_held(run, paths.lock.name)) is None:
+                if time.monotonic() >= deadline:
+                    raise UsageError(f"{root}: its supervisor is live")
+                time.sleep(_LOOK_S)
             undo.callback(lock.release)
             read = read_record(paths, run, paths.run_id)
             if read is None:
