@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=24)
     arguments = parser.parse_args()
     simulated = Simulated(arguments.tasks, arguments.hours)
-    first = Compared("writing samples, first 5 minutes", "%", "without the history")
+    first = Compared("writing samples, first 5 minutes", "%", "the same without the history")
     more = Compared("the history's part of it", "%", "", CPU_AIM_PERCENT)
     busiest = Compared(f"history, busiest minute of {arguments.hours:g} h", "%", "", CPU_AIM_PERCENT)
     disk = Compared("its files, largest, a task", "MB", "", DISK_AIM_MB, of_worst=True)

@@ -89,7 +89,7 @@ def _own_marks(state: RunState, event: Event) -> Iterator[tuple[str | None, str,
         case events.HostLost():
             yield None, "host", f"{event.host} is lost: {event.reason}"
         case events.TeardownBegan():
-            yield None, "teardown", f"all tasks are ended ({event.reason})"
+            yield None, "teardown", f"orch ends what is left of the tasks ({event.reason})"
         case events.RunEndedEvent():
             yield None, "end", f"the run {event.outcome.replace('_', ' ')}"
         case _:

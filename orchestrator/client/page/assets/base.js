@@ -73,6 +73,8 @@
     while (value >= 1024 && unit < 4) { value /= 1024; unit += 1; }
     return `${value >= 100 || unit === 0 ? value.toFixed(0) : value.toFixed(1)} ${units[unit]}`;
   };
+  // Distances of the lines of a time axis, in seconds.
+  Orch.TIME_STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400];
   Orch.percent = (value) => (isNumber(value) ? `${value.toFixed(0)} %` : "–");
   const two = (value) => String(value).padStart(2, "0");
   // 4.2 s, 1 min 05 s, 2 h 03 min

@@ -69,7 +69,7 @@
           y: { distr: isLog ? 3 : 1, range: isLog ? undefined : (_, least, most) => this.limitsOfY(least, most) },
         },
         axes: [
-          { ...axis, size: 26, space: 64, values: (_, splits) => splits.map((value) => curves.xText(value)) },
+          { ...axis, size: 26, space: 64, ...(curves.axis === "time" ? { incrs: Orch.TIME_STEPS } : {}), values: (_, splits) => splits.map((value) => curves.xText(value)) },
           { ...axis, size: 54, space: 34, values: (_, splits, __, ___, step) => splits.map((value) => (value === null ? "" : tick(kind, value, step))),
             ...(kind.isBytes ? { splits: (_, __, least, most) => binarySplits(least, most) } : {}) },
         ],
@@ -187,11 +187,12 @@
   // Numbers of one axis have the same number of decimals.
   function tick(kind, value, step) {
     const size = Math.abs(value);
-    if (kind.isBytes || kind.format !== Orch.number || !step || size >= 1e5 || step < 1e-4) return kind.format(value);
+    const isPercent = kind.format === Orch.percent;
+    if (kind.isBytes || (kind.format !== Orch.number && !isPercent) || !step || size >= 1e5 || step < 1e-4) return kind.format(value);
     // As many as the distance of the lines needs: 0.25 needs two.
     let decimals = 0;
     while (decimals < 6 && Math.abs(step * 10 ** decimals - Math.round(step * 10 ** decimals)) > 1e-6) decimals += 1;
-    return value.toFixed(decimals);
+    return value.toFixed(decimals) + (isPercent ? " %" : "");
   }
 
   // Round sizes: multiples of a power of 2.

@@ -23,7 +23,7 @@
       const isTwice = new Set(runs.map((run) => run.name)).size < runs.length;
       const name = (id) => (isTwice ? id : label(id));
       this.curves = new Orch.Curves({ tasks: () => runs.map((run, at) => ({ task: run.id, colour: at })), marks: () => [],
-        nameLabel: name }, new Orch.SeriesStore(found.series));
+        nameLabel: name }, new Orch.SeriesStore(found.series, false));
       const head = (title) => [title, ...runs.map((run) => name(run.id))];
       const cells = (values) => values.map((value) => (value === null || value === undefined ? el("span.quiet", null, "–") : String(value)));
       Orch.fill(this.element,

@@ -10,7 +10,9 @@
     "gpu_percent", "gpu_memory_bytes"];
 
   Orch.SeriesStore = class {
-    constructor(series) {
+    // `isOfOneRun`: tasks that report the same are one line. Runs that are compared are not.
+    constructor(series, isOfOneRun = true) {
+      this.isOfOneRun = isOfOneRun;
       this.tasks = new Map();
       this.metrics = [];
       this.same = new Map();
@@ -149,7 +151,7 @@
         if (wanted && !wanted.has(task)) continue;
         const values = this.slots(task, name, axis, low, high, size, at);
         if (!values.some(Orch.isNumber)) continue;
-        const same = this.tasks.size <= Orch.MOST_LINES && lines.find((line) => this.isSame(line.tasks[0], task, name));
+        const same = this.isOfOneRun && this.tasks.size <= Orch.MOST_LINES && lines.find((line) => this.isSame(line.tasks[0], task, name));
         if (same) same.tasks.push(task); else lines.push({ tasks: [task], values });
       }
       const width = (high - low) / size;

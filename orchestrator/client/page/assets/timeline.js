@@ -347,7 +347,7 @@
   };
 
   function niceStep(least) {
-    const steps = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400];
+    const steps = Orch.TIME_STEPS;
     return steps.find((step) => step >= least) || Math.ceil(least / 86400) * 86400;
   }
 })((window.Orch = window.Orch || {}));
