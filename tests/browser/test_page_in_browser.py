@@ -251,6 +251,16 @@ def test_the_time_of_an_unchanged_task_goes_on(open_page: OpenPage) -> None:
     assert page.locator(".task-row", has_text="worker:1").locator(".uptime").inner_text() == "20 s"
 
 
+def test_restarts_of_a_live_run_are_counted(open_page: OpenPage) -> None:
+    document = samples.run_document(state="running", live=True)
+    page = open_page(live_page([document["run"]]))
+    page.get_by_role("link", name="digits").click()
+    page.wait_for_function("() => window.feed.view")
+    page.evaluate("doc => feed.view.document(doc)", document)
+    page.evaluate("delta => feed.view.change(delta)", {"tasks": [{"task": "worker:1", "restarts": 3}]})
+    page.locator(".task-row", has_text="worker:1").locator(".restarts", has_text=re.compile("^3$")).wait_for()
+
+
 @pytest.mark.parametrize("live", [True, False])
 def test_heads_stand_above_their_columns(open_page: OpenPage, live: bool) -> None:
     document = samples.run_document(state="running" if live else "succeeded", live=live)
