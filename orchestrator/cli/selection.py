@@ -94,12 +94,12 @@ def ended_text(ended: Ended) -> str:
         return f"{ended.run_id}: stopped {', '.join(ended.tasks)}; {ended.rest}"
     if ended.swept:
         count = counted(ended.swept, "process", "processes")
-        return f"{ended.run_id}: the run was lost; ended {count} that it had left, {ended.rest}"
+        return f"{ended.run_id}: the run was lost; ended {count} that it had left; {ended.rest}"
     if ended.was_queued:
         return f"{ended.run_id}: stopped while it was queued"
     if ended.was_live:
-        return f"{ended.run_id}: stopped; its tasks are not known, {ended.rest}"
-    return f"{ended.run_id}: was not running, {ended.rest}"
+        return f"{ended.run_id}: stopped; its tasks are not known; {ended.rest}"
+    return f"{ended.run_id}: was not running; {ended.rest}"
 
 
 def silent_host(run: RunView, task: str) -> str | None:

@@ -259,5 +259,5 @@ def test_nothing_is_left_after_the_supervisor_was_killed(orch: Orch, up: list[st
     (record,) = orch.state.glob("orch/runs/*/run.json")
     psutil.Process(json.loads(record.read_text())["supervisor_pid"]).kill()
     running.finish()
-    assert f"was not running, {UNREACHED}" in orch("down").err
+    assert f"was not running; {UNREACHED}" in orch("down").err
     until(lambda: not any(map(psutil.Process.is_running, started)))

@@ -112,6 +112,7 @@ def test_run_under_slurm_survives_the_loss_of_a_node(
     run.until_event("host_lost", host="n3")
     run.until_event("task_started", 3 + 2)
     until(lambda: "down" in state_of_node(machines, slurm, "n3"), 200)
+    assert [line.partition(" ")[2] for line in slurm.queue()] == ["RUNNING"]
     (project / "end").touch()
     assert (run.finish()["outcome"], cluster_sizes(run)) == ("succeeded", [3, 2])
 

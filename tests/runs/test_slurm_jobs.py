@@ -107,7 +107,7 @@ def test_recorded_end_needs_no_slurm(slurm_says: Answer) -> None:
     ("answer", "exit_code", "text"),
     [
         ("CANCELLED|None|N/A", 0, "was cancelled"),
-        ("FAILED|NonZeroExitCode|N/A", 1, "has failed"),
+        ("FAILED|NonZeroExitCode|N/A", 127, "has failed; see "),
         ("FAILED|NonZeroExitCode|N/A", NOT_SHARED, "is not on the nodes of Slurm's job"),
         (_UNKNOWN, 0, "is not known to Slurm any more"),
     ],
@@ -117,6 +117,7 @@ def test_lost_run_is_closed_with_the_end_of_its_job(
 ) -> None:
     slurm_says(answer, exit_code)
     run = free_run()
+    (run.paths.root / "job.log").touch()
     lost_runs.close_lost_runs(catalog.survey())
     result = run.result()
     assert result is not None

@@ -7,7 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
-from waiting import lives, until_gone
+from waiting import lives, until, until_gone
 from warm_command import WarmOrch
 
 from orchestrator.links.control import listen_in
@@ -48,9 +48,7 @@ def test_stop_during_a_run_ends_them_after_it(warm: WarmOrch) -> None:
 
     assert going.process.stdout is not None
     try:
-        row = None
-        while row is None or row["until"] is not None:
-            (row,) = warm_rows(warm)
+        until(lambda: [row["until"] for row in warm_rows(warm)] == [None])
         assert warm.orch.within("warm", "stop").lines == [
             f"{warm.orch.directory}: has a run, and ends after it"
         ]
@@ -106,6 +104,14 @@ def test_signal_ends_them(warm: WarmOrch) -> None:
     holder.terminate()
     until_gone(*processes)
     assert warm.places == []
+
+
+def test_stopped_agent_ends_them(warm: WarmOrch) -> None:
+    warm("up", "--warm=1h", *ECHO)
+    holder = warm.until_waiting()
+    (agent,) = holder.children()
+    agent.suspend()
+    until_gone(holder.pid, agent.pid)
 
 
 def test_changed_orch_ends_them(warm: WarmOrch, tmp_path: Path) -> None:

@@ -200,11 +200,11 @@ def test_only_sources_count(tmp_path: Path, watch: Callable[[str], SourceWatch])
 def test_removed_and_touched_files_count(tmp_path: Path, watch: Callable[[str], SourceWatch]) -> None:
     watched = watch("sources")
     os.utime(tmp_path / "train.py", (1, 1))
-    watched.wait()
+    until(watched.has_changed)
     assert watched.changed == (tmp_path / "train.py",)
     watched = watch("sources")
     (tmp_path / "train.py").unlink()
-    watched.wait()
+    until(watched.has_changed)
     assert watched.changed == (tmp_path / "train.py",)
 
 

@@ -144,7 +144,8 @@ class RunView:
                 f"{place} is not on the nodes of Slurm's job {self.record.job}; name a directory that all nodes share"
                 " (XDG_STATE_HOME, --log-dir)"
             )
-        return status.end and f"Slurm's job {self.record.job} {status.end}"
+        log = f"; see {self.paths.job_log}" if status.exit_code and exists(self.paths.job_log) else ""
+        return status.end and f"Slurm's job {self.record.job} {status.end}{log}"
 
     @property
     def can_be_removed(self) -> bool:
