@@ -45,7 +45,9 @@ class SlurmEngine:
             return f"{host}: Slurm's job {self._job} {end}"
         lines = [one_line(line).strip() for line in errors.splitlines()]
         said = [line for line in lines if line and not any(text in line for text in _BY_THE_WAY)]
-        last = said[-1][:_LONGEST_QUOTE] if said else "srun gave no reason"
+        # srun reports the exit code before or after the command's own words, which say more.
+        own = [line for line in said if "Exited with exit code" not in line]
+        last = (own or said or ["srun gave no reason"])[-1][:_LONGEST_QUOTE]
         if exit_code is not None and exit_code < 0:
             return f"{host}: srun was ended by signal {-exit_code} on this machine"
         return f"{host}: {last}; `scontrol show job {self._job}` shows the job, `sinfo -N` the nodes"

@@ -90,6 +90,8 @@ def test_only_the_tasks_with_another_measurement_are_read_while_nothing_happens(
         assert not {"timeline", "plan", "end", "stacks"} & set(parts)
         run.progress(4, "worker:2", phase="training", step=1)
         assert page.refresh() and {"timeline", "plan"} < set(changed(page))
+        run.append(events.CheckpointSaved(**run.at(5), task="worker:1", name="ckpt-1", seconds=1.0))
+        assert page.refresh() and "timeline" in changed(page)
 
 
 def test_wait_names_the_awaited_task_also_when_it_is_over() -> None:

@@ -51,7 +51,7 @@
       this.run = run;
       this.order = null;
       this.columns = COLUMNS.filter((column) => (column.name !== "host" || run.tasks().some((task) => task.host))
-        && (column.name !== "actions" || run.onKill) && (column.name !== "restarts" || run.tasks().some((task) => task.restarts)));
+        && (column.name !== "actions" || run.onKill) && (column.name !== "restarts" || run.live() || run.tasks().some((task) => task.restarts)));
       this.head = el("div.task-head", { role: "row" }, this.columns.map((column) => {
         const cell = el(`div.cell.${column.name}${column.right ? ".right" : ""}`, { role: "columnheader" });
         if (column.sort) cell.appendChild(el("button", { type: "button", onclick: () => this.sortBy(column) }, column.title));
