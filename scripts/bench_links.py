@@ -1,6 +1,6 @@
 """Measures what `orch up` notices of broken connections and killed processes on four pretend machines. Needs root.
 
-    scripts/bench links [cuts] [kills] [ssh] [draws] [--rounds 5] [--seed 0] [--load 0] [--json FILE]
+    scripts/bench links [cuts] [kills] [ssh] [draws] [flood] [--rounds 5] [--seed 0] [--load 0] [--json FILE]
 
 The machines are those of tests/hosts: namespaces of this machine, with a real ssh, real agents and light tasks. A time
 counts from the cut or the kill.
@@ -9,6 +9,8 @@ counts from the cut or the kill.
   compared byte for byte;
 - kills: SIGKILL of orch, of an agent, of an agent and its keeper, until nothing is left on any host;
 - ssh: SIGKILL of all ssh processes. The run must go on;
+- flood: two tasks of a host print 100,000 lines a second for 60 s, after which both logs are compared; then the same
+  until a Ctrl-C, which the tasks must hear;
 - draws: one task fails and its peers fail because of it (tests/hosts/first_failure.py). The first must be named.
 
 Aims are for the worst of all rounds. `--load` starts busy processes beside them.
@@ -16,17 +18,20 @@ Aims are for the worst of all rounds. `--load` starts busy processes beside them
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+import psutil
 from bench_pairs import Compared, options, report, say
 
 _TESTS = Path(__file__).resolve().parent.parent / "tests"
@@ -45,10 +50,25 @@ from hosts_run import (  # noqa: E402
 from testbed import Testbed, reason_to_skip  # noqa: E402
 from waiting import lives  # noqa: E402
 
+PARTS = ("cuts", "kills", "ssh", "draws", "flood")
 CUTS = ("both", "to the host", "from the host")
 KILLS = ("orch", "agent", "agent and keeper")
 SHOWN_AIM_S, NAMED_AIM_S, REST_AIM_S, GONE_AIM_S = 4.0, 12.0, 5.0, 12.0
+HEARD_AIM_S, AGENT_AIM_MB = 0.5, 40.0
 SHORT_CUT_S = 6.0
+FLOOD_S, FLOOD_LINES = 60, 50_000
+# Prints so many lines a second, for so many seconds.
+FLOOD = """
+import sys, time
+rate, seconds = map(int, sys.argv[1:])
+began, number = time.monotonic(), 0
+while number < rate * seconds:
+    due = min(int((time.monotonic() - began) * rate), rate * seconds)
+    sys.stdout.write("".join(f"line {each}\\n" for each in range(number, due)))
+    sys.stdout.flush()
+    number = due
+    time.sleep(0.02)
+"""
 _LOOK_S = 0.01
 _PATIENCE_S = 60.0
 _WORKERS = len(HOSTS)
@@ -150,6 +170,52 @@ class Links:
             self.note("SIGKILL of all ssh: all hosts answer again", seen["heard"])
             self.note("SIGKILL of all ssh: runs lost", lost, "", 0)
 
+    def flood(self) -> None:
+        """Lines arrive faster than anybody reads them. None may be missing, and the agent stays small."""
+        with self._flooding(FLOOD_S) as run:
+            began, memory = time.monotonic(), 0
+            while run.process.poll() is None:
+                memory = max(memory, self._agent_bytes())
+                time.sleep(1.0)
+            took_s = time.monotonic() - began
+            assert run.finish()["outcome"] == "succeeded", run.message_text
+            wanted = "".join(f"line {number}\n" for number in range(FLOOD_LINES * FLOOD_S))
+            missing = sum(run.log(f"worker:{index}") != wanted for index in range(2))
+            self.note("flood: logs that are not equal to what was printed", missing, "", 0)
+            self.note("flood: lines a second until the end of orch", 2 * FLOOD_LINES * FLOOD_S / took_s, "/s")
+            self.note("flood: memory of the agent (PSS)", memory / 1e6, "MB", AGENT_AIM_MB)
+        with self._flooding(10 * FLOOD_S) as run:
+            time.sleep(3.0 + self._chance.random())
+            tasks = self._tasks("n1", "flood.py")
+            began = time.monotonic()
+            (command,) = self._tasks("n0", "orch up")
+            os.kill(command, signal.SIGINT)
+            heard = _times(began, {"heard": lambda: not any(map(lives, tasks))})["heard"]
+            self.note("flood: the tasks are gone after Ctrl-C", heard, aim=HEARD_AIM_S)
+
+    @contextmanager
+    def _flooding(self, seconds: int) -> Iterator[HostsRun]:
+        with self._cleared():
+            (self._project / "flood.py").write_text(FLOOD)
+            command = (sys.executable, "flood.py", str(FLOOD_LINES), str(seconds))
+            run = HostsRun.start(
+                self._machines, self._project, "--workers", "2", "--", *command, hosts="n1:2"
+            )
+            try:
+                run.until_event("task_started", 2)
+                yield run
+            finally:
+                run.clear()
+
+    def _agent_bytes(self) -> int:
+        """PSS of the agent on n1, 0 if it has ended."""
+        found = 0
+        for process in self._machines["n1"].processes():
+            with suppress(psutil.Error):
+                if "worker.agent.agent" in process.cmdline():
+                    found = process.memory_full_info().pss
+        return found
+
     def draw(self) -> None:
         with self._cleared():
             draw = Draw.at_random(self._chance)
@@ -187,11 +253,11 @@ class Links:
         finally:
             shutil.rmtree(self._project)
 
-    def _tasks(self, name: str) -> list[int]:
+    def _tasks(self, name: str, program: str = "count.py") -> list[int]:
         return [
             process.pid
             for process in self._machines[name].processes()
-            if "count.py" in " ".join(process.cmdline())
+            if program in " ".join(process.cmdline())
         ]
 
     def _is_host_empty(self) -> bool:
@@ -239,13 +305,13 @@ def _busy(count: int) -> Iterator[None]:
 
 def main() -> None:
     parser = options("Measures broken connections and killed processes on pretend machines.", rounds=5)
-    parser.add_argument("what", nargs="*", choices=["cuts", "kills", "ssh", "draws", []], default=[])
+    parser.add_argument("what", nargs="*", choices=[*PARTS, []], default=[])
     parser.add_argument("--seed", type=int, default=0, help="of the draws and of the times of the cuts")
     parser.add_argument("--load", type=int, default=0, help="busy processes beside them (default 0)")
     arguments = parser.parse_args()
     if reason := reason_to_skip():
         raise SystemExit(reason)
-    what = arguments.what or ["cuts", "kills", "ssh", "draws"]
+    what = arguments.what or PARTS
     machines = Testbed(Path(tempfile.mkdtemp(prefix="orch-bench-")) / "hosts")
     links = Links(machines, random.Random(arguments.seed))
     measures: dict[str, list[Callable[[], None]]] = {
@@ -253,6 +319,7 @@ def main() -> None:
         "kills": [partial(links.kill, victim) for victim in KILLS],
         "ssh": [links.kill_ssh],
         "draws": [links.draw],
+        "flood": [links.flood],
     }
     try:
         with _busy(arguments.load):

@@ -1,7 +1,6 @@
-"""Engines by name, and the interface of an engine: it runs the agent's command on a host and returns the stream to it.
+"""The interface of an engine: it runs the agent's command on a host and returns the stream to it.
 
-A new engine is a module here, a line in `_ENGINES`, and its name in core/job/choices.py (EngineName), so that
-`--engine` accepts it. engine_of() gives it what it needs of the job.
+A new engine is a module here with `for_job(spec) -> Engine`, and the module's name in EngineName (core/job/choices.py).
 """
 
 from __future__ import annotations
@@ -16,19 +15,13 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
-from orchestrator.core.errors import EngineError, UsageError
-from orchestrator.core.job.choices import EngineName, NetworkOption
+from orchestrator.core.errors import EngineError
+from orchestrator.core.job.choices import NetworkOption
 from orchestrator.host.isolation import isolated
 
 if TYPE_CHECKING:
     from orchestrator.core.job.spec import JobSpec
 
-# Each is imported when it is used.
-_ENGINES = {
-    "local": "orchestrator.engines.local:LocalEngine",
-    "ssh": "orchestrator.engines.ssh:SshEngine",
-    "slurm": "orchestrator.engines.slurm:SlurmEngine",
-}
 _BUFFER_BYTES = 1 << 20
 
 
@@ -128,17 +121,7 @@ class Engine(Protocol):
         """Return why a connection ended, in words for the user: from the exit code and the end of stderr."""
 
 
-def engine(name: str, **options: object) -> Engine:
-    """A new engine with its own options; UsageError for an unknown name."""
-    if name not in _ENGINES:
-        raise UsageError(f"no engine {name!r}; there are: {', '.join(_ENGINES)}")
-    module, _, attribute = _ENGINES[name].partition(":")
-    made: Engine = getattr(import_module(module), attribute)(**options)
-    return made
-
-
 def engine_of(spec: JobSpec) -> Engine:
-    """The engine that reaches the job's hosts."""
-    if spec.engine is EngineName.SLURM:
-        return engine("slurm", job=spec.slurm_job)
-    return engine(spec.engine.value, command=spec.ssh_command, connect_timeout_s=spec.link_timeout_s)
+    """The engine that reaches the job's hosts. EngineError."""
+    made: Engine = import_module(f"orchestrator.engines.{spec.engine.value}").for_job(spec)
+    return made

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from orchestrator.engines import Connection
+
+if TYPE_CHECKING:
+    from orchestrator.core.job.spec import JobSpec
 
 
 class LocalEngine:
@@ -19,3 +23,7 @@ class LocalEngine:
 
     def explain(self, host: str, exit_code: int | None, errors: str) -> str:
         return "the agent was lost (killed, or it crashed: see agent.log)"
+
+
+def for_job(spec: JobSpec) -> LocalEngine:
+    return LocalEngine()

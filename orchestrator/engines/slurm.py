@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from orchestrator.core.errors import EngineError
 from orchestrator.core.text.clean import one_line
 from orchestrator.core.text.durations import MAX_DURATION_S
 from orchestrator.engines import Connection
 from orchestrator.store.runs.slurm_jobs import ask, end_of_state, job_state
+
+if TYPE_CHECKING:
+    from orchestrator.core.job.spec import JobSpec
 
 _LONGEST_QUOTE = 200
 _TIME_LEFT = re.compile(r"(?:(\d{1,5})-)?(?:(\d{1,2}):)?(\d{1,2}):(\d{2})", re.ASCII)
@@ -28,9 +32,7 @@ class SlurmEngine:
     leave_s = 10.0
     is_remote = True
 
-    def __init__(self, job: str | None) -> None:
-        if job is None:
-            raise EngineError("Slurm has made no allocation for this run")
+    def __init__(self, job: str) -> None:
         self._job = job
 
     def connect(self, destination: str, words: Sequence[str], errors: int | None = None) -> Connection:
@@ -43,10 +45,18 @@ class SlurmEngine:
             return f"{host}: Slurm's job {self._job} {end}"
         lines = [one_line(line).strip() for line in errors.splitlines()]
         said = [line for line in lines if line and not any(text in line for text in _BY_THE_WAY)]
-        last = said[-1][:_LONGEST_QUOTE] if said else "srun gave no reason"
+        # srun reports the exit code before or after the command's own words, which say more.
+        own = [line for line in said if "Exited with exit code" not in line]
+        last = (own or said or ["srun gave no reason"])[-1][:_LONGEST_QUOTE]
         if exit_code is not None and exit_code < 0:
             return f"{host}: srun was ended by signal {-exit_code} on this machine"
         return f"{host}: {last}; `scontrol show job {self._job}` shows the job, `sinfo -N` the nodes"
+
+
+def for_job(spec: JobSpec) -> SlurmEngine:
+    if spec.slurm_job is None:
+        raise EngineError("Slurm has made no allocation for this run")
+    return SlurmEngine(spec.slurm_job)
 
 
 def step_words(job: str, node: str) -> list[str]:

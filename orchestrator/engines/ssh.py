@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from orchestrator.core.text.clean import one_line
 from orchestrator.engines import Connection
+
+if TYPE_CHECKING:
+    from orchestrator.core.job.spec import JobSpec
 
 # ssh's own exit code; all others are those of the remote command or its shell.
 _SSH_FAILED = 255
@@ -124,6 +128,10 @@ class SshEngine:
     def explain(self, host: str, exit_code: int | None, errors: str) -> str:
         """Why a connection to `host` ended, and what to do, from ssh's exit code and its last text on stderr."""
         return f"{host}: {next(_explanations(host, exit_code, errors))}"
+
+
+def for_job(spec: JobSpec) -> SshEngine:
+    return SshEngine(spec.ssh_command, spec.link_timeout_s)
 
 
 def _explanations(host: str, exit_code: int | None, errors: str) -> Iterator[str]:

@@ -9,9 +9,9 @@ import os
 import socket
 import sys
 
-from orchestrator import engines
 from orchestrator.core.errors import EngineError
 from orchestrator.engines import AgentOptions, Connection, Engine
+from orchestrator.engines.local import LocalEngine
 
 # Seconds; applies until the first run sends its own value.
 _FAILURE_GRACE_S = 0.5
@@ -20,7 +20,7 @@ _FAILURE_GRACE_S = 0.5
 def main() -> int:
     stream = socket.socket(fileno=int(sys.argv[1]))
     stream.set_inheritable(False)
-    engine = engines.engine("local")
+    engine = LocalEngine()
     to_agent = _start_early(engine)
     from orchestrator.links.client_link import ClientLink
     from orchestrator.supervisor.hosts import LocalAgent

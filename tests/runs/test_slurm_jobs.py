@@ -10,6 +10,7 @@ import pytest
 from run_records import make_run, view_of
 
 from orchestrator.core.state.state import RunPhase
+from orchestrator.engines.slurm import SlurmEngine
 from orchestrator.store.runs import catalog, lost_runs
 from orchestrator.store.runs.liveness import Liveness
 from orchestrator.store.runs.reader import RunView
@@ -124,3 +125,11 @@ def test_lost_run_is_closed_with_the_end_of_its_job(
     assert result.cause is not None
     assert (result.outcome, result.exit_code) == ("lost", 125)
     assert text in result.cause.text
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_words_of_the_command_explain_the_end_of_a_step(slurm_says: Answer, order: int) -> None:
+    slurm_says("RUNNING|None|N/A")
+    lines = ["sh: 1: /no/python: not found", "srun: error: n1: task 0: Exited with exit code 127"]
+    assert "/no/python: not found" in SlurmEngine("1").explain("n1", 127, "\n".join(lines[::order]))
+    assert "exit code 127" in SlurmEngine("1").explain("n1", 127, lines[1])

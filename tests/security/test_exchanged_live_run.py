@@ -23,7 +23,7 @@ from waiting import until
 from orchestrator.core.job.choices import NetworkOption
 from orchestrator.core.progress.reported import ProgressThrottle
 from orchestrator.core.state.events import Event, StorageFailed
-from orchestrator.engines import engine
+from orchestrator.engines.local import LocalEngine
 from orchestrator.links.agent_link import NotPreloaded, PreloadOrder, Stacked, StartFailed
 from orchestrator.links.client_link import pack_environ
 from orchestrator.supervisor.agent_orders import Attempts
@@ -122,7 +122,7 @@ def test_supervisor_starts_nothing_in_a_directory_that_replaced_that_of_its_run(
         root = store.paths.root
         with RunLogs(store.directory.sub("logs"), ProgressThrottle(), queue) as logs:
             tensorboard = TensorBoardTask(None, NetworkOption.HOST, store, queue)
-            agent = LocalAgent(engine("local"))
+            agent = LocalAgent(LocalEngine())
             attempts = Attempts(JOB, agent, store, logs, tensorboard, queue)
             agent.serve(JOB, store)
             try:

@@ -18,11 +18,11 @@ import psutil
 from job_making import JOB, changed
 from waiting import until
 
-from orchestrator import engines
 from orchestrator.core.job.choices import EngineName
 from orchestrator.core.job.hosts import Host
 from orchestrator.core.job.spec import Command, CommandKind, JobSpec
 from orchestrator.engines import Connection
+from orchestrator.engines.local import LocalEngine
 from orchestrator.links.client_link import ClientLink, Lifetime, Request, pack_environ
 from orchestrator.links.control import StopOrder
 from orchestrator.links.supervisor_link import SupervisorLink
@@ -192,7 +192,7 @@ def _spec(state: Path, hosts: int, tasks: int) -> JobSpec:
 
 
 def _supervise(client: socket.socket, hub: socket.socket) -> int:
-    return serve(ClientLink(client), LocalAgent(engines.engine("local")), FakeEngine(hub))
+    return serve(ClientLink(client), LocalAgent(LocalEngine()), FakeEngine(hub))
 
 
 if __name__ == "__main__":
