@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from orchestrator.client.api import Run
 from orchestrator.client.launch import create_run
+from orchestrator.core.text.counted import counted
 from orchestrator.links import warm
 from orchestrator.links.client_link import Descriptor, Lifetime, Warm
 from orchestrator.links.supervisor_link import SupervisorLeft, SupervisorLink, start_supervisor
@@ -81,7 +82,9 @@ def choose_start(up: UpRequest, early: SupervisorLink | None) -> Start:
         return Start(start_supervisor(), keeps, (note,))
     if owner is not None and holding.owner != owner:
         keeps = Warm(idle_s=None, conditions=conditions)  # as its own --warm wants it
-    return Start(SupervisorLink(None, connection), keeps, (f"warm start: {holding.runs} runs before",))
+    return Start(
+        SupervisorLink(None, connection), keeps, (f"warm start: {counted(holding.runs, 'run')} before",)
+    )
 
 
 def _why_never(up: UpRequest) -> str | None:

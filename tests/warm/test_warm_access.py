@@ -100,7 +100,7 @@ def test_holder_that_leaves_after_its_greeting(warm: WarmOrch) -> None:
             done = warm.within("-v", "up", *ECHO)
             server.join()
         place.unlink("socket")
-    assert "warm start: 1 runs before" in done.err
+    assert "warm start: 1 run before" in done.err
     assert (done.code, done.lines) == (0, ["worker:0 | said"])
 
 
