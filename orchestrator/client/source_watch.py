@@ -42,7 +42,8 @@ def require_watchfiles(source: str) -> None:
 def local_sources(spec: JobSpec, environ: Mapping[str, str]) -> frozenset[Path] | None:
     """Return the scripts of a job and the local modules that they may import, if only in a function.
 
-    None if there is too much source to tell. Empty for a command without local Python source."""
+    Files that are missing are named, too: the next save may be theirs. None if there is too much source to tell. Empty
+    for a command without local Python source."""
     files: set[Path] = set()
     for command in spec.commands:
         if not command.interpreter:
@@ -52,7 +53,8 @@ def local_sources(spec: JobSpec, environ: Mapping[str, str]) -> frozenset[Path] 
             found = list(program.tree.reachable(program.start)) if program.start else []
         except TooLarge:
             return None
-        files |= {source.path for source in found if source.path.is_file()}
+        local = {source.path for source in found if source.path.is_file()}
+        files |= local.union(program.tree.missing()) if local else local
     return frozenset(files)
 
 

@@ -16,6 +16,7 @@ import struct
 import termios
 import tty
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Self
 
 from orchestrator.client.follow import Follower
@@ -207,7 +208,8 @@ class TaskTerminal:
         modes, self._modes = self._modes, None
         if modes is not None:
             self._out.drain(LAST_DRAIN_S)
-            termios.tcsetattr(self._keyboard, termios.TCSADRAIN, modes)
+            with suppress(termios.error):  # the terminal was closed
+                termios.tcsetattr(self._keyboard, termios.TCSADRAIN, modes)
 
 
 def _is_in_pdb(task: TaskState) -> bool:

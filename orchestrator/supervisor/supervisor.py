@@ -29,20 +29,19 @@ from orchestrator.core.state.events import Event, NoticeSource, StopReason
 from orchestrator.core.state.result import RunResult
 from orchestrator.core.state.state import RunState
 from orchestrator.host.headroom import many_files
-from orchestrator.links.agent_link import AgentLink, AgentMessage, Empty, Held, Hello, LogBytes, StepEnds
+from orchestrator.links.agent_link import AgentLink
 from orchestrator.links.client_link import ClientLink, Lifetime
 from orchestrator.links.control import ControlServer, DetachOrder, NoticeOrder, StopOrder
 from orchestrator.links.signal_inbox import NOTICE_SIGNAL, SignalInbox
-from orchestrator.links.stream import LinkBack, LinkSilent
-from orchestrator.store.logs.received import ForgedLog
 from orchestrator.store.runs.leftovers import end_leftovers
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
-from orchestrator.supervisor.agent_orders import FIRST_ATTEMPT, Attempts, HostUnusable
+from orchestrator.supervisor.agent_inputs import AgentInputs
+from orchestrator.supervisor.agent_orders import FIRST_ATTEMPT, Attempts
 from orchestrator.supervisor.agent_reports import AgentReports
 from orchestrator.supervisor.continuing import Earlier
 from orchestrator.supervisor.control_orders import ControlOrders, StackRequests
-from orchestrator.supervisor.hosts import HERE, Agents, LinkDues
+from orchestrator.supervisor.hosts import Agents
 from orchestrator.supervisor.notices import Notices
 from orchestrator.supervisor.run_logs import RunLogs
 from orchestrator.supervisor.tensorboard_task import TensorBoardTask
@@ -69,15 +68,9 @@ class Supervisor:
         self._spec = spec
         self._lifetime = lifetime
         self._hosts = hosts
-        # The hosts' reports about the current teardown.
-        self._emptied: dict[str, Empty] = {}
-        self._stopped: set[str] = set()
-        self._awaits_end = False
         self._store = store
         self._client = client
         self._selector = selectors.DefaultSelector()
-        self._agent_fds: set[int] = set()
-        self._link_dues = LinkDues()
         # The attempt whose ports are to be held when all hosts are there.
         self._awaited_attempt: int | None = None
         self._queue: deque[Event] = deque()
@@ -102,6 +95,16 @@ class Supervisor:
             tensorboard,
             spec.memory_limit_bytes,
             self._queue,
+        )
+        self._agents = AgentInputs(
+            hosts,
+            self._selector,
+            self._attempts,
+            self._reports,
+            self._logs,
+            self._notices,
+            self._queue,
+            self._begin_attempt,
         )
         self._result: RunResult | None = None
         self._was_signalled = False
@@ -134,7 +137,7 @@ class Supervisor:
                             self._turn()
             finally:
                 if self._result is None:
-                    self._end_agents()  # after an error of orch's own
+                    self._agents.end()  # after an error of orch's own
         return self._result
 
     def _begin(self) -> None:
@@ -142,7 +145,7 @@ class Supervisor:
         if self._continues is not None:
             self._queue.append(self._continues)
         self._attempts.report_start_method()
-        self._watch_agents()
+        self._agents.watch()
         if self._continues is not None:
             self._handle_events()
         elif not self._spec.is_elastic:  # the lifecycle plans those of an elastic run
@@ -153,14 +156,13 @@ class Supervisor:
     def _turn(self) -> None:
         ready = self._selector.select(self._wait_s())
         # The agents first: an exit must not wait until the other tasks' logs have been read.
-        for key, _ in sorted(ready, key=lambda each: each[0].fd not in self._agent_fds):
+        for key, _ in sorted(ready, key=lambda each: not self._agents.has(each[0].fd)):
             key.data()
             self._handle_events()
             if self._result is not None:
                 return
         mono = time.monotonic()
-        for host in self._link_dues.take(mono):
-            self._read_agent(host)
+        self._agents.read_due(mono)
         if self._logs.due is not None and mono >= self._logs.due:
             self._logs.index()
         at = now()
@@ -194,7 +196,7 @@ class Supervisor:
                 self._throttle.due(),
                 self._reports.due,
                 self._stacks.due,
-                self._link_dues.first(),
+                self._agents.dues.first(),
                 deadline and deadline[0],
             )
             if wake is not None
@@ -250,13 +252,6 @@ class Supervisor:
             case _:
                 assert_never(action)
 
-    def _watch_agents(self) -> None:
-        for host, link in self._hosts.links.items():
-            if link.fileno() not in self._agent_fds:
-                self._agent_fds.add(link.fileno())
-                self._watch(link.fileno(), partial(self._read_agent, host))
-                self._link_dues.set(host, 0.0)  # it may have been read ahead
-
     def _plan_attempt(self, attempt: int, job: JobSpec | None) -> None:
         """Hold the ports of an attempt: of this job, or without one as soon as all hosts are there."""
         if job is not None:
@@ -269,7 +264,7 @@ class Supervisor:
 
     def _reopen_hosts(self) -> None:
         self._hosts.reopen()
-        self._watch_agents()
+        self._agents.watch()
 
     def _begin_attempt(self) -> None:
         if self._awaited_attempt is not None and self._hosts.are_complete:
@@ -303,17 +298,13 @@ class Supervisor:
 
     def _tear_down(self, action: actions.TearDown) -> None:
         self._queue.append(events.TeardownBegan(**now(), reason=action.reason, grace_s=action.grace_s))
-        self._emptied.clear()
-        self._stopped = self._hosts.links.keys() - self._hosts.away
-        for host in self._stopped:
-            self._hosts.links[host].stop(action.grace_s)
-        self._awaits_end = True
+        self._agents.tear_down(action.grace_s)
         if self._spec.hosts:
-            self._report_teardown()  # all of them may be lost
+            self._agents.report_teardown()  # all of them may be lost
 
     def _sweep_host(self) -> None:
         """Kill the run's processes without the agent: children of this subreaper, or marked with the run's id."""
-        self._end_agents()
+        self._agents.end()
         self._stacks.cancel_all()
         swept = end_leftovers(self._store.paths, ancestor_pid=os.getpid())
         self._queue.append(events.TeardownEnded(**now(), swept=swept.ended, left=swept.left))
@@ -323,9 +314,9 @@ class Supervisor:
             self._logs.finish(task)
         self._stacks.cancel_all()
         if self._hosts.are_kept:
-            self._unwatch_agents()
+            self._agents.unwatch()
         else:
-            self._end_agents()
+            self._agents.end()
         self._store.remove_scratch()
         self._result = self._notices.requeued(result)
         if self._result is not None:
@@ -333,21 +324,6 @@ class Supervisor:
         self._store.append(events.RunEndedEvent(**now(), outcome=result.outcome, exit_code=result.exit_code))
         self._store.write_result(result)
         self._result = result
-
-    def _end_agents(self) -> None:
-        self._unwatch_agents()
-        self._hosts.end()
-
-    def _unwatch_agents(self) -> None:
-        for host in self._hosts.links:
-            self._unwatch(host)
-
-    def _unwatch(self, host: str) -> None:
-        fd = self._hosts.links[host].fileno()
-        self._link_dues.set(host, None)
-        if fd in self._agent_fds:
-            self._agent_fds.discard(fd)
-            self._selector.unregister(fd)
 
     # -- inputs
 
@@ -381,76 +357,3 @@ class Supervisor:
             self._selector.unregister(self._client.fileno())
             if self._lifetime is not Lifetime.DETACHED:
                 self._stop(StopOrder(reason=StopReason.CLIENT_GONE))
-
-    def _read_agent(self, host: str) -> None:
-        link = self._hosts.links.get(host)
-        if link is None:
-            return  # ended meanwhile, with another host
-        messages, is_open = link.read()
-        try:
-            for message in messages:
-                self._take(host, link, message)
-        except (ForgedLog, HostUnusable) as error:
-            self._lose_agent(host, str(error))
-            return
-        if (joined := self._hosts.take_joined(host)) is not None:
-            self._queue.append(joined)
-            self._begin_attempt()
-        if is_open:
-            self._link_dues.set(host, link.due)
-        else:
-            self._lose_agent(host, link.lost_reason or self._hosts.why_lost(host))
-
-    def _take(self, host: str, link: AgentLink, message: AgentMessage) -> None:
-        match message:
-            case LinkSilent():
-                self._queue.append(events.HostSilent(**now(), host=host, seconds=message.seconds))
-            case LinkBack():
-                self._queue.append(events.HostBack(**now(), host=host, seconds=message.seconds))
-            case Hello():
-                self._hosts.take_hello(host, message)
-            case LogBytes():
-                self._write_log(host, message)
-            case StepEnds():
-                self._notices.give(NoticeSource.SLURM)
-            case Held():
-                self._attempts.take_held(host, message.attempt, message.ports)
-            case Empty():
-                self._attempts.check_report(host, message)
-                self._reports.take_unsent(host, message.unsent)
-                self._emptied[host] = message
-                self._report_teardown()
-            case _:
-                if host != HERE:  # here, TensorBoard runs beside the tasks
-                    self._attempts.check_report(host, message)
-                self._reports.take(message, link.clock)
-
-    def _write_log(self, host: str, log: LogBytes) -> None:
-        try:
-            self._hosts.write_log(host, log)
-        except OSError as error:
-            reason = f"the log of {log.task} cannot be written: {error.strerror}"
-            self._queue.append(events.StorageFailed(**now(), reason=reason))
-        self._logs.note_growth(log.task)
-
-    def _report_teardown(self) -> None:
-        """Report the end of the teardown once no process is left on any host that is there."""
-        if self._awaits_end and self._hosts.links.keys() & self._stopped <= self._emptied.keys():
-            self._awaits_end = False
-            swept = sum(report.swept for report in self._emptied.values())
-            left = tuple(process for report in self._emptied.values() for process in report.left)
-            self._reports.take_empty(swept, left)
-
-    def _lose_agent(self, host: str, reason: str) -> None:
-        """End the agent of a host, and report it unless its loss is already known."""
-        self._unwatch(host)
-        was_away = host in self._hosts.away
-        self._hosts.end_host(host)
-        self._attempts.lose_host(host)
-        if was_away:
-            return  # it is still lost, and is tried again later
-        if host != HERE:
-            self._queue.append(events.HostLost(**now(), host=host, reason=reason))
-            self._report_teardown()
-        elif not any(isinstance(event, events.AgentLost) for event in self._queue):
-            self._queue.append(events.AgentLost(**now(), reason=reason))

@@ -213,6 +213,7 @@ def test_curves_of_runs_are_never_one(open_page: OpenPage) -> None:
     for columns in documents[1]["series"]["tasks"].values():
         columns["time"] = [2 * seconds for seconds in columns["time"]]
     page = open_page(report_page(documents, [], samples.comparison(documents)))
+    page.locator(".chart canvas").first.wait_for()
     page.wait_for_function("() => [...Orch.page.view.curves.charts.values()].some(chart => chart.lines)")
     assert page.evaluate("Orch.page.view.curves.charts.get('loss').lines.length") == 2
 
@@ -222,6 +223,7 @@ def test_lines_of_an_axis_have_different_labels(open_page: OpenPage) -> None:
     for columns in document["series"]["tasks"].values():
         columns["cpu_percent"] = [0.4 + 0.001 * row for row, _ in enumerate(columns["time"])]
     page = _open_run(open_page, document)
+    page.locator(".chart canvas").first.wait_for()
     page.wait_for_function("() => (Orch.page.view.curves.charts.get('cpu_percent') || {}).plot")
     labels = page.evaluate("Orch.page.view.curves.charts.get('cpu_percent').plot.axes[1]._values")
     assert len(set(labels)) == len(labels) > 2 and labels[-1].endswith(" %")
@@ -230,6 +232,7 @@ def test_lines_of_an_axis_have_different_labels(open_page: OpenPage) -> None:
 def test_a_curve_has_a_gap_between_attempts(open_page: OpenPage) -> None:
     document = samples.run_document(state="failed", points=12)
     page = _open_run(open_page, document)
+    page.locator(".chart canvas").first.wait_for()
     page.wait_for_function("() => [...Orch.page.view.curves.charts.values()].every(chart => chart.lines)")
     first = "Orch.page.view.curves.charts.get('loss').lines[0].values"
     after = f"{first}.slice({first}.findIndex(value => value === null))"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from orch_command import ORCH, Orch
 from terminal import Terminal
-from waiting import until
+from waiting import PATIENCE_S, until
 
 _SCRIPT = """
 import decimal, os, sys, time
@@ -207,6 +207,14 @@ def test_a_run_that_ends_elsewhere_gives_the_terminal_back(terminal: Open, orch:
     assert term.finish() == 7
     assert term.modes == term.modes_before
     assert any("worker:1 failed" in line for line in term.everything)
+
+
+def test_a_closed_terminal_stops_the_run(terminal: Open, orch: Orch) -> None:
+    term = terminal("up", "--interactive", "0", "--", orch.script("asks.py", "input('word? ')"))
+    term.until_shown("word?")
+    term.close()
+    assert term.process.wait(PATIENCE_S) == 143
+    assert orch.result()["outcome"] == "stopped"
 
 
 _REFUSED = {

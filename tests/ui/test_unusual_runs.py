@@ -255,6 +255,6 @@ def test_server_stays_small_when_a_browser_reads_a_million_lines(server: Started
             for part in page.get(f"{path}/lines?before={last['before']}").body.splitlines()
         ]
         assert sum(sizes) + len(last["rows"]["text"]) == LINES
-        # 1 MB; 5 to 6 if each thread keeps a heap, and keeps what is free.
-        assert process.memory_info().rss - before < 2_500_000
+        # About 3 MB; twice that if each thread keeps a heap, and keeps what is free.
+        assert process.memory_info().rss - before < 4_000_000
         events.close()

@@ -99,6 +99,18 @@ def test_run_that_ended_starts_again(warm: WarmOrch) -> None:
     assert started.finish().code == 130
 
 
+def test_missing_module_is_awaited(warm: WarmOrch, script: str) -> None:
+    part = warm.orch.directory / "part.py"
+    part.rename(warm.orch.directory / "away")
+    started = watching(warm, "--", sys.executable, script)
+    until(lambda: "waiting until one of 1 file changes" in started.err)
+    (warm.orch.directory / "away").rename(part)
+    started.until_out("said 1")
+    assert "part.py changed: starting again" in started.err
+    started.signal(signal.SIGINT)
+    assert started.finish().code == 130
+
+
 def test_wrong_settings_are_shown_and_awaited(warm: WarmOrch, script: str) -> None:
     started = watching(warm, "--", sys.executable, script)
     started.until_out("said 1")

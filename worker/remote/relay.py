@@ -69,19 +69,30 @@ def relay(agent: socket.socket, log: str) -> None:
     """
     place = Path(log).parent
     is_step = "SLURM_STEP_ID" in os.environ
+    was_told = False
+
+    def pass_notice_on(*_: object) -> None:
+        nonlocal was_told
+        was_told = True
+        _pass_on(place, signal.SIGTERM)
+
     if is_step:
         # Slurm tells this program alone that the step will end. The agent passes it on to the supervisor.
-        signal.signal(signal.SIGTERM, lambda *_: _pass_on(place))
+        signal.signal(signal.SIGTERM, pass_notice_on)
     lock = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
     _relay(agent, log)
     agent.close()
     if is_step:
+        # The supervisor is out of reach, and a job that ends starts no other step: the agent leaves at once.
+        signal.signal(signal.SIGTERM, lambda *_: _pass_on(place, signal.SIGHUP))
+        if was_told:
+            _pass_on(place, signal.SIGHUP)
         fcntl.flock(lock, fcntl.LOCK_SH)  # the agent and its keeper hold it
 
 
-def _pass_on(place: Path) -> None:
+def _pass_on(place: Path, number: signal.Signals) -> None:
     with suppress(OSError, ValueError):
-        os.kill(int((place / PID).read_text()), signal.SIGTERM)
+        os.kill(int((place / PID).read_text()), number)
 
 
 def _relay(agent: socket.socket, log: str) -> None:

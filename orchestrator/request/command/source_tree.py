@@ -143,18 +143,27 @@ class SourceTree:
 
     def find(self, name: str) -> Path | None:
         """The path of a dotted module's file, if it is local."""
-        parts = name.split(".")
-        if not all(_NAME.match(part) for part in parts):
-            return None
-        for root in self.roots:
-            base = root.joinpath(*parts)
+        for path in self._places(name):
             try:
-                for path in (base / "__init__.py", base.with_name(f"{base.name}.py")):
-                    if path.is_file():
-                        return path
+                if path.is_file():
+                    return path
             except (OSError, ValueError):
                 continue
         return None
+
+    def missing(self) -> Iterator[Path]:
+        """Yield where the modules would be that were looked for and have no local file."""
+        for name, source in self._sources.items():
+            if source is None:
+                yield from self._places(name)
+
+    def _places(self, name: str) -> Iterator[Path]:
+        """Yield where a dotted module's file may be, in the order in which Python looks."""
+        parts = name.split(".")
+        if all(_NAME.match(part) for part in parts):
+            for root in self.roots:
+                base = root.joinpath(*parts)
+                yield from (base / "__init__.py", base.with_name(f"{base.name}.py"))
 
     def is_local(self, name: str, taken: Iterable[str] = ()) -> bool:
         """Whether importing a dotted name, or `taken` from it, runs local files. A directory without an __init__.py
