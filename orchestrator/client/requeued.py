@@ -10,6 +10,7 @@ from typing import Any
 from orchestrator.core.errors import UsageError
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.store.runs import catalog
+from orchestrator.store.runs.slurm_jobs import own_job
 
 # Values of a job that are not options, or may differ from node to node.
 _MAY_DIFFER = frozenset(
@@ -24,7 +25,7 @@ def interrupted_run(spec: JobSpec, environ: Mapping[str, str]) -> Path | None:
     UsageError if it has other options, unless a run of the job with these options has ended: a batch script may have
     several.
     """
-    job, count = environ.get("SLURM_JOB_ID"), environ.get("SLURM_RESTART_COUNT", "0")
+    job, count = own_job(environ), environ.get("SLURM_RESTART_COUNT", "0")
     if job is None or not count.isdecimal() or not int(count):
         return None
     wanted = spec.masked().model_dump(mode="json")

@@ -10,7 +10,7 @@ from orchestrator.core.errors import EngineError
 from orchestrator.core.text.clean import one_line
 from orchestrator.core.text.durations import MAX_DURATION_S
 from orchestrator.engines import Connection
-from orchestrator.store.runs.slurm_jobs import ask, end_of_state, job_state
+from orchestrator.store.runs.slurm_jobs import ask, end_of_state, job_number, job_state, own_job
 
 if TYPE_CHECKING:
     from orchestrator.core.job.spec import JobSpec
@@ -62,7 +62,7 @@ def for_job(spec: JobSpec) -> SlurmEngine:
 def step_words(job: str, node: str) -> list[str]:
     """The words before a command that make a step of it, on a node of a job."""
     return [
-        *("srun", f"--jobid={job}", f"--nodelist={node}", "--nodes=1", "--ntasks=1"),
+        *("srun", f"--jobid={job_number(job)}", f"--nodelist={node}", "--nodes=1", "--ntasks=1"),
         # The steps of a node share all that the job has there.
         *("--overlap", "--mem=0", "--cpu-bind=none"),
         # The environment of the tasks travels in the stream. These belong to the node.
@@ -95,7 +95,7 @@ def kill_wait() -> float | None:
 
 def is_own_job(job: str, environ: Mapping[str, str]) -> bool:
     """Whether this process runs on a node of the job. A shell of salloc is on the machine that called it."""
-    return environ.get("SLURM_JOB_ID") == job and "SLURMD_NODENAME" in environ
+    return own_job(environ) == job and "SLURMD_NODENAME" in environ
 
 
 def is_started_again(job: str, environ: Mapping[str, str], *, may_ask: bool) -> bool:

@@ -26,7 +26,7 @@ from orchestrator.core.text.counted import counted
 from orchestrator.core.text.durations import format_duration
 from orchestrator.engines.slurm import kill_wait, time_left
 from orchestrator.request.export.batch_script import allocation_words, node_count
-from orchestrator.store.runs.slurm_jobs import ask, job_state
+from orchestrator.store.runs.slurm_jobs import ask, job_state, own_job
 
 JOB_VARIABLE = "SLURM_JOB_ID"
 # salloc runs this on the machine that called it. The allocation lasts until a line comes, or the input ends. The end
@@ -69,7 +69,7 @@ def on_nodes(spec: JobSpec, environ: Mapping[str, str], watcher: QueueWatcher) -
     """
     if spec.engine is not EngineName.SLURM or spec.slurm_job is not None:
         yield spec
-    elif job := environ.get(JOB_VARIABLE):
+    elif job := own_job(environ):
         yield _with_nodes(spec, job, _nodes_of_own(job)[: spec.nodes])
     else:
         with _Allocation(spec, watcher) as allocation:

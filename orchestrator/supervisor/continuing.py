@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle.continuing import fence_s, interrupted_end
-from orchestrator.core.state.events import Event, HostLost, RestartPlanned, TaskStarted, TeardownEnded
+from orchestrator.core.state.events import (
+    AttemptPlanned,
+    Event,
+    HostLost,
+    RestartPlanned,
+    TaskStarted,
+    TeardownEnded,
+)
 from orchestrator.core.state.fold import apply
 from orchestrator.core.state.state import RunState
 from orchestrator.store.runs.event_file import EventTail, shifted
@@ -26,6 +33,11 @@ class Earlier:
     state: RunState
     restart: RestartPlanned | None
 
+    @property
+    def waiting_state(self) -> RunState:
+        """The state of the run while it waits for the nodes of its next attempt."""
+        return RunState() if self.restart is None else apply(self.state, self.restart)
+
 
 def read_earlier(store: RunStore, record: RunRecord, spec: JobSpec) -> Earlier:
     """Read the events of a run that this process has locked. `record`: that of its last supervisor."""
@@ -38,10 +50,11 @@ def read_earlier(store: RunStore, record: RunRecord, spec: JobSpec) -> Earlier:
         except (KeyError, ValueError):
             continue  # of a damaged line
         match event:
-            case TaskStarted() | HostLost():
+            # The agents may have got the order to start tasks of which no event was written.
+            case AttemptPlanned() | TaskStarted() | HostLost():
                 is_empty = False
             case TeardownEnded():
-                is_empty = state.lost_host is None
+                is_empty = state.lost_host is None and not event.left
     size = store.directory.lstat(store.paths.events.name).st_size
     clocks = (
         *(clock.model_copy(update={"shift_s": clock.shift_s + shift_s}) for clock in record.earlier_clocks),

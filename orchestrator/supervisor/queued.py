@@ -28,6 +28,7 @@ from orchestrator.links.control import ControlServer, DetachOrder, NoticeOrder, 
 from orchestrator.links.signal_inbox import SignalInbox
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
+from orchestrator.supervisor.continuing import Earlier
 from orchestrator.supervisor.control_orders import ControlOrders, StackRequests
 
 if TYPE_CHECKING:
@@ -60,9 +61,17 @@ def prepare_agents(order: Preparation, remote: Engine | None) -> HostAgents | No
 class Waiting:
     """Serves the client, the control socket and the signals of a run until it has its nodes, or its end."""
 
-    def __init__(self, spec: JobSpec, store: RunStore, client: ClientLink, remote: Engine | None) -> None:
-        """`remote`: the engine that reaches hosts, in place of the one that the job names."""
-        self.state = RunState()
+    def __init__(
+        self,
+        spec: JobSpec,
+        store: RunStore,
+        client: ClientLink,
+        remote: Engine | None,
+        earlier: Earlier | None = None,
+    ) -> None:
+        """`remote`: the engine that reaches hosts, in place of the one that the job names. `earlier`: what another
+        supervisor of the run has left."""
+        self.state = RunState() if earlier is None else earlier.waiting_state
         self.was_signalled = False
         self._spec = spec
         self._store = store

@@ -31,6 +31,7 @@ from orchestrator.store.runs.leftovers import end_leftovers
 from orchestrator.store.runs.liveness import start_ticks
 from orchestrator.store.runs.paths import runs_dir
 from orchestrator.store.runs.record import RunRecord, boot_id
+from orchestrator.store.runs.slurm_jobs import own_job
 from orchestrator.store.runs.writer import RunStore, new_run_id
 from orchestrator.supervisor import now
 from orchestrator.supervisor.continuing import Earlier, read_earlier
@@ -154,7 +155,7 @@ def _serve_one(
     spec = request.spec
     if request.waits:
         here.end()
-        waiting = Waiting(spec, store, client, remote)
+        waiting = Waiting(spec, store, client, remote, earlier)
         placed = waiting.wait()
         if isinstance(placed, RunResult):
             return not waiting.was_signalled, _end_unplaced(placed, store, client)
@@ -321,7 +322,7 @@ def _of_this_process() -> dict[str, Any]:
 
 def _job_here(spec: JobSpec) -> dict[str, Any]:
     """The values of a record about the Slurm job that has this machine as a node; empty without one."""
-    job = os.environ.get("SLURM_JOB_ID")
+    job = own_job(os.environ)
     # A shell of salloc on a login node does not have the name of a node.
     if job is None or job != spec.slurm_job or "SLURMD_NODENAME" not in os.environ:
         return {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -10,11 +12,15 @@ from job_making import JOB, changed
 from run_records import make_run, one_task, view_of
 
 from orchestrator.core.state import events
+from orchestrator.core.state.result import LeftProcess, RunResult
+from orchestrator.links.client_link import ClientLink, RefusedOrder
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor.continuing import Earlier, read_earlier
+from orchestrator.supervisor.queued import Waiting
 
 # By this the clock of the other machine is ahead.
 _AHEAD_S = 5000.0
+_LEFT = LeftProcess(pid=7, start_ticks=7, user="other", command="train")
 _SPEC = changed(JOB, link_timeout_s=10.0, grace_s=10.0, failure_grace_s=0.5)
 
 
@@ -70,6 +76,7 @@ def test_times_are_converted_again_by_the_next_supervisor() -> None:
     ("ends", "age_s", "delay_s"),
     [
         ((events.TeardownEnded(at=0, mono=0),), 1.0, 0.0),
+        ((events.TeardownEnded(at=0, mono=0, left=(_LEFT,)),), 1.0, 29.5),
         ((), 1.0, 29.5),
         ((), 100.0, 0.0),
         (
@@ -85,6 +92,31 @@ def test_attempt_waits_for_the_hosts_that_did_not_report_their_end(
     restart = continued(interrupted(*ends, age_s=age_s)).restart
     assert restart is not None
     assert restart.delay_s == pytest.approx(delay_s, abs=20 if delay_s else 0.0)
+
+
+def test_attempt_whose_tasks_may_have_started_is_waited_for() -> None:
+    """The supervisor was killed after its order to start the tasks, before it had heard of one."""
+    store = interrupted(events.TeardownEnded(at=0, mono=0), age_s=1.0)
+    (plan, *_) = one_task(time.monotonic())
+    adopted = RunStore.adopt(store.paths.root, None)
+    adopted.append(plan.model_copy(update={"attempt": 2, "at": time.time()}))
+    adopted.close()
+    restart = continued(store).restart
+    assert restart is not None
+    assert restart.delay_s > 0
+
+
+def test_refusal_before_the_next_attempt_keeps_the_earlier_ones() -> None:
+    store = interrupted(events.TeardownEnded(at=0, mono=0))
+    adopted = RunStore.adopt(store.paths.root, None)
+    earlier = read_earlier(adopted, adopted.record, _SPEC)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, closing(adopted):
+        theirs.sendall(RefusedOrder(text="too few nodes").model_dump_json().encode() + b"\n")
+        result = Waiting(_SPEC, adopted, ClientLink(ours), None, earlier).wait()
+    assert isinstance(result, RunResult)
+    assert (result.exit_code, result.attempts, len(result.earlier_attempts)) == (2, 1, 1)
+    assert [task.task for task in result.tasks] == ["worker:0"]
 
 
 def test_run_that_only_waited_begins_its_first_attempt() -> None:

@@ -72,7 +72,7 @@ class RunRecord(BaseModel):
     checkpoint_dir: str
     versions: dict[str, str]
     spec: dict[str, Any]
-    job: Annotated[str, Field(pattern=r"^[0-9]{1,12}$")] | None = None
+    job: Annotated[str, Field(pattern=r"^[0-9]{1,12}(_[0-9]{1,12})?$")] | None = None
     cluster: str = ""
     earlier_clocks: tuple[EarlierClock, ...] = ()
 

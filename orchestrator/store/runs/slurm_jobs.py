@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -72,6 +73,20 @@ class JobStatus:
 
 
 _answers: dict[str, tuple[float, JobStatus]] = {}
+
+
+def own_job(environ: Mapping[str, str]) -> str | None:
+    """The job that this process runs in, by a name that Slurm's programs take for this job only.
+
+    The last element of a job array has the number of the whole array as its own.
+    """
+    job, element = environ.get("SLURM_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{job}_{element}" if job and element and job == environ.get("SLURM_ARRAY_JOB_ID") else job
+
+
+def job_number(job: str) -> str:
+    """The number of a job for srun, which takes no name of an element."""
+    return (ask("squeue", "--noheader", f"--jobs={job}", "--format=%A") or job) if "_" in job else job
 
 
 def job_status(job: str, cluster: str) -> JobStatus:
