@@ -48,6 +48,8 @@ def test_next_attempt_follows_those_of_the_earlier_supervisor() -> None:
     plan = planned(2, T).model_copy(update={"attempt": 2})
     assert feed(lifecycle, [plan]) == [StartTasks(("worker:0", "worker:1"))]
     feed(lifecycle, [*(started(index, T) for index in (0, 1)), *(ready(index, T) for index in (0, 1))])
+    progress = events.Progress(phase="training", step=1)
+    feed(lifecycle, [events.TaskProgressed(at=T, mono=T, task="worker:0", progress=progress)])
     feed(lifecycle, [exited(0, 0, mono=T), exited(1, 0, order=1, mono=T)])
     result = the_result(feed(lifecycle, [emptied(T)]))
     assert (result.outcome, result.attempts, [task.restarts for task in result.tasks]) == (
@@ -57,6 +59,7 @@ def test_next_attempt_follows_those_of_the_earlier_supervisor() -> None:
     )
     (end,) = result.earlier_attempts
     assert (end.attempt, end.exit_code, end.cause and end.cause.kind) == (1, 42, CauseKind.NOTICE)
+    assert end.recovery_s == T - START  # since the notice, also by the clock of the next supervisor
 
 
 def test_attempt_waits_until_the_earlier_one_has_surely_ended() -> None:

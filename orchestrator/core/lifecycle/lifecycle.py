@@ -90,6 +90,7 @@ class Lifecycle:
         self._restarts = RunRestarts(spec)
         if earlier is not None:
             self._restarts.update(earlier, started_mono)
+            self._restarts.failed_mono = earlier.teardown_mono
         self._start = StartWatch()
         self._limits = TimeLimits(spec)
         self._silence = SilenceWatch(spec)
