@@ -210,7 +210,7 @@ def test_wrong_arguments(arguments: dict[str, Any], reason: str) -> None:
     ids=["large", "lock", "exit", "_exit", "exit 3"],
     argvalues=[
         (lambda: b"x" * (64 << 20), r"<lambda>\(\) returned more than 64 MiB: write it to a file"),
-        (lambda: threading.Lock(), r"returned a lock, which cannot be sent back \(TypeError"),
+        (lambda: threading.Lock(), r"returned a value of type lock, which cannot be sent back \(TypeError"),
         (lambda: sys.exit(0), r"worker:0: exited before <lambda>\(\) returned"),
         (lambda: os._exit(0), r"worker:0: exited before <lambda>\(\) returned"),
         (lambda: sys.exit(3), "exit 3"),

@@ -92,7 +92,7 @@ class Return:
             ) from None
         except Exception as error:
             raise ReturnRefused(
-                f"{self._function} returned a {type(value).__name__}, which cannot be sent back"
+                f"{self._function} returned a value of type {type(value).__name__}, which cannot be sent back"
                 f" ({type(error).__name__}: {error}): return numbers, text, NumPy arrays, or containers of these"
             ) from error
 
