@@ -78,7 +78,8 @@ class Supervisor:
         ends_mono = None if spec.slurm_ends_at is None else spec.slurm_ends_at - time.time() + mono
         self._continues = None if earlier is None else earlier.restart
         before = None if earlier is None or earlier.restart is None else earlier.state
-        self._lifecycle = Lifecycle(spec, store.paths.run_id, mono, ends_mono, before)
+        began_mono = None if before is None else store.record.started_mono
+        self._lifecycle = Lifecycle(spec, store.paths.run_id, mono, ends_mono, before, began_mono)
         self._notices = Notices(spec, self._lifecycle, self._queue)
         # A limit on silence takes progress as a sign of life.
         self._throttle = ProgressThrottle(spec.chaos, (spec.stall_timeout_s or inf) / 4)

@@ -41,7 +41,7 @@ def restart(state: RunState, delay_s: float = 0.0) -> events.RestartPlanned:
 
 
 def test_next_attempt_follows_those_of_the_earlier_supervisor() -> None:
-    lifecycle = Lifecycle(JOB, "run-1", T, earlier=told())
+    lifecycle = Lifecycle(JOB, "run-1", T, earlier=told(), began_mono=START)
     assert feed(lifecycle, [restart(lifecycle.state)]) == []
     assert (lifecycle.state.phase, lifecycle.state.notice) == (RunPhase.STARTING, None)
     assert feed(lifecycle, [deadline(Deadline.RESTART, T)]) == [PlanAttempt(2)]
@@ -57,6 +57,7 @@ def test_next_attempt_follows_those_of_the_earlier_supervisor() -> None:
         2,
         [1, 1],
     )
+    assert result.took_s == T - START  # with the attempts of the earlier supervisor
     (end,) = result.earlier_attempts
     assert (end.attempt, end.exit_code, end.cause and end.cause.kind) == (1, 42, CauseKind.NOTICE)
     assert end.recovery_s == T - START  # since the notice, also by the clock of the next supervisor

@@ -73,14 +73,15 @@ class Lifecycle:
         started_mono: float,
         ends_mono: float | None = None,
         earlier: RunState | None = None,
+        began_mono: float | None = None,
     ) -> None:
         """`ends_mono`: the end of the allocation (monotonic seconds), if it has one. `earlier`: the state of a run that
-        another supervisor began. The first event must be RestartPlanned then."""
+        another supervisor began, at `began_mono`. The first event must be RestartPlanned then."""
         self.state = earlier or RunState()
         self.result: RunResult | None = None
         self._spec = spec
         self._run_id = run_id
-        self._started_mono = started_mono
+        self._began_mono = started_mono if began_mono is None else began_mono
         # A silent host answers within this time, or is lost.
         self._silence_s = spec.link_timeout_s + LOSS_MARGIN_S if spec.hosts else 0.0
         self._timeout_at = None if spec.timeout_s is None else started_mono + spec.timeout_s
@@ -445,7 +446,7 @@ class Lifecycle:
             timeout_s=self._spec.timeout_s,
             noticed_s=self._noticed_s,
             teardown_s=teardown_s,
-            took_s=mono - self._started_mono,
+            took_s=mono - self._began_mono,
             late=self._late,
             limit=self._limit,
             not_restarted=self._not_restarted or self._ends.not_restarted,
