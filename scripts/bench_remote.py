@@ -3,8 +3,9 @@
     scripts/bench remote [--rounds 5] [--json FILE]
 
 The machines are those of tests/hosts: namespaces of this machine with a real sshd, which share its cores. All three
-import TensorFlow, which one machine does once. A time counts from the command's start until all tasks have reported
-their first step. A planned signal without an effect (--chaos, SIGCONT) lets them report it at once.
+import TensorFlow, which one machine does once. So a third run, on one machine with `--start spawn`, imports it as
+often. A time counts from the command's start until all tasks have reported their first step. A planned signal without
+an effect (--chaos, SIGCONT) lets them report it at once.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ _AT_FIRST_STEP = ("--chaos", "signal CONT worker:0 at step 1")
 _PROGRAM = ("--epochs", "1", "--export", "none")
 
 
-def first_step(machines: Testbed, hosts: str | None) -> float:
+def first_step(machines: Testbed, hosts: str | None, start: str = "auto") -> float:
     """Seconds from the start of `orch up` to the first step of its slowest task. Without `hosts`: on one machine."""
     project = machines.shared / "project"
     project.mkdir()
     words = ("--workers", str(len(HOSTS)), "--checkpoint-dir", str(project / "checkpoints"), *_AT_FIRST_STEP)
+    words += ("--start", start)
     began = time.time()
     run = HostsRun.start(machines, project, *words, "--", *_PROGRAM, hosts=hosts)
     code = run.process.wait(_PATIENCE_S)
@@ -55,6 +57,7 @@ def main() -> None:
         raise SystemExit(reason)
     steps = Compared("first step, 3 workers on 3 machines", "s", "one machine")
     later = Compared("later than on one machine", "s", "", AIM_S)
+    as_often = Compared("later than on one that imports as often", "s", "", AIM_S)
     with tempfile.TemporaryDirectory(prefix="orch-bench-") as directory:
         machines = Testbed(Path(directory) / "machines")
         try:
@@ -63,9 +66,10 @@ def main() -> None:
             for round_ in range(arguments.rounds):
                 pair(steps, there, partial(first_step, machines, None), round_)
                 later.orch.append(steps.orch[-1] - steps.other[-1])
+                as_often.orch.append(steps.orch[-1] - first_step(machines, None, "spawn"))
         finally:
             machines.close()
-    report("remote", [steps, later], arguments.json)
+    report("remote", [steps, later, as_often], arguments.json)
 
 
 if __name__ == "__main__":
