@@ -138,6 +138,7 @@ def test_use_of_gpus_is_that_of_the_task_and_its_children(gpus: Gpus, tmp_path: 
     assert ("worker:0", 60.0, 111 * MIB) in rows and ("worker:1", 5.0, 7 * MIB) in rows
 
 
+@pytest.mark.slow
 def test_driver_that_does_not_answer_delays_nothing(gpus: Gpus, agent: Driver) -> None:
     agent.start("a", python(SLEEPER))
     pid = agent.pid_of("a")
@@ -152,6 +153,7 @@ def test_driver_that_does_not_answer_delays_nothing(gpus: Gpus, agent: Driver) -
     assert children_of(agent) == {asking}
 
 
+@pytest.mark.slow
 def test_failure_of_the_library_ends_the_measurement(gpus: Gpus, agent: Driver) -> None:
     agent.start("a", python(SLEEPER))
     pid = agent.pid_of("a")

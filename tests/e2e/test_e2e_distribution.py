@@ -60,6 +60,7 @@ def test_script_with_a_cluster_of_its_own_trains_in_orchs(orch: Orch) -> None:
     assert "never joined" not in done.err
 
 
+@pytest.mark.slow
 def test_wait_at_an_address_of_the_scripts_own_is_ended_and_named(orch: Orch) -> None:
     """Each task waits at a different port, since TensorFlow may refuse a second task with the same index."""
     script, port = own_cluster(orch)

@@ -47,6 +47,7 @@ def state_of_node(machines: Testbed, slurm: Slurm, name: str) -> str:
     return str(machines["n0"].run("sinfo", "-h", "-N", "-n", name, "-o", "%T", env=slurm.environ).stdout)
 
 
+@pytest.mark.slow
 def test_run_has_the_workers_that_fit_on_the_hosts(
     up: Any, machines: Testbed, project: Path, counting: tuple[str, ...]
 ) -> None:

@@ -62,6 +62,7 @@ def test_each_host_runs_its_tasks_and_logs_come_here(
     assert all(is_whole(run.log(f"worker:{index}")) for index in range(4))
 
 
+@pytest.mark.slow
 def test_a_home_directory_that_is_read_only_or_noexec_does_no_harm(up: Any, machines: Testbed) -> None:
     """With and without a copy of the bundle in it."""
     home = f"{machines.directory}/home"

@@ -98,6 +98,7 @@ def test_detached_run_waits_and_leaves_the_queue(
     assert (login.result()["outcome"], login.result()["exit_code"]) == ("stopped", 143)
 
 
+@pytest.mark.slow
 def test_detached_run_is_reached_from_the_login_node(
     login: LoginNode, machines: Testbed, slurm: Slurm, counting: tuple[str, ...]
 ) -> None:

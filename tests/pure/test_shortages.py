@@ -91,7 +91,7 @@ def test_full_disk_explains_a_failure_without_a_symptom() -> None:
 
 
 def test_full_disk_of_a_host_has_advice_about_that_host() -> None:
-    there = PLAN.model_copy(update={"host": "n1"})
+    there = replace(PLAN, host="n1")
     raised = Symptom(kind=SymptomKind.OWN, exception="OSError: [Errno 28]", advice=FULL_DISK)
     for full in (replace(FELL, full_disk=DISK), replace(FELL, symptom=raised)):
         assert advice_on(full) == FULL_DISK

@@ -315,6 +315,7 @@ def test_keeper_notices_the_end_of_an_agent_that_was_stopped(tmp_path: Path) -> 
         until(host.has_ended)
 
 
+@pytest.mark.slow
 def test_agent_without_its_keeper_cleans_up_itself(tmp_path: Path) -> None:
     host = HostDriver(tmp_path, link_timeout_s=8.0)
     host.__enter__()

@@ -214,6 +214,7 @@ def test_directory_of_another_user_is_not_used(tmp_path: Path) -> None:
         taken.rmdir()
 
 
+@pytest.mark.slow
 def test_relay_does_not_wait_for_a_dead_connection(tmp_path: Path) -> None:
     """The network is gone, and sshd takes nothing more. The agent has ended."""
     program = """

@@ -78,6 +78,7 @@ def dead_mount(orch: Orch) -> Callable[[Path], str]:
     return dead_mount
 
 
+@pytest.mark.slow
 def test_state_directory_on_a_dead_mount_is_named(orch: Orch, dead_mount: Callable[[Path], str]) -> None:
     for verb in (("ls",), ("status",), ("logs",), ("down",), ("prune", "--keep", "0"), *_VERBS[2:]):
         done = within(orch, dead_mount(orch.state), *verb)

@@ -60,6 +60,7 @@ def test_stop_during_a_run_ends_them_after_it(warm: WarmOrch) -> None:
     until_gone(holder.pid)
 
 
+@pytest.mark.slow
 def test_suspended_holder_is_killed(warm: WarmOrch) -> None:
     warm("up", "--warm", *ECHO)
     holder = warm.until_waiting()
@@ -81,6 +82,7 @@ def test_fourth_directory_ends_the_oldest(warm: WarmOrch) -> None:
     assert {row["pid"] for row in warm_rows(warm)} == set(holders.values())
 
 
+@pytest.mark.slow
 def test_removed_directory_ends_them(warm: WarmOrch) -> None:
     warm("up", "--warm=1h", *ECHO)
     holder = warm.until_waiting()

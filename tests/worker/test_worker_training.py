@@ -26,7 +26,7 @@ EPOCH_LINE = re.compile(
 HELD_OUT_LINE = re.compile(r"held-out accuracy (\d\.\d{4}), loss \d+\.\d{4}, on 355 examples$", re.MULTILINE)
 PROGRESS_KEYS = {
     "phase", "epoch", "epochs", "step", "steps", "loss", "metrics", "steps_per_s", "examples_per_s",
-    "start_step", "skips",
+    "start_step", "skips", "global_batch",
 }  # fmt: skip
 # Printed by TensorFlow if a process exits before others of its cluster.
 EXIT_ERRORS = re.compile("tasks have crashed|heartbeat|Socket closed|UNAVAILABLE|Connection re|Traceback")
