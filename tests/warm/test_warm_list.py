@@ -7,6 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
 from waiting import lives, until, until_gone
 from warm_command import WarmOrch
 
