@@ -66,6 +66,7 @@ def test_allocation_of_the_shell_is_used_and_kept(up: Any, slurm: Slurm, machine
     machines["n1"].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")
 
 
+@pytest.mark.slow
 def test_exported_script_runs_as_it_is(slurm: Slurm, machines: Testbed, project: Path) -> None:
     (project / "train.py").write_text('import os; print("level", os.environ["LEVEL"])')
     options = ("--nodes", "2", "-n", "2", "--time", "10m", "-e", "LEVEL=7", "-o", "job.sh")

@@ -251,6 +251,7 @@ def test_root_is_refused_in_the_state_directory_of_another_user(orch: Orch) -> N
     assert not paths.root.exists()
 
 
+@pytest.mark.slow
 @needs_root
 def test_run_that_cannot_be_entered_is_named_once_and_skipped(state_dir: Path, tmp_path: Path) -> None:
     with User(ORDINARY, state_dir) as user:
