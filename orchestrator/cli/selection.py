@@ -19,6 +19,9 @@ from orchestrator.store.runs.reader import RunView
 if TYPE_CHECKING:
     from orchestrator.client.stop import Ended
 
+# Longest list of stopped tasks.
+_MOST_NAMED = 16
+
 
 def find_run(wanted: str | None) -> api.Run:
     """Return the run with this id, beginning of an id, or name; by default the newest of this directory, live first."""
@@ -91,7 +94,7 @@ def ended_text(ended: Ended) -> str:
     if ended.left:
         return f"{ended.run_id}: {left_text(ended.left)}. {left_advice(ended.left)}"
     if ended.tasks:
-        return f"{ended.run_id}: stopped {', '.join(ended.tasks)}; {ended.rest}"
+        return f"{ended.run_id}: stopped {_tasks_text(ended.tasks)}; {ended.rest}"
     if ended.swept:
         count = counted(ended.swept, "process", "processes")
         return f"{ended.run_id}: the run was lost; ended {count} that it had left; {ended.rest}"
@@ -100,6 +103,11 @@ def ended_text(ended: Ended) -> str:
     if ended.was_live:
         return f"{ended.run_id}: stopped; its tasks are not known; {ended.rest}"
     return f"{ended.run_id}: was not running; {ended.rest}"
+
+
+def _tasks_text(tasks: Sequence[str]) -> str:
+    """The names of the tasks, or how many there are."""
+    return ", ".join(tasks) if len(tasks) <= _MOST_NAMED else f"{len(tasks):,} tasks"
 
 
 def silent_host(run: RunView, task: str) -> str | None:

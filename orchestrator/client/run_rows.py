@@ -53,9 +53,9 @@ def run_status(view: RunView) -> RunStatus:
 
 
 def run_row(view: RunView, size_bytes: int = 0, *, is_fresh: bool = False) -> RunRow:
-    """Return the row of a run, which needs `size_bytes` on disk: from its result, if it has ended, or its events.
+    """Return the row of a run, from its result if it has ended, else from its events.
 
-    `is_fresh`: somebody else reads the events."""
+    `size_bytes`: what it needs on disk. `is_fresh`: the caller has read the events already."""
     took: float | None
     exit_code: int | None
     try:

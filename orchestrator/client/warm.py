@@ -46,7 +46,7 @@ class Start:
         except SupervisorLeft:
             if not self.supervisor.is_warm:
                 raise
-            self.supervisor.start_anew()
+            self.supervisor.restart()
             return create_run(self.supervisor, up, lifetime, descriptors, warm=self.warm)
 
 

@@ -41,7 +41,7 @@ def warm_rows() -> list[WarmRow]:
 def stop_holders(patience_s: float = _PATIENCE_S) -> list[WarmRow]:
     """End all holders: those without a run now, the others after it. Return them. NotOurs, UsageError, OSError.
 
-    One that does not leave within `patience_s` is killed."""
+    A holder that does not leave within `patience_s` is killed."""
     stopped, was_killed = [], False
     with live_places() as places:
         for place, holding in places:

@@ -64,7 +64,7 @@ class SupervisorLink:
         """Whether another client has started the supervisor."""
         return self._process is None
 
-    def start_anew(self) -> None:
+    def restart(self) -> None:
         """Close the stream, and start another supervisor in place of this one. EngineError."""
         self.close()
         self._process, self._stream = _start()

@@ -253,7 +253,7 @@ def missing(program: str) -> str:
 
 
 def refusal(text: str) -> str:
-    """What the messages of salloc or sbatch mean for the user."""
+    """Return the messages of salloc or sbatch in words for the user, with advice where there is some."""
     lines = [one_line(line).strip() for line in text.splitlines() if "error" in line or "setpriv" in line]
     said = "; ".join(dict.fromkeys(lines))[:_LONGEST_QUOTE] or "it gave no reason"
     advice = next((advice for words, advice in _ADVICE if words.lower() in text.lower()), None)

@@ -206,7 +206,7 @@ class Directory:
             raise _named(error, self.path / name) from error
 
     def remove_empty(self, name: str) -> None:
-        """Remove a directory if it is empty. One that is missing, or has entries, is not an error. OSError."""
+        """Remove a directory if it is there and empty. OSError for other reasons."""
         try:
             os.rmdir(_checked_name(name), dir_fd=self.fd)
         except OSError as error:

@@ -96,7 +96,7 @@ class StackRequests:
 
 
 class StateOwner(Protocol):
-    """What knows the state of the run."""
+    """The lifecycle, as far as orders need it."""
 
     @property
     def state(self) -> RunState: ...

@@ -29,6 +29,7 @@ from orchestrator.store.ownership import accept_owner
 from orchestrator.store.runs.catalog import take_name
 from orchestrator.store.runs.leftovers import end_leftovers
 from orchestrator.store.runs.liveness import start_ticks
+from orchestrator.store.runs.locks import Lock
 from orchestrator.store.runs.paths import runs_dir
 from orchestrator.store.runs.record import RunRecord, boot_id
 from orchestrator.store.runs.slurm_jobs import own_job
@@ -263,15 +264,25 @@ def _known_result(spec: JobSpec, run_id: str, state: RunState, took_s: float) ->
 
 def _open_store(request: Request, started_mono: float, run_id: str | None) -> tuple[RunStore, Earlier | None]:
     """Create the run's directory, or take over the one that the request names. OrchError, OSError."""
-    if request.adopt is not None:
-        return _adopt_run(request.spec, request.adopt)
-    return _create_run(request.spec, request.existing, started_mono, run_id), None
+    spec, adopt = request.spec, request.adopt
+    name_lock = take_name(spec.name, spec.name_is_explicit, "" if adopt is None else adopt.name)
+    try:
+        if adopt is not None:
+            return _adopt_run(spec, adopt, name_lock)
+        return _create_run(spec, request.existing, started_mono, run_id, name_lock), None
+    except BaseException:
+        if name_lock is not None:
+            name_lock.release()  # this process may serve another run of the name
+        raise
 
 
 def _create_run(
-    spec: JobSpec, existing: tuple[Path, ...], started_mono: float, run_id: str | None
+    spec: JobSpec,
+    existing: tuple[Path, ...],
+    started_mono: float,
+    run_id: str | None,
+    name_lock: Lock | None,
 ) -> RunStore:
-    name_lock = take_name(spec.name, spec.name_is_explicit)
     if spec.checkpoint_dir is not None and not spec.is_remote:
         make_private(spec.checkpoint_dir, existing)
     store = RunStore.create(run_id or new_run_id(spec.name), spec.log_dir, name_lock, existing)
@@ -290,8 +301,8 @@ def _create_run(
     return store
 
 
-def _adopt_run(spec: JobSpec, root: Path) -> tuple[RunStore, Earlier]:
-    store = RunStore.adopt(root, take_name(spec.name, spec.name_is_explicit, root.name), _RELEASE_S)
+def _adopt_run(spec: JobSpec, root: Path, name_lock: Lock | None) -> tuple[RunStore, Earlier]:
+    store = RunStore.adopt(root, name_lock, _RELEASE_S)
     record = store.record
     # The age of the run, by the clock of this machine.
     started_mono = max(0.0, time.monotonic() - max(0.0, time.time() - record.started_at))

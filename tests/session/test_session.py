@@ -6,16 +6,21 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
+from job_making import JOB, changed
 from waiting import lives, until_gone
 
 import orchestrator
 from orchestrator import Cluster, NameTaken, Session, UsageError
 from orchestrator.client import api
 from orchestrator.client.api import Run
+from orchestrator.links.client_link import Lifetime, Request
+from orchestrator.links.supervisor_link import start_supervisor
+from orchestrator.store.runs.locks import lock_name
 
 SLEEPS = ["sleep", "600"]
 pytestmark = pytest.mark.usefixtures("no_leaked_descriptors")
@@ -87,6 +92,17 @@ def test_session_is_usable_after_a_refused_run() -> None:
             assert run.view.is_live and other.view.is_live
         with session.up(command=["true"]) as run:
             assert run.wait().succeeded
+
+
+def test_name_of_a_refused_run_is_free() -> None:
+    """The supervisor has taken the name before it finds that the run's files cannot be made."""
+    refused = changed(JOB, name="twice", name_is_explicit=True, log_dir=Path("/proc/none"))
+    with closing(start_supervisor()) as supervisor:
+        with pytest.raises(UsageError, match="cannot be made"):
+            supervisor.create(Request(spec=refused, lifetime=Lifetime.SESSION))
+        lock = lock_name("twice")
+        assert lock is not None
+        lock.release()
 
 
 def test_run_gets_the_current_environment(monkeypatch: pytest.MonkeyPatch) -> None:

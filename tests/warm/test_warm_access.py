@@ -1,4 +1,4 @@
-"""What other users, other programs and forged files can do to kept processes: nothing."""
+"""Other users, other programs and forged files cannot do anything to kept processes."""
 
 from __future__ import annotations
 

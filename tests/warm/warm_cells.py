@@ -182,7 +182,7 @@ def run_beside(kept: Kept) -> None:
 
 
 def down(kept: Kept) -> None:
-    """`orch down`. What it returns is not the fault's."""
+    """`orch down`. Its exit code does not count."""
     kept.orch("down")
 
 

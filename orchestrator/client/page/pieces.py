@@ -27,7 +27,7 @@ def whole(value: Any) -> Any:
 
 
 def json_bytes(value: object) -> bytes:
-    """Return the value as JSON. One piece at a time is in memory."""
+    """Return the value as JSON. Only one piece is in memory at a time."""
     if isinstance(value, Members):
         return json_object((name, json_bytes(each)) for name, each in value.pairs)
     if isinstance(value, Items):

@@ -237,7 +237,7 @@ class JobSpec(BaseModel):
     # Copy the working directory to the hosts before the start.
     sync: bool = False
     ssh_command: Annotated[tuple[Word, ...], AfterValidator(checked_ssh)] = ("ssh",)
-    # What a new Slurm allocation is asked for. None: the cluster's defaults.
+    # orch asks Slurm for these in a new allocation. None: the cluster's defaults.
     nodes: Annotated[int, between(1, MOST_TASKS)] | None = None
     partition: Annotated[Word, Field(min_length=1)] | None = None
     account: Annotated[Word, Field(min_length=1)] | None = None

@@ -89,7 +89,7 @@ class HostChoice:
         return [plan] if text is None else [_notice(event, text), plan]
 
     def _change_text(self, state: RunState, workers: int) -> str | None:
-        """What to say about an attempt that has other workers than the last one."""
+        """Return the notice about another number of workers than in the last attempt; None if it is the same."""
         if workers == self._workers:
             return None
         has = f"attempt {state.attempt + 1} has {counted(workers, 'worker')}"

@@ -101,7 +101,7 @@ class StopReason(StrEnum):
 
 
 class NoticeSource(StrEnum):
-    """Who says that the machines of the run will go."""
+    """The origin of a notice that the machines of the run will go."""
 
     USER = "user"  # orch notice, or the API
     SIGNAL = "signal"  # SIGUSR2 to `orch up` or the supervisor

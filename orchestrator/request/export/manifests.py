@@ -28,7 +28,7 @@ _CHECKPOINTS = "/checkpoints"
 _SCRATCH = "/tmp/orch"
 # A DNS label: the name of the service, and with an index that of a pod.
 _LONGEST_NAME = 50
-# Of what orch sends to hosts, the parts that a task needs.
+# A task needs these parts of what orch sends to hosts.
 _PARTS = ("worker/__init__.py", "worker/bootstrap/")
 _BUILTIN_PARTS = ("worker/__main__.py", "worker/training/", "worker/records.py")
 _UNSET = ("TF_GRPC_REUSE_PORT", "ORCH_RUN_DIR")
@@ -191,7 +191,7 @@ def _common(spec: JobSpec, name: str, hosts: list[str], cluster: Cluster) -> lis
 
 
 def _job_file(spec: JobSpec, hosts: list[str]) -> dict[str, Any]:
-    """What worker/programs/start_pod.py reads: the cluster by role, and each task."""
+    """Return the file that worker/programs/start_pod.py reads: the cluster by role, and each task."""
     layout = RunPaths(Path(_SCRATCH))
     here = spec.model_copy(
         update={

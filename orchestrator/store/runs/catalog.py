@@ -129,6 +129,8 @@ def take_name(name: str, is_explicit: bool, own_id: str = "") -> locks.Lock | No
     is_taken = lock is None and not own_id
     # If two runs have the same default name, only one holds the lock, and the other one may live longer.
     if is_explicit and (is_taken or live_runs(name, frozenset({own_id}))):
+        if lock is not None:
+            lock.release()
         raise NameTaken(
             f"a live run is named {name!r}: `orch status {name}` shows it, --replace stops it first"
         )

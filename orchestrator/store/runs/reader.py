@@ -311,7 +311,7 @@ class RunView:
 
     def history_of_tasks(self, most_rows: int) -> Iterator[tuple[str, list[HistoryRow]]]:
         """Yield the same as rows of each task, in plan order: at most about `most_rows` of all tasks together, evenly
-        chosen. One task at a time is in memory."""
+        chosen. Only one task is in memory at a time."""
         places = {task: place for place, task in enumerate(self.state.tasks)}
         with TaskRows(self.paths) as rows:
             newer = {row.task: row for row in self._newer_rows(rows.last)}
