@@ -119,6 +119,22 @@ def test_run_under_slurm_survives_the_loss_of_a_node(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("slurm", [{"node_timeout_s": 600}], indirect=True, ids=["keeps the node"])
+def test_run_under_slurm_grows_while_its_job_has_the_node(
+    up: Any, slurm: Slurm, machines: Testbed, project: Path, counting: tuple[str, ...]
+) -> None:
+    options = ("--engine", "slurm", "--nodes", "3", "--checkpoint-dir", str(project / "ckpt"), *PATIENT)
+    run = up("--workers", "2..3", *options, *counting, hosts=None, env=slurm.environ)
+    run.until_event("task_started", 3)
+    lose_and_shrink(machines, run)
+    run.until_event("task_started", 3 + 2)
+    heal_and_grow(machines, project, run)
+    run.until_event("task_started", 3 + 2 + 3)
+    (project / "end").touch()
+    assert (run.finish()["outcome"], cluster_sizes(run)) == ("succeeded", [3, 2, 3])
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_loss_of_a_run_that_shrinks_and_grows_is_that_of_an_undisturbed_run(
     up: Any, machines: Testbed, project: Path
