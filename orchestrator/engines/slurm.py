@@ -71,7 +71,7 @@ def _said(errors: str) -> list[str]:
 
 
 def _other_nodes(host: str) -> str:
-    return f"look at slurmd, its Prolog and the file systems of {host}, or leave it out: --slurm \"--exclude={host}\""
+    return f'look at slurmd, its Prolog and the file systems of {host}, or leave it out: --slurm "--exclude={host}"'
 
 
 def for_job(spec: JobSpec) -> SlurmEngine:

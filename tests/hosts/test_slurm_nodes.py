@@ -53,6 +53,10 @@ def test_node_that_never_starts_its_agent_is_named(
     assert code == (_LOST if what == "agent" else 2)
     if what == "agent":
         result = run.finish()
-        assert (result["outcome"], result["cause"]["kind"], result["cause"]["host"]) == ("failed", "host", "n2")
+        assert (result["outcome"], result["cause"]["kind"], result["cause"]["host"]) == (
+            "failed",
+            "host",
+            "n2",
+        )
     # Slurm asks a node again and again whether its part of the job has ended.
     until(lambda: not slurm.queue(), 150)
