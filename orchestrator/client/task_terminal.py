@@ -146,7 +146,8 @@ class TaskTerminal:
     def _read_keys(self) -> bool:
         """Send typed keys to the task. Return whether the key that leaves was among them."""
         leaves = b""
-        if _is_readable(self._keyboard) and len(self._typed) < _READ_BYTES:
+        # Also while the task does not read: the key that leaves may be behind what it has not taken.
+        if _is_readable(self._keyboard):
             typed, leaves, rest = os.read(self._keyboard, _READ_BYTES).partition(_LEAVE)
             self._typed += typed
             if _INTERRUPT in rest:

@@ -120,6 +120,12 @@ class Engine(Protocol):
     def explain(self, host: str, exit_code: int | None, errors: str) -> str:
         """Return why a connection ended, in words for the user: from the exit code and the end of stderr."""
 
+    def explain_silence(self, host: str, waited_s: float, errors: str) -> str:
+        """Return the message about a host that has not given its first answer for so long, with what to do."""
+
+    def why_gone(self, host: str) -> str | None:
+        """Why a host that was lost cannot come back to this run, in words for the user; None if it may come back."""
+
 
 def engine_of(spec: JobSpec) -> Engine:
     """The engine that reaches the job's hosts. EngineError."""

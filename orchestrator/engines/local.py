@@ -24,6 +24,12 @@ class LocalEngine:
     def explain(self, host: str, exit_code: int | None, errors: str) -> str:
         return "the agent was lost (killed, or it crashed: see agent.log)"
 
+    def explain_silence(self, host: str, waited_s: float, errors: str) -> str:
+        return f"the agent did not answer within {waited_s:g} s"
+
+    def why_gone(self, host: str) -> str | None:
+        return None
+
 
 def for_job(spec: JobSpec) -> LocalEngine:
     return LocalEngine()

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _LONGEST_QUOTE = 200
 _TIME_LEFT = re.compile(r"(?:(\d{1,5})-)?(?:(\d{1,2}):)?(\d{1,2}):(\d{2})", re.ASCII)
+# In a line of srun about a node on which slurmd did not start the step.
+_NOT_LAUNCHED = "launch failed"
 # In lines of srun that do not explain a failure.
 _BY_THE_WAY = ("cpu binding", "Job step creation temporarily disabled", "Step created for")
 
@@ -43,14 +45,38 @@ class SlurmEngine:
         """Why a step on `host` ended, and what to do, from the state of the job and srun's last text on stderr."""
         if end := end_of_state(job_state(self._job)):
             return f"{host}: Slurm's job {self._job} {end}"
-        lines = [one_line(line).strip() for line in errors.splitlines()]
-        said = [line for line in lines if line and not any(text in line for text in _BY_THE_WAY)]
+        said = _said(errors)
+        if any(_NOT_LAUNCHED in line for line in said):
+            return f"{host}: Slurm could not start a step there ({said[-1][:_LONGEST_QUOTE]}); {_other_nodes(host)}"
         # srun reports the exit code before or after the command's own words, which say more.
         own = [line for line in said if "Exited with exit code" not in line]
         last = (own or said or ["srun gave no reason"])[-1][:_LONGEST_QUOTE]
         if exit_code is not None and exit_code < 0:
             return f"{host}: srun was ended by signal {-exit_code} on this machine"
         return f"{host}: {last}; `scontrol show job {self._job}` shows the job, `sinfo -N` the nodes"
+
+    def explain_silence(self, host: str, waited_s: float, errors: str) -> str:
+        said = _said(errors)
+        quoted = f" ({said[-1][:_LONGEST_QUOTE]})" if said else ""
+        return (
+            f"{host}: the step of Slurm's job {self._job} did not answer within {waited_s:g} s{quoted};"
+            f" {_other_nodes(host)}"
+        )
+
+    def why_gone(self, host: str) -> str | None:
+        """Slurm takes a node that it gives up out of a job with --no-kill, and adds none to a job that runs."""
+        nodes = node_names(self._job)
+        return f"Slurm has taken it out of job {self._job}" if nodes and host not in nodes else None
+
+
+def _said(errors: str) -> list[str]:
+    """The lines of srun's stderr that may explain a failure."""
+    lines = [one_line(line).strip() for line in errors.splitlines()]
+    return [line for line in lines if line and not any(text in line for text in _BY_THE_WAY)]
+
+
+def _other_nodes(host: str) -> str:
+    return f'look at slurmd, its Prolog and the file systems of {host}, or leave it out: --slurm "--exclude={host}"'
 
 
 def for_job(spec: JobSpec) -> SlurmEngine:
@@ -91,6 +117,12 @@ def kill_wait() -> float | None:
     """Seconds from SIGTERM to SIGKILL when Slurm ends a job; None if it does not say."""
     found = re.search(r"^KillWait\s*=\s*(\d+) sec", ask("scontrol", "show", "config") or "", re.MULTILINE)
     return None if found is None else float(found[1])
+
+
+def node_names(job: str) -> list[str]:
+    """The names of a job's nodes, in Slurm's order, in which n2 comes before n10; empty if Slurm does not answer."""
+    listed = ask("squeue", "--noheader", f"--jobs={job}", "--format=%N")
+    return (ask("scontrol", "show", "hostnames", listed) or "").splitlines() if listed else []
 
 
 def is_own_job(job: str, environ: Mapping[str, str]) -> bool:

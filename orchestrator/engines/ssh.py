@@ -129,6 +129,16 @@ class SshEngine:
         """Why a connection to `host` ended, and what to do, from ssh's exit code and its last text on stderr."""
         return f"{host}: {next(_explanations(host, exit_code, errors))}"
 
+    def explain_silence(self, host: str, waited_s: float, errors: str) -> str:
+        said = last_line(errors)
+        return (
+            f"{host}: it did not answer within {waited_s:g} s{f' ({said})' if said else ''}; try `ssh {host} true`, and"
+            " check that its login files (.bashrc) do not read the input"
+        )
+
+    def why_gone(self, host: str) -> str | None:
+        return None
+
 
 def for_job(spec: JobSpec) -> SshEngine:
     return SshEngine(spec.ssh_command, spec.link_timeout_s)

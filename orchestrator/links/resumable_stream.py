@@ -55,14 +55,17 @@ class ResumableStream:
         agent: RemoteAgent,
         explain: Callable[[int | None, str], str],
         starts: StartQueue,
+        explain_silence: Callable[[float, str], str] = "no answer within {:g} s {}".format,
     ) -> None:
         """`connect` starts a connection whose stderr is the given descriptor. `explain` says why one has ended, from
-        its exit code and what the host has printed. `starts`: the queue for the first connections of all streams. Later
-        ones do not wait in it, because a lease is running."""
+        its exit code and what the host has printed; `explain_silence` why the first one has not been answered for so
+        long. `starts`: the queue for the first connections of all streams. Later ones do not wait in it, because a
+        lease is running."""
         self.lost_reason: str | None = None
         self._connect = connect
         self._agent = agent
         self._explain = explain
+        self._explain_silence = explain_silence
         self._starts = starts
         self._poller = select.epoll()
         self._delivery = Delivery()
@@ -303,12 +306,8 @@ class ResumableStream:
         if not self._was_reached:
             self._starts.advance(now)
             if now - self._began >= _FIRST_S:
-                printed = "".join(
-                    f": {connection.printed}"
-                    for connection in self._connections.values()
-                    if connection.printed
-                )
-                self._end(f"no answer within {_FIRST_S:g} s{printed}")
+                printed = "\n".join(connection.printed for connection in self._connections.values())
+                self._end(self._explain_silence(_FIRST_S, printed))
             return
         if self._current is not None and now - self._pinged >= _PING_S:
             self._ping(self._current, now)

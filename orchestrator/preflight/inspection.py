@@ -92,11 +92,9 @@ class Inspections:
             now = time.monotonic()
             self._starts.advance(now)
             for host in [host for host, until in self._waiting.items() if until <= now]:
-                self._lose(
-                    host,
-                    f"{host}: it did not answer within {_ANSWER_S:g} s; try `ssh {host} true`, and check that its login"
-                    " files (.bashrc) do not read the input",
-                )
+                printed = self._open[host].printed()
+                name = self.reports[host].host.destination
+                self._lose(host, self._engine.explain_silence(name, _ANSWER_S, printed))
 
     def _connect(self, host: Host, python: str, program: bytes) -> None:
         errors = tempfile.TemporaryFile()

@@ -170,11 +170,14 @@ class HostAgents:
     def _open(self, host: Host, run_id: str, environ: Mapping[str, str]) -> HostLink:
         python = self.spec.remote_python or sys.executable
         words = (remote_command(python),)
+        engine, name, label = self._engine, host.name, f"{host.name}: "
+        # Events and messages name the host before the reason.
         stream = ResumableStream(
-            lambda errors: self._engine.connect(host.destination, words, errors),
-            RemoteAgent.new(host.name, self.spec.link_timeout_s),
-            lambda code, errors: self._engine.explain(host.name, code, errors),
+            lambda errors: engine.connect(host.destination, words, errors),
+            RemoteAgent.new(name, self.spec.link_timeout_s),
+            lambda code, errors: engine.explain(name, code, errors).removeprefix(label),
             self._starts,
+            lambda waited_s, errors: engine.explain_silence(name, waited_s, errors).removeprefix(label),
         )
         link = HostLink(stream, run_id)
         link.serve(run_id, self.spec.failure_grace_s, "", None, environ, self.spec.network)
@@ -231,6 +234,12 @@ class HostAgents:
 
     def write_log(self, host: str, log: LogBytes) -> None:
         self._logs[host].write(log)
+
+    def drop_gone_host(self, host: str) -> str | None:
+        why = self._engine.why_gone(host)
+        if why is not None:
+            self._hosts = [each for each in self._hosts if each.name != host]
+        return why
 
     def end_host(self, host: str) -> None:
         self._links.pop(host).close()

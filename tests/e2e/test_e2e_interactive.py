@@ -107,10 +107,10 @@ def loop(orch: Orch) -> str:
 
 
 def test_keys_for_a_task_that_does_not_read(terminal: Open, orch: Orch) -> None:
-    """The kernel takes some, then refuses more."""
+    """The kernel takes some, then refuses more. The key that leaves is behind more than orch reads at once."""
     term = terminal("up", "--interactive", "0", "--", orch.script("busy.py", _BUSY))
     term.until_shown("busy")
-    for _ in range(80):
+    for _ in range(300):
         term.type("x" * 1000)
     term.type("\x1d")
     term.until_shown("left worker:0")

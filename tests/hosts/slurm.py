@@ -117,6 +117,20 @@ class Slurm:
             process.kill()
         self._start("n0", "slurmctld")
 
+    def set_prolog(self, script: str) -> None:
+        """Let each node run this before its part of a job."""
+        prolog = self.directory / "prolog"
+        prolog.write_text(f"#!/bin/sh\n{script}\nexit 0\n")
+        prolog.chmod(0o755)
+        self.configure(Prolog=str(prolog))
+
+    def configure(self, **values: str) -> None:
+        """Set lines of slurm.conf."""
+        path = self.directory / "slurm.conf"
+        kept = [line for line in path.read_text().splitlines() if line.partition("=")[0] not in values]
+        path.write_text("\n".join([*kept, *(f"{name}={value}" for name, value in values.items()), ""]))
+        self.machines["n0"].run("scontrol", "reconfigure", env=self.environ)
+
     def close(self) -> None:
         """End all daemons, and a salloc that outlives an orch that was killed, as it sometimes does."""
         for name in ("n1", "n2", "n3", "n0"):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import pytest
+from hosts_run import kill_victim
 from orch_command import ORCH
 from slurm import Slurm
 from testbed import Testbed
-from trained_state import assert_same_training
+from trained_state import ABSOLUTE, RELATIVE, assert_same_training
 from waiting import until
 
 # Counts steps until the file `end` is beside its checkpoints. Saves its number when it is told to.
@@ -39,6 +44,9 @@ while not (here / "end").exists():
     time.sleep(0.05)
 """
 _ENGINE = ("--engine", "slurm", "--nodes", "3", "--workers", "3")
+_SHARDED = Path(__file__).parent / "sharded_script.py"
+# Its first steps are quick, and this one is saved.
+_SAVED = 10
 
 
 @dataclass
@@ -100,14 +108,62 @@ class BatchRun:
             tasks = {each["task"] for each in events if each["at"] > planned and each["progress"]["step"]}
             return len(tasks) == 3
 
+        self._until(trains)
+
+    def _until(self, condition: Callable[[], bool]) -> None:
         try:
-            until(trains, 120)
+            until(condition, 300)
         except AssertionError as error:
             raise AssertionError(f"{self.slurm.queue()} {self.text}") from error
 
+    def until_step(self, step: int) -> None:
+        """Wait until the first attempt has done so many steps."""
+
+        def is_done() -> bool:
+            done = [each["progress"]["step"] for each in self.events("task_progressed")]
+            return any(number is not None and number >= step for number in done)
+
+        self._until(is_done)
+
+    def disturb(self, how: str) -> None:
+        """Have the attempt end, or lose what it can lose without an end."""
+        machines, environ = self.machines, self.slurm.environ
+        match how:
+            case "preemption":
+                machines["n0"].run("srun", "-p", "urgent", "-N3", "--exclusive", "true", env=environ)
+            case "notice":
+                machines["n1"].run(str(ORCH), "notice", "--as-root-anyway", self.directory.name)
+            case "signal":  # as `sbatch --signal=B:USR2@S` sends it
+                machines["n0"].run("scancel", "--batch", "--signal=USR2", self.job, env=environ)
+            case "kill":
+                for process in machines["n1"].processes():
+                    if "orchestrator.supervisor" in " ".join(process.cmdline()):
+                        process.suspend()
+                machines["n0"].run("scontrol", "requeue", self.job, env=environ)
+            case "agent killed":
+                kill_victim(machines, "agent and keeper")
+            case "srun killed" | "all of srun killed":
+                self._kill_srun(with_child=how == "all of srun killed")
+            case "controller restarted":
+                self.slurm.restart_controller()
+            case "time limit":
+                pass  # it comes by itself
+
+    def _kill_srun(self, *, with_child: bool) -> None:
+        """Kill the srun of n2. Its child process then ends the step, unless that child was killed before."""
+        for process in self.machines["n1"].processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.name() == "srun" and "--nodelist=n2" in process.cmdline():
+                    (child,) = process.children()
+                    break
+        else:
+            raise AssertionError(self.machines["n1"].command_lines())
+        for victim in (child, process) if with_child else (process,):
+            victim.kill()
+
     def start_again(self) -> None:
         """Let Slurm start the job again now. It would wait for two minutes."""
-        until(lambda: f"{self.job} PENDING" in self.slurm.queue())
+        self._until(lambda: f"{self.job} PENDING" in self.slurm.queue())
         self.machines["n0"].run(
             "scontrol", "update", f"JobId={self.job}", "StartTime=now", env=self.slurm.environ
         )
@@ -141,21 +197,7 @@ def test_job_that_is_started_again_continues_its_run(batch: BatchRun, how: str) 
         batch.submit(*command, limit="1" if how == "time limit" else "0")
     batch.until_trains(1)
     first = batch.directory
-    machines, environ = batch.machines, batch.slurm.environ
-    match how:
-        case "preemption" | "detached":
-            machines["n0"].run("srun", "-p", "urgent", "-N3", "--exclusive", "true", env=environ)
-        case "notice":
-            machines["n1"].run(str(ORCH), "notice", "--as-root-anyway", first.name)
-        case "signal":  # as `sbatch --signal=B:USR2@S` sends it
-            machines["n0"].run("scancel", "--batch", "--signal=USR2", batch.job, env=environ)
-        case "kill":
-            for process in machines["n1"].processes():
-                if "orchestrator.supervisor" in " ".join(process.cmdline()):
-                    process.suspend()
-            machines["n0"].run("scontrol", "requeue", batch.job, env=environ)
-        case "time limit":
-            pass  # it comes by itself
+    batch.disturb("preemption" if how == "detached" else how)
     batch.start_again()
     batch.until_trains(2)
     (batch.project / "kept/end").touch()
@@ -196,6 +238,70 @@ def test_preempted_training_ends_like_an_undisturbed_one(
     assert result["history"][0]["resumed_at"] >= 60
     for epoch in range(1, 5):
         assert_same_training(project / f"kept/ckpt-{epoch}", project / f"whole/ckpt-{epoch}")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(all_machines: Testbed) -> Iterator[dict[str, Any]]:
+    """The losses and weights that three workers on one machine have at the end."""
+    directory = all_machines.shared / "undisturbed"
+    directory.mkdir()
+    shutil.copy(_SHARDED, directory)
+    places = ("--checkpoint-dir", str(directory), "--log-dir", str(directory / "runs"))
+    train = ("--workers", "3", "--threads", "1", "--", _SHARDED.name, "manager")
+    all_machines["n0"].run(
+        *(str(ORCH), "up", "--as-root-anyway", *places, *train), cwd=directory, timeout_s=400
+    )
+    yield _end(directory, 0)
+    shutil.rmtree(directory)
+
+
+def _end(directory: Path, rank: int) -> dict[str, Any]:
+    return dict(np.load(directory / f"end-{rank}.npz"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("how", "saves", "attempts"),
+    [
+        ("preemption", "preemption", 2),
+        ("notice", "preemption", 2),
+        ("time limit", "preemption", 2),
+        ("time limit", "manager", 2),
+        ("kill", "manager", 2),
+        ("agent killed", "manager", 2),
+        ("srun killed", "manager", 2),
+        ("all of srun killed", "manager", 1),
+        ("controller restarted", "manager", 1),
+    ],
+)
+def test_disturbed_training_has_the_losses_and_weights_of_an_undisturbed_one(
+    batch: BatchRun, undisturbed: dict[str, Any], how: str, saves: str, attempts: int
+) -> None:
+    project = batch.project
+    shutil.copy(_SHARDED, project)
+    options = ("--notice", "30s", "--threads", "1", "--on-failure", "restart")
+    batch.submit(*options, "--", _SHARDED.name, saves, "slowly", limit="3" if how == "time limit" else "0")
+    batch.until_step(_SAVED + 2)
+    batch.disturb(how)
+    if how in ("preemption", "notice", "time limit", "kill"):
+        batch.start_again()
+    if attempts == 1:  # otherwise it must not end before it notices
+        (project / "kept/go").touch()
+    result = batch.result()
+    assert (result["outcome"], result["attempts"]) == ("succeeded", attempts), batch.text
+    ends = [_end(project / "kept", rank) for rank in range(3)]
+    (start,) = {int(end["start"]) for end in ends}
+    assert start >= _SAVED if attempts == 2 else start == 0
+    for earlier in result["history"]:
+        assert earlier["resumed_at"] == start
+        # A worker that gets SIGTERM finishes its step and saves.
+        assert saves == "manager" or earlier["steps_lost"] == 0
+    for end in ends:
+        for name in ("losses", "weights", "momentum"):
+            np.testing.assert_allclose(
+                end[name], undisturbed[name], rtol=RELATIVE, atol=ABSOLUTE, err_msg=name
+            )
 
 
 @pytest.mark.slow

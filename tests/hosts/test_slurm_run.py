@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import sys
 from pathlib import Path
@@ -81,29 +80,6 @@ def test_exported_script_runs_as_it_is(slurm: Slurm, machines: Testbed, project:
     lines = set(output.read_text().splitlines())
     assert {"worker:0 | level 7", "worker:1 | level 7"} <= lines
     machines["n1"].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_training_has_the_losses_of_one_machine(
-    up: Any, slurm: Slurm, machines: Testbed, project: Path
-) -> None:
-    train = ("--workers", "3", "--threads", "1")
-    program = ("--", "--epochs", "2", "--global-batch", "48", "--export", "none")
-    machines["n0"].run(
-        *(str(ORCH), "up", "--as-root-anyway", *train, "--checkpoint-dir", str(project / "here"), *program),
-        cwd=project,
-        timeout_s=400,
-    )
-    machines["n0"].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")
-    run = up_under(up, slurm, *_ENGINE, *train[2:], "--checkpoint-dir", str(project / "there"), *program)
-    run.process.wait(400)
-    assert run.finish()["outcome"] == "succeeded", run.text
-    ours, theirs = (json.loads((project / place / "history.json").read_text()) for place in ("here", "there"))
-    for name in ("loss", "accuracy"):
-        assert [epoch.get(name) for epoch in theirs["epochs"]] == pytest.approx(
-            [epoch.get(name) for epoch in ours["epochs"]], rel=1e-5
-        )
 
 
 def test_exit_code_is_that_of_the_task_that_failed(up: Any, slurm: Slurm, project: Path) -> None:

@@ -133,3 +133,16 @@ def test_words_of_the_command_explain_the_end_of_a_step(slurm_says: Answer, orde
     lines = ["sh: 1: /no/python: not found", "srun: error: n1: task 0: Exited with exit code 127"]
     assert "/no/python: not found" in SlurmEngine("1").explain("n1", 127, "\n".join(lines[::order]))
     assert "exit code 127" in SlurmEngine("1").explain("n1", 127, lines[1])
+
+
+def test_node_that_starts_no_step_is_named_with_what_to_do(slurm_says: Answer) -> None:
+    slurm_says("RUNNING|None|N/A")
+    engine, by_the_way = SlurmEngine("1"), "srun: cluster configuration lacks support for cpu binding\n"
+    failed = f"{by_the_way}srun: error: Application launch failed: Socket timed out on send/recv operation"
+    said = engine.explain("n2", 1, failed)
+    assert said.startswith(
+        "n2: Slurm could not start a step there (srun: error: Application launch failed: Socket"
+    )
+    silent = engine.explain_silence("n2", 30.0, by_the_way)
+    assert silent.startswith("n2: the step of Slurm's job 1 did not answer within 30 s; look at slurmd")
+    assert all('--slurm "--exclude=n2"' in text for text in (said, silent))

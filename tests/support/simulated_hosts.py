@@ -74,6 +74,12 @@ class FakeEngine:
     def explain(self, host: str, exit_code: int | None, errors: str) -> str:
         return f"{host} has left: {errors}"
 
+    def explain_silence(self, host: str, waited_s: float, errors: str) -> str:
+        return f"{host} has not answered: {errors}"
+
+    def why_gone(self, host: str) -> str | None:
+        return None
+
 
 class SimulatedRun:
     """A run with `tasks` tasks on each of `hosts` hosts. Leaving the `with` ends its processes."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from acting_as import needs_root
 from users import ORDINARY
-from waiting import lives, until
+from waiting import lives, until, until_gone
 from warm_command import WarmOrch
 
 from orchestrator.client.launch import load_request
@@ -158,7 +158,9 @@ def test_links_in_the_place_of_holders_are_not_followed(tmp_path: Path) -> None:
 
 def test_files_of_a_killed_holder_are_removed(warm: WarmOrch) -> None:
     warm("up", "--warm", *ECHO)
-    warm.until_waiting().kill()
+    holder = warm.until_waiting()
+    holder.kill()
+    until_gone(holder.pid)
     (place,) = warm.places
     assert (place / "holder.json").exists()
     assert "no processes are kept warm" in warm.orch.within("warm").err
