@@ -83,6 +83,11 @@ class SlurmEngine:
             f" {_other_nodes(host)}"
         )
 
+    def why_gone(self, host: str) -> str | None:
+        """Slurm takes a node that it gives up out of a job with --no-kill, and adds none to a job that runs."""
+        nodes = node_names(self._job)
+        return f"Slurm has taken it out of job {self._job}" if nodes and host not in nodes else None
+
 
 def _said(errors: str) -> list[str]:
     """The lines of srun's stderr that may explain a failure."""
@@ -132,6 +137,12 @@ def kill_wait() -> float | None:
     """Seconds from SIGTERM to SIGKILL when Slurm ends a job; None if it does not say."""
     found = re.search(r"^KillWait\s*=\s*(\d+) sec", ask("scontrol", "show", "config") or "", re.MULTILINE)
     return None if found is None else float(found[1])
+
+
+def node_names(job: str) -> list[str]:
+    """The names of a job's nodes, in Slurm's order, in which n2 comes before n10; empty if Slurm does not answer."""
+    listed = ask("squeue", "--noheader", f"--jobs={job}", "--format=%N")
+    return (ask("scontrol", "show", "hostnames", listed) or "").splitlines() if listed else []
 
 
 def is_own_job(job: str, environ: Mapping[str, str]) -> bool:

@@ -42,7 +42,7 @@ JobRequeue=1
 KillWait=10
 MinJobAge=600
 SlurmctldTimeout=30
-SlurmdTimeout={node_timeout_s}
+SlurmdTimeout=30
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmdParameters=config_overrides
@@ -71,11 +71,10 @@ def reason_to_skip() -> str | None:
 class Slurm:
     """Runs the daemons of Slurm on the machines until close(). `n0` is the login node."""
 
-    def __init__(self, machines: Testbed, node_timeout_s: int = 30) -> None:
-        """`node_timeout_s`: SlurmdTimeout, after which Slurm takes a silent node down."""
+    def __init__(self, machines: Testbed) -> None:
         self.machines = machines
         self.directory = machines.shared / "slurm"
-        self._write_files(node_timeout_s)
+        self._write_files()
         try:
             self._start("n0", "munged", *self._munge_words())
             self._start("n0", "slurmctld", "-c")
@@ -153,14 +152,14 @@ class Slurm:
             *(f"--{kind}-file={place / f'munged.{kind}'}" for kind in ("pid", "log", "seed")),
         ]
 
-    def _write_files(self, node_timeout_s: int) -> None:
+    def _write_files(self) -> None:
         self.directory.mkdir(mode=0o755)
         (self.directory / "state").mkdir()
         key = self.directory / "munge.key"
         key.touch(0o600)
         key.write_bytes(os.urandom(128))
         proctrack = "cgroup" if _FREEZER.is_dir() else "linuxproc"
-        text = _CONFIG.format(directory=self.directory, proctrack=proctrack, node_timeout_s=node_timeout_s)
+        text = _CONFIG.format(directory=self.directory, proctrack=proctrack)
         (self.directory / "slurm.conf").write_text(text)
         if proctrack == "cgroup":
             (self.directory / "cgroup.conf").write_text(_CGROUP)
