@@ -10,9 +10,12 @@ import pytest
 from run_records import make_run, view_of
 from waiting import PATIENCE_S
 
+from orchestrator.client.submit import submit
+from orchestrator.core.errors import UsageError
 from orchestrator.core.state.state import RunPhase
 from orchestrator.engines import slurm
 from orchestrator.engines.slurm import SlurmEngine, is_started_again
+from orchestrator.request.settings import settings
 from orchestrator.store.runs import catalog, lost_runs, slurm_jobs
 from orchestrator.store.runs.liveness import Liveness
 from orchestrator.store.runs.reader import RunView
@@ -213,3 +216,11 @@ def test_comment_of_a_job_is_not_read_as_its_fields(
     (tmp_path / "bin/scontrol").write_text(f"#!/bin/sh\necho '{line}'\n")
     environ = {"SLURM_JOB_ID": "1", "SLURMD_NODENAME": "n1"}
     assert is_started_again("1", environ, may_ask=False) is expected
+
+
+def test_job_that_does_not_fit_into_a_variable_is_refused(tmp_path: Path) -> None:
+    """The limit counts bytes."""
+    options = {"engine": "slurm", "nodes": 1, "env": ["TEXT=" + "\u00fc" * 61_000]}
+    with pytest.raises(UsageError, match="a batch job takes 120,000"):
+        submit(settings.load(options, {}, tmp_path))
+    assert not catalog.all_runs()

@@ -25,7 +25,7 @@ _FRESH_S = 1.0
 _FRESH_PART = 0.1
 _MOST_FRESH_S = 15.0
 # Variables that are options of Slurm's programs: they change what squeue prints and what srun does. Slurm sets many of
-# them in a job. Those that are kept say how to reach Slurm.
+# them in a job. The kept ones say how to reach Slurm.
 _OPTIONS = ("SLURM_", "SRUN_", "SQUEUE_")
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 _UNKNOWN_JOB = "Invalid job id"
@@ -99,7 +99,7 @@ class _Answer:
 
 @dataclass
 class _Known:
-    """What this process knows of Slurm. `silent_until`: no job is asked about before (monotonic seconds)."""
+    """The answers of Slurm. `silent_until`: no job is asked about before (monotonic seconds)."""
 
     answers: dict[str, _Answer] = field(default_factory=dict)
     cluster: str = ""
