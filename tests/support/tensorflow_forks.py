@@ -70,7 +70,9 @@ class ForkServer:
         """Run `python WORDS`, where WORDS begin with -m MODULE or a script; stdout and stderr are appended to `log`."""
         ForkServer.started += 1
         reader, writer = os.pipe()
-        request = json.dumps({"words": list(words), "env": _with_own_temporary(env, cwd), "cwd": str(cwd)}).encode()
+        request = json.dumps(
+            {"words": list(words), "env": _with_own_temporary(env, cwd), "cwd": str(cwd)}
+        ).encode()
         with log.open("ab") as output:
             socket.send_fds(self._socket, [request], [output.fileno(), writer])
         os.close(writer)
