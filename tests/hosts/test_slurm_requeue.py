@@ -161,9 +161,12 @@ class BatchRun:
         for victim in (child, process) if with_child else (process,):
             victim.kill()
 
+    def until_pending(self) -> None:
+        self._until(lambda: f"{self.job} PENDING" in self.slurm.queue())
+
     def start_again(self) -> None:
         """Let Slurm start the job again now. It would wait for two minutes."""
-        self._until(lambda: f"{self.job} PENDING" in self.slurm.queue())
+        self.until_pending()
         self.machines["n0"].run(
             "scontrol", "update", f"JobId={self.job}", "StartTime=now", env=self.slurm.environ
         )
@@ -269,6 +272,7 @@ def _end(directory: Path, rank: int) -> dict[str, Any]:
         ("time limit", "preemption", 2),
         ("time limit", "manager", 2),
         ("kill", "manager", 2),
+        ("node off", "manager", 2),
         ("agent killed", "manager", 2),
         ("srun killed", "manager", 2),
         ("all of srun killed", "manager", 1),
@@ -283,8 +287,14 @@ def test_disturbed_training_has_the_losses_and_weights_of_an_undisturbed_one(
     options = ("--notice", "30s", "--threads", "1", "--on-failure", "restart")
     batch.submit(*options, "--", _SHARDED.name, saves, "slowly", limit="3" if how == "time limit" else "0")
     batch.until_step(_SAVED + 2)
-    batch.disturb(how)
-    if how in ("preemption", "notice", "time limit", "kill"):
+    if how == "node off":
+        # The node of the supervisor. Slurm starts the job again when it has noticed.
+        batch.slurm.turn_off("n1")
+        batch.until_pending()
+        batch.slurm.turn_on("n1")
+    else:
+        batch.disturb(how)
+    if how in ("preemption", "notice", "time limit", "kill", "node off"):
         batch.start_again()
     if attempts == 1:  # otherwise it must not end before it notices
         (project / "kept/go").touch()
