@@ -6,8 +6,13 @@ from __future__ import annotations
 def main() -> int:
     """Run the command line and return its exit code. Ctrl-C during the import shows no traceback either."""
     try:
-        from orchestrator.cli.app import run_to_exit
+        import sys
 
-        return run_to_exit()
+        from orchestrator.cli.early import early_supervisor
+
+        with early_supervisor(sys.argv[1:]):
+            from orchestrator.cli.app import run_to_exit
+
+            return run_to_exit()
     except KeyboardInterrupt:
         return 130

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from orchestrator.cli.early import supervisor_of_up
 from orchestrator.cli.parameters import Screen, screen_of, takes_options
 from orchestrator.request.settings.declaration import Part
 from orchestrator.request.settings.options import COMMAND, SETTINGS
@@ -36,23 +37,11 @@ def up(context: typer.Context, command: Words = None, **given: Any) -> int:
         return _show_plan(flags, screen)
     if _asks_for_help(command):
         return subprocess.call([sys.executable, "-P", "-m", "worker", "--help"])
-    # Start the supervisor first: it imports its modules while this process imports its own.
-    from orchestrator.links.supervisor_link import start_supervisor
-
-    early = None if _may_start_warm() else start_supervisor()
+    early = supervisor_of_up()
     with early or nullcontext():
         from orchestrator.cli.up_run import run_up
 
         return run_up(flags, screen, early)
-
-
-def _may_start_warm() -> bool:
-    """Whether warm processes seem to wait in this directory. It says no quickly."""
-    if not any(map(os.isatty, (0, 1, 2))):
-        return False
-    from orchestrator.store.runs.paths import has_warm_socket
-
-    return has_warm_socket(str(Path.cwd()))
 
 
 @takes_options(*(part for part in Part if part is not Part.DISPLAY))

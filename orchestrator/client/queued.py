@@ -54,23 +54,23 @@ class QueuedRun:
         # A notice that came before the run was there.
         self._is_noticed = False
         # The run ends because of a notice.
-        self._gives_way = False
+        self._leaves_for_notice = False
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Until the run is followed: a stop signal raises Signalled or KeyboardInterrupt. So does a notice to a run
-        that waits; before there is a run it is kept.
+        """Until the run is followed: a stop signal raises Signalled or KeyboardInterrupt, and so does a notice
+        to a run that waits. A notice that comes before the run is kept.
 
         A signal that this process inherited as ignored stays ignored."""
 
         def stop(number: int, frame: FrameType | None) -> None:
-            if self._gives_way:
+            if self._leaves_for_notice:
                 return  # of Slurm, which starts the job again
             raise Signalled(StopOrder(reason=STOP_SIGNALS[signal.Signals(number)]))
 
         def notice(number: int, frame: FrameType | None) -> None:
             if self._waits and self._has_nodes:
-                self._give_way()
+                self._leave_for_notice()
             self._is_noticed = True
 
         handlers = {signal.SIGTERM: stop, signal.SIGHUP: stop, NOTICE_SIGNAL: notice}
@@ -91,11 +91,11 @@ class QueuedRun:
         if self._is_noticed and self._waits:
             self._is_noticed = False
             if not was_queued:
-                self._give_way()
+                self._leave_for_notice()
             self._say(f"{NOTICE_SIGNAL.name} had no effect: the run was queued, and no task had started")
 
-    def _give_way(self) -> None:
-        self._gives_way = True
+    def _leave_for_notice(self) -> None:
+        self._leaves_for_notice = True
         raise Signalled(NoticeOrder(source=NoticeSource.SIGNAL))
 
     def pass_notice_on(self) -> None:
@@ -134,9 +134,7 @@ class QueuedRun:
             self._leave(RefusedOrder(text=str(error)))
             raise
         except KeyboardInterrupt as stop:
-            self._leave(
-                stop.order if isinstance(stop, Signalled) else StopOrder(reason=StopReason.INTERRUPT)
-            )
+            self._leave(stop.order if isinstance(stop, Signalled) else StopOrder(reason=StopReason.INTERRUPT))
             raise
 
     def place(self, up: UpRequest) -> None:

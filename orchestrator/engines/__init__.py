@@ -123,6 +123,9 @@ class Engine(Protocol):
     def explain_silence(self, host: str, waited_s: float, errors: str) -> str:
         """Return the message about a host that has not given its first answer for so long, with what to do."""
 
+    def why_gone(self, host: str) -> str | None:
+        """Why a host that was lost cannot come back to this run, in words for the user; None if it may come back."""
+
 
 def engine_of(spec: JobSpec) -> Engine:
     """The engine that reaches the job's hosts. EngineError."""

@@ -27,6 +27,9 @@ class LocalEngine:
     def explain_silence(self, host: str, waited_s: float, errors: str) -> str:
         return f"the agent did not answer within {waited_s:g} s"
 
+    def why_gone(self, host: str) -> str | None:
+        return None
+
 
 def for_job(spec: JobSpec) -> LocalEngine:
     return LocalEngine()

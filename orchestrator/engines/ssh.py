@@ -136,6 +136,9 @@ class SshEngine:
             " check that its login files (.bashrc) do not read the input"
         )
 
+    def why_gone(self, host: str) -> str | None:
+        return None
+
 
 def for_job(spec: JobSpec) -> SshEngine:
     return SshEngine(spec.ssh_command, spec.link_timeout_s)

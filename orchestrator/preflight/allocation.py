@@ -24,7 +24,7 @@ from orchestrator.core.plan.placement import place
 from orchestrator.core.text.clean import one_line
 from orchestrator.core.text.counted import counted
 from orchestrator.core.text.durations import format_duration
-from orchestrator.engines.slurm import kill_wait, time_left
+from orchestrator.engines.slurm import kill_wait, node_names, time_left
 from orchestrator.request.export.batch_script import allocation_words, node_count
 from orchestrator.store.runs.slurm_jobs import ask, job_state, own_job
 
@@ -113,12 +113,10 @@ def _nodes_of_own(job: str) -> list[str]:
 
 
 def _nodes(job: str) -> list[str]:
-    """The names of an allocation's nodes, in Slurm's order, in which n2 comes before n10."""
-    listed = ask("squeue", "-h", f"--jobs={job}", "--format=%N")
-    names = ask("scontrol", "show", "hostnames", listed) if listed else None
-    if not names:
-        raise UsageError(f"Slurm does not say which nodes its job {job} has; `scontrol show job {job}` may")
-    return names.splitlines()
+    """The names of an allocation's nodes."""
+    if names := node_names(job):
+        return names
+    raise UsageError(f"Slurm does not say which nodes its job {job} has; `scontrol show job {job}` may")
 
 
 @dataclass(frozen=True)

@@ -156,8 +156,11 @@ class AgentInputs:
         was_away = host in self._hosts.away
         self._hosts.end_host(host)
         self._attempts.lose_host(host)
-        if was_away:
-            return  # it is still lost, and is tried again later
+        if was_away:  # it is still lost
+            if (why := self._hosts.drop_gone_host(host)) is not None:
+                text = f"{host} will not come back: {why}"
+                self._queue.append(events.Noticed(**now(), text=text))
+            return
         if host != HERE:
             self._queue.append(events.HostLost(**now(), host=host, reason=reason))
             self.report_teardown()

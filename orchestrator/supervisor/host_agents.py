@@ -235,6 +235,12 @@ class HostAgents:
     def write_log(self, host: str, log: LogBytes) -> None:
         self._logs[host].write(log)
 
+    def drop_gone_host(self, host: str) -> str | None:
+        why = self._engine.why_gone(host)
+        if why is not None:
+            self._hosts = [each for each in self._hosts if each.name != host]
+        return why
+
     def end_host(self, host: str) -> None:
         self._links.pop(host).close()
         if host in self._logs:

@@ -119,6 +119,9 @@ class Agents(Protocol):
     def why_lost(self, host: str) -> str:
         """Why the agent of a host was lost, in words for the user."""
 
+    def drop_gone_host(self, host: str) -> str | None:
+        """Return why a lost host cannot come back, and do not try it again; None if it may come back."""
+
     def end_host(self, host: str) -> None:
         """Close the stream to an agent, which then kills everything it started."""
 
@@ -225,6 +228,9 @@ class LocalAgent:
 
     def why_lost(self, host: str) -> str:
         return self._engine.explain(host, None, "")
+
+    def drop_gone_host(self, host: str) -> str | None:
+        return None
 
     def end_host(self, host: str) -> None:
         self.end()

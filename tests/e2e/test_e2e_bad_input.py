@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from orch_command import Orch
+from waiting import child_with, until
 
-from orchestrator.links.supervisor_link import start_supervisor
+from orchestrator.cli.early import early_supervisor, supervisor_of_up
 
 _RUNS_NOTHING = ("--", "true")
 
@@ -55,11 +58,33 @@ def test_up_refuses_invalid_options(orch: Orch) -> None:
     assert orch.run_dirs() == []
 
 
-def test_supervisor_of_refused_up_is_killed() -> None:
-    """It starts before the settings are read, and would still import its modules."""
-    with start_supervisor() as supervisor:
-        pass
+def test_supervisor_starts_before_the_words_are_parsed() -> None:
+    """It is killed if the words are refused then, as it would still import its modules."""
+    with early_supervisor(("up", "--frobnicate", "--", "train.py", "--help")):
+        supervisor = supervisor_of_up()
+        assert supervisor is not None and not supervisor.has_left()
     assert supervisor.wait(0)
+
+
+@pytest.mark.parametrize("words", ["", "ls", "up --help", "up -n 2 -h -- train.py", "up --dry-run -- true"])
+def test_words_that_start_no_run_start_no_supervisor(words: str) -> None:
+    with early_supervisor(words.split()):
+        assert child_with(os.getpid(), "orchestrator.supervisor") is None
+
+
+def test_refused_up_leaves_no_process(orch: Orch) -> None:
+    done = orch("up", "--frobnicate", env={"ORCH_TEST_MARK": str(orch.directory)})
+    assert done.code == 2
+    until(lambda: not _processes_with("ORCH_TEST_MARK", str(orch.directory)))
+
+
+def _processes_with(variable: str, value: str) -> list[int]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(variable) == value:
+                found.append(process.pid)
+    return found
 
 
 @pytest.mark.parametrize(

@@ -153,9 +153,12 @@ class BatchRun:
         for victim in (child, process) if with_child else (process,):
             victim.kill()
 
+    def until_pending(self) -> None:
+        self.until(lambda: f"{self.job} PENDING" in self.slurm.queue())
+
     def start_again(self) -> None:
         """Let Slurm start the job again now. It would wait for two minutes."""
-        self.until(lambda: f"{self.job} PENDING" in self.slurm.queue())
+        self.until_pending()
         self.machines["n0"].run(
             "scontrol", "update", f"JobId={self.job}", "StartTime=now", env=self.slurm.environ
         )

@@ -77,12 +77,11 @@ def counting(project: Path) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def slurm(up: Any, machines: Testbed, request: pytest.FixtureRequest) -> Iterator[Slurm]:
-    """A Slurm of three nodes; a parameter gives its SlurmdTimeout. At the end its queue is empty, and no step is left
-    on a node."""
+def slurm(up: Any, machines: Testbed) -> Iterator[Slurm]:
+    """A Slurm of three nodes. At the end its queue is empty, and no step is left on a node."""
     if reason := why_no_slurm():
         pytest.skip(reason)
-    started = Slurm(machines, **getattr(request, "param", {}))
+    started = Slurm(machines)
     try:
         yield started
         machines.heal()

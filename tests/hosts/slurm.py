@@ -42,7 +42,7 @@ JobRequeue=1
 KillWait=10
 MinJobAge=600
 SlurmctldTimeout=30
-SlurmdTimeout={node_timeout_s}
+SlurmdTimeout=30
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmdParameters=config_overrides
@@ -71,11 +71,10 @@ def reason_to_skip() -> str | None:
 class Slurm:
     """Runs the daemons of Slurm on the machines until close(). `n0` is the login node."""
 
-    def __init__(self, machines: Testbed, node_timeout_s: int = 30) -> None:
-        """`node_timeout_s`: SlurmdTimeout, after which Slurm takes a silent node down."""
+    def __init__(self, machines: Testbed) -> None:
         self.machines = machines
         self.directory = machines.shared / "slurm"
-        self._write_files(node_timeout_s)
+        self._write_files()
         try:
             self._start("n0", "munged", *self._munge_words())
             self._start("n0", "slurmctld", "-c")
@@ -118,6 +117,15 @@ class Slurm:
             process.kill()
         self._start("n0", "slurmctld")
 
+    def turn_off(self, name: str) -> None:
+        """End a node as a loss of power does, until turn_on()."""
+        self.machines.cut(name)
+        self.machines[name].kill_all()
+
+    def turn_on(self, name: str) -> None:
+        self.machines.heal()
+        self._start(name, "slurmd", "-N", name)
+
     def set_prolog(self, script: str) -> None:
         """Let each node run this before its part of a job."""
         prolog = self.directory / "prolog"
@@ -153,14 +161,14 @@ class Slurm:
             *(f"--{kind}-file={place / f'munged.{kind}'}" for kind in ("pid", "log", "seed")),
         ]
 
-    def _write_files(self, node_timeout_s: int) -> None:
+    def _write_files(self) -> None:
         self.directory.mkdir(mode=0o755)
         (self.directory / "state").mkdir()
         key = self.directory / "munge.key"
         key.touch(0o600)
         key.write_bytes(os.urandom(128))
         proctrack = "cgroup" if _FREEZER.is_dir() else "linuxproc"
-        text = _CONFIG.format(directory=self.directory, proctrack=proctrack, node_timeout_s=node_timeout_s)
+        text = _CONFIG.format(directory=self.directory, proctrack=proctrack)
         (self.directory / "slurm.conf").write_text(text)
         if proctrack == "cgroup":
             (self.directory / "cgroup.conf").write_text(_CGROUP)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,15 @@ def heal_and_grow(machines: Testbed, project: Path, run: HostsRun) -> None:
     machines.heal()
     run.until_event("host_joined", 2, host="n3")
     orch(machines, project, "restart")
+
+
+def reported(machines: Testbed, project: Path) -> dict[str, Any]:
+    """The document in the report of the run."""
+    found = re.search(r'id="runs"[^>]*>([^<]+)<', orch(machines, project, "report", "-o", "-"))
+    assert found is not None
+    (document,) = json.loads(gzip.decompress(b64decode(found[1])))
+    assert isinstance(document, dict)
+    return document
 
 
 def state_of_node(machines: Testbed, slurm: Slurm, name: str) -> str:
@@ -114,15 +126,20 @@ def test_run_under_slurm_survives_the_loss_of_a_node(
     run.until_event("task_started", 3 + 2)
     until(lambda: "down" in state_of_node(machines, slurm, "n3"), 200)
     assert [line.partition(" ")[2] for line in slurm.queue()] == ["RUNNING"]
+    machines.heal()
+    (job,) = (line.partition(" ")[0] for line in slurm.queue())
+    run.until_event("noticed", text=f"n3 will not come back: Slurm has taken it out of job {job}")
+    orch(machines, project, "restart")
+    run.until_event("task_started", 3 + 2 + 2)
     (project / "end").touch()
-    assert (run.finish()["outcome"], cluster_sizes(run)) == ("succeeded", [3, 2])
+    assert (run.finish()["outcome"], cluster_sizes(run)) == ("succeeded", [3, 2, 2])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slurm", [{"node_timeout_s": 600}], indirect=True, ids=["keeps the node"])
 def test_run_under_slurm_grows_while_its_job_has_the_node(
     up: Any, slurm: Slurm, machines: Testbed, project: Path, counting: tuple[str, ...]
 ) -> None:
+    slurm.configure(SlurmdTimeout="600")
     options = ("--engine", "slurm", "--nodes", "3", "--checkpoint-dir", str(project / "ckpt"), *PATIENT)
     run = up("--workers", "2..3", *options, *counting, hosts=None, env=slurm.environ)
     run.until_event("task_started", 3)
@@ -136,10 +153,21 @@ def test_run_under_slurm_grows_while_its_job_has_the_node(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("engine", ["ssh", "slurm"])
 def test_loss_of_a_run_that_shrinks_and_grows_is_that_of_an_undisturbed_run(
-    up: Any, machines: Testbed, project: Path
+    up: Any, machines: Testbed, project: Path, request: pytest.FixtureRequest, engine: str
 ) -> None:
-    """The built-in program keeps the global batch, so that each epoch has the same steps with 4, 3 and 4 workers."""
+    """The built-in program keeps the global batch, so that each epoch has the same steps with any number of workers.
+
+    All nodes of Slurm have the same number of slots, so three of them lose one worker of three.
+    """
+    hosts: dict[str, Any] = {"hosts": SLOTS}
+    places, sizes = ("--workers", "2..4"), [4, 3, 4]
+    if engine == "slurm":
+        slurm: Slurm = request.getfixturevalue("slurm")
+        slurm.configure(SlurmdTimeout="600")
+        hosts = {"hosts": None, "env": slurm.environ}
+        places, sizes = ("--engine", "slurm", "--nodes", "3", "--workers", "2..3"), [3, 2, 3]
     program = ("--", "--epochs", str(EPOCHS), "--export", "none")
     common = ("--global-batch", str(GLOBAL_BATCH), "--threads", "1")
     here = machines["n0"].run(
@@ -152,7 +180,7 @@ def test_loss_of_a_run_that_shrinks_and_grows_is_that_of_an_undisturbed_run(
     machines["n0"].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")
 
     there = ("--checkpoint-dir", str(project / "there"), "--start-timeout", "off")
-    run = up("--workers", "2..4", *common, *there, *program, hosts=SLOTS)
+    run = up(*places, *common, *there, *program, **hosts)
     until(lambda: "epoch 2/" in run.text or run.process.poll() is not None, 200)
     lose_and_shrink(machines, run)
     # The host is back soon after the first step, long before the last one.
@@ -161,8 +189,9 @@ def test_loss_of_a_run_that_shrinks_and_grows_is_that_of_an_undisturbed_run(
     heal_and_grow(machines, project, run)
     run.process.wait(400)
     result = run.finish()
-    assert (result["outcome"], cluster_sizes(run)) == ("succeeded", [4, 3, 4]), run.text
-    assert f"4 -> 3 -> 4; global batch {GLOBAL_BATCH} kept" in run.text
+    assert (result["outcome"], cluster_sizes(run)) == ("succeeded", sizes), run.text
+    kept = f"{' -> '.join(map(str, sizes))}; global batch {GLOBAL_BATCH} kept"
+    assert kept in run.text
     assert [end["global_batch"] for end in (*result["history"], result)] == [GLOBAL_BATCH] * 3
 
     ours, theirs = (json.loads((project / place / "history.json").read_text()) for place in ("here", "there"))
@@ -171,13 +200,17 @@ def test_loss_of_a_run_that_shrinks_and_grows_is_that_of_an_undisturbed_run(
         assert [epoch[name] for epoch in theirs["epochs"]] == pytest.approx(
             [epoch[name] for epoch in ours["epochs"]], rel=1e-3, abs=5e-3
         )
-    # The chief's curve has all attempts, and repeats at most the steps since the last whole checkpoint.
-    rows = json.loads(orch(machines, project, "history", "--json"))["columns"]
-    chief = [
-        attempt
-        for task, attempt, loss in zip(rows["task"], rows["attempt"], rows["loss"], strict=True)
-        if task == "worker:0" and loss is not None
-    ]
-    assert chief == sorted(chief) and set(chief) == {1, 2, 3}
-    for end in result["history"]:
+    # The curve of the report has all attempts, and repeats at most the steps since the last whole checkpoint.
+    report = reported(machines, project)
+    assert report["end"]["workers"] == kept
+    columns = report["series"]["tasks"]["worker:0"]
+    points = zip(columns["attempt"], columns["step"], columns["loss"], strict=True)
+    known = [(attempt, step) for attempt, step, loss in points if step is not None and loss is not None]
+    assert known == sorted(known) and {attempt for attempt, _ in known} == {1, 2, 3}
+    # It has a point for each second.
+    assert EPOCHS // 2 * STEPS < known[-1][1] <= EPOCHS * STEPS
+    for number, end in enumerate(result["history"], start=1):
         assert 0 < end["resumed_at"] <= end["position"] <= end["resumed_at"] + 2 * STEPS
+        last = max(step for attempt, step in known if attempt == number)
+        first = min(step for attempt, step in known if attempt == number + 1)
+        assert end["resumed_at"] <= first <= last + 2 * STEPS

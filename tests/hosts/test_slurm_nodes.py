@@ -104,7 +104,7 @@ def test_notice_while_the_nodes_are_checked_again_is_not_lost(batch: BatchRun, h
 def test_signal_while_the_nodes_are_checked_for_the_first_time(
     slurm: Slurm, machines: Testbed, project: Path, number: str, code: int
 ) -> None:
-    """Then there is no run yet, which a notice is kept for."""
+    """There is no run yet. A notice is kept for it."""
     python, hold = project / "python", project / "hold"
     python.write_text(_HELD.format(hold=hold, python=sys.executable))
     python.chmod(0o755)

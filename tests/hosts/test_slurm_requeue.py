@@ -105,6 +105,7 @@ def _end(directory: Path, rank: int) -> dict[str, Any]:
         ("time limit", "preemption", 2),
         ("time limit", "manager", 2),
         ("kill", "manager", 2),
+        ("node off", "manager", 2),
         ("agent killed", "manager", 2),
         ("srun killed", "manager", 2),
         ("all of srun killed", "manager", 1),
@@ -119,8 +120,14 @@ def test_disturbed_training_has_the_losses_and_weights_of_an_undisturbed_one(
     options = ("--notice", "30s", "--threads", "1", "--on-failure", "restart")
     batch.submit(*options, "--", _SHARDED.name, saves, "slowly", limit="3" if how == "time limit" else "0")
     batch.until_step(_SAVED + 2)
-    batch.disturb(how)
-    if how in ("preemption", "notice", "time limit", "kill"):
+    if how == "node off":
+        # The node of the supervisor. Slurm starts the job again when it has noticed.
+        batch.slurm.turn_off("n1")
+        batch.until_pending()
+        batch.slurm.turn_on("n1")
+    else:
+        batch.disturb(how)
+    if how in ("preemption", "notice", "time limit", "kill", "node off"):
         batch.start_again()
     if attempts == 1:  # otherwise it must not end before it notices
         (project / "kept/go").touch()

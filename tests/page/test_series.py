@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from pages import STARTED_AT, WrittenRun
@@ -20,9 +22,9 @@ def rows(count: int, **values: object) -> list[HistoryRow]:
     ]
 
 
-def series_of(*rows: HistoryRow, **steps: int) -> dict[str, Any]:
-    """The series of worker:0, whose epochs have so many steps."""
-    return dict(whole(task_series([("worker:0", rows)], {"worker:0": steps["steps"]} if steps else {})))
+def series_of(*rows: HistoryRow, steps: Mapping[int, int] = MappingProxyType({})) -> dict[str, Any]:
+    """The series of worker:0, whose epochs have so many steps in each attempt."""
+    return dict(whole(task_series([("worker:0", rows)], {"worker:0": steps})))
 
 
 def test_points_of_a_document_are_thinned_and_the_first_and_last_are_exact() -> None:
@@ -56,8 +58,26 @@ def test_columns_without_a_value_are_left_out_and_metrics_are_apart() -> None:
 
 def test_steps_are_counted_over_all_epochs() -> None:
     made = rows(1, epoch=1, step=7) + rows(1, epoch=3, step=7) + rows(1, epoch=3, step=2, phase="evaluating")
-    assert series_of(*made, steps=10)["tasks"]["worker:0"]["step"] == [7, 27, None]
+    assert series_of(*made, steps={1: 10})["tasks"]["worker:0"]["step"] == [7, 27, None]
     assert series_of(*made)["tasks"]["worker:0"]["step"] == [7, None, None]
+
+
+def test_curve_continues_in_an_attempt_with_other_steps() -> None:
+    """Without --global-batch, three workers have fewer steps in an epoch than two."""
+    places = [(1, 1, 20), (1, 2, 20), (2, 3, 15), (2, 4, 30), (3, 5, 10), (4, 6, 20)]
+    made = [
+        row.model_copy(update={"time": float(n)})
+        for n, (attempt, epoch, step) in enumerate(places)
+        for row in rows(1, attempt=attempt, epoch=epoch, step=step)
+    ]
+    assert series_of(*made, steps={1: 20, 2: 30, 3: 20})["tasks"]["worker:0"]["step"] == [
+        20,
+        40,
+        50,
+        80,
+        90,
+        120,
+    ]
 
 
 def test_tail_returns_each_row_once_also_when_the_file_is_thinned() -> None:

@@ -182,7 +182,8 @@ def test_end_of_the_job_while_the_nodes_are_checked_is_a_notice(
     expected: tuple[int, bool],
 ) -> None:
     """Then the run has not ended: the job that starts again continues it."""
-    for name, text in (("squeue", state), ("scontrol", f"JobId=7 Restarts={restarts}")):
+    job = f"JobId=7 JobState={state} Reason=None Requeue=1 Restarts={restarts} BatchFlag=1 Reboot=0"
+    for name, text in (("squeue", state), ("scontrol", job)):
         (tmp_path / name).write_text(f"#!/bin/sh\necho '{text}'\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")

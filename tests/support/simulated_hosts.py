@@ -77,6 +77,9 @@ class FakeEngine:
     def explain_silence(self, host: str, waited_s: float, errors: str) -> str:
         return f"{host} has not answered: {errors}"
 
+    def why_gone(self, host: str) -> str | None:
+        return None
+
 
 class SimulatedRun:
     """A run with `tasks` tasks on each of `hosts` hosts. Leaving the `with` ends its processes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from orchestrator.client.page.clock import RunClock
 from orchestrator.client.page.ending import MOST_STACKS, end_document, stack_documents
 from orchestrator.client.page.pieces import Items, Members, whole
 from orchestrator.client.page.plan import plan_document
-from orchestrator.client.page.series import task_series
+from orchestrator.client.page.series import Steps, task_series
 from orchestrator.client.page.timeline import Timeline
 from orchestrator.client.run_rows import command_text, run_status
 from orchestrator.client.view.layout import colour_index
@@ -67,8 +67,8 @@ class RunPage:
         return not self._found.has_record_of(before) or before is None or before.usage != self._found.usage
 
     @property
-    def steps(self) -> Mapping[str, int]:
-        """The steps of an epoch, by task, as far as they are known; it grows."""
+    def steps(self) -> Steps:
+        """The steps of an epoch, as far as they are known; it grows."""
         return self._timeline.steps
 
     def document(self) -> Document:

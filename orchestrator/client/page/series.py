@@ -17,11 +17,13 @@ _REAL = ("loss", "steps_per_s", "examples_per_s", "cpu_percent", "gpu_percent")
 # Digits of a number that is drawn.
 _DIGITS = ".6g"
 Series = dict[str, Any]
+# The steps of an epoch, by task and attempt.
+Steps = Mapping[str, Mapping[int, int]]
 
 
-def task_series(tasks: Iterable[tuple[str, Sequence[HistoryRow]]], steps: Mapping[str, int]) -> Members:
-    """Return {tasks: {task: columns}, metrics: [name]} in pieces. `steps` are those of an epoch, by task, so that steps
-    are counted over all epochs. A column without a value is left out."""
+def task_series(tasks: Iterable[tuple[str, Sequence[HistoryRow]]], steps: Steps) -> Members:
+    """Return {tasks: {task: columns}, metrics: [name]} in pieces. `steps` let steps be counted over all epochs. A
+    column without a value is left out."""
     metrics: dict[str, None] = {}
 
     def columns() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -29,7 +31,7 @@ def task_series(tasks: Iterable[tuple[str, Sequence[HistoryRow]]], steps: Mappin
             for name in dict.fromkeys(name for row in rows for name in row.metrics):
                 if len(metrics) < MOST_METRICS:
                     metrics[name] = None
-            yield task, _columns(sorted(rows, key=lambda row: row.time), steps.get(task), metrics)
+            yield task, _columns(sorted(rows, key=lambda row: row.time), steps.get(task, {}), metrics)
 
     def members() -> Iterator[tuple[str, Any]]:
         yield "tasks", Members(columns())
@@ -41,7 +43,7 @@ def task_series(tasks: Iterable[tuple[str, Sequence[HistoryRow]]], steps: Mappin
 class SeriesTail:
     """The rows that a live run appends, as series. `steps` are as in task_series()."""
 
-    def __init__(self, paths: RunPaths, steps: Mapping[str, int] | None = None) -> None:
+    def __init__(self, paths: RunPaths, steps: Steps | None = None) -> None:
         self._rows = HistoryTail(paths)
         self._steps = {} if steps is None else steps
 
@@ -57,7 +59,7 @@ class SeriesTail:
         return dict(whole(task_series(of_task.items(), self._steps)))
 
 
-def _columns(rows: Sequence[HistoryRow], steps: int | None, metrics: Iterable[str]) -> dict[str, Any]:
+def _columns(rows: Sequence[HistoryRow], steps: Mapping[int, int], metrics: Iterable[str]) -> dict[str, Any]:
     columns: dict[str, Any] = {"time": [round(row.time, 3) for row in rows]}
     columns["step"] = [_step(row, steps) for row in rows]
     columns |= {name: [getattr(row, name) for row in rows] for name in _WHOLE}
@@ -71,13 +73,19 @@ def _columns(rows: Sequence[HistoryRow], steps: int | None, metrics: Iterable[st
     }
 
 
-def _step(row: HistoryRow, steps: int | None) -> int | None:
-    """The training step over all epochs; None if it is not known."""
+def _step(row: HistoryRow, steps: Mapping[int, int]) -> int | None:
+    """The training step over all epochs; None if it is not known.
+
+    Attempts with fewer workers may have more and smaller steps. All are counted in steps of the first attempt, so that
+    the curve continues where the attempt before it has ended.
+    """
     if row.step is None or row.phase in BESIDE_TRAINING:
         return None
+    first = steps[min(steps)] if steps else 0
+    its_step = round(row.step * first / steps.get(row.attempt, first)) if first else row.step
     if row.epoch is None or row.epoch <= 1:
-        return row.step
-    return None if not steps else (row.epoch - 1) * steps + row.step
+        return its_step
+    return (row.epoch - 1) * first + its_step if first else None
 
 
 def _short(value: float | None) -> float | None:

@@ -64,11 +64,12 @@ class _Span:
 
 @dataclass
 class Timeline:
-    """Call add() after each event, with the state that it led to. `steps`: the steps of an epoch, by task."""
+    """Call add() after each event, with the state that it led to. `steps`: the steps of an epoch, by task and
+    attempt."""
 
     started_mono: float
     most_spans: int = MOST_SPANS
-    steps: dict[str, int] = field(default_factory=dict)
+    steps: dict[str, dict[int, int]] = field(default_factory=dict)
     _attempts: list[dict[str, Any]] = field(default_factory=list)
     _marks: list[Mark] = field(default_factory=list)
     _spans: list[_Span] = field(default_factory=list)
@@ -140,7 +141,7 @@ class Timeline:
     def _follow(self, task: TaskState, state: RunState, time: float) -> None:
         progress = task.progress
         if progress.steps and progress.steps > 0 and self._state_of(task, state) == "training":
-            self.steps[task.name] = progress.steps
+            self.steps.setdefault(task.name, {})[state.attempt] = progress.steps
         found, text = self._state_of(task, state), _text_of(task, state)
         span = self._open.get(task.name)
         if task.ended_mono is not None:
