@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import psutil
 import pytest
+from pretend_machines import PROCESSES as MACHINES
 from tensorflow_forks import ForkServer
 from terminal_signals import restore_terminal_signals
 
@@ -65,6 +66,8 @@ _TOGETHER = {
     "tests/worker/test_worker_strategies.py": "TensorFlow",
     "tests/keras_fix/test_training.py": "TensorFlow",
 }
+# Tests on pretend machines wait most of their time, best beside tests that do not.
+_TOGETHER_BY_NAME = {"tests/hosts/test_slurm_": "machines with Slurm", "tests/hosts/": "machines"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -82,7 +85,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
     class Sets(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return _TOGETHER.get(nodeid.partition("::")[0], nodeid)
+            file = nodeid.partition("::")[0]
+            found = (name for start, name in _TOGETHER_BY_NAME.items() if file.startswith(start))
+            return _TOGETHER.get(file) or next(found, nodeid)
 
     return Sets(config, log) if config.getoption("dist") == "loadgroup" else None
 
@@ -123,10 +128,9 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def nothing_left(state_dir: Path) -> Iterator[None]:
     """Fails a test that leaves a process: below this one, or anywhere with the test's state directory."""
     started, children = _started(), _own_children()
-    lasting = {ForkServer.pid}
-    before = (
-        lasting if children in (set(), lasting) else {process.pid for process in _of_this_test(state_dir)}
-    )
+    lasting = {ForkServer.pid, *MACHINES}
+    is_alone = children is not None and children <= lasting
+    before = lasting if is_alone else {process.pid for process in _of_this_test(state_dir)}
     yield
     if children is not None and _own_children() == children and _started() == started:
         return  # to look at every process of the machine takes longer than most tests do
@@ -189,10 +193,10 @@ def _children(pids: set[int]) -> Iterator[int]:
             continue
         parents[pid] = int(stat.rpartition(b")")[2].split()[1])
     for pid in parents:
-        above = parents[pid]
+        below, above = pid, parents[pid]
         while above in parents and above != os.getpid():
-            above = parents[above]
-        if above == os.getpid():
+            below, above = above, parents[above]
+        if above == os.getpid() and below not in MACHINES:
             yield pid
 
 

@@ -21,6 +21,7 @@ def ask_run(view: RunView, order: Order, timeout_s: float = ANSWER_TIMEOUT_S) ->
         return ask(view.paths.control, order, timeout_s)
     from orchestrator.engines.slurm import step_words
     from orchestrator.host.isolation import isolated
+    from orchestrator.store.runs.slurm_jobs import plain_environ
 
     path = str(view.paths.control)
     words = [
@@ -34,6 +35,7 @@ def ask_run(view: RunView, order: Order, timeout_s: float = ANSWER_TIMEOUT_S) ->
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=timeout_s + _STEP_S,
+            env=plain_environ(),
             start_new_session=True,  # a Ctrl-C ends this command, not the step
         )
         answer = json.loads(done.stdout)

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from orchestrator.core.errors import EngineError
+from orchestrator.core.errors import EngineError, UsageError
 from orchestrator.core.text.clean import one_line
 from orchestrator.core.text.durations import MAX_DURATION_S
 from orchestrator.engines import Connection
-from orchestrator.store.runs.slurm_jobs import ask, end_of_state, job_number, job_state, own_job
+from orchestrator.store.runs.slurm_jobs import (
+    ask,
+    ask_unless_silent,
+    end_of_state,
+    job_number,
+    job_state,
+    own_job,
+    plain_environ,
+)
 
 if TYPE_CHECKING:
     from orchestrator.core.job.spec import JobSpec
 
 _LONGEST_QUOTE = 200
+# Seconds between questions about the state of the job: all its steps may end at the same time.
+_STATE_S = 1.0
 _TIME_LEFT = re.compile(r"(?:(\d{1,5})-)?(?:(\d{1,2}):)?(\d{1,2}):(\d{2})", re.ASCII)
 # In a line of srun about a node on which slurmd did not start the step.
 _NOT_LAUNCHED = "launch failed"
+# The fields of `scontrol show job` in their order. Names and comments around them may have other words of this kind.
+_REQUEUE = re.compile(r" JobState=(\w+) .*? Requeue=(\d) Restarts=(\d+) BatchFlag=(\d) Reboot=", re.ASCII)
 # In lines of srun that do not explain a failure.
 _BY_THE_WAY = ("cpu binding", "Job step creation temporarily disabled", "Step created for")
 
@@ -36,14 +50,20 @@ class SlurmEngine:
 
     def __init__(self, job: str) -> None:
         self._job = job
+        self._state: str | None = None
+        self._ask_at = -math.inf
 
     def connect(self, destination: str, words: Sequence[str], errors: int | None = None) -> Connection:
         """Run `words`, text for a shell, on a node."""
-        return Connection([*step_words(self._job, destination), "sh", "-c", " ".join(words)], errors)
+        step = [*step_words(self._job, destination), "sh", "-c", " ".join(words)]
+        return Connection(step, errors, plain_environ())
 
     def explain(self, host: str, exit_code: int | None, errors: str) -> str:
         """Why a step on `host` ended, and what to do, from the state of the job and srun's last text on stderr."""
-        if end := end_of_state(job_state(self._job)):
+        if time.monotonic() >= self._ask_at:
+            self._state = job_state(self._job)
+            self._ask_at = time.monotonic() + _STATE_S
+        if end := end_of_state(self._state):
             return f"{host}: Slurm's job {self._job} {end}"
         said = _said(errors)
         if any(_NOT_LAUNCHED in line for line in said):
@@ -65,7 +85,7 @@ class SlurmEngine:
 
     def why_gone(self, host: str) -> str | None:
         """Slurm takes a node that it gives up out of a job with --no-kill, and adds none to a job that runs."""
-        nodes = node_names(self._job)
+        nodes = node_names(self._job, ask_unless_silent)
         return f"Slurm has taken it out of job {self._job}" if nodes and host not in nodes else None
 
 
@@ -86,7 +106,7 @@ def for_job(spec: JobSpec) -> SlurmEngine:
 
 
 def step_words(job: str, node: str) -> list[str]:
-    """The words before a command that make a step of it, on a node of a job."""
+    """The words before a command that make a step of it, on a node of a job. It needs plain_environ()."""
     return [
         *("srun", f"--jobid={job_number(job)}", f"--nodelist={node}", "--nodes=1", "--ntasks=1"),
         # The steps of a node share all that the job has there.
@@ -119,9 +139,16 @@ def kill_wait() -> float | None:
     return None if found is None else float(found[1])
 
 
-def node_names(job: str) -> list[str]:
-    """The names of a job's nodes, in Slurm's order, in which n2 comes before n10; empty if Slurm does not answer."""
+def node_names(job: str, ask: Callable[..., str | None] = ask) -> list[str]:
+    """The names of a job's nodes, in Slurm's order, in which n2 comes before n10; empty if Slurm does not answer.
+
+    UsageError for a heterogeneous job, which has a list for each kind.
+    """
     listed = ask("squeue", "--noheader", f"--jobs={job}", "--format=%N")
+    if listed and len(listed.splitlines()) > 1:
+        raise UsageError(
+            f"Slurm's job {job} is heterogeneous, which orch does not support; ask for nodes of one kind"
+        )
     return (ask("scontrol", "show", "hostnames", listed) or "").splitlines() if listed else []
 
 
@@ -134,9 +161,11 @@ def is_started_again(job: str, environ: Mapping[str, str], *, may_ask: bool) -> 
     """Whether Slurm starts the batch job of this process again after its end; `may_ask`: also on request."""
     if not is_own_job(job, environ):
         return False
-    words = (ask("scontrol", "show", "job", "--oneliner", job) or "").split()
-    fields = dict(word.split("=", 1) for word in words if "=" in word)
-    if int(fields.get("Restarts", 0)) > int(environ.get("SLURM_RESTART_COUNT", 0)):
+    found = _REQUEUE.search(ask("scontrol", "show", "job", "--oneliner", job) or "")
+    if found is None:
+        return False
+    state, may_requeue, restarts, is_batch = found.groups()
+    if int(restarts) > int(environ.get("SLURM_RESTART_COUNT", 0)):
         return True
-    is_allowed = {"JobState": "RUNNING", "BatchFlag": "1", "Requeue": "1"}.items() <= fields.items()
+    is_allowed = (state, may_requeue, is_batch) == ("RUNNING", "1", "1")
     return may_ask and is_allowed and ask("scontrol", "requeue", job) is not None

@@ -118,9 +118,10 @@ def test_killed_worker_is_the_cause(orch: Orch, loop: str) -> None:
     _check_nothing_is_left(orch, pids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("when", "words"),
-    [("start", "cannot begin"), pytest.param("middle", "cannot continue", marks=pytest.mark.slow)],
+    [("start", "cannot begin"), ("middle", "cannot continue")],
 )
 def test_exception_in_worker_is_the_cause(orch: Orch, loop: str, when: str, words: str) -> None:
     started = orch.start("up", "-n", "2", "-e", f"FAIL={when}", "--", loop)

@@ -117,6 +117,15 @@ class Slurm:
             process.kill()
         self._start("n0", "slurmctld")
 
+    def turn_off(self, name: str) -> None:
+        """End a node as a loss of power does, until turn_on()."""
+        self.machines.cut(name)
+        self.machines[name].kill_all()
+
+    def turn_on(self, name: str) -> None:
+        self.machines.heal()
+        self._start(name, "slurmd", "-N", name)
+
     def set_prolog(self, script: str) -> None:
         """Let each node run this before its part of a job."""
         prolog = self.directory / "prolog"

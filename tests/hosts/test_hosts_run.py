@@ -79,6 +79,7 @@ def test_a_home_directory_that_is_read_only_or_noexec_does_no_harm(up: Any, mach
             machines[name].run("mount", "-o", "remount,bind,rw,exec", home)
 
 
+@pytest.mark.slow
 def test_limit_on_open_files_that_is_just_enough(up: Any, machines: Testbed) -> None:
     few, enough = (("prlimit", f"--nofile={files_with_hosts(3, 3) - less}") for less in (1, 0))
     run = up("--workers", "3", "--", "true", before=few)
@@ -88,6 +89,7 @@ def test_limit_on_open_files_that_is_just_enough(up: Any, machines: Testbed) -> 
     assert up("--workers", "3", "--", "true", before=enough).finish()["outcome"] == "succeeded"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", CUTS)
 def test_a_short_cut_loses_no_line_and_fails_nothing(
     up: Any, machines: Testbed, project: Path, counting: tuple[str, ...], cut: str
@@ -123,7 +125,7 @@ def test_a_host_that_stays_away_is_named_and_ends_its_tasks_itself(
 
 @pytest.mark.parametrize(
     "victim",
-    ["orch", "agent", *(pytest.param(each, marks=pytest.mark.slow) for each in ("ssh", "agent and keeper"))],
+    ["orch", *(pytest.param(each, marks=pytest.mark.slow) for each in ("agent", "ssh", "agent and keeper"))],
 )
 def test_nothing_is_left_after_a_kill(
     up: Any, machines: Testbed, project: Path, counting: tuple[str, ...], victim: str

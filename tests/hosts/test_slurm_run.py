@@ -32,6 +32,7 @@ def up_under(up: Any, slurm: Slurm, *words: str, within: tuple[str, ...] = ()) -
     return up(*words, hosts=None, before=within, env=slurm.environ)
 
 
+@pytest.mark.slow
 def test_logs_arrive_from_a_new_allocation(
     up: Any, slurm: Slurm, project: Path, counting: tuple[str, ...]
 ) -> None:

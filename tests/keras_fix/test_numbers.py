@@ -22,6 +22,7 @@ def assert_explained(directory: Path, figures: Figures) -> None:
     assert figures.is_explained, "\n".join([str(figures), *differing_values(directory, figures)])
 
 
+@pytest.mark.slow
 def test_quick_cases_on_two_workers(orch: Orch) -> None:
     found = list(measure(orch.directory, "quick", orch.environ(), workers=(2,), mirrored=False))
     assert len(found) >= 12

@@ -19,7 +19,10 @@ EXACT = 5e-5
 # For layers with 8 or 11 bits of mantissa: the halves of a batch are rounded separately.
 HALF = 2e-2
 
-QUICK = ["uneven_last_batch", "progress_of_the_chief", "counted_steps", "everything_uneven"]
+QUICK = [
+    *("uneven_last_batch", "progress_of_the_chief", "counted_steps", "everything_uneven"),
+    *("class_weights", "own_training_step"),
+]
 LONG = {
     "plain_adam": EXACT,
     "evaluate_and_predict": EXACT,

@@ -1,17 +1,26 @@
-"""The state of its Slurm job decides about a run whose lock is free. Slurm's programs are scripts here."""
+"""Slurm's answers about jobs and allocations. The state of a job decides about a run whose lock is free. The programs
+of Slurm are scripts here."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from run_records import make_run, view_of
+from waiting import PATIENCE_S
 
+from orchestrator.client.launch import QueueWarnings
+from orchestrator.client.submit import submit
+from orchestrator.core.errors import UsageError
 from orchestrator.core.state.state import RunPhase
-from orchestrator.engines.slurm import SlurmEngine
-from orchestrator.store.runs import catalog, lost_runs
+from orchestrator.engines import slurm
+from orchestrator.engines.slurm import SlurmEngine, is_started_again
+from orchestrator.preflight.allocation import on_nodes, refusal
+from orchestrator.request.settings import settings
+from orchestrator.store.runs import catalog, lost_runs, slurm_jobs
 from orchestrator.store.runs.liveness import Liveness
 from orchestrator.store.runs.reader import RunView
 from orchestrator.store.runs.slurm_jobs import NOT_SHARED, own_cluster
@@ -30,7 +39,7 @@ Answer = Callable[..., None]
 
 
 @pytest.fixture
-def slurm_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Answer]:
+def slurm_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answer:
     """Sets what squeue prints: a state with its reason, or a line of shell."""
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -45,9 +54,8 @@ def slurm_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Answ
         write("squeue", _SQUEUE.format(answer=shell, status=exit_code << 8))
 
     write("scontrol", "#!/bin/sh\necho 'ClusterName             = one'\n")
-    own_cluster.cache_clear()
-    yield say
-    own_cluster.cache_clear()
+    monkeypatch.setattr(slurm_jobs, "_known", slurm_jobs._Known())
+    return say
 
 
 def free_run(cluster: str = "one") -> RunView:
@@ -146,3 +154,130 @@ def test_node_that_starts_no_step_is_named_with_what_to_do(slurm_says: Answer) -
     silent = engine.explain_silence("n2", 30.0, by_the_way)
     assert silent.startswith("n2: the step of Slurm's job 1 did not answer within 30 s; look at slurmd")
     assert all('--slurm "--exclude=n2"' in text for text in (said, silent))
+
+
+def test_options_of_the_user_change_no_answer(
+    slurm_says: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The filter of a user's own squeue, and the line numbers of a user's srun."""
+    for name in ("SQUEUE_USERS", "SLURM_LABELIO"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("SLURM_CONF", "/etc/this.conf")
+    slurm_says('echo "${SQUEUE_USERS-RUNNING}|None|N/A"; : >&2')
+    assert free_run().is_live
+    srun = tmp_path / "bin/srun"
+    srun.write_text("#!/bin/sh\nenv\n")
+    srun.chmod(0o755)
+    connection = SlurmEngine("1").connect("n1", ["true"])
+    with connection.stream.makefile() as printed:
+        names = {line.partition("=")[0] for line in printed}
+    connection.close()
+    assert connection.wait(PATIENCE_S)
+    assert "SLURM_CONF" in names
+    assert "SLURM_LABELIO" not in names
+
+
+def test_cluster_is_asked_for_again(slurm_says: Answer, tmp_path: Path) -> None:
+    """A page that is opened while Slurm's controller restarts is right afterwards."""
+    scontrol = tmp_path / "bin/scontrol"
+    answer = scontrol.read_text()
+    scontrol.write_text("#!/bin/sh\nexit 1\n")
+    assert not own_cluster()
+    scontrol.write_text(answer)
+    assert own_cluster() == "one"
+
+
+def test_controller_that_hangs_delays_one_question(
+    slurm_says: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_jobs, "_ASK_S", 0.3)
+    slurm_says(f"echo asked >>{tmp_path}/asked; exec sleep 60 >&2")
+    assert {free_run().liveness for _ in range(2)} == {Liveness.UNKNOWN}
+    # The supervisor, too, which would lose its hosts.
+    assert SlurmEngine("1").why_gone("n1") is None
+    assert "gave no reason" in SlurmEngine("1").explain("n1", 1, "")
+    assert (tmp_path / "asked").read_text().count("asked") <= 1
+
+
+def test_steps_that_end_together_ask_once(
+    slurm_says: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "_STATE_S", PATIENCE_S)
+    slurm_says(f"echo CANCELLED; echo asked >>{tmp_path}/asked; : >&2")
+    engine = SlurmEngine("1")
+    assert [engine.explain(host, 1, "") for host in ("n1", "n2")] == [
+        "n1: Slurm's job 1 was cancelled",
+        "n2: Slurm's job 1 was cancelled",
+    ]
+    assert (tmp_path / "asked").read_text().count("asked") == 1
+
+
+@pytest.mark.parametrize(("restarts", "expected"), [(1, True), (0, False)])
+def test_comment_of_a_job_is_not_read_as_its_fields(
+    slurm_says: Answer, tmp_path: Path, restarts: int, expected: bool
+) -> None:
+    line = (
+        f"JobId=1 JobName=a=b c JobState=COMPLETING Reason=None Requeue=1 Restarts={restarts} BatchFlag=1 Reboot=0"
+        " Comment=x Restarts=7 y"
+    )
+    (tmp_path / "bin/scontrol").write_text(f"#!/bin/sh\necho '{line}'\n")
+    environ = {"SLURM_JOB_ID": "1", "SLURMD_NODENAME": "n1"}
+    assert is_started_again("1", environ, may_ask=False) is expected
+
+
+def nodes_of_job(tmp_path: Path, squeue: str) -> list[str]:
+    """The nodes that a run in the allocation 5 uses. `squeue`: the lines that `squeue --format=%N` prints."""
+    (tmp_path / "bin/squeue").write_text(
+        "#!/bin/sh\ncase $* in\n"
+        f"*%U*) printf 'RUNNING {os.getuid()} me\\n%.0s' {squeue} ;;\n*%N*) printf '%s\\n' {squeue} ;;\nesac\n"
+    )
+    (tmp_path / "bin/scontrol").write_text("#!/bin/sh\nprintf '%s\\n' \"$3\"\n")
+    spec = settings.load({"engine": "slurm"}, {}, tmp_path).spec
+    with on_nodes(spec, {"SLURM_JOB_ID": "5"}, QueueWarnings()) as placed:
+        return [host.name for host in placed.hosts]
+
+
+def test_owner_of_an_allocation_is_a_user_id(
+    slurm_says: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container the user may have no name, or another one."""
+    slurm_says("")
+    monkeypatch.setenv("LOGNAME", "another")
+    assert nodes_of_job(tmp_path, "n1") == ["n1"]
+
+
+def test_heterogeneous_job_is_refused(slurm_says: Answer, tmp_path: Path) -> None:
+    slurm_says("")
+    with pytest.raises(UsageError, match="job 5 is heterogeneous"):
+        nodes_of_job(tmp_path, "n1 n2")
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        (
+            "error: Job submit/allocate failed: Invalid account or account/partition combination specified",
+            "--account",
+        ),
+        (
+            "error: Job submit/allocate failed: Job violates accounting/QOS policy (job submit limit, user's size"
+            " and/or time limits)",
+            "`sacctmgr show qos` lists them",
+        ),
+        ("error: Batch job submission failed: Invalid qos specification", "--qos=NAME"),
+        ("error: User's group not permitted to use this partition", "name another with --partition"),
+        ("fatal: error: Could not establish a configuration source", "log in to a node of the cluster"),
+    ],
+)
+def test_refusal_of_slurm_comes_with_advice(text: str, advice: str) -> None:
+    said = refusal(f"salloc: {text}")
+    assert said.startswith("Slurm refuses the allocation: salloc: ")
+    assert advice in said.rpartition("; ")[2]
+
+
+def test_job_that_does_not_fit_into_a_variable_is_refused(tmp_path: Path) -> None:
+    """The limit counts bytes."""
+    options = {"engine": "slurm", "nodes": 1, "env": ["TEXT=" + "\u00fc" * 61_000]}
+    with pytest.raises(UsageError, match="a batch job takes 120,000"):
+        submit(settings.load(options, {}, tmp_path))
+    assert not catalog.all_runs()

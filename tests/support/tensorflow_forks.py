@@ -12,6 +12,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -69,7 +70,9 @@ class ForkServer:
         """Run `python WORDS`, where WORDS begin with -m MODULE or a script; stdout and stderr are appended to `log`."""
         ForkServer.started += 1
         reader, writer = os.pipe()
-        request = json.dumps({"words": list(words), "env": dict(env), "cwd": str(cwd)}).encode()
+        request = json.dumps(
+            {"words": list(words), "env": _with_own_temporary(env, cwd), "cwd": str(cwd)}
+        ).encode()
         with log.open("ab") as output:
             socket.send_fds(self._socket, [request], [output.fileno(), writer])
         os.close(writer)
@@ -91,11 +94,18 @@ def start_python(
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env=env,
+            env=_with_own_temporary(env, cwd),
             cwd=cwd,
             start_new_session=True,
             pass_fds=inherited,
         )
+
+
+def _with_own_temporary(env: Mapping[str, str], cwd: Path) -> dict[str, str]:
+    """Return `env` with a temporary directory below `cwd`: TensorFlow leaves generated code there if it is killed."""
+    temporary = cwd / "temporary"
+    temporary.mkdir(exist_ok=True)
+    return {**env, "TMPDIR": str(temporary)}
 
 
 def _serve(requests: socket.socket) -> None:
@@ -141,6 +151,7 @@ def _run(words: list[str], env: dict[str, str], cwd: str, log: int) -> NoReturn:
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    tempfile.tempdir = None
     show_in_proc([sys.executable, *words], env)
     match words:
         case ["-P", "-m", module, *arguments]:

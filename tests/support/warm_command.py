@@ -15,7 +15,7 @@ from waiting import PATIENCE_S, lives, until
 
 
 class WarmOrch:
-    """Runs the installed `orch` with a terminal as its standard input."""
+    """Runs `orch` with a terminal as its standard input: in this process, or as a process with words before it."""
 
     def __init__(self, orch: Orch) -> None:
         self.orch = orch
@@ -25,11 +25,10 @@ class WarmOrch:
     def __call__(
         self, *words: str, env: dict[str, str | None] | None = None, before: tuple[str, ...] = ()
     ) -> Finished:
-        with closing(self.start(*words, env=env, before=before)) as started:
-            return started.finish()
-
-    def within(self, *words: str, env: dict[str, str | None] | None = None) -> Finished:
-        """Run the command in this process, which has a terminal meanwhile. It saves the imports."""
+        if before:
+            with closing(self.start(*words, env=env, before=before)) as started:
+                return started.finish()
+        # This process has a terminal meanwhile. It saves the imports of a new one.
         master, slave = os.openpty()
         kept = os.dup(0)
         os.dup2(slave, 0)

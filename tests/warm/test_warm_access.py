@@ -97,7 +97,7 @@ def test_holder_that_leaves_after_its_greeting(warm: WarmOrch) -> None:
 
             server = threading.Thread(target=greet)
             server.start()
-            done = warm.within("-v", "up", *ECHO)
+            done = warm("-v", "up", *ECHO)
             server.join()
         place.unlink("socket")
     assert "warm start: 1 run before" in done.err

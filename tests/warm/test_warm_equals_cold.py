@@ -65,10 +65,7 @@ class World:
     def lines(self, *options: str) -> list[str]:
         command = [str(self.python), *self.flags, "look.py", *self.words]
         words = ["up", *options, "--preload", "library", *self.options, "--", *command]
-        if self.before:
-            done = self.warm(*words, env=self.env, before=self.before)
-        else:
-            done = self.warm.within(*words, env=self.env)
+        done = self.warm(*words, env=self.env, before=self.before)
         assert done.code == 0, done.err
         return sorted(done.lines)
 

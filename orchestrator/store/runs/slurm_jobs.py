@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from functools import cache
 
 from orchestrator.core.text.clean import one_line
 
 # The exit code of the script of `orch up -d` on a node that does not have the run's directory.
 NOT_SHARED = 72
-# Seconds for a question to Slurm's controller, and how long an answer is used again.
+# Seconds for a question to Slurm's controller. After one without an answer, others need not be asked for _SILENCE_S:
+# each run of a list would wait so long.
 _ASK_S = 5.0
+_SILENCE_S = 15.0
+# An answer is used again for this long, and longer if it has stayed the same: for this part of that time, at most so
+# long. A job may wait for days.
 _FRESH_S = 1.0
+_FRESH_PART = 0.1
+_MOST_FRESH_S = 15.0
+# Variables that are options of Slurm's programs: they change what squeue prints and what srun does. Slurm sets many of
+# them in a job. The kept ones say how to reach Slurm.
+_OPTIONS = ("SLURM_", "SRUN_", "SQUEUE_")
+_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 _UNKNOWN_JOB = "Invalid job id"
 _CLUSTER = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
 _WAITING = (
@@ -72,7 +83,30 @@ class JobStatus:
         return _ENDS.get(self.state) or f"has ended ({self.state.lower().replace('_', ' ')})"
 
 
-_answers: dict[str, tuple[float, JobStatus]] = {}
+@dataclass
+class _Answer:
+    """Times are monotonic seconds. `since`: of the first answer with this status."""
+
+    asked: float
+    since: float
+    status: JobStatus
+
+    @property
+    def is_fresh(self) -> bool:
+        same_s = self.asked - self.since
+        return time.monotonic() < self.asked + min(_MOST_FRESH_S, max(_FRESH_S, same_s * _FRESH_PART))
+
+
+@dataclass
+class _Known:
+    """The answers of Slurm. `silent_until`: no job is asked about before (monotonic seconds)."""
+
+    answers: dict[str, _Answer] = field(default_factory=dict)
+    cluster: str = ""
+    silent_until: float = -math.inf
+
+
+_known = _Known()
 
 
 def own_job(environ: Mapping[str, str]) -> str | None:
@@ -86,15 +120,20 @@ def own_job(environ: Mapping[str, str]) -> str | None:
 
 def job_number(job: str) -> str:
     """The number of a job for srun, which takes no name of an element."""
-    return (ask("squeue", "--noheader", f"--jobs={job}", "--format=%A") or job) if "_" in job else job
+    return job.partition("_")[0]
 
 
 def job_status(job: str, cluster: str) -> JobStatus:
-    """Return what Slurm says about a job of a cluster. An answer may be a second old."""
-    asked, status = _answers.get(job, (0.0, None))
-    if status is None or time.monotonic() > asked + _FRESH_S:
-        status = _ask_about(job, cluster)
-        _answers[job] = time.monotonic(), status
+    """Return what Slurm says about a job of a cluster. An answer may be some seconds old."""
+    last = _known.answers.get(job)
+    if last is not None and last.is_fresh:
+        return last.status
+    if _is_silent():
+        return JobStatus(JobPhase.UNKNOWN)
+    status = _ask_about(job, cluster)
+    now = time.monotonic()
+    since = last.since if last is not None and last.status == status else now
+    _known.answers[job] = _Answer(now, since, status)
     return status
 
 
@@ -121,16 +160,16 @@ def _exit_code(job: str) -> int | None:
     return int(text) >> 8 if text and text.isdigit() else None
 
 
-@cache
 def own_cluster() -> str:
-    """The name of the cluster that Slurm's programs on this machine ask; empty if there is none."""
-    found = _CLUSTER.search(ask("scontrol", "show", "config") or "")
-    return found[1] if found else ""
+    """The name of the cluster that Slurm's programs on this machine ask; empty if there is none, or no answer."""
+    if not _known.cluster and (found := _CLUSTER.search(ask("scontrol", "show", "config") or "")):
+        _known.cluster = found[1]
+    return _known.cluster
 
 
 def job_state(job: str) -> str | None:
     """The state of a job now, such as RUNNING; None if Slurm does not know it or does not answer."""
-    return ask("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T") or None
+    return ask_unless_silent("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T") or None
 
 
 def end_of_state(state: str | None) -> str | None:
@@ -144,12 +183,38 @@ def ask(*words: str) -> str | None:
     return found[1].strip() if found is not None and found[0] == 0 else None
 
 
+def ask_unless_silent(*words: str) -> str | None:
+    """Return the same as ask(), but None at once after a question that took too long. A supervisor that waits for each
+    answer would lose its hosts."""
+    return None if _is_silent() else ask(*words)
+
+
+def _is_silent() -> bool:
+    return time.monotonic() < _known.silent_until
+
+
+def plain_environ() -> dict[str, str]:
+    """The environment of this process without the options of srun, squeue and scontrol in it."""
+    return {
+        name: value for name, value in os.environ.items() if name in _KEPT or not name.startswith(_OPTIONS)
+    }
+
+
 def _run(*words: str) -> tuple[int, str, str] | None:
     """Return (exit code, stdout, stderr); None if the program is missing or takes too long."""
     try:
         done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_ASK_S
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ASK_S,
+            env=plain_environ(),
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except subprocess.TimeoutExpired:
+        _known.silent_until = time.monotonic() + _SILENCE_S
+        return None
+    except OSError:
         return None
     return done.returncode, done.stdout, done.stderr
