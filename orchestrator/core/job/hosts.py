@@ -52,7 +52,7 @@ class Host(BaseModel):
     """A host of a run. `destination` is what ssh connects to (`user@name`). `slots` is the number of tasks that it
     takes, None if none was given."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     name: str
     destination: str
