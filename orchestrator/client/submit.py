@@ -133,7 +133,7 @@ def _call_sbatch(words: list[str], script: str, environ: Mapping[str, str]) -> s
     """Return the id of the new job. After an interrupt, the job that sbatch may have submitted is cancelled."""
     pipe = subprocess.PIPE
     try:
-        # In a session of its own, Ctrl-C does not end it before it has printed the id.
+        # Ctrl-C does not reach another session, so that sbatch prints the id.
         process = subprocess.Popen(
             words,
             stdin=pipe,

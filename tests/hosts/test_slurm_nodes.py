@@ -105,7 +105,7 @@ def test_notice_while_the_nodes_are_checked_again_is_not_lost(batch: BatchRun, h
 def test_signal_while_the_nodes_are_checked_for_the_first_time(
     slurm: Slurm, machines: Testbed, project: Path, number: str, code: int
 ) -> None:
-    """There is no run yet. A notice is kept for it."""
+    """A notice is kept until the run exists."""
     python, hold = project / "python", project / "hold"
     python.write_text(_HELD.format(hold=hold, python=sys.executable))
     python.chmod(0o755)
@@ -203,3 +203,15 @@ def test_node_lost_before_the_next_attempt_is_named(batch: BatchRun) -> None:
     batch.machines.heal()
     result = batch.result()
     assert (result["outcome"], result["exit_code"], result["cause"]["host"]) == ("failed", _LOST, "n3")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["sbatch", "detached"])
+def test_cancelled_batch_job_is_not_preempted(batch: BatchRun, where: str) -> None:
+    start = batch.submit if where == "sbatch" else batch.detach
+    start("--", sys.executable, "resumes.py")
+    batch.until_trains(1)
+    batch.machines["n0"].run("scancel", batch.job, env=batch.slurm.environ)
+    result = batch.result()
+    assert (result["outcome"], result["exit_code"], result["attempts"]) == ("stopped", 143, 1), batch.text
+    assert f"Slurm's job {batch.job} was cancelled; 3 of 3 tasks" in result["cause"]["text"]
