@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from orchestrator.client.api import Run
@@ -37,6 +38,8 @@ SPEC_VARIABLE = "ORCH_SUBMITTED_JOB"
 _MOST_BYTES = 120_000
 # Seconds for sbatch; a busy controller lets it wait.
 _SUBMIT_S = 60.0
+# Seconds for sbatch to print the id of a job that is not wanted any more.
+_CANCEL_S = 10.0
 # NFS may show a new directory later. Afterwards the node does not have it.
 _SCRIPT = """\
 #!/bin/sh
@@ -116,33 +119,59 @@ def _submit_job(spec: JobSpec, paths: RunPaths) -> Queued:
         log=paths.job_log.name,
         command=shlex.join(_program(paths)),
     )
-    environ = {**os.environ, SPEC_VARIABLE: text}
+    job = _call_sbatch([*words, *job_words(spec)], script, {**os.environ, SPEC_VARIABLE: text})
     try:
-        done = subprocess.run(
-            [*words, *job_words(spec)],
-            input=script,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            env=environ,
-            timeout=_SUBMIT_S,
-        )
-    except OSError as error:
-        raise UsageError(missing("sbatch")) from error
-    except subprocess.TimeoutExpired as error:
-        raise EngineError(
-            f"sbatch did not answer within {_SUBMIT_S:g} s; `squeue --me` shows your jobs"
-        ) from error
-    job = done.stdout.strip().partition(";")[0]
-    if done.returncode or not job.isdigit():
-        raise UsageError(refusal(done.stderr))
-    queued = ask_queue(job)
-    try:
+        queued = ask_queue(job)
         refuse_endless_wait(queued)
-    except UsageError:
+    except BaseException:
         ask("scancel", job)
         raise
     return queued
+
+
+def _call_sbatch(words: list[str], script: str, environ: Mapping[str, str]) -> str:
+    """Return the id of the new job. After an interrupt, the job that sbatch may have submitted is cancelled."""
+    pipe = subprocess.PIPE
+    try:
+        # In a session of its own, Ctrl-C does not end it before it has printed the id.
+        process = subprocess.Popen(
+            words,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            errors="replace",
+            env=environ,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise UsageError(missing("sbatch")) from error
+    with process:
+        try:
+            printed, errors = process.communicate(script, _SUBMIT_S)
+        except subprocess.TimeoutExpired as error:
+            process.kill()
+            raise EngineError(
+                f"sbatch did not answer within {_SUBMIT_S:g} s; `squeue --me` shows your jobs"
+            ) from error
+        except BaseException:
+            _cancel(process)
+            raise
+    job = printed.strip().partition(";")[0]
+    if process.returncode or not job.isdigit():
+        raise UsageError(refusal(errors))
+    return job
+
+
+def _cancel(process: subprocess.Popen[str]) -> None:
+    """Cancel the job that an sbatch submits, if it does in time."""
+    try:
+        job = process.communicate(timeout=_CANCEL_S)[0].strip().partition(";")[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return
+    if job.isdigit():
+        ask("scancel", job)
 
 
 def _program(paths: RunPaths) -> list[str]:

@@ -14,7 +14,7 @@ from orchestrator.core.text.durations import MAX_DURATION_S
 from orchestrator.engines import Connection
 from orchestrator.store.runs.slurm_jobs import (
     ask,
-    ask_unless_silent,
+    ask_if_responsive,
     end_of_state,
     job_number,
     job_state,
@@ -85,7 +85,7 @@ class SlurmEngine:
 
     def why_gone(self, host: str) -> str | None:
         """Slurm takes a node that it gives up out of a job with --no-kill, and adds none to a job that runs."""
-        nodes = node_names(self._job, ask_unless_silent)
+        nodes = node_names(self._job, ask_if_responsive)
         return f"Slurm has taken it out of job {self._job}" if nodes and host not in nodes else None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import signal
 import socket
 import time
 from contextlib import closing
@@ -147,7 +147,7 @@ def test_signal_between_two_inboxes_reaches_the_next() -> None:
     """A supervisor has one for the wait, and another one for the run."""
     with SignalInbox([NOTICE_SIGNAL]) as first:
         first.defer()
-    os.kill(os.getpid(), NOTICE_SIGNAL)
+    signal.raise_signal(NOTICE_SIGNAL)  # only this thread: other threads of the test process do not defer it
     with SignalInbox([NOTICE_SIGNAL]) as second:
         second.wait(60.0)
         assert second.take() == [NOTICE_SIGNAL]
