@@ -35,6 +35,8 @@ from orchestrator.store.runs.writer import RunStore, new_run_id
 SPEC_VARIABLE = "ORCH_SUBMITTED_JOB"
 # The kernel allows 128 KiB for one variable.
 _MOST_BYTES = 120_000
+# Options of sbatch: a job for each element of an array, and the wait for its end.
+_NOT_FOR_SBATCH = ("SBATCH_ARRAY_INX", "SBATCH_WAIT")
 # Seconds for sbatch; a busy controller lets it wait.
 _SUBMIT_S = 60.0
 # NFS may show a new directory later. Afterwards the node does not have it.
@@ -116,7 +118,7 @@ def _submit_job(spec: JobSpec, paths: RunPaths) -> Queued:
         log=paths.job_log.name,
         command=shlex.join(_program(paths)),
     )
-    environ = {**os.environ, SPEC_VARIABLE: text}
+    environ = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_SBATCH}
     try:
         done = subprocess.run(
             [*words, *job_words(spec)],
@@ -124,22 +126,25 @@ def _submit_job(spec: JobSpec, paths: RunPaths) -> Queued:
             capture_output=True,
             text=True,
             errors="replace",
-            env=environ,
+            env={**environ, SPEC_VARIABLE: text},
             timeout=_SUBMIT_S,
         )
-    except OSError as error:
+    except FileNotFoundError as error:
         raise UsageError(missing("sbatch")) from error
+    except OSError as error:
+        raise UsageError(f"sbatch could not be started ({error.strerror})") from error
     except subprocess.TimeoutExpired as error:
         raise EngineError(
             f"sbatch did not answer within {_SUBMIT_S:g} s; `squeue --me` shows your jobs"
         ) from error
-    job = done.stdout.strip().partition(";")[0]
-    if done.returncode or not job.isdigit():
+    # Programs of a site may print before.
+    job = "".join(done.stdout.split()[-1:]).partition(";")[0]
+    if done.returncode or not job.isdecimal():
         raise UsageError(refusal(done.stderr))
-    queued = ask_queue(job)
     try:
+        queued = ask_queue(job)
         refuse_endless_wait(queued)
-    except UsageError:
+    except BaseException:
         ask("scancel", job)
         raise
     return queued

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -280,4 +281,31 @@ def test_job_that_does_not_fit_into_a_variable_is_refused(tmp_path: Path) -> Non
     options = {"engine": "slurm", "nodes": 1, "env": ["TEXT=" + "\u00fc" * 61_000]}
     with pytest.raises(UsageError, match="a batch job takes 120,000"):
         submit(settings.load(options, {}, tmp_path))
+    assert not catalog.all_runs()
+
+
+def test_interrupted_submission_leaves_no_job(
+    slurm_says: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sbatch had made the job, and the user had asked it to wait for its end."""
+    slurm_says("sleep 0.2; kill -USR1 $PPID; sleep 0.2 >&2")
+    monkeypatch.setenv("SBATCH_WAIT", "1")
+    programs = {
+        "sbatch": "#!/bin/sh\necho Welcome to the cluster\necho 77$SBATCH_WAIT\n",
+        "scancel": f'#!/bin/sh\necho "$@" >{tmp_path}/cancelled\n',
+    }
+    for name, text in programs.items():
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    earlier = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            submit(settings.load({"engine": "slurm", "nodes": 1}, {}, tmp_path))
+    finally:
+        signal.signal(signal.SIGUSR1, earlier)
+    assert (tmp_path / "cancelled").read_text() == "77\n"
     assert not catalog.all_runs()
