@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from orchestrator.client.api import Run
@@ -39,6 +40,8 @@ _MOST_BYTES = 120_000
 _NOT_FOR_SBATCH = ("SBATCH_ARRAY_INX", "SBATCH_WAIT")
 # Seconds for sbatch; a busy controller lets it wait.
 _SUBMIT_S = 60.0
+# Seconds for sbatch to print the id of a job that is not wanted any more.
+_CANCEL_S = 10.0
 # NFS may show a new directory later. Afterwards the node does not have it.
 _SCRIPT = """\
 #!/bin/sh
@@ -119,28 +122,7 @@ def _submit_job(spec: JobSpec, paths: RunPaths) -> Queued:
         command=shlex.join(_program(paths)),
     )
     environ = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_SBATCH}
-    try:
-        done = subprocess.run(
-            [*words, *job_words(spec)],
-            input=script,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            env={**environ, SPEC_VARIABLE: text},
-            timeout=_SUBMIT_S,
-        )
-    except FileNotFoundError as error:
-        raise UsageError(missing("sbatch")) from error
-    except OSError as error:
-        raise UsageError(f"sbatch could not be started ({error.strerror})") from error
-    except subprocess.TimeoutExpired as error:
-        raise EngineError(
-            f"sbatch did not answer within {_SUBMIT_S:g} s; `squeue --me` shows your jobs"
-        ) from error
-    # Programs of a site may print before.
-    job = "".join(done.stdout.split()[-1:]).partition(";")[0]
-    if done.returncode or not job.isdecimal():
-        raise UsageError(refusal(done.stderr))
+    job = _call_sbatch([*words, *job_words(spec)], script, {**environ, SPEC_VARIABLE: text})
     try:
         queued = ask_queue(job)
         refuse_endless_wait(queued)
@@ -148,6 +130,59 @@ def _submit_job(spec: JobSpec, paths: RunPaths) -> Queued:
         ask("scancel", job)
         raise
     return queued
+
+
+def _call_sbatch(words: list[str], script: str, environ: Mapping[str, str]) -> str:
+    """Return the id of the new job. After an interrupt, the job that sbatch may have submitted is cancelled."""
+    pipe = subprocess.PIPE
+    try:
+        # Ctrl-C does not reach another session, so that sbatch prints the id.
+        process = subprocess.Popen(
+            words,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            errors="replace",
+            env=environ,
+            start_new_session=True,
+        )
+    except FileNotFoundError as error:
+        raise UsageError(missing("sbatch")) from error
+    except OSError as error:
+        raise UsageError(f"sbatch could not be started ({error.strerror})") from error
+    with process:
+        try:
+            printed, errors = process.communicate(script, _SUBMIT_S)
+        except subprocess.TimeoutExpired as error:
+            process.kill()
+            raise EngineError(
+                f"sbatch did not answer within {_SUBMIT_S:g} s; `squeue --me` shows your jobs"
+            ) from error
+        except BaseException:
+            _cancel(process)
+            raise
+    job = _printed_job(printed)
+    if process.returncode or job is None:
+        raise UsageError(refusal(errors))
+    return job
+
+
+def _printed_job(printed: str) -> str | None:
+    """The id at the end: programs of a site may print before."""
+    job = "".join(printed.split()[-1:]).partition(";")[0]
+    return job if job.isdecimal() else None
+
+
+def _cancel(process: subprocess.Popen[str]) -> None:
+    """Cancel the job that an sbatch submits, if it does in time."""
+    try:
+        job = _printed_job(process.communicate(timeout=_CANCEL_S)[0])
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return
+    if job is not None:
+        ask("scancel", job)
 
 
 def _program(paths: RunPaths) -> list[str]:
