@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,6 +160,8 @@ class BatchRun:
     def start_again(self) -> None:
         """Let Slurm start the job again now. It would wait for two minutes."""
         self.until_pending()
+        # In the second of the requeue, nodes take the new credential of the job for the revoked one.
+        time.sleep(2)
         self.machines["n0"].run(
             "scontrol", "update", f"JobId={self.job}", "StartTime=now", env=self.slurm.environ
         )
