@@ -124,6 +124,9 @@ class QueueWarnings:
     def check(self) -> None:
         return
 
+    def warn(self, text: str) -> None:
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+
 
 def stream_lines(run: Run) -> None:
     """Show the run's lines in sys.stdout until its end."""

@@ -118,6 +118,9 @@ class QueuedRun:
         self._supervisor.send(QueuedOrder(job=queued.job, reason=queued.reason, start=queued.start))
         self._say(str(queued))
 
+    def warn(self, text: str) -> None:
+        self._say(text)
+
     def check(self) -> None:
         """Raise EndedInQueue if the run was stopped, such as by `orch down`."""
         if self._waits and self._supervisor.has_left():

@@ -36,6 +36,8 @@ from orchestrator.store.runs.writer import RunStore, new_run_id
 SPEC_VARIABLE = "ORCH_SUBMITTED_JOB"
 # The kernel allows 128 KiB for one variable.
 _MOST_BYTES = 120_000
+# Options of sbatch: a job for each element of an array, and the wait for its end.
+_NOT_FOR_SBATCH = ("SBATCH_ARRAY_INX", "SBATCH_WAIT")
 # Seconds for sbatch; a busy controller lets it wait.
 _SUBMIT_S = 60.0
 # Seconds for sbatch to print the id of a job that is not wanted any more.
@@ -119,7 +121,8 @@ def _submit_job(spec: JobSpec, paths: RunPaths) -> Queued:
         log=paths.job_log.name,
         command=shlex.join(_program(paths)),
     )
-    job = _call_sbatch([*words, *job_words(spec)], script, {**os.environ, SPEC_VARIABLE: text})
+    environ = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_SBATCH}
+    job = _call_sbatch([*words, *job_words(spec)], script, {**environ, SPEC_VARIABLE: text})
     try:
         queued = ask_queue(job)
         refuse_endless_wait(queued)
@@ -133,7 +136,7 @@ def _call_sbatch(words: list[str], script: str, environ: Mapping[str, str]) -> s
     """Return the id of the new job. After an interrupt, the job that sbatch may have submitted is cancelled."""
     pipe = subprocess.PIPE
     try:
-        # In a session of its own, Ctrl-C does not end it before it has printed the id.
+        # Ctrl-C does not reach another session, so that sbatch prints the id.
         process = subprocess.Popen(
             words,
             stdin=pipe,
@@ -144,8 +147,10 @@ def _call_sbatch(words: list[str], script: str, environ: Mapping[str, str]) -> s
             env=environ,
             start_new_session=True,
         )
-    except OSError as error:
+    except FileNotFoundError as error:
         raise UsageError(missing("sbatch")) from error
+    except OSError as error:
+        raise UsageError(f"sbatch could not be started ({error.strerror})") from error
     with process:
         try:
             printed, errors = process.communicate(script, _SUBMIT_S)
@@ -157,20 +162,26 @@ def _call_sbatch(words: list[str], script: str, environ: Mapping[str, str]) -> s
         except BaseException:
             _cancel(process)
             raise
-    job = printed.strip().partition(";")[0]
-    if process.returncode or not job.isdigit():
+    job = _printed_job(printed)
+    if process.returncode or job is None:
         raise UsageError(refusal(errors))
     return job
+
+
+def _printed_job(printed: str) -> str | None:
+    """The id at the end: programs of a site may print before."""
+    job = "".join(printed.split()[-1:]).partition(";")[0]
+    return job if job.isdecimal() else None
 
 
 def _cancel(process: subprocess.Popen[str]) -> None:
     """Cancel the job that an sbatch submits, if it does in time."""
     try:
-        job = process.communicate(timeout=_CANCEL_S)[0].strip().partition(";")[0]
+        job = _printed_job(process.communicate(timeout=_CANCEL_S)[0])
     except subprocess.TimeoutExpired:
         process.kill()
         return
-    if job.isdigit():
+    if job is not None:
         ask("scancel", job)
 
 

@@ -219,6 +219,31 @@ def test_timeout_counts_from_the_allocation(
     assert stopped["at"] - started["at"] >= limit_s
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["to the end", "leave"])
+def test_detached_run_is_attached_to_from_the_login_node(
+    login: LoginNode, machines: Testbed, project: Path, counting: tuple[str, ...], how: str
+) -> None:
+    login.orch("up", "-d", *_NODES, *counting)
+    shown = project / "shown"
+    command = ("env", "-C", str(project), str(ORCH), "attach")
+    with shown.open("wb") as out:
+        attach = machines["n0"].start(*command, env=login.environ, stdout=out, stderr=out)
+    until(lambda: all(f"worker:{index} | line " in shown.read_text() for index in range(3)))
+    if how == "leave":
+        for process in machines["n0"].processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "attach" in process.cmdline():
+                    process.send_signal(signal.SIGINT)
+        attach.wait(PATIENCE_S)
+        assert login.state() == "running"
+    (project / "end").touch()
+    assert login.result()["outcome"] == "succeeded"
+    if how == "to the end":
+        assert attach.wait(PATIENCE_S) == 0
+        assert all(f"worker:{index} | last " in shown.read_text() for index in range(3))
+
+
 @pytest.mark.parametrize("how", ["down", "interrupt", "hang up"])
 def test_queued_run_in_the_foreground_is_stopped(
     up: Any, slurm: Slurm, machines: Testbed, project: Path, how: str
