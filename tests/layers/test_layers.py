@@ -117,7 +117,9 @@ def within(loaded: set[str], parts: tuple[str, ...]) -> set[str]:
 def test_server_of_the_page_imports_no_psutil() -> None:
     """It is 0.8 MB, and only the processes of a lost run need it."""
     program = "import sys, orchestrator.ui.serving; print('psutil' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stdout == "False\n"
 
 
