@@ -45,6 +45,7 @@ while not (here / "end").exists():
 """
 _ENGINE = ("--engine", "slurm", "--nodes", "3", "--workers", "3")
 _SHARDED = Path(__file__).parent / "sharded_script.py"
+_NODES_OFF = {"first node off": "n1", "last node off": "n3"}
 # Its first steps are quick, and this one is saved.
 _SAVED = 10
 
@@ -272,7 +273,8 @@ def _end(directory: Path, rank: int) -> dict[str, Any]:
         ("time limit", "preemption", 2),
         ("time limit", "manager", 2),
         ("kill", "manager", 2),
-        ("node off", "manager", 2),
+        ("first node off", "manager", 2),
+        ("last node off", "manager", 2),
         ("agent killed", "manager", 2),
         ("srun killed", "manager", 2),
         ("all of srun killed", "manager", 1),
@@ -284,17 +286,17 @@ def test_disturbed_training_has_the_losses_and_weights_of_an_undisturbed_one(
 ) -> None:
     project = batch.project
     shutil.copy(_SHARDED, project)
-    options = ("--notice", "30s", "--threads", "1", "--on-failure", "restart")
+    on_failure = "restart" if how in ("agent killed", "srun killed") else "abort"
+    options = ("--notice", "30s", "--threads", "1", "--on-failure", on_failure)
     batch.submit(*options, "--", _SHARDED.name, saves, "slowly", limit="3" if how == "time limit" else "0")
     batch.until_step(_SAVED + 2)
-    if how == "node off":
-        # The node of the supervisor. Slurm starts the job again when it has noticed.
-        batch.slurm.turn_off("n1")
-        batch.until_pending()
-        batch.slurm.turn_on("n1")
+    if node := _NODES_OFF.get(how):
+        batch.slurm.turn_off(node)
+        batch.until_pending()  # when Slurm has noticed
+        batch.slurm.turn_on(node)
     else:
         batch.disturb(how)
-    if how in ("preemption", "notice", "time limit", "kill", "node off"):
+    if how in ("preemption", "notice", "time limit", "kill", *_NODES_OFF):
         batch.start_again()
     if attempts == 1:  # otherwise it must not end before it notices
         (project / "kept/go").touch()
@@ -307,6 +309,7 @@ def test_disturbed_training_has_the_losses_and_weights_of_an_undisturbed_one(
         assert earlier["resumed_at"] == start
         # A worker that gets SIGTERM finishes its step and saves.
         assert saves == "manager" or earlier["steps_lost"] == 0
+        assert (earlier["cause"]["host"] == "n3") is (how == "last node off")
     for end in ends:
         for name in ("losses", "weights", "momentum"):
             np.testing.assert_allclose(
