@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -97,11 +97,11 @@ def _on_nodes(
     request: UpRequest, screen: Screen, supervisor: SupervisorLink, sources: SourceWatch | None
 ) -> Ended:
     """Run on the nodes of an allocation. While Slurm lets one wait, the run is queued."""
-    from orchestrator.client.queued import EndedInQueue, QueuedRun
+    from orchestrator.client.queued import EndedInQueue, QueuedRun, Signalled
     from orchestrator.preflight.allocation import on_nodes
 
-    with supervisor:
-        queued = QueuedRun(request, supervisor, words.say)
+    queued = QueuedRun(request, supervisor, words.say)
+    with supervisor, queued.signals():
         try:
             with queued.refused_on_error():
                 if request.adopt is not None:
@@ -110,15 +110,19 @@ def _on_nodes(
                 room = make_room(request)
                 # A refusal is reported before the allocation ends, which ends the agents.
                 with on_nodes(request.spec, os.environ, queued) as spec, queued.refused_on_error():
+                    queued.granted()
                     request = replace(request, spec=spec)
                     run_id = None if queued.run is None else queued.run.id
                     _say_room(replace(room, hosts=check_hosts(spec, supervisor, run_id)), request, screen)
                     start = choose_start(request, supervisor)
                     _say_notes(start, screen)
                     queued.place(request)
-                    return _in_the_foreground(request, screen, start, sources, queued.run)
-        except EndedInQueue:
-            assert queued.run is not None
+                    return _in_the_foreground(
+                        request, screen, start, sources, queued.run, queued.pass_notice_on
+                    )
+        except (EndedInQueue, Signalled):
+            if queued.run is None or not queued.has_ended:
+                return Ended(ExitCode.TERMINATED, by_user=True)
             result = supervisor.received_result() or api.result_of(queued.run.view)
             words.report_end(result, screen)
             return Ended(result.exit_code, by_user=True)
@@ -186,14 +190,16 @@ def _in_the_foreground(
     start: Start,
     sources: SourceWatch | None,
     run: Run | None = None,
+    pass_notice_on: Callable[[], None] = lambda: None,
 ) -> Ended:
-    """Start the run, unless it exists, and follow it to its end."""
+    """Start the run, unless it exists, and follow it to its end. `pass_notice_on`: called when it is there."""
     supervisor = start.supervisor
     # While processes exist, a signal is a stop order, not an exception.
     with _terminal(request.spec) as terminal, SignalInbox((*STOP_SIGNALS, NOTICE_SIGNAL)) as inbox:
         try:
             if run is None:
                 run = start.create(request, Lifetime.CLIENT, {} if terminal is None else terminal.descriptors)
+            pass_notice_on()
             with _page(run) if request.display.ui else nullcontext():
                 is_detached = _show_to_end(supervisor, run, request, screen, inbox, sources, terminal)
         finally:

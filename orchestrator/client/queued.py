@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 from orchestrator.client.api import Run
 from orchestrator.client.launch import create_run
 from orchestrator.core.errors import OrchError
-from orchestrator.core.state.events import StopReason
+from orchestrator.core.state.events import STOP_SIGNALS, NoticeSource, StopReason
 from orchestrator.links.client_link import Lifetime, PlaceOrder, QueuedOrder, RefusedOrder
-from orchestrator.links.control import StopOrder
+from orchestrator.links.control import NoticeOrder, StopOrder
+from orchestrator.links.signal_inbox import NOTICE_SIGNAL
 from orchestrator.links.supervisor_link import SupervisorLink
 from orchestrator.preflight.allocation import Queued
 from orchestrator.request.settings.request import UpRequest
@@ -23,6 +26,14 @@ class EndedInQueue(Exception):
     """The run was stopped while it waited for its nodes."""
 
 
+class Signalled(KeyboardInterrupt):
+    """A signal has told this process to stop, as Ctrl-C does, or that the machines of the run will go."""
+
+    def __init__(self, order: StopOrder | NoticeOrder) -> None:
+        super().__init__(order)
+        self.order = order
+
+
 class QueuedRun:
     """Gives a run that waits for its nodes to a supervisor, and then the nodes.
 
@@ -32,10 +43,66 @@ class QueuedRun:
     def __init__(self, up: UpRequest, supervisor: SupervisorLink, say: Callable[[str], None]) -> None:
         """`say` shows what the run waits for."""
         self.run: Run | None = None
+        # Whether the run has ended in the wait, and its result can be read.
+        self.has_ended = False
         self._up = up
         self._supervisor = supervisor
         self._say = say
         self._waits = False
+        # Whether it has nodes, which may be checked now.
+        self._has_nodes = up.adopt is not None
+        # A notice that came before the run was there.
+        self._is_noticed = False
+        # The run ends because of a notice.
+        self._leaves_for_notice = False
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """Until the run is followed: a stop signal raises Signalled or KeyboardInterrupt, and so does a notice
+        to a run that waits. A notice that comes before the run is kept.
+
+        A signal that this process inherited as ignored stays ignored."""
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            if self._leaves_for_notice:
+                return  # of Slurm, which starts the job again
+            raise Signalled(StopOrder(reason=STOP_SIGNALS[signal.Signals(number)]))
+
+        def notice(number: int, frame: FrameType | None) -> None:
+            if self._waits and self._has_nodes:
+                self._leave_for_notice()
+            self._is_noticed = True
+
+        handlers = {signal.SIGTERM: stop, signal.SIGHUP: stop, NOTICE_SIGNAL: notice}
+        before = {number: signal.getsignal(number) for number in handlers}
+        for number, handler in handlers.items():
+            if before[number] is not signal.SIG_IGN:
+                signal.signal(number, handler)
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                if signal.getsignal(number) is handler:
+                    signal.signal(number, before[number])
+
+    def granted(self) -> None:
+        """The run has its nodes. A notice that came before was not about them."""
+        was_queued, self._has_nodes = not self._has_nodes, True
+        if self._is_noticed and self._waits:
+            self._is_noticed = False
+            if not was_queued:
+                self._leave_for_notice()
+            self._say(f"{NOTICE_SIGNAL.name} had no effect: the run was queued, and no task had started")
+
+    def _leave_for_notice(self) -> None:
+        self._leaves_for_notice = True
+        raise Signalled(NoticeOrder(source=NoticeSource.SIGNAL))
+
+    def pass_notice_on(self) -> None:
+        """Tell the supervisor of a notice that came before the run was followed."""
+        if self._is_noticed:
+            self._is_noticed = False
+            self._supervisor.send(NoticeOrder(source=NoticeSource.SIGNAL))
 
     def begin(self) -> None:
         """Create the run, or take over the one that the request names. It waits until place()."""
@@ -55,6 +122,7 @@ class QueuedRun:
         """Raise EndedInQueue if the run was stopped, such as by `orch down`."""
         if self._waits and self._supervisor.has_left():
             self._waits = False
+            self.has_ended = True
             raise EndedInQueue
 
     @contextmanager
@@ -65,8 +133,8 @@ class QueuedRun:
         except OrchError as error:
             self._leave(RefusedOrder(text=str(error)))
             raise
-        except KeyboardInterrupt:
-            self._leave(StopOrder(reason=StopReason.INTERRUPT))
+        except KeyboardInterrupt as stop:
+            self._leave(stop.order if isinstance(stop, Signalled) else StopOrder(reason=StopReason.INTERRUPT))
             raise
 
     def place(self, up: UpRequest) -> None:
@@ -76,10 +144,10 @@ class QueuedRun:
             self._supervisor.send(PlaceOrder(place=up.spec))
             self._waits = False
 
-    def _leave(self, order: RefusedOrder | StopOrder) -> None:
+    def _leave(self, order: RefusedOrder | StopOrder | NoticeOrder) -> None:
         if not self._waits:
             return
         self._waits = False
         self._supervisor.send(order)
+        self.has_ended = self._supervisor.wait(_LEAVE_S)
         self._supervisor.close()
-        self._supervisor.wait(_LEAVE_S)

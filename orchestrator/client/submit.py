@@ -98,9 +98,9 @@ def submit(up: UpRequest) -> Run:
 
 def _submit_job(spec: JobSpec, paths: RunPaths) -> Queued:
     text = spec.model_dump_json()
-    if len(text) > _MOST_BYTES:
+    if (size := len(text.encode())) > _MOST_BYTES:
         raise UsageError(
-            f"--detach: the job has {len(text):,} bytes of options, and a batch job takes {_MOST_BYTES:,}"
+            f"--detach: the job has {size:,} bytes of options, and a batch job takes {_MOST_BYTES:,}"
         )
     words = [
         "sbatch",

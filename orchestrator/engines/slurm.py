@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from orchestrator.core.errors import EngineError
+from orchestrator.core.errors import EngineError, UsageError
 from orchestrator.core.text.clean import one_line
 from orchestrator.core.text.durations import MAX_DURATION_S
 from orchestrator.engines import Connection
 from orchestrator.store.runs.slurm_jobs import (
     ask,
+    ask_unless_silent,
     end_of_state,
     job_number,
     job_state,
@@ -25,9 +26,8 @@ if TYPE_CHECKING:
     from orchestrator.core.job.spec import JobSpec
 
 _LONGEST_QUOTE = 200
-# Seconds between questions about the state of the job, also after one without an answer: all its steps may end at the
-# same time, and a question can take seconds.
-_STATE_S, _NO_STATE_S = 1.0, 15.0
+# Seconds between questions about the state of the job: all its steps may end at the same time.
+_STATE_S = 1.0
 _TIME_LEFT = re.compile(r"(?:(\d{1,5})-)?(?:(\d{1,2}):)?(\d{1,2}):(\d{2})", re.ASCII)
 # In a line of srun about a node on which slurmd did not start the step.
 _NOT_LAUNCHED = "launch failed"
@@ -62,7 +62,7 @@ class SlurmEngine:
         """Why a step on `host` ended, and what to do, from the state of the job and srun's last text on stderr."""
         if time.monotonic() >= self._ask_at:
             self._state = job_state(self._job)
-            self._ask_at = time.monotonic() + (_NO_STATE_S if self._state is None else _STATE_S)
+            self._ask_at = time.monotonic() + _STATE_S
         if end := end_of_state(self._state):
             return f"{host}: Slurm's job {self._job} {end}"
         said = _said(errors)
@@ -85,7 +85,7 @@ class SlurmEngine:
 
     def why_gone(self, host: str) -> str | None:
         """Slurm takes a node that it gives up out of a job with --no-kill, and adds none to a job that runs."""
-        nodes = node_names(self._job)
+        nodes = node_names(self._job, ask_unless_silent)
         return f"Slurm has taken it out of job {self._job}" if nodes and host not in nodes else None
 
 
@@ -139,9 +139,16 @@ def kill_wait() -> float | None:
     return None if found is None else float(found[1])
 
 
-def node_names(job: str) -> list[str]:
-    """The names of a job's nodes, in Slurm's order, in which n2 comes before n10; empty if Slurm does not answer."""
+def node_names(job: str, ask: Callable[..., str | None] = ask) -> list[str]:
+    """The names of a job's nodes, in Slurm's order, in which n2 comes before n10; empty if Slurm does not answer.
+
+    UsageError for a heterogeneous job, which has a list for each kind.
+    """
     listed = ask("squeue", "--noheader", f"--jobs={job}", "--format=%N")
+    if listed and len(listed.splitlines()) > 1:
+        raise UsageError(
+            f"Slurm's job {job} is heterogeneous, which orch does not support; ask for nodes of one kind"
+        )
     return (ask("scontrol", "show", "hostnames", listed) or "").splitlines() if listed else []
 
 

@@ -19,7 +19,7 @@ from orchestrator.links.stream import LinkBack, LinkSilent, Stream
 
 
 class _Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
     run_id: str
 
 
@@ -32,7 +32,7 @@ class TaskMessage(_Message):
 class HostGpu(BaseModel):
     """A GPU, as Gpu in core/job/gpus.py."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
     name: str
     uuid: str
     model: str
@@ -118,7 +118,7 @@ class Usage(BaseModel):
     """CPU in percent of one core, memory in bytes (PSS), GPUs in percent of one (None: not known). `stop_signal`: the
     signal that has stopped the task."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
     cpu_percent: float
     memory_bytes: int
     gpu_percent: float | None = None
@@ -227,7 +227,7 @@ _Sent = (
 AgentMessage = _Sent | LinkSilent | LinkBack
 # Each run of a session has its own id, and pydantic would cache the last 16,384 of them.
 _ADAPTER: TypeAdapter[_Sent] = TypeAdapter(
-    Annotated[_Sent, Field(discriminator="type")], config=ConfigDict(cache_strings="keys")
+    Annotated[_Sent, Field(discriminator="type")], config=ConfigDict(cache_strings="keys", defer_build=True)
 )
 
 

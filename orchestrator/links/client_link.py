@@ -47,7 +47,7 @@ class Warm(BaseModel):
     process with whose end they end, too.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     idle_s: float | None
     conditions: dict[str, str]
     owner: int | None = None
@@ -56,7 +56,7 @@ class Warm(BaseModel):
 class Descriptor(BaseModel):
     """A descriptor for a task, None: for every task. The task finds its number by `name` in ORCH_DESCRIPTORS."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     name: str
     task: str | None = None
 
@@ -69,7 +69,7 @@ class Request(BaseModel):
     what stays after the run; None for nothing. `waits`: the run exists before its hosts are known.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     spec: JobSpec
     lifetime: Lifetime
     environ: dict[str, str] | None = None
@@ -84,7 +84,7 @@ class Request(BaseModel):
 class QueuedOrder(BaseModel):
     """Why the run waits for a Slurm job, in Slurm's words; `start` is the expected time, empty if unknown."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     op: Literal["queued"] = "queued"
     job: str
     reason: str
@@ -94,7 +94,7 @@ class QueuedOrder(BaseModel):
 class PlaceOrder(BaseModel):
     """The run's nodes are there: its job with them as hosts."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     op: Literal["place"] = "place"
     place: JobSpec
 
@@ -102,17 +102,18 @@ class PlaceOrder(BaseModel):
 class RefusedOrder(BaseModel):
     """The run gets no nodes, or not those that it needs; `text` says why."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     op: Literal["refused"] = "refused"
     text: str
 
 
+_LATER = ConfigDict(defer_build=True)
 _ORDERS: TypeAdapter[StopOrder | NoticeOrder | DetachOrder] = TypeAdapter(
-    Annotated[StopOrder | NoticeOrder | DetachOrder, Field(discriminator="op")]
+    Annotated[StopOrder | NoticeOrder | DetachOrder, Field(discriminator="op")], config=_LATER
 )
 _WhileQueued = StopOrder | NoticeOrder | DetachOrder | QueuedOrder | PlaceOrder | RefusedOrder
 _ORDERS_WHILE_QUEUED: TypeAdapter[_WhileQueued] = TypeAdapter(
-    Annotated[_WhileQueued, Field(discriminator="op")]
+    Annotated[_WhileQueued, Field(discriminator="op")], config=_LATER
 )
 
 
@@ -121,7 +122,7 @@ class Preparation(BaseModel):
 
     `run_id`: of a run that exists already."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     prepare: JobSpec
     run_id: str | None = None
 

@@ -35,7 +35,7 @@ _ROOT = 0
 
 class _Order(BaseModel):
     # Strict: `true` is not accepted as a signal number, nor "no" as false.
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 class StopOrder(_Order):
@@ -83,7 +83,9 @@ class StacksOrder(_Order):
 
 
 Order = StopOrder | KillOrder | RestartOrder | NoticeOrder | StacksOrder
-_ADAPTER: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="op")])
+_ADAPTER: TypeAdapter[Order] = TypeAdapter(
+    Annotated[Order, Field(discriminator="op")], config=ConfigDict(defer_build=True)
+)
 
 
 class ControlServer:

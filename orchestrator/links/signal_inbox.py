@@ -36,6 +36,7 @@ class SignalInbox:
         for number in self._numbers:
             self._before[number] = signal.signal(number, self._arrive)
         signal.set_wakeup_fd(self._wake_fd, warn_on_full_buffer=False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._numbers)  # see defer()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -97,6 +98,10 @@ class SignalInbox:
             yield
         finally:
             self._interrupts = False
+
+    def defer(self) -> None:
+        """Let signals wait for the next inbox from now on, which unblocks them."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)
 
     def wait(self, timeout_s: float, *others: int) -> None:
         """Wait until a signal arrives, one of the `others` (descriptors) is readable, or the time is over."""

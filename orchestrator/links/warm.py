@@ -47,7 +47,7 @@ class Holding(BaseModel):
     `conditions`: see conditions(). `idle_s`: how long it waits for a run. `runs`: how many it has served. `owner`: the
     process with which it ends."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
     schema_version: int = 1
     directory: str
     conditions: dict[str, str]

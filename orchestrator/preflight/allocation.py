@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 import select
@@ -35,19 +34,34 @@ _HOLDER = ("sh", "-c", 'echo "orch $SLURM_JOB_ID"; read end || sleep 1')
 _GRANTED = re.compile(r"^orch (\d+)$", re.MULTILINE)
 _PENDING = re.compile(r"Pending job allocation (\d+)")
 _READ_BYTES = 1 << 16
-# Seconds between questions about a job that waits.
-_LOOK_S = 2.0
+# Seconds between questions about a job that waits: first, at most, and the factor in between. A job may wait for days.
+_LOOK_S, _MOST_LOOK_S = 2.0, 30.0
+_LOOK_GROWTH = 1.2
 # For salloc to give an allocation back.
 _RELEASE_S = 10.0
 _LONGEST_QUOTE = 200
+_NO_CLUSTER = "log in to a node of the cluster that has Slurm's programs"
 _ADVICE = (
     ("invalid partition", "`sinfo -s` lists the partitions; name one with --partition"),
-    ("account", "`sacctmgr show associations user=$USER` lists your accounts; name one with --account"),
+    (
+        "group not permitted to use this partition",
+        "`sinfo -s` lists the partitions; name another with --partition",
+    ),
+    (
+        "accounting/QOS policy",
+        "a limit of your account or quality of service is reached; `sacctmgr show qos` lists them",
+    ),
+    ("invalid qos", 'name another quality of service with --slurm "--qos=NAME"'),
+    (
+        "invalid account",
+        "`sacctmgr show associations user=$USER` lists your accounts; name one with --account",
+    ),
     ("Node count specification invalid", "the partition has fewer nodes; `sinfo -s` lists them"),
     ("More processors requested", "the partition has fewer nodes; `sinfo -s` lists them"),
     ("Requested node configuration is not available", "no node has that; `sinfo -N -l` lists what they have"),
     ("Requested time limit", "the partition allows less; `sinfo -s` lists the limits"),
     ("Unable to contact slurm controller", "Slurm's controller does not answer; ask its administrator"),
+    ("configuration source", _NO_CLUSTER),
 )
 # Reasons to wait that no time removes.
 _NEVER = {
@@ -99,13 +113,13 @@ def _with_nodes(spec: JobSpec, job: str, names: list[str]) -> JobSpec:
 
 def _nodes_of_own(job: str) -> list[str]:
     """The nodes of the allocation that this command runs in."""
-    state, _, owner = (ask("squeue", "-h", "-t", "all", f"--jobs={job}", "--format=%T %u") or "").partition(
-        " "
-    )
+    text = ask("squeue", "-h", "-t", "all", f"--jobs={job}", "--format=%T %U %u") or ""
+    # Of the first line: a heterogeneous job has more, which node_names() refuses.
+    state, uid, owner = (text.split() + [""] * 3)[:3]
     leave = f"leave this shell, or unset {JOB_VARIABLE} to ask for a new allocation"
     if not state:
         raise UsageError(f"{JOB_VARIABLE}={job}: Slurm does not know this job, or does not answer; {leave}")
-    if owner != getpass.getuser():
+    if uid != str(os.getuid()):
         raise UsageError(f"{JOB_VARIABLE}={job}: this job belongs to {owner}; {leave}")
     if state != "RUNNING":
         raise UsageError(f"{JOB_VARIABLE}={job}: this allocation has ended ({state.lower()}); {leave}")
@@ -182,8 +196,9 @@ class _Allocation:
         for fd in texts:
             poller.register(fd, select.POLLIN)
         shown = None
+        look_s = _LOOK_S
         while True:
-            for fd, _ in poller.poll(_LOOK_S * 1000):
+            for fd, _ in poller.poll(look_s * 1000):
                 if fd not in texts:
                     self._watcher.check()
                     continue
@@ -201,12 +216,13 @@ class _Allocation:
                 if shown is None and self._watcher.fileno() >= 0:
                     poller.register(self._watcher.fileno(), select.POLLIN)
                 shown = queued
+            look_s = min(_MOST_LOOK_S, look_s * _LOOK_GROWTH)
 
     def _refusal(self, errors: str) -> str:
         self._process.wait()
         rest = os.read(self._process.stderr.fileno(), _READ_BYTES) if self._process.stderr else b""
         text = errors + rest.decode(errors="replace")
-        if "No such file" in text and "salloc" in text:
+        if "setpriv: " in text and "No such file" in text:
             return missing("salloc")
         return refusal(text)
 
@@ -245,9 +261,7 @@ def refuse_endless_wait(queued: Queued) -> None:
 
 def missing(program: str) -> str:
     """The refusal on a machine without a program of Slurm."""
-    return (
-        f"{program} was not found on this machine; log in to a node of the cluster that has Slurm's programs"
-    )
+    return f"{program} was not found on this machine; {_NO_CLUSTER}"
 
 
 def refusal(text: str) -> str:

@@ -112,7 +112,11 @@ class ControlOrders:
         run: StateOwner,
         stacks: StackRequests,
         queue: deque[Event],
+        *,
+        is_waiting: bool = False,
     ) -> None:
+        """`is_waiting`: the run has no nodes yet, or they are being checked."""
+        self._is_waiting = is_waiting
         self._selector = selector
         self._run = run
         self._stacks = stacks
@@ -149,7 +153,7 @@ class ControlOrders:
         except control.InvalidOrder as error:
             control.answer(connection, ok=False, error=str(error))
             return
-        refusal = _refusal(order, self._run.state)
+        refusal = _refusal(order, self._run.state, is_waiting=self._is_waiting)
         if refusal is not None:
             control.answer(connection, ok=False, error=refusal)
             return
@@ -184,13 +188,15 @@ class ControlOrders:
             self._queue.append(events.StacksTaken(**now(), why=events.StacksTaken.BY_USER, stacks=stacks))
 
 
-def _refusal(order: Order, state: RunState) -> str | None:
+def _refusal(order: Order, state: RunState, *, is_waiting: bool) -> str | None:
     """Why the order cannot be carried out; None if it can."""
     match order:
         case StopOrder():
             return None
         case RestartOrder() | NoticeOrder() if state.phase is RunPhase.QUEUED:
             return "the run is queued, and no task has started"
+        case RestartOrder() if is_waiting:
+            return "its nodes are being checked, and no task has started"
         case RestartOrder() | NoticeOrder():
             return "the run is being stopped" if state.stop is not None else None
         case KillOrder():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from typing import Protocol
 
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle.actions import Deadline
 from orchestrator.core.lifecycle.continuing import with_requeue
-from orchestrator.core.lifecycle.lifecycle import Lifecycle
 from orchestrator.core.state.events import DeadlineReached, Event, NoticeGiven, NoticeSource, StopReason
 from orchestrator.core.state.result import CauseKind, RunResult
+from orchestrator.core.state.state import RunState
 from orchestrator.engines import slurm
 from orchestrator.links.control import StopOrder
 from orchestrator.store.runs.slurm_jobs import job_state
@@ -20,18 +21,28 @@ from orchestrator.supervisor import now
 _STARTED_AGAIN = (CauseKind.NOTICE, CauseKind.HOST)
 
 
+class NoticedRun(Protocol):
+    """The run, as far as notices need it. `worked`: see Lifecycle."""
+
+    @property
+    def state(self) -> RunState: ...
+
+    @property
+    def worked(self) -> bool: ...
+
+
 class Notices:
     """Reports to the end of `queue`."""
 
-    def __init__(self, spec: JobSpec, lifecycle: Lifecycle, queue: deque[Event]) -> None:
+    def __init__(self, spec: JobSpec, run: NoticedRun, queue: deque[Event]) -> None:
         self._spec = spec
-        self._lifecycle = lifecycle
+        self._run = run
         self._queue = queue
 
     def give(self, source: NoticeSource) -> None:
         """Report a notice. Slurm gives one for each host; the first counts."""
         is_of_slurm = source is NoticeSource.SLURM
-        known = [self._lifecycle.state.notice, *self._queue]
+        known = [self._run.state.notice, *self._queue]
         if is_of_slurm and any(isinstance(each, NoticeGiven) and each.source is source for each in known):
             return
         left_s = self._spec.kill_wait_s if is_of_slurm else self._spec.notice_s
@@ -39,13 +50,17 @@ class Notices:
 
     def replaces(self, order: StopOrder) -> bool:
         """Whether a SIGTERM is Slurm's, which ends the batch job of this process; then report it as a notice."""
-        job = self._spec.slurm_job
-        if order.reason is not StopReason.TERMINATE or order.force or job is None:
-            return False
-        if not slurm.is_own_job(job, os.environ) or job_state(job) in (None, "RUNNING"):
+        if order.reason is not StopReason.TERMINATE or order.force or not self.is_job_ending():
             return False
         self.give(NoticeSource.SLURM)
         return True
+
+    def is_job_ending(self) -> bool:
+        """Whether this process runs on a node of the run's job, and Slurm ends the job."""
+        job = self._spec.slurm_job
+        if job is None or not slurm.is_own_job(job, os.environ):
+            return False
+        return job_state(job) not in (None, "RUNNING")
 
     def limit_reached(self) -> DeadlineReached:
         """The deadline before the end of the allocation, with the time that is left: it may have been extended."""
@@ -63,5 +78,5 @@ class Notices:
         job = self._spec.slurm_job
         if job is None or result.cause is None or result.cause.kind not in _STARTED_AGAIN:
             return None
-        is_again = slurm.is_started_again(job, os.environ, may_ask=self._lifecycle.worked)
+        is_again = slurm.is_started_again(job, os.environ, may_ask=self._run.worked)
         return with_requeue(result) if is_again else None

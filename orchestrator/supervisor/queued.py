@@ -17,24 +17,28 @@ from pydantic import ValidationError
 from orchestrator.core.errors import EngineError, ExitCode
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle.outcome import Findings, run_result
+from orchestrator.core.lifecycle.restarts import RunRestarts
 from orchestrator.core.state import events
-from orchestrator.core.state.events import Event, StopReason
+from orchestrator.core.state.events import Event, NoticeSource, StopReason
 from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import Cause, CauseKind, RunResult
-from orchestrator.core.state.state import RunState
+from orchestrator.core.state.state import RunPhase, RunState
 from orchestrator.engines import Engine
 from orchestrator.links.client_link import ClientLink, PlaceOrder, Preparation, QueuedOrder, RefusedOrder
 from orchestrator.links.control import ControlServer, DetachOrder, NoticeOrder, StopOrder
-from orchestrator.links.signal_inbox import SignalInbox
+from orchestrator.links.signal_inbox import NOTICE_SIGNAL, SignalInbox
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
 from orchestrator.supervisor.continuing import Earlier
 from orchestrator.supervisor.control_orders import ControlOrders, StackRequests
+from orchestrator.supervisor.notices import Notices
 
 if TYPE_CHECKING:
     from orchestrator.supervisor.host_agents import HostAgents
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, NOTICE_SIGNAL)
+# Slurm may end the processes of `orch up` in this way.
+_MAY_BE_SLURM = frozenset({StopReason.TERMINATE, StopReason.CLIENT_GONE})
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,8 @@ class Waiting:
         supervisor of the run has left."""
         self.state = RunState() if earlier is None else earlier.waiting_state
         self.was_signalled = False
+        # Whether Slurm starts the job of the run again: it has not ended then.
+        self.is_requeued = False
         self._spec = spec
         self._store = store
         self._client = client
@@ -83,27 +89,42 @@ class Waiting:
         self._agents: HostAgents | None = None
         self._placed: JobSpec | None = None
         self._refusal: str | None = None
+        in_job = spec.model_copy(update={"slurm_job": store.record.job})
+        self._notices = Notices(in_job, self, self._queue)
+        self._restarts = RunRestarts(spec)
+        if earlier is not None:
+            self._restarts.update(earlier.state, self._began_mono)
+
+    @property
+    def worked(self) -> bool:
+        return self._restarts.worked
 
     def wait(self) -> Placed | RunResult:
         """Return the job with its nodes, or the result of a run that ended without them. It is not written yet."""
-        with self._selector, SignalInbox(_STOP_SIGNALS) as inbox:
+        with self._selector, SignalInbox(_SIGNALS) as inbox:
             self._watch(inbox.fileno(), partial(self._read_signals, inbox))
             self._watch(self._client.fileno(), self._read_client)
             server = ControlServer(self._store.directory, self._store.paths.control.name)
             stacks = StackRequests(lambda tasks, native: ())
-            with closing(ControlOrders(server, self._selector, self, stacks, self._queue)):
+            orders = ControlOrders(server, self._selector, self, stacks, self._queue, is_waiting=True)
+            with closing(orders):
                 try:
-                    while self._placed is None and self._refusal is None and self.state.stop is None:
+                    while self._placed is None and self._refusal is None and not self._is_ended:
                         self._turn()
                 except BaseException:
                     self._end_agents()
                     raise
+            inbox.defer()
         # The socket of the run's next part has the same name.
         self._store.directory.unlink(self._store.paths.control.name)
-        if self._placed is not None and self.state.stop is None:
+        if self._placed is not None and not self._is_ended:
             return Placed(self._placed, self._agents)
         self._end_agents()
         return self._result()
+
+    @property
+    def _is_ended(self) -> bool:
+        return self.state.stop is not None or self.state.notice is not None
 
     def _watch(self, fd: int, serve: Callable[[], None]) -> None:
         self._selector.register(fd, selectors.EVENT_READ, serve)
@@ -116,6 +137,9 @@ class Waiting:
                 key.data()
         else:
             self._read_client()
+        self._handle_events()
+
+    def _handle_events(self) -> None:
         while self._queue:
             event = self._queue.popleft()
             self._store.append(event)
@@ -123,12 +147,21 @@ class Waiting:
 
     def _read_signals(self, inbox: SignalInbox) -> None:
         inbox.clear()
-        if inbox.take():
+        for number in inbox.take():
+            if number == NOTICE_SIGNAL:
+                self._notice(NoticeSource.SIGNAL)
+                continue
             self.was_signalled = True
-            self._stop(StopReason.TERMINATE)
+            self._stop(StopOrder(reason=StopReason.TERMINATE))
 
-    def _stop(self, reason: StopReason, force: bool = False) -> None:
-        self._queue.append(events.StopRequested(**now(), reason=reason, force=force))
+    def _stop(self, order: StopOrder) -> None:
+        if not self._notices.replaces(order):
+            self._queue.append(events.StopRequested(**now(), reason=order.reason, force=order.force))
+
+    def _notice(self, source: NoticeSource) -> None:
+        """Report a notice, unless the run has no machines yet."""
+        if self.state.phase is not RunPhase.QUEUED:
+            self._notices.give(source)
 
     def _read_client(self) -> None:
         try:
@@ -147,13 +180,15 @@ class Waiting:
             case RefusedOrder():
                 self._refusal = order.text
             case StopOrder():
-                self._stop(order.reason, order.force)
-            case DetachOrder() | NoticeOrder() | None:
-                pass  # no task has to be told
+                self._stop(order)
+            case NoticeOrder():
+                self._notice(order.source)
+            case DetachOrder() | None:
+                pass
             case _:
                 assert_never(order)
         if not is_connected:
-            self._stop(StopReason.CLIENT_GONE)
+            self._stop(StopOrder(reason=StopReason.CLIENT_GONE))
 
     def _end_agents(self) -> None:
         if self._agents is not None:
@@ -161,10 +196,24 @@ class Waiting:
             self._agents = None
 
     def _result(self) -> RunResult:
+        stop = self.state.stop
+        may_be_slurm = stop is None or (stop.reason in _MAY_BE_SLURM and not stop.force)
+        if self.state.notice is None and may_be_slurm and self._notices.is_job_ending():
+            # Its end has killed the client, or the check of the nodes.
+            self._notices.give(NoticeSource.SLURM)
+            self._handle_events()
+        notice = self.state.notice
+        is_of_slurm = notice is not None and notice.source is NoticeSource.SLURM
+        result = self._result_of_wait(notice is not None and (stop is None or (is_of_slurm and may_be_slurm)))
+        requeued = self._notices.requeued(result)
+        self.is_requeued = requeued is not None
+        return requeued or result
+
+    def _result_of_wait(self, is_noticed: bool) -> RunResult:
         checkpoint_dir = str(self._spec.checkpoint_dir or self._store.paths.checkpoints)
-        findings = Findings(took_s=time.monotonic() - self._began_mono)
+        findings = Findings(took_s=time.monotonic() - self._began_mono, gives_way=is_noticed)
         result = run_result(self._store.paths.run_id, self.state, findings, checkpoint_dir)
-        if self.state.stop is None and self._refusal is not None:
+        if self.state.stop is None and not is_noticed and self._refusal is not None:
             cause = Cause(task=None, kind=CauseKind.REFUSED, text=self._refusal)
             result = result.model_copy(
                 update={"outcome": "failed", "exit_code": int(ExitCode.USAGE), "cause": cause}

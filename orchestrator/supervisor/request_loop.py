@@ -159,7 +159,7 @@ def _serve_one(
         waiting = Waiting(spec, store, client, remote, earlier)
         placed = waiting.wait()
         if isinstance(placed, RunResult):
-            return not waiting.was_signalled, _end_unplaced(placed, store, client)
+            return not waiting.was_signalled, _end_unplaced(placed, store, client, waiting.is_requeued)
         spec = placed.spec
         agents = _agents(spec, here, remote, placed.agents)
         _record_nodes(store, spec)
@@ -184,10 +184,11 @@ def _serve_one(
     return not supervisor.was_signalled, result.exit_code
 
 
-def _end_unplaced(result: RunResult, store: RunStore, client: ClientLink) -> int:
-    """Record the end of a run that got no nodes; return its exit code."""
-    store.append(RunEndedEvent(**now(), outcome=result.outcome, exit_code=result.exit_code))
-    store.write_result(result)
+def _end_unplaced(result: RunResult, store: RunStore, client: ClientLink, is_requeued: bool) -> int:
+    """Record the end of a run that got no nodes, unless its job starts again; return its exit code."""
+    if not is_requeued:
+        store.append(RunEndedEvent(**now(), outcome=result.outcome, exit_code=result.exit_code))
+        store.write_result(result)
     store.close()
     if not store.result_is_written:
         client.ended(result)

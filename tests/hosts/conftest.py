@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from batch_run import RESUMES, BatchRun
 from hosts_run import HOSTS, HostsRun, counting_command, host_files
 from slurm import Slurm
 from slurm import reason_to_skip as why_no_slurm
@@ -89,3 +90,14 @@ def slurm(up: Any, machines: Testbed) -> Iterator[Slurm]:
             until(lambda name=name: len(machines[name].programs()) == len(started.daemons(name)))
     finally:
         started.close()
+
+
+@pytest.fixture
+def batch(machines: Testbed, slurm: Slurm, project: Path) -> Iterator[BatchRun]:
+    (project / "resumes.py").write_text(RESUMES)
+    run = BatchRun(machines, slurm, project)
+    yield run
+    if run.job:
+        machines["n0"].run("scancel", run.job, env=slurm.environ, check=False)
+    for name in ("n0", "n1"):
+        machines[name].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")

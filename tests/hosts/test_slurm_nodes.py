@@ -7,12 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from batch_run import BatchRun
+from orch_command import ORCH
 from slurm import Slurm
 from testbed import Testbed
 from waiting import until
 
+# An interpreter that hangs on n2 until a file is there.
+_HELD = """\
+#!/bin/sh
+while [ "$(hostname)" = n2 ] && [ -e {hold} ]; do sleep 0.1; done
+exec {python} "$@"
+"""
 _ENGINE = ("--engine", "slurm", "--nodes", "3", "--workers", "3")
 _LOST = 137
+_NOTICE = 42
 # An interpreter that hangs on n2: for ever, or only where an agent is to start.
 _HANGS = """\
 #!{python}
@@ -60,3 +69,56 @@ def test_node_that_never_starts_its_agent_is_named(
         )
     # Slurm asks a node again and again whether its part of the job has ended.
     until(lambda: not slurm.queue(), 150)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("how", ["notice", "signal", "preemption"])
+def test_notice_while_the_nodes_are_checked_again_is_not_lost(batch: BatchRun, how: str) -> None:
+    """The run continues with the next start of its job."""
+    python, hold = batch.project / "python", batch.project / "hold"
+    python.write_text(_HELD.format(hold=hold, python=sys.executable))
+    python.chmod(0o755)
+    batch.submit("--notice", "30s", "--remote-python", str(python), "--", sys.executable, "resumes.py")
+    batch.until_trains(1)
+    first = batch.directory
+    hold.touch()
+    batch.disturb("notice")
+    batch.start_again()
+    batch.until(lambda: len(batch.events("job_started")) == 1)
+    batch.until((first / "control").exists)
+    batch.disturb(how)
+    batch.start_again()
+    hold.unlink()
+    batch.until_trains(2)
+    (batch.project / "kept/end").touch()
+    result = batch.result()
+    assert (batch.directory, result["outcome"], result["attempts"]) == (first, "succeeded", 2), batch.text
+    assert [end["cause"]["kind"] for end in result["history"]] == ["notice"]
+    assert "no task had started; Slurm starts its job again" in batch.text or how == "preemption"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(("number", "code"), [("USR2", _NOTICE), ("TERM", 143), ("HUP", 143)])
+def test_signal_while_the_nodes_are_checked_for_the_first_time(
+    slurm: Slurm, machines: Testbed, project: Path, number: str, code: int
+) -> None:
+    """There is no run yet. A notice is kept for it."""
+    python, hold = project / "python", project / "hold"
+    python.write_text(_HELD.format(hold=hold, python=sys.executable))
+    python.chmod(0o755)
+    hold.touch()
+    up = (str(ORCH), "up", "--as-root-anyway", "--engine", "slurm", "--workers", "3", "--remote-python")
+    words = ("--log-dir", str(project / "runs"), "--", "sleep", "600")
+    command = " ".join((*up, str(python), *words))
+    salloc = machines["n0"].start(
+        *("env", "-C", str(project), "salloc", "--nodes=3", "sh", "-c", f"echo $$ >pid; exec {command}"),
+        env=slurm.environ,
+    )
+    until(lambda: [line for line in machines["n2"].programs() if str(python) in line])
+    machines["n0"].run("sh", "-c", f"kill -{number} $(cat {project}/pid)")
+    hold.unlink()
+    assert salloc.wait(100) == code
+    assert bool([*(project / "runs").glob("[!.]*/result.json")]) == (code == _NOTICE)
+    until(lambda: not slurm.queue())

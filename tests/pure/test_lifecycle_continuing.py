@@ -77,6 +77,21 @@ def test_attempt_waits_until_the_earlier_one_has_surely_ended() -> None:
     feed(lifecycle, [restart(lifecycle.state, delay_s=100)])
     assert lifecycle.next_deadline() == (T + 100, Deadline.RESTART)
     assert feed(lifecycle, [deadline(Deadline.RESTART, T + 99)]) == []
+    # Between other attempts, `orch restart` skips the delay.
+    assert feed(lifecycle, [events.RestartRequested(at=T, mono=T + 50)]) == []
+    assert lifecycle.next_deadline() == (T + 100, Deadline.RESTART)
+
+
+def test_notice_before_the_next_attempt_ends_it() -> None:
+    lifecycle = Lifecycle(JOB, "run-1", T, earlier=told())
+    feed(lifecycle, [restart(lifecycle.state, delay_s=100)])
+    feed(lifecycle, [events.NoticeGiven(at=T, mono=T + 1, source=NoticeSource.SIGNAL, left_s=30.0)])
+    result = the_result(feed(lifecycle, [emptied(T + 2)]))
+    assert result.cause is not None
+    assert (result.exit_code, result.cause.text) == (
+        42,
+        "its machines go in 30s (SIGUSR2); no task had started",
+    )
 
 
 def test_tasks_of_a_killed_supervisor_are_lost() -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from job_making import JOB, changed
+from pydantic import BaseModel
 from run_records import make_run, one_task, view_of
 
 from orchestrator.core.state import events
+from orchestrator.core.state.events import NoticeSource, StopReason
 from orchestrator.core.state.result import LeftProcess, RunResult
-from orchestrator.links.client_link import ClientLink, RefusedOrder
+from orchestrator.links.client_link import ClientLink, QueuedOrder, RefusedOrder
+from orchestrator.links.control import NoticeOrder, StopOrder
+from orchestrator.links.signal_inbox import NOTICE_SIGNAL, SignalInbox
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor.continuing import Earlier, read_earlier
 from orchestrator.supervisor.queued import Waiting
@@ -49,6 +55,20 @@ def continued(store: RunStore, ahead_s: float = 0.0) -> Earlier:
     adopted.append(earlier.restart.model_copy(update={"mono": earlier.restart.mono + ahead_s}))
     adopted.close()
     return earlier
+
+
+def waited(store: RunStore, *orders: BaseModel) -> tuple[Waiting, RunResult]:
+    """Let the run wait for its nodes, with a client that sends these orders and leaves."""
+    adopted = RunStore.adopt(store.paths.root, None)
+    earlier = read_earlier(adopted, adopted.record, _SPEC)
+    ours, theirs = socket.socketpair()
+    with ours, closing(adopted):
+        with theirs:
+            theirs.sendall(b"".join(order.model_dump_json().encode() + b"\n" for order in orders))
+        waiting = Waiting(_SPEC, adopted, ClientLink(ours), None, earlier)
+        result = waiting.wait()
+    assert isinstance(result, RunResult)
+    return waiting, result
 
 
 def test_earlier_times_are_converted() -> None:
@@ -108,15 +128,69 @@ def test_attempt_whose_tasks_may_have_started_is_waited_for() -> None:
 
 def test_refusal_before_the_next_attempt_keeps_the_earlier_ones() -> None:
     store = interrupted(events.TeardownEnded(at=0, mono=0))
-    adopted = RunStore.adopt(store.paths.root, None)
-    earlier = read_earlier(adopted, adopted.record, _SPEC)
-    ours, theirs = socket.socketpair()
-    with ours, theirs, closing(adopted):
-        theirs.sendall(RefusedOrder(text="too few nodes").model_dump_json().encode() + b"\n")
-        result = Waiting(_SPEC, adopted, ClientLink(ours), None, earlier).wait()
-    assert isinstance(result, RunResult)
+    _, result = waited(store, RefusedOrder(text="too few nodes"))
     assert (result.exit_code, result.attempts, len(result.earlier_attempts)) == (2, 1, 1)
     assert [task.task for task in result.tasks] == ["worker:0"]
+
+
+@pytest.mark.parametrize("has_trained", [True, False])
+def test_notice_while_the_nodes_are_checked_ends_the_wait(has_trained: bool) -> None:
+    store = interrupted(events.TeardownEnded(at=0, mono=0)) if has_trained else make_run(job="7")
+    store.close()
+    waiting, result = waited(store, NoticeOrder(source=NoticeSource.SIGNAL))
+    assert (result.outcome, result.exit_code, waiting.is_requeued) == ("stopped", 42, False)
+    assert result.cause is not None
+    assert result.cause.text == "its machines go in 2m (SIGUSR2); no task had started"
+
+
+def test_signal_between_two_inboxes_reaches_the_next() -> None:
+    """A supervisor has one for the wait, and another one for the run."""
+    with SignalInbox([NOTICE_SIGNAL]) as first:
+        first.defer()
+    os.kill(os.getpid(), NOTICE_SIGNAL)
+    with SignalInbox([NOTICE_SIGNAL]) as second:
+        second.wait(60.0)
+        assert second.take() == [NOTICE_SIGNAL]
+
+
+def test_notice_to_a_run_without_machines_has_no_effect() -> None:
+    store = make_run(job="7")
+    store.close()
+    queued = QueuedOrder(job="7", reason="Resources", start="")
+    notice = NoticeOrder(source=NoticeSource.SIGNAL)
+    assert waited(store, queued, notice, RefusedOrder(text="too few nodes"))[1].exit_code == 2
+
+
+# squeue's states, and what `scontrol show job` says besides.
+@pytest.mark.parametrize(
+    ("order", "state", "restarts", "expected"),
+    [
+        (StopOrder(reason=StopReason.TERMINATE), "COMPLETING", 1, (42, True)),
+        (RefusedOrder(text="n2: Slurm's job 7 is ending"), "COMPLETING", 1, (42, True)),
+        (None, "COMPLETING", 1, (42, True)),  # the client was killed
+        (StopOrder(reason=StopReason.TERMINATE), "RUNNING", 0, (143, False)),
+        (StopOrder(reason=StopReason.DOWN), "COMPLETING", 1, (143, False)),
+        (RefusedOrder(text="too few nodes"), "RUNNING", 0, (2, False)),
+    ],
+)
+def test_end_of_the_job_while_the_nodes_are_checked_is_a_notice(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    order: StopOrder | RefusedOrder | None,
+    state: str,
+    restarts: int,
+    expected: tuple[int, bool],
+) -> None:
+    """Then the run has not ended: the job that starts again continues it."""
+    job = f"JobId=7 JobState={state} Reason=None Requeue=1 Restarts={restarts} BatchFlag=1 Reboot=0"
+    for name, text in (("squeue", state), ("scontrol", job)):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{text}'\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    waiting, result = waited(interrupted(events.TeardownEnded(at=0, mono=0)), *([order] if order else []))
+    assert (result.exit_code, waiting.is_requeued) == expected
 
 
 def test_run_that_only_waited_begins_its_first_attempt() -> None:

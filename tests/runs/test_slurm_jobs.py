@@ -1,8 +1,10 @@
-"""The state of its Slurm job decides about a run whose lock is free. Slurm's programs are scripts here."""
+"""Slurm's answers about jobs and allocations. The state of a job decides about a run whose lock is free. The programs
+of Slurm are scripts here."""
 
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,9 +12,14 @@ import pytest
 from run_records import make_run, view_of
 from waiting import PATIENCE_S
 
+from orchestrator.client.launch import QueueWarnings
+from orchestrator.client.submit import submit
+from orchestrator.core.errors import UsageError
 from orchestrator.core.state.state import RunPhase
 from orchestrator.engines import slurm
 from orchestrator.engines.slurm import SlurmEngine, is_started_again
+from orchestrator.preflight.allocation import on_nodes, refusal
+from orchestrator.request.settings import settings
 from orchestrator.store.runs import catalog, lost_runs, slurm_jobs
 from orchestrator.store.runs.liveness import Liveness
 from orchestrator.store.runs.reader import RunView
@@ -185,7 +192,10 @@ def test_controller_that_hangs_delays_one_question(
 ) -> None:
     monkeypatch.setattr(slurm_jobs, "_ASK_S", 0.3)
     slurm_says(f"echo asked >>{tmp_path}/asked; exec sleep 60 >&2")
-    assert {free_run().liveness for _ in range(3)} == {Liveness.UNKNOWN}
+    assert {free_run().liveness for _ in range(2)} == {Liveness.UNKNOWN}
+    # The supervisor, too, which would lose its hosts.
+    assert SlurmEngine("1").why_gone("n1") is None
+    assert "gave no reason" in SlurmEngine("1").explain("n1", 1, "")
     assert (tmp_path / "asked").read_text().count("asked") <= 1
 
 
@@ -213,3 +223,61 @@ def test_comment_of_a_job_is_not_read_as_its_fields(
     (tmp_path / "bin/scontrol").write_text(f"#!/bin/sh\necho '{line}'\n")
     environ = {"SLURM_JOB_ID": "1", "SLURMD_NODENAME": "n1"}
     assert is_started_again("1", environ, may_ask=False) is expected
+
+
+def nodes_of_job(tmp_path: Path, squeue: str) -> list[str]:
+    """The nodes that a run in the allocation 5 uses. `squeue`: the lines that `squeue --format=%N` prints."""
+    (tmp_path / "bin/squeue").write_text(
+        "#!/bin/sh\ncase $* in\n"
+        f"*%U*) printf 'RUNNING {os.getuid()} me\\n%.0s' {squeue} ;;\n*%N*) printf '%s\\n' {squeue} ;;\nesac\n"
+    )
+    (tmp_path / "bin/scontrol").write_text("#!/bin/sh\nprintf '%s\\n' \"$3\"\n")
+    spec = settings.load({"engine": "slurm"}, {}, tmp_path).spec
+    with on_nodes(spec, {"SLURM_JOB_ID": "5"}, QueueWarnings()) as placed:
+        return [host.name for host in placed.hosts]
+
+
+def test_owner_of_an_allocation_is_a_user_id(
+    slurm_says: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container the user may have no name, or another one."""
+    slurm_says("")
+    monkeypatch.setenv("LOGNAME", "another")
+    assert nodes_of_job(tmp_path, "n1") == ["n1"]
+
+
+def test_heterogeneous_job_is_refused(slurm_says: Answer, tmp_path: Path) -> None:
+    slurm_says("")
+    with pytest.raises(UsageError, match="job 5 is heterogeneous"):
+        nodes_of_job(tmp_path, "n1 n2")
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        (
+            "error: Job submit/allocate failed: Invalid account or account/partition combination specified",
+            "--account",
+        ),
+        (
+            "error: Job submit/allocate failed: Job violates accounting/QOS policy (job submit limit, user's size"
+            " and/or time limits)",
+            "`sacctmgr show qos` lists them",
+        ),
+        ("error: Batch job submission failed: Invalid qos specification", "--qos=NAME"),
+        ("error: User's group not permitted to use this partition", "name another with --partition"),
+        ("fatal: error: Could not establish a configuration source", "log in to a node of the cluster"),
+    ],
+)
+def test_refusal_of_slurm_comes_with_advice(text: str, advice: str) -> None:
+    said = refusal(f"salloc: {text}")
+    assert said.startswith("Slurm refuses the allocation: salloc: ")
+    assert advice in said.rpartition("; ")[2]
+
+
+def test_job_that_does_not_fit_into_a_variable_is_refused(tmp_path: Path) -> None:
+    """The limit counts bytes."""
+    options = {"engine": "slurm", "nodes": 1, "env": ["TEXT=" + "\u00fc" * 61_000]}
+    with pytest.raises(UsageError, match="a batch job takes 120,000"):
+        submit(settings.load(options, {}, tmp_path))
+    assert not catalog.all_runs()

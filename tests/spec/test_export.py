@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,11 @@ import pytest
 import yaml
 from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
 from orch_command import ORCH
+from spec_making import MakeSpec
+
+from orchestrator.core.errors import UsageError
+from orchestrator.core.job.gpus import GpuChoice, GpuWay
+from orchestrator.request.export.manifests import Cluster, job_set, kubernetes_job
 
 _SCRIPT = """
 import json, os, sys
@@ -181,6 +188,10 @@ def test_restarts_need_a_job_set(tmp_path: Path) -> None:
         (("slurm", "--nodes", "1", "-e", "API_TOKEN=x"), "a secret does not belong in a file"),
         (("nomad",), "nomad"),
         (("slurm", "--nodes", "1", "-o", "/no/such/file"), "cannot be written"),
+        (
+            ("slurm", "--nodes", "1", "--slurm", "'--comment=a\nb'"),
+            "--comment: a batch script cannot pass the line break",
+        ),
     ],
 )
 def test_bad_request_is_refused(tmp_path: Path, words: tuple[str, ...], text: str) -> None:
@@ -208,3 +219,60 @@ def test_allocation_has_the_gpus_and_survives_a_node(
     lines = exported(tmp_path, "slurm", *words, "--", "train.py").splitlines()
     options = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
     assert [each for each in options if each.startswith(("--g", "--no-kill"))] == expected
+
+
+def test_script_quotes_what_sbatch_would_split(tmp_path: Path) -> None:
+    """sbatch reads its lines as a shell does: with quotes, and with comments."""
+    place = tmp_path / "a b#c'd"
+    place.mkdir()
+    text = exported(place, "slurm", "--nodes", "1", "--slurm", "'--comment=x  y'", "--", "train.py", "p q")
+    lines = [shlex.split(line, comments=True) for line in text.replace("#SBATCH", "sbatch").splitlines()]
+    assert ["sbatch", f"--chdir={place}"] in lines
+    assert ["sbatch", "--comment=x  y"] in lines
+    assert lines[-1][-2:] == ["train.py", "p q"]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "text"),
+    [
+        (Cluster("a:1", namespace="My NS"), "--namespace: Kubernetes does not accept 'My NS'"),
+        (Cluster("a:1", claim="a..b"), "--claim: Kubernetes does not accept 'a..b'"),
+        (
+            Cluster("a:1", storage="10GB"),
+            "--storage: Kubernetes does not accept '10GB'; write a size such as 10Gi",
+        ),
+        (Cluster(""), "--image: Kubernetes does not accept ''"),
+        (Cluster("a b"), "--image: Kubernetes does not accept 'a b'"),
+    ],
+)
+def test_name_that_kubernetes_does_not_accept_is_refused(
+    make_spec: MakeSpec, cluster: Cluster, text: str
+) -> None:
+    for made in (kubernetes_job, job_set):
+        with pytest.raises(UsageError, match=re.escape(text)):
+            made(make_spec(), cluster)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"gpus": GpuChoice(GpuWay.NAMED, ("0", "1"))},
+            '--gpus 0,1: Kubernetes chooses the GPUs of a pod; write their number: --gpus "per-task 1"',
+        ),
+        ({"roles": {"worker": 4000}, "name": "n" * 40}, "TF_CONFIG of 4,000 tasks has "),
+        ({"roles": {"worker": 1000}, "env": {"TEXT": "x" * 1000}}, "the files of 1,000 tasks have "),
+    ],
+)
+def test_job_that_kubernetes_cannot_hold_is_refused(
+    make_spec: MakeSpec, options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(text)):
+        kubernetes_job(make_spec(**options), Cluster("a:1"))
+
+
+def test_longest_name_leaves_room_for_the_names_of_pods(make_spec: MakeSpec) -> None:
+    """JobSet refuses names of pods, NAME-task-0-INDEX-xxxxx, that are longer than a DNS label."""
+    name = job_set(make_spec(name="9" * 63), Cluster("a:1"))[-1]["metadata"]["name"]
+    assert name[0].isalpha()
+    assert len(f"{name}-task-0-1999-abcde") <= 63

@@ -18,7 +18,7 @@ _MOST_AWAITED = 20
 
 
 class _Document(BaseModel):
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
 
 class Queued(_Document):

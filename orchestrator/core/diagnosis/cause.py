@@ -188,6 +188,9 @@ def describe_notice(notice: NoticeGiven) -> str:
 
 def notice_cause(state: RunState, notice: NoticeGiven) -> Cause:
     """The cause of an end after a notice, with the number of tasks that have said that they saved their state."""
+    if not state.tasks or state.restart_due_mono is not None:
+        text = f"{describe_notice(notice)}; no task had started"
+        return Cause(task=None, kind=CauseKind.NOTICE, text=text)
     saved = sum(task.exit_code == PREEMPTED for task in state.tasks.values())
     which = f"{saved} of {counted(len(state.tasks), 'task')}" if saved else "no task"
     text = f"{describe_notice(notice)}; {which} said that the state is saved (exit {PREEMPTED})"

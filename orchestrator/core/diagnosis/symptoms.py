@@ -175,7 +175,7 @@ class Uncaught(BaseModel):
     """An uncaught exception as the task itself wrote it: `type` is the full name, `text` the complete traceback with
     its causes, `at` the place in the source that raised it, `mono` the time, by the clock of its host."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
     type: str
     message: str
     text: str

@@ -51,7 +51,7 @@ class Fault(BaseModel):
     follows a stop after `for_s` seconds. parse_chaos reads the text of str().
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     signal: Annotated[int, Field(ge=1, le=64)]
     task: TaskRef | None = None

@@ -29,6 +29,8 @@ _HOST = re.compile(
     rf"((?P<user>{_USER})@)?(\[(?P<ipv6>{_IPV6})\]|(?P<name>{_NAME}))(:(?P<slots>[0-9]{{1,9}}))?\Z"
 )
 _PLAIN_IPV6 = re.compile(rf"({_USER}@)?[0-9A-Fa-f]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\Z")
+# With these options salloc leaves its allocation behind, and sbatch waits for the end of its job.
+_ENDLESS = re.compile(r"--no-shell|--wait(=.*)?|-W.*", re.DOTALL)
 _HOW = "write a host such as node1, user@node1 or node1:4 (4 tasks)"
 
 
@@ -50,7 +52,7 @@ class Host(BaseModel):
     """A host of a run. `destination` is what ssh connects to (`user@name`). `slots` is the number of tasks that it
     takes, None if none was given."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     name: str
     destination: str
@@ -170,27 +172,31 @@ def _misfits(spec: JobSpec) -> Iterator[tuple[str, str]]:
             "engine",
             "local runs all tasks on this machine, which contradicts --hosts; leave one of them out",
         )
+    if is_slurm and (word := next(filter(_ENDLESS.fullmatch, spec.slurm), None)):
+        yield (
+            "slurm",
+            f"{word}: orch has to learn when the allocation begins, and to end it; leave this option out",
+        )
     if is_slurm and spec.time_s is not None and spec.time_s <= spec.notice_s:
         yield (
             "time",
             f"{format_duration(spec.time_s)} is not longer than --notice {format_duration(spec.notice_s)}, the time"
             " before the end at which the tasks are told to end; give more time, or a shorter --notice",
         )
+    here_only = f"leave it out, or leave out {'--engine slurm' if is_slurm else '--hosts'}"
     if spec.network is NetworkOption.PRIVATE:
         yield (
             "network",
             "a private network exists on one machine only, and tasks on several hosts could not reach each other;"
-            " leave it out, or leave out --hosts",
+            f" {here_only}",
         )
     if spec.profile is not None:
         yield (
             "profile",
-            "it reads the recordings on this machine, and tasks write theirs on their hosts; leave it out, or leave out"
-            " --hosts",
+            f"it reads the recordings on this machine, and tasks write theirs on their hosts; {here_only}",
         )
     if spec.tensorboard is not None:
         yield (
             "tensorboard",
-            "it reads the event files on this machine, and tasks write theirs on their hosts; leave it out, or leave"
-            " out --hosts",
+            f"it reads the event files on this machine, and tasks write theirs on their hosts; {here_only}",
         )

@@ -15,7 +15,7 @@ MOST_STEPS = 1000
 class ProfiledSteps(BaseModel):
     """Steps over all epochs, both included. The first step of a process is 1."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     first: int
     last: int

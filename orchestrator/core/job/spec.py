@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Annotated, Literal, Self
 
@@ -83,7 +83,7 @@ class Command(BaseModel):
     started, `legacy_keras` whether they get tf_keras as Keras, `notes` lines to show once.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     kind: CommandKind
     words: tuple[Word, ...]
@@ -121,7 +121,7 @@ class Command(BaseModel):
 class RoleSettings(BaseModel):
     """Settings of one role that replace those of the job. None means: as for the other roles. `env` is added."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     command: Command | None = None
     env: Environment = Field(default_factory=lambda: MappingProxyType({}))
@@ -131,7 +131,9 @@ class RoleSettings(BaseModel):
     hosts: tuple[str, ...] | None = None
 
 
-_NO_SETTINGS = RoleSettings()
+@cache
+def _no_settings() -> RoleSettings:
+    return RoleSettings()
 
 
 RoleTable = Annotated[
@@ -148,7 +150,7 @@ class JobSpec(BaseModel):
     are in seconds, paths are absolute. None turns a limit off.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     roles: Roles = Field(min_length=1)
     # The workers in `roles` are the most of an elastic job, and these the fewest. None: it is not elastic.
@@ -306,7 +308,7 @@ class JobSpec(BaseModel):
         return role != EVALUATOR and self.strategy.starts_servers and self.command_of(role).serves
 
     def _settings_of(self, role: str) -> RoleSettings:
-        return self.role_settings.get(role, _NO_SETTINGS)
+        return self.role_settings.get(role) or _no_settings()
 
     def masked(self) -> JobSpec:
         """Return the job with secrets hidden: the only form that may be shown or written to disk."""

@@ -22,7 +22,7 @@ _PRIVATE = (
 class TensorBoard(BaseModel):
     """Event files, and their server if `python` has the tensorboard package. `program` is the server's script."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     python: str | None = None
     program: str = ""

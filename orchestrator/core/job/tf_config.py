@@ -50,7 +50,7 @@ Address = Annotated[str, AfterValidator(_host_and_port)]
 class TaskRef(BaseModel):
     """A task, by its type and index in TF_CONFIG. Its text is `worker:0`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     type: Role
     index: int = Field(ge=0)
@@ -93,7 +93,7 @@ def nearest_task(text: str) -> str | None:
 class ClusterSpec(BaseModel):
     """Addresses by role, in index order. No address is repeated; at most one chief and one evaluator."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     addresses: dict[Role, tuple[Address, ...]] = Field(min_length=1)
 
@@ -142,7 +142,7 @@ def check_length(cluster: ClusterSpec) -> None:
 class TFConfig(BaseModel):
     """The TF_CONFIG of one task, which must be in the cluster."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     cluster: ClusterSpec
     task: TaskRef

@@ -115,6 +115,7 @@ class Lifecycle:
         self._has_bad_loss = False
         self._is_tearing_down = False
         self._is_forced = False
+        self._is_fenced = False
         self._grace_s = 0.0
         for part in (self._ends, self._limits, self._silence):
             part.reset()
@@ -375,8 +376,8 @@ class Lifecycle:
     def _restart_requested(self, event: events.RestartRequested) -> list[Action]:
         if self.state.stop is not None or (self._planned_by is not None and self.state.attempt):
             return []  # the next attempt is being planned
-        if self._restart_at is not None:  # between two attempts: skip the delay
-            return self._plan_another(event)
+        if self._restart_at is not None:  # between two attempts: skip the delay, unless tasks may be left
+            return [] if self._is_fenced else self._plan_another(event)
         self._failed_mono = self._failed_mono or event.mono
         return self._tear_down(TeardownReason.RESTART, self._spec.grace_s)
 
@@ -410,6 +411,7 @@ class Lifecycle:
         if self.state.stop is not None:
             return self._tear_down(TeardownReason.REQUEST, self._spec.failure_grace_s)
         self._restart_at = event.mono + event.delay_s
+        self._is_fenced = event.job is not None
         return self._hosts.retry(self.state, event.mono)
 
     def _attempt_over(self, event: events.TeardownEnded) -> list[Action]:

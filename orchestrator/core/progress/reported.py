@@ -75,7 +75,7 @@ _VERSIONS = TypeAdapter(Annotated[dict[_Word, _Word], Field(max_length=_MOST_VER
 class SavedFile(BaseModel):
     """A checkpoint or a model that a task has saved in `seconds`."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
     name: Annotated[_Text, Field(min_length=1, max_length=LONGEST_ADDRESS)]
     seconds: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 

@@ -572,7 +572,9 @@ Event = (
     | RunEndedEvent
 )
 
-_ADAPTER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="type")])
+_ADAPTER: TypeAdapter[Event] = TypeAdapter(
+    Annotated[Event, Field(discriminator="type")], config=ConfigDict(defer_build=True)
+)
 
 
 def parse_event(line: str | bytes) -> Event:

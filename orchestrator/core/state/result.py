@@ -235,7 +235,7 @@ class RunResult(_Document):
     workers, global_batch: of the last attempt; the examples in a step of all workers, if a task has reported them
     """
 
-    model_config = ConfigDict(serialize_by_alias=True)
+    model_config = ConfigDict(serialize_by_alias=True, defer_build=True)
 
     schema_version: Literal[1] = 1
     run_id: str

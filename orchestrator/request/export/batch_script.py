@@ -22,9 +22,9 @@ def batch_script(spec: JobSpec, flags: Mapping[str, Any], orch: str) -> str:
     """Return the script. `flags` are the options of the command line, `orch` is the program to call.
 
     Files of settings are read again when the script runs. UsageError for a secret, which sbatch takes from the
-    environment.
+    environment, and for a line break in an option of sbatch.
     """
-    lines = ["#!/bin/sh", *(f"#SBATCH {word}" for word in _sbatch_words(spec))]
+    lines = ["#!/bin/sh", *map(_directive, _sbatch_words(spec))]
     words = [orch, "up", "--engine", "slurm", *_option_words(flags)]
     if command := flags.get("command"):
         words += ["--", *command]
@@ -72,6 +72,15 @@ def _sbatch_words(spec: JobSpec) -> Iterator[str]:
     yield "--exclusive"
     yield f"--chdir={spec.directory}"
     yield from allocation_words(spec)
+
+
+def _directive(word: str) -> str:
+    """A line for sbatch, which understands quotes and comments as a shell does."""
+    if len(word.splitlines()) > 1:
+        raise UsageError(
+            f"{word.partition('=')[0]}: a batch script cannot pass the line break in {word!r} to sbatch; remove it"
+        )
+    return f"#SBATCH {shlex.quote(word)}"
 
 
 def _option_words(flags: Mapping[str, Any]) -> Iterator[str]:

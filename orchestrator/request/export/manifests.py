@@ -15,9 +15,10 @@ from orchestrator.core.errors import UsageError
 from orchestrator.core.job.choices import FailurePolicy
 from orchestrator.core.job.gpus import GpuInventory, GpuWay
 from orchestrator.core.job.spec import JobSpec
-from orchestrator.core.job.tf_config import EVALUATOR, PS
+from orchestrator.core.job.tf_config import EVALUATOR, PS, TFConfigTooLong
 from orchestrator.core.plan.places import TaskPlace
 from orchestrator.core.plan.plan import build_plan
+from orchestrator.core.text.counted import counted
 from orchestrator.core.text.secrets import is_secret_name
 from orchestrator.links.bundle import bundle
 from orchestrator.store.runs.paths import RunPaths
@@ -26,8 +27,14 @@ _PORT = 2222
 _FILES = "/orch"
 _CHECKPOINTS = "/checkpoints"
 _SCRATCH = "/tmp/orch"
-# A DNS label: the name of the service, and with an index that of a pod.
-_LONGEST_NAME = 50
+# The name of a pod is a DNS label of at most 63 characters: NAME-task-0-INDEX-xxxxx in a JobSet.
+_LONGEST_NAME = 40
+# For the files of a ConfigMap together; the limit of all its objects is a little more.
+_MOST_BYTES = 1 << 20
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+_SUBDOMAIN = re.compile(rf"(?=.{{1,253}}\Z){_LABEL.pattern}(\.{_LABEL.pattern})*", re.ASCII)
+_QUANTITY = re.compile(r"\d{1,15}(\.\d{1,3})?([kMGTPE]|[KMGTPE]i|e\d{1,2})?", re.ASCII)
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*", re.ASCII)
 # A task needs these parts of what orch sends to hosts.
 _PARTS = ("worker/__init__.py", "worker/bootstrap/")
 _BUILTIN_PARTS = ("worker/__main__.py", "worker/training/", "worker/records.py")
@@ -43,10 +50,21 @@ class Cluster:
     claim: str | None = None
     storage: str = "10Gi"
 
+    def check(self) -> None:
+        """Raise UsageError for what Kubernetes does not accept."""
+        for option, value, form, example in (
+            ("--image", self.image, _IMAGE, "an image such as registry.example/train:1"),
+            ("--namespace", self.namespace, _LABEL, "a name of a-z, 0-9 and -"),
+            ("--claim", self.claim, _SUBDOMAIN, "a name of a-z, 0-9, - and ."),
+            ("--storage", self.storage, _QUANTITY, "a size such as 10Gi"),
+        ):
+            if value is not None and form.fullmatch(value) is None:
+                raise UsageError(f"{option}: Kubernetes does not accept {value!r}; write {example}")
+
 
 def kubernetes_job(spec: JobSpec, cluster: Cluster) -> list[dict[str, Any]]:
     """Return the objects of an Indexed Job. UsageError if Kubernetes cannot do what the job asks for."""
-    _require_fixed_number(spec)
+    _require_possible(spec, cluster)
     if spec.on_failure is not FailurePolicy.ABORT:
         raise UsageError(
             f"--on-failure {spec.on_failure}: a Job of Kubernetes restarts tasks one by one, which TensorFlow does not"
@@ -65,7 +83,7 @@ def kubernetes_job(spec: JobSpec, cluster: Cluster) -> list[dict[str, Any]]:
 
 def job_set(spec: JobSpec, cluster: Cluster) -> list[dict[str, Any]]:
     """Return the objects of a JobSet, which restarts all tasks up to --max-restarts times."""
-    _require_fixed_number(spec)
+    _require_possible(spec, cluster)
     name = object_name(spec)
     hosts = [f"{name}-task-0-{index}.{name}" for index in range(len(spec.tasks))]
     restarts = spec.max_restarts if spec.on_failure is FailurePolicy.RESTART else 0
@@ -84,7 +102,12 @@ def job_set(spec: JobSpec, cluster: Cluster) -> list[dict[str, Any]]:
     return [*_common(spec, name, hosts, cluster), job_set]
 
 
-def _require_fixed_number(spec: JobSpec) -> None:
+def _require_possible(spec: JobSpec, cluster: Cluster) -> None:
+    cluster.check()
+    if spec.gpus is not None and spec.gpus.way is GpuWay.NAMED:
+        raise UsageError(
+            f'--gpus {spec.gpus}: Kubernetes chooses the GPUs of a pod; write their number: --gpus "per-task 1"'
+        )
     if spec.fewest_workers is not None:
         raise UsageError(
             f"--workers {spec.fewest_workers}..{spec.workers}: the manifests have one number of pods; write one number"
@@ -136,8 +159,8 @@ def _scalar(value: Any) -> str:
 
 
 def object_name(spec: JobSpec) -> str:
-    name = re.sub(r"[^a-z0-9]+", "-", spec.name.lower()).strip("-")[:_LONGEST_NAME].strip("-")
-    return name if name[:1].isalpha() else f"orch-{name}".strip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", spec.name.lower()).strip("-")
+    return (name if name[:1].isalpha() else f"orch-{name}")[:_LONGEST_NAME].strip("-")
 
 
 def _meta(name: str, cluster: Cluster) -> dict[str, Any]:
@@ -166,15 +189,22 @@ def _service(name: str, cluster: Cluster) -> dict[str, Any]:
 
 def _common(spec: JobSpec, name: str, hosts: list[str], cluster: Cluster) -> list[dict[str, Any]]:
     """The files of the tasks, and the volume for checkpoints."""
+    texts = {
+        "job.json": json.dumps(_job_file(spec, hosts), indent=1) + "\n",
+        "start.py": _start_program(),
+    }
+    packed = _bundle(spec)
+    if (size := sum(map(len, texts.values())) + len(packed)) > _MOST_BYTES:
+        raise UsageError(
+            f"the files of {counted(len(hosts), 'task')} have {size:,} bytes, and a ConfigMap of Kubernetes takes"
+            f" {_MOST_BYTES:,}; start fewer tasks, or shorten their commands and --env"
+        )
     files: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": _meta(name, cluster),
-        "data": {
-            "job.json": json.dumps(_job_file(spec, hosts), indent=1) + "\n",
-            "start.py": _start_program(),
-        },
-        "binaryData": {"bundle.zip": base64.b64encode(_bundle(spec)).decode()},
+        "data": texts,
+        "binaryData": {"bundle.zip": base64.b64encode(packed).decode()},
     }
     if cluster.claim is not None:
         return [files]
@@ -203,7 +233,10 @@ def _job_file(spec: JobSpec, hosts: list[str]) -> dict[str, Any]:
             },
         }
     )
-    plan = build_plan(here, [TaskPlace(None, f"{host}:{_PORT}") for host in hosts], layout, 1, {})
+    try:
+        plan = build_plan(here, [TaskPlace(None, f"{host}:{_PORT}") for host in hosts], layout, 1, {})
+    except TFConfigTooLong as error:
+        raise UsageError(str(error)) from error
     secret = set(secret_names(spec))
     return {
         "clusters": {role: plan.cluster.seen_by(role).addresses for role in spec.roles},

@@ -43,7 +43,7 @@ class EarlierClock(BaseModel):
     """The clock of an earlier supervisor of the run, on another machine or boot. It wrote the events up to the byte
     `until`. `shift_s` is added to their monotonic times to have those of the last supervisor."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
     until: Annotated[int, Field(ge=0, lt=2**63)]
     shift_s: Annotated[float, Field(allow_inf_nan=False, ge=-1e12, le=1e12)]
@@ -57,7 +57,7 @@ class RunRecord(BaseModel):
     whose node the supervisor runs, or will run; `cluster`: the name of its cluster.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
     schema_version: Literal[1] = 1
     id: str
@@ -77,8 +77,10 @@ class RunRecord(BaseModel):
     earlier_clocks: tuple[EarlierClock, ...] = ()
 
 
+# Built on first use: an intact record needs none of them.
 _FIELDS: dict[str, TypeAdapter[Any]] = {
-    name: TypeAdapter(field.rebuild_annotation()) for name, field in RunRecord.model_fields.items()
+    name: TypeAdapter(field.rebuild_annotation(), config=ConfigDict(defer_build=True))
+    for name, field in RunRecord.model_fields.items()
 }
 
 

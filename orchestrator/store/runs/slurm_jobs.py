@@ -15,8 +15,8 @@ from orchestrator.core.text.clean import one_line
 
 # The exit code of the script of `orch up -d` on a node that does not have the run's directory.
 NOT_SHARED = 72
-# Seconds for a question to Slurm's controller. After one without an answer, the state of jobs counts as unknown for
-# _SILENCE_S: else each run of a list would wait so long.
+# Seconds for a question to Slurm's controller. After one without an answer, others need not be asked for _SILENCE_S:
+# each run of a list would wait so long.
 _ASK_S = 5.0
 _SILENCE_S = 15.0
 # An answer is used again for this long, and longer if it has stayed the same: for this part of that time, at most so
@@ -25,7 +25,7 @@ _FRESH_S = 1.0
 _FRESH_PART = 0.1
 _MOST_FRESH_S = 15.0
 # Variables that are options of Slurm's programs: they change what squeue prints and what srun does. Slurm sets many of
-# them in a job. Those that are kept say how to reach Slurm.
+# them in a job. The kept ones say how to reach Slurm.
 _OPTIONS = ("SLURM_", "SRUN_", "SQUEUE_")
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 _UNKNOWN_JOB = "Invalid job id"
@@ -99,7 +99,7 @@ class _Answer:
 
 @dataclass
 class _Known:
-    """What this process knows of Slurm. `silent_until`: no job is asked about before (monotonic seconds)."""
+    """The answers of Slurm. `silent_until`: no job is asked about before (monotonic seconds)."""
 
     answers: dict[str, _Answer] = field(default_factory=dict)
     cluster: str = ""
@@ -128,7 +128,7 @@ def job_status(job: str, cluster: str) -> JobStatus:
     last = _known.answers.get(job)
     if last is not None and last.is_fresh:
         return last.status
-    if time.monotonic() < _known.silent_until:
+    if _is_silent():
         return JobStatus(JobPhase.UNKNOWN)
     status = _ask_about(job, cluster)
     now = time.monotonic()
@@ -169,7 +169,7 @@ def own_cluster() -> str:
 
 def job_state(job: str) -> str | None:
     """The state of a job now, such as RUNNING; None if Slurm does not know it or does not answer."""
-    return ask("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T") or None
+    return ask_unless_silent("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T") or None
 
 
 def end_of_state(state: str | None) -> str | None:
@@ -181,6 +181,16 @@ def ask(*words: str) -> str | None:
     """Return what a program of Slurm prints on stdout; None if it fails or takes too long."""
     found = _run(*words)
     return found[1].strip() if found is not None and found[0] == 0 else None
+
+
+def ask_unless_silent(*words: str) -> str | None:
+    """Return the same as ask(), but None at once after a question that took too long. A supervisor that waits for each
+    answer would lose its hosts."""
+    return None if _is_silent() else ask(*words)
+
+
+def _is_silent() -> bool:
+    return time.monotonic() < _known.silent_until
 
 
 def plain_environ() -> dict[str, str]:

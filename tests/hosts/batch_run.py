@@ -1,0 +1,170 @@
+"""A batch job whose script is `orch up`, or that `orch up -d` submits, and what disturbs it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from hosts_run import kill_victim
+from orch_command import ORCH
+from slurm import Slurm
+from testbed import Testbed
+from waiting import until
+
+# Counts steps until the file `end` is beside its checkpoints. Saves its number when it is told to.
+RESUMES = """
+import json, os, pathlib, signal, sys, time
+
+here = pathlib.Path(os.environ["ORCH_CHECKPOINT_DIR"])
+saved = here / f"saved-{os.environ['ORCH_TASK'][-1]}"
+step = start = int(saved.read_text()) if saved.exists() else 0
+
+
+def save(*_):
+    saved.write_text(str(step))
+    sys.exit(42)
+
+
+signal.signal(signal.SIGTERM, save)
+print("attempt", os.environ["ORCH_ATTEMPT"], "from step", start, flush=True)
+while not (here / "end").exists():
+    step += 1
+    facts = {"phase": "training", "epoch": 1, "step": step, "start_step": start}
+    os.write(int(os.environ["ORCH_PROGRESS_FD"]), json.dumps(facts).encode() + b"\\n")
+    time.sleep(0.05)
+"""
+_ENGINE = ("--engine", "slurm", "--nodes", "3", "--workers", "3")
+
+
+@dataclass
+class BatchRun:
+    """A run whose `orch up` is a script of sbatch. Its supervisor is on n1."""
+
+    machines: Testbed
+    slurm: Slurm
+    project: Path
+    job: str = ""
+
+    def submit(self, *words: str, limit: str = "0") -> None:
+        """`limit`: the job's time limit in minutes; 0 for none."""
+        command = self._command("up", *words)
+        script = f"#!/bin/sh\nexec {' '.join(command)}\n"
+        output = f"--output={self.project / 'out'}"
+        done = self.machines["n0"].run(
+            *("sbatch", "--parsable", "--nodes=3", f"--time={limit}", output, "--open-mode=append"),
+            stdin=script.encode(),
+            env=self.slurm.environ,
+            cwd=self.project,
+        )
+        self.job = done.stdout.strip()
+
+    def detach(self, *words: str) -> None:
+        """Let `orch up -d` submit the job."""
+        command = self._command("up", "-d", *words)
+        self.machines["n0"].run(*command, env=self.slurm.environ, cwd=self.project)
+        (job,) = self.slurm.queue()
+        self.job = job.split()[0]
+
+    def _command(self, *words: str) -> tuple[str, ...]:
+        verb, *options = words
+        places = ("--checkpoint-dir", str(self.project / "kept"), "--log-dir", str(self.project / "runs"))
+        return (str(ORCH), verb, "--as-root-anyway", *_ENGINE, *places, *options)
+
+    @property
+    def directory(self) -> Path:
+        (run,) = (self.project / "runs").glob("[!.]*")
+        return run
+
+    @property
+    def text(self) -> str:
+        logs = (self.project / "out", self.directory / "job.log")
+        return "".join(log.read_text(errors="replace") for log in logs if log.exists())
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        if not [*(self.project / "runs").glob("[!.]*")]:
+            return []
+        *lines, _ = (self.directory / "events.jsonl").read_bytes().split(b"\n")
+        return [event for event in map(json.loads, lines) if event["type"] == kind]
+
+    def until_trains(self, attempt: int) -> None:
+        """Wait until each task has reported a step in this attempt."""
+
+        def trains() -> bool:
+            events = self.events("task_progressed") if len(self.events("attempt_planned")) == attempt else []
+            planned = self.events("attempt_planned")[-1]["at"] if events else 0.0
+            tasks = {each["task"] for each in events if each["at"] > planned and each["progress"]["step"]}
+            return len(tasks) == 3
+
+        self.until(trains)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        try:
+            until(condition, 300)
+        except AssertionError as error:
+            raise AssertionError(f"{self.slurm.queue()} {self.text}") from error
+
+    def until_step(self, step: int) -> None:
+        """Wait until the first attempt has done so many steps."""
+
+        def is_done() -> bool:
+            done = [each["progress"]["step"] for each in self.events("task_progressed")]
+            return any(number is not None and number >= step for number in done)
+
+        self.until(is_done)
+
+    def disturb(self, how: str) -> None:
+        """Have the attempt end, or lose what it can lose without an end."""
+        machines, environ = self.machines, self.slurm.environ
+        match how:
+            case "preemption":
+                machines["n0"].run("srun", "-p", "urgent", "-N3", "--exclusive", "true", env=environ)
+            case "notice":
+                machines["n1"].run(str(ORCH), "notice", "--as-root-anyway", self.directory.name)
+            case "signal":  # as `sbatch --signal=B:USR2@S` sends it
+                machines["n0"].run("scancel", "--batch", "--signal=USR2", self.job, env=environ)
+            case "kill":
+                for process in machines["n1"].processes():
+                    if "orchestrator.supervisor" in " ".join(process.cmdline()):
+                        process.suspend()
+                machines["n0"].run("scontrol", "requeue", self.job, env=environ)
+            case "agent killed":
+                kill_victim(machines, "agent and keeper")
+            case "srun killed" | "all of srun killed":
+                self._kill_srun(with_child=how == "all of srun killed")
+            case "controller restarted":
+                self.slurm.restart_controller()
+            case "time limit":
+                pass  # it comes by itself
+
+    def _kill_srun(self, *, with_child: bool) -> None:
+        """Kill the srun of n2. Its child process then ends the step, unless that child was killed before."""
+        for process in self.machines["n1"].processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.name() == "srun" and "--nodelist=n2" in process.cmdline():
+                    (child,) = process.children()
+                    break
+        else:
+            raise AssertionError(self.machines["n1"].command_lines())
+        for victim in (child, process) if with_child else (process,):
+            victim.kill()
+
+    def until_pending(self) -> None:
+        self.until(lambda: f"{self.job} PENDING" in self.slurm.queue())
+
+    def start_again(self) -> None:
+        """Let Slurm start the job again now. It would wait for two minutes."""
+        self.until_pending()
+        self.machines["n0"].run(
+            "scontrol", "update", f"JobId={self.job}", "StartTime=now", env=self.slurm.environ
+        )
+
+    def result(self) -> dict[str, Any]:
+        until(lambda: not self.slurm.queue(), 400)
+        document = json.loads((self.directory / "result.json").read_text())
+        assert isinstance(document, dict)
+        return document
