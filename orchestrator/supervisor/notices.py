@@ -78,5 +78,7 @@ class Notices:
         job = self._spec.slurm_job
         if job is None or result.cause is None or result.cause.kind not in _STARTED_AGAIN:
             return None
+        if result.cause.kind is CauseKind.HOST and self._run.state.stop is not None:
+            return None
         is_again = slurm.is_started_again(job, os.environ, may_ask=self._run.worked)
         return with_requeue(result) if is_again else None

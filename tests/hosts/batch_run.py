@@ -50,13 +50,13 @@ class BatchRun:
     project: Path
     job: str = ""
 
-    def submit(self, *words: str, limit: str = "0") -> None:
-        """`limit`: the job's time limit in minutes; 0 for none."""
+    def submit(self, *words: str, limit: str = "0", options: tuple[str, ...] = ()) -> None:
+        """`limit`: the job's time limit in minutes; 0 for none. `options`: of sbatch."""
         command = self._command("up", *words)
         script = f"#!/bin/sh\nexec {' '.join(command)}\n"
         output = f"--output={self.project / 'out'}"
         done = self.machines["n0"].run(
-            *("sbatch", "--parsable", "--nodes=3", f"--time={limit}", output, "--open-mode=append"),
+            *("sbatch", "--parsable", "--nodes=3", f"--time={limit}", output, "--open-mode=append", *options),
             stdin=script.encode(),
             env=self.slurm.environ,
             cwd=self.project,
