@@ -157,10 +157,13 @@ class BatchRun:
         self.until(lambda: f"{self.job} PENDING" in self.slurm.queue())
 
     def start_again(self) -> None:
-        """Let Slurm start the job again now. It would wait for two minutes."""
+        """Let Slurm start the job again soon. It would wait for two minutes.
+
+        In the same second, a node refuses the job as revoked.
+        """
         self.until_pending()
         self.machines["n0"].run(
-            "scontrol", "update", f"JobId={self.job}", "StartTime=now", env=self.slurm.environ
+            "scontrol", "update", f"JobId={self.job}", "StartTime=now+3", env=self.slurm.environ
         )
 
     def result(self) -> dict[str, Any]:
