@@ -5,6 +5,7 @@ The words are not parsed yet, so this only guesses. A supervisor that is not nee
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -29,9 +30,11 @@ def early_supervisor(words: Sequence[str]) -> Iterator[None]:
 
         with suppress(EngineError):  # reported when the run needs it
             _started = start_supervisor()
+        gc.disable()  # until run_up(): imports create no garbage
     try:
         yield
     finally:
+        gc.enable()
         if _started is not None:
             _started.close()
             _started = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -42,6 +43,7 @@ _MIN_COLUMNS = 20
 
 def run_up(flags: Mapping[str, object], screen: Screen, early: SupervisorLink | None) -> int:
     """Run `orch up` with a supervisor that waits for its request, if one was started; return the exit code."""
+    gc.enable()  # the modules are imported (cli/early.py)
     request = settings.load(flags, os.environ, Path.cwd())
     if request.spec.interactive is not None or request.spec.pdb:
         _require_terminal("--pdb" if request.spec.pdb else "--interactive", screen)

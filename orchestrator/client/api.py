@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import PrivateAttr
 
-from orchestrator.client.run_rows import read_status
 from orchestrator.client.run_thread import finish_showing
-from orchestrator.client.view.status_document import Status
 from orchestrator.core.errors import (
     EngineError,
     NoSuchRun,
@@ -38,9 +36,10 @@ from orchestrator.store.runs.liveness import Liveness
 from orchestrator.store.runs.paths import RunPaths
 from orchestrator.store.runs.reader import RunView
 
-# `orch status` and `orch ls` must start quickly: the methods that give orders import what they need.
+# `orch up`, `orch status` and `orch ls` must start quickly: methods import what only they need.
 if TYPE_CHECKING:
     from orchestrator.client.stop import Ended
+    from orchestrator.client.view.status_document import Status
     from orchestrator.links.control import Order
 
 _POLL_S = 0.02
@@ -270,6 +269,8 @@ def ls(directory: str | Path | None = None) -> Iterator[Run]:
 
 
 def status_of(view: RunView) -> Status:
+    from orchestrator.client.run_rows import read_status
+
     view.refresh()
     return read_status(view)
 

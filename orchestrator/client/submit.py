@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from orchestrator.client.api import Run
@@ -35,8 +36,12 @@ from orchestrator.store.runs.writer import RunStore, new_run_id
 SPEC_VARIABLE = "ORCH_SUBMITTED_JOB"
 # The kernel allows 128 KiB for one variable.
 _MOST_BYTES = 120_000
+# Options of sbatch: a job for each element of an array, and the wait for its end.
+_NOT_FOR_SBATCH = ("SBATCH_ARRAY_INX", "SBATCH_WAIT")
 # Seconds for sbatch; a busy controller lets it wait.
 _SUBMIT_S = 60.0
+# Seconds for sbatch to print the id of a job that is not wanted any more.
+_CANCEL_S = 10.0
 # NFS may show a new directory later. Afterwards the node does not have it.
 _SCRIPT = """\
 #!/bin/sh
@@ -116,33 +121,68 @@ def _submit_job(spec: JobSpec, paths: RunPaths) -> Queued:
         log=paths.job_log.name,
         command=shlex.join(_program(paths)),
     )
-    environ = {**os.environ, SPEC_VARIABLE: text}
+    environ = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_SBATCH}
+    job = _call_sbatch([*words, *job_words(spec)], script, {**environ, SPEC_VARIABLE: text})
     try:
-        done = subprocess.run(
-            [*words, *job_words(spec)],
-            input=script,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            env=environ,
-            timeout=_SUBMIT_S,
-        )
-    except OSError as error:
-        raise UsageError(missing("sbatch")) from error
-    except subprocess.TimeoutExpired as error:
-        raise EngineError(
-            f"sbatch did not answer within {_SUBMIT_S:g} s; `squeue --me` shows your jobs"
-        ) from error
-    job = done.stdout.strip().partition(";")[0]
-    if done.returncode or not job.isdigit():
-        raise UsageError(refusal(done.stderr))
-    queued = ask_queue(job)
-    try:
+        queued = ask_queue(job)
         refuse_endless_wait(queued)
-    except UsageError:
+    except BaseException:
         ask("scancel", job)
         raise
     return queued
+
+
+def _call_sbatch(words: list[str], script: str, environ: Mapping[str, str]) -> str:
+    """Return the id of the new job. After an interrupt, the job that sbatch may have submitted is cancelled."""
+    pipe = subprocess.PIPE
+    try:
+        # Ctrl-C does not reach another session, so that sbatch prints the id.
+        process = subprocess.Popen(
+            words,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            errors="replace",
+            env=environ,
+            start_new_session=True,
+        )
+    except FileNotFoundError as error:
+        raise UsageError(missing("sbatch")) from error
+    except OSError as error:
+        raise UsageError(f"sbatch could not be started ({error.strerror})") from error
+    with process:
+        try:
+            printed, errors = process.communicate(script, _SUBMIT_S)
+        except subprocess.TimeoutExpired as error:
+            process.kill()
+            raise EngineError(
+                f"sbatch did not answer within {_SUBMIT_S:g} s; `squeue --me` shows your jobs"
+            ) from error
+        except BaseException:
+            _cancel(process)
+            raise
+    job = _printed_job(printed)
+    if process.returncode or job is None:
+        raise UsageError(refusal(errors))
+    return job
+
+
+def _printed_job(printed: str) -> str | None:
+    """The id at the end: programs of a site may print before."""
+    job = "".join(printed.split()[-1:]).partition(";")[0]
+    return job if job.isdecimal() else None
+
+
+def _cancel(process: subprocess.Popen[str]) -> None:
+    """Cancel the job that an sbatch submits, if it does in time."""
+    try:
+        job = _printed_job(process.communicate(timeout=_CANCEL_S)[0])
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return
+    if job is not None:
+        ask("scancel", job)
 
 
 def _program(paths: RunPaths) -> list[str]:

@@ -14,7 +14,7 @@ from orchestrator.core.text.durations import MAX_DURATION_S
 from orchestrator.engines import Connection
 from orchestrator.store.runs.slurm_jobs import (
     ask,
-    ask_unless_silent,
+    ask_if_responsive,
     end_of_state,
     job_number,
     job_state,
@@ -33,6 +33,8 @@ _TIME_LEFT = re.compile(r"(?:(\d{1,5})-)?(?:(\d{1,2}):)?(\d{1,2}):(\d{2})", re.A
 _NOT_LAUNCHED = "launch failed"
 # The fields of `scontrol show job` in their order. Names and comments around them may have other words of this kind.
 _REQUEUE = re.compile(r" JobState=(\w+) .*? Requeue=(\d) Restarts=(\d+) BatchFlag=(\d) Reboot=", re.ASCII)
+# Of a job that ends by no decision of Slurm.
+_CANCELLED = re.compile(r" JobState=(?:CANCELLED|COMPLETING) Reason=None .* PreemptTime=None ", re.ASCII)
 # In lines of srun that do not explain a failure.
 _BY_THE_WAY = ("cpu binding", "Job step creation temporarily disabled", "Step created for")
 
@@ -85,7 +87,7 @@ class SlurmEngine:
 
     def why_gone(self, host: str) -> str | None:
         """Slurm takes a node that it gives up out of a job with --no-kill, and adds none to a job that runs."""
-        nodes = node_names(self._job, ask_unless_silent)
+        nodes = node_names(self._job, ask_if_responsive)
         return f"Slurm has taken it out of job {self._job}" if nodes and host not in nodes else None
 
 
@@ -155,6 +157,11 @@ def node_names(job: str, ask: Callable[..., str | None] = ask) -> list[str]:
 def is_own_job(job: str, environ: Mapping[str, str]) -> bool:
     """Whether this process runs on a node of the job. A shell of salloc is on the machine that called it."""
     return own_job(environ) == job and "SLURMD_NODENAME" in environ
+
+
+def is_cancelled(job: str) -> bool:
+    """Whether a user has cancelled a job, and Slurm has neither preempted it nor ended it for another reason."""
+    return _CANCELLED.search(ask("scontrol", "show", "job", "--oneliner", job) or "") is not None
 
 
 def is_started_again(job: str, environ: Mapping[str, str], *, may_ask: bool) -> bool:

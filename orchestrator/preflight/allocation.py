@@ -114,7 +114,7 @@ def _with_nodes(spec: JobSpec, job: str, names: list[str]) -> JobSpec:
 def _nodes_of_own(job: str) -> list[str]:
     """The nodes of the allocation that this command runs in."""
     text = ask("squeue", "-h", "-t", "all", f"--jobs={job}", "--format=%T %U %u") or ""
-    # Of the first line: a heterogeneous job has more, which node_names() refuses.
+    # These are in the first line. A heterogeneous job has more lines, which node_names() refuses.
     state, uid, owner = (text.split() + [""] * 3)[:3]
     leave = f"leave this shell, or unset {JOB_VARIABLE} to ask for a new allocation"
     if not state:

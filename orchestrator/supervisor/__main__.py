@@ -5,6 +5,7 @@ links/supervisor_link.py starts it as `python -m orchestrator.supervisor FD`, in
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -18,6 +19,7 @@ _FAILURE_GRACE_S = 0.5
 
 
 def main() -> int:
+    gc.disable()  # until serve(): imports create no garbage, and looking for it takes 10 ms
     stream = socket.socket(fileno=int(sys.argv[1]))
     stream.set_inheritable(False)
     engine = LocalEngine()

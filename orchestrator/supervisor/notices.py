@@ -6,6 +6,8 @@ import os
 from collections import deque
 from typing import Protocol
 
+from orchestrator.core.diagnosis.cause import describe_notice
+from orchestrator.core.errors import ExitCode
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle.actions import Deadline
 from orchestrator.core.lifecycle.continuing import with_requeue
@@ -67,6 +69,17 @@ class Notices:
         job = self._spec.slurm_job
         left_s = None if job is None else slurm.time_left(job)
         return DeadlineReached(**now(), deadline=Deadline.NOTICE, left_s=left_s)
+
+    def with_reason(self, result: RunResult) -> RunResult:
+        """The result after a notice of Slurm. If a user has cancelled the job, the run was stopped as by SIGTERM."""
+        job, notice, cause = self._spec.slurm_job, self._run.state.notice, result.cause
+        if job is None or notice is None or notice.source is not NoticeSource.SLURM:
+            return result
+        if cause is None or cause.kind is not CauseKind.NOTICE or not slurm.is_cancelled(job):
+            return result
+        text = cause.text.replace(describe_notice(notice), f"Slurm's job {job} was cancelled", 1)
+        cause = cause.model_copy(update={"text": text})
+        return result.model_copy(update={"exit_code": int(ExitCode.TERMINATED), "cause": cause})
 
     def requeued(self, result: RunResult) -> RunResult | None:
         """The result of the attempt, if Slurm starts the run's job again after a notice or the loss of a node; None if

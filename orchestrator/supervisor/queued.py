@@ -207,7 +207,7 @@ class Waiting:
         result = self._result_of_wait(notice is not None and (stop is None or (is_of_slurm and may_be_slurm)))
         requeued = self._notices.requeued(result)
         self.is_requeued = requeued is not None
-        return requeued or result
+        return requeued or self._notices.with_reason(result)
 
     def _result_of_wait(self, is_noticed: bool) -> RunResult:
         checkpoint_dir = str(self._spec.checkpoint_dir or self._store.paths.checkpoints)

@@ -60,6 +60,7 @@ def serve(client: ClientLink, here: LocalAgent, remote: Engine | None = None) ->
     next_client: ClientLink | None = client
     # Imported modules stay for good: the garbage collector need not traverse them.
     gc.freeze()
+    gc.enable()
     code: int = ExitCode.ORCH
     early: HostAgents | None = None
     # The raised limit on open files, while there are agents that were started early.

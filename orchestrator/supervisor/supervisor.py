@@ -322,6 +322,7 @@ class Supervisor:
         self._result = self._notices.requeued(result)
         if self._result is not None:
             return  # without a recorded end, the run continues in its job
+        result = self._notices.with_reason(result)
         self._store.append(events.RunEndedEvent(**now(), outcome=result.outcome, exit_code=result.exit_code))
         self._store.write_result(result)
         self._result = result

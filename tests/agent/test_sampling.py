@@ -216,10 +216,9 @@ def test_descendants_are_alive_and_parents_come_first() -> None:
 def test_process_with_odd_name_is_read() -> None:
     named = f"open('/proc/self/comm', 'w').write(') R 1 (('); print('up', flush=True); {SLEEPER}"
     with process(named, lines=1) as task:
-        until(lambda: psutil.Process(task.pid).status() == psutil.STATUS_SLEEPING)
+        until(lambda: (stat := read_stat(task.pid)) is not None and stat.state == "S")
         stat = read_stat(task.pid)
-        assert stat is not None
-        assert (stat.state, stat.parent) == ("S", psutil.Process().pid)
+        assert stat is not None and stat.parent == psutil.Process().pid
     assert read_stat(task.pid) is None
     assert proportional_bytes(task.pid) == 0
 

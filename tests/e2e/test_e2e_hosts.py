@@ -104,7 +104,7 @@ def kill_agent(orch: Orch) -> None:
 
 
 def assert_nothing_left(orch: Orch) -> None:
-    assert not processes_of(orch.result()["run_id"])
+    until(lambda: not processes_of(orch.result()["run_id"]))
     # The keeper removes the directory last.
     until(lambda: not list(Path("/tmp").glob(f"hosts-*/orch-*/{orch.result()['run_id']}")))
 

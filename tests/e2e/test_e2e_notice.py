@@ -32,8 +32,8 @@ while True:
 CLEANS_UP = """
 import time
 
-print("up", flush=True)
 try:
+    print("up", flush=True)
     time.sleep(600)
 finally:
     print("cleaned up", flush=True)

@@ -60,6 +60,8 @@ def test_killed_worker_restarts_at_its_port_and_killed_server_is_the_cause(orch:
     os.kill(before["worker:1"]["pid"], signal.SIGKILL)
     started.until_out("worker:1 | ", 2)
     started.until_out('"task"', 5)
+    # A task's output may be shown before its start is reported.
+    until(lambda: {task["task"]: task["restarts"] for task in orch.status()["tasks"]}["worker:1"] == 1)
     after = {task["task"]: task for task in orch.status()["tasks"]}
     assert (after["worker:1"]["address"], after["worker:1"]["restarts"]) == (before["worker:1"]["address"], 1)
     assert after["chief:0"]["pid"] == before["chief:0"]["pid"]

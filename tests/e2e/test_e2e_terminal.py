@@ -38,6 +38,14 @@ os.kill(pid, signal.SIGKILL)
 os.waitpid(pid, 0)
 """
 
+# Two tasks that print the output of a command at the same time. Lines are folded within 0.3 s, and on a busy machine
+# the second task may start later: worker:0 writes for both.
+_TOGETHER = (
+    "if [ $ORCH_TASK = worker:0 ]; then until [ -e ready ]; do sleep 0.05; done; "
+    "{0}; {0} >> $ORCH_RUN_DIR/logs/worker-1.log; touch written; "
+    "else touch ready; until [ -e written ]; do sleep 0.05; done; fi"
+)
+
 Open = Callable[..., Terminal]
 
 
@@ -179,17 +187,11 @@ def test_terminal_made_smaller(orch: Orch, terminal: Open) -> None:
 def test_equal_lines_of_tasks_are_folded_on_a_terminal_and_complete_in_the_log(
     orch: Orch, terminal: Open
 ) -> None:
-    """worker:0 writes both lines, so that they come within the window on a slow machine, too."""
-    command = (
-        "if [ $ORCH_TASK = worker:0 ]; then until [ -e ready ]; do sleep 0.05; done; "
-        "echo hello; echo hello >> $ORCH_RUN_DIR/logs/worker-1.log; touch written; "
-        "else touch ready; until [ -e written ]; do sleep 0.05; done; fi"
-    )
     for options, expected in (
         ((), ["worker:0-1 | hello"]),
         (("--all-lines",), ["worker:0 | hello", "worker:1 | hello"]),
     ):
-        term = terminal("up", "-n", "2", *options, "--", "sh", "-c", command)
+        term = terminal("up", "-n", "2", *options, "--", "sh", "-c", _TOGETHER.format("echo hello"))
         assert term.finish() == 0
         assert sorted(line for line in term.everything if "| hello" in line) == expected
     assert sorted(orch("logs").lines) == ["worker:0 | hello", "worker:1 | hello"]
@@ -259,12 +261,12 @@ def test_quit_key_restores_the_terminal(orch: Orch, terminal: Open) -> None:
 
 def test_tasks_know_how_wide_a_line_is(orch: Orch, terminal: Open) -> None:
     """A bar as wide as COLUMNS takes one row, also if several tasks print it."""
-    command = ("sh", "-c", "printf '%*s\\n' $COLUMNS end")
-    term = terminal("up", "-n", "2", "--", *command, columns=70)
+    prints = "printf '%*s\\n' $COLUMNS end"
+    term = terminal("up", "-n", "2", "--", "sh", "-c", _TOGETHER.format(prints), columns=70)
     assert term.finish() == 0
     assert term.everything[0] == "worker:0-1 | " + "end".rjust(57)
     for options, env in (((), {"COLUMNS": "30"}), (("-e", "COLUMNS=30"), {})):
-        term = terminal("up", *options, "--", *command, env=env)
+        term = terminal("up", *options, "--", "sh", "-c", prints, env=env)
         assert term.finish() == 0
         assert term.everything[0] == "worker:0 | " + "end".rjust(30), "the user's own stays"
     assert orch("up", "--", "sh", "-c", "echo ${COLUMNS-unset}", env={}).lines == ["worker:0 | unset"]
@@ -317,8 +319,9 @@ def test_s_shows_stacks_and_question_mark_the_keys(orch: Orch, terminal: Open) -
     (orch.directory / "train.py").write_text(
         "import time\n\ndef wait_for_data():\n    time.sleep(600)\n\nprint('here')\nwait_for_data()\n"
     )
-    term = terminal("up", "-n", "2", "--", "train.py", columns=140)
-    term.until_shown("worker:0-1 | here")
+    term = terminal("up", "-n", "2", "--all-lines", "--", "train.py", columns=140)
+    for task in ("worker:0", "worker:1"):
+        term.until_shown(f"{task} | here")
     term.type("?")
     term.until_shown("orch: d leaves, and the run continues; f shows one task or all; s shows the stacks")
     term.type("s")

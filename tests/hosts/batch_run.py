@@ -52,7 +52,7 @@ class BatchRun:
 
     def submit(self, *words: str, limit: str = "0", options: tuple[str, ...] = ()) -> None:
         """`limit`: the job's time limit in minutes; 0 for none. `options`: of sbatch."""
-        command = self._command("up", *words)
+        command = self.command("up", *words)
         script = f"#!/bin/sh\nexec {' '.join(command)}\n"
         output = f"--output={self.project / 'out'}"
         done = self.machines["n0"].run(
@@ -65,12 +65,12 @@ class BatchRun:
 
     def detach(self, *words: str) -> None:
         """Let `orch up -d` submit the job."""
-        command = self._command("up", "-d", *words)
+        command = self.command("up", "-d", *words)
         self.machines["n0"].run(*command, env=self.slurm.environ, cwd=self.project)
         (job,) = self.slurm.queue()
         self.job = job.split()[0]
 
-    def _command(self, *words: str) -> tuple[str, ...]:
+    def command(self, *words: str) -> tuple[str, ...]:
         verb, *options = words
         places = ("--checkpoint-dir", str(self.project / "kept"), "--log-dir", str(self.project / "runs"))
         return (str(ORCH), verb, "--as-root-anyway", *_ENGINE, *places, *options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,6 +68,9 @@ def up(machines: Testbed, project: Path) -> Iterator[Any]:
     for run in started:
         run.clear()
     for name in HOSTS:
+        # clear() may miss the process that removes them, if it has just taken over from another one.
+        with contextlib.suppress(AssertionError):
+            until(lambda name=name: host_files(machines[name]) == before[name])
         assert host_files(machines[name]) == before[name], name
 
 

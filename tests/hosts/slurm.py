@@ -96,6 +96,10 @@ class Slurm:
         )
         return int(done.stdout or 0)
 
+    def node_state(self, name: str) -> str:
+        words = ("sinfo", "-h", "-N", "-n", name, "-p", "debug", "-o", "%T")
+        return self.machines["n0"].run(*words, env=self.environ).stdout.strip()
+
     def queue(self) -> list[str]:
         """The jobs that wait or run, as `ID STATE`."""
         done = self.machines["n0"].run("squeue", "-h", "-o", "%i %T", env=self.environ)

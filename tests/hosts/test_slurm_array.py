@@ -45,7 +45,7 @@ def test_each_element_of_a_job_array_is_a_run(slurm: Slurm, machines: Testbed, p
             machines[name].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")
     results = [json.loads(path.read_text()) for path in (project / "runs").glob("*/result.json")]
     assert [(each["outcome"], each["exit_code"], each["cause"]["kind"]) for each in results] == [
-        ("stopped", 42, "notice")
+        ("stopped", 143, "notice")
     ] * 2
     assert {each["run_id"][:8] for each in results} == {"sweep-1-", "sweep-2-"}
     records = [json.loads(path.read_text()) for path in (project / "runs").glob("*/run.json")]

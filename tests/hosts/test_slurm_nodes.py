@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from batch_run import BatchRun
 from orch_command import ORCH
 from slurm import Slurm
 from testbed import Testbed
-from waiting import until
+from waiting import PATIENCE_S, until
 
 # An interpreter that hangs on n2 until a file is there.
 _HELD = """\
@@ -104,7 +105,7 @@ def test_notice_while_the_nodes_are_checked_again_is_not_lost(batch: BatchRun, h
 def test_signal_while_the_nodes_are_checked_for_the_first_time(
     slurm: Slurm, machines: Testbed, project: Path, number: str, code: int
 ) -> None:
-    """There is no run yet. A notice is kept for it."""
+    """A notice is kept until the run exists."""
     python, hold = project / "python", project / "hold"
     python.write_text(_HELD.format(hold=hold, python=sys.executable))
     python.chmod(0o755)
@@ -122,3 +123,95 @@ def test_signal_while_the_nodes_are_checked_for_the_first_time(
     assert salloc.wait(100) == code
     assert bool([*(project / "runs").glob("[!.]*/result.json")]) == (code == _NOTICE)
     until(lambda: not slurm.queue())
+
+
+def until_named(run: Any) -> dict[str, Any]:
+    result: dict[str, Any] = run.finish()
+    assert (result["outcome"], result["exit_code"], result["cause"]["kind"], result["cause"]["host"]) == (
+        "failed",
+        _LOST,
+        "host",
+        "n2",
+    ), run.text
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["cut", "turned off"])
+def test_lost_node_is_named_before_slurm_misses_it(
+    up: Any, slurm: Slurm, machines: Testbed, counting: tuple[str, ...], how: str
+) -> None:
+    slurm.configure(SlurmdTimeout="60")
+    run = up(*_ENGINE, *counting, hosts=None, env=slurm.environ)
+    run.until_event("task_started", 3)
+    until(lambda: "line 1\n" in run.log("worker:1"))
+    lost_at = time.time()
+    machines.cut("n2") if how == "cut" else slurm.turn_off("n2")
+    until_named(run)
+    print(f"{how}: named after {run.events('host_lost')[0]['at'] - lost_at:.1f} s")
+    assert slurm.node_state("n2") not in ("down", "down*")
+    if how == "cut":
+        # Its agent has ended the tasks by itself.
+        until(lambda: not [line for line in machines["n2"].programs() if "count.py" in line])
+    else:
+        slurm.turn_on("n2")
+        machines["n2"].run("sh", "-c", "rm -rf /tmp/orch-*")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("where", ["salloc", "sbatch", "detached"])
+def test_run_that_has_lost_a_node_ends_its_job(batch: BatchRun, where: str) -> None:
+    """Slurm does not start the job again: the run has ended. It may be continued by hand, from its checkpoint."""
+    machines, environ, salloc = batch.machines, batch.slurm.environ, None
+    command = ("--", sys.executable, "resumes.py")
+    match where:
+        case "salloc":
+            words = ("env", "-C", str(batch.project), "salloc", "--nodes=3", *batch.command("up", *command))
+            salloc = machines["n0"].start(*words, env=environ)
+        case "sbatch":
+            batch.submit(*command)
+        case _:
+            batch.detach(*command)
+    batch.until_trains(1)
+    batch.slurm.turn_off("n2")
+    batch.until((batch.directory / "result.json").exists)
+    batch.slurm.turn_on("n2")
+    result = batch.result()
+    assert (result["exit_code"], result["cause"]["host"], result["attempts"]) == (_LOST, "n2", 1)
+    machines["n2"].run("sh", "-c", "rm -rf /tmp/orch-*")
+    if salloc is not None:
+        assert salloc.wait(PATIENCE_S) == _LOST
+        return
+    job = machines["n0"].run("scontrol", "show", "job", "--oneliner", batch.job, env=environ).stdout
+    assert {"JobState=FAILED", f"ExitCode={_LOST}:0", "Restarts=0"} <= set(job.split())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_node_lost_before_the_next_attempt_is_named(batch: BatchRun) -> None:
+    """The attempt waits until no task of the earlier one can be left, when a node is cut off."""
+    batch.slurm.configure(SlurmdTimeout="150")  # afterwards Slurm starts the job once more
+    batch.submit("--grace", "20s", "--", sys.executable, "resumes.py")
+    batch.until_trains(1)
+    batch.disturb("kill")
+    batch.start_again()
+    batch.until(lambda: bool(batch.events("restart_planned")))
+    assert batch.events("restart_planned")[0]["delay_s"] > 0
+    batch.machines.cut("n3")
+    batch.until((batch.directory / "result.json").exists)
+    batch.machines.heal()
+    result = batch.result()
+    assert (result["outcome"], result["exit_code"], result["cause"]["host"]) == ("failed", _LOST, "n3")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["sbatch", "detached"])
+def test_cancelled_batch_job_is_not_preempted(batch: BatchRun, where: str) -> None:
+    start = batch.submit if where == "sbatch" else batch.detach
+    start("--", sys.executable, "resumes.py")
+    batch.until_trains(1)
+    batch.machines["n0"].run("scancel", batch.job, env=batch.slurm.environ)
+    result = batch.result()
+    assert (result["outcome"], result["exit_code"], result["attempts"]) == ("stopped", 143, 1), batch.text
+    assert f"Slurm's job {batch.job} was cancelled; 3 of 3 tasks" in result["cause"]["text"]

@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,7 +206,47 @@ def test_foreground_run_is_queued_until_its_nodes_are_there(
     assert [len(run.events(kind)) for kind in ("job_started", "run_ended")] == [1, 1]
 
 
-@pytest.mark.parametrize("how", ["down", "interrupt"])
+@pytest.mark.slow
+def test_timeout_counts_from_the_allocation(
+    up: Any, slurm: Slurm, machines: Testbed, counting: tuple[str, ...]
+) -> None:
+    limit_s = 3.0
+    with all_nodes_taken(slurm, machines):
+        run = up(*_NODES, "--timeout", f"{limit_s:g}s", *counting, hosts=None, env=slurm.environ)
+        queued = run.until_event("job_queued")
+        until(lambda: time.time() > queued["at"] + limit_s)
+    result = run.finish()
+    assert (result["outcome"], result["exit_code"]) == ("timed_out", 124)
+    (started,), (stopped,) = run.events("job_started"), run.events("stop_requested")
+    assert stopped["at"] - started["at"] >= limit_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["to the end", "leave"])
+def test_detached_run_is_attached_to_from_the_login_node(
+    login: LoginNode, machines: Testbed, project: Path, counting: tuple[str, ...], how: str
+) -> None:
+    login.orch("up", "-d", *_NODES, *counting)
+    shown = project / "shown"
+    command = ("env", "-C", str(project), str(ORCH), "attach")
+    with shown.open("wb") as out:
+        attach = machines["n0"].start(*command, env=login.environ, stdout=out, stderr=out)
+    until(lambda: all(f"worker:{index} | line " in shown.read_text() for index in range(3)))
+    if how == "leave":
+        for process in machines["n0"].processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "attach" in process.cmdline():
+                    process.send_signal(signal.SIGINT)
+        attach.wait(PATIENCE_S)
+        assert login.state() == "running"
+    (project / "end").touch()
+    assert login.result()["outcome"] == "succeeded"
+    if how == "to the end":
+        assert attach.wait(PATIENCE_S) == 0
+        assert all(f"worker:{index} | last " in shown.read_text() for index in range(3))
+
+
+@pytest.mark.parametrize("how", ["down", "interrupt", "hang up"])
 def test_queued_run_in_the_foreground_is_stopped(
     up: Any, slurm: Slurm, machines: Testbed, project: Path, how: str
 ) -> None:
@@ -215,10 +256,11 @@ def test_queued_run_in_the_foreground_is_stopped(
         if how == "down":
             machines["n0"].run(str(ORCH), "down", "--as-root-anyway", cwd=project)
         else:
+            number = signal.SIGINT if how == "interrupt" else signal.SIGHUP
             for process in machines["n0"].processes():
                 with contextlib.suppress(psutil.NoSuchProcess):  # one that ends now
                     if "bin/orch up" in " ".join(process.cmdline()):
-                        process.send_signal(signal.SIGINT)
+                        process.send_signal(number)
         result = run.finish()
-        assert (result["outcome"], result["exit_code"]) == ("stopped", 143 if how == "down" else 130)
+        assert (result["outcome"], result["exit_code"]) == ("stopped", 130 if how == "interrupt" else 143)
         until(lambda: len(slurm.queue()) == 1)

@@ -101,21 +101,28 @@ def test_lost_node_is_named(up: Any, slurm: Slurm, machines: Testbed, counting: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["scancel", "time limit"])
+@pytest.mark.parametrize("how", ["scancel", "preemption", "time limit"])
 def test_end_of_the_job_is_a_notice(
     up: Any, slurm: Slurm, machines: Testbed, counting: tuple[str, ...], how: str
 ) -> None:
+    """A job that is cancelled is not to be started again: the exit code is that of SIGTERM."""
     limit = ("--time", "60s", "--notice", "30s") if how == "time limit" else ()
     run = up_under(up, slurm, *_ENGINE, *limit, *counting)
     run.until_event("task_started", 3)
     if how == "scancel":
         (job,) = slurm.queue()
         machines["n0"].run("scancel", job.split()[0], env=slurm.environ)
+    elif how == "preemption":
+        machines["n0"].run("srun", "-p", "urgent", "-N3", "--exclusive", "true", env=slurm.environ)
     run.process.wait(200)
     result = run.finish()
-    assert (result["exit_code"], result["cause"]["kind"]) == (_NOTICE, "notice"), run.text
-    said = "Slurm ends its job" if how == "scancel" else "the time limit of its job is reached in "
-    assert said in result["cause"]["text"]
+    said, code = {
+        "scancel": ("Slurm's job 1 was cancelled", 143),
+        "preemption": ("Slurm ends its job", _NOTICE),
+        "time limit": ("the time limit of its job is reached in ", _NOTICE),
+    }[how]
+    assert (result["outcome"], result["exit_code"], result["cause"]["kind"]) == ("stopped", code, "notice")
+    assert said in result["cause"]["text"], run.text
     # SIGTERM, which may come before Python handles it, and not the SIGKILL that follows.
     assert {task["signal"] or task["exit_code"] for task in result["tasks"]} <= {signal.SIGTERM, 143}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from orch_command import Orch
 from small_disk import SmallDisk
-from waiting import until
+from waiting import until, until_gone
 
 from worker.agent.resource_failures import full_disk
 
@@ -208,4 +208,4 @@ def test_run_whose_directory_was_removed_ends_with_a_message(orch: Orch) -> None
     assert done.code == 125
     assert "was moved or removed" in done.err
     assert "Traceback" not in done.err
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    until_gone(*pids)

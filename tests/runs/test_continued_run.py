@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import signal
 import socket
 import time
 from collections import deque
@@ -150,7 +150,7 @@ def test_signal_between_two_inboxes_reaches_the_next() -> None:
     """A supervisor has one for the wait, and another one for the run."""
     with SignalInbox([NOTICE_SIGNAL]) as first:
         first.defer()
-    os.kill(os.getpid(), NOTICE_SIGNAL)
+    signal.raise_signal(NOTICE_SIGNAL)  # only this thread: other threads of the test process do not defer it
     with SignalInbox([NOTICE_SIGNAL]) as second:
         second.wait(60.0)
         assert second.take() == [NOTICE_SIGNAL]
@@ -164,13 +164,15 @@ def test_notice_to_a_run_without_machines_has_no_effect() -> None:
     assert waited(store, queued, notice, RefusedOrder(text="too few nodes"))[1].exit_code == 2
 
 
-# squeue's states, and what `scontrol show job` says besides.
+# The restarts of the job that `scontrol show job` says; None for a job that was preempted and will not start again.
 @pytest.mark.parametrize(
     ("order", "state", "restarts", "expected"),
     [
         (StopOrder(reason=StopReason.TERMINATE), "COMPLETING", 1, (42, True)),
         (RefusedOrder(text="n2: Slurm's job 7 is ending"), "COMPLETING", 1, (42, True)),
         (None, "COMPLETING", 1, (42, True)),  # the client was killed
+        (None, "COMPLETING", 0, (143, False)),  # of scancel
+        (None, "COMPLETING", None, (42, False)),
         (StopOrder(reason=StopReason.TERMINATE), "RUNNING", 0, (143, False)),
         (StopOrder(reason=StopReason.DOWN), "COMPLETING", 1, (143, False)),
         (RefusedOrder(text="too few nodes"), "RUNNING", 0, (2, False)),
@@ -181,11 +183,15 @@ def test_end_of_the_job_while_the_nodes_are_checked_is_a_notice(
     monkeypatch: pytest.MonkeyPatch,
     order: StopOrder | RefusedOrder | None,
     state: str,
-    restarts: int,
+    restarts: int | None,
     expected: tuple[int, bool],
 ) -> None:
     """Then the run has not ended: the job that starts again continues it."""
-    job = f"JobId=7 JobState={state} Reason=None Requeue=1 Restarts={restarts} BatchFlag=1 Reboot=0"
+    preempted = "2026-11-23T20:17:48" if restarts is None else "None"
+    job = (
+        f"JobId=7 JobState={state} Reason=None Requeue=1 Restarts={restarts or 0} BatchFlag=1 Reboot=0"
+        f" PreemptTime={preempted} SuspendTime=None"
+    )
     for name, text in (("squeue", state), ("scontrol", job)):
         (tmp_path / name).write_text(f"#!/bin/sh\necho '{text}'\n")
         (tmp_path / name).chmod(0o755)

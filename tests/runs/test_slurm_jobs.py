@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from orch_command import ORCH
 from run_records import make_run, view_of
-from waiting import PATIENCE_S
+from terminal_signals import restore_terminal_signals
+from waiting import PATIENCE_S, until
 
 from orchestrator.client.launch import QueueWarnings
 from orchestrator.client.submit import submit
@@ -141,6 +145,30 @@ def test_words_of_the_command_explain_the_end_of_a_step(slurm_says: Answer, orde
     lines = ["sh: 1: /no/python: not found", "srun: error: n1: task 0: Exited with exit code 127"]
     assert "/no/python: not found" in SlurmEngine("1").explain("n1", 127, "\n".join(lines[::order]))
     assert "exit code 127" in SlurmEngine("1").explain("n1", 127, lines[1])
+
+
+def test_job_of_an_interrupted_submission_is_cancelled(
+    slurm_says: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program of the site prints before, and the user's own jobs are waited for."""
+    slurm_says("PENDING|Resources|N/A")
+    monkeypatch.setenv("SBATCH_WAIT", "1")
+    for name, text in (
+        ("sbatch", "touch began; until [ -e go ]; do sleep 0.02; done; echo Welcome; echo 7$SBATCH_WAIT"),
+        ("scancel", 'echo "$*" >cancelled'),
+    ):
+        program = tmp_path / "bin" / name
+        program.write_text(f"#!/bin/sh\ncd {tmp_path}\n{text}\n")
+        program.chmod(0o755)
+    words = (ORCH, "up", "-d", "--engine", "slurm", "--nodes", "1", "--", "true")
+    process = subprocess.Popen(
+        words, cwd=tmp_path, start_new_session=True, preexec_fn=restore_terminal_signals
+    )
+    until((tmp_path / "began").exists)
+    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
+    (tmp_path / "go").touch()
+    assert process.wait(PATIENCE_S) == 130
+    assert (tmp_path / "cancelled").read_text() == "7\n"
 
 
 def test_node_that_starts_no_step_is_named_with_what_to_do(slurm_says: Answer) -> None:

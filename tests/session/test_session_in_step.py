@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from waiting import until
+from waiting import until, until_gone
 
 from orchestrator import Session, UsageError
 from orchestrator.client import api
@@ -71,7 +71,7 @@ def test_interrupted_creation_does_not_affect_the_next_run(interrupts: signal.Si
                 pass
         finally:
             pressing.join()
-        assert not supervisor.is_running()
+        until_gone(supervisor.pid)
         assert not any(run.view.is_live for run in api.ls())
         for name in ("interrupted", "next"):
             with session.up(command=["true"], name=name) as run:

@@ -20,6 +20,8 @@ from spec_making import MakeSpec
 
 from orchestrator.core.errors import UsageError
 from orchestrator.core.job.gpus import GpuChoice, GpuWay
+from orchestrator.core.job.spec import RoleSettings
+from orchestrator.request.export.batch_script import allocation_words
 from orchestrator.request.export.manifests import Cluster, job_set, kubernetes_job
 
 _SCRIPT = """
@@ -260,6 +262,13 @@ def test_name_that_kubernetes_does_not_accept_is_refused(
             {"gpus": GpuChoice(GpuWay.NAMED, ("0", "1"))},
             '--gpus 0,1: Kubernetes chooses the GPUs of a pod; write their number: --gpus "per-task 1"',
         ),
+        (
+            {
+                "roles": {"worker": 1, "ps": 1},
+                "role_settings": {"worker": RoleSettings(gpus=GpuChoice(GpuWay.PER_TASK, each=2))},
+            },
+            "--gpus: all pods of a job have the same number of GPUs, not worker 2, ps 0",
+        ),
         ({"roles": {"worker": 4000}, "name": "n" * 40}, "TF_CONFIG of 4,000 tasks has "),
         ({"roles": {"worker": 1000}, "env": {"TEXT": "x" * 1000}}, "the files of 1,000 tasks have "),
     ],
@@ -269,6 +278,33 @@ def test_job_that_kubernetes_cannot_hold_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=re.escape(text)):
         kubernetes_job(make_spec(**options), Cluster("a:1"))
+
+
+def test_options_are_fields_of_the_job(make_spec: MakeSpec) -> None:
+    options = {"grace_s": 45.0, "timeout_s": 3600.0, "memory_limit_bytes": 1 << 30}
+    two_each = {"worker": RoleSettings(gpus=GpuChoice(GpuWay.PER_TASK, each=2))}
+    spec = make_spec(roles={"worker": 3}, role_settings=two_each, **options)
+    claim, _, job_set_object = job_set(spec, Cluster("a:1", storage="7Gi"))
+    for job in (kubernetes_job(spec, Cluster("a:1"))[-1]["spec"], _job_of(job_set_object)):
+        pod = job["template"]["spec"]
+        assert (job["completions"], job["activeDeadlineSeconds"]) == (3, 3600)
+        assert pod["terminationGracePeriodSeconds"] == 45
+        assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 2, "memory": str(1 << 30)}
+        assert {"persistentVolumeClaim": {"claimName": "job"}, "name": "checkpoints"} in pod["volumes"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "7Gi"
+
+
+def _job_of(job_set_object: dict[str, Any]) -> dict[str, Any]:
+    (jobs,) = job_set_object["spec"]["replicatedJobs"]
+    job = jobs["template"]["spec"]
+    assert isinstance(job, dict)
+    return job
+
+
+def test_nodes_have_the_gpus_of_the_role_that_needs_most(make_spec: MakeSpec) -> None:
+    two_each = {"worker": RoleSettings(gpus=GpuChoice(GpuWay.PER_TASK, each=2))}
+    spec = make_spec(roles={"worker": 2, "ps": 1}, role_settings=two_each, nodes=3)
+    assert "--gpus-per-node=2" in allocation_words(spec)
 
 
 def test_longest_name_leaves_room_for_the_names_of_pods(make_spec: MakeSpec) -> None:

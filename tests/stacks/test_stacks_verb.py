@@ -121,7 +121,7 @@ def test_stacks_rejects_wrong_words(hanging: Orch) -> None:
 
 def test_stacks_recorded_by_a_limit_are_shown(orch: Orch) -> None:
     """Its stacks are shown long after, all of them and those of one task."""
-    done = orch("up", "-q", "-n", "2", "--stall-timeout", "4s", "--", orch.script("hang.py", HANGS))
+    done = orch("up", "-q", "-n", "2", "--stall-timeout", "8s", "--", orch.script("hang.py", HANGS))
     assert done.code == 124, done.err
     recorded = orch.result()["stacks"]
     assert set(recorded) == {"worker:0", "worker:1"}

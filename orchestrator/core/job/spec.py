@@ -298,6 +298,9 @@ class JobSpec(BaseModel):
     def policy_of(self, role: str) -> FailurePolicy:
         return self._settings_of(role).on_failure or self.on_failure
 
+    def gpus_of(self, role: str) -> GpuChoice | None:
+        return self._settings_of(role).gpus or self.gpus
+
     def hosts_of(self, role: str) -> tuple[str, ...]:
         """The names of the hosts that tasks of this role may run on."""
         own = self._settings_of(role).hosts

@@ -49,7 +49,11 @@ def allocation_words(spec: JobSpec) -> Iterator[str]:
 
 def _gpus_of_node(spec: JobSpec) -> int:
     """The GPUs that --gpus needs on each node; 0 if it does not say. Slurm keeps others from the steps of the job."""
-    match spec.gpus:
+    return max(_gpus_of_role(spec, spec.gpus_of(role)) for role in spec.roles)
+
+
+def _gpus_of_role(spec: JobSpec, choice: GpuChoice | None) -> int:
+    match choice:
         case GpuChoice(way=GpuWay.PER_TASK, each=each):
             return each * (spec.tasks_per_host or math.ceil(len(spec.tasks) / node_count(spec)))
         case GpuChoice(way=GpuWay.NAMED, names=names):

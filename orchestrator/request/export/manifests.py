@@ -104,10 +104,6 @@ def job_set(spec: JobSpec, cluster: Cluster) -> list[dict[str, Any]]:
 
 def _require_possible(spec: JobSpec, cluster: Cluster) -> None:
     cluster.check()
-    if spec.gpus is not None and spec.gpus.way is GpuWay.NAMED:
-        raise UsageError(
-            f'--gpus {spec.gpus}: Kubernetes chooses the GPUs of a pod; write their number: --gpus "per-task 1"'
-        )
     if spec.fewest_workers is not None:
         raise UsageError(
             f"--workers {spec.fewest_workers}..{spec.workers}: the manifests have one number of pods; write one number"
@@ -262,8 +258,8 @@ def _job(spec: JobSpec, name: str, cluster: Cluster) -> dict[str, Any]:
         for key in secret_names(spec)
     ]
     limits: dict[str, Any] = {}
-    if spec.gpus is not None and spec.gpus.way is GpuWay.PER_TASK:
-        limits["nvidia.com/gpu"] = spec.gpus.each
+    if gpus := _gpus_of_pod(spec):
+        limits["nvidia.com/gpu"] = gpus
     if spec.memory_limit_bytes is not None:
         limits["memory"] = str(spec.memory_limit_bytes)
     container: dict[str, Any] = {
@@ -310,6 +306,23 @@ def _job(spec: JobSpec, name: str, cluster: Cluster) -> dict[str, Any]:
         ]
         job["successPolicy"] = {"rules": [{"succeededIndexes": ",".join(waited)}]}
     return job
+
+
+def _gpus_of_pod(spec: JobSpec) -> int:
+    """The number of GPUs of each pod. UsageError if it is not known, or not the same for all pods."""
+    choices = {role: spec.gpus_of(role) for role in spec.roles}
+    for choice in choices.values():
+        if choice is not None and choice.way is GpuWay.NAMED:
+            raise UsageError(
+                f'--gpus {choice}: Kubernetes chooses the GPUs of a pod; write their number: --gpus "per-task 1"'
+            )
+    numbers = {role: 0 if choice is None else choice.each for role, choice in choices.items()}
+    if len({*numbers.values()}) > 1:
+        found = ", ".join(f"{role} {number}" for role, number in numbers.items())
+        raise UsageError(
+            f"--gpus: all pods of a job have the same number of GPUs, not {found}; leave out `gpus` of the roles"
+        )
+    return max(numbers.values())
 
 
 def _bundle(spec: JobSpec) -> bytes:

@@ -128,7 +128,7 @@ def job_status(job: str, cluster: str) -> JobStatus:
     last = _known.answers.get(job)
     if last is not None and last.is_fresh:
         return last.status
-    if _is_silent():
+    if _has_timed_out():
         return JobStatus(JobPhase.UNKNOWN)
     status = _ask_about(job, cluster)
     now = time.monotonic()
@@ -169,7 +169,7 @@ def own_cluster() -> str:
 
 def job_state(job: str) -> str | None:
     """The state of a job now, such as RUNNING; None if Slurm does not know it or does not answer."""
-    return ask_unless_silent("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T") or None
+    return ask_if_responsive("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T") or None
 
 
 def end_of_state(state: str | None) -> str | None:
@@ -183,13 +183,13 @@ def ask(*words: str) -> str | None:
     return found[1].strip() if found is not None and found[0] == 0 else None
 
 
-def ask_unless_silent(*words: str) -> str | None:
+def ask_if_responsive(*words: str) -> str | None:
     """Return the same as ask(), but None at once after a question that took too long. A supervisor that waits for each
     answer would lose its hosts."""
-    return None if _is_silent() else ask(*words)
+    return None if _has_timed_out() else ask(*words)
 
 
-def _is_silent() -> bool:
+def _has_timed_out() -> bool:
     return time.monotonic() < _known.silent_until
 
 
