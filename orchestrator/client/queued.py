@@ -128,6 +128,9 @@ class QueuedRun:
         self._queued = self._queued or (queued.job, time.monotonic())
         self._say(f"{queued}{how_to_leave}")
 
+    def warn(self, text: str) -> None:
+        self._say(text)
+
     def check(self) -> None:
         """Raise EndedInQueue if the run was stopped, such as by `orch down`."""
         if self._waits and self._supervisor.has_left():

@@ -25,7 +25,7 @@ from orchestrator.core.text.counted import counted
 from orchestrator.core.text.durations import format_duration
 from orchestrator.engines.slurm import kill_wait, node_names, time_left
 from orchestrator.request.export.batch_script import allocation_words, node_count
-from orchestrator.store.runs.slurm_jobs import ask, job_state, own_job
+from orchestrator.store.runs.slurm_jobs import ask, end_of_state, job_state, own_job
 
 JOB_VARIABLE = "SLURM_JOB_ID"
 # salloc runs this on the machine that called it. The allocation lasts until a line comes, or the input ends. The end
@@ -157,6 +157,9 @@ class QueueWatcher(Protocol):
     def check(self) -> None:
         """Raise an exception to end the wait."""
 
+    def warn(self, text: str) -> None:
+        """Take what the user has to do after the end of the allocation."""
+
 
 class _Allocation:
     """An allocation that lasts for a `with` block. Ctrl-C while it waits gives it up, and so does the end of orch."""
@@ -164,6 +167,7 @@ class _Allocation:
     def __init__(self, spec: JobSpec, watcher: QueueWatcher) -> None:
         self._watcher = watcher
         self.job = ""  # until it is granted
+        self._pending_job = ""
         try:
             self._process = subprocess.Popen(
                 # salloc leaves with this process, even if it is killed.
@@ -210,7 +214,9 @@ class _Allocation:
                         raise UsageError(self._refusal(texts[errors]))
             if granted := _GRANTED.search(texts[out]):
                 return granted[1]
-            if (pending := _PENDING.search(texts[errors])) and (queued := ask_queue(pending[1])) != shown:
+            if pending := _PENDING.search(texts[errors]):
+                self._pending_job = pending[1]
+            if pending and (queued := ask_queue(pending[1])) != shown:
                 refuse_endless_wait(queued)
                 self._watcher.show(queued)
                 if shown is None and self._watcher.fileno() >= 0:
@@ -241,10 +247,13 @@ class _Allocation:
         try:
             process.wait(_RELEASE_S)
         except subprocess.TimeoutExpired:
-            if self.job and job_state(self.job) == "RUNNING":
-                ask("scancel", self.job)
             process.kill()
             process.wait()
+            job = self.job or self._pending_job
+            if job and ask("scancel", job) is None and end_of_state(job_state(job)) is None:
+                self._watcher.warn(
+                    f"Slurm does not answer, and its job {job} may keep its nodes; end it later: scancel {job}"
+                )
 
 
 def ask_queue(job: str) -> Queued:

@@ -19,9 +19,6 @@ from orchestrator.links.control import StopOrder
 from orchestrator.store.runs.slurm_jobs import job_state
 from orchestrator.supervisor import now
 
-# Causes of an end after which a job that may be requeued is started again.
-_STARTED_AGAIN = (CauseKind.NOTICE, CauseKind.HOST)
-
 
 class NoticedRun(Protocol):
     """The run, as far as notices need it. `worked`: see Lifecycle."""
@@ -82,16 +79,12 @@ class Notices:
         return result.model_copy(update={"exit_code": int(ExitCode.TERMINATED), "cause": cause})
 
     def requeued(self, result: RunResult) -> RunResult | None:
-        """The result of the attempt, if Slurm starts the run's job again after a notice or the loss of a node; None if
-        the run has ended.
+        """The result of the attempt, if Slurm starts the run's job again after a notice; None if the run has ended.
 
-        Slurm itself would notice the loss minutes later. A run that never worked is not started again: it would fail
-        again.
+        A run that never worked is not started again: it would fail again.
         """
         job = self._spec.slurm_job
-        if job is None or result.cause is None or result.cause.kind not in _STARTED_AGAIN:
-            return None
-        if result.cause.kind is CauseKind.HOST and self._run.state.stop is not None:
+        if job is None or result.cause is None or result.cause.kind is not CauseKind.NOTICE:
             return None
         is_again = slurm.is_started_again(job, os.environ, may_ask=self._run.worked)
         return with_requeue(result) if is_again else None

@@ -91,16 +91,6 @@ def test_exit_code_is_that_of_the_task_that_failed(up: Any, slurm: Slurm, projec
 
 
 @pytest.mark.slow
-def test_lost_node_is_named(up: Any, slurm: Slurm, machines: Testbed, counting: tuple[str, ...]) -> None:
-    run = up_under(up, slurm, *_ENGINE, *counting)
-    run.until_event("task_started", 3)
-    machines.cut("n2")
-    result = run.finish()
-    assert (result["exit_code"], result["cause"]["kind"], result["cause"]["host"]) == (_LOST, "host", "n2")
-    until(lambda: not [line for line in machines["n2"].programs() if "count.py" in line])
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["scancel", "preemption", "time limit"])
 def test_end_of_the_job_is_a_notice(
     up: Any, slurm: Slurm, machines: Testbed, counting: tuple[str, ...], how: str

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from collections import deque
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,20 +17,26 @@ from run_records import make_run, one_task, view_of
 
 from orchestrator.core.state import events
 from orchestrator.core.state.events import NoticeSource, StopReason
-from orchestrator.core.state.result import Cause, CauseKind, LeftProcess, RunResult
-from orchestrator.core.state.state import RunState
+from orchestrator.core.state.result import LeftProcess, RunResult
 from orchestrator.links.client_link import ClientLink, QueuedOrder, RefusedOrder
 from orchestrator.links.control import NoticeOrder, StopOrder
 from orchestrator.links.signal_inbox import NOTICE_SIGNAL, SignalInbox
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor.continuing import Earlier, read_earlier
-from orchestrator.supervisor.notices import Notices
 from orchestrator.supervisor.queued import Waiting
 
 # By this the clock of the other machine is ahead.
 _AHEAD_S = 5000.0
 _LEFT = LeftProcess(pid=7, start_ticks=7, user="other", command="train")
 _SPEC = changed(JOB, link_timeout_s=10.0, grace_s=10.0, failure_grace_s=0.5)
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    """A wait blocks signals until the next inbox. Programs that later tests start would inherit that."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def interrupted(*more: events.Event, age_s: float = 100.0) -> RunStore:
@@ -200,58 +206,6 @@ def test_end_of_the_job_while_the_nodes_are_checked_is_a_notice(
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
     waiting, result = waited(interrupted(events.TeardownEnded(at=0, mono=0)), *([order] if order else []))
     assert (result.exit_code, waiting.is_requeued) == expected
-
-
-@dataclass
-class EndedRun:
-    """A run that has trained, unless not `worked`, and that a user may have stopped."""
-
-    state: RunState
-    worked: bool = True
-
-
-@pytest.mark.parametrize(
-    ("kind", "may_requeue", "worked", "is_stopped", "expected"),
-    [
-        (CauseKind.HOST, 1, True, False, True),
-        (CauseKind.HOST, 0, True, False, False),
-        (CauseKind.HOST, 1, False, False, False),
-        (CauseKind.HOST, 1, True, True, False),
-        (CauseKind.EXITED, 1, True, False, False),
-    ],
-)
-def test_job_is_requeued_after_the_loss_of_a_node(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: CauseKind,
-    may_requeue: int,
-    worked: bool,
-    is_stopped: bool,
-    expected: bool,
-) -> None:
-    job = f"JobId=7 JobState=RUNNING Reason=None Requeue={may_requeue} Restarts=0 BatchFlag=1 Reboot=0"
-    asked = tmp_path / "asked"
-    (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho $* >>{asked}\necho '{job}'\n")
-    (tmp_path / "scontrol").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setenv("SLURMD_NODENAME", "n1")
-    stop = events.StopRequested(at=0, mono=0, reason=StopReason.DOWN) if is_stopped else None
-    run = EndedRun(RunState(stop=stop), worked)
-    result = RunResult(
-        run_id="run-1",
-        outcome="failed",
-        exit_code=137,
-        attempts=1,
-        cause=Cause(task=None, kind=kind, text="n3 was lost"),
-        first_failure=None,
-        detection_s=None,
-        teardown_s=None,
-        tasks=(),
-    )
-    again = Notices(_SPEC.model_copy(update={"slurm_job": "7"}), run, deque()).requeued(result)
-    assert (again is not None) is expected
-    assert ("requeue 7" in asked.read_text() if asked.exists() else False) is expected
 
 
 def test_run_that_only_waited_begins_its_first_attempt() -> None:

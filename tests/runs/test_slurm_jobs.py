@@ -22,6 +22,7 @@ from orchestrator.core.errors import UsageError
 from orchestrator.core.state.state import RunPhase
 from orchestrator.engines import slurm
 from orchestrator.engines.slurm import SlurmEngine, is_started_again
+from orchestrator.preflight import allocation
 from orchestrator.preflight.allocation import on_nodes, refusal
 from orchestrator.request.settings import settings
 from orchestrator.store.runs import catalog, lost_runs, slurm_jobs
@@ -278,6 +279,25 @@ def test_heterogeneous_job_is_refused(slurm_says: Answer, tmp_path: Path) -> Non
     slurm_says("")
     with pytest.raises(UsageError, match="job 5 is heterogeneous"):
         nodes_of_job(tmp_path, "n1 n2")
+
+
+def test_allocation_that_cannot_be_given_back_is_named(
+    slurm_says: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm's controller hangs: salloc waits for it, and its job would stay."""
+    monkeypatch.setattr(allocation, "_RELEASE_S", 0.2)
+    slurm_says("n1")
+    for name, text in (
+        ("salloc", "echo orch 7; exec sleep 60"),
+        ("scancel", "exit 1"),
+        ("scontrol", "echo n1"),
+    ):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    spec = settings.load({"engine": "slurm", "nodes": 1}, {}, tmp_path).spec
+    said = "its job 7 may keep its nodes; end it later: scancel 7"
+    with pytest.warns(RuntimeWarning, match=said), on_nodes(spec, {}, QueueWarnings()) as placed:
+        assert [host.name for host in placed.hosts] == ["n1"]
 
 
 @pytest.mark.parametrize(
