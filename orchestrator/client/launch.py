@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Unpack
 
 from orchestrator.client.api import Run, tidy
-from orchestrator.client.stop import STOP_MARGIN_S, Ended, stop_runs
 from orchestrator.core.errors import EngineError, NameTaken, UsageError
 from orchestrator.core.job.choices import EngineName
 from orchestrator.core.job.roles import counted_of
@@ -37,7 +36,9 @@ from orchestrator.store.runs import catalog
 from orchestrator.store.runs.paths import RunPaths
 from orchestrator.store.runs.reader import RunView
 
+# A start that stops no other run does not wait for the import of client.stop.
 if TYPE_CHECKING:
+    from orchestrator.client.stop import Ended
     from orchestrator.preflight import Preflight
     from orchestrator.preflight.allocation import Queued, QueueWatcher
 
@@ -101,6 +102,8 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         if os.getpid() != self._owner_pid:
             return
+        from orchestrator.client.stop import STOP_MARGIN_S
+
         with self._kept:
             if self._run is not None and self._supervisor is not None:
                 try:
@@ -183,6 +186,8 @@ def make_room(up: UpRequest, supervisor: SupervisorLink | None = None) -> Room:
     swept = tidy(runs)
     replaced: list[Ended] = []
     if up.display.replace:
+        from orchestrator.client.stop import stop_runs
+
         # A default name comes from the directory: it does not replace runs of another directory.
         found = [
             run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -11,6 +12,7 @@ from orchestrator.client.api import Run
 from orchestrator.client.launch import create_run
 from orchestrator.core.errors import OrchError
 from orchestrator.core.state.events import STOP_SIGNALS, NoticeSource, StopReason
+from orchestrator.core.text.durations import format_duration
 from orchestrator.links.client_link import Lifetime, PlaceOrder, QueuedOrder, RefusedOrder
 from orchestrator.links.control import NoticeOrder, StopOrder
 from orchestrator.links.signal_inbox import NOTICE_SIGNAL
@@ -51,6 +53,8 @@ class QueuedRun:
         self._waits = False
         # Whether it has nodes, which may be checked now.
         self._has_nodes = up.adopt is not None
+        # The job that it waits for, and since when (monotonic seconds).
+        self._queued: tuple[str, float] | None = None
         # A notice that came before the run was there.
         self._is_noticed = False
         # The run ends because of a notice.
@@ -88,6 +92,10 @@ class QueuedRun:
     def granted(self) -> None:
         """The run has its nodes. A notice that came before was not about them."""
         was_queued, self._has_nodes = not self._has_nodes, True
+        if self._queued is not None:
+            job, since = self._queued
+            waited = format_duration(round(time.monotonic() - since))
+            self._say(f"Slurm's job {job} has its nodes after {waited} in the queue")
         if self._is_noticed and self._waits:
             self._is_noticed = False
             if not was_queued:
@@ -116,7 +124,9 @@ class QueuedRun:
         if self.run is None:
             self.begin()
         self._supervisor.send(QueuedOrder(job=queued.job, reason=queued.reason, start=queued.start))
-        self._say(str(queued))
+        how_to_leave = " (Ctrl-C cancels it)" if self._queued is None else ""
+        self._queued = self._queued or (queued.job, time.monotonic())
+        self._say(f"{queued}{how_to_leave}")
 
     def warn(self, text: str) -> None:
         self._say(text)

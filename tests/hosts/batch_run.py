@@ -51,13 +51,13 @@ class BatchRun:
     project: Path
     job: str = ""
 
-    def submit(self, *words: str, limit: str = "0") -> None:
-        """`limit`: the job's time limit in minutes; 0 for none."""
+    def submit(self, *words: str, limit: str = "0", options: tuple[str, ...] = ()) -> None:
+        """`limit`: the job's time limit in minutes; 0 for none. `options`: of sbatch."""
         command = self.command("up", *words)
         script = f"#!/bin/sh\nexec {' '.join(command)}\n"
         output = f"--output={self.project / 'out'}"
         done = self.machines["n0"].run(
-            *("sbatch", "--parsable", "--nodes=3", f"--time={limit}", output, "--open-mode=append"),
+            *("sbatch", "--parsable", "--nodes=3", f"--time={limit}", output, "--open-mode=append", *options),
             stdin=script.encode(),
             env=self.slurm.environ,
             cwd=self.project,
@@ -158,12 +158,15 @@ class BatchRun:
         self.until(lambda: f"{self.job} PENDING" in self.slurm.queue())
 
     def start_again(self) -> None:
-        """Let Slurm start the job again now. It would wait for two minutes."""
+        """Let Slurm start the job again soon. It would wait for two minutes.
+
+        In the same second, a node refuses the job as revoked.
+        """
         self.until_pending()
         # In the second of the requeue, nodes take the new credential of the job for the revoked one.
         time.sleep(2)
         self.machines["n0"].run(
-            "scontrol", "update", f"JobId={self.job}", "StartTime=now", env=self.slurm.environ
+            "scontrol", "update", f"JobId={self.job}", "StartTime=now+3", env=self.slurm.environ
         )
 
     def result(self) -> dict[str, Any]:

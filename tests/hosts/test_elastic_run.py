@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import sys
 from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
 import pytest
+from batch_run import BatchRun
 from hosts_run import HostsRun, kill_victim
 from orch_command import ORCH
 from slurm import Slurm
@@ -149,6 +151,27 @@ def test_run_under_slurm_grows_while_its_job_has_the_node(
     run.until_event("task_started", 3 + 2 + 3)
     (project / "end").touch()
     assert (run.finish()["outcome"], cluster_sizes(run)) == ("succeeded", [3, 2, 3])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_job_that_starts_again_has_all_nodes_again(batch: BatchRun, machines: Testbed) -> None:
+    """Slurm adds no node to a job that runs."""
+    words = ("--workers", "2..3", "--notice", "30s", *PATIENT, "--", sys.executable, "resumes.py")
+    batch.submit(*words, options=("--no-kill",))
+    batch.until_trains(1)
+    machines.cut("n3")
+    batch.until(lambda: any("n3 will not come back" in each["text"] for each in batch.events("noticed")))
+    machines.heal()
+    batch.disturb("notice")
+    batch.start_again()
+    batch.until_trains(3)
+    (batch.project / "kept/end").touch()
+    result = batch.result()
+    ends = (*result["history"], result)
+    assert [end["workers"] for end in ends] == [3, 2, 3], batch.text
+    assert [end["cause"] and end["cause"]["kind"] for end in ends] == ["host", "notice", None]
+    assert all(end["resumed_at"] > 0 for end in result["history"])
 
 
 @pytest.mark.slow

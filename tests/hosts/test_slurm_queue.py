@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 import time
@@ -193,13 +194,14 @@ def test_foreground_run_is_queued_until_its_nodes_are_there(
     (project / "end").touch()
     with all_nodes_taken(slurm, machines):
         run = up(*_NODES, *counting, hosts=None, env=slurm.environ)
-        until(lambda: "is queued: Resources" in run.text)
+        until(lambda: "is queued: Resources (Ctrl-C cancels it)" in run.text)
         status = machines["n0"].run(str(ORCH), "status", "--as-root-anyway", "--json", cwd=project)
         document = json.loads(status.stdout)["run"]
         assert (document["state"], document["queued"]["reason"]) == ("queued", "Resources")
         refused = machines["n0"].run(str(ORCH), "restart", "--as-root-anyway", cwd=project, check=False)
         assert "the run is queued" in refused.stderr
     assert run.finish()["outcome"] == "succeeded"
+    assert re.search(r"Slurm's job \d+ has its nodes after \S+ in the queue", run.text)
     assert all(is_whole(run.log(f"worker:{index}")) for index in range(3))
     assert [len(run.events(kind)) for kind in ("job_started", "run_ended")] == [1, 1]
 

@@ -117,13 +117,13 @@ def test_disturbed_training_has_the_losses_and_weights_of_an_undisturbed_one(
 ) -> None:
     project = batch.project
     shutil.copy(_SHARDED, project)
-    options = ("--notice", "30s", "--threads", "1", "--on-failure", "restart")
+    on_failure = "restart" if how in ("agent killed", "srun killed") else "abort"
+    options = ("--notice", "30s", "--threads", "1", "--on-failure", on_failure)
     batch.submit(*options, "--", _SHARDED.name, saves, "slowly", limit="3" if how == "time limit" else "0")
     batch.until_step(_SAVED + 2)
     if how == "node off":
-        # The node of the supervisor. Slurm starts the job again when it has noticed.
         batch.slurm.turn_off("n1")
-        batch.until_pending()
+        batch.until_pending()  # when Slurm has noticed
         batch.slurm.turn_on("n1")
     else:
         batch.disturb(how)

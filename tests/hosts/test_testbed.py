@@ -11,9 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from testbed import Machine, Testbed
+from slurm import reason_to_skip as why_no_slurm
+from testbed import Machine, Testbed, reason_to_skip
 from waiting import until, until_gone
 
+ROOT = Path(__file__).resolve().parents[2]
 _RECEIVE = """
 import socket
 receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -131,3 +133,14 @@ def test_machines_end_with_the_test_process(machines: Testbed, tmp_path: Path) -
         holder.send_signal(signal.SIGKILL)
     assert len(pids) == 4
     until_gone(*pids)
+
+
+@pytest.mark.slow
+def test_command_runs_on_machines_that_end_with_it() -> None:
+    if reason := reason_to_skip() or why_no_slurm():
+        pytest.skip(reason)
+    words = ["scripts/testbed", "sh", "-c", "pwd; srun --nodes=3 --label hostname; exit 7"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=200.0, check=False)
+    directory, *lines = done.stdout.splitlines()
+    assert (done.returncode, sorted(lines)) == (7, ["0: n1", "1: n2", "2: n3"]), done.stderr
+    assert not Path(directory).exists()

@@ -114,6 +114,15 @@ def within(loaded: set[str], parts: tuple[str, ...]) -> set[str]:
     return {name for name in loaded for part in parts if f"{name}.".startswith(f"orchestrator.{part}.")}
 
 
+def test_server_of_the_page_imports_no_psutil() -> None:
+    """It is 0.8 MB, and only the processes of a lost run need it."""
+    program = "import sys, orchestrator.ui.serving; print('psutil' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout == "False\n"
+
+
 BUILT = """
 import sys
 from pydantic import BaseModel

@@ -40,6 +40,15 @@ def restart(state: RunState, delay_s: float = 0.0) -> events.RestartPlanned:
     return events.RestartPlanned(at=T, mono=T, ended=interrupted_end(state), delay_s=delay_s, job="7")
 
 
+def test_attempt_is_recorded_once_if_the_next_one_does_not_begin() -> None:
+    lifecycle = Lifecycle(JOB, "run-1", T, earlier=told(), began_mono=START)
+    feed(lifecycle, [restart(lifecycle.state)])
+    once = lifecycle.state.history
+    feed(lifecycle, [restart(lifecycle.state)])
+    assert [end.attempt for end in once] == [1]
+    assert lifecycle.state.history == once
+
+
 def test_next_attempt_follows_those_of_the_earlier_supervisor() -> None:
     lifecycle = Lifecycle(JOB, "run-1", T, earlier=told(), began_mono=START)
     assert feed(lifecycle, [restart(lifecycle.state)]) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,14 @@ from orchestrator.supervisor.queued import Waiting
 _AHEAD_S = 5000.0
 _LEFT = LeftProcess(pid=7, start_ticks=7, user="other", command="train")
 _SPEC = changed(JOB, link_timeout_s=10.0, grace_s=10.0, failure_grace_s=0.5)
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    """A wait blocks signals until the next inbox. Programs that later tests start would inherit that."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def interrupted(*more: events.Event, age_s: float = 100.0) -> RunStore:

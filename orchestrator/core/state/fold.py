@@ -7,7 +7,7 @@ from typing import assert_never
 
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, PlannedTask
-from orchestrator.core.state.result import TaskBadLoss
+from orchestrator.core.state.result import AttemptEnd, TaskBadLoss
 from orchestrator.core.state.state import HostPhase, HostState, RunPhase, RunState, TaskPhase, TaskState
 from orchestrator.core.state.tasks import Tasks
 
@@ -78,7 +78,7 @@ def apply(state: RunState, event: Event) -> RunState:
                 teardown_mono=None,
                 restart_asked=False,
                 restart_due_mono=event.mono + event.delay_s,
-                history=(*state.history, event.ended),
+                history=_with_attempt(state.history, event.ended),
             )
         case events.TaskRestartPlanned():
             return _with_task(state, _awaiting_restart(state.tasks[event.task], event.mono + event.delay_s))
@@ -253,6 +253,12 @@ def _dismissed(state: RunState, event: events.TasksDismissed) -> RunState:
         return replace(task, phase=TaskPhase.STOPPING) if is_dismissed else task
 
     return replace(state, tasks=state.tasks.mapped(dismiss))
+
+
+def _with_attempt(history: tuple[AttemptEnd, ...], ended: AttemptEnd) -> tuple[AttemptEnd, ...]:
+    """Record an attempt once: the next one may be given up before it begins, such as on a host that is still away."""
+    is_known = bool(history) and history[-1].attempt == ended.attempt
+    return history if is_known else (*history, ended)
 
 
 def _resumed(state: RunState, event: events.Resumed) -> RunState:

@@ -12,7 +12,6 @@ from orchestrator.core.state.state import RunPhase
 from orchestrator.store.directory import Directory
 from orchestrator.store.files import exists
 from orchestrator.store.runs import catalog, locks, run_end
-from orchestrator.store.runs.leftovers import end_leftovers
 from orchestrator.store.runs.paths import (
     NEW_RUN_DIRECTORIES,
     NEW_RUN_ENTRIES,
@@ -36,6 +35,9 @@ def sweep_lost_runs(known: catalog.Survey | None = None) -> list[tuple[str, int]
     for run in (known or catalog.survey()).runs:
         if _has_result(run) or not run.can_be_swept:
             continue
+        # Imports psutil, which no run needs that has ended in order.
+        from orchestrator.store.runs.leftovers import end_leftovers
+
         ended = end_leftovers(run.paths).ended
         if ended:
             swept.append((run.record.id, ended))

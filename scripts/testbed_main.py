@@ -1,0 +1,43 @@
+"""A shell, or one command, on the pretend machines of tests/hosts. See scripts/testbed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import slurm
+import testbed
+
+
+def main() -> int:
+    if reason := testbed.reason_to_skip() or slurm.reason_to_skip():
+        print(f"scripts/testbed: {reason}", file=sys.stderr)
+        return 2
+    words = sys.argv[1:] or [os.environ.get("SHELL", "/bin/bash")]
+    with tempfile.TemporaryDirectory(prefix="orch-testbed-") as directory:
+        machines = testbed.Testbed(Path(directory))
+        try:
+            daemons = slurm.Slurm(machines)
+            project = machines.shared / "project"
+            project.mkdir()
+            print(f"{project} and this clone are on all machines", file=sys.stderr)
+            environ = machines["n0"].environ(
+                {
+                    **daemons.environ,
+                    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin",
+                    "XDG_STATE_HOME": str(project / "state"),
+                }
+            )
+            command = machines["n0"].words("env", "-C", str(project), *words)
+            code = subprocess.run(command, env=environ, check=False).returncode
+            daemons.close()
+        finally:
+            machines.close()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
