@@ -79,12 +79,21 @@ class Notices:
         return result.model_copy(update={"exit_code": int(ExitCode.TERMINATED), "cause": cause})
 
     def requeued(self, result: RunResult) -> RunResult | None:
-        """The result of the attempt, if Slurm starts the run's job again after a notice; None if the run has ended.
+        """The result of the attempt, if Slurm starts the run's job again after a notice or the loss of a node; None if
+        the run has ended.
 
-        A run that never worked is not started again: it would fail again.
+        orch names a lost node minutes before Slurm does, which would start the job again, too. A run that never worked
+        is not started again, because it would fail again; nor is an attempt without a step that has lost a node.
         """
-        job = self._spec.slurm_job
-        if job is None or result.cause is None or result.cause.kind is not CauseKind.NOTICE:
-            return None
-        is_again = slurm.is_started_again(job, os.environ, may_ask=self._run.worked)
+        job, run = self._spec.slurm_job, self._run
+        match result.cause.kind if result.cause else None:
+            case CauseKind.NOTICE:
+                may_ask = run.worked
+            case CauseKind.HOST:
+                state = run.state
+                has_begun = not state.history or state.history[-1].attempt < state.attempt
+                may_ask = has_begun and any(task.course.stepped for task in state.tasks.values())
+            case _:
+                return None
+        is_again = job is not None and slurm.is_started_again(job, os.environ, may_ask=may_ask)
         return with_requeue(result) if is_again else None

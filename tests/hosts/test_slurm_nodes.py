@@ -159,7 +159,7 @@ def test_lost_node_is_named_before_slurm_misses_it(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("where", ["salloc", "sbatch", "detached"])
 def test_run_that_has_lost_a_node_ends_its_job(batch: BatchRun, where: str) -> None:
-    """Slurm does not start the job again: the run has ended. It may be continued by hand, from its checkpoint."""
+    """Slurm may not start the job again. The run may be continued by hand, from its checkpoint."""
     machines, environ, salloc = batch.machines, batch.slurm.environ, None
     command = ("--", sys.executable, "resumes.py")
     match where:
@@ -167,9 +167,9 @@ def test_run_that_has_lost_a_node_ends_its_job(batch: BatchRun, where: str) -> N
             words = ("env", "-C", str(batch.project), "salloc", "--nodes=3", *batch.command("up", *command))
             salloc = machines["n0"].start(*words, env=environ)
         case "sbatch":
-            batch.submit(*command)
+            batch.submit(*command, options=("--no-requeue",))
         case _:
-            batch.detach(*command)
+            batch.detach("--slurm", "--no-requeue", *command)
     batch.until_trains(1)
     batch.slurm.turn_off("n2")
     batch.until((batch.directory / "result.json").exists)

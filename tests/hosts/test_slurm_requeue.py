@@ -18,6 +18,7 @@ from trained_state import ABSOLUTE, RELATIVE, assert_same_training
 from waiting import until
 
 _SHARDED = Path(__file__).parent / "sharded_script.py"
+_NODES_OFF = {"first node off": "n1", "last node off": "n3"}
 # Its first steps are quick, and this one is saved.
 _SAVED = 10
 
@@ -105,7 +106,8 @@ def _end(directory: Path, rank: int) -> dict[str, Any]:
         ("time limit", "preemption", 2),
         ("time limit", "manager", 2),
         ("kill", "manager", 2),
-        ("node off", "manager", 2),
+        ("first node off", "manager", 2),
+        ("last node off", "manager", 2),
         ("agent killed", "manager", 2),
         ("srun killed", "manager", 2),
         ("all of srun killed", "manager", 1),
@@ -121,13 +123,13 @@ def test_disturbed_training_has_the_losses_and_weights_of_an_undisturbed_one(
     options = ("--notice", "30s", "--threads", "1", "--on-failure", on_failure)
     batch.submit(*options, "--", _SHARDED.name, saves, "slowly", limit="3" if how == "time limit" else "0")
     batch.until_step(_SAVED + 2)
-    if how == "node off":
-        batch.slurm.turn_off("n1")
+    if node := _NODES_OFF.get(how):
+        batch.slurm.turn_off(node)
         batch.until_pending()  # when Slurm has noticed
-        batch.slurm.turn_on("n1")
+        batch.slurm.turn_on(node)
     else:
         batch.disturb(how)
-    if how in ("preemption", "notice", "time limit", "kill", "node off"):
+    if how in ("preemption", "notice", "time limit", "kill", *_NODES_OFF):
         batch.start_again()
     if attempts == 1:  # otherwise it must not end before it notices
         (project / "kept/go").touch()
@@ -140,6 +142,7 @@ def test_disturbed_training_has_the_losses_and_weights_of_an_undisturbed_one(
         assert earlier["resumed_at"] == start
         # A worker that gets SIGTERM finishes its step and saves.
         assert saves == "manager" or earlier["steps_lost"] == 0
+        assert (earlier["cause"]["host"] == "n3") is (how == "last node off")
     for end in ends:
         for name in ("losses", "weights", "momentum"):
             np.testing.assert_allclose(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 import socket
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from job_making import JOB, changed
@@ -16,13 +18,14 @@ from pydantic import BaseModel
 from run_records import make_run, one_task, view_of
 
 from orchestrator.core.state import events
-from orchestrator.core.state.events import NoticeSource, StopReason
-from orchestrator.core.state.result import LeftProcess, RunResult
+from orchestrator.core.state.events import NoticeSource, Progress, StopReason
+from orchestrator.core.state.result import AttemptEnd, Cause, CauseKind, LeftProcess, RunResult
 from orchestrator.links.client_link import ClientLink, QueuedOrder, RefusedOrder
 from orchestrator.links.control import NoticeOrder, StopOrder
 from orchestrator.links.signal_inbox import NOTICE_SIGNAL, SignalInbox
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor.continuing import Earlier, read_earlier
+from orchestrator.supervisor.notices import Notices
 from orchestrator.supervisor.queued import Waiting
 
 # By this the clock of the other machine is ahead.
@@ -64,6 +67,22 @@ def continued(store: RunStore, ahead_s: float = 0.0) -> Earlier:
     adopted.append(earlier.restart.model_copy(update={"mono": earlier.restart.mono + ahead_s}))
     adopted.close()
     return earlier
+
+
+def pretend_slurm(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, state: str, restarts: str, preempted: str = "None"
+) -> None:
+    """Programs that answer like Slurm's about job 7, on whose node this process runs."""
+    job = (
+        f"JobId=7 JobState={state} Reason=None Requeue=1 {restarts} BatchFlag=1 Reboot=0"
+        f" PreemptTime={preempted} SuspendTime=None"
+    )
+    for name, text in (("squeue", state), ("scontrol", job)):
+        (directory / name).write_text(f"#!/bin/sh\necho '{text}'\n")
+        (directory / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
 
 
 def waited(store: RunStore, *orders: BaseModel) -> tuple[Waiting, RunResult]:
@@ -194,18 +213,60 @@ def test_end_of_the_job_while_the_nodes_are_checked_is_a_notice(
 ) -> None:
     """Then the run has not ended: the job that starts again continues it."""
     preempted = "2026-11-23T20:17:48" if restarts is None else "None"
-    job = (
-        f"JobId=7 JobState={state} Reason=None Requeue=1 Restarts={restarts or 0} BatchFlag=1 Reboot=0"
-        f" PreemptTime={preempted} SuspendTime=None"
-    )
-    for name, text in (("squeue", state), ("scontrol", job)):
-        (tmp_path / name).write_text(f"#!/bin/sh\necho '{text}'\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    pretend_slurm(tmp_path, monkeypatch, state, f"Restarts={restarts or 0}", preempted)
     waiting, result = waited(interrupted(events.TeardownEnded(at=0, mono=0)), *([order] if order else []))
     assert (result.exit_code, waiting.is_requeued) == expected
+
+
+_STEP = events.TaskProgressed(at=0, mono=0, task="worker:0", progress=Progress(phase="training", step=3))
+
+
+@pytest.mark.parametrize(
+    ("kind", "happened", "is_requeued"),
+    [
+        (CauseKind.HOST, (_STEP,), True),
+        (CauseKind.HOST, (), False),  # the next start would meet the same node
+        (CauseKind.EXITED, (_STEP,), False),
+        (CauseKind.NOTICE, (), True),
+    ],
+)
+def test_batch_job_is_requeued_after_a_notice_or_the_loss_of_a_node(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: CauseKind,
+    happened: tuple[events.Event, ...],
+    is_requeued: bool,
+) -> None:
+    pretend_slurm(tmp_path, monkeypatch, "RUNNING", "Restarts=0")
+    view = view_of(interrupted(*happened).paths)
+    view.refresh()
+    run = SimpleNamespace(state=view.state, worked=True)
+    result = _result(kind)
+    notices = Notices(changed(_SPEC, slurm_job="7"), run, deque())
+    requeued = notices.requeued(result)
+    assert (requeued is not None) == is_requeued
+    if requeued is not None and requeued.cause is not None:
+        assert requeued.cause.text.endswith(
+            "Slurm starts its job again, and the run continues with attempt 2"
+        )
+    # Nor is an attempt that had not begun.
+    ended = AttemptEnd(attempt=1, cause=result.cause, first_failure=None, exit_code=137)
+    run.state = replace(view.state, history=(ended,))
+    assert (notices.requeued(result) is not None) == (kind is CauseKind.NOTICE)
+
+
+def _result(kind: CauseKind) -> RunResult:
+    return RunResult(
+        run_id="run",
+        outcome="failed",
+        exit_code=137,
+        attempts=1,
+        cause=Cause(task=None, kind=kind, text="n3 was lost", host="n3"),
+        first_failure=None,
+        detection_s=None,
+        teardown_s=None,
+        tasks=(),
+    )
 
 
 def test_run_that_only_waited_begins_its_first_attempt() -> None:
