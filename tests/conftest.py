@@ -66,7 +66,7 @@ _TOGETHER = {
     "tests/worker/test_worker_strategies.py": "TensorFlow",
     "tests/keras_fix/test_training.py": "TensorFlow",
 }
-# Tests on pretend machines wait most of their time, best beside tests that do not.
+# Tests on pretend machines wait most of the time. Each set runs in one process, beside tests that compute.
 _TOGETHER_BY_NAME = {"tests/hosts/test_slurm_": "machines with Slurm", "tests/hosts/": "machines"}
 
 

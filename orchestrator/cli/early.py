@@ -1,6 +1,7 @@
-"""Starts the supervisor of `orch up` first: both import their modules, and that takes each of them a third of a second.
+"""Starts the supervisor of `orch up` before the command line is parsed.
 
-The words are not parsed yet, so this only guesses. A supervisor that is not needed has received nothing and is killed.
+Supervisor and client then import their modules at the same time, which takes each of them a third of a second. Whether
+the words start a run is only a guess at this point. A supervisor that is not needed is killed: it has no request yet.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _started: SupervisorLink | None = None
 
 @contextmanager
 def early_supervisor(words: Sequence[str]) -> Iterator[None]:
-    """Start a supervisor if `words`, those after `orch`, seem to start a run; close it at the end of the block."""
+    """Start a supervisor if `words`, the arguments of `orch`, seem to start a run. Close it at the end of the block."""
     global _started
     if _seem_to_start(words):
         from orchestrator.core.errors import EngineError
@@ -49,13 +50,13 @@ def supervisor_of_up() -> SupervisorLink | None:
 
 def _seem_to_start(words: Sequence[str]) -> bool:
     own = words[: words.index("--")] if "--" in words else words
-    # A file that is opened for a missing stream would become that stream.
+    # If a standard stream is closed, the next file that is opened gets its number.
     has_streams = None not in (sys.stdin, sys.stdout, sys.stderr)
     return "up" in own[:1] and _STARTS_NOTHING.isdisjoint(own) and has_streams and not _may_start_warm()
 
 
 def _may_start_warm() -> bool:
-    """Whether warm processes seem to wait in this directory. It says no quickly."""
+    """Whether warm processes seem to wait in this directory. Quick if none do, because every start calls it."""
     if not any(map(os.isatty, (0, 1, 2))):
         return False
     from orchestrator.store.runs.paths import has_warm_socket

@@ -194,7 +194,7 @@ def _in_the_foreground(
     run: Run | None = None,
     pass_notice_on: Callable[[], None] = lambda: None,
 ) -> Ended:
-    """Start the run, unless it exists, and follow it to its end. `pass_notice_on`: called when it is there."""
+    """Start the run, unless it exists, and follow it to its end. `pass_notice_on` is called once the run exists."""
     supervisor = start.supervisor
     # While processes exist, a signal is a stop order, not an exception.
     with _terminal(request.spec) as terminal, SignalInbox((*STOP_SIGNALS, NOTICE_SIGNAL)) as inbox:

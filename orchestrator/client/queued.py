@@ -29,7 +29,7 @@ class EndedInQueue(Exception):
 
 
 class Signalled(KeyboardInterrupt):
-    """A signal has told this process to stop, as Ctrl-C does, or that the machines of the run will go."""
+    """A signal asked this process to stop, as Ctrl-C does, or gave notice that the machines of the run will go."""
 
     def __init__(self, order: StopOrder | NoticeOrder) -> None:
         super().__init__(order)
@@ -45,31 +45,33 @@ class QueuedRun:
     def __init__(self, up: UpRequest, supervisor: SupervisorLink, say: Callable[[str], None]) -> None:
         """`say` shows what the run waits for."""
         self.run: Run | None = None
-        # Whether the run has ended in the wait, and its result can be read.
+        # Whether the run has ended while it waited, so that its result can be read.
         self.has_ended = False
         self._up = up
         self._supervisor = supervisor
         self._say = say
         self._waits = False
-        # Whether it has nodes, which may be checked now.
+        # Whether the run has its nodes. They may not have been checked yet.
         self._has_nodes = up.adopt is not None
-        # The job that it waits for, and since when (monotonic seconds).
+        # The job that the run waits for, and the start of the wait (monotonic seconds).
         self._queued: tuple[str, float] | None = None
-        # A notice that came before the run was there.
+        # Whether a notice came that no supervisor has received yet.
         self._is_noticed = False
-        # The run ends because of a notice.
+        # Whether the run ends because of a notice.
         self._leaves_for_notice = False
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Until the run is followed: a stop signal raises Signalled or KeyboardInterrupt, and so does a notice
-        to a run that waits. A notice that comes before the run is kept.
+        """Handle signals until the run is followed.
 
-        A signal that this process inherited as ignored stays ignored."""
+        A stop signal raises Signalled, or KeyboardInterrupt for Ctrl-C. A notice raises Signalled while the nodes of a
+        queued run are checked, and is kept for later at other times. Signals that this process has inherited as
+        ignored stay ignored.
+        """
 
         def stop(number: int, frame: FrameType | None) -> None:
             if self._leaves_for_notice:
-                return  # of Slurm, which starts the job again
+                return  # Slurm sends it to end the job, which it then starts again
             raise Signalled(StopOrder(reason=STOP_SIGNALS[signal.Signals(number)]))
 
         def notice(number: int, frame: FrameType | None) -> None:
@@ -90,7 +92,7 @@ class QueuedRun:
                     signal.signal(number, before[number])
 
     def granted(self) -> None:
-        """The run has its nodes. A notice that came before was not about them."""
+        """Report that the run has its nodes. A notice that came while it was queued has no effect."""
         was_queued, self._has_nodes = not self._has_nodes, True
         if self._queued is not None:
             job, since = self._queued
@@ -107,7 +109,7 @@ class QueuedRun:
         raise Signalled(NoticeOrder(source=NoticeSource.SIGNAL))
 
     def pass_notice_on(self) -> None:
-        """Tell the supervisor of a notice that came before the run was followed."""
+        """Send the supervisor a notice that came before the run was followed."""
         if self._is_noticed:
             self._is_noticed = False
             self._supervisor.send(NoticeOrder(source=NoticeSource.SIGNAL))
@@ -140,7 +142,7 @@ class QueuedRun:
 
     @contextmanager
     def refused_on_error(self) -> Iterator[None]:
-        """End the run if the block fails while it waits: its nodes were refused, or the user has interrupted it."""
+        """End the run if the block fails while the run waits: its nodes were refused, or the user interrupted it."""
         try:
             yield
         except OrchError as error:

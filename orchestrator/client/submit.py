@@ -36,13 +36,13 @@ from orchestrator.store.runs.writer import RunStore, new_run_id
 SPEC_VARIABLE = "ORCH_SUBMITTED_JOB"
 # The kernel allows 128 KiB for one variable.
 _MOST_BYTES = 120_000
-# Options of sbatch: a job for each element of an array, and the wait for its end.
+# Variables of sbatch that orch removes: they would make a job array, or let sbatch wait for the end of the job.
 _NOT_FOR_SBATCH = ("SBATCH_ARRAY_INX", "SBATCH_WAIT")
 # Seconds for sbatch; a busy controller lets it wait.
 _SUBMIT_S = 60.0
-# Seconds for sbatch to print the id of a job that is not wanted any more.
+# Seconds after an interrupt for sbatch to print the id of its job, which is then cancelled.
 _CANCEL_S = 10.0
-# NFS may show a new directory later. Afterwards the node does not have it.
+# The script waits for the directory, because NFS may show a new one late. After 30 s the node does not have it.
 _SCRIPT = """\
 #!/bin/sh
 # The rest of `orch up --detach`: its supervisor, on the first node of the job.
@@ -136,7 +136,7 @@ def _call_sbatch(words: list[str], script: str, environ: Mapping[str, str]) -> s
     """Return the id of the new job. After an interrupt, the job that sbatch may have submitted is cancelled."""
     pipe = subprocess.PIPE
     try:
-        # Ctrl-C does not reach another session, so that sbatch prints the id.
+        # In a new session sbatch does not get Ctrl-C, and still prints the id.
         process = subprocess.Popen(
             words,
             stdin=pipe,
@@ -169,13 +169,13 @@ def _call_sbatch(words: list[str], script: str, environ: Mapping[str, str]) -> s
 
 
 def _printed_job(printed: str) -> str | None:
-    """The id at the end: programs of a site may print before."""
+    """Return the id of the job, the last word that sbatch prints. Programs of a site may print text before it."""
     job = "".join(printed.split()[-1:]).partition(";")[0]
     return job if job.isdecimal() else None
 
 
 def _cancel(process: subprocess.Popen[str]) -> None:
-    """Cancel the job that an sbatch submits, if it does in time."""
+    """Cancel the job of an sbatch that still runs. Kill sbatch if it does not print the id in time."""
     try:
         job = _printed_job(process.communicate(timeout=_CANCEL_S)[0])
     except subprocess.TimeoutExpired:

@@ -146,7 +146,7 @@ class TaskTerminal:
     def _read_keys(self) -> bool:
         """Send typed keys to the task. Return whether the key that leaves was among them."""
         leaves = b""
-        # Also while the task does not read: the key that leaves may be behind what it has not taken.
+        # Read also while the task does not: the key that leaves may follow input that the task has not read.
         if _is_readable(self._keyboard):
             typed, leaves, rest = os.read(self._keyboard, _READ_BYTES).partition(_LEAVE)
             self._typed += typed

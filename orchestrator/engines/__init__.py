@@ -121,10 +121,10 @@ class Engine(Protocol):
         """Return why a connection ended, in words for the user: from the exit code and the end of stderr."""
 
     def explain_silence(self, host: str, waited_s: float, errors: str) -> str:
-        """Return the message about a host that has not given its first answer for so long, with what to do."""
+        """Return the message about a host that has not answered once in `waited_s` seconds, with what to do."""
 
     def why_gone(self, host: str) -> str | None:
-        """Why a host that was lost cannot come back to this run, in words for the user; None if it may come back."""
+        """Return why a lost host cannot come back to this run, in words for the user; None if it may come back."""
 
 
 def engine_of(spec: JobSpec) -> Engine:

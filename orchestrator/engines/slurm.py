@@ -1,4 +1,4 @@
-"""The Slurm engine: one srun a connection, in an allocation that exists. preflight/allocation.py makes one."""
+"""The Slurm engine: runs one srun for each connection, in an existing allocation (preflight/allocation.py)."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
     from orchestrator.core.job.spec import JobSpec
 
 _LONGEST_QUOTE = 200
-# Seconds between questions about the state of the job: all its steps may end at the same time.
+# Shortest time between questions about the state of the job (seconds): all its steps may end at the same time.
 _STATE_S = 1.0
 _TIME_LEFT = re.compile(r"(?:(\d{1,5})-)?(?:(\d{1,2}):)?(\d{1,2}):(\d{2})", re.ASCII)
-# In a line of srun about a node on which slurmd did not start the step.
+# Part of srun's message about a node on which slurmd did not start the step.
 _NOT_LAUNCHED = "launch failed"
-# The fields of `scontrol show job` in their order. Names and comments around them may have other words of this kind.
+# The fields in the order of `scontrol show job`. The name and the comment of the job may contain similar text.
 _REQUEUE = re.compile(r" JobState=(\w+) .*? Requeue=(\d) Restarts=(\d+) BatchFlag=(\d) Reboot=", re.ASCII)
-# Of a job that ends by no decision of Slurm.
+# Fields of a job that a user has cancelled. Slurm gives another reason, or a PreemptTime, when it ends a job itself.
 _CANCELLED = re.compile(r" JobState=(?:CANCELLED|COMPLETING) Reason=None .* PreemptTime=None ", re.ASCII)
-# In lines of srun that do not explain a failure.
+# Parts of srun's messages that do not explain a failure.
 _BY_THE_WAY = ("cpu binding", "Job step creation temporarily disabled", "Step created for")
 
 
 class SlurmEngine:
     """`job`: the id of the allocation.
 
-    A step for each connection holds the agent of its node with all cores. The step ends with its srun, and Slurm then
-    ends its processes.
+    Each connection is a step of the job, which runs the agent of a node on all its cores. The step ends with its srun,
+    and Slurm then ends its processes.
     """
 
     # srun waits for the step to end.
@@ -70,7 +70,7 @@ class SlurmEngine:
         said = _said(errors)
         if any(_NOT_LAUNCHED in line for line in said):
             return f"{host}: Slurm could not start a step there ({said[-1][:_LONGEST_QUOTE]}); {_other_nodes(host)}"
-        # srun reports the exit code before or after the command's own words, which say more.
+        # srun reports the exit code before or after the output of the command, which explains more.
         own = [line for line in said if "Exited with exit code" not in line]
         last = (own or said or ["srun gave no reason"])[-1][:_LONGEST_QUOTE]
         if exit_code is not None and exit_code < 0:
@@ -86,7 +86,7 @@ class SlurmEngine:
         )
 
     def why_gone(self, host: str) -> str | None:
-        """Slurm takes a node that it gives up out of a job with --no-kill, and adds none to a job that runs."""
+        """With --no-kill, Slurm removes a lost node from a running job, and never adds one to it."""
         nodes = node_names(self._job, ask_if_responsive)
         return f"Slurm has taken it out of job {self._job}" if nodes and host not in nodes else None
 
@@ -108,7 +108,7 @@ def for_job(spec: JobSpec) -> SlurmEngine:
 
 
 def step_words(job: str, node: str) -> list[str]:
-    """The words before a command that make a step of it, on a node of a job. It needs plain_environ()."""
+    """The words in front of a command that run it as a step of a job, on a node. Use them with plain_environ()."""
     return [
         *("srun", f"--jobid={job_number(job)}", f"--nodelist={node}", "--nodes=1", "--ntasks=1"),
         # The steps of a node share all that the job has there.
@@ -144,7 +144,7 @@ def kill_wait() -> float | None:
 def node_names(job: str, ask: Callable[..., str | None] = ask) -> list[str]:
     """The names of a job's nodes, in Slurm's order, in which n2 comes before n10; empty if Slurm does not answer.
 
-    UsageError for a heterogeneous job, which has a list for each kind.
+    UsageError for a heterogeneous job, which has a list for each kind of nodes.
     """
     listed = ask("squeue", "--noheader", f"--jobs={job}", "--format=%N")
     if listed and len(listed.splitlines()) > 1:
@@ -160,12 +160,15 @@ def is_own_job(job: str, environ: Mapping[str, str]) -> bool:
 
 
 def is_cancelled(job: str) -> bool:
-    """Whether a user has cancelled a job, and Slurm has neither preempted it nor ended it for another reason."""
+    """Whether a user has cancelled a job. False if Slurm ends it itself, such as by a preemption."""
     return _CANCELLED.search(ask("scontrol", "show", "job", "--oneliner", job) or "") is not None
 
 
 def is_started_again(job: str, environ: Mapping[str, str], *, may_ask: bool) -> bool:
-    """Whether Slurm starts the batch job of this process again after its end; `may_ask`: also on request."""
+    """Whether Slurm starts the batch job of this process again after its end.
+
+    `may_ask`: request it with `scontrol requeue` if Slurm has not decided so itself.
+    """
     if not is_own_job(job, environ):
         return False
     found = _REQUEUE.search(ask("scontrol", "show", "job", "--oneliner", job) or "")

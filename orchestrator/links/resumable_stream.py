@@ -58,9 +58,9 @@ class ResumableStream:
         explain_silence: Callable[[float, str], str] = "no answer within {:g} s {}".format,
     ) -> None:
         """`connect` starts a connection whose stderr is the given descriptor. `explain` says why one has ended, from
-        its exit code and what the host has printed; `explain_silence` why the first one has not been answered for so
-        long. `starts`: the queue for the first connections of all streams. Later ones do not wait in it, because a
-        lease is running."""
+        its exit code and what the host has printed. `explain_silence` says why the first one got no answer, from
+        the seconds waited and what the host has printed. `starts`: the queue for the first connections of all streams.
+        Later ones do not wait in it, because a lease is running."""
         self.lost_reason: str | None = None
         self._connect = connect
         self._agent = agent

@@ -100,7 +100,7 @@ class SignalInbox:
             self._interrupts = False
 
     def defer(self) -> None:
-        """Let signals wait for the next inbox from now on, which unblocks them."""
+        """Block the signals until the next inbox, which then receives those that came meanwhile."""
         signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)
 
     def wait(self, timeout_s: float, *others: int) -> None:

@@ -34,7 +34,8 @@ _HOLDER = ("sh", "-c", 'echo "orch $SLURM_JOB_ID"; read end || sleep 1')
 _GRANTED = re.compile(r"^orch (\d+)$", re.MULTILINE)
 _PENDING = re.compile(r"Pending job allocation (\d+)")
 _READ_BYTES = 1 << 16
-# Seconds between questions about a job that waits: first, at most, and the factor in between. A job may wait for days.
+# Seconds between questions about a job that waits, at first and at most. They grow by the factor: a job may wait for
+# days.
 _LOOK_S, _MOST_LOOK_S = 2.0, 30.0
 _LOOK_GROWTH = 1.2
 # For salloc to give an allocation back.
@@ -114,7 +115,7 @@ def _with_nodes(spec: JobSpec, job: str, names: list[str]) -> JobSpec:
 def _nodes_of_own(job: str) -> list[str]:
     """The nodes of the allocation that this command runs in."""
     text = ask("squeue", "-h", "-t", "all", f"--jobs={job}", "--format=%T %U %u") or ""
-    # These are in the first line. A heterogeneous job has more lines, which node_names() refuses.
+    # The first line is enough. More lines are a heterogeneous job, which node_names() refuses.
     state, uid, owner = (text.split() + [""] * 3)[:3]
     leave = f"leave this shell, or unset {JOB_VARIABLE} to ask for a new allocation"
     if not state:
@@ -158,7 +159,7 @@ class QueueWatcher(Protocol):
         """Raise an exception to end the wait."""
 
     def warn(self, text: str) -> None:
-        """Take what the user has to do after the end of the allocation."""
+        """Show what the user has to do after the end of the allocation."""
 
 
 class _Allocation:

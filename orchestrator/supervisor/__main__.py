@@ -19,7 +19,7 @@ _FAILURE_GRACE_S = 0.5
 
 
 def main() -> int:
-    gc.disable()  # until serve(): imports create no garbage, and looking for it takes 10 ms
+    gc.disable()  # until serve(): imports create no garbage, and a search for it takes 10 ms
     stream = socket.socket(fileno=int(sys.argv[1]))
     stream.set_inheritable(False)
     engine = LocalEngine()

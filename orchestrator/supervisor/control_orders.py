@@ -115,7 +115,7 @@ class ControlOrders:
         *,
         is_waiting: bool = False,
     ) -> None:
-        """`is_waiting`: the run has no nodes yet, or they are being checked."""
+        """`is_waiting`: whether the run still waits for its nodes, or for their check."""
         self._is_waiting = is_waiting
         self._selector = selector
         self._run = run

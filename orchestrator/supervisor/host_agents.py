@@ -171,7 +171,7 @@ class HostAgents:
         python = self.spec.remote_python or sys.executable
         words = (remote_command(python),)
         engine, name, label = self._engine, host.name, f"{host.name}: "
-        # Events and messages name the host before the reason.
+        # The label is removed from reasons: events and messages name the host themselves.
         stream = ResumableStream(
             lambda errors: engine.connect(host.destination, words, errors),
             RemoteAgent.new(name, self.spec.link_timeout_s),

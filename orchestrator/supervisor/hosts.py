@@ -120,7 +120,7 @@ class Agents(Protocol):
         """Why the agent of a host was lost, in words for the user."""
 
     def drop_gone_host(self, host: str) -> str | None:
-        """Return why a lost host cannot come back, and do not try it again; None if it may come back."""
+        """Return why a lost host cannot come back, and stop trying to reach it; None if it may come back."""
 
     def end_host(self, host: str) -> None:
         """Close the stream to an agent, which then kills everything it started."""

@@ -31,7 +31,7 @@ class NoticedRun(Protocol):
 
 
 class Notices:
-    """Reports to the end of `queue`."""
+    """Appends its events to `queue`."""
 
     def __init__(self, spec: JobSpec, run: NoticedRun, queue: deque[Event]) -> None:
         self._spec = spec
@@ -47,8 +47,8 @@ class Notices:
         left_s = self._spec.kill_wait_s if is_of_slurm else self._spec.notice_s
         self._queue.append(NoticeGiven(**now(), source=source, left_s=left_s))
 
-    def replaces(self, order: StopOrder) -> bool:
-        """Whether a SIGTERM is Slurm's, which ends the batch job of this process; then report it as a notice."""
+    def take_as_notice(self, order: StopOrder) -> bool:
+        """Report a SIGTERM as a notice if Slurm has sent it to end the batch job of this process. Return whether."""
         if order.reason is not StopReason.TERMINATE or order.force or not self.is_job_ending():
             return False
         self.give(NoticeSource.SLURM)
@@ -62,13 +62,13 @@ class Notices:
         return job_state(job) not in (None, "RUNNING")
 
     def limit_reached(self) -> DeadlineReached:
-        """The deadline before the end of the allocation, with the time that is left: it may have been extended."""
+        """The deadline before the end of the allocation, with the time left. Slurm may have extended the time limit."""
         job = self._spec.slurm_job
         left_s = None if job is None else slurm.time_left(job)
         return DeadlineReached(**now(), deadline=Deadline.NOTICE, left_s=left_s)
 
     def with_reason(self, result: RunResult) -> RunResult:
-        """The result after a notice of Slurm. If a user has cancelled the job, the run was stopped as by SIGTERM."""
+        """Return the result of a run. If it ended because a user cancelled the job, it counts as stopped by SIGTERM."""
         job, notice, cause = self._spec.slurm_job, self._run.state.notice, result.cause
         if job is None or notice is None or notice.source is not NoticeSource.SLURM:
             return result
@@ -79,11 +79,11 @@ class Notices:
         return result.model_copy(update={"exit_code": int(ExitCode.TERMINATED), "cause": cause})
 
     def requeued(self, result: RunResult) -> RunResult | None:
-        """The result of the attempt, if Slurm starts the run's job again after a notice or the loss of a node; None if
-        the run has ended.
+        """Return the result of the attempt if Slurm starts the run's job again; None if the run has ended.
 
-        orch names a lost node minutes before Slurm does, which would start the job again, too. A run that never worked
-        is not started again, because it would fail again; nor is an attempt without a step that has lost a node.
+        The job is requeued after a notice, if the run has ever worked: otherwise it would fail again. It is also
+        requeued after the loss of a node, if the attempt has reported a step. Slurm itself would requeue it then, but
+        notices the loss minutes later.
         """
         job, run = self._spec.slurm_job, self._run
         match result.cause.kind if result.cause else None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from orchestrator.supervisor.host_agents import HostAgents
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, NOTICE_SIGNAL)
-# Slurm may end the processes of `orch up` in this way.
+# Reasons of a stop that Slurm may have caused: it ends the processes of `orch up` with its job.
 _MAY_BE_SLURM = frozenset({StopReason.TERMINATE, StopReason.CLIENT_GONE})
 
 
@@ -77,7 +77,7 @@ class Waiting:
         supervisor of the run has left."""
         self.state = RunState() if earlier is None else earlier.waiting_state
         self.was_signalled = False
-        # Whether Slurm starts the job of the run again: it has not ended then.
+        # Whether Slurm starts the job of the run again, so that the run has not ended.
         self.is_requeued = False
         self._spec = spec
         self._store = store
@@ -155,7 +155,7 @@ class Waiting:
             self._stop(StopOrder(reason=StopReason.TERMINATE))
 
     def _stop(self, order: StopOrder) -> None:
-        if not self._notices.replaces(order):
+        if not self._notices.take_as_notice(order):
             self._queue.append(events.StopRequested(**now(), reason=order.reason, force=order.force))
 
     def _notice(self, source: NoticeSource) -> None:
@@ -199,7 +199,7 @@ class Waiting:
         stop = self.state.stop
         may_be_slurm = stop is None or (stop.reason in _MAY_BE_SLURM and not stop.force)
         if self.state.notice is None and may_be_slurm and self._notices.is_job_ending():
-            # Its end has killed the client, or the check of the nodes.
+            # The end of the job has killed the client, or made the check of the nodes fail.
             self._notices.give(NoticeSource.SLURM)
             self._handle_events()
         notice = self.state.notice

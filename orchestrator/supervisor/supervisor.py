@@ -339,7 +339,7 @@ class Supervisor:
             self._stop(StopOrder(reason=StopReason.TERMINATE, force=self.state.stop is not None))
 
     def _stop(self, order: StopOrder) -> None:
-        if self._notices.replaces(order):
+        if self._notices.take_as_notice(order):
             return
         self._queue.append(events.StopRequested(**now(), reason=order.reason, force=order.force))
 

@@ -59,7 +59,7 @@ def test_up_refuses_invalid_options(orch: Orch) -> None:
 
 
 def test_supervisor_starts_before_the_words_are_parsed() -> None:
-    """It is killed if the words are refused then, as it would still import its modules."""
+    """If the words are refused then, the supervisor is killed. Otherwise it would continue to import its modules."""
     with early_supervisor(("up", "--frobnicate", "--", "train.py", "--help")):
         supervisor = supervisor_of_up()
         assert supervisor is not None and not supervisor.has_left()
@@ -68,7 +68,7 @@ def test_supervisor_starts_before_the_words_are_parsed() -> None:
 
 @pytest.mark.parametrize("words", ["", "ls", "up --help", "up -n 2 -h -- train.py", "up --dry-run -- true"])
 def test_words_that_start_no_run_start_no_supervisor(words: str) -> None:
-    before = set(psutil.Process().children())  # other tests of this process may have some
+    before = set(psutil.Process().children())  # other tests of this process may have left children
     with early_supervisor(words.split()):
         assert set(psutil.Process().children()) <= before
 

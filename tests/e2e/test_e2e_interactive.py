@@ -107,7 +107,7 @@ def loop(orch: Orch) -> str:
 
 
 def test_keys_for_a_task_that_does_not_read(terminal: Open, orch: Orch) -> None:
-    """The kernel takes some, then refuses more. The key that leaves is behind more than orch reads at once."""
+    """The kernel takes some keys, then refuses more. The key that leaves comes after more than orch reads at once."""
     term = terminal("up", "--interactive", "0", "--", orch.script("busy.py", _BUSY))
     term.until_shown("busy")
     for _ in range(300):

@@ -38,8 +38,8 @@ os.kill(pid, signal.SIGKILL)
 os.waitpid(pid, 0)
 """
 
-# Two tasks that print the output of a command at the same time. Lines are folded within 0.3 s, and on a busy machine
-# the second task may start later: worker:0 writes for both.
+# Two tasks that print the output of a command at the same time. Equal lines are folded if they come within 0.3 s. On a
+# busy machine the second task may start later than that, so worker:0 writes the lines of both.
 _TOGETHER = (
     "if [ $ORCH_TASK = worker:0 ]; then until [ -e ready ]; do sleep 0.05; done; "
     "{0}; {0} >> $ORCH_RUN_DIR/logs/worker-1.log; touch written; "

@@ -1,4 +1,4 @@
-"""A batch job whose script is `orch up`, or that `orch up -d` submits, and what disturbs it."""
+"""A batch job that runs `orch up`, from a script or submitted by `orch up -d`, and ways to disturb it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slurm import Slurm
 from testbed import Testbed
 from waiting import until
 
-# Counts steps until the file `end` is beside its checkpoints. Saves its number when it is told to.
+# Counts steps until the file `end` is beside its checkpoints. Saves the number of steps on SIGTERM.
 RESUMES = """
 import json, os, pathlib, signal, sys, time
 
@@ -65,7 +65,7 @@ class BatchRun:
         self.job = done.stdout.strip()
 
     def detach(self, *words: str) -> None:
-        """Let `orch up -d` submit the job."""
+        """Submit the job with `orch up -d`."""
         command = self.command("up", "-d", *words)
         self.machines["n0"].run(*command, env=self.slurm.environ, cwd=self.project)
         (job,) = self.slurm.queue()
@@ -119,7 +119,7 @@ class BatchRun:
         self.until(is_done)
 
     def disturb(self, how: str) -> None:
-        """Have the attempt end, or lose what it can lose without an end."""
+        """End the attempt, or a part of it that a run should survive."""
         machines, environ = self.machines, self.slurm.environ
         match how:
             case "preemption":
@@ -158,12 +158,9 @@ class BatchRun:
         self.until(lambda: f"{self.job} PENDING" in self.slurm.queue())
 
     def start_again(self) -> None:
-        """Let Slurm start the job again soon. It would wait for two minutes.
-
-        In the same second, a node refuses the job as revoked.
-        """
+        """Let Slurm start the requeued job again within seconds, instead of after two minutes."""
         self.until_pending()
-        # In the second of the requeue, nodes take the new credential of the job for the revoked one.
+        # In the second of the requeue, a node takes the new credential of the job for the old one, which is revoked.
         time.sleep(2)
         self.machines["n0"].run(
             "scontrol", "update", f"JobId={self.job}", "StartTime=now+3", env=self.slurm.environ

@@ -68,7 +68,7 @@ def up(machines: Testbed, project: Path) -> Iterator[Any]:
     for run in started:
         run.clear()
     for name in HOSTS:
-        # clear() may miss the process that removes them, if it has just taken over from another one.
+        # clear() may miss the process that removes these files, if it has just started.
         with contextlib.suppress(AssertionError):
             until(lambda name=name: host_files(machines[name]) == before[name])
         assert host_files(machines[name]) == before[name], name

@@ -1,8 +1,8 @@
 """A user's training on sharded data. `sharded_script.py HOW [slowly]`.
 
 HOW: `manager` (tf.train.CheckpointManager every five steps; all workers read the chief's checkpoint) or `preemption`
-(PreemptionCheckpointHandler). `slowly`: from step 12 of the first attempt on there is a second between steps, until
-the file `go` is beside the checkpoints. Each worker writes what it has at the end to `end-N.npz`.
+(PreemptionCheckpointHandler). `slowly`: from step 12 of the first attempt on, each step takes a second longer, until
+the file `go` is beside the checkpoints. Each worker writes its final state to `end-N.npz`.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class Slurm:
         self._start("n0", "slurmctld")
 
     def turn_off(self, name: str) -> None:
-        """End a node as a loss of power does, until turn_on()."""
+        """Kill all processes of a node and cut its network, as a loss of power would, until turn_on()."""
         self.machines.cut(name)
         self.machines[name].kill_all()
 
@@ -131,14 +131,14 @@ class Slurm:
         self._start(name, "slurmd", "-N", name)
 
     def set_prolog(self, script: str) -> None:
-        """Let each node run this before its part of a job."""
+        """Make each node run this script before its part of a job."""
         prolog = self.directory / "prolog"
         prolog.write_text(f"#!/bin/sh\n{script}\nexit 0\n")
         prolog.chmod(0o755)
         self.configure(Prolog=str(prolog))
 
     def configure(self, **values: str) -> None:
-        """Set lines of slurm.conf."""
+        """Set values in slurm.conf, and let the daemons read it again."""
         path = self.directory / "slurm.conf"
         kept = [line for line in path.read_text().splitlines() if line.partition("=")[0] not in values]
         path.write_text("\n".join([*kept, *(f"{name}={value}" for name, value in values.items()), ""]))

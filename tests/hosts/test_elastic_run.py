@@ -156,7 +156,7 @@ def test_run_under_slurm_grows_while_its_job_has_the_node(
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_job_that_starts_again_has_all_nodes_again(batch: BatchRun, machines: Testbed) -> None:
-    """Slurm adds no node to a job that runs."""
+    """Slurm never adds a node to a running job, so only a new start brings all workers back."""
     words = ("--workers", "2..3", "--notice", "30s", *PATIENT, "--", sys.executable, "resumes.py")
     batch.submit(*words, options=("--no-kill",))
     batch.until_trains(1)
@@ -182,7 +182,7 @@ def test_loss_of_a_run_that_shrinks_and_grows_is_that_of_an_undisturbed_run(
 ) -> None:
     """The built-in program keeps the global batch, so that each epoch has the same steps with any number of workers.
 
-    All nodes of Slurm have the same number of slots, so three of them lose one worker of three.
+    Under Slurm all nodes have the same number of slots: three workers on three nodes, of which one is lost.
     """
     hosts: dict[str, Any] = {"hosts": SLOTS}
     places, sizes = ("--workers", "2..4"), [4, 3, 4]
@@ -230,7 +230,7 @@ def test_loss_of_a_run_that_shrinks_and_grows_is_that_of_an_undisturbed_run(
     points = zip(columns["attempt"], columns["step"], columns["loss"], strict=True)
     known = [(attempt, step) for attempt, step, loss in points if step is not None and loss is not None]
     assert known == sorted(known) and {attempt for attempt, _ in known} == {1, 2, 3}
-    # It has a point for each second.
+    # The curve has a point for each second, so the last point may be before the last step.
     assert EPOCHS // 2 * STEPS < known[-1][1] <= EPOCHS * STEPS
     for number, end in enumerate(result["history"], start=1):
         assert 0 < end["resumed_at"] <= end["position"] <= end["resumed_at"] + 2 * STEPS

@@ -1,4 +1,4 @@
-"""Trainings under a real Slurm on the pretend machines have the losses of one machine, wherever they are started."""
+"""Trainings under a real Slurm have the same losses as on one machine, however they are started."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _places(directory: Path) -> tuple[str, ...]:
 
 
 def _environ(directory: Path) -> dict[str, str]:
-    """Keeps the runs in a directory that all machines share."""
+    """The environment that puts the runs into a directory that all machines share."""
     return {"XDG_STATE_HOME": str(directory / "state")}
 
 

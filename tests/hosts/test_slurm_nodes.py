@@ -22,7 +22,7 @@ exec {python} "$@"
 _ENGINE = ("--engine", "slurm", "--nodes", "3", "--workers", "3")
 _LOST = 137
 _NOTICE = 42
-# An interpreter that hangs on n2: for ever, or only where an agent is to start.
+# An interpreter that hangs on n2: always, or only when it is to start an agent.
 _HANGS = """\
 #!{python}
 import os, sys, time
@@ -67,7 +67,7 @@ def test_node_that_never_starts_its_agent_is_named(
             "host",
             "n2",
         )
-    # Slurm asks a node again and again whether its part of the job has ended.
+    # Slurm keeps the job until the node has confirmed the end of its part, for which it asks repeatedly.
     until(lambda: not slurm.queue(), 150)
 
 
@@ -148,7 +148,7 @@ def test_lost_node_is_named_before_slurm_misses_it(
     until_named(run)
     assert slurm.node_state("n2") not in ("down", "down*")
     if how == "cut":
-        # Its agent has ended the tasks by itself.
+        # The agent on n2 ends the tasks by itself.
         until(lambda: not [line for line in machines["n2"].programs() if "count.py" in line])
     else:
         slurm.turn_on("n2")
@@ -159,7 +159,7 @@ def test_lost_node_is_named_before_slurm_misses_it(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("where", ["salloc", "sbatch", "detached"])
 def test_run_that_has_lost_a_node_ends_its_job(batch: BatchRun, where: str) -> None:
-    """Slurm may not start the job again. The run may be continued by hand, from its checkpoint."""
+    """Slurm may not requeue the job. A user could start a new run from the checkpoint."""
     machines, environ, salloc = batch.machines, batch.slurm.environ, None
     command = ("--", sys.executable, "resumes.py")
     match where:
@@ -187,7 +187,7 @@ def test_run_that_has_lost_a_node_ends_its_job(batch: BatchRun, where: str) -> N
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_node_lost_before_the_next_attempt_is_named(batch: BatchRun) -> None:
-    """The attempt waits until no task of the earlier one can be left, when a node is cut off."""
+    """The node is cut off while the attempt waits until no task of the earlier one can be left."""
     batch.slurm.configure(SlurmdTimeout="150")  # afterwards Slurm starts the job once more
     batch.submit("--grace", "20s", "--", sys.executable, "resumes.py")
     batch.until_trains(1)
@@ -217,7 +217,7 @@ def test_cancelled_batch_job_is_not_preempted(batch: BatchRun, where: str) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_run_continues_when_slurm_gives_up_a_node_that_still_works(batch: BatchRun) -> None:
-    """Slurm tells the steps of the other nodes. The agent of this one ends its tasks when its connection is lost."""
+    """Slurm ends the steps on the other nodes. On this one, the agent ends its tasks when it loses its connection."""
     batch.slurm.configure(SlurmdTimeout="10")
     batch.detach("--", sys.executable, "resumes.py")
     batch.until_trains(1)

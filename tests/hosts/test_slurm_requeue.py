@@ -19,7 +19,7 @@ from waiting import until
 
 _SHARDED = Path(__file__).parent / "sharded_script.py"
 _NODES_OFF = {"first node off": "n1", "last node off": "n3"}
-# Its first steps are quick, and this one is saved.
+# A step that the script saves before its steps become slow.
 _SAVED = 10
 
 
@@ -79,7 +79,7 @@ def test_preempted_training_ends_like_an_undisturbed_one(
 
 @pytest.fixture(scope="module")
 def undisturbed(all_machines: Testbed) -> Iterator[dict[str, Any]]:
-    """The losses and weights that three workers on one machine have at the end."""
+    """The final losses and weights of three workers on one machine."""
     directory = all_machines.shared / "undisturbed"
     directory.mkdir()
     shutil.copy(_SHARDED, directory)
@@ -131,7 +131,7 @@ def test_disturbed_training_has_the_losses_and_weights_of_an_undisturbed_one(
         batch.disturb(how)
     if how in ("preemption", "notice", "time limit", "kill", *_NODES_OFF):
         batch.start_again()
-    if attempts == 1:  # otherwise it must not end before it notices
+    if attempts == 1:  # otherwise the attempt must last until the disturbance takes effect
         (project / "kept/go").touch()
     result = batch.result()
     assert (result["outcome"], result["attempts"]) == ("succeeded", attempts), batch.text

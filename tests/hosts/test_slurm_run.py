@@ -95,7 +95,7 @@ def test_exit_code_is_that_of_the_task_that_failed(up: Any, slurm: Slurm, projec
 def test_end_of_the_job_is_a_notice(
     up: Any, slurm: Slurm, machines: Testbed, counting: tuple[str, ...], how: str
 ) -> None:
-    """A job that is cancelled is not to be started again: the exit code is that of SIGTERM."""
+    """A cancelled job is not meant to start again: its exit code is that of SIGTERM."""
     limit = ("--time", "60s", "--notice", "30s") if how == "time limit" else ()
     run = up_under(up, slurm, *_ENGINE, *limit, *counting)
     run.until_event("task_started", 3)

@@ -123,9 +123,9 @@ class Machine:
         return [process for process in self.all_processes() if not _is_sshd(process)]
 
     def all_processes(self) -> list[psutil.Process]:
-        """processes() and the sshd that listens."""
+        """processes() and the listening sshd."""
         namespace, found = _processes_of(self.pid), []
-        # All processes outside are looked at, and often: psutil.process_iter() would take ten times as long.
+        # This is called often, and reads all processes outside: psutil.process_iter() takes ten times as long.
         for name in os.listdir("/proc"):  # noqa: PTH208
             if name.isdigit() and int(name) != self.pid and _is_in(int(name), namespace):
                 with contextlib.suppress(psutil.NoSuchProcess):

@@ -115,7 +115,7 @@ def within(loaded: set[str], parts: tuple[str, ...]) -> set[str]:
 
 
 def test_server_of_the_page_imports_no_psutil() -> None:
-    """It is 0.8 MB, and only the processes of a lost run need it."""
+    """psutil takes 0.8 MB, and only the processes of a lost run need it."""
     program = "import sys, orchestrator.ui.serving; print('psutil' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
@@ -135,9 +135,9 @@ print(*(model.__qualname__ for model in waiting if model.__pydantic_complete__ a
 
 
 def test_models_are_built_on_first_use() -> None:
-    """With defer_build: client and supervisor would build all of them, half a millisecond each, before a start."""
+    """Without defer_build, client and supervisor build all models before a start, half a millisecond for each."""
     done = subprocess.run([sys.executable, "-c", BUILT], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert set(done.stdout.split()) <= {"TaskStack"}  # of which a module keeps an instance
+    assert set(done.stdout.split()) <= {"TaskStack"}  # a module keeps an instance of it
 
 
 def test_no_module_stands_in_the_way_of_a_public_name() -> None:

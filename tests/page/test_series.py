@@ -23,7 +23,7 @@ def rows(count: int, **values: object) -> list[HistoryRow]:
 
 
 def series_of(*rows: HistoryRow, steps: Mapping[int, int] = MappingProxyType({})) -> dict[str, Any]:
-    """The series of worker:0, whose epochs have so many steps in each attempt."""
+    """The series of worker:0. `steps`: the steps of an epoch, by attempt."""
     return dict(whole(task_series([("worker:0", rows)], {"worker:0": steps})))
 
 

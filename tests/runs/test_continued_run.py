@@ -36,7 +36,7 @@ _SPEC = changed(JOB, link_timeout_s=10.0, grace_s=10.0, failure_grace_s=0.5)
 
 @pytest.fixture(autouse=True)
 def own_signals() -> Iterator[None]:
-    """A wait blocks signals until the next inbox. Programs that later tests start would inherit that."""
+    """Restore the signal mask. A wait blocks signals until the next inbox, and later programs would inherit that."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     yield
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -86,7 +86,7 @@ def pretend_slurm(
 
 
 def waited(store: RunStore, *orders: BaseModel) -> tuple[Waiting, RunResult]:
-    """Let the run wait for its nodes, with a client that sends these orders and leaves."""
+    """Let the run wait for its nodes, with a client that sends these orders and exits."""
     adopted = RunStore.adopt(store.paths.root, None)
     earlier = read_earlier(adopted, adopted.record, _SPEC)
     ours, theirs = socket.socketpair()
@@ -172,7 +172,7 @@ def test_notice_while_the_nodes_are_checked_ends_the_wait(has_trained: bool) -> 
 
 
 def test_signal_between_two_inboxes_reaches_the_next() -> None:
-    """A supervisor has one for the wait, and another one for the run."""
+    """A supervisor has one inbox for the wait, and another one for the run."""
     with SignalInbox([NOTICE_SIGNAL]) as first:
         first.defer()
     signal.raise_signal(NOTICE_SIGNAL)  # only this thread: other threads of the test process do not defer it
@@ -189,14 +189,14 @@ def test_notice_to_a_run_without_machines_has_no_effect() -> None:
     assert waited(store, queued, notice, RefusedOrder(text="too few nodes"))[1].exit_code == 2
 
 
-# The restarts of the job that `scontrol show job` says; None for a job that was preempted and will not start again.
+# `restarts`: those that `scontrol show job` reports; None for a preempted job that will not start again.
 @pytest.mark.parametrize(
     ("order", "state", "restarts", "expected"),
     [
         (StopOrder(reason=StopReason.TERMINATE), "COMPLETING", 1, (42, True)),
         (RefusedOrder(text="n2: Slurm's job 7 is ending"), "COMPLETING", 1, (42, True)),
         (None, "COMPLETING", 1, (42, True)),  # the client was killed
-        (None, "COMPLETING", 0, (143, False)),  # of scancel
+        (None, "COMPLETING", 0, (143, False)),  # scancel
         (None, "COMPLETING", None, (42, False)),
         (StopOrder(reason=StopReason.TERMINATE), "RUNNING", 0, (143, False)),
         (StopOrder(reason=StopReason.DOWN), "COMPLETING", 1, (143, False)),
@@ -211,7 +211,7 @@ def test_end_of_the_job_while_the_nodes_are_checked_is_a_notice(
     restarts: int | None,
     expected: tuple[int, bool],
 ) -> None:
-    """Then the run has not ended: the job that starts again continues it."""
+    """If Slurm starts the job again, the run has not ended: the job continues it."""
     preempted = "2026-11-23T20:17:48" if restarts is None else "None"
     pretend_slurm(tmp_path, monkeypatch, state, f"Restarts={restarts or 0}", preempted)
     waiting, result = waited(interrupted(events.TeardownEnded(at=0, mono=0)), *([order] if order else []))
@@ -249,7 +249,7 @@ def test_batch_job_is_requeued_after_a_notice_or_the_loss_of_a_node(
         assert requeued.cause.text.endswith(
             "Slurm starts its job again, and the run continues with attempt 2"
         )
-    # Nor is an attempt that had not begun.
+    # After the loss of a host, the job is not requeued either if the next attempt had not begun.
     ended = AttemptEnd(attempt=1, cause=result.cause, first_failure=None, exit_code=137)
     run.state = replace(view.state, history=(ended,))
     assert (notices.requeued(result) is not None) == (kind is CauseKind.NOTICE)

@@ -1,5 +1,5 @@
-"""Slurm's answers about jobs and allocations. The state of a job decides about a run whose lock is free. The programs
-of Slurm are scripts here."""
+"""Slurm's answers about jobs and allocations. The state of a job shows whether a run with a free lock is live. The
+programs of Slurm are scripts here."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_words_of_the_command_explain_the_end_of_a_step(slurm_says: Answer, orde
 def test_job_of_an_interrupted_submission_is_cancelled(
     slurm_says: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program of the site prints before, and the user's own jobs are waited for."""
+    """A program of the site prints text before the id, and the user has set SBATCH_WAIT."""
     slurm_says("PENDING|Resources|N/A")
     monkeypatch.setenv("SBATCH_WAIT", "1")
     for name, text in (
@@ -188,7 +188,7 @@ def test_node_that_starts_no_step_is_named_with_what_to_do(slurm_says: Answer) -
 def test_options_of_the_user_change_no_answer(
     slurm_says: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The filter of a user's own squeue, and the line numbers of a user's srun."""
+    """SQUEUE_USERS filters what squeue prints, and SLURM_LABELIO makes srun number its lines."""
     for name in ("SQUEUE_USERS", "SLURM_LABELIO"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("SLURM_CONF", "/etc/this.conf")
@@ -222,7 +222,7 @@ def test_controller_that_hangs_delays_one_question(
     monkeypatch.setattr(slurm_jobs, "_ASK_S", 0.3)
     slurm_says(f"echo asked >>{tmp_path}/asked; exec sleep 60 >&2")
     assert {free_run().liveness for _ in range(2)} == {Liveness.UNKNOWN}
-    # The supervisor, too, which would lose its hosts.
+    # The supervisor does not ask again either: it would lose its hosts.
     assert SlurmEngine("1").why_gone("n1") is None
     assert "gave no reason" in SlurmEngine("1").explain("n1", 1, "")
     assert (tmp_path / "asked").read_text().count("asked") <= 1
@@ -269,7 +269,7 @@ def nodes_of_job(tmp_path: Path, squeue: str) -> list[str]:
 def test_owner_of_an_allocation_is_a_user_id(
     slurm_says: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a container the user may have no name, or another one."""
+    """In a container the user may have no name, or a different one."""
     slurm_says("")
     monkeypatch.setenv("LOGNAME", "another")
     assert nodes_of_job(tmp_path, "n1") == ["n1"]

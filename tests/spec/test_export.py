@@ -308,7 +308,7 @@ def test_nodes_have_the_gpus_of_the_role_that_needs_most(make_spec: MakeSpec) ->
 
 
 def test_longest_name_leaves_room_for_the_names_of_pods(make_spec: MakeSpec) -> None:
-    """JobSet refuses names of pods, NAME-task-0-INDEX-xxxxx, that are longer than a DNS label."""
+    """JobSet refuses a pod whose name, NAME-task-0-INDEX-xxxxx, is longer than a DNS label."""
     name = job_set(make_spec(name="9" * 63), Cluster("a:1"))[-1]["metadata"]["name"]
     assert name[0].isalpha()
     assert len(f"{name}-task-0-1999-abcde") <= 63

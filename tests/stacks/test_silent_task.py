@@ -31,7 +31,7 @@ def test_silent_and_stopped_task(tmp_path: Path, state_dir: Path, monkeypatch: p
     (tmp_path / "train.py").write_text(SCRIPT)
     cluster = Cluster(workers=2, command=[sys.executable, "train.py"], directory=tmp_path)
     request = cluster._request
-    # Instead of five minutes, and more than a task needs to start on a busy machine.
+    # The default is five minutes. A task needs less than this to start on a busy machine.
     cluster._request = replace(request, spec=request.spec.model_copy(update={"silence_notice_s": 3.0}))
     with cluster as run:
 

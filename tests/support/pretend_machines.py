@@ -1,6 +1,6 @@
-"""The processes that are pretend machines, for the check of what a test leaves (tests/conftest.py)."""
+"""The processes of the pretend machines, which a test may leave behind (tests/conftest.py)."""
 
 from __future__ import annotations
 
-# Children of this process that last longer than a test. The fixture `machines` checks what runs on them.
+# Ids of child processes that live longer than a test. The fixture `machines` checks which processes are left on them.
 PROCESSES: set[int] = set()

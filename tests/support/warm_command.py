@@ -15,7 +15,7 @@ from waiting import PATIENCE_S, lives, until
 
 
 class WarmOrch:
-    """Runs `orch` with a terminal as its standard input: in this process, or as a process with words before it."""
+    """Runs `orch` with a terminal as its standard input: within this process, or with words before it as a new one."""
 
     def __init__(self, orch: Orch) -> None:
         self.orch = orch
@@ -28,7 +28,7 @@ class WarmOrch:
         if before:
             with closing(self.start(*words, env=env, before=before)) as started:
                 return started.finish()
-        # This process has a terminal meanwhile. It saves the imports of a new one.
+        # This process gets a terminal for the call. A new process would have to import everything.
         master, slave = os.openpty()
         kept = os.dup(0)
         os.dup2(slave, 0)

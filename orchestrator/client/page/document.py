@@ -68,7 +68,7 @@ class RunPage:
 
     @property
     def steps(self) -> Steps:
-        """The steps of an epoch, as far as they are known; it grows."""
+        """The steps of an epoch, as far as they are known. Later events add to it."""
         return self._timeline.steps
 
     def document(self) -> Document:

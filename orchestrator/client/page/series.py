@@ -22,7 +22,7 @@ Steps = Mapping[str, Mapping[int, int]]
 
 
 def task_series(tasks: Iterable[tuple[str, Sequence[HistoryRow]]], steps: Steps) -> Members:
-    """Return {tasks: {task: columns}, metrics: [name]} in pieces. `steps` let steps be counted over all epochs. A
+    """Return {tasks: {task: columns}, metrics: [name]} in pieces. With `steps`, steps are counted over all epochs. A
     column without a value is left out."""
     metrics: dict[str, None] = {}
 
@@ -76,8 +76,8 @@ def _columns(rows: Sequence[HistoryRow], steps: Mapping[int, int], metrics: Iter
 def _step(row: HistoryRow, steps: Mapping[int, int]) -> int | None:
     """The training step over all epochs; None if it is not known.
 
-    Attempts with fewer workers may have more and smaller steps. All are counted in steps of the first attempt, so that
-    the curve continues where the attempt before it has ended.
+    Attempts with fewer workers may have more and smaller steps. All steps are converted to steps of the first attempt,
+    so that the curve continues where the earlier attempt has ended.
     """
     if row.step is None or row.phase in BESIDE_TRAINING:
         return None

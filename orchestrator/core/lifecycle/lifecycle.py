@@ -376,7 +376,7 @@ class Lifecycle:
     def _restart_requested(self, event: events.RestartRequested) -> list[Action]:
         if self.state.stop is not None or (self._planned_by is not None and self.state.attempt):
             return []  # the next attempt is being planned
-        if self._restart_at is not None:  # between two attempts: skip the delay, unless tasks may be left
+        if self._restart_at is not None:  # between attempts: skip the delay, unless tasks may be left
             return [] if self._is_fenced else self._plan_another(event)
         self._failed_mono = self._failed_mono or event.mono
         return self._tear_down(TeardownReason.RESTART, self._spec.grace_s)

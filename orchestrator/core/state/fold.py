@@ -256,7 +256,8 @@ def _dismissed(state: RunState, event: events.TasksDismissed) -> RunState:
 
 
 def _with_attempt(history: tuple[AttemptEnd, ...], ended: AttemptEnd) -> tuple[AttemptEnd, ...]:
-    """Record an attempt once: the next one may be given up before it begins, such as on a host that is still away."""
+    """Add an attempt that is not recorded yet. A restart is planned twice if the next attempt is given up before it
+    begins, such as on a host that is still away."""
     is_known = bool(history) and history[-1].attempt == ended.attempt
     return history if is_known else (*history, ended)
 

@@ -79,7 +79,7 @@ def _sbatch_words(spec: JobSpec) -> Iterator[str]:
 
 
 def _directive(word: str) -> str:
-    """A line for sbatch, which understands quotes and comments as a shell does."""
+    """Return an #SBATCH line. sbatch reads quotes and comments in it as a shell does."""
     if len(word.splitlines()) > 1:
         raise UsageError(
             f"{word.partition('=')[0]}: a batch script cannot pass the line break in {word!r} to sbatch; remove it"

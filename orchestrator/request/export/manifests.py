@@ -29,7 +29,7 @@ _CHECKPOINTS = "/checkpoints"
 _SCRATCH = "/tmp/orch"
 # The name of a pod is a DNS label of at most 63 characters: NAME-task-0-INDEX-xxxxx in a JobSet.
 _LONGEST_NAME = 40
-# For the files of a ConfigMap together; the limit of all its objects is a little more.
+# Bytes that Kubernetes allows for all files of a ConfigMap together.
 _MOST_BYTES = 1 << 20
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _SUBDOMAIN = re.compile(rf"(?=.{{1,253}}\Z){_LABEL.pattern}(\.{_LABEL.pattern})*", re.ASCII)
@@ -51,7 +51,7 @@ class Cluster:
     storage: str = "10Gi"
 
     def check(self) -> None:
-        """Raise UsageError for what Kubernetes does not accept."""
+        """Raise UsageError for a value that Kubernetes does not accept."""
         for option, value, form, example in (
             ("--image", self.image, _IMAGE, "an image such as registry.example/train:1"),
             ("--namespace", self.namespace, _LABEL, "a name of a-z, 0-9 and -"),
@@ -309,7 +309,7 @@ def _job(spec: JobSpec, name: str, cluster: Cluster) -> dict[str, Any]:
 
 
 def _gpus_of_pod(spec: JobSpec) -> int:
-    """The number of GPUs of each pod. UsageError if it is not known, or not the same for all pods."""
+    """The number of GPUs of each pod. UsageError if --gpus names GPUs, or if pods would have different numbers."""
     choices = {role: spec.gpus_of(role) for role in spec.roles}
     for choice in choices.values():
         if choice is not None and choice.way is GpuWay.NAMED:

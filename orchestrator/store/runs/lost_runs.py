@@ -35,7 +35,7 @@ def sweep_lost_runs(known: catalog.Survey | None = None) -> list[tuple[str, int]
     for run in (known or catalog.survey()).runs:
         if _has_result(run) or not run.can_be_swept:
             continue
-        # Imports psutil, which no run needs that has ended in order.
+        # This imports psutil, which is only needed for a run that was lost.
         from orchestrator.store.runs.leftovers import end_leftovers
 
         ended = end_leftovers(run.paths).ended

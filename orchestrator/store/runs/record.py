@@ -77,7 +77,7 @@ class RunRecord(BaseModel):
     earlier_clocks: tuple[EarlierClock, ...] = ()
 
 
-# Built on first use: an intact record needs none of them.
+# Each validator is built on first use: an intact record needs none of them.
 _FIELDS: dict[str, TypeAdapter[Any]] = {
     name: TypeAdapter(field.rebuild_annotation(), config=ConfigDict(defer_build=True))
     for name, field in RunRecord.model_fields.items()

@@ -15,17 +15,17 @@ from orchestrator.core.text.clean import one_line
 
 # The exit code of the script of `orch up -d` on a node that does not have the run's directory.
 NOT_SHARED = 72
-# Seconds for a question to Slurm's controller. After one without an answer, others need not be asked for _SILENCE_S:
-# each run of a list would wait so long.
+# Seconds to wait for an answer of Slurm's controller. After a question without an answer, most others are not asked for
+# _SILENCE_S: a list of runs would wait for each of them.
 _ASK_S = 5.0
 _SILENCE_S = 15.0
-# An answer is used again for this long, and longer if it has stayed the same: for this part of that time, at most so
-# long. A job may wait for days.
+# An answer is used again for _FRESH_S. If it has stayed the same for a while, it is used for _FRESH_PART of that while,
+# at most _MOST_FRESH_S: a job may wait for days.
 _FRESH_S = 1.0
 _FRESH_PART = 0.1
 _MOST_FRESH_S = 15.0
-# Variables that are options of Slurm's programs: they change what squeue prints and what srun does. Slurm sets many of
-# them in a job. The kept ones say how to reach Slurm.
+# Variables with these prefixes are options of Slurm's programs: they change what squeue prints and what srun does.
+# Slurm sets many of them in a job. The ones in _KEPT are needed to reach Slurm.
 _OPTIONS = ("SLURM_", "SRUN_", "SQUEUE_")
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 _UNKNOWN_JOB = "Invalid job id"
@@ -85,7 +85,7 @@ class JobStatus:
 
 @dataclass
 class _Answer:
-    """Times are monotonic seconds. `since`: of the first answer with this status."""
+    """Times are monotonic seconds. `since`: the time of the first answer with this status."""
 
     asked: float
     since: float
@@ -99,7 +99,7 @@ class _Answer:
 
 @dataclass
 class _Known:
-    """The answers of Slurm. `silent_until`: no job is asked about before (monotonic seconds)."""
+    """The answers of Slurm. `silent_until`: end of the pause after a question without an answer (monotonic seconds)."""
 
     answers: dict[str, _Answer] = field(default_factory=dict)
     cluster: str = ""
@@ -173,7 +173,7 @@ def job_state(job: str) -> str | None:
 
 
 def end_of_state(state: str | None) -> str | None:
-    """The end of a job, as the rest of a sentence, in a state in which its steps end; None in another one."""
+    """Return how a job in this state ends, as the rest of a sentence; None if its steps do not end in this state."""
     return _ENDS.get(state or "")
 
 
@@ -184,8 +184,10 @@ def ask(*words: str) -> str | None:
 
 
 def ask_if_responsive(*words: str) -> str | None:
-    """Return the same as ask(), but None at once after a question that took too long. A supervisor that waits for each
-    answer would lose its hosts."""
+    """Return the same as ask(), or None without asking if a question took too long a short time ago.
+
+    A supervisor that waited for each answer would lose its hosts.
+    """
     return None if _has_timed_out() else ask(*words)
 
 
@@ -194,7 +196,7 @@ def _has_timed_out() -> bool:
 
 
 def plain_environ() -> dict[str, str]:
-    """The environment of this process without the options of srun, squeue and scontrol in it."""
+    """The environment of this process, without the variables that are options of srun, squeue and scontrol."""
     return {
         name: value for name, value in os.environ.items() if name in _KEPT or not name.startswith(_OPTIONS)
     }
