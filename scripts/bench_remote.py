@@ -3,9 +3,9 @@
     scripts/bench remote [--rounds 5] [--json FILE]
 
 The machines are those of tests/hosts: namespaces of this machine with a real sshd, which share its cores. All three
-import TensorFlow, which one machine does once. One machine with `--start spawn` imports it as often, so it is measured,
-too. A time counts from the command's start until all tasks have reported their first step. A planned signal without an
-effect (--chaos, SIGCONT) lets them report it at once.
+import TensorFlow, which one machine does once. A run on one machine with `--start spawn` imports it three times, too,
+and is also measured. A time counts from the command's start until all tasks have reported their first step. A planned
+signal without an effect (--chaos, SIGCONT) lets them report it at once.
 """
 
 from __future__ import annotations

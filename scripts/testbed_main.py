@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ def main() -> int:
     if reason := testbed.reason_to_skip() or slurm.reason_to_skip():
         print(f"scripts/testbed: {reason}", file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the machines and files end, too
     words = sys.argv[1:] or [os.environ.get("SHELL", "/bin/bash")]
     with tempfile.TemporaryDirectory(prefix="orch-testbed-") as directory:
         machines = testbed.Testbed(Path(directory))

@@ -136,11 +136,14 @@ def test_machines_end_with_the_test_process(machines: Testbed, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_command_runs_on_machines_that_end_with_it() -> None:
+def test_command_runs_on_machines_that_end_with_it(tmp_path_factory: pytest.TempPathFactory) -> None:
     if reason := reason_to_skip() or why_no_slurm():
         pytest.skip(reason)
     words = ["scripts/testbed", "sh", "-c", "pwd; srun --nodes=3 --label hostname; exit 7"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=200.0, check=False)
+    env = {**os.environ, "TMPDIR": str(tmp_path_factory.mktemp("t"))}
+    done = subprocess.run(
+        words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200.0, check=False
+    )
     directory, *lines = done.stdout.splitlines()
     assert (done.returncode, sorted(lines)) == (7, ["0: n1", "1: n2", "2: n3"]), done.stderr
     assert not Path(directory).exists()

@@ -30,8 +30,9 @@ class Queued(_Document):
 
 
 class RunStatus(_Document):
-    """`started_at` is in Unix seconds, `uptime_s` up to now or to the end. `history` holds the attempts before this
-    one, of at most `most_attempts` (None: failures are not restarted). `restart_in_s` is set between two attempts.
+    """`started_at` is in Unix seconds. `uptime_s` counts up to now, or up to the end of the run. `history` holds the
+    attempts before this one. `most_attempts` is the limit of attempts (None: failures are not restarted).
+    `restart_in_s` is set between two attempts.
     `tensorboard` is the address at which TensorBoard is served, while it is. `debugged`: tasks that somebody debugs or
     that wait for it; meanwhile time limits are suspended."""
 

@@ -86,9 +86,9 @@ class FirstFailure(_Document):
 
 
 class TaskStack(_Document):
-    """The stacks of one task. `state` is a letter of man 5 proc. `frames` belong to the main thread, as
-    `file.py:12 function`, the innermost first. `file` holds the complete text, `length` bytes from `offset`. `note`
-    says why there are no frames."""
+    """The stacks of one task. `state` is the letter of the process state (man 5 proc). `frames` are those of the main
+    thread, such as `file.py:12 function`; the innermost is the first. `file` holds the complete text, `length`
+    bytes from `offset`. `note` says why there are no frames."""
 
     how: Literal["signal", "py-spy", "none"]
     state: str | None = None
@@ -283,7 +283,7 @@ class RunResult(_Document):
 
 
 def left_text(left: Sequence[LeftProcess]) -> str:
-    """`orch may not end pid 71 (user nobody: sleep 600)`"""
+    """Return the message about processes that are left: `orch may not end pid 71 (user nobody: sleep 600)`."""
     named = [f"pid {each.pid} (user {each.user}: {each.command})" for each in left[:_MOST_LEFT]]
     more = [f"{len(left) - _MOST_LEFT} more"] if len(left) > _MOST_LEFT else []
     return f"orch may not end {', '.join(named + more)}"
