@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import psutil
 import pytest
+from kept import Kept
 from pretend_machines import PROCESSES as MACHINES
 from tensorflow_forks import ForkServer
 from terminal_signals import restore_terminal_signals
@@ -128,7 +129,7 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def nothing_left(state_dir: Path) -> Iterator[None]:
     """Fails a test that leaves a process: below this one, or anywhere with the test's state directory."""
     started, children = _started(), _own_children()
-    lasting = {ForkServer.pid, *MACHINES}
+    lasting = {ForkServer.pid, Kept.pid, *MACHINES}
     is_alone = children is not None and children <= lasting
     before = lasting if is_alone else {process.pid for process in _of_this_test(state_dir)}
     yield
@@ -165,7 +166,7 @@ def no_leaked_descriptors() -> Iterator[None]:
 
 def _started() -> tuple[float, ...]:
     """Differs as soon as a child has ended and been waited for, or the fork server has started one."""
-    return (*resource.getrusage(resource.RUSAGE_CHILDREN), ForkServer.started)
+    return (*resource.getrusage(resource.RUSAGE_CHILDREN), ForkServer.started, Kept.runs)
 
 
 def _own_children() -> set[int] | None:
@@ -196,7 +197,8 @@ def _children(pids: set[int]) -> Iterator[int]:
         below, above = pid, parents[pid]
         while above in parents and above != os.getpid():
             below, above = above, parents[above]
-        if above == os.getpid() and below not in MACHINES:
+        # Kept.check() looks at the processes below the kept ones.
+        if above == os.getpid() and below not in {*MACHINES, Kept.pid}:
             yield pid
 
 

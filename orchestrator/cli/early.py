@@ -41,6 +41,12 @@ def early_supervisor(words: Sequence[str]) -> Iterator[None]:
             _started = None
 
 
+def use(supervisor: SupervisorLink | None) -> None:
+    """Have `orch up` start its run in this process with `supervisor`, which was kept from an earlier run and stays."""
+    global _started
+    _started = supervisor
+
+
 def supervisor_of_up() -> SupervisorLink | None:
     """Return the supervisor that was started early, or a new one; None if warm processes seem to wait. EngineError."""
     from orchestrator.links.supervisor_link import start_supervisor

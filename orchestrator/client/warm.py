@@ -51,16 +51,20 @@ class Start:
 
 
 def choose_start(up: UpRequest, early: SupervisorLink | None) -> Start:
-    """Return the start of a run. `early`: a supervisor that was started already, because no holder seemed to wait.
+    """Return the start of a run. `early`: a supervisor that was started already, because no holder seemed to wait, or
+    one that this process keeps (cli/early.py).
 
     Close the supervisor of the result. EngineError.
     """
     wanted_s, owner = up.display.warm_s, None
     if wanted_s is None and up.display.watch:
         wanted_s, owner = _WATCHING_S, os.getpid()
-    if reason := _why_never(up):
+    is_kept = early is not None and early.is_warm
+    if reason := _why_never(up, is_kept):
         notes = (f"--warm is off: {reason}",) if up.display.warm_s else ()
         return Start(early or start_supervisor(), notes=notes)
+    if early is not None and is_kept:
+        return Start(early, Warm(idle_s=None, conditions={}))
     if wanted_s == 0:
         return Start(early or start_supervisor())
     directory = str(up.spec.directory)
@@ -87,9 +91,9 @@ def choose_start(up: UpRequest, early: SupervisorLink | None) -> Start:
     )
 
 
-def _why_never(up: UpRequest) -> str | None:
+def _why_never(up: UpRequest, is_kept: bool) -> str | None:
     """Why this run neither uses warm processes nor leaves any."""
-    if not has_terminal() and not up.display.watch:
+    if not (is_kept or has_terminal() or up.display.watch):
         return "there is no terminal from which the next run could be started"
     if up.spec.hosts:
         return "the run's tasks are on other hosts"

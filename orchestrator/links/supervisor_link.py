@@ -99,7 +99,7 @@ class SupervisorLink:
         self._send(request.model_dump_json().encode(), descriptors)
         self._stream.settimeout(_START_TIMEOUT_S)
         try:
-            line = _read_answer(self._stream)
+            line, self._received = _read_answer(self._stream)
         except TimeoutError as error:
             raise EngineError(f"the supervisor did not answer within {_START_TIMEOUT_S:g} s") from error
         self._stream.setblocking(False)
@@ -208,22 +208,20 @@ def _start() -> tuple[subprocess.Popen[bytes], socket.socket]:
     return process, ours
 
 
-def _read_answer(stream: socket.socket) -> bytes:
-    """The answer to the last request. Skips the result of an earlier run that may come before it."""
-    while lines := _read_line(stream).splitlines():
-        if not lines[-1].startswith(_ENDED):
-            return lines[-1]
-    return b""
-
-
-def _read_line(stream: socket.socket) -> bytes:
-    line = b""
-    while not line.endswith(b"\n"):
+def _read_answer(stream: socket.socket) -> tuple[bytes, bytes]:
+    """Return the answer to the last request, and what came after it. Skips the result of an earlier run before it."""
+    received = b""
+    while True:
+        line, newline, rest = received.partition(b"\n")
+        if newline and not line.startswith(_ENDED):
+            return line, rest
+        if newline:
+            received = rest
+            continue
         try:
             data = stream.recv(_READ_BYTES)
         except ConnectionError:
-            return b""  # the supervisor was killed before it read the request
+            data = b""  # the supervisor was killed before it read the request
         if not data:
-            return b""
-        line += data
-    return line
+            return b"", b""
+        received += data

@@ -27,10 +27,10 @@ def call(control: Path) -> socket.socket:
     return connection
 
 
-def test_idle_and_invalid_callers_do_not_disturb_run(orch: Orch) -> None:
-    assert orch("up", "-dq", "--wait", "ready", "--", "sh", "-c", "exec sleep 600").code == 0
-    control = orch.run_dir() / "control"
-    supervisor = psutil.Process(orch.supervisor())
+def test_idle_and_invalid_callers_do_not_disturb_run(cold_orch: Orch) -> None:
+    assert cold_orch("up", "-dq", "--wait", "ready", "--", "sh", "-c", "exec sleep 600").code == 0
+    control = cold_orch.run_dir() / "control"
+    supervisor = psutil.Process(cold_orch.supervisor())
     with ExitStack() as silent:
         for _ in range(150):
             silent.enter_context(call(control))
@@ -49,8 +49,8 @@ def test_idle_and_invalid_callers_do_not_disturb_run(orch: Orch) -> None:
             caller.shutdown(socket.SHUT_WR)
             assert b'"ok": false' in caller.recv(1 << 16)
         assert supervisor.num_fds() < _MOST_FILES
-        assert orch.status()["run"]["state"] == "running"
-        assert orch("down", "-q").code == 0
-    assert orch.result()["exit_code"] == 143
+        assert cold_orch.status()["run"]["state"] == "running"
+        assert cold_orch("down", "-q").code == 0
+    assert cold_orch.result()["exit_code"] == 143
     until_gone(supervisor.pid)
-    assert (orch.run_dir() / "supervisor.log").read_text() == ""
+    assert (cold_orch.run_dir() / "supervisor.log").read_text() == ""

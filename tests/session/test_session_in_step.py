@@ -31,7 +31,7 @@ def waits_for_an_answer(thread: int) -> bool:
     """Whether that thread has sent its request and is reading the answer."""
     frame = sys._current_frames().get(thread)
     while frame is not None:
-        if frame.f_code.co_name == "_read_line" and frame.f_code.co_filename.endswith("supervisor_link.py"):
+        if frame.f_code.co_name == "_read_answer" and frame.f_code.co_filename.endswith("supervisor_link.py"):
             return True
         frame = frame.f_back
     return False

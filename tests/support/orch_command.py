@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kept import Kept
 from orch_within import run_within
 from waiting import PATIENCE_S, child_with, until
 
@@ -36,6 +38,8 @@ _WITHIN = {
     "report",
     "warm",
 }
+# Options whose runs have processes of their own.
+_COLD = {"--warm", "--watch", "--hosts", "--engine"}
 ORCH = Path(sys.executable).with_name("orch")
 
 
@@ -101,11 +105,13 @@ class Orch:
     """`orch` in one directory. Call it with its arguments; `env` adds variables, None removes one.
 
     Most verbs run in this process. Tests that `start` them, give them an `env` or pipe them use the installed command.
+    `kept`: the processes for a run that this process starts and no other run uses.
     """
 
-    def __init__(self, directory: Path, state: Path) -> None:
+    def __init__(self, directory: Path, state: Path, kept: Kept | None = None) -> None:
         self.directory = directory
         self.state = state
+        self._kept = kept
         self._started: list[Started] = []
 
     def __call__(
@@ -117,7 +123,9 @@ class Orch:
     ) -> Finished:
         verb = next((word for word in words if not word.startswith("-")), None)
         if verb in _WITHIN and env is None:
-            return self.within(*words, cwd=cwd)
+            is_kept = verb == "up" and _COLD.isdisjoint(word.partition("=")[0] for word in words)
+            with self._kept.lent() if self._kept is not None and is_kept else nullcontext():
+                return self.within(*words, cwd=cwd)
         done = subprocess.run(
             [str(ORCH), *words],
             cwd=cwd or self.directory,

@@ -2,22 +2,55 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kept import Kept
 from orch_command import Orch
 from tensorflow_forks import ForkServer
 
 
+@pytest.fixture(scope="session")
+def kept() -> Iterator[Kept | None]:
+    """The supervisor for most runs of this test process. With ORCH_TEST_COLD=1, each run starts its own."""
+    if os.environ.get("ORCH_TEST_COLD") == "1":
+        yield None
+        return
+    processes = Kept()
+    yield processes
+    processes.close()
+
+
 @pytest.fixture
-def orch(tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Orch]:
+def orch(
+    tmp_path: Path, state_dir: Path, kept: Kept | None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Orch]:
     """The `orch` command in a new directory, with its own state directory. Its runs are ended after the test."""
+    with _orch(tmp_path, state_dir, kept, monkeypatch) as command:
+        yield command
+    if kept is not None:
+        kept.check()
+
+
+@pytest.fixture
+def cold_orch(tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Orch]:
+    """Like `orch`, but each run starts its own supervisor and agent: for tests of starts and ends."""
+    with _orch(tmp_path, state_dir, None, monkeypatch) as command:
+        yield command
+
+
+@contextlib.contextmanager
+def _orch(
+    tmp_path: Path, state_dir: Path, kept: Kept | None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Orch]:
     for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TERM"):
         monkeypatch.delenv(name, raising=False)
     directory = tmp_path / "here"
     directory.mkdir()
-    command = Orch(directory, state_dir)
+    command = Orch(directory, state_dir, kept)
     yield command
     command.end_all()
 
