@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import psutil
 import pytest
+from forks import ForkServer
 from kept import Kept
 from pretend_machines import PROCESSES as MACHINES
-from tensorflow_forks import ForkServer
 from terminal_signals import restore_terminal_signals
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def nothing_left(state_dir: Path) -> Iterator[None]:
     """Fails a test that leaves a process: below this one, or anywhere with the test's state directory."""
     started, children = _started(), _own_children()
-    lasting = {ForkServer.pid, Kept.pid, *MACHINES}
+    lasting = {*ForkServer.pids, Kept.pid, *MACHINES}
     is_alone = children is not None and children <= lasting
     before = lasting if is_alone else {process.pid for process in _of_this_test(state_dir)}
     yield
@@ -198,7 +198,7 @@ def _children(pids: set[int]) -> Iterator[int]:
         while above in parents and above != os.getpid():
             below, above = above, parents[above]
         # Kept.check() looks at the processes below the kept ones.
-        if above == os.getpid() and below not in {*MACHINES, Kept.pid}:
+        if above == os.getpid() and below not in {*MACHINES, *ForkServer.pids, Kept.pid}:
             yield pid
 
 

@@ -25,7 +25,7 @@ _started: SupervisorLink | None = None
 def early_supervisor(words: Sequence[str]) -> Iterator[None]:
     """Start a supervisor if `words`, the arguments of `orch`, seem to start a run. Close it at the end of the block."""
     global _started
-    if _seem_to_start(words):
+    if _started is None and _seem_to_start(words):
         from orchestrator.core.errors import EngineError
         from orchestrator.links.supervisor_link import start_supervisor
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tensorflow_forks import ForkServer
+from forks import ForkServer
 from two_workers import Outcome, Values, run_cases
 
 # A busy machine may take several times as long as an idle one.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tensorflow_forks import ForkedProcess, ForkServer, start_python
+from forks import ForkedProcess, ForkServer, start_python
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE_PROGRAM = Path(__file__).with_name("case_program.py")

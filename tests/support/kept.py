@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 import psutil
+from forks import ForkedProcess, ForkServer
 from waiting import PATIENCE_S, lives, until
 
 from orchestrator.cli import early
@@ -20,6 +23,7 @@ from orchestrator.links import warm
 from orchestrator.links.client_link import Lifetime, Warm
 from orchestrator.links.supervisor_link import SupervisorLink, start_supervisor
 
+ROOT = Path(__file__).resolve().parents[2]
 _PRELOADER = "preloader"
 _PROCESSES = ("orchestrator.supervisor", "worker.agent.agent", _PRELOADER)
 _LONGER_THAN_THE_TESTS_S = 86_400.0
@@ -28,6 +32,18 @@ _OPENED_LATE = 4
 
 # For each process: its threads and descriptors.
 _Counts = dict[str, int]
+# Options whose runs have processes of their own.
+_COLD = {"--warm", "--watch", "--hosts", "--engine"}
+_MODULES = (
+    *("orchestrator.cli.app", "orchestrator.cli.up_run", "orchestrator.cli.keys", "orchestrator.cli.runs"),
+    *("orchestrator.client.foreground", "orchestrator.client.view.terminal", "orchestrator.client.stop"),
+)
+
+
+def is_kept_run(words: Sequence[str]) -> bool:
+    """Whether this command line of `orch` starts a run that can use the kept processes."""
+    verb = next((word for word in words if not word.startswith("-")), None)
+    return verb == "up" and _COLD.isdisjoint(word.partition("=")[0] for word in words)
 
 
 class Kept:
@@ -42,11 +58,14 @@ class Kept:
         self._first: SupervisorLink | None = None
         self._inheritance: dict[str, str] = {}
         self._before: _Counts = {}
+        # Starts commands, with orch's modules imported.
+        self._clients: ForkServer | None = None
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
         """Have `orch up` use the kept processes within the block, unless they serve a run."""
-        link = self._link()
+        connection = self._connect()
+        link = None if connection is None else SupervisorLink(None, connection)
         early.use(link)
         try:
             yield
@@ -54,7 +73,17 @@ class Kept:
             early.use(None)
             if link is not None:
                 link.close()
-                Kept.runs += 1
+
+    def start(
+        self, words: Sequence[str], out: IO[bytes], err: IO[bytes], env: Mapping[str, str], cwd: Path
+    ) -> ForkedProcess:
+        """Start `orch WORDS` as a process; a run uses the kept processes, as in lent()."""
+        if self._clients is None:
+            with self._state():
+                self._clients = ForkServer(ROOT, *_MODULES)
+        connection = self._connect() if is_kept_run(words) else None
+        with connection or contextlib.nullcontext():
+            return self._clients.fork(["-P", "-m", "orchestrator", *words], out, err, env, cwd, connection)
 
     def check(self) -> None:
         """Wait for the end of the last run, and fail if it has left something in the kept processes."""
@@ -85,9 +114,11 @@ class Kept:
 
     def close(self) -> None:
         self.end()
+        if self._clients is not None:
+            self._clients.close()
         shutil.rmtree(self._place)
 
-    def _link(self) -> SupervisorLink | None:
+    def _connect(self) -> socket.socket | None:
         """Return a connection to the supervisor; None if it serves a run, or has inherited something else."""
         now = inheritance()
         if not self._is_live():
@@ -97,7 +128,8 @@ class Kept:
             return None
         with self._state():
             found = warm.take_over(str(self._place))
-        return None if found is None else SupervisorLink(None, found[0])
+        Kept.runs += 1
+        return None if found is None else found[0]
 
     def _begin(self, now: dict[str, str]) -> None:
         self._inheritance = now

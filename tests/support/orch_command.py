@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kept import Kept
+from forks import ForkedProcess
+from kept import Kept, is_kept_run
 from orch_within import run_within
 from waiting import PATIENCE_S, child_with, until
 
@@ -38,8 +39,6 @@ _WITHIN = {
     "report",
     "warm",
 }
-# Options whose runs have processes of their own.
-_COLD = {"--warm", "--watch", "--hosts", "--engine"}
 ORCH = Path(sys.executable).with_name("orch")
 
 
@@ -63,11 +62,19 @@ class Finished:
 class Started:
     """A running command. Its output goes to files, so that it never blocks."""
 
-    def __init__(self, argv: list[str], cwd: Path, env: dict[str, str], traces: Path) -> None:
+    process: subprocess.Popen[bytes] | ForkedProcess
+
+    def __init__(
+        self, words: Sequence[str], cwd: Path, env: dict[str, str], traces: Path, kept: Kept | None
+    ) -> None:
+        """`kept` starts `orch WORDS`. Without it, WORDS are a command line."""
         self._out_path, self._err_path = traces.with_suffix(".out"), traces.with_suffix(".err")
         with self._out_path.open("wb") as out, self._err_path.open("wb") as err:
+            if kept is not None:
+                self.process = kept.start(words, out, err, env, cwd)
+                return
             self.process = subprocess.Popen(
-                argv,
+                words,
                 cwd=cwd,
                 env=env,
                 stdin=subprocess.DEVNULL,
@@ -123,8 +130,7 @@ class Orch:
     ) -> Finished:
         verb = next((word for word in words if not word.startswith("-")), None)
         if verb in _WITHIN and env is None:
-            is_kept = verb == "up" and _COLD.isdisjoint(word.partition("=")[0] for word in words)
-            with self._kept.lent() if self._kept is not None and is_kept else nullcontext():
+            with self._kept.lent() if self._kept is not None and is_kept_run(words) else nullcontext():
                 return self.within(*words, cwd=cwd)
         done = subprocess.run(
             [str(ORCH), *words],
@@ -153,9 +159,10 @@ class Orch:
         self, *words: str, before: tuple[str, ...] = (), env: dict[str, str | None] | None = None
     ) -> Started:
         """Start the command and do not wait; `before`: words in front of it (nohup)."""
-        argv = [*before, str(ORCH), *words]
+        kept = None if before else self._kept
+        argv = words if kept is not None else [*before, str(ORCH), *words]
         traces = self.state.parent / f"command-{len(self._started)}"
-        self._started.append(Started(argv, self.directory, self.environ(env), traces))
+        self._started.append(Started(argv, self.directory, self.environ(env), traces, kept))
         return self._started[-1]
 
     def environ(self, changes: dict[str, str | None] | None = None) -> dict[str, str]:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kept import Kept
+from forks import ForkServer
+from kept import ROOT, Kept
 from orch_command import Orch
-from tensorflow_forks import ForkServer
 
 
 @pytest.fixture(scope="session")
@@ -26,9 +26,16 @@ def kept() -> Iterator[Kept | None]:
 
 @pytest.fixture
 def orch(
-    tmp_path: Path, state_dir: Path, kept: Kept | None, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    state_dir: Path,
+    kept: Kept | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Orch]:
-    """The `orch` command in a new directory, with its own state directory. Its runs are ended after the test."""
+    """The `orch` command in a new directory, with its own state directory. Its runs are ended after the test.
+
+    Runs of slow tests are cold: most of them use TensorFlow, whose preloader stays as long as the kept processes."""
+    kept = kept if request.node.get_closest_marker("slow") is None else None
     with _orch(tmp_path, state_dir, kept, monkeypatch) as command:
         yield command
     if kept is not None:
@@ -58,6 +65,6 @@ def _orch(
 @pytest.fixture(scope="session")
 def forks() -> Iterator[ForkServer]:
     """Starts programs with TensorFlow imported. For tests that do not test the start itself."""
-    server = ForkServer(Path(__file__).resolve().parents[2])
+    server = ForkServer(ROOT, "tensorflow", "keras")
     yield server
     server.close()

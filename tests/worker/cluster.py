@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from tensorflow_forks import ForkedProcess, ForkServer, start_python
+from forks import ForkedProcess, ForkServer, start_python
 
 ROOT = Path(__file__).resolve().parents[2]
 # Seconds. Long, because the machine may be busy; a test that reaches it hangs.

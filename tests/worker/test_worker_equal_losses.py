@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from cluster import LONGEST_RUN_S, ROOT, run_workers
-from tensorflow_forks import ForkServer
+from forks import ForkServer
 
 # Relative, for float32 sums in another order. Measured on the digits over 3 epochs: at most 4.5e-7.
 TOLERANCE = 1e-5

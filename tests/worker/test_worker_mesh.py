@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cluster import LONGEST_RUN_S, ROOT, Cluster, run_workers
-from tensorflow_forks import ForkServer
+from forks import ForkServer
 
 from worker.training.weights import weight_table
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from cluster import LONGEST_RUN_S, ROOT, Roles, run_roles
-from tensorflow_forks import ForkServer
+from forks import ForkServer
 
 from worker.training.options.parser import parse_options
 

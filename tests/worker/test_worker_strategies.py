@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from cluster import run_workers
-from tensorflow_forks import ForkServer
+from forks import ForkServer
 
 from worker.training.options.checks import find_contradiction, loop_problem
 from worker.training.options.context import tpu_problem

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from cluster import LONGEST_RUN_S, ROOT, Trained, names_in, run_workers
-from tensorflow_forks import ForkServer
+from forks import ForkServer
 from trained_state import assert_same_training
 
 # Seconds; a busy machine may be several times slower.

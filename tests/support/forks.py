@@ -1,4 +1,4 @@
-"""Starts Python programs by a fork of a process that has imported TensorFlow, which saves each of them the import."""
+"""Starts Python programs by forks of a process that has imported their modules, which saves each of them the import."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import os
 import runpy
 import select
+import signal
 import socket
 import struct
 import subprocess
@@ -15,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, ClassVar, NoReturn
 
 from worker.bootstrap.forked_task import show_in_proc
 
@@ -29,59 +30,82 @@ class ForkedProcess:
     def __init__(self, status: int) -> None:
         self._status = os.fdopen(status, "rb", buffering=0)
         (self.pid,) = _STATUS.unpack(self._status.read(_STATUS.size) or b"")
-        self._code: int | None = None
+        self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        if self._code is None and select.select([self._status], [], [], 0)[0]:
+        if self.returncode is None and select.select([self._status], [], [], 0)[0]:
             return self.wait()
-        return self._code
+        return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit code, negative for a signal; subprocess.TimeoutExpired."""
-        if self._code is None:
+        if self.returncode is None:
             if not select.select([self._status], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("forked process", timeout or 0)
             (status,) = _STATUS.unpack(self._status.read(_STATUS.size) or b"")
-            self._code = os.waitstatus_to_exitcode(status)
+            self.returncode = os.waitstatus_to_exitcode(status)
             self._status.close()
-        return self._code
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 class ForkServer:
-    """A process with TensorFlow, in which nothing runs. It ends when this object is closed."""
+    """A process with imported modules, in which nothing runs. It ends when this object is closed."""
 
-    # Counts all started processes, and names the server: a test may leave neither, but the server lasts.
+    # Counts all started processes, and names the servers: a test may leave neither, but the servers last.
     started = 0
-    pid: int | None = None
+    pids: ClassVar[set[int]] = set()
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *modules: str) -> None:
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", __file__, str(other.fileno())],
+                [sys.executable, "-P", __file__, str(other.fileno()), *modules],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": str(root), "TF_CPP_MIN_LOG_LEVEL": "2"},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(root),
+                    "PYTHONUNBUFFERED": "1",
+                    "TF_CPP_MIN_LOG_LEVEL": "2",
+                },
                 pass_fds=[other.fileno()],
             )
-        ForkServer.pid = self._process.pid
+        ForkServer.pids.add(self._process.pid)
 
     def start(self, words: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path) -> ForkedProcess:
         """Run `python WORDS`, where WORDS begin with -m MODULE or a script; stdout and stderr are appended to `log`."""
+        with log.open("ab") as output:
+            return self.fork(words, output, output, _with_own_temporary(env, cwd), cwd)
+
+    def fork(
+        self,
+        words: Sequence[str],
+        out: IO[bytes],
+        err: IO[bytes],
+        env: Mapping[str, str],
+        cwd: Path,
+        supervisor: socket.socket | None = None,
+    ) -> ForkedProcess:
+        """Run `python WORDS`. `supervisor`: the connection to one that is kept, which `orch up` is to use."""
         ForkServer.started += 1
         reader, writer = os.pipe()
-        request = json.dumps(
-            {"words": list(words), "env": _with_own_temporary(env, cwd), "cwd": str(cwd)}
-        ).encode()
-        with log.open("ab") as output:
-            socket.send_fds(self._socket, [request], [output.fileno(), writer])
+        request = json.dumps({"words": list(words), "env": dict(env), "cwd": str(cwd)}).encode()
+        passed = [writer, out.fileno(), err.fileno(), *([] if supervisor is None else [supervisor.fileno()])]
+        socket.send_fds(self._socket, [request], passed)
         os.close(writer)
         return ForkedProcess(reader)
 
     def close(self) -> None:
         self._socket.close()
         self._process.wait()
-        ForkServer.pid = None
+        ForkServer.pids.discard(self._process.pid)
 
 
 def start_python(
@@ -111,7 +135,7 @@ def _with_own_temporary(env: Mapping[str, str], cwd: Path) -> dict[str, str]:
 def _serve(requests: socket.socket) -> None:
     """Fork for each request, up to the end of the requests."""
     while True:
-        text, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 2)
+        text, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 4)
         if not text:
             return
         if os.fork() == 0:
@@ -130,29 +154,37 @@ def _reap() -> bool:
         return False
 
 
-def _watch(request: dict[str, Any], log: int, status: int) -> None:
+def _watch(request: dict[str, Any], status: int, out: int, err: int, *supervisor: int) -> None:
     """Fork the program and report its pid, then its exit status."""
     pid = os.fork()
     if pid == 0:
         os.close(status)
-        _run(request["words"], request["env"], request["cwd"], log)
+        _run(request["words"], request["env"], request["cwd"], out, err, *supervisor)
     os.setsid()
+    for each in (out, err, *supervisor):
+        os.close(each)
     os.write(status, _STATUS.pack(pid))
     os.write(status, _STATUS.pack(os.waitpid(pid, 0)[1]))
     os._exit(0)
 
 
-def _run(words: list[str], env: dict[str, str], cwd: str, log: int) -> NoReturn:
+def _run(words: list[str], env: dict[str, str], cwd: str, out: int, err: int, *supervisor: int) -> NoReturn:
     """Run the program as `python` would, up to the exit of the process."""
     os.setsid()
-    for stream in (1, 2):
-        os.dup2(log, stream)
-    os.close(log)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    os.close(out)
+    os.close(err)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
     tempfile.tempdir = None
     show_in_proc([sys.executable, *words], env)
+    for connection in supervisor:
+        from orchestrator.cli import early
+        from orchestrator.links.supervisor_link import SupervisorLink
+
+        early.use(SupervisorLink(None, socket.socket(fileno=connection)))
     match words:
         case ["-P", "-m", module, *arguments]:
             sys.argv = [module, *arguments]
@@ -168,7 +200,7 @@ def _run(words: list[str], env: dict[str, str], cwd: str, log: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    for _module in ("tensorflow", "keras"):
+    for _module in sys.argv[2:]:
         importlib.import_module(_module)
     gc.freeze()
     _serve(socket.socket(fileno=int(sys.argv[1])))
