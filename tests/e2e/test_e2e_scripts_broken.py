@@ -67,75 +67,75 @@ class Preloading:
                 continue
 
 
-def test_preloader_killed_during_its_imports(orch: Orch) -> None:
-    preloading = Preloading(orch)
+def test_preloader_killed_during_its_imports(cold_orch: Orch) -> None:
+    preloading = Preloading(cold_orch)
     os.kill(preloading.preloader, signal.SIGKILL)
     preloading.go()
     preloading.until_tasks_run()
-    assert orch.methods() == {"spawn"}
+    assert cold_orch.methods() == {"spawn"}
     preloading.end()
     assert "orch: not preloaded: the preloader " in preloading.started.err
     preloading.nothing_is_left()
 
 
-def test_preloader_killed_after_forking(orch: Orch) -> None:
-    preloading = Preloading(orch)
+def test_preloader_killed_after_forking(cold_orch: Orch) -> None:
+    preloading = Preloading(cold_orch)
     preloading.go()
     preloading.until_tasks_run()
-    assert orch.methods() == {"fork"}
+    assert cold_orch.methods() == {"fork"}
     os.kill(preloading.preloader, signal.SIGKILL)
     until_gone(preloading.preloader)
     preloading.end()
     preloading.nothing_is_left()
 
 
-def test_preloader_killed_during_forking(orch: Orch) -> None:
+def test_preloader_killed_during_forking(cold_orch: Orch) -> None:
     """Some tasks are forked and some are spawned. Each runs once."""
-    preloading = Preloading(orch, workers=24)
+    preloading = Preloading(cold_orch, workers=24)
     preloading.go()
-    until(lambda: orch.events("task_started"))
+    until(lambda: cold_orch.events("task_started"))
     os.kill(preloading.preloader, signal.SIGKILL)
     preloading.until_tasks_run()
-    assert len({event["pid"] for event in orch.events("task_started")}) == 24
+    assert len({event["pid"] for event in cold_orch.events("task_started")}) == 24
     preloading.end()
     assert preloading.started.out.count("runs") == 24
     preloading.nothing_is_left()
 
 
-def test_hanging_preloader_can_be_stopped(orch: Orch) -> None:
-    preloading = Preloading(orch)
+def test_hanging_preloader_can_be_stopped(cold_orch: Orch) -> None:
+    preloading = Preloading(cold_orch)
     os.kill(preloading.preloader, signal.SIGSTOP)
-    assert orch("down").code == 0
+    assert cold_orch("down").code == 0
     assert preloading.started.finish().code == 143
-    assert not orch.events("task_started")
+    assert not cold_orch.events("task_started")
     preloading.nothing_is_left()
 
 
-def test_ctrl_c_during_imports(orch: Orch) -> None:
-    preloading = Preloading(orch)
+def test_ctrl_c_during_imports(cold_orch: Orch) -> None:
+    preloading = Preloading(cold_orch)
     preloading.started.signal(signal.SIGINT)
     assert preloading.started.finish().code == 130
-    assert not orch.events("task_started")
+    assert not cold_orch.events("task_started")
     preloading.nothing_is_left()
 
 
 @pytest.mark.parametrize("phase", ["importing", pytest.param("running", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("who", ["client", "supervisor", "agent"])
-def test_parents_of_the_preloader_killed(orch: Orch, who: str, phase: str) -> None:
-    preloading = Preloading(orch)
+def test_parents_of_the_preloader_killed(cold_orch: Orch, who: str, phase: str) -> None:
+    preloading = Preloading(cold_orch)
     if phase == "running":
         preloading.go()
         preloading.until_tasks_run()
-    tasks = [event["pid"] for event in orch.events("task_started")]
-    client, supervisor, agent = preloading.started.process.pid, orch.supervisor(), orch.agent()
+    tasks = [event["pid"] for event in cold_orch.events("task_started")]
+    client, supervisor, agent = preloading.started.process.pid, cold_orch.supervisor(), cold_orch.agent()
     assert supervisor is not None and agent is not None
     os.kill({"client": client, "supervisor": supervisor, "agent": agent}[who], signal.SIGKILL)
     code = preloading.started.finish().code
     if who == "supervisor":
         # The next command removes its directories.
         until_gone(*tasks, agent, preloading.preloader)
-        assert orch("down").code == 0
+        assert cold_orch("down").code == 0
     preloading.nothing_is_left(*tasks, supervisor, agent)
     state = {"client": "stopped", "supervisor": "lost", "agent": "failed"}[who]
-    assert orch.status()["run"]["state"] == state
+    assert cold_orch.status()["run"]["state"] == state
     assert code == {"client": -signal.SIGKILL, "supervisor": 125, "agent": 125}[who]

@@ -45,8 +45,8 @@ for number in range(1_000_000):
 
 
 @pytest.fixture
-def loop(orch: Orch) -> str:
-    return orch.script("loop.py", _LOOP)
+def loop(cold_orch: Orch) -> str:
+    return cold_orch.script("loop.py", _LOOP)
 
 
 def _training(orch: Orch, loop: str, *words: str) -> Started:
@@ -91,31 +91,31 @@ def _accuracies(out: str) -> list[float]:
     return [float(number) for number in re.findall(r"held-out accuracy ([0-9.]+)", out)]
 
 
-def test_two_workers_train(orch: Orch) -> None:
-    started = orch.start("up", "-n", "2", "--", "--epochs", "1", "--steps-per-epoch", "10")
+def test_two_workers_train(cold_orch: Orch) -> None:
+    started = cold_orch.start("up", "-n", "2", "--", "--epochs", "1", "--steps-per-epoch", "10")
     done = started.finish(_START_S)
     assert done.code == 0, done.out + done.err
     losses = re.findall(r"^worker:(\d) \| epoch 1/1: (loss \S+, accuracy \S+),", done.out, re.MULTILINE)
     assert sorted(task for task, _ in losses) == ["0", "1"]
     assert len({loss for _, loss in losses}) == 1, "all workers see the same loss"
     assert len(set(_accuracies(done.out))) == 1
-    run = orch.run_dir()
+    run = cold_orch.run_dir()
     assert (run / "checkpoints" / "model.keras").exists()
     assert not (run / "scratch").exists(), "scratch directories are removed"
-    progress = [task["progress"] for task in orch.status()["tasks"]]
+    progress = [task["progress"] for task in cold_orch.status()["tasks"]]
     assert all(report is not None for report in progress)
-    _check_nothing_is_left(orch, orch.pids())
+    _check_nothing_is_left(cold_orch, cold_orch.pids())
 
 
-def test_killed_worker_is_the_cause(orch: Orch, loop: str) -> None:
-    started = _training(orch, loop)
-    pids = orch.pids()
+def test_killed_worker_is_the_cause(cold_orch: Orch, loop: str) -> None:
+    started = _training(cold_orch, loop)
+    pids = cold_orch.pids()
     psutil.Process(pids[1]).kill()
     done = started.finish(_START_S)
     assert done.code == 137
     assert done.err.splitlines()[-1].startswith("orch: worker:1 failed: SIGKILL")
-    _check_cause(orch, 137, "exited")
-    _check_nothing_is_left(orch, pids)
+    _check_cause(cold_orch, 137, "exited")
+    _check_nothing_is_left(cold_orch, pids)
 
 
 @pytest.mark.slow
@@ -123,72 +123,78 @@ def test_killed_worker_is_the_cause(orch: Orch, loop: str) -> None:
     ("when", "words"),
     [("start", "cannot begin"), ("middle", "cannot continue")],
 )
-def test_exception_in_worker_is_the_cause(orch: Orch, loop: str, when: str, words: str) -> None:
-    started = orch.start("up", "-n", "2", "-e", f"FAIL={when}", "--", loop)
+def test_exception_in_worker_is_the_cause(cold_orch: Orch, loop: str, when: str, words: str) -> None:
+    started = cold_orch.start("up", "-n", "2", "-e", f"FAIL={when}", "--", loop)
     done = started.finish(_START_S)
     assert done.code == 1, done.out + done.err
     assert done.err.splitlines()[-1].startswith(f"orch: worker:1 failed: ValueError: worker one {words} (")
-    _check_cause(orch, 1, "exited")
-    _check_nothing_is_left(orch, orch.pids())
+    _check_cause(cold_orch, 1, "exited")
+    _check_nothing_is_left(cold_orch, cold_orch.pids())
 
 
 @pytest.mark.slow
-def test_ctrl_c_during_training(orch: Orch) -> None:
+def test_ctrl_c_during_training(cold_orch: Orch) -> None:
     """The built-in program ends in order, although TensorFlow handles SIGTERM itself."""
-    started = orch.start("up", "-n", "2", "--grace", "60s", "--", "--epochs", "100000")
+    started = cold_orch.start("up", "-n", "2", "--grace", "60s", "--", "--epochs", "100000")
     until(lambda: "worker:1 | epoch 2/" in started.out or started.ended, _START_S)
     assert not started.ended, started.out + started.err
-    pids = orch.pids()
+    pids = cold_orch.pids()
     started.signal(signal.SIGINT)
     assert started.finish(_START_S).code == 130
-    ends = orch.result()["tasks"]
+    ends = cold_orch.result()["tasks"]
     assert [end["signal"] for end in ends] != [9, 9], "no task had to be killed"
-    _check_nothing_is_left(orch, pids)
+    _check_nothing_is_left(cold_orch, pids)
 
 
 @pytest.mark.slow
-def test_stopped_worker_is_the_cause(orch: Orch, loop: str) -> None:
+def test_stopped_worker_is_the_cause(cold_orch: Orch, loop: str) -> None:
     """Its peer fails after 20 s without a heartbeat, but the stopped worker is the cause."""
-    started = _training(orch, loop)
-    pids = orch.pids()
+    started = _training(cold_orch, loop)
+    pids = cold_orch.pids()
     psutil.Process(pids[1]).suspend()
     done = started.finish(_START_S)
     assert done.code != 0
     assert done.err.splitlines()[-1].startswith("orch: worker:1: ")
-    assert orch.result()["first_failure"]["task"] == "worker:0"
-    assert (orch.result()["cause"]["task"], orch.result()["cause"]["kind"]) == ("worker:1", "stopped")
-    _check_nothing_is_left(orch, pids)
+    assert cold_orch.result()["first_failure"]["task"] == "worker:0"
+    assert (cold_orch.result()["cause"]["task"], cold_orch.result()["cause"]["kind"]) == (
+        "worker:1",
+        "stopped",
+    )
+    _check_nothing_is_left(cold_orch, pids)
 
 
 @pytest.mark.slow
-def test_worker_that_exits_early_is_the_cause(orch: Orch, loop: str) -> None:
-    started = orch.start("up", "-n", "2", "-e", "FAIL=leave", "--", loop)
+def test_worker_that_exits_early_is_the_cause(cold_orch: Orch, loop: str) -> None:
+    started = cold_orch.start("up", "-n", "2", "-e", "FAIL=leave", "--", loop)
     done = started.finish(_START_S)
     assert done.code != 0
-    assert (orch.result()["cause"]["task"], orch.result()["cause"]["kind"]) == ("worker:1", "left_early")
-    assert orch.result()["first_failure"]["task"] == "worker:0"
+    assert (cold_orch.result()["cause"]["task"], cold_orch.result()["cause"]["kind"]) == (
+        "worker:1",
+        "left_early",
+    )
+    assert cold_orch.result()["first_failure"]["task"] == "worker:0"
     assert "left early" in done.err
-    _check_nothing_is_left(orch, orch.pids())
+    _check_nothing_is_left(cold_orch, cold_orch.pids())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 4, 8])
-def test_accuracy_of_built_in_program(orch: Orch, workers: int) -> None:
-    started = orch.start("up", "-n", str(workers))
+def test_accuracy_of_built_in_program(cold_orch: Orch, workers: int) -> None:
+    started = cold_orch.start("up", "-n", str(workers))
     done = started.finish(_START_S * 2)
     assert done.code == 0, done.out + done.err
     accuracies = _accuracies(done.out)
     assert len(accuracies) == workers and len(set(accuracies)) == 1
     assert accuracies[0] >= 0.95
     load = "import sys, keras; keras.models.load_model(sys.argv[1]).summary()"
-    model = orch.run_dir() / "checkpoints" / "model.keras"
+    model = cold_orch.run_dir() / "checkpoints" / "model.keras"
     subprocess.run([sys.executable, "-c", load, model], check=True, capture_output=True, timeout=_START_S)
 
 
 @pytest.mark.slow
-def test_second_run_resumes_training(orch: Orch) -> None:
+def test_second_run_resumes_training(cold_orch: Orch) -> None:
     words = ("up", "-n", "2", "--checkpoint-dir", "kept", "--")
-    assert orch.start(*words, "--epochs", "1").finish(_START_S).code == 0
-    again = orch.start(*words, "--epochs", "2").finish(_START_S)
+    assert cold_orch.start(*words, "--epochs", "1").finish(_START_S).code == 0
+    again = cold_orch.start(*words, "--epochs", "2").finish(_START_S)
     assert again.code == 0, again.out + again.err
     assert "epoch 2/2" in again.out and "epoch 1/2" not in again.out

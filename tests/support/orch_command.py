@@ -159,7 +159,9 @@ class Orch:
         self, *words: str, before: tuple[str, ...] = (), env: dict[str, str | None] | None = None
     ) -> Started:
         """Start the command and do not wait; `before`: words in front of it (nohup)."""
-        kept = None if before else self._kept
+        # Python reads such variables when it starts.
+        is_new = before or any(name.startswith("PYTHON") for name in env or {})
+        kept = None if is_new else self._kept
         argv = words if kept is not None else [*before, str(ORCH), *words]
         traces = self.state.parent / f"command-{len(self._started)}"
         self._started.append(Started(argv, self.directory, self.environ(env), traces, kept))
