@@ -94,10 +94,11 @@ def test_repositories_inside_are_copied_by_their_own_rules(machines: Testbed, wo
     git(work, "submodule", "add", str(module), "elsewhere")
     write(work, "module/ignored", "module/new.py")
     shutil.rmtree(work / "elsewhere")
-    (work / "elsewhere").symlink_to(module)
+    for link, target in (("elsewhere", "../module"), ("here", "."), ("here again", ".")):
+        (work / link).symlink_to(target)
     done = sync(machines, *TRUE)
     assert done.returncode == 0, done.stderr
-    top = {".gitmodules", "train.py", "elsewhere", "module/new.py"}
+    top = {".gitmodules", "train.py", "elsewhere", "here", "here again", "module/new.py"}
     places = ("", "module/", "inner/", "inner/innermost/")
     files = {f"{place}{name}" for place in places for name in (".gitignore", "code.py")}
     assert copied(machines) == {*top, *files, *places} - {""}
