@@ -109,6 +109,15 @@ def test_figures_of_a_loop_are_read_as_python_prints_them(orch: Orch) -> None:
     assert last == [6, 2.2204127311706543, 0.7604166865348816]
 
 
+def test_epochs_without_a_loss_are_in_the_last_line(orch: Orch) -> None:
+    """TensorFlow's tutorial for parameter servers prints no loss, and counts from 0."""
+    text = "for e in range(4): print('Finished epoch %d, accuracy is %f.' % (e, 0.76))"
+    done = orch("up", "--", sys.executable, orch.script("loop.py", text))
+    assert done.err.splitlines()[-1].endswith(": 4 epochs, accuracy 0.76"), done.err
+    training = orch.result()["training"]
+    assert (training["epoch"], training["loss"], training["metrics"]) == (4, None, {"accuracy": 0.76})
+
+
 def _have_validated(orch: Orch) -> bool:
     """Whether the second epoch is reported completely; its lines may be read in parts."""
     tasks = orch.status()["tasks"]
