@@ -61,7 +61,7 @@ def arm(workers: int, log: Log) -> None:
     _load_function("datasets.copy_arrays")()
     if workers > 1:
         _load_function("iterators.arm")()
-        _load_function("workers.remember_place")()
+        _load_function("workers.arm")()
     after_import("keras", functools.partial(_repair_and_log, workers, log))
 
 
