@@ -144,6 +144,16 @@ SIGNATURES = (
         "`reset_states` is Keras 2's name: call `reset_state`, or run on tf_keras with --keras legacy.",
     ),
     (
+        r'epoch_iterator\.py"[^"]{0,400}float\d{0,2}\' object cannot be interpreted as an integer',
+        "Keras 3 needs a whole number of steps (steps_per_epoch, validation_steps, steps): use `//`, as in"
+        " `steps_per_epoch=100 // 20`, or run on tf_keras with --keras legacy.",
+    ),
+    (
+        r"\(\) got an unexpected keyword argument 'logs'",
+        "Keras 3 passes `logs` by name to on_train_batch_end and other functions of a callback: name the parameter"
+        " `logs`, as in `lambda batch, logs: ...`, or run on tf_keras with --keras legacy.",
+    ),
+    (
         "|".join(_REFUSED_BY_KERAS_3),
         "Keras 3 refuses this, and tf_keras (Keras 2) does not: run with --keras legacy.",
     ),

@@ -180,7 +180,8 @@ def _global_batch(adapter: Any, dataset: Any) -> int:
 
 def _have_same_batches(batches: int, steps: int | None, strategy: Any) -> bool:
     """Whether all workers are known to have the same number of batches; ValueError if their epochs differ."""
-    numbers = [batches, steps or batches]
+    # Keras reports a number that is not an int when its epoch begins.
+    numbers = [batches, int(steps or batches)]
     sums = sum_now(
         strategy, tf.constant([*numbers, *(n * n for n in numbers), *(int(n > 0) for n in numbers)], tf.int64)
     )
