@@ -168,6 +168,8 @@ def _programs(plan: Plan, reports: Sequence[HostReport]) -> Iterator[Finding]:
             elif found.sha256 != expected:
                 others.append(report.host.name)
         fix = "copy it there, use a shared directory, or add --sync"
+        if plan.spec.sync:
+            fix = f"copy it there: --sync copies what is in {plan.spec.cwd} and not ignored by git"
         for name, reason in missing.items():
             yield problem("script", f"{name} does not have {path} ({reason})", fix=fix)
         if others:

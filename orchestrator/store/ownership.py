@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -16,6 +17,8 @@ _FOR_ROOT = (
 _ELSEWHERE = "name a directory on another file system (XDG_STATE_HOME, --log-dir, --checkpoint-dir)"
 # As many as the kernel follows in one path (man 7 path_resolution).
 _MOST_LINKS = 40
+# Opens a directory to pass through it. With O_DIRECTORY the kernel mounts what automount has there.
+_PASS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 # Owners that are accepted besides the user of this process: `orch --as-root-anyway` adds one.
 _also_accepted: set[int] = set()
@@ -110,6 +113,53 @@ def follow_own_links(path: Path) -> Path:
         finally:
             os.close(fd)
     raise UsageError(_dangling(path, "itself"))
+
+
+def open_place(path: Path, *, follow: bool = True) -> tuple[int, str]:
+    """Open the directory of a file that the user named. Return it with the name of the file, which may be missing.
+
+    Links on the way are followed if they are of this user or of root; the file itself, too, unless `follow` is false.
+    It is not followed later: a link that another user puts in its place is replaced. PermissionError, OSError.
+    """
+    parts, links = list(reversed(path.parts)) or ["."], 0
+    place = os.open(".", _PASS)
+    try:
+        while True:
+            name = parts.pop()
+            target = _target_of_own_link(name, place, path) if parts or follow else None
+            if target is not None:
+                if (links := links + 1) > _MOST_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+                parts += reversed(Path(target).parts)
+            elif parts:
+                inner = os.open(name, _PASS, dir_fd=place)
+                os.close(place)
+                place = inner
+            else:
+                return place, name
+    except BaseException:
+        os.close(place)
+        raise
+
+
+def _target_of_own_link(name: str, place: int, path: Path) -> str | None:
+    """Return where a link leads; None if it is not a link, or missing. PermissionError for a link of another user."""
+    try:
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
+    except FileNotFoundError:
+        return None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISLNK(status.st_mode):
+            return None
+        # In a user namespace that has no number for the machine's root, /proc has the number of root's files.
+        if not is_own(status) and status.st_uid not in (_ROOT, os.stat("/proc").st_uid):
+            why = f"{name} is a symbolic link of the user {status.st_uid}; name the file without it"
+            raise PermissionError(errno.EPERM, why, str(path))
+        # By the descriptor: the link that was checked is the one that is followed.
+        return os.readlink("", dir_fd=fd)
+    finally:
+        os.close(fd)
 
 
 def _dangling(path: Path, target: str) -> str:

@@ -90,6 +90,34 @@ def test_keras_lines_become_progress(orch: Orch) -> None:
         assert all(later - earlier >= 0.99 for earlier, later in pairwise(times[:-1]))
 
 
+def test_figures_of_a_loop_are_read_as_python_prints_them(orch: Orch) -> None:
+    """A float32 has 16 decimals or more in Python."""
+    script = orch.script(
+        "loop.py",
+        "for e in range(1, 6): print(f'Epoch {e}, Loss: {2.4 if e < 3 else 2.2204127311706543}')\n"
+        "print('Finished epoch 6, accuracy is 0.7604166865348816.')",
+    )
+    done = orch("up", "--", sys.executable, script)
+    assert done.code == 0
+    assert done.err.splitlines()[-1].endswith(": 6 epochs, loss 2.22, accuracy 0.7604"), done.err
+    (task,) = orch.status()["tasks"]
+    for figures in (task["progress"], orch.result()["training"]):
+        assert (figures["epoch"], figures["loss"]) == (6, 2.2204127311706543)
+        assert figures["metrics"] == {"accuracy": 0.7604166865348816}
+    columns = orch("history", "--json").document["columns"]
+    last = [columns[name][-1] for name in ("epoch", "loss", "accuracy")]
+    assert last == [6, 2.2204127311706543, 0.7604166865348816]
+
+
+def test_epochs_without_a_loss_are_in_the_last_line(orch: Orch) -> None:
+    """TensorFlow's tutorial for parameter servers prints no loss, and counts from 0."""
+    text = "for e in range(4): print('Finished epoch %d, accuracy is %f.' % (e, 0.76))"
+    done = orch("up", "--", sys.executable, orch.script("loop.py", text))
+    assert done.err.splitlines()[-1].endswith(": 4 epochs, accuracy 0.76"), done.err
+    training = orch.result()["training"]
+    assert (training["epoch"], training["loss"], training["metrics"]) == (4, None, {"accuracy": 0.76})
+
+
 def _have_validated(orch: Orch) -> bool:
     """Whether the second epoch is reported completely; its lines may be read in parts."""
     tasks = orch.status()["tasks"]

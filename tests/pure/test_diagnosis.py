@@ -214,7 +214,7 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 3, in <modu
         (
             TRACEBACK
             + "tensorflow.python.framework.errors_impl.InternalError: Graph execution error:\n\n"
-            + "Detected at node CollectiveReduceV2 defined at (most recent call last):\n  File t.py\n\n"
+            + 'Detected at node CollectiveReduceV2 defined at (most recent call last):\n  File "t.py", line 3\n\n'
             + "Collective ops is aborted by: Error reported from /job:worker/task:1\n",
             SymptomKind.COLLATERAL,
             "tensorflow.python.framework.errors_impl.InternalError: Graph execution error:",
@@ -222,14 +222,14 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 3, in <modu
         (
             TRACEBACK
             + "tensorflow.python.framework.errors_impl.InvalidArgumentError: Graph execution error:\n\n"
-            + "Detected at node MatMul defined at (most recent call last):\n  File t.py\n\nshapes differ\n",
+            + 'Detected at node MatMul defined at (most recent call last):\n  File "t.py", line 3\n\nshapes differ\n',
             SymptomKind.OWN,
             "tensorflow.python.framework.errors_impl.InvalidArgumentError: Graph execution error:",
         ),
         (
             TRACEBACK
             + "tensorflow.python.framework.errors_impl.InvalidArgumentError: Graph execution error:\n\n"
-            + "Detected at node MatMul defined at (most recent call last):\n  File t.py\n\n"
+            + 'Detected at node MatMul defined at (most recent call last):\n  File "t.py", line 3\n\n'
             + "Incompatible shapes: [8,20] vs. [32,20]\n\t [[{{node MatMul}}]] [Op:f]\n",
             SymptomKind.OWN,
             "tensorflow.python.framework.errors_impl.InvalidArgumentError: Graph execution error:"

@@ -60,6 +60,23 @@ def test_after_it(tmp_path):
     assert len(list((state / "orch/runs").iterdir())) == 2
 
 
+def test_runs_inside_of_runs_are_counted(pytester: pytest.Pytester) -> None:
+    ran(
+        pytester,
+        """
+from orchestrator import UsageError
+
+def test_depth(orch_cluster, monkeypatch):
+    assert orch_cluster.run(os.getenv, ["ORCH_DEPTH"]) == ["1"]
+    monkeypatch.setenv("ORCH_DEPTH", "3")
+    with pytest.raises(UsageError, match="ORCH_DEPTH is 3"):
+        orch_cluster.run(os.getenv, ["ORCH_DEPTH"])
+    with pytest.raises(UsageError, match="ORCH_DEPTH is 3"):
+        orch_cluster(command=["true"])
+""",
+    ).assert_outcomes(passed=1)
+
+
 def test_report_of_failed_test_shows_its_runs(pytester: pytest.Pytester) -> None:
     result = ran(
         pytester,

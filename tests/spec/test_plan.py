@@ -52,6 +52,7 @@ def test_environment_and_files_of_a_task(make_spec: MakeSpec) -> None:
         "ORCH_RUN_ID": "job-1",
         "ORCH_RUN_DIR": "/state/job-1",
         "ORCH_ATTEMPT": "3",
+        "ORCH_DEPTH": "1",
         "ORCH_CHECKPOINT_DIR": "/state/job-1/checkpoints",
         "PYTHONUNBUFFERED": "1",
         "TF_GRPC_REUSE_PORT": "1",

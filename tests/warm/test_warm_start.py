@@ -35,6 +35,15 @@ def test_next_run_takes_the_processes_over(warm: WarmOrch) -> None:
     assert {(run / name).read_text() for name in ("supervisor.log", "agent.log")} == {""}
 
 
+def test_a_warm_run_counts_the_runs_around_itself(warm: WarmOrch) -> None:
+    say = ("--", "sh", "-c", "echo $ORCH_DEPTH")
+    assert warm("up", "--warm", *say).lines == ["worker:0 | 1"]
+    warm.until_waiting()
+    assert warm("up", *say, env={"ORCH_DEPTH": "2"}).lines == ["worker:0 | 3"]
+    warm.until_waiting()
+    assert warm("up", *say, env={"ORCH_DEPTH": "3"}).code == 2
+
+
 def test_nothing_stays_unless_asked(warm: WarmOrch) -> None:
     assert warm("up", *ECHO).code == 0
     (pid,) = supervisors(warm)

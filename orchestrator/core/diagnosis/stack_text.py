@@ -28,6 +28,8 @@ _SPY_THREAD = re.compile(r'Thread (?:0x[0-9A-Fa-f]+|\d+) \([^)]*\)(?:: "(.*)")?\
 _SPY_FRAME = re.compile(r" {4}(\S.*) \(([^()]*)\)\s*")
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
 _LIBRARY = re.compile(r".*/lib(?:32|64)?/python3\.\d+t?/(?:lib-dynload/)?")
+# A file that autograph generates for a function of the user.
+_GENERATED = re.compile(r"(?:.*/)?__autograph_generated_file[^/]*\.py")
 _BOOTSTRAP = "worker/bootstrap/"
 _ORCHS = re.compile(r"(?:.*/)?(worker/(?:bootstrap|training)/.*)")
 # A frame as text: `train.py:12 main`, `libc.so.6 sleep`.
@@ -131,10 +133,15 @@ def short_file(path: str) -> str:
 
 
 def is_user_file(path: str) -> bool:
-    """Whether a full path belongs neither to Python's library, nor to an installed package, nor to orch."""
-    return not (
-        path.startswith("<") or _INSTALLED.match(path) or _LIBRARY.match(path) or _ORCHS.fullmatch(path)
+    """Whether a full path belongs neither to Python's library, nor to an installed package, nor to orch, and TensorFlow
+    did not generate it."""
+    others = (
+        _INSTALLED.match(path),
+        _LIBRARY.match(path),
+        _ORCHS.fullmatch(path),
+        _GENERATED.fullmatch(path),
     )
+    return not (path.startswith("<") or any(others))
 
 
 def main_frames(threads: Sequence[Thread]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from pydantic import BaseModel, ConfigDict
 
@@ -34,6 +35,18 @@ _PLACE = re.compile(r'[ |+]*File "(.+?)", line (\d+)(?:, in |$)')
 _GUTTER = re.compile(r"^ +[|+] ")
 # A class defined in a function is called __main__.function.<locals>.Name.
 _EXCEPTION = re.compile(r"^[A-Za-z_](?:[\w.]|<locals>)*(?:: .*)?$")
+# Autograph's message, also inside Keras's: frames and an exception, indented by four.
+_USER_CODE = re.compile(r"( *)(?:[A-Za-z_][\w.]*: )?in user code:")
+_GRAPH_ERROR = "Graph execution error:"
+_GRAPH_PLACE = re.compile(r"Detected at node |<stack traces |File \"|Node: |\d{1,9} root error")
+_KERAS_HEAD = "Exception encountered when calling "
+_KERAS_ARGUMENTS = re.compile(r"\n\n(?:Call a|A)rguments received by ")
+_LITERAL_CONTROL = re.compile(r"\\x1b\[[0-9;]{0,16}m")
+_NAMED_ERROR = re.compile(r"[A-Za-z_][\w.]{0,200}(?:Error|Exception): ")
+_FUNCTION_NODE = re.compile(r"\{\{function_node [^{}\n]{1,300}\}\} ")
+# TensorFlow's file that calls Python functions of a graph.
+_SCRIPT_OPS = "tensorflow/python/ops/script_ops.py"
+_OP_ERRORS = "tensorflow.python.framework.errors"
 _GROUP_HEAD = re.compile(r"\(\d+ sub-exceptions?\)$")
 # Longest output after an uncaught exception, in lines. More output means that the exception was handled.
 _LINES_AFTER = 5
@@ -131,6 +144,16 @@ SIGNATURES = (
         "`reset_states` is Keras 2's name: call `reset_state`, or run on tf_keras with --keras legacy.",
     ),
     (
+        r'epoch_iterator\.py"[^"]{0,400}float\d{0,2}\' object cannot be interpreted as an integer',
+        "Keras 3 needs a whole number of steps (steps_per_epoch, validation_steps, steps): use `//`, as in"
+        " `steps_per_epoch=100 // 20`, or run on tf_keras with --keras legacy.",
+    ),
+    (
+        r"\(\) got an unexpected keyword argument 'logs'",
+        "Keras 3 passes `logs` by name to on_train_batch_end and other functions of a callback: name the parameter"
+        " `logs`, as in `lambda batch, logs: ...`, or run on tf_keras with --keras legacy.",
+    ),
+    (
         "|".join(_REFUSED_BY_KERAS_3),
         "Keras 3 refuses this, and tf_keras (Keras 2) does not: run with --keras legacy.",
     ),
@@ -183,11 +206,17 @@ class Uncaught(BaseModel):
     mono: Seconds | None = None
 
     @property
-    def line(self) -> str:
-        """The last line of the traceback: type and first line of the message, with the reason of a graph's error."""
-        said = _first_line(self.message.strip())
+    def whole(self) -> str:
+        """The type and the message, as the traceback ends."""
+        said = _CONTROL.sub("", self.message[:_MAX_TEXT]).strip()
         name = self.type.removeprefix("builtins.")
         return f"{name}: {said}" if said else name
+
+    @property
+    def line(self) -> str:
+        """The type and the first line of the message, or those of the user's exception that TensorFlow or Keras wraps;
+        for a graph's error with its reason."""
+        return _first_line(_innermost(self.whole)[0])
 
 
 def read_symptom(tail: str, uncaught: Uncaught | None = None) -> Symptom:
@@ -232,10 +261,61 @@ def _raised_by(uncaught: Uncaught) -> _Raised:
     """Return the exception that the task wrote itself. The members of a group are read from its text."""
     lines = _plain_lines(uncaught.text[-_MAX_TEXT:])
     read = _last_raised(lines)
-    line = uncaught.line[:_MAX_LINE]
-    leaves = read.leaves if read is not None else (f"{line}\n{uncaught.message[:_MAX_TEXT]}",)
+    if read is not None and _SCRIPT_OPS in read.traceback:
+        return read  # the message of TensorFlow's exception ends with this traceback
     text = "\n".join(lines)
-    return _Raised(line=line, leaves=leaves, traceback=text if read is None else read.traceback, source=text)
+    leaves = read.leaves if read is not None else (f"{uncaught.line}\n{uncaught.message[:_MAX_TEXT]}",)
+    return _raised(uncaught.whole, leaves, text if read is None else read.traceback, text)
+
+
+def _raised(whole: str, leaves: tuple[str, ...], traceback: str, source: str) -> _Raised:
+    """Return the exception `whole` (type and message), or the exception of the user's code that it repeats."""
+    inner, frames = _innermost(whole)
+    line = _first_line(inner)[:_MAX_LINE]
+    called = traceback if _SCRIPT_OPS in traceback else frames
+    places = [frame for frame in called.split("\n") if _PLACE.match(frame)]
+    if places and not whole.startswith(_OP_ERRORS):
+        # Python code raised it and TensorFlow only called that code: the innermost frame says whose it is.
+        leaves, source = (line,), places[-1]
+    return _Raised(line=line, leaves=leaves, traceback=f"{traceback}\n{frames}", source=source)
+
+
+def _innermost(whole: str) -> tuple[str, str]:
+    """Return the exception of the user's code whose text TensorFlow or Keras repeats in the message of another, and the
+    text before it, which has its frames."""
+    inner, frames = whole, ""
+    lines = whole.split("\n")
+    heads = [(at, head) for at, line in enumerate(lines) if (head := _USER_CODE.fullmatch(line.rstrip()))]
+    if heads:
+        at, head = heads[-1]
+        indent = " " * (len(head[1]) + 4)
+        begins = re.compile(rf"{indent}(?! |File )")
+        end = next(
+            (i for i in range(at + 2, len(lines)) if begins.match(lines[i]) and not lines[i - 1].strip()),
+            None,
+        )
+        if end is not None:
+            said = takewhile(lambda line: not line.strip() or line.startswith(indent), lines[end:])
+            inner = "\n".join(line.removeprefix(indent) for line in said).strip()
+            frames = "\n".join(lines[:end])
+    elif lines[0].endswith(_GRAPH_ERROR):
+        frames = whole.partition("[[{{")[0]
+    return _FUNCTION_NODE.sub("", _without_arguments(inner)), frames
+
+
+def _without_arguments(exception: str) -> str:
+    """Remove what Keras writes around the message of an exception in a layer's call."""
+    kind, _, said = exception.partition(": ")
+    is_key = kind == "KeyError" and said[1:].startswith(_KERAS_HEAD)
+    if is_key:  # a KeyError shows its message as a literal
+        said = _LITERAL_CONTROL.sub("", said[1:-1]).replace("\\n", "\n")
+    if not said.startswith(_KERAS_HEAD):
+        return exception
+    message = _KERAS_ARGUMENTS.split(said.partition("\n\n")[2], maxsplit=1)[0].strip()
+    message = message.rpartition("Error encountered:\n\n")[2]
+    if _NAMED_ERROR.match(message):
+        return message
+    return f"{kind}: {message!r}" if is_key else f"{kind}: {message}"
 
 
 def _kind(tail: str, raised: _Raised | None) -> SymptomKind:
@@ -265,22 +345,23 @@ def _last_raised(lines: list[str]) -> _Raised | None:
     end = next((i for i, text in enumerate(texts) if i and _EXCEPTION.match(text)), None)
     if end is None or _continues(block[end + 1 :]):
         return None
-    line = _first_line("\n".join(texts[end:]).strip())
+    whole = "\n".join(texts[end:]).strip()
     leaves = tuple(_leaves(block[end + 1 :])) if in_group else ()
     # TensorFlow's first line can be just "Graph execution error:", with the reason on later lines.
-    whole = "\n".join(block[end:]) if line.startswith("tensorflow.") else line
+    leaf = whole if whole.startswith("tensorflow.") else _first_line(whole)
     traceback = "\n".join(block[:end])
-    return _Raised(line=line, leaves=leaves or (whole,), traceback=traceback, source=traceback)
+    return _raised(whole, leaves or (leaf,), traceback, traceback)
 
 
 def _first_line(message: str) -> str:
-    """Return the first line of a message; for TensorFlow's `Graph execution error:` with the reason, which is the line
-    before the graph's node."""
+    """Return the first line of a message; for TensorFlow's `Graph execution error:` with the reason, which is between
+    the places and the graph's node."""
     first, _, others = message.partition("\n")
-    if not first.endswith("Graph execution error:"):
-        return first
     reasons = [line.strip() for line in others.partition("[[{{")[0].split("\n") if line.strip()]
-    return f"{first} {reasons[-1]}" if reasons and "[[{{" in others else first
+    if not first.endswith(_GRAPH_ERROR) or "[[{{" not in others:
+        return first
+    after = max((i + 1 for i, line in enumerate(reasons) if _GRAPH_PLACE.match(line)), default=0)
+    return " ".join([first, *reasons[after : after + 1]])
 
 
 def _place(traceback: str) -> str | None:

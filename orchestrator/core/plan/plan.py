@@ -31,6 +31,7 @@ _UNBUFFERED = "PYTHONUNBUFFERED"
 _PYTHON_PATH = "PYTHONPATH"
 _COLUMNS = "COLUMNS"
 GLOBAL_BATCH = "ORCH_GLOBAL_BATCH"
+DEPTH = "ORCH_DEPTH"
 _LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
 # The port of the first debugger, if it is free: the one that examples of debugpy have.
 _DEBUGGER_PORT = 5678
@@ -313,6 +314,7 @@ def _common_env(
         "ORCH_RUN_ID": layout.run_id,
         "ORCH_RUN_DIR": str(layout.root),
         "ORCH_ATTEMPT": str(attempt),
+        DEPTH: str((depth(environ) or 0) + 1),
         "ORCH_CHECKPOINT_DIR": str(spec.checkpoint_dir or layout.checkpoints),
     }
     if spec.tensorboard is not None:
@@ -330,6 +332,15 @@ def _common_env(
     columns = {_COLUMNS: str(spec.columns)} if spec.columns is not None and _COLUMNS not in users else {}
     awaited = {_AWAITED_STEPS: ",".join(map(str, sorted(steps)))} if steps else {}
     return identity | columns | awaited | defaults | keras | dict(threads) | dict(given) | _unproxied(users)
+
+
+def depth(environ: Mapping[str, str]) -> int | None:
+    """The number of runs that are around a run with this environment; None if the variable is not a number."""
+    try:
+        number = int(environ.get(DEPTH) or 0)
+    except ValueError:
+        return None
+    return number if number >= 0 else None
 
 
 def _unproxied(users: Mapping[str, str]) -> dict[str, str]:

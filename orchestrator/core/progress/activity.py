@@ -221,9 +221,11 @@ def reports_each_step(state: RunState) -> bool:
 
 
 def last_training(state: RunState) -> Training | None:
-    """Return the progress of the first task that reported a loss, finite or not: the chief, if it trains."""
-    reports = (task.progress for task in state.tasks.values() if task.plan.role != EVALUATOR)
-    found = next((report for report in reports if (report.loss, report.bad_loss) != (None, None)), None)
+    """Return the progress of the first task that reported a loss, finite or not, or else an epoch: the chief, if it
+    trains."""
+    reports = [task.progress for task in state.tasks.values() if task.plan.role != EVALUATOR]
+    losses = [report for report in reports if (report.loss, report.bad_loss) != (None, None)]
+    found = next(iter(losses or [report for report in reports if report.epoch is not None]), None)
     if found is None:
         return None
     step = None if found.phase in BESIDE_TRAINING else found.step

@@ -2,9 +2,10 @@
 
      12%|█▏        | 12/100 [00:01<00:09,  9.80it/s, loss=0.3]        Epoch 2/5: 12%|█▏ | 12/100 [00:01<00:09, 1.2s/it]
     step 10/100        Step 10, loss=0.3        iteration 10 of 100        Epoch 2, Loss: 0.5, Accuracy: 84.1
+    Start of epoch 2        Finished epoch 2, accuracy is 0.8.        Training loss (for 1 batch) at step 200: 0.3
 
 A line counts only if all of it matches: `Step 1/12 : FROM python:3.9` does not. A counter without a total needs a
-metric, since `Step 3` may be a heading.
+metric, since `Step 3` may be a heading. `Start of epoch 2` needs none.
 """
 
 from __future__ import annotations
@@ -20,9 +21,24 @@ _CONTROL = re.compile(rb"\x1b\[[0-9;]{0,16}[A-Za-z]")
 # The prefix of a logger: `[12:30:01]`, `2026-11-23 12:30:01,123`, `INFO:tensorflow:`.
 _LOG_PREFIX = re.compile(
     r"(?:\[[^\]]{1,40}\][ :]{0,3}|[\d:.,T/-]{5,30}Z?[ ,]{1,3}"
-    r"|(?:INFO|DEBUG)(?:[: -]{1,3}[\w.]{1,30}(?=:))?[: -]{1,3}){1,3}"
+    r"|(?:INFO|DEBUG)(?:[: -]{1,3}[\w.]{1,30}(?=:))?[: -]{1,3}"
+    r"|[IW]\d{4} [\d:.]{8,15} {1,9}\d{1,20} [\w.-]{1,60}\.py:\d{1,6}\] ){1,3}"
 )
-_NUMBER = r"[-+]?(?:\d{1,15}(?:\.\d{0,15})?|\.\d{1,15})(?:[eE][-+]?\d{1,3})?|[-+]?(?:nan|inf)"
+_FIRST_WORDS = re.compile(
+    r"(?:(start of|starting|end of|finished|completed|time (?:taken )?for)|current|train(?:ing)?)\s{1,3}"
+    r"(?=(?:epoch|step|iteration)\b)",
+    re.IGNORECASE,
+)
+# Read as `step 200, Training loss: 0.3`.
+_VALUE_AT = re.compile(
+    r"^([a-z_]\w{0,30}(?: [a-z_]\w{0,30}){0,2})(?: \(for (?:1|one) batch\))? (?:at|for) "
+    r"((?:epoch|step|iteration) \d{1,12}):\s",
+    re.IGNORECASE,
+)
+# The largest float32 has 39 digits; Python prints small ones with over 20 decimals.
+_NUMBER = r"[-+]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,3})?|[-+]?(?:nan|inf)"
+_NAME = r"(?:(?:train|test|eval|val)\w{0,7} )?[a-z_][\w/]{0,30}"
+_IS = r"(?:\s{0,3}[:=]\s{0,9}|\s(?:is\s)?)"
 _SEPARATORS = re.compile(r"[\s,;:|()\[\]]*(?:-+\s+)?")
 _COUNTER = re.compile(
     r"(epoch|(?:global[ _])?step|iteration|iter|batch)\s{0,3}[:=#]?\s{0,3}"
@@ -30,16 +46,19 @@ _COUNTER = re.compile(
     re.IGNORECASE,
 )
 _METRIC = re.compile(
-    rf"(?:([a-z_][\w/]{{0,30}})(?:\s{{0,3}}[:=]\s{{0,9}}|\s)|([a-z_]\w{{0,30}}(?: [a-z_]\w{{0,30}}){{1,2}})\s?[:=]\s)"
-    rf"({_NUMBER})(?!\w|\.\w)%?",
+    rf"(?:({_NAME}){_IS}|([a-z_]\w{{0,30}}(?: [a-z_]\w{{0,30}}){{1,4}})\s?[:=]\s)"
+    rf"(?:tf\.Tensor\()?({_NUMBER})(?:, shape=\(\), dtype=\w{{1,16}}\))?(?!\w|\.\w)%?",
     re.IGNORECASE,
 )
+_UNIT = r"(?:ms|us|s|sec|secs|seconds|min|h)"
 _MEASURE = re.compile(
-    rf"(?:{_NUMBER})\s?(?:%|(?:ms|us|s|sec|secs|seconds|min|h)(?:/\w{{1,20}})?|\w{{1,20}}/s(?:ec)?)(?![\w/])",
+    rf"(?:{_NUMBER})\s?(?:%|{_UNIT}(?:/\w{{1,20}})?|\w{{1,20}}/s(?:ec)?)(?![\w/])"
+    # Not `loss 0.3 min 0.1`, where the unit is the name of the next value.
+    rf"|{_NAME}{_IS}(?:{_NUMBER})\s?{_UNIT}(?![\w/]|\s{{0,3}}[:=]|\s[-+.\d])",
     re.IGNORECASE,
 )
 # Without a total, one of these must be there.
-_NAMES_OF_TRAINING = re.compile(r"loss|acc|err|mae|mse|reward|perplexity|auc|f1|grad", re.IGNORECASE)
+_NAMES_OF_TRAINING = re.compile(r"loss|acc|err|mae|mse|reward|perplexity|auc|f1|grad|elbo", re.IGNORECASE)
 _LOSSES = frozenset({"loss", "train_loss", "train loss", "training loss", "training_loss", "total_loss"})
 
 _TIME = r"\d{1,6}:\d\d(?::\d\d)?"
@@ -136,12 +155,16 @@ def _rate(pace: str, what: str, per: str) -> float | None:
 
 
 def _loop_line(text: str) -> Counted | None:
+    first = _FIRST_WORDS.match(text)
+    text = text[first.end() :] if first else _VALUE_AT.sub(r"\2, \1: ", text)
     found = _scan(text, is_strict=True)
     if found is None or (found.step is None and found.epoch is None):
         return None
-    has_total = found.steps is not None or found.epochs is not None
+    is_turn = first is not None and first[1] and found.epoch is not None
+    if is_turn or found.steps is not None or found.epochs is not None:
+        return found
     names = " ".join(found.values) + (" loss" if found.loss is not None or found.bad_loss is not None else "")
-    return found if has_total or _NAMES_OF_TRAINING.search(names) else None
+    return found if _NAMES_OF_TRAINING.search(names) else None
 
 
 def _scan(text: str, *, is_strict: bool) -> Counted | None:
@@ -163,21 +186,19 @@ def _scan(text: str, *, is_strict: bool) -> Counted | None:
             counters[name] = int(item[2])
             if item[3]:
                 counters[f"{name}s"] = int(item[3])
-        else:
+        elif (item := _MEASURE.match(text, at)) is None:
             item = _METRIC.match(text, at)
-            if item and len(values) < _MOST_METRICS:
+            if item is None:
+                if is_strict:
+                    return None
+                break
+            if len(values) < _MOST_METRICS:
                 name, value = (item[1] or item[2]).lower(), float(item[3])
                 is_finite = math.isfinite(value)
                 if name in _LOSSES:
                     loss, bad_loss = (value, None) if is_finite else (None, value)
                 else:
                     values[name.replace(" ", "_")] = value if is_finite else None
-            elif item is None:
-                item = _MEASURE.match(text, at)
-                if item is None:
-                    if is_strict:
-                        return None
-                    break
         at = _end_of_separators(text, item.end())
     return Counted(**counters, values=values, loss=loss, bad_loss=bad_loss)  # type: ignore[arg-type]
 

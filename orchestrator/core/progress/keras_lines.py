@@ -25,7 +25,7 @@ MAX_LINE_BYTES = 4096
 _COLOUR = re.compile(rb"\x1b\[[0-9;]{0,16}m")
 _HEADING = re.compile(r"Epoch (\d{1,12})/(\d{1,12})")
 _COUNTS = re.compile(r"(\d{1,12})/(\d{1,12}|Unknown)(?= )")
-_METRIC = re.compile(r"([^\W\d][^\s:]{0,80}): (-?\d{1,20}\.\d{4}(?:e[+-]\d{2,3})?|nan|-?inf)")
+_METRIC = re.compile(r"([^\W\d][^\s:]{0,80}): (-?\d{1,40}\.\d{4}(?:e[+-]\d{2,3})?|nan|-?inf)")
 _TIME = re.compile(r"\d{1,9}s|\d{1,6}:\d\d(?::\d\d)?")
 _PACE = re.compile(r"(\d{1,9})(us|ms|s)/(step|epoch)")
 # Bars of Keras 3 (`=` without UTF-8) and of tf_keras.

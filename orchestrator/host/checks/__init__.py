@@ -37,7 +37,12 @@ CHECKS_OF_TASKS_HERE: tuple[Check, ...] = (
     resources.check_task_limits,
     resources.check_memory_limit,
 )
-CHECKS_OF_UP = (*CHECKS_OF_CONFIG, directories.check_state_owner, directories.check_state_writable)
+CHECKS_OF_UP = (
+    settings.check_depth,
+    *CHECKS_OF_CONFIG,
+    directories.check_state_owner,
+    directories.check_state_writable,
+)
 # `orch up` shows their warnings before it starts.
 WARNINGS_OF_UP: tuple[Check, ...] = (directories.check_shared_directories, resources.check_memory_limit)
 
@@ -48,6 +53,7 @@ def all_checks() -> tuple[Check, ...]:
 
     return (
         settings.check_settings,
+        settings.check_depth,
         settings.check_builtin_options,
         settings.check_cluster,
         directories.check_output_directories,

@@ -60,6 +60,7 @@ from orchestrator.request.settings.roles import (
     with_strategy,
     worker_range,
 )
+from orchestrator.store.ownership import open_place
 
 # Seeds of faults are below: short enough to type again.
 _SEEDS = 10**6
@@ -297,6 +298,7 @@ def _require_file(given: Given) -> None:
         elif not os.access(path.parent, os.W_OK | os.X_OK):
             problem = f"{path.parent} cannot be written; name another directory"
         else:
+            os.close(open_place(path)[0])
             return
     except OSError as error:
         problem = f"{error.strerror}"

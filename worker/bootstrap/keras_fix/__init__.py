@@ -57,10 +57,11 @@ Report = Callable[[str], None]
 def arm(workers: int, log: Log) -> None:
     """Repair Keras for a cluster of `workers` as soon as it is imported; `log` takes the lines for the user.
     Only the standard library is imported before. Errors are logged, and never reach the script's import."""
+    # TensorFlow's own faults: with any Keras, and without one.
+    _load_function("datasets.copy_arrays")()
     if workers > 1:
-        # tf.data belongs to TensorFlow: its iterators are slow with any Keras, and without one.
         _load_function("iterators.arm")()
-        _load_function("workers.remember_place")()
+        _load_function("workers.arm")()
     after_import("keras", functools.partial(_repair_and_log, workers, log))
 
 

@@ -6,14 +6,18 @@ import contextlib
 import functools
 import os
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
+from ..after_import import after_import
 from . import replace, tf
 from .batches import usual_batch
 from .rows import refuse_tables, rows_by_example, share_rows
 from .workers import log_once, spans_workers, sum_now
 
 INFINITE = -1
+# TensorFlow uses an array's memory as it is if its address is a multiple of this number of bytes.
+_SHARED_ALIGNMENT = 64
 # Data sets that read no files. TensorFlow would share them out by element.
 _IN_MEMORY = frozenset(
     f"{kind}Dataset"
@@ -22,6 +26,39 @@ _IN_MEMORY = frozenset(
         *("Repeat", "Shuffle", "Take", "Skip", "Zip", "Cache", "Filter", "Options"),
     )
 )
+
+
+def copy_arrays() -> None:
+    """Once TensorFlow is imported, keep it from writing to arrays that a generator or `py_function` returns.
+    It may compute in place in a slice of such an array (docs/development/upstream.md)."""
+    after_import("tensorflow", _copy_arrays)
+
+
+def _copy_arrays(_: ModuleType) -> None:
+    try:
+        import numpy as np
+        from tensorflow.python.ops import script_ops
+
+        registry = script_ops.FuncRegistry
+    except (ImportError, AttributeError):
+        return  # another build of TensorFlow, which stays as it is
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return value if value.ctypes.data % _SHARED_ALIGNMENT else value.copy()
+        if not (isinstance(value, tf.Tensor) and value.dtype.is_numpy_compatible and "CPU" in value.device):
+            return value
+        # A function such as tf.squeeze makes a tensor in an array's memory.
+        try:
+            with tf.device(value.device):
+                return tf.raw_ops.DeepCopy(x=value)
+        except tf.errors.OpError:
+            return value  # quantized numbers, for example
+
+    @replace(registry, "__call__")
+    def call_python(original: Any, self: Any, *args: Any) -> Any:
+        result = original(self, *args)
+        return [copied(value) for value in result] if isinstance(result, list) else copied(result)
 
 
 def replace_epoch_iterator(trainer: Any) -> None:
@@ -143,7 +180,8 @@ def _global_batch(adapter: Any, dataset: Any) -> int:
 
 def _have_same_batches(batches: int, steps: int | None, strategy: Any) -> bool:
     """Whether all workers are known to have the same number of batches; ValueError if their epochs differ."""
-    numbers = [batches, steps or batches]
+    # Keras reports a number that is not an int when its epoch begins.
+    numbers = [batches, int(steps or batches)]
     sums = sum_now(
         strategy, tf.constant([*numbers, *(n * n for n in numbers), *(int(n > 0) for n in numbers)], tf.int64)
     )

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
+from ..after_import import after_import
 from ..messages import log
-from . import tf
+from . import replace, tf
+
+# Keys of collective groups that a strategy may use. TensorFlow takes one for each set of devices.
+_GROUP_KEYS = 1000
 
 
 class Place:
@@ -68,8 +74,44 @@ def log_once(line: str) -> None:
 
 # -- strategies
 
-# By strategy. Strategies live until the process exits.
-_adders: dict[int, Any] = {}
+
+def arm() -> None:
+    """Once TensorFlow is imported, let all strategies of this process use the server of the first one."""
+    remember_place()
+    after_import("tensorflow", _keep_server_if_possible)
+
+
+def _keep_server_if_possible(_: ModuleType) -> None:
+    try:
+        _keep_server()
+    except (ImportError, AttributeError):
+        return  # another build of TensorFlow, which stays as it is
+
+
+def _keep_server() -> None:
+    """Keep what runs collectives when a second MultiWorkerMirroredStrategy has the same cluster. TensorFlow replaces it
+    while another worker still receives from this one and while iterators are destroyed, and fails or crashes."""
+    from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+    from tensorflow.python.eager import context
+
+    first_keys = itertools.count(step=_GROUP_KEYS)
+
+    @replace(CollectiveAllReduceExtended, "_initialize_multi_worker")
+    def initialize(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        # Older strategies' keys are still known. Every worker creates the same strategies, in the same order.
+        self._collective_key_base += next(first_keys)
+        original(self, *args, **kwargs)
+
+    @replace(context.Context, "enable_collective_ops")
+    def enable(original: Any, self: Any, server_def: Any) -> None:
+        if not _serves_same_cluster(getattr(self, "_collective_ops_server_def", None), server_def):
+            original(self, server_def)
+
+
+def _serves_same_cluster(old: Any, new: Any) -> bool:
+    # The rest are settings, which TensorFlow reads when it creates the server.
+    names = ("cluster", "job_name", "task_index", "port", "protocol")
+    return old is not None and all(getattr(old, name) == getattr(new, name) for name in names)
 
 
 def spans_workers(strategy: Any) -> bool:
@@ -120,9 +162,9 @@ def sum_now(strategy: Any, values: Any) -> Any:
     """Sum a tensor or array over all workers, outside of a step. Return a tensor.
     Every worker must call it, with the same shape and type."""
     replicas = strategy.num_replicas_in_sync // strategy.extended._num_workers
-    add = _adders.get(id(strategy))
+    add = getattr(strategy, "_orch_add", None)
     if add is None:
-        add = _adders[id(strategy)] = _adder(strategy)
+        add = strategy._orch_add = _adder(strategy)
     total = add(tf.convert_to_tensor(values))
     return total if replicas == 1 else total // replicas if total.dtype.is_integer else total / replicas
 
@@ -137,4 +179,6 @@ def _adder(strategy: Any) -> Any:
     def add(value: Any) -> Any:
         return first_local(strategy, strategy.run(add_here, args=(value,)))
 
+    # TensorFlow would count the traces of all strategies, and advise the user about a function of ours.
+    add._omit_frequent_tracing_warning = True
     return add
