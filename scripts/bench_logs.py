@@ -25,8 +25,8 @@ ORCH = Path(sys.executable).parent / "orch"
 FLOOD = """
 import os, sys
 lines = int(sys.argv[1])
-first = 0
-while lines < 0 or first < lines:
+first, parent = 0, os.getppid()
+while (lines < 0 or first < lines) and os.getppid() == parent:
     last = first + 100 if lines < 0 else min(first + 100, lines)
     numbers = range(first, last)
     text = b"".join(b"step %09d loss: 0.12345 accuracy: 0.98765 as many logs have\\n" % n for n in numbers)
@@ -39,7 +39,9 @@ STAY = """
 import sys, time
 sys.argv[0] = sys.argv.pop(1)
 exec(open(sys.argv[0]).read())
-time.sleep(600)
+until = time.monotonic() + 600
+while os.getppid() == parent and time.monotonic() < until:
+    time.sleep(0.1)
 """
 HONCHO_LINES = 5_000
 HONCHO_AIM = 40

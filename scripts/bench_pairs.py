@@ -6,9 +6,12 @@ A pair is orch and its comparison, one right after the other and each first in t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
+import resource
+import signal
 import statistics
 import sys
 import time
@@ -18,9 +21,15 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NoReturn
+
+import psutil
 
 Measurement = Callable[[], float]
 MEASURED_PACKAGES = ("tf-orch", "tensorflow", "keras", "tf_keras", "honcho")
+# Limit of each file. A flood of log lines would otherwise fill the disk if its end fails.
+LARGEST_FILE_BYTES = 1 << 30
+_PATIENCE_S = 20.0
 
 
 @dataclass
@@ -144,11 +153,34 @@ def _version(name: str) -> str:
 
 
 def options(description: str, rounds: int) -> argparse.ArgumentParser:
-    """The options that all measurements have."""
+    """The options that all measurements have. Sets what their processes inherit."""
+    set_inherited()
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--rounds", type=int, default=rounds, help=f"pairs (default {rounds})")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the samples as JSON, too")
     return parser
+
+
+def set_inherited() -> None:
+    """Reset the signals that a shell ignores in the background, and limit what the measurement's processes write.
+
+    SIGINT and SIGTERM end these processes before the measurement removes its files.
+    """
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if soft == resource.RLIM_INFINITY or soft > LARGEST_FILE_BYTES:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE_BYTES, hard))
+
+
+def _end(number: int, _: object) -> NoReturn:
+    started = psutil.Process().children(recursive=True)
+    for process in started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(started, timeout=_PATIENCE_S)
+    raise SystemExit(128 + number)
 
 
 @contextmanager

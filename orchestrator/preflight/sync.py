@@ -63,7 +63,7 @@ def copy_directory(spec: JobSpec, hosts: Iterable[Host]) -> None:
 
 def _write_paths(directory: Path) -> IO[bytes] | None:
     """Return a file with the paths to copy; None if the directory is not in a repository. UsageError."""
-    paths = _list_paths(f"{directory.resolve()}/")
+    paths = _list_paths(str(directory.resolve()).rstrip("/") + "/")
     if paths is None:
         return None
     file = tempfile.TemporaryFile()
@@ -121,11 +121,11 @@ def _ask_git(directory: str, *which: str) -> set[str] | None:
         if any(os.path.lexists(place / ".git") for place in Path(directory, "-").parents):
             raise _no_answer(directory, f"git could not be started: {error.strerror}") from error
         return None
-    said = done.stderr.decode(errors="replace")
-    if done.returncode and "not a git repository" in said:
-        return None
+    said = done.stderr.decode(errors="replace").splitlines()
     # git continues after a directory that it cannot read.
-    reasons = [line for line in said.splitlines() if line.startswith(("fatal:", "warning: could not open"))]
+    reasons = [line for line in said if line.startswith(("fatal:", "warning: could not open"))]
+    if done.returncode and reasons and reasons[0].startswith("fatal: not a git repository"):
+        return None
     if done.returncode or reasons:
         raise _no_answer(directory, one_line(reasons[0] if reasons else f"exit code {done.returncode}"))
     # rsync copies all that is in a directory with a slash at its end.
@@ -155,6 +155,7 @@ class _Copy:
         self._engine = engine
         self._host = host
         self._errors = tempfile.TemporaryFile()
+        self._log = engine.new_log()
         mode = stat.S_IMODE(directory.stat().st_mode)
         there = f"[{host.destination}]" if ":" in host.destination else host.destination
         words = [
@@ -162,7 +163,7 @@ class _Copy:
             "--archive",
             "--compress",
             *(_LEFT_OUT if paths is None else _LISTED),
-            f"--rsh={shlex.join(engine.login_words())}",
+            f"--rsh={shlex.join(engine.login_words(self._log))}",
             # Missing parents are made; --mkpath does that from rsync 3.2.3 on. A list of paths has no mode for it.
             f"--rsync-path=mkdir -p -m {mode:o} {shlex.quote(str(directory))} && rsync",
             "--protect-args",
@@ -182,6 +183,7 @@ class _Copy:
                 )
         except OSError as error:
             self._errors.close()
+            self._log.close()
             raise UsageError(
                 f"--sync: rsync could not be started ({error.strerror}); install it here and on the hosts"
             ) from error
@@ -197,11 +199,12 @@ class _Copy:
         if code == _NO_CONNECTION:
             # The last line is rsync's own.
             said = "\n".join(line for line in text.splitlines() if not line.startswith("rsync"))
-            return self._engine.explain(self._host.destination, code, said)
+            return self._engine.explain(self._host.destination, code, said, self._log.read())
         if code == _NOT_FOUND or "rsync: command not found" in text or "rsync: not found" in text:
             return f"{name}: rsync is not installed there; install it, or copy the directory yourself"
         # Said after the error of another program, such as mkdir.
         outcome = ("rsync error:", "rsync: connection unexpectedly closed")
+        text = f"{text}\n{self._log.read() or ''}"
         lines = [line for line in text.splitlines() if not line.startswith(outcome)]
         return f"{name}: rsync failed: {last_line(chr(10).join(lines)) or f'exit code {code}'}"
 
@@ -211,3 +214,4 @@ class _Copy:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._errors.close()
+        self._log.close()

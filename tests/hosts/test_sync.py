@@ -14,17 +14,20 @@ from testbed import Testbed
 
 ODD_NAMES = {"new\nline.py", "-rf", "#hash", "[a]*?\\b", "\udcff\udcfe.py", " "}
 TRUE = ("--", "true")
+# The name is text of a message of git, too.
+REPOSITORY = "not a git repository"
+WORK = f"{REPOSITORY}/work"
 
 
 @pytest.fixture
 def work(machines: Testbed) -> Iterator[Path]:
     """A subdirectory of a repository on n0. The hosts have no directory at this path."""
     homes = [machine.home for machine in machines.machines.values()]
-    directory = homes[0] / "project/work"
+    directory = homes[0] / WORK
     write(directory, "train.py")
     yield directory
     for home in homes:
-        shutil.rmtree(home / "project", ignore_errors=True)
+        shutil.rmtree(home / REPOSITORY, ignore_errors=True)
 
 
 def write(directory: Path, *paths: str, text: str = "") -> None:
@@ -41,13 +44,13 @@ def git(directory: Path, *words: str) -> None:
 def sync(machines: Testbed, *command: str, hosts: str = "n1", **env: str) -> subprocess.CompletedProcess[str]:
     """Run `orch up --sync` in `work`."""
     words = (str(ORCH), "up", "--as-root-anyway", "--sync", "--hosts", hosts, *command)
-    place = Path(f"{machines.directory}/home/project/work")
+    place = Path(f"{machines.directory}/home/{WORK}")
     return machines["n0"].run(*words, cwd=place, check=False, env=env)
 
 
 def copied(machines: Testbed, host: str = "n1") -> set[str]:
     """The paths that a host has below `work`. A slash marks a directory."""
-    top = machines[host].home / "project/work"
+    top = machines[host].home / WORK
     return {
         f"{path.relative_to(top)}{'/' * (path.is_dir() and not path.is_symlink())}" for path in top.rglob("*")
     }
@@ -71,16 +74,16 @@ def test_hosts_get_what_git_does_not_ignore(machines: Testbed, work: Path) -> No
     (work / "linked").symlink_to("../outside")
     (work / "empty").mkdir()
     work.chmod(0o750)
-    write(machines["n1"].home / "project/work", ".env", "only there", text="there")
+    write(machines["n1"].home / WORK, ".env", "only there", text="there")
     done = sync(machines, *TRUE, hosts="n1,n2")
     assert done.returncode == 0, done.stderr
     expected = {"train.py", "kept.log", "empty/", "logs/", "part/", "part/data.py", "linked", *ODD_NAMES}
     assert copied(machines, "n2") == expected
     assert copied(machines) == expected | {".env", "only there"}
-    assert (machines["n1"].home / "project/work/.env").read_text() == "there"
-    assert (machines["n2"].home / "project/work").stat().st_mode & 0o777 == 0o750
-    assert str((machines["n2"].home / "project/work/linked").readlink()) == "../outside"
-    assert not (machines["n2"].home / "project/beside.py").exists()
+    assert (machines["n1"].home / WORK / ".env").read_text() == "there"
+    assert (machines["n2"].home / WORK).stat().st_mode & 0o777 == 0o750
+    assert str((machines["n2"].home / WORK / "linked").readlink()) == "../outside"
+    assert not (machines["n2"].home / REPOSITORY / "beside.py").exists()
 
 
 def test_repositories_inside_are_copied_by_their_own_rules(machines: Testbed, work: Path) -> None:
@@ -108,15 +111,16 @@ def test_a_repository_runs_no_program_and_variables_of_a_hook_count_for_nothing(
     machines: Testbed, work: Path
 ) -> None:
     git(work, "init")
-    write(work, "train.py", "secret", "program", ".gitignore", text="secret\n")
-    (work / "program").write_text(f"#!/bin/sh\ntouch {machines.shared}/ran\n")
-    (work / "program").chmod(0o755)
-    git(work, "config", "core.fsmonitor", f"{machines.directory}/home/project/work/program")
+    write(work, "secret", ".gitignore", text="secret\n")
+    program = machines.shared / "program"
+    program.write_text(f"#!/bin/sh\ntouch {machines.shared}/ran\n")
+    program.chmod(0o755)
+    git(work, "config", "core.fsmonitor", str(program))
     git(work.parent, "init")
-    other = f"{machines.directory}/home/project/.git"
+    other = f"{machines.directory}/home/{REPOSITORY}/.git"
     done = sync(machines, *TRUE, GIT_DIR=other, GIT_WORK_TREE="/", GIT_INDEX_FILE="/nowhere/index")
     assert done.returncode == 0, done.stderr
-    assert copied(machines) == {"train.py", "program", ".gitignore"}
+    assert copied(machines) == {"train.py", ".gitignore"}
     assert not (machines.shared / "ran").exists()
 
 
@@ -138,7 +142,7 @@ def test_nothing_is_copied_if_git_does_not_answer(machines: Testbed, work: Path,
             reason = "fatal: bad config line 1"
     done = sync(machines, *TRUE, **env)
     assert done.returncode == 2
-    place = f"{machines.directory}/home/project/work/"
+    place = f"{machines.directory}/home/{WORK}/"
     assert f"--sync: git does not say which files in {place} it ignores ({reason}" in " ".join(
         done.stderr.split()
     )
