@@ -53,22 +53,25 @@ _NOT_OURS = frozenset(
 
 # All tests of a set run in the same test process: creating what they share costs more than most tests.
 _TOGETHER = {
-    **{f"tests/browser/{name}.py": "a browser" for name in ("test_page_in_browser", "test_real_pages")},
+    **{
+        f"tests/e2e/local/browser/{name}.py": "a browser"
+        for name in ("test_page_in_browser", "test_real_pages")
+    },
     "tests/security/test_another_user.py": "the live run of a user",
-    "tests/worker/test_worker_records.py": "TensorFlow",
-    "tests/worker/test_worker_training.py": "TensorFlow",
-    "tests/worker/test_worker_data_files.py": "TensorFlow",
-    "tests/worker/test_worker_data_sharing.py": "TensorFlow",
-    "tests/worker/test_worker_history.py": "TensorFlow",
-    "tests/worker/test_worker_kept_iterators.py": "TensorFlow",
-    "tests/worker/test_worker_parameter_server.py": "TensorFlow",
-    "tests/worker/test_worker_equal_losses.py": "TensorFlow",
-    "tests/worker/test_worker_mesh.py": "TensorFlow",
-    "tests/worker/test_worker_strategies.py": "TensorFlow",
-    "tests/keras_fix/test_training.py": "TensorFlow",
+    "tests/e2e/local/examples/test_worker_records.py": "TensorFlow",
+    "tests/e2e/local/examples/test_worker_training.py": "TensorFlow",
+    "tests/e2e/local/examples/test_worker_data_files.py": "TensorFlow",
+    "tests/e2e/local/examples/test_worker_data_sharing.py": "TensorFlow",
+    "tests/e2e/local/examples/test_worker_history.py": "TensorFlow",
+    "tests/e2e/local/examples/test_worker_kept_iterators.py": "TensorFlow",
+    "tests/e2e/local/examples/test_worker_parameter_server.py": "TensorFlow",
+    "tests/e2e/local/examples/test_worker_equal_losses.py": "TensorFlow",
+    "tests/e2e/local/examples/test_worker_mesh.py": "TensorFlow",
+    "tests/e2e/local/examples/test_worker_strategies.py": "TensorFlow",
+    "tests/keras/test_training.py": "TensorFlow",
 }
 # Tests on pretend machines wait most of the time. Each set runs in one process, beside tests that compute.
-_TOGETHER_BY_NAME = {"tests/hosts/test_slurm_": "machines with Slurm", "tests/hosts/": "machines"}
+_TOGETHER_BY_NAME = {"tests/e2e/slurm/": "machines with Slurm", "tests/e2e/hosts/": "machines"}
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import time
+from base64 import b64decode
 from collections.abc import Iterable
+from html.parser import HTMLParser
 from typing import Any
 
 from run_records import make_run, view_of
@@ -104,3 +108,37 @@ def strings_of(value: object) -> Iterable[str]:
     elif isinstance(value, list):
         for each in value:
             yield from strings_of(each)
+
+
+class Elements(HTMLParser):
+    """The elements of a report: (tag, attributes, text)."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None], str]] = []
+        self._is_open = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs), ""))
+        self._is_open = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self._is_open = False
+
+    def handle_data(self, data: str) -> None:
+        if self._is_open:
+            tag, attributes, text = self.found[-1]
+            self.found[-1] = (tag, attributes, text + data)
+
+    def all(self, tag: str) -> list[tuple[dict[str, str | None], str]]:
+        return [(attributes, text) for name, attributes, text in self.found if name == tag]
+
+
+def embedded(report: bytes) -> dict[str, Any]:
+    scripts = Elements(report.decode()).all("script")
+    return {
+        str(attributes["id"]): json.loads(gzip.decompress(b64decode(text)))
+        for attributes, text in scripts
+        if "id" in attributes
+    }

@@ -1,7 +1,7 @@
 """Every option of `orch up`, declared once.
 
 The flags of `orch up` and `orch config` with their help and completion, the keywords of Cluster and Session, the
-ORCH_* variables, the keys of orch.toml and the table in docs/cli.md (scripts/options) derive from these.
+ORCH_* variables, the keys of orch.toml and the table in docs/cli.md (scripts/tools/options) derive from these.
 A new option is one declaration here, plus its use: a field of JobSpec or DisplayOptions, and its type in keywords.py.
 """
 

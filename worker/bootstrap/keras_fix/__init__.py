@@ -3,7 +3,7 @@
 To add a fix, write a function in the module of its subject, or in a new module of this package, and add
 "module.function" to one of the three lists below. They say when the fix applies and what its function takes and
 returns. The function checks whether the fault exists, then replaces the faulty functions or methods of Keras by
-`@replace`. Test it in tests/keras_fix/ (two workers) or tests/bootstrap/test_under_strategies.py (one process).
+`@replace`. Test it in tests/keras/ (two workers) or tests/process/task/test_under_strategies.py (one process).
 """
 
 from __future__ import annotations

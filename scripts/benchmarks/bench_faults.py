@@ -1,0 +1,179 @@
+"""Measures how soon a fault is noticed, named and cleaned up.
+
+    scripts/bench faults [--rounds 50] [--limits 5] [--workers 4] [--json FILE]
+
+Tasks without TensorFlow, real processes, the default --failure-grace. The measured times:
+
+- SIGKILL: from the kill until orch notices it, and until nothing is left, with peers that handle SIGTERM and with peers
+  that ignore it;
+- SIGSTOP under --stall-timeout 5, and a worker that never listens under --start-timeout 5: until the cause is known.
+
+Each is compared with a bare process that waits for the same exit: it needs the kernel's time only, which includes
+freeing the killed process's memory.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench_pairs import Compared, options, report, say
+
+_TESTS = Path(__file__).resolve().parents[2] / "tests"
+sys.path[:0] = [str(_TESTS / "e2e/local/faults"), str(_TESTS / "support")]
+
+from scene import Moment, Scene, Who  # noqa: E402
+from waiting import lives  # noqa: E402
+
+from orchestrator.core.state.events import TaskExited, TaskReady, TaskStarted, TeardownBegan  # noqa: E402
+from orchestrator.core.state.result import RunResult  # noqa: E402
+
+KNOWN_AIM_S, GONE_AIM_S = 0.05, 1.0
+LIMIT_S = 5.0
+STALL_AIM_S, START_AIM_S = 7.0, 6.0
+_LOOK_S = 0.001
+# Says when it has begun to wait, and then when the process of this id has ended (monotonic seconds).
+_BARE_WATCHER = """
+import os, select, sys, time
+poller = select.epoll()
+poller.register(os.pidfd_open(int(sys.argv[1])), select.EPOLLIN)
+print("waits", flush=True)
+poller.poll()
+print(time.monotonic())
+"""
+
+
+@dataclass(frozen=True)
+class Killed:
+    """Seconds from the SIGKILL of a worker to what came of it."""
+
+    bare_s: float
+    known_s: float
+    gone_s: float
+
+
+class Faults:
+    """Measures one run for each figure, each in a new folder."""
+
+    def __init__(self, root: Path, workers: int) -> None:
+        self._root = root
+        self._workers = workers
+        self._count = 0
+
+    def killed(self, breaks: str) -> Killed:
+        """A worker is killed: until a bare process knows, until orch does, until none of the tasks is left."""
+        with self._run(Moment.TRAINING, breaks) as scene:
+            (victim,) = scene.task_pids(Who.VICTIM)
+            pids = [victim, *scene.task_pids(Who.PEERS)]
+            with _bare_watcher(victim) as told:
+                began = time.monotonic()
+                os.kill(victim, signal.SIGKILL)
+                while any(lives(pid) for pid in pids):
+                    time.sleep(_LOOK_S)
+                gone = time.monotonic()
+                bare = float(told())
+            _require(scene.result(), 137, scene.victim_name)
+            (known, *_) = [event.mono for event in scene.events() if isinstance(event, TaskExited)]
+        return Killed(bare - began, known - began, gone - began)
+
+    def stopped(self) -> float:
+        """Seconds from the SIGSTOP of a worker to its being named."""
+        with self._run(Moment.TRAINING, "nothing", stall_timeout=f"{LIMIT_S}s") as scene:
+            began = time.monotonic()
+            os.kill(scene.task_pids(Who.VICTIM)[0], signal.SIGSTOP)
+            _require(scene.result(), 124, scene.victim_name)
+            return _teardown_mono(scene) - began
+
+    def missing(self) -> float:
+        """Seconds from the first worker's being ready to the naming of the one that is not."""
+        with self._run(Moment.RENDEZVOUS, "nothing", start_timeout=f"{LIMIT_S}s") as scene:
+            _require(scene.result(), 124, scene.victim_name)
+            ready = [event.mono for event in scene.events() if isinstance(event, TaskReady)]
+            return _teardown_mono(scene) - min(ready)
+
+    def restarted(self) -> float:
+        """Seconds from the SIGKILL of a worker to the last start of the next attempt, a pause of 1 s included."""
+        with self._run(Moment.TRAINING, "nothing", on_failure="restart") as scene:
+            began = time.monotonic()
+            os.kill(scene.task_pids(Who.VICTIM)[0], signal.SIGKILL)
+            _require(scene.result(), 0, None)
+            return max(event.mono for event in scene.events() if isinstance(event, TaskStarted)) - began
+
+    @contextmanager
+    def _run(self, moment: Moment, breaks: str, **flags: object) -> Iterator[Scene]:
+        self._count += 1
+        here = self._root / str(self._count)
+        here.mkdir()
+        scene = Scene(here, moment, breaks, workers=self._workers, options=flags)
+        with scene.started():
+            scene.reach_the_moment()
+            yield scene
+
+
+@contextmanager
+def _bare_watcher(pid: int) -> Iterator[Callable[[], str]]:
+    """A process that waits for the end of this one; the next line that it says."""
+    argv = [sys.executable, "-I", "-S", "-c", _BARE_WATCHER, str(pid)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as watcher:
+        assert watcher.stdout is not None
+        watcher.stdout.readline()
+        yield watcher.stdout.readline
+
+
+def _teardown_mono(scene: Scene) -> float:
+    (began, *_) = [event.mono for event in scene.events() if isinstance(event, TeardownBegan)]
+    return began
+
+
+def _require(result: RunResult, code: int, task: str | None) -> None:
+    named = None if result.cause is None else result.cause.task
+    if (result.exit_code, named) != (code, task):
+        raise SystemExit(f"{result.run_id} ended with {result.exit_code}, cause {result.cause}")
+
+
+def main() -> None:
+    parser = options("Measures how soon a fault is known and cleared away.", rounds=50)
+    parser.add_argument("--limits", type=int, default=5, help="rounds of what takes seconds each (default 5)")
+    parser.add_argument("--workers", type=int, default=4)
+    arguments = parser.parse_args()
+    known = Compared("SIGKILL of a worker to orch's knowing", "s", "", KNOWN_AIM_S)
+    worst = Compared("the worst of them", "s", "", KNOWN_AIM_S)
+    bare = Compared("the same, to a bare process's knowing", "s", "")
+    own = Compared("how much later orch knows than that", "s", "", KNOWN_AIM_S)
+    gone = Compared("SIGKILL of a worker to nothing left", "s", "", GONE_AIM_S)
+    deaf = Compared("the same, the peers deaf to SIGTERM", "s", "", GONE_AIM_S)
+    stall = Compared(f"SIGSTOP to its name, --stall-timeout {LIMIT_S:g}", "s", "", STALL_AIM_S)
+    start = Compared(f"first ready to the missing's name, --start-timeout {LIMIT_S:g}", "s", "", START_AIM_S)
+    again = Compared("SIGKILL of a worker to the next attempt's tasks", "s", "")
+    with tempfile.TemporaryDirectory(prefix="orch-bench-") as directory:
+        os.environ["XDG_STATE_HOME"] = f"{directory}/state"
+        faults = Faults(Path(directory), arguments.workers)
+        for round_ in range(arguments.rounds):
+            killed = faults.killed("nothing")
+            known.orch.append(killed.known_s)
+            bare.orch.append(killed.bare_s)
+            own.orch.append(killed.known_s - killed.bare_s)
+            gone.orch.append(killed.gone_s)
+            deaf.orch.append(faults.killed("all ignore SIGTERM").gone_s)
+            if round_ < arguments.limits:
+                stall.orch.append(faults.stopped())
+                start.orch.append(faults.missing())
+                again.orch.append(faults.restarted())
+            say(
+                f"round {round_ + 1}: known {killed.known_s:.3f} s (a bare process {killed.bare_s:.3f} s),"
+                f" gone {killed.gone_s:.3f} s, deaf {deaf.orch[-1]:.3f} s"
+            )
+    worst.orch.append(max(known.orch))
+    report("faults", [known, worst, bare, own, gone, deaf, stall, start, again], arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Runs the cells of strategy x loop, or the cases of numbers, and writes the outcomes into the docs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from number_cells import Figures, differing_values, measure
+from number_table import row, table
+from strategy_cells import CELLS, STATED_ACCURACY, Outcome, run_cell
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = DOCS / "strategies" / "README.md"
+NUMBERS_PAGE = DOCS / "keras.md"
+BEGIN, END = "<!-- written by scripts/tools/cells -->", "<!-- up to here -->"
+NUMBERS_BEGIN = "<!-- written by scripts/tools/cells numbers -->"
+HEAD = ("| strategy | loop | Keras | command | on this machine |", "|---|---|---|---|---|")
+
+
+def main(strategies: list[str]) -> int:
+    """Return 0 if every cell trains to the stated accuracy or is refused."""
+    unknown = set(strategies) - {cell.strategy for cell in CELLS}
+    if unknown:
+        print(f"cells: no such strategy: {', '.join(sorted(unknown))}", file=sys.stderr)
+        return 2
+    chosen = [cell for cell in CELLS if not strategies or cell.strategy in strategies]
+    with tempfile.TemporaryDirectory(prefix="cells-") as directory:
+        environ = {**os.environ, "XDG_STATE_HOME": directory}
+        outcomes = []
+        for cell in chosen:
+            outcomes.append(run_cell(cell, Path(directory), environ))
+            print(outcomes[-1].row, flush=True)
+    write_table(outcomes)
+    return 0 if all(is_as_stated(outcome) for outcome in outcomes) else 1
+
+
+def compare_numbers(cases: list[str]) -> int:
+    """Compare the cases, or all; return 0 if every difference is explained."""
+    with tempfile.TemporaryDirectory(prefix="cells-") as name:
+        directory = Path(name)
+        found: list[Figures] = []
+        for figures in measure(directory, ";".join(cases) or "all", {**os.environ, "XDG_STATE_HOME": name}):
+            found.append(figures)
+            print(row([figures]), flush=True)
+            if cases or not figures.is_explained:
+                print(*differing_values(directory, figures), sep="\n", flush=True)
+    if not cases:
+        before, _, rest = NUMBERS_PAGE.read_text().partition(NUMBERS_BEGIN)
+        after = rest.partition(END)[2]
+        NUMBERS_PAGE.write_text(f"{before}{NUMBERS_BEGIN}\n{table(found)}\n{END}{after}")
+    return 0 if all(figures.is_explained for figures in found) else 1
+
+
+def is_as_stated(outcome: Outcome) -> bool:
+    if outcome.accuracy is not None:
+        return outcome.accuracy >= STATED_ACCURACY
+    return outcome.refusal is not None
+
+
+def write_table(outcomes: list[Outcome]) -> None:
+    """Replace the rows of the cells that were run; the others stay, in the order of the cells."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    old, _, after = rest.partition(END)
+    rows = {outcome.cell: outcome.row for outcome in outcomes}
+    for cell in CELLS:
+        kept = [line for line in old.splitlines() if f"| `{cell.command}` |" in line]
+        if cell not in rows and kept:
+            rows[cell] = kept[0]
+    table = "\n".join([*HEAD, *(rows[cell] for cell in CELLS if cell in rows)])
+    PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    numbers = sys.argv[1:2] == ["numbers"]
+    sys.exit(compare_numbers(sys.argv[2:]) if numbers else main(sys.argv[1:]))
