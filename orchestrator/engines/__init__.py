@@ -97,8 +97,14 @@ class Connection:
             return False
         return True
 
+    def messages(self) -> str | None:
+        """Return what the process itself has reported, apart from the host's text on stderr; None if it is there."""
+        return None
+
     def kill(self) -> None:
-        """Kill the process with its group: ssh starts another one for a ProxyJump, which would wait for its network."""
+        """Kill the process with its group: ssh starts another one for a ProxyJump, which would wait for its network.
+
+        Call it also after the exit: it removes the messages."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -117,8 +123,8 @@ class Engine(Protocol):
     def connect(self, destination: str, words: Sequence[str], errors: int | None = None) -> Connection:
         """Run `words` on a host with stdin, stdout and stderr (`errors`, a descriptor) here. EngineError."""
 
-    def explain(self, host: str, exit_code: int | None, errors: str) -> str:
-        """Return why a connection ended, in words for the user: from the exit code and the end of stderr."""
+    def explain(self, host: str, exit_code: int | None, errors: str, messages: str | None = None) -> str:
+        """Return why a connection ended, in words for the user: from exit code, end of stderr, and messages()."""
 
     def explain_silence(self, host: str, waited_s: float, errors: str) -> str:
         """Return the message about a host that has not answered once in `waited_s` seconds, with what to do."""

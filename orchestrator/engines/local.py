@@ -21,7 +21,7 @@ class LocalEngine:
         """Run `words` here; `destination` is not used."""
         return Connection(words, errors)
 
-    def explain(self, host: str, exit_code: int | None, errors: str) -> str:
+    def explain(self, host: str, exit_code: int | None, errors: str, messages: str | None = None) -> str:
         return "the agent was lost (killed, or it crashed: see agent.log)"
 
     def explain_silence(self, host: str, waited_s: float, errors: str) -> str:

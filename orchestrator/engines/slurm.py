@@ -60,7 +60,7 @@ class SlurmEngine:
         step = [*step_words(self._job, destination), "sh", "-c", " ".join(words)]
         return Connection(step, errors, plain_environ())
 
-    def explain(self, host: str, exit_code: int | None, errors: str) -> str:
+    def explain(self, host: str, exit_code: int | None, errors: str, messages: str | None = None) -> str:
         """Why a step on `host` ended, and what to do, from the state of the job and srun's last text on stderr."""
         if time.monotonic() >= self._ask_at:
             self._state = job_state(self._job)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.core.errors import EngineError
 from orchestrator.core.text.clean import one_line
 from orchestrator.engines import Connection
 
@@ -28,43 +32,51 @@ _OPTIONS = (
     "-oControlMaster=no",
 )
 
-# Text on ssh's stderr, and the sentence for it; the first that matches counts. `{host}` is the host, other names
-# are those of the pattern. ssh never translates its messages.
+# The end of ssh's messages is kept, where it says why it has failed.
+_MOST_BYTES = 4096
+# Options with which the user has ssh write its messages elsewhere, alone or behind other flags: -E FILE, -y.
+_LOGS_ELSEWHERE = re.compile(r"-[46AaCfGgKkMNnqsTtVvXxYy]*[Ey]")
+# ssh has not reached the server: what is on its stderr is of the ssh of a ProxyJump.
+_BEFORE_LOGIN = ("kex_exchange_identification", "UNKNOWN port 65535")
+
+# A line of ssh's messages, and the sentence for it; the first pattern that matches a line counts. `{host}` is the host,
+# other names are those of the pattern. ssh never translates its messages. Texts of the server are behind ssh's own
+# beginning of a line, such as "Received disconnect from".
 _FAILURES = tuple(
-    (re.compile(pattern, re.MULTILINE), sentence)
+    (re.compile(pattern), sentence)
     for pattern, sentence in (
         (
-            r"Could not resolve hostname (?P<name>\S+): Temporary failure",
+            r"^ssh: Could not resolve hostname (?P<name>\S+): Temporary failure",
             "the name {name} cannot be looked up at present; check this machine's network and DNS",
         ),
         (
-            r"Could not resolve hostname (?P<name>\S+):",
+            r"^ssh: Could not resolve hostname (?P<name>\S+):",
             "ssh knows no host {name}; correct the name, or add it to ~/.ssh/config",
         ),
         (
-            r"connect to host (?P<name>\S+) port (?P<port>\d+): Connection refused",
+            r"^ssh: connect to host (?P<name>\S+) port (?P<port>\d+): Connection refused",
             "{name} is there, but no ssh server listens on its port {port}; start sshd there, or set Port in"
             " ~/.ssh/config",
         ),
         (
-            r"connect to host (?P<name>\S+) port (?P<port>\d+): (?P<reason>Connection timed out)",
+            r"^ssh: connect to host (?P<name>\S+) port (?P<port>\d+): Connection timed out",
             "{name} does not answer on port {port}; check that it is on, and that no firewall drops ssh",
         ),
         (
-            r"connect to host (?P<name>\S+) port \d+: (?P<reason>[^\r\n]+)",
+            r"^ssh: connect to host (?P<name>\S+) port \d+: (?P<reason>.+)",
             "{name} cannot be reached from here ({reason}); check its address and this machine's network",
         ),
         (
-            r"REMOTE HOST IDENTIFICATION HAS CHANGED(?:.*\s)*?Offending \S+ key in (?P<file>[^\r\n]+)",
+            r"^Offending \S+ key in (?P<file>.+)",
             "its host key is not the one in {file}: it was installed again, or somebody answers in its place; ask"
             " its administrator, then remove the old key with ssh-keygen -R",
         ),
         (
-            r"Host key verification failed",
+            r"^Host key verification failed",
             "its host key is not known here; run `ssh {host}` once, compare the fingerprint and accept the key",
         ),
         (
-            r"UNPROTECTED PRIVATE KEY FILE(?:.*\s)*?Permissions \S+ for '(?P<file>[^'\r\n]+)'",
+            r"^Permissions \d+ for '(?P<file>[^']+)' are too open",
             "ssh ignores the key {file}, which others can read; run `chmod 600 {file}`",
         ),
         (
@@ -72,36 +84,88 @@ _FAILURES = tuple(
             "the server refuses so many keys; name the right one by IdentityFile and IdentitiesOnly in ~/.ssh/config",
         ),
         (
-            r"Permission denied \((?P<methods>[^)\r\n]*)\)",
+            r"^(?:\S+: )?Permission denied \((?P<methods>[^)]*)\)",
             "it does not let you in without a password ({methods}), and orch cannot type one; run"
             " `ssh-copy-id {host}`, or load your key with ssh-add",
         ),
         (
-            r"^(?P<text>.*(?:Bad configuration option|Bad owner or permissions on|Can't open user config file"
-            r"|[Mm]issing argument|no argument after keyword|keyword \S+ extra arguments)[^\r\n]*)",
-            "ssh refuses its configuration: {text}; correct that file or option",
+            r"Bad configuration option|Bad owner or permissions on|Can't open user config file"
+            r"|[Mm]issing argument|no argument after keyword|keyword \S+ extra arguments",
+            "ssh refuses its configuration: {line}; correct that file or option",
         ),
         (
-            r"Cannot execute command-line and remote command",
+            r"^Cannot execute command-line and remote command",
             "ssh's configuration names another command for it (RemoteCommand); add `RemoteCommand none` for this host,"
             ' or start with --ssh-command "ssh -oRemoteCommand=none"',
         ),
         (
-            r"open failed",
+            r"^channel \d+: open failed",
             "the server refuses another session on a shared connection; raise MaxSessions in its sshd_config, or"
             " close the connection with `ssh -O exit {host}`",
         ),
         (
-            r"kex_exchange_identification|banner exchange|Connection (?:closed|reset) by",
+            r"^kex_exchange_identification|banner exchange|^Connection (?:closed|reset) by",
             "it closes connections before the login; too many may be open (MaxStartups in sshd_config), or another"
             " program listens on its port",
         ),
         (
-            r"Timeout, server|closed by remote host|client_loop:|Broken pipe|[Cc]onnection reset",
-            "the connection broke ({last}); check the network and sshd there",
+            r"^Timeout, server|closed by remote host|^client_loop:|Broken pipe|[Cc]onnection reset",
+            "the connection broke ({line}); check the network and sshd there",
         ),
     )
 )
+# What ssh prints on stderr although its messages have a file.
+_CLOSED = re.compile(r"^Connection to \S+ closed by remote host")
+
+
+class SshLog:
+    """A file for the messages of one ssh, apart from what the host prints on stderr. close() removes it.
+
+    `words` are options for that ssh. They are empty for a program that is not OpenSSH's, or that logs elsewhere.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.words: tuple[str, ...] = ()
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        if Path(command[0]).name != "ssh" or any(map(_LOGS_ELSEWHERE.match, command[1:])):
+            return
+        try:
+            # ssh makes the file, so that it is missing if this ssh has no -E.
+            self._directory = tempfile.TemporaryDirectory(prefix="orch-ssh-")
+        except OSError:
+            return  # such as a full disk
+        self._path = Path(self._directory.name, "messages")
+        self.words = ("-E", str(self._path))
+
+    def read(self) -> str | None:
+        """Return the end of the messages; None if they are on stderr."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST_BYTES))
+                return file.read(_MOST_BYTES).decode(errors="replace")
+        except (AttributeError, OSError):
+            return None
+
+    def close(self) -> None:
+        if self._directory is not None:
+            self._directory.cleanup()
+
+
+class _SshConnection(Connection):
+    def __init__(self, words: Sequence[str], errors: int | None, log: SshLog) -> None:
+        self._log = log
+        try:
+            super().__init__(words, errors)
+        except EngineError:
+            log.close()
+            raise
+
+    def messages(self) -> str | None:
+        return self._log.read()
+
+    def kill(self) -> None:
+        super().kill()
+        self._log.close()
 
 
 class SshEngine:
@@ -117,17 +181,22 @@ class SshEngine:
 
     def connect(self, destination: str, words: Sequence[str], errors: int | None = None) -> Connection:
         """Run `words`, text for the shell there. The lists of processes show it, here and there."""
-        return Connection([*self.login_words(), destination, *words], errors)
+        log = self.new_log()
+        return _SshConnection([*self.login_words(log), destination, *words], errors, log)
 
-    def login_words(self) -> list[str]:
+    def new_log(self) -> SshLog:
+        return SshLog(self._command)
+
+    def login_words(self, log: SshLog) -> list[str]:
         """The words of ssh before the name of the host."""
         # rsync and the check before a start do not ping, and would wait for hours on a dead network.
         alive = ("-oServerAliveInterval=5", "-oServerAliveCountMax=3")
-        return [*self._command, *_OPTIONS, *alive, f"-oConnectTimeout={self._connect_timeout_s}"]
+        return [*self._command, *log.words, *_OPTIONS, *alive, f"-oConnectTimeout={self._connect_timeout_s}"]
 
-    def explain(self, host: str, exit_code: int | None, errors: str) -> str:
-        """Why a connection to `host` ended, and what to do, from ssh's exit code and its last text on stderr."""
-        return f"{host}: {next(_explanations(host, exit_code, errors))}"
+    def explain(self, host: str, exit_code: int | None, errors: str, messages: str | None = None) -> str:
+        """Why a connection to `host` ended, and what to do, from ssh's exit code, the last text on stderr and ssh's
+        own messages. None: they are on stderr."""
+        return f"{host}: {next(_explanations(host, exit_code, errors, messages))}"
 
     def explain_silence(self, host: str, waited_s: float, errors: str) -> str:
         said = last_line(errors)
@@ -144,16 +213,26 @@ def for_job(spec: JobSpec) -> SshEngine:
     return SshEngine(spec.ssh_command, spec.link_timeout_s)
 
 
-def _explanations(host: str, exit_code: int | None, errors: str) -> Iterator[str]:
+def _explanations(host: str, exit_code: int | None, errors: str, messages: str | None) -> Iterator[str]:
     """Yield the explanation; a less certain one after it."""
     last = last_line(errors)
     said = f" ({last})" if last else ""
     if exit_code == _SSH_FAILED:
+        own = errors if messages is None else messages
+        if messages is not None and any(text in messages for text in _BEFORE_LOGIN):
+            own = f"{errors}\n{messages}"
+        elif _CLOSED.search(last):
+            own = f"{own}\n{last}"
+        lines = [line for line in map(one_line, own.splitlines()) if line.strip()]
         for pattern, sentence in _FAILURES:
-            if found := pattern.search(errors):
-                quoted = {name: one_line(text)[:_LONGEST_QUOTE] for name, text in found.groupdict().items()}
-                yield sentence.format(host=host, last=last, **quoted)
-        yield f"ssh failed: {last}" if last else f"ssh failed and gave no reason; try `ssh {host} true`"
+            for line in lines:
+                if found := pattern.search(line):
+                    quoted = {name: text[:_LONGEST_QUOTE] for name, text in found.groupdict().items()}
+                    yield sentence.format(host=host, line=line[:_LONGEST_QUOTE], **quoted)
+        if lines:
+            yield f"ssh failed: {last_line(own)}"
+        elif not last:
+            yield f"ssh failed and gave no reason; try `ssh {host} true`"
     if exit_code == _NOT_FOUND:
         yield f"its Python was not found{said}; name the one to use with --remote-python"
     if exit_code == _NOT_EXECUTABLE:

@@ -26,6 +26,8 @@ class ConnectionProcess(Protocol):
 
     def wait(self, timeout_s: float) -> bool: ...
 
+    def messages(self) -> str | None: ...
+
     def kill(self) -> None: ...
 
     def close(self) -> None: ...
@@ -76,6 +78,11 @@ class HostConnection:
         return "\n".join(
             filter(None, (self.opening.other_text, self._error_bytes.decode(errors="replace").strip()))
         )
+
+    @property
+    def messages(self) -> str | None:
+        """What its process itself has reported; None if that is part of `printed`."""
+        return self._process.messages()
 
     def read(self) -> tuple[list[bytes], bool]:
         """Return (lines of the agent, whether the connection is open). OpeningFailed, LineTooLong."""

@@ -53,14 +53,14 @@ class ResumableStream:
         self,
         connect: Connect,
         agent: RemoteAgent,
-        explain: Callable[[int | None, str], str],
+        explain: Callable[[int | None, str, str | None], str],
         starts: StartQueue,
         explain_silence: Callable[[float, str], str] = "no answer within {:g} s {}".format,
     ) -> None:
         """`connect` starts a connection whose stderr is the given descriptor. `explain` says why one has ended, from
-        its exit code and what the host has printed. `explain_silence` says why the first one got no answer, from
-        the seconds waited and what the host has printed. `starts`: the queue for the first connections of all streams.
-        Later ones do not wait in it, because a lease is running."""
+        its exit code, what the host has printed and the messages of its process. `explain_silence` says why the first
+        one got no answer, from the seconds waited and what the host has printed. `starts`: the queue for the first
+        connections of all streams. Later ones do not wait in it, because a lease is running."""
         self.lost_reason: str | None = None
         self._connect = connect
         self._agent = agent
@@ -322,7 +322,7 @@ class ResumableStream:
             self._received.append(LinkSilent(now - self._confirmed))
         for connection in [*self._connections.values()]:
             if connection is not self._current and now - connection.began >= _ATTEMPT_S:
-                self._last_error = connection.printed or self._last_error
+                self._last_error = connection.messages or connection.printed or self._last_error
                 self._drop(connection, now)
         if self._wants_connection and now >= self._retry_at:
             self._retry_at = now + _RETRY_S * 2 ** sum(
@@ -352,9 +352,9 @@ class ResumableStream:
             if now < deadline and not connection.has_exited():
                 self._exiting.append((connection, deadline))
                 continue
-            printed = connection.printed
+            said = connection.printed, connection.messages
             connection.close()
-            self._last_error = self._explain(connection.exit_code, printed)
+            self._last_error = self._explain(connection.exit_code, *said)
         if self._exiting or not exiting:
             return
         if not self._was_reached or self._was_told_to_leave:

@@ -73,8 +73,8 @@ class Inspections:
                 inspection.connection.kill()
         deadline = time.monotonic() + self._engine.leave_s
         for inspection in self._open.values():
-            if not inspection.connection.wait(max(deadline - time.monotonic(), 0)):
-                inspection.connection.kill()
+            inspection.connection.wait(max(deadline - time.monotonic(), 0))
+            inspection.connection.kill()
             inspection.errors.close()
         self._open.clear()
 
@@ -159,7 +159,8 @@ class Inspections:
             if inspection.connection.wait(self._engine.leave_s)
             else None
         )
-        return self._engine.explain(self.reports[host].host.destination, code, inspection.printed())
+        said = inspection.printed(), inspection.connection.messages()
+        return self._engine.explain(self.reports[host].host.destination, code, *said)
 
     def _lose(self, host: str, reason: str) -> None:
         self._stop_waiting(host)

@@ -175,7 +175,7 @@ class HostAgents:
         stream = ResumableStream(
             lambda errors: engine.connect(host.destination, words, errors),
             RemoteAgent.new(name, self.spec.link_timeout_s),
-            lambda code, errors: engine.explain(name, code, errors).removeprefix(label),
+            lambda code, *said: engine.explain(name, code, *said).removeprefix(label),
             self._starts,
             lambda waited_s, errors: engine.explain_silence(name, waited_s, errors).removeprefix(label),
         )

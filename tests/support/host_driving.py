@@ -42,7 +42,7 @@ class HostDriver(Driver):
         self.relays: list[Connection] = []
         self.host = host or RemoteAgent.new("there", link_timeout_s)
         stream = ResumableStream(
-            self.connect, self.host, lambda code, text: f"exit code {code}: {text}", StartQueue()
+            self.connect, self.host, lambda code, text, _: f"exit code {code}: {text}", StartQueue()
         )
         self.link = AgentLink(stream, RUN)
         self.link.serve(RUN, 0.1, "", None, pack_environ(os.environ), NetworkOption.HOST)

@@ -71,7 +71,7 @@ class FakeEngine:
     def connect(self, destination: str, words: Sequence[str], errors: int | None = None) -> Connection:
         return FakeConnection(self._hub, destination)
 
-    def explain(self, host: str, exit_code: int | None, errors: str) -> str:
+    def explain(self, host: str, exit_code: int | None, errors: str, messages: str | None = None) -> str:
         return f"{host} has left: {errors}"
 
     def explain_silence(self, host: str, waited_s: float, errors: str) -> str:

@@ -32,6 +32,9 @@ class _Connection:
     def wait(self, timeout_s: float) -> bool:
         return True
 
+    def messages(self) -> str | None:
+        return None
+
     def kill(self) -> None:
         self.close()
 
@@ -86,7 +89,7 @@ class Pair:
         host = RemoteAgent("s", "there", link_timeout_s)
         self.poller = select.epoll()
         self.its = AgentStream(listener, "s", link_timeout_s, self.poller)
-        self.ours = ResumableStream(self._connect, host, lambda code, text: text, starts or StartQueue())
+        self.ours = ResumableStream(self._connect, host, lambda code, text, _: text, starts or StartQueue())
 
     def __enter__(self) -> Pair:
         return self

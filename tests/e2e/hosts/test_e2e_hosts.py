@@ -261,3 +261,34 @@ def test_nothing_is_left_after_the_supervisor_was_killed(orch: Orch, up: list[st
     running.finish()
     assert f"was not running; {UNREACHED}" in orch("down").err
     until(lambda: not any(map(psutil.Process.is_running, started)))
+
+
+@pytest.mark.parametrize(
+    ("log", "text", "said"),
+    [
+        # As an old ssh, or another program: all is on stderr.
+        ("", f"REMOTE HOST IDENTIFICATION HAS CHANGED{' x' * 1500}", "a: ssh failed: REMOTE HOST IDENT"),
+        ("", f"UNPROTECTED PRIVATE KEY FILE{' x' * 1500}", "a: ssh failed: UNPROTECTED"),
+        ("", "ann@a: Permission denied (publickey).", "a: it does not let you in without a password"),
+        # As ssh, whose messages go to the file of -E. What is on stderr, the host has printed.
+        (
+            "client_loop: send disconnect: Broken pipe",
+            "ann@a: Permission denied (publickey).",
+            "a: the connection broke (client_loop",
+        ),
+        ("true", "ann@a: Permission denied (publickey).", "a: its login shell ended with exit code 255"),
+    ],
+    ids=["changed key", "open key", "other program", "broken", "imitated"],
+)
+def test_text_of_a_host_neither_delays_orch_nor_imitates_ssh(
+    orch: Orch, tmp_path: Path, log: str, text: str, said: str
+) -> None:
+    writes = f"while [ $1 != -E ]; do shift; done; echo '{'' if log == 'true' else log}' >$2" if log else ""
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f"#!/bin/sh\n{writes}\necho '{text}' >&2\nexit 255\n")
+    ssh.chmod(0o700)
+    (tmp_path / "temporary").mkdir()
+    words = ("up", "--engine", "ssh", "--hosts", "a", "--ssh-command", str(ssh), "--", "true")
+    done = orch(*words, env={"TMPDIR": str(tmp_path / "temporary")})
+    assert done.code == 2 and said in done.err, done.err
+    assert not list((tmp_path / "temporary").glob("orch-ssh-*"))

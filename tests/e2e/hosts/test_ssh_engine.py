@@ -29,9 +29,10 @@ for line in sys.stdin:
         connection.close()
         connection.process.wait()
         errors.seek(0)
-        text = errors.read().decode()
+        said = errors.read().decode(), connection.messages()
+        connection.kill()
     code = connection.process.returncode
-    print(json.dumps({"answer": answer.decode(), "code": code, "why": engine.explain(case["host"], code, text)}))
+    print(json.dumps({"answer": answer.decode(), "code": code, "why": engine.explain(case["host"], code, *said)}))
 """
 
 
@@ -136,3 +137,48 @@ def test_no_shared_connection_is_left(machines: Testbed) -> None:
     (done,) = _connect(machines, {"host": "n1", "command": ["ssh", "-F", str(config)]})
     assert done["answer"] == "question"
     assert machines["n0"].command_lines() == []
+
+
+def test_a_host_cannot_imitate_the_messages_of_ssh(machines: Testbed) -> None:
+    exits = machines["n1"].home / ".bashrc"
+    exits.write_text("echo 'ssh: Could not resolve hostname n1: Name or service not known' >&2; exit 255\n")
+    commands = (["ssh"], ["ssh", "-v"], ["ssh", "-oLogLevel=QUIET"])
+    try:
+        plain, verbose, quiet = _connect(machines, *({"host": "n1", "command": each} for each in commands))
+    finally:
+        exits.unlink()
+    wrote = "n1: its login shell ended with exit code 255 before Python started and wrote: ssh: Could not"
+    assert plain["why"].startswith(wrote) and quiet["why"].startswith(wrote)
+    assert verbose["why"].startswith("n1: ssh failed: debug1: Exit status 255")
+
+
+def test_messages_of_ssh_are_found_wherever_they_are(machines: Testbed) -> None:
+    log = machines.shared / "own log"
+    jump, option, own, verbose, broken = _connect(
+        machines,
+        {"host": "n1", "command": ["ssh", "-oProxyJump=nowhere"]},
+        {"host": "n1", "command": ["ssh", "-oNoSuch=1"]},
+        {"host": "n0", "command": ["ssh", "-E", str(log)]},
+        {"host": "n0", "command": ["ssh", "-vvv"]},
+        {"host": "n1", "words": "kill -9 $PPID; sleep 60"},
+    )
+    assert jump["why"].startswith("n1: ssh knows no host nowhere;")
+    assert option["why"].startswith("n1: ssh refuses its configuration: command-line: line 0: Bad conf")
+    # The user's own log is used, and orch does not read it.
+    assert own["why"].startswith("n0: ssh failed and gave no reason")
+    assert "Connection refused" in log.read_text()
+    assert verbose["why"].startswith("n0: n0 is there, but no ssh server listens on its port 22;")
+    assert broken["why"].startswith("n1: the connection broke (Connection to n1 closed by remote host.)")
+
+
+def test_shared_connection_is_explained_by_its_own_messages(machines: Testbed) -> None:
+    shared = ["ssh", "-S", f"{machines.directory}/home/master"]
+    exits = machines["n1"].home / ".bashrc"
+    machines["n0"].run(*shared, "-MNf", "-oControlPersist=yes", "n1")
+    exits.write_text("echo 'root@n1: Permission denied (publickey).' >&2; exit 255\n")
+    try:
+        (done,) = _connect(machines, {"host": "n1", "command": shared})
+    finally:
+        exits.unlink()
+        machines["n0"].run(*shared, "-O", "exit", "n1")
+    assert done["why"].startswith("n1: its login shell ended with exit code 255 before Python started and wr")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.core.errors import EngineError
-from orchestrator.engines.ssh import SshEngine
+from orchestrator.engines.ssh import SshEngine, SshLog
 
 CHANGED = """\
 @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@\r
@@ -210,7 +210,7 @@ def test_no_two_failures_share_a_sentence_by_accident() -> None:
 
 def test_words_of_ssh() -> None:
     engine = SshEngine(("ssh", "-F", "my file"), connect_timeout_s=2.5)
-    words = engine.login_words()
+    words = engine.login_words(SshLog(("other",)))
     assert words[:3] == ["ssh", "-F", "my file"]
     assert "-oBatchMode=yes" in words
     assert "-oConnectTimeout=3" in words
