@@ -168,7 +168,7 @@ def no_leaked_descriptors() -> Iterator[None]:
 
 
 def _started() -> tuple[float, ...]:
-    """Differs as soon as a child has ended and been waited for, or the fork server has started one."""
+    """Changes when a child has been waited for, a fork server has started one, or the kept processes have got a run."""
     return (*resource.getrusage(resource.RUSAGE_CHILDREN), ForkServer.started, Kept.runs)
 
 
@@ -200,7 +200,7 @@ def _children(pids: set[int]) -> Iterator[int]:
         below, above = pid, parents[pid]
         while above in parents and above != os.getpid():
             below, above = above, parents[above]
-        # Kept.check() looks at the processes below the kept ones.
+        # Kept.check() checks the children of the kept supervisor.
         if above == os.getpid() and below not in {*MACHINES, *ForkServer.pids, Kept.pid}:
             yield pid
 

@@ -41,8 +41,8 @@ def early_supervisor(words: Sequence[str]) -> Iterator[None]:
             _started = None
 
 
-def use(supervisor: SupervisorLink | None) -> None:
-    """Have `orch up` start its run in this process with `supervisor`, which was kept from an earlier run and stays."""
+def use_supervisor(supervisor: SupervisorLink | None) -> None:
+    """Make `orch up` in this process start its run with `supervisor`, which serves several runs. None: a new one."""
     global _started
     _started = supervisor
 

@@ -52,7 +52,7 @@ class Start:
 
 def choose_start(up: UpRequest, early: SupervisorLink | None) -> Start:
     """Return the start of a run. `early`: a supervisor that was started already, because no holder seemed to wait, or
-    one that this process keeps (cli/early.py).
+    one that is kept for several runs (early.use_supervisor).
 
     Close the supervisor of the result. EngineError.
     """

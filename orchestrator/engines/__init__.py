@@ -98,13 +98,13 @@ class Connection:
         return True
 
     def messages(self) -> str | None:
-        """Return what the process itself has reported, apart from the host's text on stderr; None if it is there."""
+        """Return the messages of the process itself; None if they are on stderr, among the text of the host."""
         return None
 
     def kill(self) -> None:
         """Kill the process with its group: ssh starts another one for a ProxyJump, which would wait for its network.
 
-        Call it also after the exit: it removes the messages."""
+        Call it after an exit, too: it removes the file of the messages."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()

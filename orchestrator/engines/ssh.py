@@ -32,16 +32,16 @@ _OPTIONS = (
     "-oControlMaster=no",
 )
 
-# The end of ssh's messages is kept, where it says why it has failed.
+# Limit on what is read of ssh's messages. The reason for a failure is at their end.
 _MOST_BYTES = 4096
-# Options with which the user has ssh write its messages elsewhere, alone or behind other flags: -E FILE, -y.
+# Options that make ssh write its messages elsewhere (-E FILE, -y), alone or combined with flags.
 _LOGS_ELSEWHERE = re.compile(r"-[46AaCfGgKkMNnqsTtVvXxYy]*[Ey]")
-# ssh has not reached the server: what is on its stderr is of the ssh of a ProxyJump.
+# Messages of an ssh that did not reach the server. Text on its stderr is from the ssh of a ProxyJump.
 _BEFORE_LOGIN = ("kex_exchange_identification", "UNKNOWN port 65535")
 
 # A line of ssh's messages, and the sentence for it; the first pattern that matches a line counts. `{host}` is the host,
-# other names are those of the pattern. ssh never translates its messages. Texts of the server are behind ssh's own
-# beginning of a line, such as "Received disconnect from".
+# other names are those of the pattern. ssh never translates its messages. ssh puts words such as
+# "Received disconnect from" before a text of the server.
 _FAILURES = tuple(
     (re.compile(pattern), sentence)
     for pattern, sentence in (
@@ -114,12 +114,12 @@ _FAILURES = tuple(
         ),
     )
 )
-# What ssh prints on stderr although its messages have a file.
+# ssh prints this line on stderr, also with -E.
 _CLOSED = re.compile(r"^Connection to \S+ closed by remote host")
 
 
 class SshLog:
-    """A file for the messages of one ssh, apart from what the host prints on stderr. close() removes it.
+    """A file for the messages of one ssh process, apart from what the host prints on stderr. close() removes it.
 
     `words` are options for that ssh. They are empty for a program that is not OpenSSH's, or that logs elsewhere.
     """
@@ -130,10 +130,10 @@ class SshLog:
         if Path(command[0]).name != "ssh" or any(map(_LOGS_ELSEWHERE.match, command[1:])):
             return
         try:
-            # ssh makes the file, so that it is missing if this ssh has no -E.
+            # ssh creates the file. It stays missing if this ssh does not support -E.
             self._directory = tempfile.TemporaryDirectory(prefix="orch-ssh-")
         except OSError:
-            return  # such as a full disk
+            return  # for example, the disk is full
         self._path = Path(self._directory.name, "messages")
         self.words = ("-E", str(self._path))
 
@@ -195,7 +195,7 @@ class SshEngine:
 
     def explain(self, host: str, exit_code: int | None, errors: str, messages: str | None = None) -> str:
         """Why a connection to `host` ended, and what to do, from ssh's exit code, the last text on stderr and ssh's
-        own messages. None: they are on stderr."""
+        own messages, which are None if they are on stderr."""
         return f"{host}: {next(_explanations(host, exit_code, errors, messages))}"
 
     def explain_silence(self, host: str, waited_s: float, errors: str) -> str:

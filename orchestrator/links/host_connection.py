@@ -81,7 +81,7 @@ class HostConnection:
 
     @property
     def messages(self) -> str | None:
-        """What its process itself has reported; None if that is part of `printed`."""
+        """The messages of its process itself; None if they are part of `printed`."""
         return self._process.messages()
 
     def read(self) -> tuple[list[bytes], bool]:

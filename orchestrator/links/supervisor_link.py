@@ -209,7 +209,7 @@ def _start() -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 
 def _read_answer(stream: socket.socket) -> tuple[bytes, bytes]:
-    """Return the answer to the last request, and what came after it. Skips the result of an earlier run before it."""
+    """Return the answer to the last request, and what follows it. Skip the result of an earlier run before it."""
     received = b""
     while True:
         line, newline, rest = received.partition(b"\n")

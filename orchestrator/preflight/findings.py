@@ -169,7 +169,7 @@ def _programs(plan: Plan, reports: Sequence[HostReport]) -> Iterator[Finding]:
                 others.append(report.host.name)
         fix = "copy it there, use a shared directory, or add --sync"
         if plan.spec.sync:
-            fix = f"copy it there: --sync copies what is in {plan.spec.cwd} and not ignored by git"
+            fix = f"copy it there; --sync copies only files in {plan.spec.cwd} that git does not ignore"
         for name, reason in missing.items():
             yield problem("script", f"{name} does not have {path} ({reason})", fix=fix)
         if others:

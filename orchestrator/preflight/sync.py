@@ -20,13 +20,13 @@ from orchestrator.core.text.clean import one_line
 from orchestrator.engines.ssh import SshEngine, last_line
 from orchestrator.links.start_queue import MOST_STARTING
 
-# The rules for a directory that is not in a repository. git answers for the others.
+# The rules for a directory that is not in a repository. git lists the files of the others.
 _LEFT_OUT = ("--exclude=.git", "--exclude=__pycache__", "--filter=:- .gitignore")
 # rsync reads the paths from its input, and copies directories without their contents. Vanished paths are skipped.
 _LISTED = ("--from0", "--files-from=-", "--ignore-missing-args")
 # A repository may name a program for fsmonitor, which git would run. An empty name turns it off.
 _GIT_LIST = ("-c", "core.fsmonitor=", "ls-files", "-z", "--exclude-standard")
-# A hook of git has these variables. They name its repository, and not that of the directory.
+# git sets these variables for a hook. They name the hook's repository instead of the directory's.
 _OF_A_HOOK = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE"})
 # rsync's exit codes for a connection that failed, and for a remote rsync that did not start.
 _NO_CONNECTION = 255
@@ -81,7 +81,7 @@ def _list_paths(top: str) -> set[str] | None:
         place = top + inside
         files = _ask_git(place, "-co")
         if files is None and inside:
-            raise _no_answer(place, "the repository that its .git names is missing")
+            raise _listing_failed(place, "the repository that its .git names is missing")
         if files is None:
             return None
         repositories += [
@@ -119,23 +119,23 @@ def _ask_git(directory: str, *which: str) -> set[str] | None:
         )
     except OSError as error:
         if any(os.path.lexists(place / ".git") for place in Path(directory, "-").parents):
-            raise _no_answer(directory, f"git could not be started: {error.strerror}") from error
+            raise _listing_failed(directory, f"git could not be started: {error.strerror}") from error
         return None
     said = done.stderr.decode(errors="replace").splitlines()
-    # git continues after a directory that it cannot read.
+    # git only warns about a directory that it cannot read.
     reasons = [line for line in said if line.startswith(("fatal:", "warning: could not open"))]
     if done.returncode and reasons and reasons[0].startswith("fatal: not a git repository"):
         return None
     if done.returncode or reasons:
-        raise _no_answer(directory, one_line(reasons[0] if reasons else f"exit code {done.returncode}"))
-    # rsync copies all that is in a directory with a slash at its end.
+        raise _listing_failed(directory, one_line(reasons[0] if reasons else f"exit code {done.returncode}"))
+    # rsync would copy everything in a directory whose path ends with a slash.
     found = {os.fsdecode(path.rstrip(b"/")) for path in done.stdout.split(b"\0")}
     return found - {"", "."}
 
 
-def _no_answer(directory: str, reason: str) -> UsageError:
+def _listing_failed(directory: str, reason: str) -> UsageError:
     return UsageError(
-        f"--sync: git does not say which files in {directory} it ignores ({reason}); correct what"
+        f"--sync: git cannot list the files in {directory} ({reason}); correct what"
         f" `git -C {shlex.quote(directory)} status` reports"
     )
 
@@ -164,7 +164,7 @@ class _Copy:
             "--compress",
             *(_LEFT_OUT if paths is None else _LISTED),
             f"--rsh={shlex.join(engine.login_words(self._log))}",
-            # Missing parents are made; --mkpath does that from rsync 3.2.3 on. A list of paths has no mode for it.
+            # Missing parents are made; --mkpath does that from rsync 3.2.3 on. A list of paths does not set its mode.
             f"--rsync-path=mkdir -p -m {mode:o} {shlex.quote(str(directory))} && rsync",
             "--protect-args",
             f"{directory}/",

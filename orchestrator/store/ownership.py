@@ -17,7 +17,7 @@ _FOR_ROOT = (
 _ELSEWHERE = "name a directory on another file system (XDG_STATE_HOME, --log-dir, --checkpoint-dir)"
 # As many as the kernel follows in one path (man 7 path_resolution).
 _MOST_LINKS = 40
-# Opens a directory to pass through it. With O_DIRECTORY the kernel mounts what automount has there.
+# Flags to open a directory of a path. O_DIRECTORY makes the kernel mount the file system of an automount point.
 _PASS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 # Owners that are accepted besides the user of this process: `orch --as-root-anyway` adds one.
@@ -108,7 +108,7 @@ def follow_own_links(path: Path) -> Path:
                 owner = status.st_uid
                 reason = f"belongs to the user {owner}, who can change this symbolic link"
                 raise NotOurs(place, owner, reason, "set XDG_STATE_HOME to a directory of your own")
-            # By the descriptor: the link that was checked is the one that is followed.
+            # Read by the descriptor, so that the link that was checked is followed.
             place = place.parent / os.readlink("", dir_fd=fd)
         finally:
             os.close(fd)
@@ -116,10 +116,10 @@ def follow_own_links(path: Path) -> Path:
 
 
 def open_place(path: Path, *, follow: bool = True) -> tuple[int, str]:
-    """Open the directory of a file that the user named. Return it with the name of the file, which may be missing.
+    """Open the directory of a file that the user named. Return it with the name of the file, which may not exist.
 
     Links on the way are followed if they are of this user or of root; the file itself, too, unless `follow` is false.
-    It is not followed later: a link that another user puts in its place is replaced. PermissionError, OSError.
+    The returned name must not be followed: another user may create a link there later. PermissionError, OSError.
     """
     parts, links = list(reversed(path.parts)) or ["."], 0
     place = os.open(".", _PASS)
@@ -152,11 +152,11 @@ def _target_of_own_link(name: str, place: int, path: Path) -> str | None:
         status = os.fstat(fd)
         if not stat.S_ISLNK(status.st_mode):
             return None
-        # In a user namespace that has no number for the machine's root, /proc has the number of root's files.
+        # In a user namespace that does not map the machine's root, root's files have the same owner as /proc.
         if not is_own(status) and status.st_uid not in (_ROOT, os.stat("/proc").st_uid):
-            why = f"{name} is a symbolic link of the user {status.st_uid}; name the file without it"
+            why = f"{name} is a symbolic link of the user {status.st_uid}; give a path without this link"
             raise PermissionError(errno.EPERM, why, str(path))
-        # By the descriptor: the link that was checked is the one that is followed.
+        # Read by the descriptor, so that the link that was checked is followed.
         return os.readlink("", dir_fd=fd)
     finally:
         os.close(fd)

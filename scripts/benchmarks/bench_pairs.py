@@ -27,7 +27,7 @@ import psutil
 
 Measurement = Callable[[], float]
 MEASURED_PACKAGES = ("tf-orch", "tensorflow", "keras", "tf_keras", "honcho")
-# Limit of each file. A flood of log lines would otherwise fill the disk if its end fails.
+# Limit of each file. A flood of log lines would otherwise fill the disk if nothing stops it.
 LARGEST_FILE_BYTES = 1 << 30
 _PATIENCE_S = 20.0
 

@@ -1,4 +1,4 @@
-"""Starts Python programs by forks of a process that has imported their modules, which saves each of them the import."""
+"""Forks Python programs from a process that has imported their modules, so that none has to import them again."""
 
 from __future__ import annotations
 
@@ -58,8 +58,9 @@ class ForkedProcess:
 class ForkServer:
     """A process with imported modules, in which nothing runs. It ends when this object is closed."""
 
-    # Counts all started processes, and names the servers: a test may leave neither, but the servers last.
+    # The number of processes that all servers have started.
     started = 0
+    # The servers. They outlive tests, which may leave no other process.
     pids: ClassVar[set[int]] = set()
 
     def __init__(self, root: Path, *modules: str) -> None:
@@ -93,7 +94,7 @@ class ForkServer:
         cwd: Path,
         supervisor: socket.socket | None = None,
     ) -> ForkedProcess:
-        """Run `python WORDS`. `supervisor`: the connection to one that is kept, which `orch up` is to use."""
+        """Run `python WORDS`. `supervisor`: a connection to the kept supervisor, for `orch up`."""
         ForkServer.started += 1
         reader, writer = os.pipe()
         request = json.dumps({"words": list(words), "env": dict(env), "cwd": str(cwd)}).encode()
@@ -184,7 +185,7 @@ def _run(words: list[str], env: dict[str, str], cwd: str, out: int, err: int, *s
         from orchestrator.cli import early
         from orchestrator.links.supervisor_link import SupervisorLink
 
-        early.use(SupervisorLink(None, socket.socket(fileno=connection)))
+        early.use_supervisor(SupervisorLink(None, socket.socket(fileno=connection)))
     match words:
         case ["-P", "-m", module, *arguments]:
             sys.argv = [module, *arguments]

@@ -1,4 +1,4 @@
-"""One supervisor and one agent for many runs of a test process: a run takes a tenth of a second then, not a half."""
+"""Keeps one supervisor and one agent for many runs of a test process. A run then takes 0.1 s instead of 0.5 s."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ from orchestrator.links.supervisor_link import SupervisorLink, start_supervisor
 ROOT = Path(__file__).resolve().parents[2]
 _PRELOADER = "preloader"
 _PROCESSES = ("orchestrator.supervisor", "worker.agent.agent", _PRELOADER)
-_LONGER_THAN_THE_TESTS_S = 86_400.0
-# A supervisor that begins to wait opens this many descriptors after its state is written.
+# Longer than all tests take.
+_IDLE_S = 86_400.0
+# Descriptors that a supervisor opens for waiting after it has written that it waits.
 _OPENED_LATE = 4
 
-# For each process: its threads and descriptors.
+# The number of threads and descriptors, by process.
 _Counts = dict[str, int]
-# Options whose runs have processes of their own.
+# Runs with these options start their own processes.
 _COLD = {"--warm", "--watch", "--hosts", "--engine"}
+# Imported before the commands are forked.
 _MODULES = (
     *("orchestrator.cli.app", "orchestrator.cli.up_run", "orchestrator.cli.keys", "orchestrator.cli.runs"),
     *("orchestrator.client.foreground", "orchestrator.client.view.terminal", "orchestrator.client.stop"),
@@ -47,9 +49,10 @@ def is_kept_run(words: Sequence[str]) -> bool:
 
 
 class Kept:
-    """The kept processes. A test that ends them gets new ones; one that changes what they inherit gets none."""
+    """The kept processes. They start again after a test has ended them. A run that inherits other limits does not use
+    them."""
 
-    # The supervisor: a test may leave no process, but this one lasts.
+    # The supervisor. It outlives tests, which may leave no other process.
     pid: int | None = None
     runs = 0
 
@@ -58,38 +61,38 @@ class Kept:
         self._first: SupervisorLink | None = None
         self._inheritance: dict[str, str] = {}
         self._before: _Counts = {}
-        # Starts commands, with orch's modules imported.
+        # Forks commands from a process that has imported orch's modules.
         self._clients: ForkServer | None = None
 
     @contextlib.contextmanager
-    def lent(self) -> Iterator[None]:
-        """Have `orch up` use the kept processes within the block, unless they serve a run."""
+    def lend(self) -> Iterator[None]:
+        """Let `orch up` use the kept processes within the block, unless they serve another run."""
         connection = self._connect()
         link = None if connection is None else SupervisorLink(None, connection)
-        early.use(link)
+        early.use_supervisor(link)
         try:
             yield
         finally:
-            early.use(None)
+            early.use_supervisor(None)
             if link is not None:
                 link.close()
 
     def start(
         self, words: Sequence[str], out: IO[bytes], err: IO[bytes], env: Mapping[str, str], cwd: Path
     ) -> ForkedProcess:
-        """Start `orch WORDS` as a process; a run uses the kept processes, as in lent()."""
+        """Start `orch WORDS` as a process; a run uses the kept processes, as with lend()."""
         if self._clients is None:
-            with self._state():
+            with self._use_own_state():
                 self._clients = ForkServer(ROOT, *_MODULES)
         connection = self._connect() if is_kept_run(words) else None
         with connection or contextlib.nullcontext():
             return self._clients.fork(["-P", "-m", "orchestrator", *words], out, err, env, cwd, connection)
 
     def check(self) -> None:
-        """Wait for the end of the last run, and fail if it has left something in the kept processes."""
+        """Wait until the last run has ended. AssertionError if the kept processes have more threads or descriptors."""
         if self._first is None:
             return
-        until(lambda: self._waits() or not self._is_live())
+        until(lambda: self._is_waiting() or not self._is_live())
         now = self._counts()
         more = {
             name: f"{self._before.get(name, 'nothing')} -> {count}"
@@ -98,13 +101,13 @@ class Kept:
         }
         if more:
             self.end()
-        # A preloader serves the environment of one test, and stays while another run may come.
+        # A preloader serves the environment of one test, and stays for later runs of it.
         assert not more or _PRELOADER in more, f"runs have left in the kept processes: {more}"
 
     def end(self) -> None:
         """End the processes, and wait for them."""
         if self._first is not None:
-            with self._state():
+            with self._use_own_state():
                 warm.dismiss_holder_of(str(self._place))
             self._first.close()
             if not self._first.wait(PATIENCE_S):
@@ -119,31 +122,31 @@ class Kept:
         shutil.rmtree(self._place)
 
     def _connect(self) -> socket.socket | None:
-        """Return a connection to the supervisor; None if it serves a run, or has inherited something else."""
+        """Return a connection to the supervisor; None if it serves a run, or inherited other attributes."""
         now = inheritance()
         if not self._is_live():
             self.end()
-            self._begin(now)
-        if now != self._inheritance or not self._waits():
+            self._start_supervisor(now)
+        if now != self._inheritance or not self._is_waiting():
             return None
-        with self._state():
+        with self._use_own_state():
             found = warm.take_over(str(self._place))
         Kept.runs += 1
         return None if found is None else found[0]
 
-    def _begin(self, now: dict[str, str]) -> None:
+    def _start_supervisor(self, now: dict[str, str]) -> None:
         self._inheritance = now
-        with self._state():
+        with self._use_own_state():
             self._first = start_supervisor()
-            keeps = Warm(idle_s=_LONGER_THAN_THE_TESTS_S, conditions={}, owner=os.getpid())
+            keeps = Warm(idle_s=_IDLE_S, conditions={}, owner=os.getpid())
             up = load_request(1, ["true"], self._place, {})
             Kept.pid = Start(self._first, keeps).create(up, Lifetime.CLIENT).view.record.supervisor_pid
-            until(self._waits)
+            until(self._is_waiting)
         self._before = self._counts()
 
     @contextlib.contextmanager
-    def _state(self) -> Iterator[None]:
-        """The kept processes have a state directory of their own."""
+    def _use_own_state(self) -> Iterator[None]:
+        """Use the state directory of the kept processes within the block."""
         name = "XDG_STATE_HOME"
         before = os.environ.get(name)
         os.environ[name] = str(self._place / "state")
@@ -157,8 +160,8 @@ class Kept:
     def _is_live(self) -> bool:
         return Kept.pid is not None and lives(Kept.pid)
 
-    def _waits(self) -> bool:
-        with self._state(), warm.live_places() as places:
+    def _is_waiting(self) -> bool:
+        with self._use_own_state(), warm.live_places() as places:
             return any(holding is not None and holding.until is not None for _, holding in places)
 
     def _counts(self) -> _Counts:

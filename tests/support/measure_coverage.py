@@ -1,4 +1,4 @@
-"""Measures `orchestrator` in every process that imports it. For scripts/tools/coverage each runs this first.
+"""Measures `orchestrator` in every process that imports it: scripts/tools/coverage makes each run this file first.
 
 Supervisors start with `-I -S` and read no .pth file: the process that starts one passes the measuring on.
 """

@@ -112,7 +112,7 @@ class Orch:
     """`orch` in one directory. Call it with its arguments; `env` adds variables, None removes one.
 
     Most verbs run in this process. Tests that `start` them, give them an `env` or pipe them use the installed command.
-    `kept`: the processes for a run that this process starts and no other run uses.
+    `kept`: processes that a run uses if no other run uses them.
     """
 
     def __init__(self, directory: Path, state: Path, kept: Kept | None = None) -> None:
@@ -130,7 +130,7 @@ class Orch:
     ) -> Finished:
         verb = next((word for word in words if not word.startswith("-")), None)
         if verb in _WITHIN and env is None:
-            with self._kept.lent() if self._kept is not None and is_kept_run(words) else nullcontext():
+            with self._kept.lend() if self._kept is not None and is_kept_run(words) else nullcontext():
                 return self.within(*words, cwd=cwd)
         done = subprocess.run(
             [str(ORCH), *words],
@@ -159,7 +159,7 @@ class Orch:
         self, *words: str, before: tuple[str, ...] = (), env: dict[str, str | None] | None = None
     ) -> Started:
         """Start the command and do not wait; `before`: words in front of it (nohup)."""
-        # Python reads such variables when it starts.
+        # Python reads these variables when it starts, so a fork would ignore them.
         is_new = before or any(name.startswith("PYTHON") for name in env or {})
         kept = None if is_new else self._kept
         argv = words if kept is not None else [*before, str(ORCH), *words]

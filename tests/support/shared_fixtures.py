@@ -44,7 +44,7 @@ def orch(
 
 @pytest.fixture
 def cold_orch(tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Orch]:
-    """Like `orch`, but each run starts its own supervisor and agent: for tests of starts and ends."""
+    """Like `orch`, but each run starts its own supervisor and agent. For tests of how these start and exit."""
     with _orch(tmp_path, state_dir, None, monkeypatch) as command:
         yield command
 

@@ -281,8 +281,8 @@ def _raised(whole: str, leaves: tuple[str, ...], traceback: str, source: str) ->
 
 
 def _innermost(whole: str) -> tuple[str, str]:
-    """Return the exception of the user's code whose text TensorFlow or Keras repeats in the message of another, and the
-    text before it, which has its frames."""
+    """Return the exception of the user's code that TensorFlow or Keras quotes in the message of another one, and the
+    text before it, which contains its frames."""
     inner, frames = whole, ""
     lines = whole.split("\n")
     heads = [(at, head) for at, line in enumerate(lines) if (head := _USER_CODE.fullmatch(line.rstrip()))]
@@ -307,7 +307,7 @@ def _without_arguments(exception: str) -> str:
     """Remove what Keras writes around the message of an exception in a layer's call."""
     kind, _, said = exception.partition(": ")
     is_key = kind == "KeyError" and said[1:].startswith(_KERAS_HEAD)
-    if is_key:  # a KeyError shows its message as a literal
+    if is_key:  # the text of a KeyError is the repr() of its message
         said = _LITERAL_CONTROL.sub("", said[1:-1]).replace("\\n", "\n")
     if not said.startswith(_KERAS_HEAD):
         return exception

@@ -314,7 +314,7 @@ def _common_env(
         "ORCH_RUN_ID": layout.run_id,
         "ORCH_RUN_DIR": str(layout.root),
         "ORCH_ATTEMPT": str(attempt),
-        DEPTH: str((depth(environ) or 0) + 1),
+        DEPTH: str((read_depth(environ) or 0) + 1),
         "ORCH_CHECKPOINT_DIR": str(spec.checkpoint_dir or layout.checkpoints),
     }
     if spec.tensorboard is not None:
@@ -334,8 +334,8 @@ def _common_env(
     return identity | columns | awaited | defaults | keras | dict(threads) | dict(given) | _unproxied(users)
 
 
-def depth(environ: Mapping[str, str]) -> int | None:
-    """The number of runs that are around a run with this environment; None if the variable is not a number."""
+def read_depth(environ: Mapping[str, str]) -> int | None:
+    """Return the number of runs around one that starts in this environment; None if the variable is invalid."""
     try:
         number = int(environ.get(DEPTH) or 0)
     except ValueError:

@@ -53,7 +53,7 @@ _METRIC = re.compile(
 _UNIT = r"(?:ms|us|s|sec|secs|seconds|min|h)"
 _MEASURE = re.compile(
     rf"(?:{_NUMBER})\s?(?:%|{_UNIT}(?:/\w{{1,20}})?|\w{{1,20}}/s(?:ec)?)(?![\w/])"
-    # Not `loss 0.3 min 0.1`, where the unit is the name of the next value.
+    # Does not match `loss 0.3 min 0.1`, where `min` is the name of the next value.
     rf"|{_NAME}{_IS}(?:{_NUMBER})\s?{_UNIT}(?![\w/]|\s{{0,3}}[:=]|\s[-+.\d])",
     re.IGNORECASE,
 )
@@ -160,8 +160,8 @@ def _loop_line(text: str) -> Counted | None:
     found = _scan(text, is_strict=True)
     if found is None or (found.step is None and found.epoch is None):
         return None
-    is_turn = first is not None and first[1] and found.epoch is not None
-    if is_turn or found.steps is not None or found.epochs is not None:
+    is_epoch_line = first is not None and first[1] and found.epoch is not None
+    if is_epoch_line or found.steps is not None or found.epochs is not None:
         return found
     names = " ".join(found.values) + (" loss" if found.loss is not None or found.bad_loss is not None else "")
     return found if _NAMES_OF_TRAINING.search(names) else None

@@ -12,7 +12,7 @@ from orchestrator.core.diagnosis.distribution import cluster_advice
 from orchestrator.core.job.choices import Strategy
 from orchestrator.core.job.spec import Command, CommandKind
 from orchestrator.core.job.tf_config import CHIEF, EVALUATOR
-from orchestrator.core.plan.plan import DEPTH, GLOBAL_BATCH, depth
+from orchestrator.core.plan.plan import DEPTH, GLOBAL_BATCH, read_depth
 from orchestrator.core.plan.task_devices import STRATEGY, strategy_env
 from orchestrator.host.checks.context import Context
 from orchestrator.host.checks.finding import Finding, problem, warning
@@ -24,7 +24,7 @@ _PROGRAM = (
     "import json, os, runpy, sys; os.environ.update(json.load(sys.stdin)); "
     "runpy.run_module('worker.training.options.parser', run_name='__main__', alter_sys=True)"
 )
-# A task that starts its own script by `orch up` would start runs without end.
+# Limit on nested runs: a task that starts its own script by `orch up` would start runs without end.
 _MOST_LEVELS = 3
 _LONGEST_QUOTE = 40
 # The name of a run that does not exist yet.
@@ -38,14 +38,14 @@ def check_settings(context: Context) -> Iterator[Finding]:
 
 
 def check_depth(context: Context) -> Iterator[Finding]:
-    around = depth(context.environ)
+    around = read_depth(context.environ)
     if around is None:
         text = (
             f"{DEPTH} is {context.environ[DEPTH][:_LONGEST_QUOTE]!r}, not the number of runs around this one"
         )
         yield problem("settings", text, fix="unset it; orch sets it for each task")
     elif around >= _MOST_LEVELS:
-        text = f"orch starts no run inside of {_MOST_LEVELS} others ({DEPTH} is {around})"
+        text = f"orch does not start a run inside of {_MOST_LEVELS} others ({DEPTH} is {around})"
         fix = "a task probably starts its own script: let it start a run only if ORCH_TASK is not set"
         yield problem("settings", text, fix=fix)
 

@@ -14,7 +14,7 @@ from testbed import Testbed
 
 ODD_NAMES = {"new\nline.py", "-rf", "#hash", "[a]*?\\b", "\udcff\udcfe.py", " "}
 TRUE = ("--", "true")
-# The name is text of a message of git, too.
+# The name is also the text of a message of git.
 REPOSITORY = "not a git repository"
 WORK = f"{REPOSITORY}/work"
 
@@ -107,7 +107,7 @@ def test_repositories_inside_are_copied_by_their_own_rules(machines: Testbed, wo
     assert copied(machines) == {*top, *files, *places} - {""}
 
 
-def test_a_repository_runs_no_program_and_variables_of_a_hook_count_for_nothing(
+def test_a_repository_runs_no_program_and_variables_of_a_hook_are_ignored(
     machines: Testbed, work: Path
 ) -> None:
     git(work, "init")
@@ -125,7 +125,7 @@ def test_a_repository_runs_no_program_and_variables_of_a_hook_count_for_nothing(
 
 
 @pytest.mark.parametrize("how", ["another owner", "no git", "broken"])
-def test_nothing_is_copied_if_git_does_not_answer(machines: Testbed, work: Path, how: str) -> None:
+def test_nothing_is_copied_if_git_cannot_list_the_files(machines: Testbed, work: Path, how: str) -> None:
     git(work.parent, "init")
     write(work, "secret", ".gitignore", text="secret\n")
     env = {}
@@ -143,9 +143,7 @@ def test_nothing_is_copied_if_git_does_not_answer(machines: Testbed, work: Path,
     done = sync(machines, *TRUE, **env)
     assert done.returncode == 2
     place = f"{machines.directory}/home/{WORK}/"
-    assert f"--sync: git does not say which files in {place} it ignores ({reason}" in " ".join(
-        done.stderr.split()
-    )
+    assert f"--sync: git cannot list the files in {place} ({reason}" in " ".join(done.stderr.split())
     assert not copied(machines)
 
 
@@ -168,7 +166,7 @@ def test_an_ignored_script_is_missing_and_the_message_says_why(machines: Testbed
     assert done.returncode == 2
     said = " ".join(done.stderr.split())
     assert "train.py (No such file or directory)" in said
-    assert "--sync copies what is in" in said and "and not ignored by git" in said
+    assert "--sync copies only files in" in said and "that git does not ignore" in said
     assert not copied(machines)
 
 

@@ -57,7 +57,7 @@ Report = Callable[[str], None]
 def arm(workers: int, log: Log) -> None:
     """Repair Keras for a cluster of `workers` as soon as it is imported; `log` takes the lines for the user.
     Only the standard library is imported before. Errors are logged, and never reach the script's import."""
-    # TensorFlow's own faults: with any Keras, and without one.
+    # Fixes for TensorFlow itself apply with any Keras, and without Keras.
     _load_function("datasets.copy_arrays")()
     if workers > 1:
         _load_function("iterators.arm")()

@@ -41,7 +41,7 @@ def _copy_arrays(_: ModuleType) -> None:
 
         registry = script_ops.FuncRegistry
     except (ImportError, AttributeError):
-        return  # another build of TensorFlow, which stays as it is
+        return  # another build of TensorFlow, which is not changed
 
     def copied(value: Any) -> Any:
         if isinstance(value, np.ndarray):

@@ -85,11 +85,11 @@ def _keep_server_if_possible(_: ModuleType) -> None:
     try:
         _keep_server()
     except (ImportError, AttributeError):
-        return  # another build of TensorFlow, which stays as it is
+        return  # another build of TensorFlow, which is not changed
 
 
 def _keep_server() -> None:
-    """Keep what runs collectives when a second MultiWorkerMirroredStrategy has the same cluster. TensorFlow replaces it
+    """Keep the collective server when another MultiWorkerMirroredStrategy has the same cluster. TensorFlow replaces it
     while another worker still receives from this one and while iterators are destroyed, and fails or crashes."""
     from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
     from tensorflow.python.eager import context
@@ -98,7 +98,7 @@ def _keep_server() -> None:
 
     @replace(CollectiveAllReduceExtended, "_initialize_multi_worker")
     def initialize(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        # Older strategies' keys are still known. Every worker creates the same strategies, in the same order.
+        # Keys of older strategies stay in use. Every worker creates the same strategies, in the same order.
         self._collective_key_base += next(first_keys)
         original(self, *args, **kwargs)
 
@@ -179,6 +179,6 @@ def _adder(strategy: Any) -> Any:
     def add(value: Any) -> Any:
         return first_local(strategy, strategy.run(add_here, args=(value,)))
 
-    # TensorFlow would count the traces of all strategies, and advise the user about a function of ours.
+    # TensorFlow would count the traces of all strategies, and warn the user about this function of orch.
     add._omit_frequent_tracing_warning = True
     return add

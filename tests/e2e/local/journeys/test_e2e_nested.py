@@ -1,4 +1,4 @@
-"""A task that starts its own script as a run: the fourth run inside of each other is refused."""
+"""A task that starts its own script as a run: the fourth nested run is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ print("depth", os.environ["ORCH_DEPTH"], flush=True)
 up = ["{ORCH}", "up", *sys.argv[1:], "--", sys.executable, *sys.argv]
 sys.exit(subprocess.run(up).returncode)
 """
-REFUSED = "orch starts no run inside of 3 others (ORCH_DEPTH is {}); a task probably starts its own script"
+REFUSED = (
+    "orch does not start a run inside of 3 others (ORCH_DEPTH is {}); a task probably starts its own script"
+)
 
 
 @pytest.mark.parametrize("words", [(), ("-d", "--wait", "done")])
@@ -55,12 +57,12 @@ def test_runs_from_python_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setenv("ORCH_DEPTH", depth)
             assert session.run(os.getenv, ("ORCH_DEPTH",), workers=1) == [str(int(depth) + 1)]
         monkeypatch.setenv("ORCH_DEPTH", "3")
-        with pytest.raises(orchestrator.UsageError, match="orch starts no run inside of 3"):
+        with pytest.raises(orchestrator.UsageError, match="orch does not start a run inside of 3"):
             session.run(os.getenv, ("ORCH_DEPTH",), workers=1)
-    with pytest.raises(orchestrator.UsageError, match="orch starts no run inside of 3"):
+    with pytest.raises(orchestrator.UsageError, match="orch does not start a run inside of 3"):
         orchestrator.run(os.getenv, ("ORCH_DEPTH",), workers=1)
     with (
-        pytest.raises(orchestrator.UsageError, match="orch starts no run inside of 3"),
+        pytest.raises(orchestrator.UsageError, match="orch does not start a run inside of 3"),
         orchestrator.Cluster(command=["true"]),
     ):
         pass

@@ -1,4 +1,4 @@
-"""An exception in code that TensorFlow or Keras called is reported with its own sentence and the user's line."""
+"""An exception in code that TensorFlow or Keras called is reported with its own message and the user's line."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ _ERRORS = "tensorflow.python.framework.errors_impl."
             "{{function_node __wrapped__IteratorGetNext_device_/job:a/task:0}} Unknown image\n\t [[{{node D}}]]",
             f"{_ERRORS}InvalidArgumentError: Unknown image (train.py:9)",
         ),
-        # A sentence of the user's own.
+        # The user's own message has these words.
         (
             "ValueError",
             "see in user code:\n\n    KeyError: 'x'",
@@ -205,7 +205,7 @@ _ERRORS = "tensorflow.python.framework.errors_impl."
         ),
     ],
 )
-def test_recorded_message_gives_the_users_sentence_and_line(
+def test_recorded_message_gives_the_users_message_and_line(
     orch: Orch, kind: str, message: str, cause: str
 ) -> None:
     for name, text in {"{here}": str(orch.directory), "{lib}": "/venv/lib/python3.11", "{blank}": ""}.items():
@@ -216,7 +216,7 @@ def test_recorded_message_gives_the_users_sentence_and_line(
     _check_cause(orch, done, f"worker:0 failed: {cause}")
 
 
-def test_connection_that_the_users_code_lost_is_not_that_to_a_peer(orch: Orch) -> None:
+def test_connection_error_of_user_code_is_not_taken_for_a_lost_peer(orch: Orch) -> None:
     """A lost peer would not be the cause of both failures."""
     message = _FRAMES.replace("{here}", str(orch.directory)) + "    ConnectionError: Connection refused\n"
     (orch.directory / "message.txt").write_text(message)
