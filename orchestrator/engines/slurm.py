@@ -32,9 +32,13 @@ _TIME_LEFT = re.compile(r"(?:(\d{1,5})-)?(?:(\d{1,2}):)?(\d{1,2}):(\d{2})", re.A
 # Part of srun's message about a node on which slurmd did not start the step.
 _NOT_LAUNCHED = "launch failed"
 # The fields in the order of `scontrol show job`. The name and the comment of the job may contain similar text.
-_REQUEUE = re.compile(r" JobState=(\w+) .*? Requeue=(\d) Restarts=(\d+) BatchFlag=(\d) Reboot=", re.ASCII)
+_REQUEUE = re.compile(
+    r" JobState=(\w+) .{0,2000}? Requeue=(\d) Restarts=(\d+) BatchFlag=(\d) Reboot=", re.ASCII
+)
 # Fields of a job that a user has cancelled. Slurm gives another reason, or a PreemptTime, when it ends a job itself.
-_CANCELLED = re.compile(r" JobState=(?:CANCELLED|COMPLETING) Reason=None .* PreemptTime=None ", re.ASCII)
+_CANCELLED = re.compile(
+    r" JobState=(?:CANCELLED|COMPLETING) Reason=None .{0,2000}? PreemptTime=None ", re.ASCII
+)
 # Parts of srun's messages that do not explain a failure.
 _BY_THE_WAY = ("cpu binding", "Job step creation temporarily disabled", "Step created for")
 

@@ -99,7 +99,12 @@ def restore_openblas_threads() -> None:
     if wanted == 1:
         return
     maps = Path("/proc/self/maps").read_bytes()
-    libraries = {os.fsdecode(path) for path in re.findall(rb"(/[^\n]*openblas[^\n/]*\.so[^\n/]*)\n", maps)}
+    paths = {line[line.index(b"/") :] for line in maps.splitlines() if b"/" in line}
+    libraries = {
+        os.fsdecode(path)
+        for path in paths
+        if re.search(rb"openblas[^/]{0,255}\.so", path.rpartition(b"/")[2])
+    }
     for path in sorted(libraries):
         library = ctypes.CDLL(path)
         setter = next((getattr(library, name) for name in _THREAD_SETTERS if hasattr(library, name)), None)

@@ -21,7 +21,7 @@ _MOST_SHOWN = 3
 _REACTION_S = 1.0
 # A process loses its connections, and its peers report it, this long before its exit is noticed.
 _NOTICED_AFTER_S = 0.1
-_INDICES = re.compile(r"([^\s:]+):([\d,-]+)")
+_INDICES = re.compile(r"(?<![^\s:])([^\s:]+):([\d,-]+)")
 
 
 class Failure(NamedTuple):

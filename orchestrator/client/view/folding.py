@@ -35,7 +35,7 @@ _MAX_HELD, _MAX_EQUAL, _MAX_WARNINGS = 1_000, 8, 256
 _WARNING = re.compile(rb"(\S+\.py:\d+: \w*Warning): |WARNING:(\w+:.*)")
 # Differs from one warning of the same code line to the next: `at 0x7f66`, `5 out of the last 6 calls`.
 _VARYING = re.compile(rb"0x[0-9a-f]+|\d+")
-_STEP_TIME = re.compile(rb"\d+(?:\.\d+)?(?:[mun]?s|m|h)\b(?:/step)?|[\d.,]+ steps/s")
+_STEP_TIME = re.compile(rb"(?<!\d)\d+(?:\.\d+)?(?:[mun]?s|m|h)\b(?:/step)?|(?<![\d.,])[\d.,]+ steps/s")
 _TRACEBACK = b"Traceback (most recent call last):"
 _SOURCE_INDENT = b"  "
 _SHOWN_PLACE_BYTES = 120

@@ -12,7 +12,7 @@ from orchestrator.core.text.counted import counted
 # Exceptions that Python raises for a signal to end.
 _SIGNAL_EXCEPTIONS = ("KeyboardInterrupt", "SystemExit")
 # Words that differ between processes: `at 0x7f3a12>`, `shard 3`, `filepath=out/worker_1`.
-_OWN_WORD = re.compile(r"\S*[0-9/\\=]\S*")
+_OWN_WORD = re.compile(r"(?<!\S)\S*[0-9/\\=]\S*")
 # Python adds the place to the message of a SyntaxError itself.
 _SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
 

@@ -26,7 +26,7 @@ _PEER_LOST = re.compile(
 # Texts that a database or a file can raise, too. They count as a lost peer only if TensorFlow's code raised them.
 _CONNECTION_LOST = re.compile(
     r"Connection reset by peer|Connection refused|Connection timed out|Broken pipe|BrokenPipeError"
-    r"|Connection\w*Error|EOFError|peer.*(?:closed|gone|lost)",
+    r"|Connection\w{0,40}Error|EOFError|peer.{0,400}(?:closed|gone|lost)",
 )
 _TENSORFLOW = re.compile(r"tensorflow|\bgrpc|/tsl/", re.IGNORECASE)
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):")
@@ -64,7 +64,7 @@ _REFUSED_BY_KERAS_3 = (
     r"The filename must end in `\.weights\.h5`",
     r"[Tt]he filepath provided must end in `\.(?:keras|weights\.h5)`",
     r"Invalid filepath extension for saving",
-    r"File format not supported: .*Keras 3 only supports",
+    r"File format not supported: .{0,400}Keras 3 only supports",
     r"Argument\(s\) not recognized: \{'lr'",
     r"`keras\.optimizers\.legacy` is not supported in Keras 3",
     r"Unrecognized keyword arguments passed to \w+: \{'(?:weights|batch_input_shape)'",
@@ -78,11 +78,11 @@ _REFUSED_BY_KERAS_3 = (
     r"Cannot convert '\d+' to a shape",
 )
 # Known failures: the pattern of the text, and the advice. The first match counts; a shortage
-# of memory or disk comes before all (diagnosis/cause.py: advice_on).
+# of memory or disk comes before all (diagnosis/cause.py: advice_on). A `.*` would take minutes over some texts.
 SIGNATURES = (
     (
         r"Attempt to convert a value \(PerReplica|Invalid reduction dimension 0"
-        r"|`strategy\.reduce\(\)`.*PerReplica",
+        r"|`strategy\.reduce\(\)`.{0,400}PerReplica",
         "Keras 3's fit is broken with several workers (keras-team/keras#20585): remove --no-fixes if you gave it,"
         " or use tf_keras (--keras legacy), or a custom training loop.",
     ),
@@ -92,7 +92,7 @@ SIGNATURES = (
         " TensorFlow's needs SO_REUSEPORT or --env TF_GRPC_REUSE_PORT=0.",
     ),
     (
-        r"No module named '?tf_keras(?![\w.])|Keras 2.*tf_keras.*(?:install|not installed)|requires.*`tf_keras`",
+        r"No module named '?tf_keras(?![\w.])|Keras 2.{0,200}tf_keras.{0,200}install|requires.{0,400}`tf_keras`",
         "tf_keras is missing where the command runs: pip install tf_keras.",
     ),
     (
@@ -120,7 +120,7 @@ SIGNATURES = (
         " Keras 3's LossScaleOptimizer needs the fixes; give your own variable an `aggregation`.",
     ),
     (
-        r"Unable to automatically build the model(?s:.*?)does not have a `call\(\)` method",
+        r"Unable to automatically build the model(?s:.{0,2000}?)does not have a `call\(\)` method",
         "Under a strategy Keras 3 builds a model before its first step, by `call`. A model whose steps use other models"
         " (a GAN) sets `self.built = True` at the end of its __init__, or defines `call`.",
     ),
@@ -130,7 +130,7 @@ SIGNATURES = (
         " without `loss` if the model computes its own, or give targets.",
     ),
     (
-        r"float\(\) argument must be a string or a real number, not '\w*(?:Mirrored|SyncOnRead|PerReplica)\w*'",
+        r"float\(\) argument must be a string or a real number, not '\w{0,60}(?:Mirrored|SyncOnRead|PerReplica)\w*'",
         "A variable of a strategy is not a number: read it by `keras.ops.convert_to_numpy(variable)`, as in"
         " `float(keras.ops.convert_to_numpy(optimizer.learning_rate))`.",
     ),
@@ -158,7 +158,8 @@ SIGNATURES = (
         "Keras 3 refuses this, and tf_keras (Keras 2) does not: run with --keras legacy.",
     ),
     (
-        r"TF_CONFIG.*(?:invalid|malformed|must|JSON)|JSONDecodeError.*TF_CONFIG|Task type .* not in cluster",
+        r"TF_CONFIG.{0,400}(?:invalid|malformed|must|JSON)|JSONDecodeError.{0,400}TF_CONFIG"
+        r"|Task type .{0,80} not in cluster",
         "The program does not accept this TF_CONFIG: compare with `orch config`.",
     ),
     (
@@ -182,12 +183,13 @@ SIGNATURES = (
         NO_PROCESSES,
     ),
     (
-        r"ParameterServerStrategy.*Keras|Cannot get the cardinality|pass this dataset to.*ClusterCoordinator",
+        r"ParameterServerStrategy.{0,400}Keras|Cannot get the cardinality"
+        r"|pass this dataset to.{0,400}ClusterCoordinator",
         "Keras 3's fit does not support ParameterServerStrategy (keras-team/keras#18624): use tf_keras or a"
         " custom loop.",
     ),
     (
-        r"Mixed.*auto.?shard|Could not apply FILE based sharding|AutoShardPolicy.*FILE|not enough files"
+        r"Mixed.{0,400}auto.?shard|Could not apply FILE based sharding|AutoShardPolicy.{0,400}FILE|not enough files"
         r"|Found an unshardable source dataset",
         "The data set cannot be sharded by files: set the auto-shard policy to DATA or OFF.",
     ),
@@ -289,11 +291,9 @@ def _innermost(whole: str) -> tuple[str, str]:
     if heads:
         at, head = heads[-1]
         indent = " " * (len(head[1]) + 4)
-        begins = re.compile(rf"{indent}(?! |File )")
-        end = next(
-            (i for i in range(at + 2, len(lines)) if begins.match(lines[i]) and not lines[i - 1].strip()),
-            None,
-        )
+        frame = (f"{indent} ", f"{indent}File ")
+        begins = [line.startswith(indent) and not line.startswith(frame) for line in lines]
+        end = next((i for i in range(at + 2, len(lines)) if begins[i] and not lines[i - 1].strip()), None)
         if end is not None:
             said = takewhile(lambda line: not line.strip() or line.startswith(indent), lines[end:])
             inner = "\n".join(line.removeprefix(indent) for line in said).strip()

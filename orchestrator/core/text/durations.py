@@ -9,7 +9,7 @@ import re
 MAX_DURATION_S = 366 * 86400.0
 _SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _NUMBER = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)\Z", re.ASCII)
-_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|[dhms])", re.ASCII)
+_PART = re.compile(r"(\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(ms|[dhms])", re.ASCII)
 _HINT = "write 30, 1.5, 500ms, 30s, 5m or 1h30m"
 
 

@@ -13,22 +13,26 @@ _SECRET = re.compile(
     r"|(?<![A-Z0-9])(?:DSN|JWT|PASS|PAT|PIN|PW|SAS|SIG)(?![A-Z0-9])",
     re.IGNORECASE,
 )
-# The whole word is an option, a variable or a key of Hydra (++db.token). Program text and paths may contain such words
-# without being secret.
-_SECRET_WORD = re.compile(rf"[+~]*[\w.@\[\]-]*({_SECRET.pattern})[\w.@\[\]-]*\Z", re.IGNORECASE)
-# A parameter of a URL: ?token=...
+# An option, a variable or a key of Hydra (++db.token). Program text and paths may contain such words without being
+# secret.
+_NAME = re.compile(r"[+~]*[\w.@\[\]-]*\Z")
+# The patterns below first require what follows the name (?=...): once a secret word is found, they match, and do not
+# try the next one. A parameter of a URL: ?token=...
 _SECRET_PARAMETER = re.compile(
-    rf"(?P<name>[?&;#][\w.\[\]-]*(?:{_SECRET.pattern})[\w.\[\]-]*=)[^&;#\s\"']+", re.IGNORECASE
+    rf"(?P<name>[?&;#](?=[\w.\[\]-]*=[^&;#\s\"'])[\w.\[\]-]*(?:{_SECRET.pattern})[\w.\[\]-]*=)[^&;#\s\"']+",
+    re.IGNORECASE,
 )
-# A member of a JSON document or a Python dictionary: "api_key": "...", its quotes escaped or not.
+# A member of a JSON document or a Python dictionary: "api_key": "...", its quotes escaped up to four times, or not.
 _SECRET_MEMBER = re.compile(
-    rf"""(?P<name>(?P<quote>\\*["'])[\w.-]*(?:{_SECRET.pattern})[\w.-]*(?P=quote)\s*:\s*)"""
-    r"""(?P<mark>\\*["']).*?(?:(?<!\\)(?P=mark)|\Z)""",
+    r"""(?P<name>(?P<quote>\\{0,15}["'])(?=[\w.-]*(?P=quote)\s*:\s*\\{0,15}["'])"""
+    rf"""[\w.-]*(?:{_SECRET.pattern})[\w.-]*(?P=quote)\s*:\s*)"""
+    r"""(?P<mark>\\{0,15}["']).*?(?:(?<!\\)(?P=mark)|\Z)""",
     re.IGNORECASE | re.DOTALL,
 )
 # A header within a command line, up to the end of its quotes.
 _SECRET_HEADER = re.compile(
-    rf"(?P<name>(?<![\w.-])[\w.-]*(?:{_SECRET.pattern})[\w.-]*: )[^\"'\n]+", re.IGNORECASE
+    rf"(?P<name>(?<![\w.-])(?=[\w.-]*: [^\"'\n])[\w.-]*(?:{_SECRET.pattern})[\w.-]*: )[^\"'\n]+",
+    re.IGNORECASE,
 )
 _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
@@ -44,14 +48,18 @@ def mask_words(words: Sequence[str]) -> tuple[str, ...]:
         is_option = word.startswith("-")
         if hides_next and not is_option:
             masked.append(MASK)
-        elif equals and _SECRET_WORD.match(name):
+        elif equals and _is_secret_word(name):
             masked.append(f"{name}={MASK}")
-        elif colon and _SECRET_WORD.match(header):
+        elif colon and _is_secret_word(header):
             masked.append(f"{header}: {MASK}")
         else:
             masked.append(_mask_within(word))
-        hides_next = is_option and not equals and _SECRET_WORD.match(name) is not None
+        hides_next = is_option and not equals and _is_secret_word(name)
     return tuple(masked)
+
+
+def _is_secret_word(word: str) -> bool:
+    return _NAME.match(word) is not None and _SECRET.search(word) is not None
 
 
 def is_secret_name(name: str) -> bool:

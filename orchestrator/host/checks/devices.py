@@ -38,7 +38,7 @@ def check_gpus(context: Context) -> Iterator[Finding]:
     devices = gpu_devices(context.root / "dev")
     if not devices:
         version = read_text(context.proc / "driver/nvidia/version")
-        driver = re.search(r"Kernel Module\D*(\d+(?:\.\d+)+)", version)
+        driver = re.search(r"Kernel Module\D{0,200}(\d+(?:\.\d+)+)", version)
         if driver is not None:
             text = f"the driver {driver[1]} is loaded, but /dev/nvidia0 is missing: TensorFlow will not see a GPU"
             fix = "in a container: --gpus all and the NVIDIA container toolkit; else nvidia-modprobe -u -c=0"

@@ -28,7 +28,7 @@ _WORDS = re.compile(
 )
 # A file that compares a version with one at which Keras changed is written for more than one Keras. The same holds
 # for code under such a condition, and for code with a handler for such an error.
-_COMPARES_VERSION = re.compile(rb"""[vV]ersion[^\n]*(?:2, *1[1-9]|2\.1[1-9]|["'(]3\b)""")
+_COMPARES_VERSION = re.compile(rb"""[vV]ersion[^\n]{0,200}(?:2, *1[1-9]|2\.1[1-9]|["'(]3\b)""")
 _ASKS_FOR_KERAS = re.compile(r"hasattr|getattr|version|platform|darwin", re.IGNORECASE)
 _SWALLOWED = re.compile(r"ImportError|ModuleNotFoundError|AttributeError")
 # The name of a file in which Keras 3 saves a model, in the source and in the command.

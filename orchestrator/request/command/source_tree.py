@@ -19,11 +19,13 @@ MAX_BYTES = 4 << 20
 MAX_SECONDS = 0.5
 _MAX_PARSED_BYTES = 1 << 20
 _IMPORT = re.compile(
-    rb"(?:^|[;:])[ \t]*(?:import[ \t]+([^\r\n;#]+)|from[ \t]+(\.*[ \t]*[\w.]*)[ \t]+import[ \t]*\(?([^\r\n;#]*))",
+    # A repetition with ++ gives nothing back, which would take long in a line of blanks.
+    rb"(?:^|[;:])[ \t]*(?:import[ \t]+([^\r\n;#]+)"
+    rb"|from[ \t]++(\.*+(?:[ \t]*+(?!import\b)[\w.]++)?)[ \t]++import[ \t]*\(?([^\r\n;#]*))",
     re.MULTILINE,
 )
 _NAME = re.compile(r"[^\W\d]\w*\Z")
-_IN_PARENTHESES = re.compile(rb"import[ \t]*\(([^)]*)\)")
+_IN_PARENTHESES = re.compile(rb"import[ \t]*\(([^)]{0,2000})\)")
 _CONTINUATION = re.compile(rb"\\\r?\n")
 TENSORFLOW = frozenset({"tensorflow", "keras", "tf_keras"})
 

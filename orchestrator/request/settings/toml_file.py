@@ -32,7 +32,7 @@ _KNOWN_KEYS = [option.key for option in SETTINGS.values() if Where.FILE in optio
 _ROLE_KEYS = [COUNT, *(option.key for option in ROLE_OPTIONS.values())]
 _MAX_BYTES = 1 << 20
 _ERROR_LINE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)\Z")
-_HEADER = re.compile(r"\s*\[+\s*(?P<name>[^\[\]]+?)\s*\]")
+_HEADER = re.compile(r"\s*\[+(?P<name>[^\[\]]+)\]")
 _KEY = re.compile(r"\s*(?P<key>\"[^\"]*\"|'[^']*'|[A-Za-z0-9_-]+)\s*[.=]")
 
 

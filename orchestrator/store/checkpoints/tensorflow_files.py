@@ -25,7 +25,9 @@ _FIELD_NUM_SHARDS = 1
 _FIELD_SHARD, _FIELD_OFFSET, _FIELD_SIZE = 3, 4, 5
 _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
 # A string in protobuf's text format: "..." or '...' with C escapes.
-_LATEST = re.compile(r"""^\s*model_checkpoint_path\s*:\s*(["'])((?:\\.|(?!\1).)*)\1""", re.MULTILINE)
+_LATEST = re.compile(
+    r"""^[ \t]*model_checkpoint_path[ \t]*:[ \t]*(["'])((?:\\.|(?!\1)[^\\\n])*)\1""", re.MULTILINE
+)
 _ESCAPE = re.compile(rb"\\([0-7]{1,3}|x[0-9a-fA-F]{1,2}|.)", re.DOTALL)
 _ESCAPED = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"a": b"\a", b"b": b"\b", b"f": b"\f", b"v": b"\v"}
 

@@ -21,7 +21,7 @@ EPOCH_KEY = "epoch/.ATTRIBUTES/VARIABLE_VALUE"
 # ckpt-2: after two epochs; ckpt-2-13: after two epochs and 13 steps.
 _INDEX = re.compile(rf"{PREFIX}-(\d{{1,9}})(?:-(\d{{1,9}}))?\.index\Z", re.ASCII)
 # TensorFlow's name for the operation in an error message.
-_OPERATION = re.compile(r"\{\{[^}]*\}\} *")
+_OPERATION = re.compile(r"\{\{[^{}]*\}\} *")
 # Characters of an error message that are shown.
 _LONGEST = 240
 # Epochs and steps are broadcast as one number, epochs * 2**24 + steps, which a float64 holds exactly.

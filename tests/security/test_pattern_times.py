@@ -1,0 +1,247 @@
+"""No pattern of the project backtracks over long text: a task, a host or a file may send any text.
+
+Run as a program, `list` prints all patterns, and `search N` feeds them, from number N on, text that is hard for them.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import pkgutil
+import re
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from re import _constants as kinds  # type: ignore[attr-defined]
+from re import _parser as parser  # type: ignore[attr-defined]
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+LENGTH = 100_000
+# CPU time for one text. A pattern in linear time needs less than a tenth of it.
+LIMIT_S = 1.0
+# The user's own pattern (--grep), whose text is bounded.
+OWN_PATTERN = "orchestrator.store.logs.query"
+# The argument that has the flags.
+_FLAGS = {
+    "compile": 1,
+    "search": 2,
+    "match": 2,
+    "fullmatch": 2,
+    "findall": 2,
+    "finditer": 2,
+    "split": 3,
+    "sub": 4,
+}
+_REPEATS = (kinds.MAX_REPEAT, kinds.MIN_REPEAT, kinds.POSSESSIVE_REPEAT)
+_FILLERS = (" x", "1", ".")
+# Of a pattern in a table, which a loop calls.
+_OF_ALL = {"search", "match", "fullmatch"}
+
+
+def test_each_pattern_needs_little_time_for_long_text() -> None:
+    listed = _run("list", "")
+    patterns = [json.loads(line) for line in listed.stdout.splitlines()]
+    assert listed.returncode == 0 and len(patterns) > 100, listed.stderr
+    assert {pattern["where"] for pattern in patterns if pattern["unknown"]} == {OWN_PATTERN}
+    slow, first = [], 0
+    while first < len(patterns):
+        done = _run("search", listed.stdout, str(first))
+        if done.returncode == 0:
+            break
+        # The text took too long.
+        assert done.returncode == -signal.SIGVTALRM, done.stderr
+        number, text = json.loads(done.stdout.splitlines()[-1])
+        slow.append((patterns[number]["where"], patterns[number]["pattern"], text))
+        first = number + 1
+    assert not slow, "\n".join(map(str, slow))
+
+
+def _run(*words: str) -> subprocess.CompletedProcess[str]:
+    verb, stdin, *rest = words
+    return subprocess.run(
+        [sys.executable, __file__, verb, *rest],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+
+
+def list_patterns() -> Iterator[dict[str, object]]:
+    """Yield all patterns of the project, each with the methods that are called with it."""
+    for package in ("orchestrator", "worker"):
+        for found in pkgutil.walk_packages([str(ROOT / package)], f"{package}."):
+            if not found.name.endswith("__main__"):
+                module = importlib.import_module(found.name)
+                calls = _Calls(module)
+                calls.visit(ast.parse(Path(str(module.__file__)).read_text()))
+                yield from calls.found
+
+
+class _Calls(ast.NodeVisitor):
+    """Finds the calls of `re` in a module. Its pattern may use the module's constants, also as a loop over a table."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self._loops: list[Any] = []
+        self._names: dict[int, str] = {}
+        self._methods: dict[str, set[str]] = defaultdict(set)
+        self._calls: list[tuple[str, ast.Call, Any]] = []
+
+    @property
+    def found(self) -> Iterator[dict[str, object]]:
+        others = set().union(
+            *(its for name, its in self._methods.items() if name not in self._names.values())
+        )
+        for method, call, loop in self._calls:
+            methods = {method} if method != "compile" else self._methods[self._names.get(id(call), "")]
+            methods = methods or others & _OF_ALL or {"search"}
+            flags = [each.value for each in call.keywords if each.arg == "flags"]
+            flags += call.args[_FLAGS[method] : _FLAGS[method] + 1]
+            value = ast.Tuple([call.args[0], *flags], ast.Load())
+            made: list[Any] = [None]
+            for over in (None, loop):
+                with suppress(NameError):
+                    made = self._evaluate(value, over)
+                    break
+            for each in made:
+                text = None if each is None else each[0]
+                yield {
+                    "where": self._module.__name__,
+                    "unknown": each is None,
+                    "pattern": text.decode("latin-1") if isinstance(text, bytes) else text,
+                    "bytes": isinstance(text, bytes),
+                    "flags": 0 if each is None else int(sum(each[1:])),
+                    "methods": sorted(methods),
+                }
+
+    def _evaluate(self, value: ast.expr, loop: Any) -> list[Any]:
+        over = [] if loop is None else loop.generators
+        inner = [ast.comprehension(each.target, each.iter, [], 0) for each in over]
+        whole = ast.ListComp(value, inner) if inner else ast.List([value], ast.Load())
+        code = compile(ast.fix_missing_locations(ast.Expression(whole)), "pattern", "eval")
+        made = eval(code, vars(self._module))
+        assert isinstance(made, list)
+        return made
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        if isinstance(node.targets[0], ast.Name):
+            self._names[id(node.value)] = node.targets[0].id
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        match node.func:
+            case ast.Attribute(ast.Name("re"), method) if method in _FLAGS:
+                self._calls.append((method, node, self._loops[-1] if self._loops else None))
+        self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if isinstance(node.value, ast.Name) and node.attr in _FLAGS:
+            self._methods[node.value.id].add(node.attr)
+        self.generic_visit(node)
+
+    def _visit_loop(self, node: ast.AST) -> None:
+        self._loops.append(node)
+        self.generic_visit(node)
+        self._loops.pop()
+
+    visit_GeneratorExp = visit_ListComp = visit_SetComp = visit_DictComp = _visit_loop
+
+
+def hard_texts(pattern: re.Pattern[Any]) -> Iterator[str]:
+    """Yield long texts that begin as the pattern does, and do not end as it does."""
+    seen = set()
+    for head, body in _places(parser.parse(pattern.pattern, pattern.flags & ~_of_type(pattern)), ""):
+        repeated = [("", head), *((head, filler) for filler in _FILLERS), ("", f"{head} "), ("", f"{head}1")]
+        repeated += [(head, body), ("", head + body), ("", f"{head}{body}x")] if body else []
+        for start, unit in repeated:
+            if unit and (start, unit) not in seen:
+                seen.add((start, unit))
+                yield (start + unit * (LENGTH // len(unit)))[:LENGTH] + "\x00"
+
+
+def _of_type(pattern: re.Pattern[Any]) -> int:
+    return int(re.UNICODE) if isinstance(pattern.pattern, bytes) else 0
+
+
+def _places(items: Any, before: str) -> Iterator[tuple[str, str]]:
+    """Yield (a text that matches up to a repetition, a text that it repeats), and the text of the whole pattern."""
+    for kind, value in items:
+        if kind in _REPEATS:
+            for choice in range(2):
+                yield before, _example(value[2], choice)
+        for inner in _inner(kind, value):
+            if any(each is not kinds.LITERAL for each, _ in inner):
+                yield from _places(inner, before)
+        example = _example([(kind, value)], 0)
+        if kind is not kinds.LITERAL:
+            yield before, example
+        before += example
+    yield before, ""
+    yield before[:-1], ""
+
+
+def _inner(kind: Any, value: Any) -> list[Any]:
+    if kind in _REPEATS:
+        return [value[2]]
+    if kind is kinds.SUBPATTERN:
+        return [value[3]]
+    if kind is kinds.ATOMIC_GROUP:
+        return [value]
+    return list(value[1]) if kind is kinds.BRANCH else []
+
+
+def _example(items: Any, choice: int) -> str:
+    """Return a short text that these items match, without regard for assertions."""
+    text = ""
+    for kind, value in items:
+        if kind is kinds.LITERAL:
+            text += chr(value)
+        elif kind in _REPEATS:
+            text += _example(value[2], choice) * max(value[0], min(choice, 1))
+        elif inner := _inner(kind, value):
+            text += _example(inner[choice % len(inner)], choice)
+        elif kind in (kinds.ANY, kinds.NOT_LITERAL, kinds.IN):
+            # Characters that many patterns have in common first.
+            one = parser.SubPattern(parser.State(), [(kind, value)])
+            matches = re._compiler.compile(one, 0).fullmatch  # type: ignore[attr-defined]
+            possible = [
+                each for each in map(chr, (120, 49, 46, *range(32, 256), *range(32))) if matches(each)
+            ]
+            text += possible[choice % len(possible)] if possible else ""
+    return text
+
+
+def search(patterns: list[dict[str, Any]], first: int) -> None:
+    """Search hard texts. SIGVTALRM ends this process if one takes too long. Its output ends with that one."""
+    for number, its in enumerate(patterns[first:], first):
+        if its["unknown"]:
+            continue
+        text = its["pattern"]
+        pattern = re.compile(text.encode("latin-1") if its["bytes"] else text, its["flags"])
+        for hard in hard_texts(pattern):
+            subject: Any = hard.encode("latin-1") if its["bytes"] else hard
+            for method in its["methods"]:
+                print(json.dumps([number, f"{method}: {hard[:60]}"]), flush=True)
+                signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S)
+                call = getattr(pattern, method)
+                result = call(subject[:0], subject) if method.startswith("sub") else call(subject)
+                if method == "finditer":
+                    list(result)
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "list":
+        for each in list_patterns():
+            print(json.dumps(each))
+    else:
+        search([json.loads(line) for line in sys.stdin], int(sys.argv[2]))
