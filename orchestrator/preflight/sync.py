@@ -66,6 +66,8 @@ def _write_paths(directory: Path) -> IO[bytes] | None:
     paths = _list_paths(str(directory.resolve()).rstrip("/") + "/")
     if paths is None:
         return None
+    if not paths and any(entry.name != ".git" for entry in directory.iterdir()):
+        raise UsageError(f"--sync: git ignores all files in {directory}, so nothing would be copied")
     file = tempfile.TemporaryFile()
     # rsync takes a path that begins with # as a comment.
     file.writelines(b"./%s\0" % os.fsencode(path) for path in paths)
@@ -80,8 +82,6 @@ def _list_paths(top: str) -> set[str] | None:
     for inside in repositories:
         place = top + inside
         files = _ask_git(place, "-co")
-        if files is None and inside:
-            raise _listing_failed(place, "the repository that its .git names is missing")
         if files is None:
             return None
         repositories += [
@@ -118,19 +118,25 @@ def _ask_git(directory: str, *which: str) -> set[str] | None:
             check=False,
         )
     except OSError as error:
-        if any(os.path.lexists(place / ".git") for place in Path(directory, "-").parents):
+        if _has_repository(directory):
             raise _listing_failed(directory, f"git could not be started: {error.strerror}") from error
         return None
     said = done.stderr.decode(errors="replace").splitlines()
     # git only warns about a directory that it cannot read.
     reasons = [line for line in said if line.startswith(("fatal:", "warning: could not open"))]
-    if done.returncode and reasons and reasons[0].startswith("fatal: not a git repository"):
+    is_outside = done.returncode and reasons and reasons[0].startswith("fatal: not a git repository")
+    # git says the same of a repository that is damaged.
+    if is_outside and not _has_repository(directory):
         return None
     if done.returncode or reasons:
         raise _listing_failed(directory, one_line(reasons[0] if reasons else f"exit code {done.returncode}"))
     # rsync would copy everything in a directory whose path ends with a slash.
     found = {os.fsdecode(path.rstrip(b"/")) for path in done.stdout.split(b"\0")}
     return found - {"", "."}
+
+
+def _has_repository(directory: str) -> bool:
+    return any(os.path.lexists(place / ".git") for place in Path(directory, "-").parents)
 
 
 def _listing_failed(directory: str, reason: str) -> UsageError:

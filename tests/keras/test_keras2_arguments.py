@@ -44,3 +44,15 @@ def test_tf_keras_accepts_it(orch: Orch, option: str) -> None:
     done = orch.start("up", "-n", "2", "--keras", "legacy", "--", script).finish(250)
     assert done.code == 0, done.out + done.err
     assert done.out.count("| trained") == 2
+
+
+@pytest.mark.parametrize(
+    ("keras", "steps"), [("3", "np.int64(4)"), pytest.param("legacy", "2.5", marks=pytest.mark.slow)]
+)
+def test_steps_of_another_type_are_reported(orch: Orch, keras: str, steps: str) -> None:
+    script = orch.script("train.py", SCRIPT.replace("OPTION", f"steps_per_epoch={steps}"))
+    done = orch.start("up", "-n", "1", "--keras", keras, "--", script).finish(250)
+    assert done.code == 0, done.out + done.err
+    (task,) = orch.status()["tasks"]
+    # Quick steps are not all reported.
+    assert task["progress"]["fit"]["done"] >= 1

@@ -1,6 +1,7 @@
 """No pattern of the project backtracks over long text: a task, a host or a file may send any text.
 
-Run as a program, `list` prints all patterns, and `search N` feeds them, from number N on, text that is hard for them.
+Run as a program, `list` prints all patterns, and `search N LENGTH` feeds them, from number N on, text
+of this length that is hard for them.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from re import _parser as parser  # type: ignore[attr-defined]
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
-LENGTH = 100_000
 # CPU time for one text. A pattern in linear time needs less than a tenth of it.
 LIMIT_S = 1.0
 # The user's own pattern (--grep), whose text is bounded.
@@ -45,14 +47,15 @@ _FILLERS = (" x", "1", ".")
 _OF_ALL = {"search", "match", "fullmatch"}
 
 
-def test_each_pattern_needs_little_time_for_long_text() -> None:
+@pytest.mark.parametrize("length", [20_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_each_pattern_needs_little_time_for_long_text(length: int) -> None:
     listed = _run("list", "")
     patterns = [json.loads(line) for line in listed.stdout.splitlines()]
     assert listed.returncode == 0 and len(patterns) > 100, listed.stderr
     assert {pattern["where"] for pattern in patterns if pattern["unknown"]} == {OWN_PATTERN}
     slow, first = [], 0
     while first < len(patterns):
-        done = _run("search", listed.stdout, str(first))
+        done = _run("search", listed.stdout, str(first), str(length))
         if done.returncode == 0:
             break
         # The text took too long.
@@ -156,7 +159,7 @@ class _Calls(ast.NodeVisitor):
     visit_GeneratorExp = visit_ListComp = visit_SetComp = visit_DictComp = _visit_loop
 
 
-def hard_texts(pattern: re.Pattern[Any]) -> Iterator[str]:
+def hard_texts(pattern: re.Pattern[Any], length: int) -> Iterator[str]:
     """Yield long texts that begin as the pattern does, and do not end as it does."""
     seen = set()
     for head, body in _places(parser.parse(pattern.pattern, pattern.flags & ~_of_type(pattern)), ""):
@@ -165,7 +168,7 @@ def hard_texts(pattern: re.Pattern[Any]) -> Iterator[str]:
         for start, unit in repeated:
             if unit and (start, unit) not in seen:
                 seen.add((start, unit))
-                yield (start + unit * (LENGTH // len(unit)))[:LENGTH] + "\x00"
+                yield (start + unit * (length // len(unit)))[:length] + "\x00"
 
 
 def _of_type(pattern: re.Pattern[Any]) -> int:
@@ -220,14 +223,14 @@ def _example(items: Any, choice: int) -> str:
     return text
 
 
-def search(patterns: list[dict[str, Any]], first: int) -> None:
+def search(patterns: list[dict[str, Any]], first: int, length: int) -> None:
     """Search hard texts. SIGVTALRM ends this process if one takes too long. Its output ends with that one."""
     for number, its in enumerate(patterns[first:], first):
         if its["unknown"]:
             continue
         text = its["pattern"]
         pattern = re.compile(text.encode("latin-1") if its["bytes"] else text, its["flags"])
-        for hard in hard_texts(pattern):
+        for hard in hard_texts(pattern, length):
             subject: Any = hard.encode("latin-1") if its["bytes"] else hard
             for method in its["methods"]:
                 print(json.dumps([number, f"{method}: {hard[:60]}"]), flush=True)
@@ -244,4 +247,4 @@ if __name__ == "__main__":
         for each in list_patterns():
             print(json.dumps(each))
     else:
-        search([json.loads(line) for line in sys.stdin], int(sys.argv[2]))
+        search([json.loads(line) for line in sys.stdin], int(sys.argv[2]), int(sys.argv[3]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 
@@ -159,7 +160,9 @@ def _count_calls(callback_list: Any, count: StepCount, profile: Profile | None) 
     begin_batch = callback_list.on_train_batch_begin
 
     def steps_of(callbacks: Any) -> int | None:
-        return (getattr(callbacks, "params", None) or {}).get("steps")
+        # The script may give a NumPy integer, and a float to tf_keras, which then runs the last part as a step.
+        steps = (getattr(callbacks, "params", None) or {}).get("steps")
+        return None if steps is None else math.ceil(steps)
 
     def on_epoch_begin(self: Any, epoch: int, *arguments: Any, **named: Any) -> None:
         count.begin_epoch(int(epoch), steps_of(self))

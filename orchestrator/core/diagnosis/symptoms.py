@@ -149,7 +149,7 @@ SIGNATURES = (
         " `steps_per_epoch=100 // 20`, or run on tf_keras with --keras legacy.",
     ),
     (
-        r"\(\) got an unexpected keyword argument 'logs'",
+        r'(?:traceback_utils|callback_list)\.py"[^"]{0,400}\(\) got an unexpected keyword argument \'logs\'',
         "Keras 3 passes `logs` by name to on_train_batch_end and other functions of a callback: name the parameter"
         " `logs`, as in `lambda batch, logs: ...`, or run on tf_keras with --keras legacy.",
     ),

@@ -124,7 +124,7 @@ def test_a_repository_runs_no_program_and_variables_of_a_hook_are_ignored(
     assert not (machines.shared / "ran").exists()
 
 
-@pytest.mark.parametrize("how", ["another owner", "no git", "broken"])
+@pytest.mark.parametrize("how", ["another owner", "no git", "damaged", "broken"])
 def test_nothing_is_copied_if_git_cannot_list_the_files(machines: Testbed, work: Path, how: str) -> None:
     git(work.parent, "init")
     write(work, "secret", ".gitignore", text="secret\n")
@@ -137,6 +137,9 @@ def test_nothing_is_copied_if_git_cannot_list_the_files(machines: Testbed, work:
         case "no git":
             env["PATH"] = path_without_git(machines.shared / "programs")
             reason = "git could not be started: No such file or directory"
+        case "damaged":
+            (work.parent / ".git/HEAD").unlink()
+            reason = "fatal: not a git repository"
         case _:
             write(work.parent, ".git/config", text="[core\n")
             reason = "fatal: bad config line 1"
@@ -144,6 +147,15 @@ def test_nothing_is_copied_if_git_cannot_list_the_files(machines: Testbed, work:
     assert done.returncode == 2
     place = f"{machines.directory}/home/{WORK}/"
     assert f"--sync: git cannot list the files in {place} ({reason}" in " ".join(done.stderr.split())
+    assert not copied(machines)
+
+
+def test_a_directory_that_git_ignores_is_not_copied(machines: Testbed, work: Path) -> None:
+    git(work.parent, "init")
+    write(work.parent, ".gitignore", text=f"{work.name}/\n")
+    done = sync(machines, *TRUE)
+    assert done.returncode == 2
+    assert "--sync: git ignores all files in" in " ".join(done.stderr.split())
     assert not copied(machines)
 
 
