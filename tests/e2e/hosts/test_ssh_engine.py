@@ -168,7 +168,7 @@ def test_messages_of_ssh_are_found_wherever_they_are(machines: Testbed) -> None:
     assert own["why"].startswith("n0: ssh failed and gave no reason")
     assert "Connection refused" in log.read_text()
     assert verbose["why"].startswith("n0: n0 is there, but no ssh server listens on its port 22;")
-    # By the moment, ssh writes "Connection to n1 closed by remote host." or "client_loop: send disconnect: Broken pipe".
+    # When sshd is killed, ssh writes "Connection to n1 closed by remote host." or "client_loop: ... Broken pipe".
     assert broken["why"].startswith("n1: the connection broke (")
 
 
