@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 
@@ -162,7 +161,7 @@ def _count_calls(callback_list: Any, count: StepCount, profile: Profile | None) 
     def steps_of(callbacks: Any) -> int | None:
         # The script may give a NumPy integer, and a float to tf_keras, which then runs the last part as a step.
         steps = (getattr(callbacks, "params", None) or {}).get("steps")
-        return None if steps is None else math.ceil(steps)
+        return None if steps is None else int(-(-steps // 1))
 
     def on_epoch_begin(self: Any, epoch: int, *arguments: Any, **named: Any) -> None:
         count.begin_epoch(int(epoch), steps_of(self))
