@@ -43,7 +43,7 @@ _FLAGS = {
 }
 _REPEATS = (kinds.MAX_REPEAT, kinds.MIN_REPEAT, kinds.POSSESSIVE_REPEAT)
 _FILLERS = (" x", "1", ".")
-# Of a pattern in a table, which a loop calls.
+# The methods of a pattern that stands in a table and is called in a loop.
 _OF_ALL = {"search", "match", "fullmatch"}
 
 
