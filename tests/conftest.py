@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import gc
 import os
 import resource
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
-import psutil
 import pytest
 from forks import ForkServer
 from kept import Kept
+from leftover_processes import end_leftovers, processes_of
+from orch_command import remove_variables
 from pretend_machines import PROCESSES as MACHINES
 from terminal_signals import restore_terminal_signals
 
@@ -41,15 +41,6 @@ hypothesis.settings.register_profile(
     "gate", hypothesis.settings.get_profile("without_a_clock"), derandomize=True
 )
 hypothesis.settings.load_profile("without_a_clock")
-
-# Processes that are exiting may take this long on a busy machine: an unused supervisor first finishes its imports.
-_LAST_EXITS_S = 60.0
-_LOOK_S = 0.01
-
-# An activated environment's Python runs scripts, and need not have TensorFlow.
-_NOT_OURS = frozenset(
-    {"TF_CONFIG", "TF_GRPC_REUSE_PORT", "PORTSERVER_ADDRESS", "VIRTUAL_ENV", "CONDA_PREFIX", "GITHUB_ACTIONS"}
-)
 
 # All tests of a set run in the same test process: creating what they share costs more than most tests.
 _TOGETHER = {
@@ -91,7 +82,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
             found = (name for start, name in _TOGETHER_BY_NAME.items() if file.startswith(start))
-            return _TOGETHER.get(file) or next(found, nodeid)
+            return _TOGETHER.get(file) or next(found, file if _shares(file) else nodeid)
+
+    @functools.cache
+    def _shares(file: str) -> bool:
+        """Whether the tests of this file share what a fixture of the module makes, such as a run."""
+        return 'scope="module"' in (config.rootpath / file).read_text()
 
     return Sets(config, log) if config.getoption("dist") == "loadgroup" else None
 
@@ -120,9 +116,7 @@ def _time_limit(item: pytest.Item) -> float:
 @pytest.fixture(autouse=True)
 def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the runs of this test are kept; the variable also marks all its processes."""
-    for name in list(os.environ):
-        if name.startswith("ORCH_") or name in _NOT_OURS:
-            monkeypatch.delenv(name)
+    remove_variables(monkeypatch)
     directory = tmp_path / "state"
     monkeypatch.setenv("XDG_STATE_HOME", str(directory))
     return directory
@@ -134,21 +128,11 @@ def nothing_left(state_dir: Path) -> Iterator[None]:
     started, children = _started(), _own_children()
     lasting = {*ForkServer.pids, Kept.pid, *MACHINES}
     is_alone = children is not None and children <= lasting
-    before = lasting if is_alone else {process.pid for process in _of_this_test(state_dir)}
+    before = lasting if is_alone else {process.pid for process in processes_of(state_dir)}
     yield
     if children is not None and _own_children() == children and _started() == started:
         return  # to look at every process of the machine takes longer than most tests do
-    left = [process for process in _of_this_test(state_dir) if process.pid not in before]
-    deadline = time.monotonic() + _LAST_EXITS_S
-    # The process that adopts an orphan may not reap it, so a zombie counts as gone.
-    while left and time.monotonic() < deadline:
-        psutil.wait_procs(left, timeout=_LOOK_S)
-        left = [process for process in left if _lives(process)]
-    told = [_description(process) for process in left]
-    for process in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    assert not told, f"left behind: {told}"
+    end_leftovers(state_dir, before)
 
 
 @pytest.fixture
@@ -179,59 +163,6 @@ def _own_children() -> set[int] | None:
     except OSError:
         return None
     return {int(pid) for pid in " ".join(lists).split()}
-
-
-def _of_this_test(state_dir: Path) -> list[psutil.Process]:
-    mark = os.fsencode(f"XDG_STATE_HOME={state_dir}\0")
-    pids = {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
-    found = {pid for pid in pids if _has_mark(pid, mark)} | set(_children(pids))
-    return [process for pid in found - {os.getpid()} if (process := _running(pid)) is not None]
-
-
-def _children(pids: set[int]) -> Iterator[int]:
-    parents = {}
-    for pid in pids:
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_bytes()
-        except OSError:
-            continue
-        parents[pid] = int(stat.rpartition(b")")[2].split()[1])
-    for pid in parents:
-        below, above = pid, parents[pid]
-        while above in parents and above != os.getpid():
-            below, above = above, parents[above]
-        # Kept.check() checks the children of the kept supervisor.
-        if above == os.getpid() and below not in {*MACHINES, *ForkServer.pids, Kept.pid}:
-            yield pid
-
-
-def _has_mark(pid: int, mark: bytes) -> bool:
-    try:
-        return mark in Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return False
-
-
-def _running(pid: int) -> psutil.Process | None:
-    try:
-        process = psutil.Process(pid)
-    except psutil.NoSuchProcess:
-        return None
-    return process if _lives(process) else None
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _description(process: psutil.Process) -> str:
-    try:
-        return f"{process.pid} {process.cmdline()}"
-    except psutil.Error:
-        return str(process.pid)
 
 
 def _descriptors() -> dict[str, str]:

@@ -9,12 +9,14 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pytest
 from forks import ForkedProcess
 from kept import Kept, is_kept_run
-from orch_within import run_within
+from orch_within import run_within, variables
 from waiting import PATIENCE_S, child_with, until
 
 from orchestrator.client import api
@@ -40,6 +42,17 @@ _WITHIN = {
     "warm",
 }
 ORCH = Path(sys.executable).with_name("orch")
+# An activated environment's Python runs scripts, and need not have TensorFlow.
+_NOT_OURS = frozenset(
+    {"TF_CONFIG", "TF_GRPC_REUSE_PORT", "PORTSERVER_ADDRESS", "VIRTUAL_ENV", "CONDA_PREFIX", "GITHUB_ACTIONS"}
+)
+
+
+def remove_variables(patch: pytest.MonkeyPatch) -> None:
+    """Remove the variables that change what orch does."""
+    for name in list(os.environ):
+        if name.startswith("ORCH_") or name in _NOT_OURS:
+            patch.delenv(name)
 
 
 @dataclass(frozen=True)
@@ -57,6 +70,42 @@ class Finished:
     @property
     def lines(self) -> list[str]:
         return self.out.splitlines()
+
+
+@dataclass(frozen=True)
+class Done(Finished):
+    """A finished `orch up`, with the files of its run."""
+
+    run: Path
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """The result.json."""
+        return read_document(self.run / "result.json")
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """The run.json."""
+        return read_document(self.run / "run.json")
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return read_events(self.run, kind)
+
+    def log(self, task: str) -> str:
+        """The stdout and stderr of a task (`worker-0`) of the first attempt."""
+        return (self.run / "logs" / f"{task}.log").read_text(errors="replace")
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    document = json.loads(path.read_text())
+    assert isinstance(document, dict)
+    return document
+
+
+def read_events(run: Path, kind: str) -> list[dict[str, Any]]:
+    # The last line of a live run may be incomplete.
+    *lines, _ = (run / "events.jsonl").read_bytes().split(b"\n")
+    return [event for event in map(json.loads, lines) if event["type"] == kind]
 
 
 class Started:
@@ -145,6 +194,14 @@ class Orch:
             done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
         )
 
+    def run(self, *words: str, script: str, env: dict[str, str | None] | None = None) -> Done:
+        """Run `orch up WORDS -- train.py` with this text of train.py."""
+        before = self.run_dirs()
+        done = self("up", *words, "--", self.script("train.py", script), env=env)
+        new = [run for run in self.run_dirs() if run not in before]
+        assert len(new) == 1, f"{len(new)} new runs: {done}"
+        return Done(done.code, done.out, done.err, new[0])
+
     def within(
         self, *words: str, env: dict[str, str | None] | None = None, cwd: Path | None = None
     ) -> Finished:
@@ -156,11 +213,15 @@ class Orch:
         )
 
     def start(
-        self, *words: str, before: tuple[str, ...] = (), env: dict[str, str | None] | None = None
+        self,
+        *words: str,
+        before: tuple[str, ...] = (),
+        env: dict[str, str | None] | None = None,
+        cold: bool = False,
     ) -> Started:
-        """Start the command and do not wait; `before`: words in front of it (nohup)."""
+        """Start the command and do not wait; `before`: words in front of it (nohup). `cold`: as `cold_orch` does."""
         # Python reads these variables when it starts, so a fork would ignore them.
-        is_new = before or any(name.startswith("PYTHON") for name in env or {})
+        is_new = cold or before or any(name.startswith("PYTHON") for name in env or {})
         kept = None if is_new else self._kept
         argv = words if kept is not None else [*before, str(ORCH), *words]
         traces = self.state.parent / f"command-{len(self._started)}"
@@ -168,7 +229,8 @@ class Orch:
         return self._started[-1]
 
     def environ(self, changes: dict[str, str | None] | None = None) -> dict[str, str]:
-        env: dict[str, str | None] = {**os.environ, "PYTHONUNBUFFERED": "1", **(changes or {})}
+        own = {"XDG_STATE_HOME": str(self.state), "PYTHONUNBUFFERED": "1"}
+        env: dict[str, str | None] = {**os.environ, **own, **(changes or {})}
         return {name: value for name, value in env.items() if value is not None}
 
     def script(self, name: str, text: str) -> str:
@@ -190,13 +252,12 @@ class Orch:
         """Wait for the result.json of a run (default: the only one) and return it."""
         path = (run or self.run_dir()) / "result.json"
         until(path.exists)
-        document = json.loads(path.read_text())
-        assert isinstance(document, dict)
-        return document
+        return read_document(path)
 
     def status(self, run: str | None = None) -> dict[str, Any]:
         """The document of `orch status --json`, made in this process: fast enough to poll."""
-        return api.find(run, self.directory).status().model_dump(mode="json")
+        with variables(self.environ()):
+            return api.find(run, self.directory).status().model_dump(mode="json")
 
     def all_within(self, commands: Iterable[tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], Finished]]:
         """Run these commands in this process, one after another."""
@@ -217,14 +278,10 @@ class Orch:
 
     def record(self, run: Path) -> dict[str, Any]:
         """The run.json of a run."""
-        document = json.loads((run / "run.json").read_text())
-        assert isinstance(document, dict)
-        return document
+        return read_document(run / "run.json")
 
     def events(self, kind: str, run: Path | None = None) -> list[dict[str, Any]]:
-        # The last line of a live run may be incomplete.
-        *lines, _ = ((run or self.run_dir()) / "events.jsonl").read_bytes().split(b"\n")
-        return [event for event in map(json.loads, lines) if event["type"] == kind]
+        return read_events(run or self.run_dir(), kind)
 
     def methods(self, run: Path | None = None) -> set[str]:
         """The start methods of the tasks: fork, spawn."""

@@ -15,7 +15,7 @@ def run_within(words: Sequence[str], directory: Path, environ: dict[str, str], t
     """Return the exit code; stdout and stderr go to `traces` with `.out` and `.err`."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.chdir(directory))
-        stack.enter_context(_variables(environ))
+        stack.enter_context(variables(environ))
         for number, suffix in ((1, ".out"), (2, ".err")):
             stack.enter_context(_stream(number, traces.with_suffix(suffix)))
         argv, sys.argv = sys.argv, ["orch", *words]
@@ -24,7 +24,8 @@ def run_within(words: Sequence[str], directory: Path, environ: dict[str, str], t
 
 
 @contextlib.contextmanager
-def _variables(environ: dict[str, str]) -> Iterator[None]:
+def variables(environ: dict[str, str]) -> Iterator[None]:
+    """Replace the environment of this process within the block."""
     before = dict(os.environ)
     _set_environ(environ)
     try:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from forks import ForkServer
 from kept import ROOT, Kept
-from orch_command import Orch
+from leftover_processes import end_leftovers, processes_of
+from orch_command import Orch, remove_variables
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +48,20 @@ def cold_orch(tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) 
     """Like `orch`, but each run starts its own supervisor and agent. For tests of how these start and exit."""
     with _orch(tmp_path, state_dir, None, monkeypatch) as command:
         yield command
+
+
+@pytest.fixture(scope="module")
+def shared_orch(tmp_path_factory: pytest.TempPathFactory, kept: Kept | None) -> Iterator[Orch]:
+    """Like `orch`, for the runs that all tests of a module look at. Start a run that stays live with `cold=True`."""
+    base = tmp_path_factory.mktemp("shared")
+    before = {process.pid for process in processes_of(base / "state")}
+    with pytest.MonkeyPatch.context() as patch:
+        remove_variables(patch)
+        with _orch(base, base / "state", kept, patch) as command:
+            yield command
+    if kept is not None:
+        kept.check()
+    end_leftovers(base / "state", before)
 
 
 @contextlib.contextmanager
