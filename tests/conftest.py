@@ -15,9 +15,9 @@ import hypothesis
 import pytest
 from forks import ForkServer
 from kept import Kept
+from lasting import LASTING
 from leftover_processes import end_leftovers, processes_of
 from orch_command import remove_variables
-from pretend_machines import PROCESSES as MACHINES
 from terminal_signals import restore_terminal_signals
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def nothing_left(state_dir: Path) -> Iterator[None]:
     """Fails a test that leaves a process: below this one, or anywhere with the test's state directory."""
     started, children = _started(), _own_children()
-    lasting = {*ForkServer.pids, Kept.pid, *MACHINES}
+    lasting = {*ForkServer.pids, Kept.pid, *LASTING}
     is_alone = children is not None and children <= lasting
     before = lasting if is_alone else {process.pid for process in processes_of(state_dir)}
     yield

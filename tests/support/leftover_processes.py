@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 from forks import ForkServer
 from kept import Kept
-from pretend_machines import PROCESSES as MACHINES
+from lasting import LASTING
 
 # Processes that are exiting may take this long on a busy machine: an unused supervisor first finishes its imports.
 _LAST_EXITS_S = 60.0
@@ -57,7 +57,7 @@ def _children(pids: set[int]) -> Iterator[int]:
         while above in parents and above != os.getpid():
             below, above = above, parents[above]
         # Kept.check() checks the children of the kept supervisor.
-        if above == os.getpid() and below not in {*MACHINES, *ForkServer.pids, Kept.pid}:
+        if above == os.getpid() and below not in {*LASTING, *ForkServer.pids, Kept.pid}:
             yield pid
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import psutil
-from pretend_machines import PROCESSES
+from lasting import LASTING
 from waiting import PATIENCE_S, until
 
 NEEDED = ("unshare", "nsenter", "ip", "mount", "hostname", "bash", "ssh", "ssh-keygen", "sshd", "rsync")
@@ -249,7 +249,7 @@ class Testbed:
                     pipe.close()
             process.kill()
             process.wait()
-            PROCESSES.discard(process.pid)
+            LASTING.discard(process.pid)
         self._processes.clear()
         for machine in self.machines.values():
             until(lambda pid=machine.pid: not psutil.pid_exists(pid))  # type: ignore[misc]
@@ -337,7 +337,7 @@ class Testbed:
     def _start(self, words: list[str], **options: Any) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
         self._processes.append(process)
-        PROCESSES.add(process.pid)
+        LASTING.add(process.pid)
         return process
 
     def _order(self, to: Iterable[str] = (), source: Iterable[str] = ()) -> int:
