@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Self
+
+from making import (
+    START,
+    attempt_end,
+    attempt_planned,
+    cause,
+    event,
+    exited,
+    first_failure,
+    progressed,
+    run_result,
+    started,
+)
 
 from orchestrator.core.chaos.watch import ChaosWatch
 from orchestrator.core.job.fault import parse_chaos
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, StopReason, Symptom, TeardownReason
 from orchestrator.core.state.fold import apply
-from orchestrator.core.state.result import AttemptEnd, Cause, CauseKind, FirstFailure, RunResult
+from orchestrator.core.state.result import AttemptEnd, CauseKind, RunResult
 from orchestrator.core.state.state import RunState
-
-START = 1000.0
 
 
 @dataclass(frozen=True)
@@ -41,107 +53,69 @@ class WatchedRun:
     def mono(self) -> float:
         return START + self.now
 
-    def happens(self, event: Event) -> None:
+    def happens(self, event_: Event) -> Self:
         """Apply one event and take the due faults, as the lifecycle does."""
-        self.state = apply(self.state, event)
-        for fault in self.watch.take(self.state, event.mono):
-            self.sent.append(Sent(round(event.mono - START, 6), fault.task, fault.signal))
-            requested = events.SignalRequested(
-                at=event.mono,
-                mono=event.mono,
-                task=fault.task,
-                signal=fault.signal,
-                by="chaos",
-                fault=fault.fault,
-            )
-            self.happens(requested)
+        self.state = apply(self.state, event_)
+        for due in self.watch.take(self.state, event_.mono):
+            self.sent.append(Sent(round(event_.mono - START, 6), due.task, due.signal))
+            self.happens(due.as_event(event_.mono, event_.mono))
+        return self
 
-    def planned(self, attempt: int = 1) -> None:
-        tasks = tuple(
-            events.PlannedTask(
-                task=f"worker:{index}",
-                role="worker",
-                index=index,
-                address=None,
-                argv=("true",),
-                cwd="/",
-                env={},
-                log="/log",
-                serves=True,
-            )
-            for index in range(self.workers)
-        )
-        self.happens(events.AttemptPlanned(at=self.mono, mono=self.mono, attempt=attempt, tasks=tasks))
+    def planned(self, attempt: int = 1) -> Self:
+        return self.happens(attempt_planned(self.workers, attempt, self.mono))
 
-    def started(self, *indices: int) -> None:
+    def started(self, *indices: int) -> Self:
         for index in indices or range(self.workers):
-            self.happens(
-                events.TaskStarted(
-                    at=self.mono, mono=self.mono, task=f"worker:{index}", pid=100 + index, start_ticks=7
-                )
-            )
+            self.happens(started(index, self.mono))
+        return self
 
-    def ready(self, *indices: int) -> None:
+    def ready(self, *indices: int) -> Self:
         for index in indices or range(self.workers):
-            self.happens(events.TaskReady(at=self.mono, mono=self.mono, task=f"worker:{index}"))
+            self.happens(event(events.TaskReady, self.mono, task=index))
+        return self
 
-    def runs(self, attempt: int = 1) -> None:
+    def runs(self, attempt: int = 1) -> Self:
         """All of it, up to where every task is ready."""
-        self.planned(attempt)
-        self.started()
-        self.ready()
+        return self.planned(attempt).started().ready()
 
-    def trains(self, index: int, step: int, epoch: int | None = None, steps: int | None = None) -> None:
-        progress = events.Progress(phase="training", step=step, epoch=epoch, steps=steps)
-        self.happens(
-            events.TaskProgressed(at=self.mono, mono=self.mono, task=f"worker:{index}", progress=progress)
-        )
+    def trains(self, index: int, step: int, epoch: int | None = None, steps: int | None = None) -> Self:
+        return self.happens(progressed(index, self.mono, step=step, epoch=epoch, steps=steps))
 
     def exits(
         self, index: int, code: int | None = 0, signal: int | None = None, symptom: Symptom | None = None
-    ) -> None:
+    ) -> Self:
         order = sum(1 for task in self.state.tasks.values() if task.exit_order is not None)
-        self.happens(
-            events.TaskExited(
-                at=self.mono,
-                mono=self.mono,
-                task=f"worker:{index}",
-                exit_code=None if signal else code,
-                signal=signal,
-                order=order,
-                symptom=symptom,
-            )
-        )
+        return self.happens(exited(index, code, signal, self.mono, order=order, symptom=symptom))
 
-    def torn_down(self, reason: TeardownReason = TeardownReason.FAILURE, after_s: float = 0.0) -> None:
+    def torn_down(self, reason: TeardownReason = TeardownReason.FAILURE, after_s: float = 0.0) -> Self:
         """Decide on a teardown now, which begins `after_s` seconds later."""
         self.watch.decide_teardown(self.state.attempt, self.mono)
         self.now += after_s
-        self.happens(events.TeardownBegan(at=self.mono, mono=self.mono, reason=reason, grace_s=0.5))
+        return self.happens(event(events.TeardownBegan, self.mono, reason=reason, grace_s=0.5))
 
-    def starts_again(self, index: int) -> None:
+    def waits_for_restart(self, index: int, delay_s: float = 0.0) -> Self:
+        """Alone, as with --on-failure restart-task."""
+        planned = event(events.TaskRestartPlanned, self.mono, task=index, delay_s=delay_s, text="SIGKILL")
+        return self.happens(planned)
+
+    def starts_again(self, index: int) -> Self:
         """By itself, as --on-failure restart-task does, and ready at once."""
-        planned = events.TaskRestartPlanned(
-            at=self.mono, mono=self.mono, task=f"worker:{index}", delay_s=0.0, text="SIGKILL"
-        )
-        self.happens(planned)
-        self.started(index)
-        self.ready(index)
+        return self.waits_for_restart(index).started(index).ready(index)
 
-    def stopped(self) -> None:
-        self.happens(events.StopRequested(at=self.mono, mono=self.mono, reason=StopReason.DOWN))
+    def stopped(self) -> Self:
+        return self.happens(event(events.StopRequested, self.mono, reason=StopReason.DOWN))
 
-    def restarts(self, ended: AttemptEnd, delay_s: float = 1.0) -> None:
-        self.happens(events.TeardownEnded(at=self.mono, mono=self.mono))
-        self.happens(events.RestartPlanned(at=self.mono, mono=self.mono, ended=ended, delay_s=delay_s))
+    def restarts(self, ended: AttemptEnd, delay_s: float = 1.0) -> Self:
+        self.happens(event(events.TeardownEnded, self.mono))
+        return self.happens(event(events.RestartPlanned, self.mono, ended=ended, delay_s=delay_s))
 
-    def at(self, now: float) -> WatchedRun:
+    def at(self, now: float) -> Self:
         """Advance the clock; due faults are taken at their time, as by the lifecycle's deadlines."""
         while (due := self.watch.due(self.state)) is not None and due <= START + now:
             assert due >= self.mono - 1e-9, "a past time stays due"
             self.now = due - START
             before = len(self.sent)
-            self.happens(events.DeadlineReached(at=due, mono=due, deadline="chaos"))
+            self.happens(event(events.DeadlineReached, due, deadline="chaos"))
             assert len(self.sent) > before or self.watch.due(self.state) != due, (
                 "nothing comes of what is due"
             )
@@ -153,27 +127,14 @@ def ended(
     task: str, kind: CauseKind = CauseKind.EXITED, attempt: int = 1, teardown_s: float | None = 0.25
 ) -> AttemptEnd:
     """The end of an attempt that began with this task, and which had to be waited for so long."""
-    failure = FirstFailure(task=task, exit_code=None, signal=9, exception=None, log="/log", advice=None)
-    return AttemptEnd(
-        attempt=attempt,
-        cause=Cause(task=task, kind=kind, text="because"),
-        first_failure=failure if kind is CauseKind.EXITED else None,
-        exit_code=137,
-        teardown_s=teardown_s,
-    )
+    failure = first_failure(task, signal=9) if kind is CauseKind.EXITED else None
+    because = cause(task, "because", kind)
+    return attempt_end(attempt, 137, cause=because, first_failure=failure, teardown_s=teardown_s)
 
 
 def result(last: AttemptEnd | None, *history: AttemptEnd) -> RunResult:
     """A run that ended with `last`, or well."""
-    return RunResult(
-        run_id="run-1",
-        outcome="failed" if last else "succeeded",
-        exit_code=last.exit_code if last else 0,
-        attempts=len(history) + 1,
-        cause=last.cause if last else None,
-        first_failure=last.first_failure if last else None,
-        detection_s=None,
-        teardown_s=last.teardown_s if last else 0.1,
-        tasks=(),
-        history=history,
-    )
+    if last is None:
+        return run_result(history=history, teardown_s=0.1)
+    same = {name: getattr(last, name) for name in ("exit_code", "cause", "first_failure", "teardown_s")}
+    return run_result("failed", history=history, **same)
