@@ -124,3 +124,6 @@ class Terminal:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+
+
+OpenTerminal = Callable[..., Terminal]
