@@ -114,7 +114,7 @@ def _bar(
     desc: str | None, done: int, total: int | None, rate: float | None, postfix: str | None
 ) -> Counted | None:
     desc = (desc or "").strip().strip("[]").strip()
-    if total is not None and done > total:
+    if total is not None and total < max(1, done):
         return None
     values = _scan(postfix or "", is_strict=False) or Counted()
     if _BAR_OF_EPOCHS.fullmatch(desc):
@@ -181,7 +181,7 @@ def _scan(text: str, *, is_strict: bool) -> Counted | None:
         item = _COUNTER.match(text, at)
         if item:
             name = "epoch" if item[1].lower() == "epoch" else "step"
-            if name in counters or (item[3] and int(item[2]) > int(item[3])):
+            if name in counters or (item[3] and int(item[3]) < max(1, int(item[2]))):
                 return None
             counters[name] = int(item[2])
             if item[3]:
