@@ -4,26 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-from event_making import (
-    START,
-    deadline,
-    emptied,
-    exited,
-    feed,
-    lifecycle_of,
-    name,
-    planned,
-    ready,
-    started,
-    the_result,
-)
 from hypothesis import given
 from hypothesis import strategies as st
-from job_making import JOB, changed
+from making import START, attempt_planned, event, exited, job, progressed, started
+from story import Story
 
-from orchestrator.core.lifecycle.actions import Deadline, Happen
-from orchestrator.core.lifecycle.lifecycle import Lifecycle
+from orchestrator.core.lifecycle.actions import Deadline
 from orchestrator.core.progress.activity import (
     LATE_S,
     cluster_of,
@@ -39,20 +25,25 @@ from orchestrator.core.state.events import Event, Progress
 from orchestrator.core.state.fold import apply
 from orchestrator.core.state.state import RunState, TaskPhase
 
-LIMITED = changed(JOB, timeout_s=60.0)
+
+def says(index: int, phase: str | None, **facts: object) -> events.TaskProgressed:
+    return progressed(index, phase=phase, **facts)
 
 
-def says(index: int, phase: str | None, mono: float = START, **facts: object) -> events.TaskProgressed:
-    progress = Progress.model_validate({"phase": phase, **facts})
-    return events.TaskProgressed(at=mono, mono=mono, task=name(index), progress=progress)
+def ready(index: int) -> events.TaskReady:
+    return event(events.TaskReady, task=index)
+
+
+def state_of(*history: Event) -> RunState:
+    state = RunState()
+    for each in history:
+        state = apply(state, each)
+    return state
 
 
 def cluster(count: int, *history: Event) -> RunState:
     """`count` workers that were all started, and what else happened."""
-    state = RunState()
-    for event in (planned(count), *map(started, range(count)), *history):
-        state = apply(state, event)
-    return state
+    return state_of(attempt_planned(count), *map(started, range(count)), *history)
 
 
 def words(state: RunState) -> list[str]:
@@ -63,52 +54,58 @@ def awaited(state: RunState) -> list[tuple[str, ...]]:
     return [waiting_for(task, state) for task in state.tasks.values()]
 
 
-def test_activity_until_the_first_step() -> None:
-    assert words(apply(RunState(), planned(1))) == [""]
-    assert words(cluster(1)) == ["starting"]
-    assert words(cluster(1, says(0, "importing"))) == ["importing tensorflow"]
-    assert words(cluster(1, says(0, "starting"))) == ["starting"]
-    assert words(cluster(1, ready(0))) == ["port open"]
-    assert words(cluster(1, says(0, "waiting"))) == ["waiting"]
-    assert words(cluster(1, says(0, "training"))) == ["training"]
-    assert words(cluster(1, says(0, "training", epoch=2, epochs=5, step=37, steps=1200))) == [
-        "epoch 2/5 step 37/1,200"
-    ]
-
-
-def test_tasks_to_be_forked_wait_for_the_preload() -> None:
-    began = events.PreloadBegan(at=START, mono=START, modules=("tensorflow", "keras"))
-    assert words(apply(apply(RunState(), planned(1)), began)) == ["preloading tensorflow, keras"]
+def test_activity_of_each_task() -> None:
+    began = event(events.PreloadBegan, modules=("tensorflow", "keras"))
+    place = {"epoch": 2, "epochs": 5, "step": 37, "steps": 1200}
+    state = cluster(3, ready(0), ready(1))
+    # worker:0 has no server, worker:1 is an evaluator.
+    for index, changes in enumerate(({"serves": False}, {"role": "evaluator"})):
+        task = state.tasks[f"worker:{index}"]
+        state = replace(state, tasks=state.tasks.with_task(replace(task, plan=replace(task.plan, **changes))))
+    rows: dict[str, tuple[RunState, list[str]]] = {
+        "planned": (state_of(attempt_planned(1)), [""]),
+        "to be forked": (state_of(attempt_planned(1), began), ["preloading tensorflow, keras"]),
+        "started": (cluster(1), ["starting"]),
+        "importing": (cluster(1, says(0, "importing")), ["importing tensorflow"]),
+        "starting": (cluster(1, says(0, "starting")), ["starting"]),
+        "ready": (cluster(1, ready(0)), ["port open"]),
+        "waiting": (cluster(1, says(0, "waiting")), ["waiting"]),
+        "training": (cluster(1, says(0, "training")), ["training"]),
+        "at a step": (cluster(1, says(0, "training", **place)), ["epoch 2/5 step 37/1,200"]),
+        "an open port means joined and waiting": (
+            cluster(2, ready(0)),
+            ["waiting for worker:1", "starting"],
+        ),
+        "both ports open": (cluster(2, ready(0), ready(1)), ["port open", "port open"]),
+        "nobody is named after all have joined": (
+            cluster(2, says(0, "waiting"), says(1, "waiting")),
+            ["connecting", "connecting"],
+        ),
+        "a training task does not wait": (
+            cluster(2, says(0, "training", step=3), ready(0)),
+            ["step 3", "starting"],
+        ),
+        "a finished silent task is not missing": (
+            cluster(2, ready(0), ready(1), exited(1, 0)),
+            ["port open", ""],
+        ),
+        "no server, evaluator": (state, ["", "port open", "starting"]),
+        "an ended task keeps its last activity": (
+            cluster(2, says(0, "waiting"), says(1, "training", epoch=1, epochs=2), exited(0, 1)),
+            ["waiting", "epoch 1/2"],
+        ),
+    }
+    wrong = {what: words(state) for what, (state, shown) in rows.items() if words(state) != shown}
+    assert not wrong, wrong
+    assert all(map(has_arrived, cluster_of(rows["nobody is named after all have joined"][0])))
+    assert awaited(rows["a training task does not wait"][0]) == [(), ()]
 
 
 def test_waiting_task_names_the_missing_ones() -> None:
     state = cluster(4, says(0, "waiting"), ready(0), says(1, "waiting"), says(2, "importing"))
-    assert words(state) == [
-        "waiting for worker:2 and worker:3",
-        "waiting for worker:2 and worker:3",
-        "importing tensorflow",
-        "starting",
-    ]
+    assert words(state) == ["waiting for worker:2 and worker:3"] * 2 + ["importing tensorflow", "starting"]
     assert awaited(state) == [("worker:2", "worker:3")] * 2 + [()] * 2
     assert not all(map(has_arrived, cluster_of(state)))
-
-
-def test_open_port_means_joined_and_waiting() -> None:
-    state = cluster(2, ready(0))
-    assert words(state) == ["waiting for worker:1", "starting"]
-    assert words(apply(state, ready(1))) == ["port open", "port open"]
-
-
-def test_no_task_is_named_after_all_have_joined() -> None:
-    state = cluster(2, says(0, "waiting"), says(1, "waiting"))
-    assert words(state) == ["connecting", "connecting"]
-    assert all(map(has_arrived, cluster_of(state)))
-
-
-def test_training_task_does_not_wait() -> None:
-    state = cluster(2, says(0, "training", step=3), ready(0))
-    assert awaited(state) == [(), ()]
-    assert words(state)[0] == "step 3"
 
 
 def test_task_that_exited_before_joining_is_missing() -> None:
@@ -117,30 +114,8 @@ def test_task_that_exited_before_joining_is_missing() -> None:
     assert late_start(state, START) == "worker:0 waits for worker:1 (succeeded, exit code 0)"
 
 
-def test_finished_silent_task_is_not_missing() -> None:
-    assert words(cluster(2, ready(0), ready(1), exited(1, 0))) == ["port open", ""]
-
-
-def test_tasks_without_server_and_evaluators_do_not_wait() -> None:
-    state = cluster(3, ready(0), ready(1))
-    bare = replace(state.tasks[name(0)], plan=replace_plan(state, 0, serves=False))
-    evaluator = replace(state.tasks[name(1)], plan=replace_plan(state, 1, role="evaluator"))
-    state = replace(state, tasks=state.tasks.with_task(bare).with_task(evaluator))
-    assert words(state) == ["", "port open", "starting"]
-
-
-def replace_plan(state: RunState, index: int, **changes: object) -> events.PlannedTask:
-    return replace(state.tasks[name(index)].plan, **changes)
-
-
-def test_ended_task_keeps_its_last_activity() -> None:
-    state = cluster(2, says(0, "waiting"), says(1, "training", epoch=1, epochs=2), exited(0, 1))
-    assert words(state) == ["waiting", "epoch 1/2"]
-
-
-@pytest.mark.parametrize(
-    ("progress", "text"),
-    [
+def test_progress_text() -> None:
+    rows = [
         (Progress(), ""),
         (Progress(phase="tuning", epoch=3), "epoch 3"),
         (Progress(phase="tuning"), "tuning"),
@@ -148,75 +123,49 @@ def test_ended_task_keeps_its_last_activity() -> None:
         (Progress(phase="predicting"), "predicting"),
         (Progress(phase="saving", epoch=5, step=70), "saving"),
         (Progress(phase="done", epoch=5, epochs=5, step=70, steps=70), "done"),
-    ],
-)
-def test_progress_text(progress: Progress, text: str) -> None:
-    assert progress_text(progress) == text
+    ]
+    assert [progress_text(progress) for progress, _ in rows] == [text for _, text in rows]
 
 
 def test_long_list_of_names_is_shortened() -> None:
-    assert [join_names("abcdefgh"[:count]) for count in (1, 2, 3, 4, 8)] == [
-        "a", "a and b", "a, b and c", "a and 3 others", "a and 7 others",
-    ]  # fmt: skip
-
-
-def late(lifecycle: Lifecycle, mono: float) -> list[str]:
-    """Return the notices when the deadline passes."""
-    actions = lifecycle.handle(deadline(Deadline.START_LATE, mono))
-    assert all(isinstance(action, Happen) for action in actions)
-    happened = [action.event for action in actions if isinstance(action, Happen)]
-    return [event.text for event in happened if isinstance(event, events.Noticed)]
+    shown = ["a", "a and b", "a, b and c", "a and 3 others", "a and 7 others"]
+    assert [join_names("abcdefgh"[:count]) for count in (1, 2, 3, 4, 8)] == shown
 
 
 def test_slow_start_is_noticed_once() -> None:
-    lifecycle = lifecycle_of(JOB)
-    feed(lifecycle, [planned(4), *map(started, range(4)), says(3, "importing", START + 1)])
-    assert lifecycle.next_deadline() is None
-    feed(lifecycle, [says(0, "waiting", START + 2)])
-    due = START + 2 + LATE_S
-    assert lifecycle.next_deadline() == (due, Deadline.START_LATE)
-    feed(lifecycle, [says(1, "waiting", START + 5), says(2, "waiting", START + 5)])
-    assert lifecycle.next_deadline() == (due, Deadline.START_LATE)
-    assert late(lifecycle, due) == [
-        "worker:0, worker:1 and worker:2 wait for worker:3 (importing tensorflow, 16s)"
-    ]
-    assert lifecycle.next_deadline() is None
-    feed(lifecycle, [says(0, "waiting", START + 100)])
-    assert lifecycle.next_deadline() is None
+    story = Story(job(workers=4)).starts().at(1).reports(3, "importing")
+    assert story.due is None
+    due = (2 + LATE_S, Deadline.START_LATE)
+    assert story.at(2).reports(0, "waiting").due == due
+    assert story.at(5).reports(1, "waiting").reports(2, "waiting").due == due
+    late = "worker:0, worker:1 and worker:2 wait for worker:3 (importing tensorflow, 16s)"
+    assert story.at(due[0]).notices == (late,)
+    assert story.at(100).reports(0, "waiting").due is None and story.notices == (late,)
 
 
 def test_start_that_makes_progress_is_not_noticed() -> None:
-    lifecycle = lifecycle_of(JOB)
-    feed(lifecycle, [planned(2), started(0), started(1), says(0, "waiting"), ready(1)])
-    assert lifecycle.next_deadline() is None
-    assert late(lifecycle, START + 100) == []
+    story = Story(job()).starts().reports(0, "waiting").ready(1)
+    assert story.due is None
+    assert story.at(100).reaches(Deadline.START_LATE).notices == ()
 
 
 def test_no_task_is_late_during_a_teardown() -> None:
-    lifecycle = lifecycle_of(JOB)
-    feed(lifecycle, [planned(2), started(0), started(1), says(0, "waiting"), exited(1, 1)])
-    assert all(which != Deadline.START_LATE for _, which in [lifecycle.next_deadline() or (0.0, "")])
+    story = Story(job()).starts().reports(0, "waiting").exits(1, code=1)
+    assert story.due is not None and story.due[1] != Deadline.START_LATE
 
 
 def test_time_out_in_a_slow_start_names_the_missing_task() -> None:
-    lifecycle = lifecycle_of(LIMITED)
-    history: list[Event] = [
-        planned(2),
-        started(0),
-        started(1),
-        says(0, "waiting"),
-        deadline(Deadline.TIMEOUT, START + 60),
-    ]
-    ends: list[Event] = [exited(0, None, 15), exited(1, None, 15, order=1), emptied()]
-    feed(lifecycle, history)
-    result = the_result(feed(lifecycle, ends))
-    assert result.cause is not None
-    assert result.cause.text == "not done after 60 s (--timeout); worker:0 waits for worker:1 (starting, 1m)"
+    cause = Story(job(timeout_s=60.0)).starts().reports(0, "waiting").at(60).result().cause
+    assert cause is not None
+    assert cause.text == "not done after 60 s (--timeout); worker:0 waits for worker:1 (starting, 1m)"
 
 
-phases = st.sampled_from(["importing", "starting", "waiting", "training", "done", "odd\x1b", None])
 happenings = st.one_of(
-    st.builds(says, st.integers(0, 2), phases),
+    st.builds(
+        says,
+        st.integers(0, 2),
+        st.sampled_from(["importing", "starting", "waiting", "training", "done", "odd\x1b", None]),
+    ),
     st.builds(ready, st.integers(0, 2)),
     st.builds(exited, st.integers(0, 2), st.sampled_from([0, 1])),
 )
