@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,22 +11,16 @@ TWO, EIGHT = Cores(2, 2), Cores(8, 8)
 LIMITED = Cores(64, 64, 2.5, "/sys/fs/cgroup/box")
 
 
-@pytest.mark.parametrize(
-    ("cores", "tasks", "threads"),
-    [(8, 2, 4), (8, 3, 3), (2, 4, 1), (0.5, 4, 1), (1.5, 1, 2), (64, 1, 64), (2.0, 2, 1)],
-)
-def test_task_gets_its_share_of_cores_rounded_up(cores: float, tasks: int, threads: int) -> None:
-    assert threads_each(cores, tasks) == threads
-    assert cpu_budget(Cores(64, 64, cores), tasks, None, {}).share == threads
+def test_task_gets_its_share_of_cores_rounded_up() -> None:
+    rows = [(8, 2, 4), (8, 3, 3), (2, 4, 1), (0.5, 4, 1), (1.5, 1, 2), (64, 1, 64), (2.0, 2, 1)]
+    expected = [threads for *_, threads in rows]
+    assert [threads_each(cores, tasks) for cores, tasks, _ in rows] == expected
+    assert [cpu_budget(Cores(64, 64, cores), tasks, None, {}).share for cores, tasks, _ in rows] == expected
 
 
-@pytest.mark.parametrize("cores", [EIGHT, LIMITED])
-def test_no_variable_is_set_without_threads(cores: Cores) -> None:
-    assert cpu_budget(cores, 2, None, {}).env == {}
-
-
-def test_requested_threads_are_set() -> None:
-    for cores in (TWO, LIMITED):
+def test_only_requested_threads_are_set() -> None:
+    for cores in (TWO, EIGHT, LIMITED):
+        assert cpu_budget(cores, 2, None, {}).env == {}
         assert cpu_budget(cores, 2, 6, {}).env == {INTRA_OP: "6", INTER_OP: "6"}
 
 

@@ -6,7 +6,6 @@ import json
 import math
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,7 +43,7 @@ def times(lines: list[bytes], task: str, kept_only: bool = False) -> list[float]
     return [row["time"] for row in rows if row["task"] == task and (not kept_only or row.get("keep"))]
 
 
-@given(STEPS, st.floats(0.1, 1e6))
+@given(STEPS, st.floats(0.1, 1e6) | st.just(1e9))
 def test_thinned_rows_are_apart_and_first_last_and_kept_ones_stay(
     steps: list[tuple[str, float, bool]], interval_s: float
 ) -> None:
@@ -58,15 +57,7 @@ def test_thinned_rows_are_apart_and_first_last_and_kept_ones_stay(
         # Only a kept row, or the last one, is nearer to the row before it.
         near = [later for earlier, later in pairwise(new) if later - earlier < interval_s - 0.003]
         assert set(near) <= {*kept, *new[-1:]}
-
-
-@given(STEPS)
-def test_interval_longer_than_the_run_leaves_first_last_and_kept_rows(
-    steps: list[tuple[str, float, bool]],
-) -> None:
-    after = [row.text for row in thinned(lines_of(steps), 1e9)]
-    for task in ("worker:0", "worker:1", "ps:0"):
-        assert len(times(after, task)) <= len(times(lines_of(steps), task, kept_only=True)) + 2
+        assert interval_s < 1e9 or len(new) <= len(kept) + 2
 
 
 @given(st.lists(st.binary(max_size=60) | st.just(line(1.0, "worker:0")), max_size=20))
@@ -134,23 +125,22 @@ def test_metrics_of_a_run_and_bytes_of_a_row_are_bounded() -> None:
     assert len(row.text) <= LONGEST_ROW and json.loads(row.text)["step"] == 1
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_invalid_row_is_ignored() -> None:
+    valid = b'{"time":1.0,"task":"worker:0"'
+    for text in (
         b"",
         b"[]",
         b'{"time":1.0}',
         b'{"time":NaN,"task":"worker:0"}',
-        b'{"time":1.0,"task":"worker:0","loss":1e999}',
         b'{"time":1.0,"task":"a b","step":1}',
-        b'{"time":1.0,"task":"worker:0","step":' + b"9" * 400 + b"}",
-        b'{"time":1.0,"task":"worker:0","metrics":' + b"[" * 7000,
-        b'{"time":1.0,"task":"worker:0","st',
+        valid + b',"loss":1e999}',
+        valid + b',"step":' + b"9" * 400 + b"}",
+        valid + b',"metrics":' + b"[" * 7000,
+        valid + b',"st',
         b"\xff\x00",
-    ],
-)
-def test_invalid_row_is_ignored(text: bytes) -> None:
-    assert HistoryRow.parse(text) is None
+    ):
+        assert HistoryRow.parse(text) is None, text[:99]
+    assert HistoryRow.parse(valid + b"}") is not None
 
 
 def test_columns_have_one_length_and_the_order_of_time() -> None:

@@ -4,38 +4,40 @@ from __future__ import annotations
 
 import signal
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.text.signal_names import parse_signal, short_name, short_names
 
 
-@pytest.mark.parametrize("text", ["KILL", "SIGKILL", "kill", "sigkill", " 9 ", "9", "009"])
-def test_signal_names_are_accepted_in_any_form(text: str) -> None:
-    assert parse_signal(text) == signal.SIGKILL
+def test_signal_names_are_accepted_in_any_form() -> None:
+    texts = ("KILL", "SIGKILL", "kill", "sigkill", " 9 ", "9", "009")
+    assert [parse_signal(text) for text in texts] == [signal.SIGKILL] * len(texts)
 
 
-@pytest.mark.parametrize(
-    ("text", "right"),
-    [
-        ("", "KILL, TERM, STOP or CONT"),
-        ("0", "1 to 64"),
-        ("65", "1 to 64"),
-        ("9" * 5000, "1 to 64"),
-        ("-9", "a number"),
-        ("9.0", "a number"),
-        ("TREM", 'did you mean "TERM"?'),
-        ("SIGUSR", 'did you mean "USR'),
-        ("²", "a number"),
-        ("x" * 5000, "a number"),
-    ],
-)
-def test_unknown_signal_is_refused_with_the_right_form(text: str, right: str) -> None:
-    with pytest.raises(ValueError) as told:
-        parse_signal(text)
-    assert right in str(told.value)
-    assert len(str(told.value)) < 100
+def refusal(text: str) -> str:
+    try:
+        return f"read as {parse_signal(text)}"
+    except ValueError as error:
+        return str(error)
+
+
+def test_unknown_signal_is_refused_with_the_right_form() -> None:
+    rows = {
+        "": "KILL, TERM, STOP or CONT",
+        "0": "1 to 64",
+        "65": "1 to 64",
+        "9" * 5000: "1 to 64",
+        "-9": "a number",
+        "9.0": "a number",
+        "TREM": 'did you mean "TERM"?',
+        "SIGUSR": 'did you mean "USR',
+        "²": "a number",
+        "x" * 5000: "a number",
+    }
+    said = {text: refusal(text) for text in rows}
+    wrong = {text: told for text, told in said.items() if rows[text] not in told or len(told) >= 100}
+    assert not wrong, wrong
 
 
 @given(st.integers(1, 64))
