@@ -179,8 +179,7 @@ class Orch:
     ) -> Finished:
         verb = next((word for word in words if not word.startswith("-")), None)
         if verb in _WITHIN and env is None:
-            with self._kept.lend() if self._kept is not None and is_kept_run(words) else nullcontext():
-                return self.within(*words, cwd=cwd)
+            return self._lent(*words, cwd=cwd)
         done = subprocess.run(
             [str(ORCH), *words],
             cwd=cwd or self.directory,
@@ -195,12 +194,19 @@ class Orch:
         )
 
     def run(self, *words: str, script: str, env: dict[str, str | None] | None = None) -> Done:
-        """Run `orch up WORDS -- train.py` with this text of train.py."""
+        """Run `orch up WORDS -- train.py` with this text of train.py, in this process."""
         before = self.run_dirs()
-        done = self("up", *words, "--", self.script("train.py", script), env=env)
+        done = self._lent("up", *words, "--", self.script("train.py", script), env=env)
         new = [run for run in self.run_dirs() if run not in before]
         assert len(new) == 1, f"{len(new)} new runs: {done}"
         return Done(done.code, done.out, done.err, new[0])
+
+    def _lent(
+        self, *words: str, env: dict[str, str | None] | None = None, cwd: Path | None = None
+    ) -> Finished:
+        """Run a command in this process, with the kept processes if it can use them."""
+        with self._kept.lend() if self._kept is not None and is_kept_run(words) else nullcontext():
+            return self.within(*words, env=env, cwd=cwd)
 
     def within(
         self, *words: str, env: dict[str, str | None] | None = None, cwd: Path | None = None
@@ -271,6 +277,12 @@ class Orch:
             return None if None in pids else pids
 
         return until(known)
+
+    def task(self, name: str, run: str | None = None) -> dict[str, Any]:
+        """The status of a task (`worker:0`)."""
+        (found,) = (task for task in self.status(run)["tasks"] if task["task"] == name)
+        assert isinstance(found, dict)
+        return found
 
     def phases(self) -> list[str | None]:
         """The phase that each task of the only run reported last."""
