@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
+from functools import partial
 
-import pytest
+from making import event, planned_task
 
 from orchestrator.core.diagnosis.cause import advice_on
 from orchestrator.core.diagnosis.shortages import (
@@ -17,130 +18,103 @@ from orchestrator.core.diagnosis.shortages import (
     find_shortage,
     storage_advice,
 )
-from orchestrator.core.state.events import PlannedTask, SignalRequested, Symptom, SymptomKind
+from orchestrator.core.state.events import SignalRequested, Symptom, SymptomKind
 from orchestrator.core.state.state import TaskPhase, TaskState
 from orchestrator.core.text.sizes import format_size, parse_size
 from orchestrator.supervisor.agent_reports import MemoryWatch
 
-PLAN = PlannedTask(
-    task="worker:1",
-    role="worker",
-    index=1,
-    address=None,
-    argv=(),
-    cwd="/",
-    env={},
-    log="/x",
-    serves=True,
-)
+PLAN = planned_task(1)
 KILLED = TaskState(plan=PLAN, phase=TaskPhase.FAILED, signal=signal.SIGKILL, oom_kills=0)
-FELL = TaskState(plan=PLAN, phase=TaskPhase.FAILED, exit_code=1)
+FAILED = TaskState(plan=PLAN, phase=TaskPhase.FAILED, exit_code=1)
+killed, failed = partial(replace, KILLED), partial(replace, FAILED)
 DISK = "/data: No space left on device"
+OWN = Symptom(kind=SymptomKind.OWN, exception="ValueError: x")
 
 
-def sent(number: int) -> SignalRequested:
-    return SignalRequested(at=0, mono=0, task="worker:1", signal=number, by="user")
+def sent(number: int) -> tuple[SignalRequested, ...]:
+    return (event(SignalRequested, task=1, signal=number, by="user"),)
 
 
-def said(task: TaskState) -> str | None:
-    lack = find_shortage(task)
-    return None if lack is None else lack.text
-
-
-def test_memory_over_the_limit_in_the_limits_units() -> None:
+def test_what_a_task_ran_out_of() -> None:
     gib = 1 << 30
-    over = replace(KILLED, over_limit=int(1.2 * gib), memory_limit=gib)
-    assert said(over) == "used 1.2 GiB, over --memory-limit 1 GiB"
-    over = replace(KILLED, over_limit=612_000_000, memory_limit=500_000_000)
-    assert said(over) == "used 612 MB, over --memory-limit 500 MB"
+    started = "could not be started: "
+    refused = "python3: no more processes or threads can be started (Resource temporarily unavailable)"
+    full, quota = "[Errno 28] No space left on device: '/x.log'", "[Errno 122] Disk quota exceeded: '/x.log'"
+    files, missing = "[Errno 24] Too many open files", "nosuch: no such file or directory"
+    not_started = partial(failed, exit_code=126)
+    oom = "killed by the kernel: out of memory (it had used up to 300 MiB)"
+    rows: list[tuple[TaskState, str | None]] = [
+        # The memory in the units of the limit.
+        (
+            killed(over_limit=int(1.2 * gib), memory_limit=gib),
+            "used 1.2 GiB, over --memory-limit 1 GiB",
+        ),
+        (
+            killed(over_limit=612_000_000, memory_limit=500_000_000),
+            "used 612 MB, over --memory-limit 500 MB",
+        ),
+        (killed(oom_kills=1, peak_bytes=300 << 20), oom),
+        # The killed process was below a shell.
+        (
+            failed(oom_kills=1, peak_bytes=300 << 20, exit_code=137),
+            "exit 137: " + oom.replace(":", ","),
+        ),
+        (KILLED, None),
+        (killed(oom_kills=None), None),
+        (killed(oom_kills=2, signals=sent(signal.SIGKILL)), None),
+        (killed(oom_kills=2, signal=signal.SIGSEGV), None),
+        (failed(oom_kills=2), None),
+        # A full disk explains a failure without a symptom.
+        (failed(exit_code=120, full_disk=DISK), f"exit 120, on a full disk ({DISK})"),
+        (failed(full_disk=DISK, symptom=OWN), None),
+        (failed(full_disk=DISK, symptom=Symptom(kind=SymptomKind.COLLATERAL)), None),
+        (failed(full_disk=DISK, signals=sent(signal.SIGTERM)), None),
+        *((not_started(start_error=error), f"{started}{error}") for error in (refused, full, quota, files)),
+        (not_started(start_error=missing), None),
+        (failed(exit_code=None, signal=signal.SIGXCPU, signals=sent(signal.SIGXCPU)), None),
+    ]
+    found = [lack and lack.text for lack in (find_shortage(task) for task, _ in rows)]
+    assert found == [text for _, text in rows]
+    advised = {refused: NO_PROCESSES, full: FULL_DISK, quota: FULL_DISK, files: NO_FILES}
+    assert {error: advice_on(not_started(start_error=error)) for error in advised} == advised
 
 
-def test_oom_kill_names_the_memory_used() -> None:
-    killed = replace(KILLED, oom_kills=1, peak_bytes=300 << 20)
-    assert said(killed) == "killed by the kernel: out of memory (it had used up to 300 MiB)"
-    below_a_shell = replace(killed, signal=None, exit_code=137)
-    assert said(below_a_shell) == "exit 137: killed by the kernel, out of memory (it had used up to 300 MiB)"
-
-
-@pytest.mark.parametrize(
-    "task",
-    [
-        KILLED,
-        replace(KILLED, oom_kills=None),
-        replace(KILLED, oom_kills=2, signals=(sent(signal.SIGKILL),)),
-        replace(KILLED, oom_kills=2, signal=signal.SIGSEGV),
-        replace(FELL, oom_kills=2),
-    ],
-)
-def test_any_other_end_is_not_taken_for_it(task: TaskState) -> None:
-    assert said(task) is None
+def test_signals_of_limits() -> None:
+    rows = {signal.SIGXCPU: "CPU time (ulimit -t)", signal.SIGXFSZ: "a file's size (ulimit -f)"}
+    for number, says in rows.items():
+        lack = find_shortage(failed(exit_code=None, signal=number))
+        assert lack is not None and says in lack.text
 
 
 def test_kill_from_outside_is_described() -> None:
     assert "the kernel counted no out-of-memory kill" in describe_kill(KILLED)
-    assert "likely out of memory" in describe_kill(replace(KILLED, oom_kills=None))
-
-
-def test_full_disk_explains_a_failure_without_a_symptom() -> None:
-    full = replace(FELL, exit_code=120, full_disk=DISK)
-    assert said(full) == f"exit 120, on a full disk ({DISK})"
-    own = Symptom(kind=SymptomKind.OWN, exception="ValueError: x")
-    assert said(replace(full, symptom=own)) is None
-    assert said(replace(full, symptom=Symptom(kind=SymptomKind.COLLATERAL))) is None
-    assert said(replace(full, signals=(sent(signal.SIGTERM),))) is None
+    assert "likely out of memory" in describe_kill(killed(oom_kills=None))
 
 
 def test_full_disk_of_a_host_has_advice_about_that_host() -> None:
-    there = replace(PLAN, host="n1")
+    there = planned_task(1, host="n1")
     raised = Symptom(kind=SymptomKind.OWN, exception="OSError: [Errno 28]", advice=FULL_DISK)
-    for full in (replace(FELL, full_disk=DISK), replace(FELL, symptom=raised)):
+    for full in (failed(full_disk=DISK), failed(symptom=raised)):
         assert advice_on(full) == FULL_DISK
         assert advice_on(replace(full, plan=there)) == FULL_DISK_OF_HOST
 
 
-@pytest.mark.parametrize(
-    ("error", "advice"),
-    [
-        (
-            "python3: no more processes or threads can be started (Resource temporarily unavailable)",
-            NO_PROCESSES,
-        ),
-        ("[Errno 28] No space left on device: '/x.log'", FULL_DISK),
-        ("[Errno 122] Disk quota exceeded: '/x.log'", FULL_DISK),
-        ("[Errno 24] Too many open files", NO_FILES),
-        ("nosuch: no such file or directory", None),
-    ],
-)
-def test_failed_start_for_lack_of_a_resource(error: str, advice: str | None) -> None:
-    lack = find_shortage(replace(FELL, exit_code=126, start_error=error))
-    assert (None if lack is None else lack.advice) == advice
-    if lack is not None:
-        assert lack.text == f"could not be started: {error}"
-
-
-@pytest.mark.parametrize(
-    ("reason", "advice"),
-    [
-        ("/x: No space left on device", "The disk is full: free some space (`orch prune`"),
-        ("/x: Disk quota exceeded", "The disk is full: free some space (`orch prune`"),
-        ("/x: File too large", "The limit on a file's size was reached: raise it (ulimit -f unlimited)."),
-        ("/x: Read-only file system", "Put runs on another disk with --log-dir."),
-        ("/x: Input/output error", "Put runs on another disk with --log-dir."),
-    ],
-)
-def test_run_that_cannot_be_stored_has_advice(reason: str, advice: str) -> None:
-    assert (storage_advice(reason) or "").startswith(advice)
+def test_run_that_cannot_be_stored_has_advice() -> None:
+    full, elsewhere = (
+        "The disk is full: free some space (`orch prune`",
+        "Put runs on another disk with --log-dir.",
+    )
+    rows = {
+        "No space left on device": full,
+        "Disk quota exceeded": full,
+        "File too large": "The limit on a file's size was reached: raise it (ulimit -f unlimited).",
+        "Read-only file system": elsewhere,
+        "Input/output error": elsewhere,
+    }
+    found = {reason: storage_advice(f"/x: {reason}") or "" for reason in rows}
+    wrong = {reason: advice for reason, advice in found.items() if not advice.startswith(rows[reason])}
+    assert not wrong, wrong
     assert storage_advice("/x: Permission denied") is None
-
-
-@pytest.mark.parametrize(
-    ("number", "told"),
-    [(signal.SIGXCPU, "CPU time (ulimit -t)"), (signal.SIGXFSZ, "a file's size (ulimit -f)")],
-)
-def test_signals_of_limits(number: int, told: str) -> None:
-    task = replace(FELL, exit_code=None, signal=number)
-    assert told in (said(task) or "")
-    assert said(replace(task, signals=(sent(number),))) is None
 
 
 def test_exceeded_limit_is_reported_once() -> None:
@@ -152,9 +126,8 @@ def test_exceeded_limit_is_reported_once() -> None:
     assert not MemoryWatch(None).exceeds("a", 1 << 60)
 
 
-@pytest.mark.parametrize(
-    ("size", "like", "text"),
-    [
+def test_size_text() -> None:
+    for size, like, text in (
         (0, None, "0 B"),
         (1023, None, "1023 B"),
         (1 << 20, None, "1 MiB"),
@@ -162,9 +135,6 @@ def test_exceeded_limit_is_reported_once() -> None:
         (10**10, 10**10, "10 GB"),
         (512 << 20, 10**9, "537 MB"),
         (3 << 50, None, "3072 TiB"),
-    ],
-)
-def test_size_text(size: int, like: int | None, text: str) -> None:
-    assert format_size(size, like) == text
-    if size:
-        assert abs(parse_size(text) - size) <= size * 0.06
+    ):
+        assert format_size(size, like) == text
+        assert not size or abs(parse_size(text) - size) <= size * 0.06, text
