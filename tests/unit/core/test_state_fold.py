@@ -1,13 +1,15 @@
-"""The fold of the events: what each of them makes of the state."""
+"""The fold of the events: what each of them makes of the state. Events as lines, and the table of tasks."""
 
 from __future__ import annotations
 
-from typing import get_args
+from dataclasses import replace
+from functools import partial
+from typing import Any, get_args
 
 import pytest
-from event_making import agent_lost, began, exited, not_started, planned, ready, started, stop
 from hypothesis import given
 from hypothesis import strategies as st
+from making import attempt_planned, event, exited, planned_task, progressed, started
 from pydantic import ValidationError
 
 from orchestrator.core.state import events
@@ -20,105 +22,95 @@ from orchestrator.core.state.events import (
     parse_event,
 )
 from orchestrator.core.state.fold import apply
-from orchestrator.core.state.state import RunPhase, RunState, TaskPhase
+from orchestrator.core.state.state import RunPhase, RunState, TaskPhase, TaskState
+from orchestrator.core.state.tasks import Matching, Tasks
 from orchestrator.store.runs import run_end
 
 
 def folded(*history: Event) -> RunState:
     state = RunState()
-    for event in history:
-        state = apply(state, event)
+    for each in history:
+        state = apply(state, each)
     return state
 
 
-def phases(*history: Event) -> list[TaskPhase]:
-    return [task.phase for task in folded(*history).tasks.values()]
+def began(reason: TeardownReason, mono: float = 1000.0) -> events.TeardownBegan:
+    return event(events.TeardownBegan, mono, reason=reason, grace_s=0.5)
 
 
-ONE = planned(1)
+def not_started(task: int, **fields: Any) -> events.TaskStartFailed:
+    return event(events.TaskStartFailed, task=task, exit_code=127, reason="no such file", **fields)
 
 
-@pytest.mark.parametrize(
-    ("history", "phase"),
-    [
-        ([ONE], TaskPhase.PENDING),
-        ([ONE, started(0)], TaskPhase.STARTING),
-        ([ONE, started(0), ready(0)], TaskPhase.RUNNING),
-        ([ONE, not_started(0)], TaskPhase.FAILED),
-        ([ONE, started(0), exited(0, 0)], TaskPhase.SUCCEEDED),
-        ([ONE, started(0), exited(0, 1)], TaskPhase.FAILED),
-        ([ONE, started(0), exited(0, signal=9)], TaskPhase.FAILED),
-        ([ONE, started(0), ready(0), began(TeardownReason.REQUEST)], TaskPhase.STOPPING),
-        ([ONE, started(0), began(TeardownReason.REQUEST), exited(0, 0)], TaskPhase.STOPPED),
-        ([ONE, started(0), began(TeardownReason.REQUEST), exited(0, signal=15)], TaskPhase.STOPPED),
-        ([ONE, started(0), exited(0, 0), began(TeardownReason.FINISHED)], TaskPhase.SUCCEEDED),
-        ([ONE, started(0), exited(0, 1), ready(0)], TaskPhase.FAILED),
-        ([ONE, began(TeardownReason.REQUEST)], TaskPhase.PENDING),
-        ([ONE, began(TeardownReason.REQUEST), started(0)], TaskPhase.STOPPING),
-        ([ONE, started(0), ready(0), agent_lost()], TaskPhase.LOST),
-        ([ONE, started(0), exited(0, 1), agent_lost()], TaskPhase.FAILED),
-        ([ONE, agent_lost()], TaskPhase.PENDING),
-    ],
-)
-def test_phase_of_a_task(history: list[Event], phase: TaskPhase) -> None:
-    assert phases(*history) == [phase]
+ready = partial(event, events.TaskReady)
+stop = partial(event, events.StopRequested)
+ONE, STARTED = attempt_planned(1), started(0)
+ENDING, LOST = began(TeardownReason.REQUEST), event(events.AgentLost, reason="the agent was lost")
+
+
+def test_phase_of_a_task() -> None:
+    rows = [
+        ([], TaskPhase.PENDING),
+        ([STARTED], TaskPhase.STARTING),
+        ([STARTED, ready(task=0)], TaskPhase.RUNNING),
+        ([not_started(0)], TaskPhase.FAILED),
+        ([STARTED, exited(0)], TaskPhase.SUCCEEDED),
+        ([STARTED, exited(0, 1)], TaskPhase.FAILED),
+        ([STARTED, exited(0, signal=9)], TaskPhase.FAILED),
+        ([STARTED, ready(task=0), ENDING], TaskPhase.STOPPING),
+        ([STARTED, ENDING, exited(0)], TaskPhase.STOPPED),
+        ([STARTED, ENDING, exited(0, signal=15)], TaskPhase.STOPPED),
+        ([STARTED, exited(0), began(TeardownReason.FINISHED)], TaskPhase.SUCCEEDED),
+        ([STARTED, exited(0, 1), ready(task=0)], TaskPhase.FAILED),
+        ([ENDING], TaskPhase.PENDING),
+        ([ENDING, STARTED], TaskPhase.STOPPING),
+        ([STARTED, ready(task=0), LOST], TaskPhase.LOST),
+        ([STARTED, exited(0, 1), LOST], TaskPhase.FAILED),
+        ([LOST], TaskPhase.PENDING),
+    ]
+    tasks = [folded(ONE, *history).tasks["worker:0"] for history, _ in rows]
+    assert [task.phase for task in tasks] == [phase for _, phase in rows]
+    live = {TaskPhase.STARTING, TaskPhase.RUNNING, TaskPhase.STOPPING}
+    assert [task.is_live for task in tasks] == [phase in live for _, phase in rows]
 
 
 def test_phase_of_the_run() -> None:
     assert (RunState().phase, RunState().exit_code, RunState().ended_mono) == (RunPhase.STARTING, None, None)
-    running = folded(planned(2), started(0), started(1), ready(0), ready(1))
+    running = folded(attempt_planned(2), started(0), started(1), ready(task=0), ready(task=1))
     assert running.phase is RunPhase.RUNNING
-    stopping = apply(running, began(TeardownReason.REQUEST))
+    stopping = apply(running, ENDING)
     assert stopping.phase is RunPhase.STOPPING
     for outcome in ("succeeded", "failed", "stopped", "timed_out", "lost"):
-        ended = apply(stopping, events.RunEndedEvent(at=1, mono=5.0, outcome=outcome, exit_code=7))
+        ended = apply(stopping, event(events.RunEndedEvent, 5.0, outcome=outcome, exit_code=7))
         assert (ended.phase, ended.exit_code, ended.ended_mono) == (outcome, 7, 5.0)
         assert ended.phase.is_end
-
-
-def test_plan_after_a_stop_keeps_the_stop() -> None:
-    state = folded(stop(), began(TeardownReason.REQUEST), planned(2))
-    assert state.phase is RunPhase.STOPPING
+    # A plan after a stop keeps the stop.
+    assert folded(stop(reason=StopReason.DOWN), ENDING, attempt_planned(2)).phase is RunPhase.STOPPING
 
 
 def test_failed_start_counts_in_the_order_of_exits() -> None:
     """Which are counted over all attempts: it does not come before one that was earlier in its own."""
-    later = folded(planned(3), exited(0, 1, order=4), not_started(1).model_copy(update={"order": 5}))
+    first = attempt_planned(3), exited(0, 1, order=4)
+    later = folded(*first, not_started(1, order=5))
     assert [task.exit_order for task in later.tasks.values()] == [4, 5, None]
     # As it was written before it had a place: behind all that had ended by then.
-    older = folded(planned(3), exited(0, 1, order=4), not_started(1), not_started(2))
+    older = folded(*first, not_started(1), not_started(2))
     assert [task.exit_order for task in older.tasks.values()] == [4, 5, 6]
-    assert folded(planned(1), not_started(0)).tasks["worker:0"].exit_order == 0
-
-
-def test_live_tasks() -> None:
-    histories = ([ONE], [ONE, started(0)], [ONE, started(0), exited(0, 1)], [ONE, not_started(0)])
-    assert [folded(*history).tasks["worker:0"].is_live for history in histories] == [
-        False,
-        True,
-        False,
-        False,
-    ]
-    assert folded(ONE, started(0), began(TeardownReason.REQUEST)).tasks["worker:0"].is_live
+    assert folded(ONE, not_started(0)).tasks["worker:0"].exit_order == 0
 
 
 def test_first_stop_and_teardown_count() -> None:
-    state = folded(
-        planned(1),
-        stop(StopReason.DOWN),
-        stop(StopReason.INTERRUPT),
-        began(TeardownReason.FAILURE, mono=3.0),
-        began(TeardownReason.REQUEST, mono=9.0),
-    )
+    stops = stop(reason=StopReason.DOWN), stop(reason=StopReason.INTERRUPT)
+    state = folded(ONE, *stops, began(TeardownReason.FAILURE, 3.0), began(TeardownReason.REQUEST, 9.0))
     assert state.stop is not None and state.stop.reason is StopReason.DOWN
     assert (state.teardown, state.teardown_mono) == (TeardownReason.FAILURE, 3.0)
 
 
 def test_state_is_never_mutated() -> None:
-    before = folded(planned(2), started(0))
+    before = folded(attempt_planned(2), STARTED)
     tasks = dict(before.tasks)
-    for event in (started(1), ready(0), exited(0, 1), began(TeardownReason.FAILURE), agent_lost()):
-        apply(before, event)
+    for each in (started(1), ready(task=0), exited(0, 1), began(TeardownReason.FAILURE), LOST):
+        apply(before, each)
     assert before.tasks == tasks
     assert before.phase is RunPhase.STARTING
 
@@ -135,39 +127,38 @@ progress = st.builds(
 
 @given(st.floats(0, 1e12), progress)
 def test_event_is_one_line_and_reads_back(mono: float, made: Progress) -> None:
-    event = events.TaskProgressed(at=mono, mono=mono, task="worker:0", progress=made)
-    line = event_line(event)
+    told = event(events.TaskProgressed, mono, task=0, progress=made)
+    line = event_line(told)
     assert line.endswith(b"\n") and line.count(b"\n") == 1
-    assert parse_event(line) == event
+    assert parse_event(line) == told
 
 
 def test_nan_loss_keeps_the_other_values() -> None:
-    diverged = events.TaskProgressed(at=0, mono=0, task="worker:0", progress=Progress(loss=float("nan")))
-    read = parse_event(event_line(diverged))
-    assert isinstance(read, events.TaskProgressed) and read.progress.loss is None
+    read = parse_event(event_line(progressed(0, loss=float("nan"), step=3)))
+    assert isinstance(read, events.TaskProgressed)
+    assert (read.progress.loss, read.progress.step) == (None, 3)
 
 
 def test_event_of_a_newer_version_is_readable() -> None:
     line = b'{"type": "task_ready", "at": 1, "mono": 1, "task": "worker:0", "mood": "good"}'
-    assert parse_event(line) == events.TaskReady(at=1, mono=1, task="worker:0")
+    assert parse_event(line) == ready(1, task=0)
     with pytest.raises(ValidationError):
         parse_event(b'{"type": "unheard_of", "at": 1, "mono": 1}')
 
 
 def test_lost_run_has_no_tensorboard() -> None:
-    served = events.TensorBoardServes(at=1, mono=1, url="http://127.0.0.1:6006/")
+    served = event(events.TensorBoardServes, url="http://127.0.0.1:6006/")
     state = folded(ONE, served)
     assert state.tensorboard == served.url
     assert run_end.mark_lost(state, 2.0).tensorboard is None
 
 
 def test_full_disk_is_kept_while_the_task_waits_for_its_restart() -> None:
-    again = events.TaskRestartPlanned(at=2, mono=2.0, task="worker:0", delay_s=1.0, text="exit 1")
-    full = events.DiskFull(at=2, mono=2.0, task="worker:0", reason="/data: full")
-    given_up = events.TaskGivenUp(at=3, mono=3.0, task="worker:0")
-    waiting = folded(ONE, started(0), exited(0, 1), again, full)
-    assert (waiting.tasks["worker:0"].phase, waiting.tasks["worker:0"].full_disk) == (TaskPhase.PENDING, None)
-    failed = apply(waiting, given_up).tasks["worker:0"]
+    again = event(events.TaskRestartPlanned, task=0, delay_s=1.0, text="exit 1")
+    state = folded(ONE, STARTED, exited(0, 1), again, event(events.DiskFull, task=0, reason="/data: full"))
+    waiting = state.tasks["worker:0"]
+    assert (waiting.phase, waiting.full_disk) == (TaskPhase.PENDING, None)
+    failed = apply(state, event(events.TaskGivenUp, task=0)).tasks["worker:0"]
     assert (failed.phase, failed.exit_code, failed.full_disk) == (TaskPhase.FAILED, 1, "/data: full")
 
 
@@ -177,25 +168,69 @@ def test_planned_task_has_no_history() -> None:
     assert set(unknown) == {None}
 
 
-@pytest.mark.parametrize("kind", get_args(Event), ids=lambda kind: kind.__name__)
-def test_type_of_an_event_is_the_one_it_is_read_by(kind: type[Event]) -> None:
-    field = kind.model_fields["type"]
-    assert (field.default,) == get_args(field.annotation)
+def test_type_of_each_event_is_the_one_it_is_read_by() -> None:
+    fields = {kind.__name__: kind.model_fields["type"] for kind in get_args(Event)}
+    wrong = [name for name, field in fields.items() if (field.default,) != get_args(field.annotation)]
+    assert not wrong, wrong
 
 
-def test_event_cannot_be_changed() -> None:
+def test_event_is_frozen_and_needs_a_finite_time() -> None:
     with pytest.raises(ValidationError, match="frozen"):
-        started(0).mono = 2.0  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("mono", [float("nan"), float("inf")])
-def test_event_needs_a_finite_time(mono: float) -> None:
-    with pytest.raises(ValidationError, match="finite"):
-        events.TaskReady(at=1.0, mono=mono, task="worker:0")
+        STARTED.mono = 2.0  # type: ignore[misc]
+    for mono in (float("nan"), float("inf")):
+        with pytest.raises(ValidationError, match="finite"):
+            ready(mono, task=0)
 
 
 def test_stacks_of_a_user_do_not_replace_those_of_a_deadline() -> None:
-    by_limit = events.StacksTaken(at=1, mono=1, why="stall_limit", stacks={})
-    by_user = events.StacksTaken(at=2, mono=2, why=events.StacksTaken.BY_USER, stacks={})
+    by_limit = event(events.StacksTaken, why="stall_limit", stacks={})
+    by_user = event(events.StacksTaken, why=events.StacksTaken.BY_USER, stacks={})
     assert folded(ONE, by_limit, by_user).stacks == by_limit
     assert folded(ONE, by_user).stacks is None
+
+
+COUNTS = st.integers(0, 200)
+CHANGES = st.lists(st.tuples(st.integers(0, 10_000), st.sampled_from(TaskPhase)), max_size=30)
+
+
+def made(count: int) -> list[TaskState]:
+    return [TaskState(plan=planned_task(index)) for index in range(count)]
+
+
+@given(COUNTS, CHANGES)
+def test_table_is_a_mapping_in_plan_order(count: int, changes: list[tuple[int, TaskPhase]]) -> None:
+    model = {task.name: task for task in made(count)}
+    table = Tasks(model.values())
+    for number, phase in changes if count else []:
+        before, old = table, dict(model)
+        task = replace(model[f"worker:{number % count}"], phase=phase, pid=number)
+        table, model[task.name] = table.with_task(task), task
+        assert list(before.values()) == list(old.values())
+        assert [*table.changed_since(before)] == [task]
+        assert table[task.name] is task and table.get("worker:x") is None
+    assert list(table.items()) == list(model.items()) and dict(table) == model
+    assert (len(table), list(table), table == Tasks(model.values())) == (count, list(model), True)
+    for phase in TaskPhase:
+        assert table.count((phase,)) == sum(task.phase is phase for task in model.values())
+    assert table.count(tuple(TaskPhase), without="worker") == 0
+
+
+@given(COUNTS.filter(bool), CHANGES, st.integers(1, 5))
+def test_matching_tasks_follow_the_changes(
+    count: int, changes: list[tuple[int, TaskPhase]], every: int
+) -> None:
+    """Also if it is not asked after each change, and after another attempt began."""
+    live = Matching(lambda task, state: task.is_live)
+    for attempt in (1, 2):
+        state = RunState(attempt=attempt, tasks=Tasks(made(count // attempt + 1)))
+        for at, (number, phase) in enumerate(changes):
+            task = replace(state.tasks[f"worker:{number % len(state.tasks)}"], phase=phase, pid=1)
+            state = replace(state, tasks=state.tasks.with_task(task))
+            if at % every == 0:
+                live.update(state)
+        live.update(state)
+        assert live.names == {task.name for task in state.tasks.values() if task.is_live}
+
+
+def test_task_that_a_damaged_file_names_twice_is_one_task() -> None:
+    assert list(Tasks(made(2) + made(2))) == ["worker:0", "worker:1"]
