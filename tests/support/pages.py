@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-import time
 from base64 import b64decode
 from collections.abc import Iterable
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 from run_records import make_run, view_of
@@ -15,6 +15,7 @@ from run_records import make_run, view_of
 from orchestrator.client.page.document import RunPage
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, PlannedTask, Progress
+from orchestrator.store.runs.run_end import result_from_events
 from orchestrator.store.runs.writer import RunStore
 
 STARTED_AT = 1_763_900_000.0
@@ -25,7 +26,6 @@ class WrittenRun:
 
     def __init__(self, tasks: int = 2, name: str = "job") -> None:
         self.tasks = [f"worker:{index}" for index in range(tasks)]
-        self.mono = time.monotonic()
         self.store: RunStore = make_run(name, started_at=STARTED_AT)
         self.index = (self.store.paths.logs / "index").open("ab")
         self._sizes = dict.fromkeys(self.tasks, 0)
@@ -96,6 +96,25 @@ class WrittenRun:
             log=str(self.store.paths.task_log(task)),
             serves=True,
         )
+
+
+def write_run(name: str = "job", *, code: int = 0, is_lost: bool = False) -> Path:
+    """Write a run of two tasks and return its directory. worker:0 and the run exit with `code`."""
+    with WrittenRun(2, name=name) as run:
+        run.start()
+        usage = {"worker:0": {"cpu_percent": 1.0, "memory_bytes": 4096}}
+        run.store.write_sample(at=0, mono=STARTED_AT + 2, tasks=usage, attempt=1)
+        for number, task in enumerate(run.tasks):
+            run.log(STARTED_AT + 2, task, b"a line of %b\nand the end" % task.encode())
+            run.progress(3, task, phase="training", step=7, loss=0.5)
+            if not is_lost:
+                run.exit(4, task, code, order=number)
+        if not is_lost:
+            run.end(5, "failed" if code else "succeeded", code)
+            view = view_of(run.store.paths)
+            view.refresh()
+            run.store.write_result(result_from_events(view.record.id, view.state, view.record.directory))
+    return run.store.paths.root
 
 
 def strings_of(value: object) -> Iterable[str]:

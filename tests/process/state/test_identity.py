@@ -15,7 +15,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from made_runs import Cli, Made, Place
+from orch_command import Orch
+from pages import write_run
 from users import ORDINARY
 from waiting import lives, until
 
@@ -35,6 +36,12 @@ print("held")
 time.sleep(600)
 """
 Start = Callable[[RunPaths], subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def paths() -> RunPaths:
+    """A run whose supervisor was killed."""
+    return RunPaths(write_run(is_lost=True))
 
 
 @pytest.fixture
@@ -74,10 +81,7 @@ def naming(paths: RunPaths, process: subprocess.Popen[bytes]) -> RunView:
     return change(paths, supervisor_pid=process.pid, supervisor_start_ticks=start_ticks(process.pid))
 
 
-def test_supervisor_process_is_recognized_without_its_lock_file(
-    made: Made, place: Place, start_holder: Start
-) -> None:
-    paths = place(made.lost)
+def test_supervisor_process_is_recognized_without_its_lock_file(paths: RunPaths, start_holder: Start) -> None:
     holder = start_holder(paths)
     view = naming(paths, holder)
     assert is_supervisor_alive(view.record, paths)
@@ -90,35 +94,32 @@ def test_supervisor_process_is_recognized_without_its_lock_file(
 
 
 def test_process_that_only_a_record_names_is_not_the_supervisor(
-    made: Made, place: Place, other_process: subprocess.Popen[bytes], cli: Cli
+    paths: RunPaths, other_process: subprocess.Popen[bytes], orch: Orch
 ) -> None:
-    paths = place(made.lost)
     view = naming(paths, other_process)
     assert not view.is_live
     assert not signal_supervisor(view.record, paths, signal.SIGTERM)
-    assert cli("down", "--force", paths.run_id).code == 0
+    assert orch("down", "--force", paths.run_id).code == 0
     assert lives(other_process.pid)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change an owner")
 def test_supervisor_is_not_signalled_for_the_record_of_another_user(
-    made: Made, place: Place, start_holder: Start, cli: Cli
+    paths: RunPaths, start_holder: Start, orch: Orch
 ) -> None:
-    paths = place(made.lost)
     holder = start_holder(paths)
     naming(paths, holder)
     os.chown(paths.record, ORDINARY, ORDINARY)
     view = RunView.open(paths)
     assert view is None or not signal_supervisor(view.record, paths, signal.SIGTERM)
-    cli("down", "--force", paths.run_id)
+    orch("down", "--force", paths.run_id)
     assert lives(holder.pid)
 
 
 @pytest.mark.parametrize("other", ["start", "boot", "no start", "no boot"])
 def test_reused_pid_is_not_the_supervisor(
-    other: str, made: Made, place: Place, start_holder: Start, cli: Cli
+    other: str, paths: RunPaths, start_holder: Start, orch: Orch
 ) -> None:
-    paths = place(made.lost)
     holder = start_holder(paths)
     ticks = start_ticks(holder.pid)
     assert ticks is not None
@@ -132,37 +133,35 @@ def test_reused_pid_is_not_the_supervisor(
     view = change(paths, **fields)
     assert not view.is_live
     assert not signal_supervisor(view.record, paths, signal.SIGKILL)
-    assert cli("down", paths.run_id).code == 0
-    assert cli("status", paths.run_id).code == 0
+    assert orch("down", paths.run_id).code == 0
+    assert orch("status", paths.run_id).code == 0
     assert lives(holder.pid)
 
 
-def test_last_run_of_a_live_session_is_dead(made: Made, place: Place, start_holder: Start) -> None:
-    paths = place(made.failed)
+def test_last_run_of_a_live_session_is_dead(start_holder: Start) -> None:
+    paths = RunPaths(write_run(code=3))
     holder = start_holder(paths)
     assert not naming(paths, holder).is_live
     paths.result.unlink()
     assert not naming(paths, holder).is_live
 
 
-def test_run_of_another_boot_is_lost_and_nothing_is_ended(made: Made, place: Place, cli: Cli) -> None:
-    paths = place(made.lost)
+def test_run_of_another_boot_is_lost_and_nothing_is_ended(paths: RunPaths, orch: Orch) -> None:
     run = paths.run_id
     change(paths, boot_id="another")
     with subprocess.Popen(["sleep", "600"], env={**os.environ, "ORCH_RUN_ID": run}) as process:
         until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
-        assert json.loads(cli("status", "--json").out)["run"]["state"] == "lost"
-        assert cli("down").code == 0
-        assert cli("wait").code == 125
+        assert json.loads(orch("status", paths.run_id, "--json").out)["run"]["state"] == "lost"
+        assert orch("down", paths.run_id).code == 0
+        assert orch("wait", paths.run_id).code == 125
         assert lives(process.pid)
         process.kill()
 
 
-def test_run_of_another_machine_is_left_alone(made: Made, place: Place, cli: Cli) -> None:
-    paths = place(made.lost)
+def test_run_of_another_machine_is_left_alone(paths: RunPaths, orch: Orch) -> None:
     view = change(paths, boot_id="another", host="elsewhere")
     assert not view.is_live and not view.can_be_swept and not view.can_be_closed and not view.can_be_removed
-    assert cli("down").code == 0
+    assert orch("down", paths.run_id).code == 0
     assert not paths.result.exists()
 
 
@@ -175,9 +174,8 @@ def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_process_decides_where_locks_do_not_work(
-    made: Made, place: Place, no_locks: None, start_holder: Start
+    paths: RunPaths, no_locks: None, start_holder: Start
 ) -> None:
-    paths = place(made.lost)
     assert locks.probe(paths.lock) is locks.Held.UNKNOWN
     view = RunView.open(paths)
     assert view is not None
@@ -186,15 +184,14 @@ def test_process_decides_where_locks_do_not_work(
 
 
 def test_run_of_unknown_liveness_is_reported_and_left_alone(
-    made: Made, place: Place, no_locks: None, cli: Cli
+    paths: RunPaths, no_locks: None, orch: Orch
 ) -> None:
-    paths = place(made.lost)
     view = change(paths, boot_id="another", host="elsewhere")
     assert view.liveness is Liveness.UNKNOWN
-    status = cli("status")
+    status = orch("status", paths.run_id)
     assert status.code == 0 and "is unknown" in status.err
     for verb in ("wait", "down"):
-        output = cli(verb)
+        output = orch(verb, paths.run_id)
         assert output.code == 125
         assert "is unknown" in output.err and "elsewhere" in output.err
     assert not paths.result.exists()
@@ -207,9 +204,8 @@ def test_run_is_refused_where_files_cannot_be_locked(no_locks: None, tmp_path: P
 
 @pytest.mark.parametrize("lock", ["replaced", "gone", "a directory"])
 def test_liveness_of_a_newer_run_follows_the_same_rules(
-    lock: str, made: Made, place: Place, start_holder: Start
+    lock: str, paths: RunPaths, start_holder: Start
 ) -> None:
-    paths = place(made.lost)
     holder = start_holder(paths)
     naming(paths, holder)
     paths.record.write_text(paths.record.read_text().replace('"schema_version": 1', '"schema_version": 99'))
@@ -228,8 +224,7 @@ def test_liveness_of_a_newer_run_follows_the_same_rules(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change an owner")
-def test_run_of_another_user_is_skipped_and_named(made: Made, place: Place) -> None:
-    paths = place(made.lost)
+def test_run_of_another_user_is_skipped_and_named(paths: RunPaths) -> None:
     assert [run.record.id for run in catalog.all_runs()] == [paths.run_id]
     os.chown(paths.root, ORDINARY, ORDINARY)
     found = catalog.survey()
@@ -237,14 +232,13 @@ def test_run_of_another_user_is_skipped_and_named(made: Made, place: Place) -> N
     assert [f"{paths.root}: belongs to the user {ORDINARY}" in text for text in found.skipped] == [True]
 
 
-def test_host_and_boot_of_this_machine_are_recognized(made: Made, place: Place) -> None:
-    record = json.loads(place(made.failed).record.read_text())
+def test_host_and_boot_of_this_machine_are_recognized(orch: Orch) -> None:
+    record = orch.run("-n", "1", script="pass").record
     assert (record["host"], record["boot_id"]) == (platform.node(), boot_id())
     assert record["supervisor_start_ticks"] > 0
 
 
-def test_open_view_sees_the_end_of_a_run_whose_directory_is_removed(made: Made, place: Place) -> None:
-    paths = place(made.lost)
+def test_open_view_sees_the_end_of_a_run_whose_directory_is_removed(paths: RunPaths) -> None:
     lock = locks.Lock.acquire(paths.lock)
     assert lock is not None
     view = RunView.open(paths)
@@ -258,30 +252,25 @@ def test_open_view_sees_the_end_of_a_run_whose_directory_is_removed(made: Made, 
         assert not view.is_live
 
 
-def test_lock_that_others_may_open_does_not_make_a_run_live(made: Made, place: Place, cli: Cli) -> None:
+def test_lock_that_others_may_open_does_not_make_a_run_live(paths: RunPaths, orch: Orch) -> None:
     """After `chmod -R a+rX`, another user can hold it. The supervisor's process decides then."""
-    paths = place(made.lost)
     with paths.lock.open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         view = RunView.open(paths)
         assert view is not None and view.is_live
         subprocess.run(["chmod", "-R", "a+rX", str(runs_dir().parent)], check=True)
         assert not view.is_live
-        assert cli("down", paths.run_id).code == 0
+        assert orch("down", paths.run_id).code == 0
         assert paths.result.exists()
 
 
-def test_live_run_whose_lock_others_may_open_is_live(made: Made, place: Place, start_holder: Start) -> None:
-    paths = place(made.lost)
+def test_live_run_whose_lock_others_may_open_is_live(paths: RunPaths, start_holder: Start) -> None:
     paths.lock.chmod(0o644)
     assert naming(paths, start_holder(paths)).is_live
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to use the state of another user")
-def test_record_of_another_user_names_no_process_of_root(
-    made: Made, place: Place, start_holder: Start
-) -> None:
-    paths = place(made.lost)
+def test_record_of_another_user_names_no_process_of_root(paths: RunPaths, start_holder: Start) -> None:
     holder = start_holder(paths)
     view = naming(paths, holder)
     for path in (paths.root, *paths.root.rglob("*")):

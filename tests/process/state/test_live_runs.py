@@ -2,62 +2,55 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
+import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import ClassVar
 
-import psutil
 import pytest
-from made_runs import LASTS, Cli
 from orch_command import Orch
 from waiting import lives, until, until_gone
 
 from orchestrator.store.runs.paths import RunPaths
 
-PROGRAM = [sys.executable, "-I", "-S", "-c", LASTS]
-
-
-@pytest.fixture
-def orch(tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Orch]:
-    (tmp_path / "project").mkdir()
-    monkeypatch.chdir(tmp_path / "project")
-    orch = Orch(tmp_path / "project", state_dir)
-    yield orch
-    for run in Live.made:  # not by `orch`, which cannot find the runs in some of these tests
-        if run.supervisor.is_running():
-            run.supervisor.kill()
-        until_gone(*run.all_pids)
-    Live.made.clear()
+_LASTS = "import os, time; print('said by', os.environ['ORCH_TASK'], flush=True); time.sleep(600)"
+PROGRAM = [sys.executable, "-I", "-S", "-c", _LASTS]
+Start = Callable[[], "Live"]
 
 
 class Live:
     """A run of two tasks that end on request."""
 
-    made: ClassVar[list[Live]] = []
-
     def __init__(self, orch: Orch) -> None:
         done = orch("up", "-n", "2", "-d", "--wait", "ready", "--name", "live", "--json", "--", *PROGRAM)
         assert done.code == 0, done.err
-        document = done.document
-        self.paths = RunPaths(Path(document["run"]["dir"]))
-        self.id: str = document["run"]["id"]
-        record = json.loads(self.paths.record.read_text())
-        self.supervisor = psutil.Process(record["supervisor_pid"])
-        self.made.append(self)
-        self.pids: list[int] = [task["pid"] for task in document["tasks"]]
+        self.paths = RunPaths(Path(done.document["run"]["dir"]))
+        self.id: str = done.document["run"]["id"]
+        self.supervisor = orch.record(self.paths.root)["supervisor_pid"]
+        self.pids: list[int] = [self.supervisor, *(task["pid"] for task in done.document["tasks"])]
         until(lambda: b"said by" in self.paths.task_log("worker:1").read_bytes())
 
-    @property
-    def all_pids(self) -> list[int]:
-        return [self.supervisor.pid, *self.pids]
-
     def is_whole(self) -> bool:
-        return all(lives(pid) for pid in self.all_pids)
+        return all(lives(pid) for pid in self.pids)
+
+
+@pytest.fixture
+def start(cold_orch: Orch) -> Iterator[Start]:
+    """Start live runs. They are ended by their pids, because no command can find some of them."""
+    started: list[Live] = []
+
+    def run() -> Live:
+        started.append(Live(cold_orch))
+        return started[-1]
+
+    yield run
+    for live in started:
+        if lives(live.supervisor):
+            os.kill(live.supervisor, signal.SIGKILL)
+        until_gone(*live.pids)
 
 
 def _swap(path: Path) -> None:
@@ -101,77 +94,86 @@ HARM: dict[str, Callable[[RunPaths], object]] = {
 QUICK = ("its lock is removed", "its control socket is removed")
 
 
-@pytest.mark.parametrize(
-    "how", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in HARM]
-)
-def test_damaged_live_run_stays_live_and_can_be_ended(how: str, orch: Orch, cli: Cli) -> None:
-    run = Live(orch)
-    HARM[how](run.paths)
-    status = cli("status", run.id, "--json")
-    assert (status.code, json.loads(status.out)["run"]["state"]) == (0, "running"), status.err
-    listed = json.loads(cli("ls", "--all", "--json").out)["runs"]
-    assert [(row["id"], row["state"]) for row in listed] == [(run.id, "running")]
-    assert "said by worker:0" in cli("logs", run.id).out
-    assert cli("wait", run.id, "--timeout", "50ms").code == 124
-    assert orch("up", "--name", "live", "--", *PROGRAM).code == 4
-    assert cli("prune", "--keep", "0", "--all").code == 0
-    assert run.paths.root.exists()
+def check_damaged(orch: Orch, start: Start, subtests: pytest.Subtests, kinds: Iterable[str]) -> None:
+    for how in kinds:
+        with subtests.test(how):
+            run = start()
+            HARM[how](run.paths)
+            status = orch("status", run.id, "--json")
+            assert (status.code, status.document["run"]["state"]) == (0, "running"), status.err
+            listed = {row["id"]: row["state"] for row in orch("ls", "--all", "--json").document["runs"]}
+            assert listed[run.id] == "running"
+            assert "said by worker:0" in orch("logs", run.id).out
+            assert orch("wait", run.id, "--timeout", "50ms").code == 124
+            assert orch("up", "--name", "live", "--", *PROGRAM).code == 4
+            assert orch("prune", "--keep", "0", "--all").code == 0
+            assert run.paths.root.exists() and run.is_whole()
+            ended = orch("down", run.id)
+            assert ended.code == 0 and "was not running" not in ended.err, ended.err
+            until_gone(*run.pids)
+            state = orch("status", run.id, "--json").document["run"]["state"]
+            assert state in ("stopped", "lost", "failed")
+
+
+def test_damaged_live_run_stays_live_and_can_be_ended(
+    cold_orch: Orch, start: Start, subtests: pytest.Subtests
+) -> None:
+    check_damaged(cold_orch, start, subtests, QUICK)
+
+
+@pytest.mark.slow
+def test_live_run_with_any_damage_stays_live_and_can_be_ended(
+    cold_orch: Orch, start: Start, subtests: pytest.Subtests
+) -> None:
+    check_damaged(cold_orch, start, subtests, HARM.keys() - set(QUICK))
+
+
+def test_copy_of_a_live_run_is_dead_and_affects_no_process(
+    cold_orch: Orch, start: Start, tmp_path: Path
+) -> None:
+    """Neither does a socket of another process in place of the control socket receive anything."""
+    orch, run = cold_orch, start()
+    copy = run.paths.root.with_name(f"{run.id[:-4]}0000")
+    # Temporary documents are excluded: they can be renamed before they are copied.
+    shutil.copytree(run.paths.root, copy, ignore=shutil.ignore_patterns("control", ".*.json.*"))
+    assert orch("status", copy.name, "--json").document["run"]["state"] == "lost"
+    assert "copy" in orch("status", copy.name).err
+    ended = orch("down", copy.name, "--json")
+    assert (ended.code, ended.document["swept"]) == (0, 0)
+    assert orch("wait", copy.name).code == 125
     assert run.is_whole()
-    ended = cli("down", run.id)
-    assert ended.code == 0, ended.err
-    assert "was not running" not in ended.err
-    until_gone(*run.all_pids)
-    assert json.loads(cli("status", run.id, "--json").out)["run"]["state"] in ("stopped", "lost", "failed")
-
-
-def test_socket_of_another_process_receives_nothing(orch: Orch, cli: Cli, tmp_path: Path) -> None:
-    run = Live(orch)
+    assert orch("status", "live", "--json").document["run"]["id"] == run.id
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
         listener.listen(4)
         listener.setblocking(False)
         run.paths.control.unlink()
         run.paths.control.symlink_to(tmp_path / "s")
-        assert cli("down", run.id).code == 0
+        assert orch("down", run.id).code == 0
         with pytest.raises(BlockingIOError):
             listener.accept()
-    until_gone(*run.all_pids)
-
-
-def test_copy_of_a_live_run_is_dead_and_affects_no_process(orch: Orch, cli: Cli) -> None:
-    run = Live(orch)
-    copy = run.paths.root.with_name(f"{run.id[:-4]}0000")
-    # Temporary documents are excluded: they can be renamed before they are copied.
-    shutil.copytree(run.paths.root, copy, ignore=shutil.ignore_patterns("control", ".*.json.*"))
-    assert json.loads(cli("status", copy.name, "--json").out)["run"]["state"] == "lost"
-    assert "copy" in cli("status", copy.name).err
-    ended = cli("down", copy.name, "--json")
-    assert (ended.code, json.loads(ended.out)["swept"]) == (0, 0)
-    assert cli("wait", copy.name).code == 125
-    assert run.is_whole()
-    assert json.loads(cli("status", "live", "--json").out)["run"]["id"] == run.id
-    assert cli("down", run.id).code == 0
-    until_gone(*run.all_pids)
+    until_gone(*run.pids)
 
 
 @pytest.mark.slow
-def test_renamed_live_run_is_ended_by_its_new_name(orch: Orch, cli: Cli) -> None:
-    run = Live(orch)
+def test_renamed_live_run_is_ended_by_its_new_name(cold_orch: Orch, start: Start) -> None:
+    run = start()
     run.paths.root.rename(run.paths.root.with_name("by-hand"))
-    cli("down", "by-hand")
-    until_gone(*run.all_pids)
-    assert json.loads(cli("status", "by-hand", "--json").out)["run"]["state"] in ("stopped", "failed")
+    cold_orch("down", "by-hand")
+    until_gone(*run.pids)
+    assert cold_orch("status", "by-hand", "--json").document["run"]["state"] in ("stopped", "failed")
 
 
 @pytest.mark.parametrize(
     "how",
     ["removed", pytest.param("renamed", marks=pytest.mark.slow), pytest.param("all", marks=pytest.mark.slow)],
 )
-def test_run_ends_when_its_directory_is_removed(how: str, orch: Orch, state_dir: Path) -> None:
+def test_run_ends_when_its_directory_is_removed(how: str, cold_orch: Orch, state_dir: Path) -> None:
     """All processes end, because no command could find them, and waiting commands return."""
+    orch = cold_orch
     up = orch.start("up", "-n", "2", "--", *PROGRAM)
-    up.until_out("said by worker:0")
-    up.until_out("said by worker:1")
+    for number in range(2):
+        up.until_out(f"said by worker:{number}")
     root = orch.run_dir()
     waiting = orch.start("wait", root.name)
     until(lambda: _has_open(waiting.process.pid, "lock"))
@@ -184,8 +186,7 @@ def test_run_ends_when_its_directory_is_removed(how: str, orch: Orch, state_dir:
         state_dir.rename(state_dir.with_name("elsewhere"))
     done = up.finish()
     until_gone(*pids)
-    assert done.code == 125
-    assert str(root) in done.err
+    assert done.code == 125 and str(root) in done.err
     waited = waiting.finish()
     assert waited.code == 125 and "Traceback" not in waited.err
 

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from made_runs import LASTS, Made, Place
 from orch_command import Orch
+from pages import write_run
 from waiting import until
 
 from orchestrator.store.runs import catalog
@@ -27,18 +27,10 @@ lost_runs.close_lost_runs()
 CLOSERS = 3
 
 
-@pytest.fixture
-def orch(tmp_path: Path, state_dir: Path):
-    (tmp_path / "project").mkdir()
-    orch = Orch(tmp_path / "project", state_dir)
-    yield orch
-    orch.end_all()
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_one_of_twenty_concurrent_runs_gets_the_name(orch: Orch) -> None:
-    words = ("up", "-d", "--name", "wanted", "--", sys.executable, "-I", "-S", "-c", LASTS)
+    words = ("up", "-d", "--name", "wanted", "--", "sleep", "600")
     started = [orch.start(*words) for _ in range(20)]
     codes = sorted(command.finish(timeout_s=500).code for command in started)
     assert codes == [0] + [4] * 19
@@ -50,8 +42,7 @@ def test_one_of_twenty_concurrent_runs_gets_the_name(orch: Orch) -> None:
 def test_down_of_a_run_that_ends_at_the_same_time(orch: Orch) -> None:
     """`down` succeeds whichever is first, and the result is one of the two, complete."""
     for after in ("0", "0.05", "0.1", "0.2"):
-        program = f"import time; time.sleep({after})"
-        assert orch("up", "-d", "--name", "short", "--", sys.executable, "-I", "-S", "-c", program).code == 0
+        assert orch("up", "-d", "--name", "short", "--", "sleep", after).code == 0
         down = orch.start("down", "short")
         waited = orch.start("wait", "short")
         assert down.finish().code == 0
@@ -60,15 +51,13 @@ def test_down_of_a_run_that_ends_at_the_same_time(orch: Orch) -> None:
         assert waited.finish().code == result["exit_code"]
 
 
-def test_lost_run_is_closed_by_one_of_several_processes(made: Made, place: Place, tmp_path: Path) -> None:
+def test_lost_run_is_closed_by_one_of_several_processes(tmp_path: Path) -> None:
     """The run is not shown as live in the meantime."""
-    place(made.lost)
+    lost = write_run("losing", is_lost=True)
     for number in range(8):
-        copy = runs_dir() / f"losing-20260101T000000Z-000{number}"
-        shutil.copytree(runs_dir() / made.lost.name, copy)
+        copy = shutil.copytree(lost, runs_dir() / f"losing-20260101T000000Z-000{number}")
         for file in ("run.json", "events.jsonl"):
-            text = (copy / file).read_text().replace(made.lost.name, copy.name)
-            (copy / file).write_text(text)
+            (copy / file).write_text((copy / file).read_text().replace(lost.name, copy.name))
     argv = [sys.executable, "-c", CLOSES, str(tmp_path)]
     closers = [subprocess.Popen([*argv, str(number)]) for number in range(CLOSERS)]
     until(lambda: all((tmp_path / f"here-{number}").exists() for number in range(CLOSERS)))
