@@ -1,36 +1,14 @@
-"""Fixtures that make specs and requests."""
+"""The fixture that makes requests."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from spec_making import Load, MakeSpec
+from spec_making import Load
 
-from orchestrator.core.job.spec import Command, CommandKind, JobSpec
 from orchestrator.request.settings.request import UpRequest
 from orchestrator.request.settings.settings import load
-
-
-@pytest.fixture
-def make_spec() -> MakeSpec:
-    """Make a JobSpec that is valid, except for the given fields."""
-
-    def make(**changes: Any) -> JobSpec:
-        command = Command(
-            kind=CommandKind.SCRIPT, words=("t.py",), argv=("/usr/bin/python3", "t.py"), serves=True
-        )
-        fields: dict[str, Any] = {
-            "roles": {"worker": 2},
-            "name": "job",
-            "command": command,
-            "directory": Path("/somewhere"),
-            "cwd": Path("/somewhere"),
-        }
-        return JobSpec(**(fields | changes))
-
-    return make
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The plan: command, environment and addresses of each task."""
+"""The plan: command, environment and addresses of each task, the preloader, and the bootstrap."""
 
 from __future__ import annotations
 
@@ -7,38 +7,57 @@ import subprocess
 from collections.abc import MutableMapping
 from dataclasses import FrozenInstanceError
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from spec_making import MakeSpec
+from spec_making import Load, make_spec, refusal
 
 from orchestrator.core.job.choices import Strategy
-from orchestrator.core.job.cpu_budget import INTER_OP, Cores
+from orchestrator.core.job.cpu_budget import INTER_OP, INTRA_OP, VARIABLES, Cores
+from orchestrator.core.job.fault import parse_chaos
 from orchestrator.core.job.gpus import Gpu, GpuInventory, parse_gpus
 from orchestrator.core.job.hosts import parse_hosts
 from orchestrator.core.job.roles import MOST_TASKS
-from orchestrator.core.job.spec import JobSpec
+from orchestrator.core.job.spec import Command, CommandKind, JobSpec
+from orchestrator.core.job.start_method import StartMethod
 from orchestrator.core.job.strategy import Mesh, SettingMisfit, StrategyChoice
 from orchestrator.core.job.tf_config import ROLES, SINGLE_ROLES, TFConfigTooLong
 from orchestrator.core.plan.places import HostFacts, TaskPlace, local_places
-from orchestrator.core.plan.plan import HoldMode, RunPlan, build_plan, hold_mode, planned_tasks
+from orchestrator.core.plan.plan import (
+    HoldMode,
+    RunPlan,
+    build_plan,
+    hold_mode,
+    planned_tasks,
+    preload_plan,
+    takes_bootstrap,
+)
 from orchestrator.core.state.events import AttemptPlanned, event_line
 from orchestrator.store.runs.paths import RunPaths
 from worker.agent.task_process import Cluster
 
 LAYOUT = RunPaths(Path("/state/job-1"))
 ADDRESSES = ("127.0.0.1:5000", "127.0.0.1:5001")
+PYTHON = "/usr/bin/python3"
+FORK = StartMethod(fork=True, reason="", modules=("tensorflow", "keras"))
 
 
-def plan_of(spec: JobSpec, **environ: str) -> RunPlan:
-    return build_plan(spec, local_places(ADDRESSES), LAYOUT, 1, environ)
+def plan_of(
+    spec: JobSpec, addresses: tuple[str, ...] = ADDRESSES, /, attempt: int = 1, **environ: str
+) -> RunPlan:
+    return build_plan(spec, local_places(addresses), LAYOUT, attempt, environ)
 
 
-def test_environment_and_files_of_a_task(make_spec: MakeSpec) -> None:
+def env_of(spec: JobSpec, task: int = 0, **environ: str) -> dict[str, str]:
+    addresses = tuple(f"127.0.0.1:{10_001 + number}" for number in range(len(spec.tasks)))
+    return dict(plan_of(spec, addresses, **environ).tasks[task].env)
+
+
+def test_environment_and_files_of_a_task() -> None:
     spec = make_spec(env={"MINE": "1"})
-    plan = build_plan(spec, local_places(ADDRESSES), LAYOUT, 3, {})
+    plan = plan_of(spec, attempt=3)
     task = plan.tasks[1]
     assert (plan.run_id, plan.attempt, plan.hold_mode) == ("job-1", 3, HoldMode.REUSE_PORT)
     assert (str(task.task), task.address, task.argv) == ("worker:1", ADDRESSES[1], spec.command.argv)
@@ -60,86 +79,63 @@ def test_environment_and_files_of_a_task(make_spec: MakeSpec) -> None:
         "no_proxy": "localhost,127.0.0.1",
         "NO_PROXY": "localhost,127.0.0.1",
     }
-
-
-def test_tasks_differ_only_in_their_own_variables(make_spec: MakeSpec) -> None:
-    first, second = plan_of(make_spec()).tasks
-    different = {name for name in first.env if first.env[name] != second.env[name]}
+    first = plan.tasks[0]
+    different = {name for name in first.env if first.env[name] != task.env[name]}
     assert different == {"ORCH_TASK", "ORCH_SCRATCH_DIR"}
+    assert env_of(make_spec(checkpoint_dir=Path("/ck")))["ORCH_CHECKPOINT_DIR"] == "/ck"
 
 
-def test_checkpoint_dir_of_the_user_is_used(make_spec: MakeSpec) -> None:
-    assert plan_of(make_spec(checkpoint_dir=Path("/ck"))).tasks[0].env["ORCH_CHECKPOINT_DIR"] == "/ck"
-
-
-@pytest.mark.parametrize("where", ["environ", "env"])
-def test_variables_of_the_user_are_kept(make_spec: MakeSpec, where: str) -> None:
+def test_variables_of_the_user_are_kept() -> None:
     users = {"PYTHONUNBUFFERED": "", "TF_GRPC_REUSE_PORT": "0"}
-    if where == "environ":
-        env = plan_of(make_spec(), **users).tasks[0].env
-        assert not users.keys() & env.keys()
-    else:
-        env = plan_of(make_spec(env=users)).tasks[0].env
-        assert {name: env[name] for name in users} == users
+    assert not users.keys() & env_of(make_spec(), **users).keys()
+    env = env_of(make_spec(env=users))
+    assert {name: env[name] for name in users} == users
 
 
-@pytest.mark.parametrize(
-    ("environ", "env", "mode"),
-    [
-        (None, None, HoldMode.REUSE_PORT),
-        ("0", None, HoldMode.REUSE_ADDR),
-        ("false", None, HoldMode.REUSE_ADDR),
-        ("", None, HoldMode.REUSE_ADDR),
-        ("1", None, HoldMode.REUSE_PORT),
-        ("True", None, HoldMode.REUSE_PORT),
-        ("0", "1", HoldMode.REUSE_PORT),
-        ("1", "0", HoldMode.REUSE_ADDR),
-    ],
-)
-def test_hold_mode_matches_tensorflow(
-    make_spec: MakeSpec, environ: str | None, env: str | None, mode: HoldMode
-) -> None:
-    spec = make_spec(env={} if env is None else {"TF_GRPC_REUSE_PORT": env})
-    assert hold_mode(spec, {} if environ is None else {"TF_GRPC_REUSE_PORT": environ}) is mode
+def test_hold_mode_matches_tensorflow() -> None:
+    table = {
+        (None, None): HoldMode.REUSE_PORT,
+        ("0", None): HoldMode.REUSE_ADDR,
+        ("false", None): HoldMode.REUSE_ADDR,
+        ("", None): HoldMode.REUSE_ADDR,
+        ("1", None): HoldMode.REUSE_PORT,
+        ("True", None): HoldMode.REUSE_PORT,
+        ("0", "1"): HoldMode.REUSE_PORT,
+        ("1", "0"): HoldMode.REUSE_ADDR,
+    }
+
+    def variable(value: str | None) -> dict[str, str]:
+        return {} if value is None else {"TF_GRPC_REUSE_PORT": value}
+
+    found = {
+        (environ, env): hold_mode(make_spec(env=variable(env)), variable(environ)) for environ, env in table
+    }
+    assert found == table
 
 
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
-        ({}, {"no_proxy": "localhost,127.0.0.1", "NO_PROXY": "localhost,127.0.0.1"}),
-        ({"no_proxy": "a.b"}, {"no_proxy": "a.b,localhost,127.0.0.1", "NO_PROXY": "a.b,localhost,127.0.0.1"}),
-        (
-            {"NO_PROXY": "a.b, localhost"},
-            {"no_proxy": "a.b,localhost,127.0.0.1", "NO_PROXY": "a.b,localhost,127.0.0.1"},
-        ),
-        ({"no_proxy": "*"}, {"no_proxy": "*", "NO_PROXY": "*", "no_grpc_proxy": "localhost,127.0.0.1"}),
-        (
-            {"no_grpc_proxy": "x"},
-            {
-                "no_proxy": "localhost,127.0.0.1",
-                "NO_PROXY": "localhost,127.0.0.1",
-                "no_grpc_proxy": "x,localhost,127.0.0.1",
-            },
-        ),
-        (
-            {"no_proxy": "\udcff,a"},
-            {"no_proxy": "a,localhost,127.0.0.1", "NO_PROXY": "a,localhost,127.0.0.1"},
-        ),
-    ],
-)
-def test_local_addresses_are_excluded_from_the_proxy(
-    make_spec: MakeSpec, environ: dict[str, str], expected: dict[str, str]
-) -> None:
-    env = plan_of(make_spec(), **environ).tasks[0].env
-    assert {name: value for name, value in env.items() if "proxy" in name.lower()} == expected
+def test_local_addresses_are_excluded_from_the_proxy() -> None:
+    def both(value: str, **others: str) -> dict[str, str]:
+        return {"no_proxy": value, "NO_PROXY": value, **others}
+
+    own = "localhost,127.0.0.1"
+    table: list[tuple[dict[str, str], dict[str, str]]] = [
+        ({}, both(own)),
+        ({"no_proxy": "a.b"}, both(f"a.b,{own}")),
+        ({"NO_PROXY": "a.b, localhost"}, both(f"a.b,{own}")),
+        ({"no_proxy": "*"}, both("*", no_grpc_proxy=own)),
+        ({"no_grpc_proxy": "x"}, both(own, no_grpc_proxy=f"x,{own}")),
+        ({"no_proxy": "\udcff,a"}, both(f"a,{own}")),
+    ]
+    for environ, expected in table:
+        before = dict(environ)
+        env = build_plan(make_spec(), local_places(ADDRESSES), LAYOUT, 1, environ).tasks[0].env
+        assert {name: value for name, value in env.items() if "proxy" in name.lower()} == expected, environ
+        assert environ == before
+    env = env_of(make_spec(env={"no_proxy": "mine"}), no_proxy="ambient")
+    assert env["no_proxy"] == env["NO_PROXY"] == f"mine,{own}"
 
 
-def test_no_proxy_of_the_user_is_extended(make_spec: MakeSpec) -> None:
-    env = plan_of(make_spec(env={"no_proxy": "mine"}), no_proxy="ambient").tasks[0].env
-    assert env["no_proxy"] == env["NO_PROXY"] == "mine,localhost,127.0.0.1"
-
-
-def test_plan_is_frozen(make_spec: MakeSpec) -> None:
+def test_plan_is_frozen() -> None:
     plan = plan_of(make_spec())
     with pytest.raises(FrozenInstanceError):
         plan.attempt = 2  # type: ignore[misc]
@@ -149,54 +145,33 @@ def test_plan_is_frozen(make_spec: MakeSpec) -> None:
         cast(MutableMapping[str, str], plan.tasks[0].env)["A"] = "1"
 
 
-def test_environment_of_the_process_is_not_changed(make_spec: MakeSpec) -> None:
-    environ = {"no_proxy": "a"}
-    build_plan(make_spec(), local_places(ADDRESSES), LAYOUT, 1, environ)
-    assert environ == {"no_proxy": "a"}
+def test_wrong_addresses_are_refused() -> None:
+    table = {
+        ADDRESSES[:1]: "2 tasks need as many addresses, not 1",
+        ADDRESSES[:1] * 2: "is given twice: to worker:0 and worker:1",
+        (ADDRESSES[0], "127.0.0.1:0"): "port must be 1 to 65535",
+    }
+    for addresses, message in table.items():
+        assert message in refusal(plan_of, make_spec(), addresses), addresses
 
 
-@pytest.mark.parametrize(
-    ("addresses", "message"),
-    [
-        (("127.0.0.1:5000",), "2 tasks need as many addresses, not 1"),
-        (("127.0.0.1:5000", "127.0.0.1:5000"), "is given twice: to worker:0 and worker:1"),
-        (("127.0.0.1:5000", "127.0.0.1:0"), "port must be 1 to 65535"),
-    ],
-)
-def test_wrong_addresses_are_refused(make_spec: MakeSpec, addresses: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build_plan(make_spec(), local_places(addresses), LAYOUT, 1, {})
-
-
-def test_planned_tasks_are_masked(make_spec: MakeSpec) -> None:
+def test_planned_tasks_are_masked() -> None:
     plan = plan_of(make_spec(env={"MY_TOKEN": "abc", "PLAIN": "seen"}))
     planned = planned_tasks(plan, LAYOUT)
     assert [task.task for task in planned] == ["worker:0", "worker:1"]
     assert (planned[0].env["MY_TOKEN"], planned[0].env["PLAIN"]) == ("***", "seen")
     assert plan.tasks[0].env["MY_TOKEN"] == "abc"
-    assert (planned[1].address, planned[1].log, planned[1].index) == (
-        ADDRESSES[1],
-        "/state/job-1/logs/worker-1.log",
-        1,
-    )
+    found = (planned[1].address, planned[1].log, planned[1].index)
+    assert found == (ADDRESSES[1], "/state/job-1/logs/worker-1.log", 1)
 
 
 @given(st.dictionaries(st.sampled_from(ROLES), st.integers(1, 5), min_size=1))
 def test_every_task_is_in_its_tf_config(roles: dict[str, int]) -> None:
     """The agent makes the same text of the addresses, which it gets once."""
     roles = {role: 1 if role in SINGLE_ROLES else count for role, count in roles.items()}
-    roles = {**roles, "worker": roles.get("worker", 1)}
-    spec = JobSpec.model_validate(
-        {
-            "roles": roles,
-            "name": "job",
-            "command": {"kind": "executable", "words": ["x"], "argv": ["/x"], "serves": False},
-            "directory": "/somewhere",
-            "cwd": "/somewhere",
-        }
-    )
-    addresses = [f"127.0.0.1:{1000 + number}" for number in range(len(spec.tasks))]
-    plan = build_plan(spec, local_places(addresses), LAYOUT, 1, {})
+    spec = make_spec(roles={**roles, "worker": roles.get("worker", 1)})
+    addresses = tuple(f"127.0.0.1:{1000 + number}" for number in range(len(spec.tasks)))
+    plan = plan_of(spec, addresses)
     cluster = Cluster(json.loads(json.dumps(plan.cluster.addresses)))
     for task, address in zip(plan.tasks, addresses, strict=True):
         text = plan.tf_config_of(task.task).to_json()
@@ -206,38 +181,106 @@ def test_every_task_is_in_its_tf_config(roles: dict[str, int]) -> None:
         assert ("evaluator" in config["cluster"]) == (task.task.type == "evaluator")
 
 
-def test_plan_grows_linearly(make_spec: MakeSpec) -> None:
-    few, many = (len(_planned_event(make_spec, tasks)) for tasks in (50, 500))
+def test_plan_grows_linearly() -> None:
+    few, many = (len(_planned_event(tasks)) for tasks in (50, 500))
     assert many < 11 * few
 
 
-def _planned_event(make_spec: MakeSpec, tasks: int) -> bytes:
-    addresses = [f"127.0.0.1:{10_000 + number}" for number in range(tasks)]
-    plan = build_plan(make_spec(roles={"worker": tasks}), local_places(addresses), LAYOUT, 1, {})
+def _planned_event(tasks: int) -> bytes:
+    addresses = tuple(f"127.0.0.1:{10_000 + number}" for number in range(tasks))
+    plan = plan_of(make_spec(roles={"worker": tasks}), addresses)
     planned, cluster = planned_tasks(plan, LAYOUT), plan.cluster.addresses
     return event_line(AttemptPlanned(at=0, mono=0, attempt=1, tasks=planned, cluster=cluster))
 
 
-def test_tf_config_longer_than_a_variable_is_refused_with_its_length(make_spec: MakeSpec) -> None:
+def test_tf_config_longer_than_a_variable_is_refused_with_its_length() -> None:
     spec = make_spec(roles={"worker": MOST_TASKS})
-    longest = [f"255.255.{number >> 8}.{number & 255}:65535" for number in range(MOST_TASKS)]
-    assert len(build_plan(spec, local_places(longest), LAYOUT, 1, {}).tasks) == MOST_TASKS
-    ipv6 = [f"[fd00:1111:2222:3333:4444:5555:6666:{number:04x}]:65535" for number in range(MOST_TASKS)]
-    with pytest.raises(
-        TFConfigTooLong, match=r"TF_CONFIG of 4,000 tasks has 20\d,\d{3} bytes, and Linux"
-    ) as refused:
-        build_plan(spec, local_places(ipv6), LAYOUT, 1, {})
+    longest = tuple(f"255.255.{number >> 8}.{number & 255}:65535" for number in range(MOST_TASKS))
+    assert len(plan_of(spec, longest).tasks) == MOST_TASKS
+    ipv6 = tuple(f"[fd00:1111:2222:3333:4444:5555:6666:{number:04x}]:65535" for number in range(MOST_TASKS))
+    message = r"TF_CONFIG of 4,000 tasks has 20\d,\d{3} bytes, and Linux"
+    with pytest.raises(TFConfigTooLong, match=message) as refused:
+        plan_of(spec, ipv6)
     fewer = int(str(refused.value).rpartition("about ")[2].replace(",", ""))
-    plan = build_plan(make_spec(roles={"worker": fewer}), local_places(ipv6[:fewer]), LAYOUT, 1, {})
+    plan = plan_of(make_spec(roles={"worker": fewer}), ipv6[:fewer])
     text = plan.tf_config_of(plan.tasks[-1].task).to_json()
     assert subprocess.run(["/bin/true"], env={"TF_CONFIG": text}, check=False).returncode == 0
+
+
+# -- variables of options
+
+
+def test_threads_are_the_variables_of_tensorflow() -> None:
+    def threads(spec: JobSpec, **environ: str) -> dict[str, str]:
+        env = env_of(spec, **environ)
+        return {name: env[name] for name in VARIABLES if name in env}
+
+    assert threads(make_spec(threads=3, cores=Cores(8, 8))) == {INTRA_OP: "3", INTER_OP: "3"}
+    assert threads(make_spec(cores=Cores(8, 8))) == {}
+    # Inherited variables and those of --env are kept.
+    own = make_spec(threads=3, env={INTER_OP: "9"})
+    assert threads(own, **{INTRA_OP: "7"}) == {INTER_OP: "9"}
+    assert plan_of(own, **{INTRA_OP: "7"}).budgets[None].users == (INTRA_OP, INTER_OP)
+
+
+def test_steps_of_planned_faults_reach_the_tasks() -> None:
+    faults = parse_chaos("kill 0 at step 50; kill 1 at step 20; kill 1 at epoch 2; stop 1 at step 20")
+    plan = plan_of(make_spec(chaos=faults))
+    assert [task.env["ORCH_PROGRESS_AT"] for task in plan.tasks] == ["20,50", "20,50"]
+    assert "ORCH_PROGRESS_AT" not in env_of(make_spec(chaos=faults[2:3]))
+
+
+STRATEGY_VARIABLES = ("ORCH_STRATEGY", "ORCH_RE", "ORCH_MESH", "ORCH_TPU", "CUDA", "DTENSOR", "TPU")
+
+
+def test_tasks_get_the_given_options_of_the_strategy_only(load_here: Load) -> None:
+    def found(task: int = 0, environ: dict[str, str] | None = None, **flags: Any) -> dict[str, str]:
+        env = env_of(load_here(**flags).spec, task, **(environ or {}))
+        return {name: env[name] for name in env if name.startswith(STRATEGY_VARIABLES)}
+
+    mirrored = {"ORCH_STRATEGY": "mirrored", "ORCH_REPLICAS": "2", "CUDA_VISIBLE_DEVICES": "-1"}
+    assert found(strategy="mirrored", replicas="2") == mirrored
+    assert found() == {}
+    assert found(1, mesh="batch=2,model=2", workers="2") == {
+        "ORCH_STRATEGY": "dtensor",
+        "ORCH_MESH": "batch=2,model=2",
+        "DTENSOR_CLIENT_ID": "1",
+        "DTENSOR_NUM_CLIENTS": "2",
+        "DTENSOR_JOB_NAME": "worker",
+        "DTENSOR_JOBS": "127.0.0.1:10001,127.0.0.1:10002",
+    }
+    named = found(environ={"TPU_NAME": "another"}, strategy="tpu", tpu="mine")
+    assert (named["ORCH_TPU"], named["TPU_NAME"]) == ("mine", "mine")
+    assert "TPU_NAME" not in found(strategy="tpu", tpu="local")
+    assert found(gpus="none", env=["CUDA_VISIBLE_DEVICES=5"]) == {"CUDA_VISIBLE_DEVICES": "5"}
+
+
+def test_variables_of_an_outer_run_are_emptied(load_here: Load) -> None:
+    outer = {
+        "ORCH_RUN_ID": "outer",
+        "ORCH_STRATEGY": "dtensor",
+        "ORCH_MESH": "batch=4",
+        "DTENSOR_JOBS": "a:1",
+        "ORCH_TENSORBOARD_DIR": "/outer/tensorboard",
+    }
+    spec = load_here(environ=outer).spec
+    assert spec.strategy.strategy is None
+    env = env_of(spec, **outer)
+    assert (env["ORCH_STRATEGY"], env["ORCH_MESH"], env["ORCH_TENSORBOARD_DIR"]) == ("", "", "")
+    assert (env["DTENSOR_JOBS"], env["DTENSOR_CLIENT_ID"]) == ("", "0")
+
+
+def test_strategy_of_one_process_starts_no_server(load_here: Load, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import tensorflow\n")
+    assert load_here(command=["train.py"]).spec.serves("worker")
+    assert not load_here(command=["train.py"], strategy="mirrored").spec.serves("worker")
 
 
 # -- several hosts
 
 
-def test_tasks_on_hosts_have_paths_and_addresses_of_their_hosts(make_spec: MakeSpec) -> None:
-    python = make_spec().command.model_copy(update={"interpreter": ("/usr/bin/python3",)})
+def test_tasks_on_hosts_have_paths_and_addresses_of_their_hosts() -> None:
+    python = make_spec().command.model_copy(update={"interpreter": (PYTHON,)})
     spec = make_spec(hosts=parse_hosts("a:1,b:1"), command=python)
     theirs = {host: RunPaths(Path(f"/run/{host}/job-1")) for host in "ab"}
     places = [TaskPlace(host, f"10.0.0.{at}:5000", theirs[host]) for at, host in enumerate("ab")]
@@ -258,52 +301,130 @@ def test_tasks_on_hosts_have_paths_and_addresses_of_their_hosts(make_spec: MakeS
     assert {host: budget.share for host, budget in plan.budgets.items()} == {"a": 8, "b": 4}
 
 
-def test_each_host_splits_its_own_gpus(make_spec: MakeSpec) -> None:
-    spec = make_spec(roles={"worker": 4}, hosts=parse_hosts("a:1,b:2,c:1"), gpus=None)
-    places = [TaskPlace(host, f"10.0.0.{at}:5000") for at, host in enumerate("abbc")]
-    one_core = Cores(machine=1, allowed=1)
-    gpus = {"a": 1, "b": 4}
+def on_hosts(spec: JobSpec, hosts: str, gpus: dict[str, int] | None = None, **environ: str) -> RunPlan:
+    """The plan of a job whose tasks are on these hosts, which have so many GPUs each."""
+    places = [TaskPlace(host, f"10.0.0.{at}:5000") for at, host in enumerate(hosts)]
     facts = {
-        host: HostFacts("10.0.0.1", one_core, gpus=GpuInventory(tuple(Gpu(str(at)) for at in range(count))))
-        for host, count in gpus.items()
+        host: HostFacts(
+            "10.0.0.1",
+            Cores(machine=1, allowed=1),
+            gpus=GpuInventory(tuple(Gpu(str(n)) for n in range(count))),
+        )
+        for host, count in (gpus or {}).items()
     }
-    plan = build_plan(spec, places, LAYOUT, 1, {"CUDA_VISIBLE_DEVICES": "3"}, facts)
+    return build_plan(spec, places, LAYOUT, 1, environ, facts)
+
+
+def test_each_host_splits_its_own_gpus() -> None:
+    spec, gpus = make_spec(roles={"worker": 4}, hosts=parse_hosts("a:1,b:2,c:1"), gpus=None), {"a": 1, "b": 4}
+    plan = on_hosts(spec, "abbc", gpus, CUDA_VISIBLE_DEVICES="3")
     assert plan.gpus.shares == {"worker:0": ("0",), "worker:1": ("0", "1"), "worker:2": ("2", "3")}
     assert "CUDA_VISIBLE_DEVICES" not in plan.tasks[3].env
     named = make_spec(roles={"worker": 4}, hosts=spec.hosts, gpus=parse_gpus("per-task 2"))
     with pytest.raises(SettingMisfit, match=r"^a: "):
-        build_plan(named, places, LAYOUT, 1, {}, facts)
+        on_hosts(named, "abbc", gpus)
 
 
-def test_gpus_of_a_mesh_are_counted_over_all_hosts(make_spec: MakeSpec) -> None:
+def test_gpus_of_a_mesh_are_counted_over_all_hosts() -> None:
     mesh = StrategyChoice(strategy=Strategy.DTENSOR, mesh=Mesh(batch=4, model=1))
-    spec = make_spec(hosts=parse_hosts("a:1,b:1"), strategy=mesh)
-    places = [TaskPlace(host, f"10.0.0.{at}:5000") for at, host in enumerate("ab")]
-    inventory = GpuInventory((Gpu("0"), Gpu("1")))
-    facts = {host: HostFacts("10.0.0.1", Cores(machine=1, allowed=1), gpus=inventory) for host in "ab"}
-    plan = build_plan(spec, places, LAYOUT, 1, {}, facts)
+    plan = on_hosts(make_spec(hosts=parse_hosts("a:1,b:1"), strategy=mesh), "ab", {"a": 2, "b": 2})
     assert plan.gpus.shares == {"worker:0": ("0", "1"), "worker:1": ("0", "1")}
     assert not plan.gpus.is_shared and plan.tasks[1].env["DTENSOR_JOBS"] == "10.0.0.0:5000,10.0.0.1:5000"
 
 
-def test_threads_of_a_cluster_on_several_hosts(make_spec: MakeSpec) -> None:
-    spec = make_spec(roles={"worker": 4}, hosts=parse_hosts("a,b"), threads=1)
-    places = [TaskPlace(host, f"10.0.0.{at}:5000") for at, host in enumerate("aabb")]
-    plan = build_plan(spec, places, LAYOUT, 1, {})
+def test_threads_of_a_cluster_on_several_hosts() -> None:
+    plan = on_hosts(make_spec(roles={"worker": 4}, hosts=parse_hosts("a,b"), threads=1), "aabb")
     assert {task.env[INTER_OP] for task in plan.tasks} == {"5"} and not plan.budgets
 
 
-@pytest.mark.parametrize(
-    ("planned", "addresses", "expected"),
-    [
+def test_cluster_on_several_hosts_is_reached_without_a_proxy() -> None:
+    table: list[tuple[str, list[str], str | None]] = [
         ("localhost", ["127.0.0.1:1", "127.0.0.1:2"], None),
         ("localhost", ["10.0.0.1:1", "10.0.0.1:2", "[fd00::1]:1"], "localhost,10.0.0.1,fd00::1"),
         ("*", ["10.0.0.1:1"], None),
         ("", ["10.0.0.1:1"], None),
-    ],
-)
-def test_cluster_on_several_hosts_is_reached_without_a_proxy(
-    planned: str, addresses: list[str], expected: str | None
-) -> None:
-    env = Cluster({"worker": addresses}).env("worker", 0, {"no_proxy": planned})
-    assert (env.get("no_proxy"), "NO_PROXY" in env) == (expected, False)
+    ]
+    for planned, addresses, expected in table:
+        env = Cluster({"worker": addresses}).env("worker", 0, {"no_proxy": planned})
+        assert (env.get("no_proxy"), "NO_PROXY" in env) == (expected, False), (planned, addresses)
+
+
+# -- the start of a Python task
+
+
+def command(*options: str, kind: CommandKind = CommandKind.SCRIPT, **changes: object) -> Command:
+    fields: dict[str, object] = {
+        "kind": kind,
+        "words": ("t.py",),
+        "argv": (PYTHON, *options, "t.py"),
+        "serves": True,
+        "interpreter": (PYTHON, *options),
+    }
+    return Command.model_validate(fields | changes)
+
+
+def bootstrap_of(task: Command, environ: dict[str, str] | None = None, **changes: Any) -> dict[str, object]:
+    bootstrap = plan_of(make_spec(command=task, **changes), **(environ or {})).tasks[1].bootstrap
+    assert bootstrap is not None
+    return dict(bootstrap)
+
+
+def test_bootstrap_of_a_python_task() -> None:
+    full = {
+        "task": "worker:1",
+        "exception_file": "/state/job-1/exceptions/worker-1.json",
+        "stacks_file": "/state/job-1/stacks/worker-1.txt",
+        "fixes": True,
+        "hooks": True,
+        "keep_tf_config": True,
+        "pythonpath": "/mine",
+    }
+    mine = {"PYTHONPATH": "/mine"}
+    assert bootstrap_of(command(), mine) == full
+    assert bootstrap_of(command(), mine, env={"PYTHONPATH": "/theirs"}) == {**full, "pythonpath": "/theirs"}
+    assert bootstrap_of(command()) == {**full, "pythonpath": None}
+    assert bootstrap_of(command(), mine, fixes=False) == {**full, "fixes": False}
+    builtin = bootstrap_of(command("-P", kind=CommandKind.BUILTIN))
+    assert (builtin["fixes"], builtin["hooks"]) == (False, False)
+    other = make_spec(command=command(kind=CommandKind.EXECUTABLE, interpreter=()))
+    assert plan_of(other).tasks[0].bootstrap is None
+
+
+def test_python_options_that_prevent_the_bootstrap() -> None:
+    table = {
+        "": True,
+        "-u -B": True,
+        "-I": False,
+        "-uE": False,
+        "-S": False,
+        "-X importtime -S": False,
+        "-XIES": True,
+        "-W -E": True,
+        "-WIgnore": True,
+        "-uWE -P": True,
+        "--check-hash-based-pycs always": True,
+    }
+    assert {options: takes_bootstrap(command(*options.split())) for options in table} == table
+
+
+def test_preloader_has_the_common_environment() -> None:
+    spec = make_spec(command=command())
+    assert preload_plan(spec, LAYOUT, {}) is None
+    assert not any(task.fork for task in plan_of(spec).tasks)
+    spec = make_spec(command=command("-B", start=FORK, legacy_keras=True), env={"MINE": "1"})
+    preload = preload_plan(spec, LAYOUT, {"HOME": "/h"})
+    assert preload is not None
+    assert (preload.argv, preload.cwd, preload.modules) == ((PYTHON, "-B"), spec.cwd, FORK.modules)
+    tasks = plan_of(spec, HOME="/h").tasks
+    first, second = (dict(task.env) for task in tasks)
+    common = {name for name in first if second[name] == first[name] and name != "ORCH_ATTEMPT"}
+    assert dict(preload.env) == {name: first[name] for name in common}
+    assert all(task.fork for task in tasks)
+
+
+def test_legacy_keras_variable_is_set_unless_the_user_sets_it() -> None:
+    name, legacy = "TF_USE_LEGACY_KERAS", command(legacy_keras=True)
+    assert env_of(make_spec(command=legacy))[name] == "1"
+    assert name not in env_of(make_spec(command=command()))
+    assert name not in env_of(make_spec(command=legacy), **{name: "0"})
+    assert env_of(make_spec(command=legacy, env={name: "0"}))[name] == "0"

@@ -1,4 +1,4 @@
-"""Settings: the precedence of sources, and messages with the source, the mistake and a correction."""
+"""orch.toml, and [tool.orch] in pyproject.toml: lines in messages, tables of roles, and files that are not read."""
 
 from __future__ import annotations
 
@@ -7,376 +7,162 @@ import re
 from pathlib import Path
 
 import pytest
-from spec_making import Load
+from acting_as import needs_root
+from spec_making import Load, refusal
+from users import ORDINARY
 
-from orchestrator.client.submit import submit
-from orchestrator.core.errors import UsageError
-from orchestrator.core.job.spec import CommandKind
-from orchestrator.core.job.tf_config import TaskRef
-from orchestrator.request.settings.request import ColorMode, TimeFormat, WaitFor
 from orchestrator.request.settings.settings import load
 
-
-def test_misspelt_variable_gives_a_notice(load_here: Load) -> None:
-    environ = dict.fromkeys(("ORCH_WROKERS", "ORCH_STATE", "WORKERZ"), "2")
-    assert load_here(environ={**environ, "ORCH_RUN_ID": "of-the-run-around-this"}).notices == ()
-    assert load_here(environ=environ).notices == (
-        "ORCH_WROKERS is not an option of orch; did you mean ORCH_WORKERS?",
-    )
-
-
-def test_defaults(load_here: Load, tmp_path: Path) -> None:
-    request = load_here()
-    assert request.spec.workers == 1
-    assert (request.spec.grace_s, request.spec.failure_grace_s, request.spec.timeout_s) == (10.0, 0.5, None)
-    assert request.spec.cwd == request.spec.directory == tmp_path
-    assert request.spec.checkpoint_dir is request.spec.log_dir is None
-    assert not request.spec.name_is_explicit
-    assert request.display.tasks is None and not request.display.detach
-    assert request.display.color is ColorMode.AUTO
-    assert request.notices == ()
-
-
-def test_flag_over_variable_over_file_over_default(load_here: Load) -> None:
-    toml, environ = "workers = 2\ngrace = 2\nfailure-grace = 2", {"ORCH_WORKERS": "3", "ORCH_GRACE": "3"}
-    spec = load_here(toml, environ, workers=4).spec
-    assert (spec.workers, spec.grace_s, spec.failure_grace_s) == (4, 3.0, 2.0)
-
-
-def test_variables_are_ignored_inside_a_task(load_here: Load) -> None:
-    environ = {"ORCH_RUN_ID": "x", "ORCH_WORKERS": "nonsense", "ORCH_CHECKPOINT_DIR": "/elsewhere"}
-    spec = load_here("workers = 2", environ).spec
-    assert spec.workers == 2 and spec.checkpoint_dir is None
-
-
-def test_empty_variables_and_absent_flags_count_as_not_given(load_here: Load) -> None:
-    assert load_here("workers = 2", {"ORCH_WORKERS": ""}, workers=None, env=[], name=None).spec.workers == 2
-
-
-def test_every_setting_from_the_file(load_here: Load, tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    request = load_here(
-        """
-workers = 4
-name = "digits"
-timeout = "1h30m"
-grace = 5
-failure_grace = 0.25
-cwd = "sub"
-checkpoint-dir = "ck"
-log_dir = "/var/tmp/l"
-command = "/bin/echo 'a b'"
-tasks = [0, "worker:2"]
-timestamps = true
-no-prefix = true
-color = "never"
-detach = true
-wait = "ready"
-replace = true
-[env]
-A = "1"
-N = 3
-"""
-    )
-    spec, display = request.spec, request.display
-    assert (spec.workers, spec.name, spec.name_is_explicit) == (4, "digits", True)
-    assert (spec.timeout_s, spec.grace_s, spec.failure_grace_s) == (5400.0, 5.0, 0.25)
-    assert (spec.cwd, spec.checkpoint_dir, spec.log_dir) == (
-        tmp_path / "sub",
-        tmp_path / "ck",
-        Path("/var/tmp/l"),
-    )
-    assert spec.command.argv == ("/bin/echo", "a b")
-    assert spec.env == {"A": "1", "N": "3"}
-    assert display.tasks == (TaskRef(type="worker", index=0), TaskRef(type="worker", index=2))
-    assert display.timestamps is TimeFormat.TIME and display.no_prefix and display.detach and display.replace
-    assert (display.color, display.wait) == (ColorMode.NEVER, WaitFor.READY)
+PROJECT = '[project]\nname = "tf-orch"\n'
+# The text of orch.toml, and the beginning of the refusal.
+MISTAKES = {
+    "\n\nwrokers = 4": 'line 3: unknown key "wrokers"; did you mean "workers"?',
+    "logdir = 'x'": 'line 1: unknown key "logdir"; did you mean "log-dir"?',
+    "zzz = 1": 'line 1: unknown key "zzz"; known: workers, command, name,',
+    "[up]\nworkers = 4": 'line 1: unknown key "up"; known:',
+    "name = 'a'\nworkers = '4'": 'line 2: workers: "4" is not a whole number; remove the quotes',
+    "detach = 'true'": 'line 1: detach: "true" is neither true nor false; remove the quotes',
+    "workers = 1\nworkers = 2": "line 2: not valid TOML: Cannot overwrite a value",
+    "workers = ": "line 1: not valid TOML: Invalid value",
+    "a\n[\n": "line 1: not valid TOML: ",
+    "log-dir = 'a'\nlog_dir = 'b'": 'line 2: "log_dir" is given twice, once with - and once with _',
+    "workers = 2\n[env]\nTF_CONFIG = 'x'": "line 2: env: TF_CONFIG is set by orch for each task",
+    'strategy = "mirrored"\nworkers = 2\n': "line 2: workers: mirrored runs as one process",
+    # Tables of roles.
+    "\n[roles.pss]\ncount = 2": 'line 2: [roles]: unknown role "pss"; did you mean "ps"?',
+    "[roles.ps]\ncuont = 2": 'line 1: [roles]: ps has an unknown key "cuont"; did you mean "count"?',
+    "workers = 2\n[roles.worker]\ncount = 2": (
+        "line 3: count of worker: given already (orch.toml, line 1: workers)"
+    ),
+    "[roles.ps]\n\ncount = 'two'": 'line 3: count of ps: "two" is not a whole number',
+    "[roles.ps]\ncount = 2000000": "line 2: count of ps: a job has at most 4,000 tasks, not 2,000,000",
+    "[roles.evaluator]\ncount = 2": "line 2: count of evaluator: a job has at most one",
+    "[roles.evaluator]\non-failure = 'retry'": 'line 2: on-failure of evaluator: "retry" is not known',
+    "[roles.evaluator]\ncommand = 'no.py'": "line 2: command of evaluator: script not found: no.py",
+    "[roles.ps]\nenv = { ORCH_TASK = 'x' }": "line 2: env of ps: ORCH_TASK is set by orch",
+    "[roles.ps]\nenv = { TF_GRPC_REUSE_PORT = '0' }": (
+        "line 2: env of ps: TF_GRPC_REUSE_PORT is the same for all tasks"
+    ),
+    "[roles.worker]\ngpus = '7'": "line 2: gpus of worker: there is no GPU 7",
+    "[roles.ps]\nhosts = ['c']": (
+        "line 2: hosts of ps: ps: c is not a host of the run; it has none: add --hosts"
+    ),
+    "hosts = 'a'\n[roles.ps]\nhosts = ['c']": (
+        "line 3: hosts of ps: ps: c is not a host of the run; it has a"
+    ),
+    "hosts = 'a'\n[roles.ps]\nhosts = ['a:2']": 'line 3: hosts of ps: write "a"; users and numbers',
+    "roles = 3": "line 1: [roles]: 3 is not a table; write [roles.ps]",
+    "[roles]\nps = 2": "line 1: [roles]: ps is 2, not a table; write [roles.ps]",
+}
+# The same, below the lines of PROJECT in pyproject.toml.
+PROJECT_MISTAKES = {
+    "[tool.orch]\nwrokers = 3": 'line 4: unknown key "wrokers"; did you mean "workers"?',
+    "[tool.orch]\n\nworkers = '3'": 'line 5: workers: "3" is not a whole number; remove',
+    "workers = 1\n[tool.orch]\nname = 3": "line 5: name: 3 is not text",
+    "[tool.orch.roles.ps]\ncuont = 2": "line 3: [roles]: ps has an unknown key",
+    "[tool]\norch = 3": "line 4: tool.orch is 3, not a table; write [tool.orch]",
+    "[tool]\norch = { workers = 0 }": "line 4: workers: must be at least 1, not 0",
+    "[tool.orch]\nworkers = ": "line 4: not valid TOML: Invalid value",
+}
 
 
-def test_timestamps_are_a_switch_or_a_format(load_here: Load) -> None:
-    for value, expected in (("true", TimeFormat.TIME), ('"iso"', TimeFormat.ISO), ("false", None)):
-        assert load_here(f"timestamps = {value}").display.timestamps is expected
-    for text, expected in (("1", TimeFormat.TIME), ("ISO", TimeFormat.ISO), ("off", None)):
-        assert load_here(None, {"ORCH_TIMESTAMPS": text}).display.timestamps is expected
-    assert load_here(timestamps=True).display.timestamps is TimeFormat.TIME
-    with pytest.raises(
-        UsageError, match='ORCH_TIMESTAMPS: "utc" is not a format of times; write time or iso'
-    ):
-        load_here(None, {"ORCH_TIMESTAMPS": "utc"})
-
-
-def test_every_setting_from_variables(load_here: Load) -> None:
-    environ = {
-        "ORCH_WORKERS": "3",
-        "ORCH_NAME": "n",
-        "ORCH_TIMEOUT": "5m",
-        "ORCH_ENV": "A=1 B='2 3'",
-        "ORCH_COMMAND": "/bin/echo 'a b'",
-        "ORCH_TASKS": "0,2",
-        "ORCH_TIMESTAMPS": "1",
-        "ORCH_DETACH": "off",
-        "ORCH_COLOR": "always",
+def test_mistake_is_named_with_its_line(load_here: Load, tmp_path: Path) -> None:
+    said = {toml: refusal(load_here, toml) for toml in MISTAKES}
+    (tmp_path / "orch.toml").unlink()
+    wrong = {
+        toml: said[toml] for toml in MISTAKES if not said[toml].startswith(f"orch.toml, {MISTAKES[toml]}")
     }
-    request = load_here(None, environ)
-    assert (request.spec.workers, request.spec.name, request.spec.timeout_s) == (3, "n", 300.0)
-    assert request.spec.env == {"A": "1", "B": "2 3"}
-    assert request.spec.command.argv == ("/bin/echo", "a b")
-    assert [str(task) for task in request.display.tasks or ()] == ["worker:0", "worker:2"]
-    assert request.display.timestamps and not request.display.detach
-    assert request.display.color is ColorMode.ALWAYS
+    assert wrong == {}
+    for text, message in PROJECT_MISTAKES.items():
+        (tmp_path / "pyproject.toml").write_text(PROJECT + text)
+        assert refusal(load_here).startswith(f"pyproject.toml, {message}"), text
 
 
-def test_env_is_merged_name_by_name(load_here: Load) -> None:
-    spec = load_here(
-        "env = {A = 'file', B = 'file', C = 'file'}", {"ORCH_ENV": "B=var C=var"}, env=["C=flag=x"]
-    ).spec
-    assert spec.env == {"A": "file", "B": "var", "C": "flag=x"}
-
-
-def test_typed_flags_of_the_python_api(load_here: Load, tmp_path: Path) -> None:
-    request = load_here(
-        workers=2, grace=1, env={"A": "1"}, cwd=tmp_path, tasks=[1], command=[Path("/bin/true"), "x"]
-    )
-    assert request.spec.command.words == ("/bin/true", "x")
-    assert request.spec.grace_s == 1.0
-    assert request.display.tasks == (TaskRef(type="worker", index=1),)
-
-
-def test_wait_implies_detach(load_here: Load) -> None:
-    assert load_here(wait="done").display.detach
-
-
-def test_options_are_added_to_the_command_of_the_file(load_here: Load) -> None:
-    assert load_here("command = ['/bin/echo', 'a']", command=["--epochs", "3"]).spec.command.argv == (
-        "/bin/echo",
-        "a",
-        "--epochs",
-        "3",
-    )
-
-
-def test_command_replaces_that_of_the_file(load_here: Load) -> None:
-    assert load_here("command = '/bin/echo a'", command=["/bin/true"]).spec.command.argv == ("/bin/true",)
-
-
-def test_module_replaces_the_command_of_the_file(load_here: Load, tmp_path: Path) -> None:
-    (tmp_path / "mod.py").write_text("")
-    assert load_here("command = '/bin/echo a'", command=["-m", "mod"]).spec.command.kind is CommandKind.MODULE
-
-
-def test_inherited_tf_config_gives_a_notice(load_here: Load) -> None:
-    request = load_here(environ={"TF_CONFIG": "{}"})
-    assert request.spec.inherited_tf_config
-    assert request.notices == ("TF_CONFIG is set in this environment; each task gets its own instead",)
-
-
-def test_tilde_is_expanded(load_here: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/somebody")
-    assert load_here("checkpoint-dir = '~/ck'").spec.checkpoint_dir == Path("/somebody/ck")
-
-
-FILE_MISTAKES = [
-    ("\n\nwrokers = 4", 'orch.toml, line 3: unknown key "wrokers"; did you mean "workers"?'),
-    ("logdir = 'x'", 'orch.toml, line 1: unknown key "logdir"; did you mean "log-dir"?'),
-    ("zzz = 1", 'orch.toml, line 1: unknown key "zzz"; known: workers, command, name,'),
-    ("[up]\nworkers = 4", 'orch.toml, line 1: unknown key "up"; known:'),
-    (
-        "name = 'a'\nworkers = '4'",
-        'orch.toml, line 2: workers: "4" is not a whole number; remove the quotes',
-    ),
-    ("workers = true", "orch.toml, line 1: workers: true is not a whole number"),
-    ("workers = 1.5", "orch.toml, line 1: workers: 1.5 is not a whole number"),
-    ("workers = 0", "orch.toml, line 1: workers: must be at least 1, not 0"),
-    ("workers = " + "9" * 30, "orch.toml, line 1: workers: a number of 100 bits is too big"),
-    ("workers = " + "9" * 5000, "orch.toml: not valid TOML: "),
-    ("name = 3", "orch.toml, line 1: name: 3 is not text; put it in quotes"),
-    ("name = 'a b'", 'orch.toml, line 1: name: "a b" is not a name; use 1 to 63 of'),
-    ("grace = 'x'", 'orch.toml, line 1: grace: "x" is not a duration; write 30, 1.5, 500ms'),
-    ("grace = -1", "orch.toml, line 1: grace: -1 is not a length of time"),
-    ("grace = nan", "orch.toml, line 1: grace: nan is not a length of time"),
-    ("grace = []", "orch.toml, line 1: grace: [] is not a duration"),
-    ("timeout = 0", "orch.toml, line 1: timeout: a time-out of 0 would end the run at once; leave it out"),
-    (
-        "start-timeout = 0",
-        "orch.toml, line 1: start-timeout: a time-out of 0 would end the run at once; write off",
-    ),
-    ("detach = 'true'", 'orch.toml, line 1: detach: "true" is neither true nor false; remove the quotes'),
-    ("color = 'red'", 'orch.toml, line 1: color: "red" is not known; write auto, always or never'),
-    ("wait = 3", "orch.toml, line 1: wait: 3 is not known; write ready or done"),
-    ("cwd = 3", "orch.toml, line 1: cwd: 3 is not a path; put it in quotes"),
-    ("cwd = ''", "orch.toml, line 1: cwd: the path is empty"),
-    ('log-dir = "a\\u0000b"', "orch.toml, line 1: log-dir: 'a\\x00b' contains a NUL"),
-    (
-        "cwd = '~nobody-of-that-name/x'",
-        'orch.toml, line 1: cwd: "~nobody-of-that-name/x": Could not determine home',
-    ),
-    ("tasks = 1.5", "orch.toml, line 1: tasks: 1.5 is not a task; write worker:0 or 0"),
-    ("tasks = []", "orch.toml, line 1: tasks: no task is named"),
-    ("env = 3", "orch.toml, line 1: env: 3 is not a table; write env = {"),
-    ("[env]\nA = []", "orch.toml, line 1: env: A is []; a variable's value is text"),
-    ("workers = 2\n[env]\nTF_CONFIG = 'x'", "orch.toml, line 2: env: TF_CONFIG is set by orch for each task"),
-    ("command = 3", "orch.toml, line 1: command: 3 is not a command; write a text or a list of texts"),
-    ("command = ['a', 3]", "orch.toml, line 1: command: 3 is not text; put each word"),
-    ('command = "echo \'a"', 'orch.toml, line 1: command: "echo \'a" cannot be split into words: No closing'),
-    (
-        "command = 'no-such-program-anywhere'",
-        "orch.toml, line 1: command: command not found: no-such-program",
-    ),
-    ("workers = 1\nworkers = 2", "orch.toml, line 2: not valid TOML: Cannot overwrite a value"),
-    ("workers = ", "orch.toml, line 1: not valid TOML: Invalid value"),
-    ("a\n[\n", "orch.toml, line 1: not valid TOML: "),
-    (
-        "log-dir = 'a'\nlog_dir = 'b'",
-        'orch.toml, line 2: "log_dir" is given twice, once with - and once with _',
-    ),
-]
-
-
-def test_named_pipe_in_place_of_the_file_is_refused_at_once(load_here: Load, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "orch.toml")
-    with pytest.raises(UsageError, match=r"orch\.toml: is not a regular file; fix or remove it"):
-        load_here()
-
-
-def test_dangling_link_is_an_error(load_here: Load, tmp_path: Path) -> None:
-    (tmp_path / "orch.toml").symlink_to("gone.toml")
-    with pytest.raises(
-        UsageError, match=r"orch\.toml: is a link to gone\.toml, which does not exist; fix or remove it"
+def test_same_keys_in_pyproject(load_here: Load, tmp_path: Path) -> None:
+    for settings in (
+        '[tool.orch]\nworkers = 3\nfailure-grace = 2\n[tool.orch.roles.ps]\ncount = 2\nenv = { A = "1" }\n',
+        '[tool]\norch.workers = 3\norch.failure_grace = "2s"\norch.roles.ps = { count = 2, env = { A = "1" } }\n',
+        '[tool]\norch = { workers = 3, failure-grace = 2, roles = { ps = { count = 2, env = { A = "1" } } } }\n',
     ):
-        load_here()
+        (tmp_path / "pyproject.toml").write_text(PROJECT + settings)
+        spec = load_here(environ={"ORCH_FAILURE_GRACE": "4"}, failure_grace=None).spec
+        assert (spec.roles["worker"], spec.roles["ps"], spec.failure_grace_s) == (3, 2, 4.0), settings
+        assert spec.role_settings["ps"].env == {"A": "1"}, settings
+    said = refusal(load_here, "workers = 2")
+    assert said.startswith("pyproject.toml, line 4: [tool.orch] is in the same directory as orch"), said
 
 
-def test_byte_order_mark_is_accepted(load_here: Load) -> None:
+def test_project_without_settings_of_orch_does_not_matter(load_here: Load, tmp_path: Path) -> None:
+    for project in (b"[tool.ruff]\nline-length = 9\n", b"not TOML\n", b'name = "tf-torch"\n\xff'):
+        (tmp_path / "pyproject.toml").write_bytes(project)
+        assert load_here("workers = 2").spec.workers == 2, project
+
+
+# -- files that are not read
+
+
+def test_file_that_cannot_be_text_is_refused(load_here: Load, tmp_path: Path) -> None:
     assert load_here("\ufeffworkers = 3").spec.workers == 3
-
-
-@pytest.mark.parametrize(
-    ("toml", "message"), FILE_MISTAKES, ids=[repr(toml)[:40] for toml, _ in FILE_MISTAKES]
-)
-def test_mistake_in_the_file_names_its_line(load_here: Load, toml: str, message: str) -> None:
-    with pytest.raises(UsageError, match="^" + re.escape(message)):
-        load_here(toml)
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "message"),
-    [
-        ("ORCH_WORKERS", "x", 'ORCH_WORKERS: "x" is not a whole number'),
-        ("ORCH_WORKERS", "0", "ORCH_WORKERS: must be at least 1, not 0"),
-        ("ORCH_GRACE", "5x", 'ORCH_GRACE: "5x" is not a duration'),
-        ("ORCH_DETACH", "maybe", 'ORCH_DETACH: "maybe" is neither true nor false; write 1 or 0'),
-        ("ORCH_ENV", "A", 'ORCH_ENV: "A" is not NAME=VALUE'),
-        ("ORCH_ENV", "=x", 'ORCH_ENV: "=x" is not NAME=VALUE'),
-        ("ORCH_ENV", "'", 'ORCH_ENV: "\'" cannot be split into words'),
-        ("ORCH_NAME", "a/b", 'ORCH_NAME: "a/b" is not a name'),
-        ("ORCH_CWD", "/no/such/place", "ORCH_CWD: /no/such/place does not exist; name an existing directory"),
-        ("ORCH_LOG_DIR", "\udcff", "ORCH_LOG_DIR: '\\udcff' contains a NUL or bytes that are not UTF-8"),
-        ("ORCH_COMMAND", "no-such-program-anywhere", "ORCH_COMMAND: command not found: no-such-program"),
-        ("ORCH_TASKS", "9", "ORCH_TASKS: there is no worker:9 in this run; it has worker:0"),
-    ],
-)
-def test_mistake_in_a_variable_names_it(load_here: Load, variable: str, value: str, message: str) -> None:
-    with pytest.raises(UsageError, match="^" + re.escape(message)):
-        load_here(None, {variable: value})
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"workers": 0}, "--workers: must be at least 1, not 0"),
-        ({"workers": -1}, "--workers: must be at least 1, not -1"),
-        ({"workers": "many"}, '--workers: "many" is not a whole number'),
-        ({"failure_grace": "soon"}, '--failure-grace: "soon" is not a duration'),
-        ({"env": ["A"]}, '--env: "A" is not NAME=VALUE'),
-        ({"env": ["ORCH_TASK=x"]}, "--env: ORCH_TASK is set by orch for each task and cannot be given"),
-        (
-            {"workers": 4, "tasks": "9"},
-            "--tasks: there is no worker:9 in this run; it has worker:0 to worker:3",
-        ),
-        ({"workers": 4, "tasks": "evaluator"}, "--tasks: there is no evaluator:0 in this run"),
-        ({"tasks": "boss"}, "--tasks: 'boss' is not a task; write worker:0, chief"),
-        ({"tasks": "0,"}, "--tasks: '' is not a task"),
-        ({"cwd": "/no/such/place"}, "--cwd: /no/such/place does not exist"),
-        ({"cwd": "/dev/null"}, "--cwd: /dev/null is not a directory"),
-        ({"cwd": "/dev/null/x"}, "--cwd: /dev/null/x does not exist"),
-        ({"command": ["a\0b"]}, "the command: 'a\\x00b' contains a NUL"),
-        ({"wrokers": 3}, 'unknown option "wrokers"; did you mean "workers"?'),
-    ],
-)
-def test_mistake_in_a_flag_names_it(load_here: Load, flags: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError, match="^" + re.escape(message)):
-        load_here(None, None, **flags)
-
-
-def test_task_beyond_the_largest_run_is_refused_quickly(load_here: Load) -> None:
-    with pytest.raises(UsageError, match="is not a task; write worker:0"):
-        load_here(workers=10**12, tasks=str(10**12))
-
-
-def test_file_that_is_not_utf8_is_refused(load_here: Load, tmp_path: Path) -> None:
     (tmp_path / "orch.toml").write_bytes(b"workers = 1\nname = '\xff'\n")
-    with pytest.raises(UsageError, match=r"^orch\.toml, line 2: not UTF-8 text; save the file as UTF-8"):
-        load_here()
+    assert refusal(load_here).startswith("orch.toml, line 2: not UTF-8 text; save the file as UTF-8")
+    assert "longer than 1 MiB" in refusal(load_here, "#" * (1 << 20) + "#")
+    for nested in ("command = " + "[" * 5000 + "]" * 5000, "workers = " + "9" * 5000):
+        assert refusal(load_here, nested).startswith("orch.toml: not valid TOML")
 
 
-def test_unreadable_file_is_refused(load_here: Load, tmp_path: Path) -> None:
-    (tmp_path / "orch.toml").mkdir()
+def test_place_without_a_regular_file_is_refused_at_once(load_here: Load, tmp_path: Path) -> None:
+    place = tmp_path / "orch.toml"
+    place.mkdir()
     open_before = len(list(Path("/proc/self/fd").iterdir()))
-    with pytest.raises(UsageError, match=r"orch\.toml: cannot be read \(Is a directory\); fix or remove it"):
-        load_here()
+    assert f"{place}: cannot be read (Is a directory); fix or remove it" in refusal(load_here)
     assert len(list(Path("/proc/self/fd").iterdir())) <= open_before
+    place.rmdir()
+    os.mkfifo(place)
+    assert f"{place}: is not a regular file; fix or remove it" in refusal(load_here)
+    place.unlink()
+    place.symlink_to("gone.toml")
+    said = refusal(load_here)
+    assert f"{place}: is a link to gone.toml, which does not exist; fix or remove it" in said
+    said = refusal(load, {"command": ["/bin/true"]}, {}, tmp_path / "gone")
+    assert re.match(r"the current directory: .*gone does not exist", said)
 
 
 def test_endless_file_is_refused(load_here: Load, tmp_path: Path) -> None:
     (tmp_path / "orch.toml").symlink_to("/dev/zero")
-    with pytest.raises(UsageError, match="is not a regular file"):
-        load_here()
+    assert "is not a regular file" in refusal(load_here)
 
 
-def test_huge_file_is_refused(load_here: Load) -> None:
-    with pytest.raises(UsageError, match="longer than 1 MiB"):
-        load_here("#" * (1 << 20) + "#")
+@needs_root
+@pytest.mark.parametrize("planted", ["file", "link"])
+def test_file_of_another_user_is_refused_where_all_users_may_write(tmp_path: Path, planted: str) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    command = {"command": ["/bin/true"]}
+    for name, text in {"orch.toml": "workers = 3\n", "pyproject.toml": "[tool.orch]\nworkers = 3\n"}.items():
+        if planted == "link":
+            (here / name).symlink_to(tmp_path / "own")
+        (here / name).write_text(text)
+        os.chown(here / name, ORDINARY, ORDINARY, follow_symlinks=False)
+        # Members of a group share the settings of their project.
+        here.chmod(0o2775)
+        assert load(command, {}, here).spec.workers == 3
+        for mode in (0o1777, 0o777):
+            here.chmod(mode)
+            # With fs.protected_symlinks the kernel itself refuses the link.
+            refused = (
+                f"{here / name}: (belongs to the user {ORDINARY}, and all users may write|cannot be read)"
+            )
+            assert re.match(refused, refusal(load, command, {}, here)), name
+        os.chown(here / name, os.geteuid(), 0, follow_symlinks=False)
+        assert load(command, {}, here).spec.workers == 3
+        (here / name).unlink()
 
 
-def test_deeply_nested_toml_is_refused(load_here: Load) -> None:
-    with pytest.raises(UsageError, match=r"^orch\.toml"):
-        load_here("command = " + "[" * 5000 + "]" * 5000)
-
-
-def test_removed_directory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"the current directory: .*gone does not exist"):
-        load({"command": ["/bin/true"]}, {}, tmp_path / "gone")
-
-
-def test_load_writes_nothing(load_here: Load, tmp_path: Path) -> None:
-    load_here(log_dir="logs", checkpoint_dir="ck", name="x")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_element_of_a_job_array_is_a_run_of_its_own(load_here: Load, tmp_path: Path) -> None:
-    element = {"SLURM_ARRAY_TASK_ID": "3"}
-    request = load_here(environ=element, name="sweep", checkpoint_dir="ckpt")
-    assert (request.spec.name, request.spec.checkpoint_dir) == ("sweep-3", tmp_path / "ckpt" / "3")
-    assert f"element 3 of a job array: run sweep-3, checkpoints in {tmp_path}/ckpt/3" in request.notices
-    assert load_here(environ=element).spec.checkpoint_dir is None
-    # The user has separated them already.
-    own = load_here(environ=element, name="sweep-3", checkpoint_dir="ckpt/3").spec
-    assert (own.name, own.checkpoint_dir) == ("sweep-3", tmp_path / "ckpt" / "3")
-    assert load_here(environ=element, name="n" * 63).spec.name == "n" * 61 + "-3"
-
-
-@pytest.mark.parametrize("words", ["--array=1-3", "--exclusive -a 1-3"])
-def test_job_array_is_not_one_detached_run(
-    load_here: Load, words: str, monkeypatch: pytest.MonkeyPatch
+@needs_root
+def test_pyproject_of_another_user_without_settings_of_orch_is_ignored(
+    load_here: Load, tmp_path: Path
 ) -> None:
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    request = load_here(engine="slurm", nodes=1, slurm=words)
-    with pytest.raises(UsageError, match="each element of a job array is a run of its own"):
-        submit(request)
-
-
-@pytest.mark.parametrize(
-    "environ", [{"SLURM_ARRAY_TASK_ID": "x"}, {"SLURM_ARRAY_TASK_ID": "3", "ORCH_RUN_ID": "outer"}]
-)
-def test_other_runs_keep_their_name(load_here: Load, environ: dict[str, str]) -> None:
-    assert load_here(environ=environ, name="sweep").spec.name == "sweep"
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
+    os.chown(tmp_path / "pyproject.toml", ORDINARY, ORDINARY)
+    tmp_path.chmod(0o1777)
+    load_here()

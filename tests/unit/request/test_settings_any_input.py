@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from spec_making import toml_value
 
 from orchestrator.core.errors import UsageError
 from orchestrator.core.job.spec import JobSpec
@@ -67,22 +68,6 @@ values = st.recursive(
     max_leaves=6,
 )
 keys = st.sampled_from([setting.key for setting in SETTINGS.values()] + list(SETTINGS)) | st.text(max_size=6)
-
-
-def toml_value(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return json.dumps(value.encode(errors="replace").decode()).replace("\x7f", "\\u007f")
-    if isinstance(value, list):
-        return f"[{', '.join(map(toml_value, value))}]"
-    if isinstance(value, dict):
-        return (
-            "{"
-            + ", ".join(f"{toml_value(name)} = {toml_value(entry)}" for name, entry in value.items())
-            + "}"
-        )
-    return repr(value)
 
 
 @given(table=st.dictionaries(keys, values, max_size=4))

@@ -1,0 +1,307 @@
+"""What a machine has: memory, threads, ports and cores, from files as the kernel writes them; its GPUs and TPUs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import spec_making
+from spec_making import make_spec
+
+from orchestrator.core.job.choices import Strategy
+from orchestrator.core.job.cpu_budget import Cores
+from orchestrator.core.job.strategy import StrategyChoice
+from orchestrator.host.checks import refuse_problems
+from orchestrator.host.checks.context import Context
+from orchestrator.host.checks.devices import check_tpu
+from orchestrator.host.cores import usable_cores
+from orchestrator.host.devices import gpu_inventory
+from orchestrator.host.headroom import Headroom, Limit, free_memory, limits, total_memory
+
+GIB = 1 << 30
+HERE = len(os.sched_getaffinity(0))
+
+
+def meminfo(**sizes: int) -> str:
+    return "".join(f"{name}: {size >> 10:10} kB\n" for name, size in sizes.items())
+
+
+# A /proc that limits little, of a process in the control group /a/b (v2).
+PLENTY = {
+    "proc/sys/net/ipv4/ip_local_port_range": "1\t65535\n",
+    "proc/sys/kernel/threads-max": "100000000\n",
+    "proc/sys/kernel/pid_max": "100000000\n",
+    "proc/loadavg": "0.00 0.00 0.00 1/500 4242\n",
+    "proc/self/cgroup": "0::/a/b\n",
+    "proc/meminfo": meminfo(MemTotal=64 * GIB, MemAvailable=48 * GIB, SwapTotal=8 * GIB, SwapFree=GIB),
+}
+V1 = "4:memory,cpu:/a\n9:name=systemd:/\n0::/\n"
+# Control groups with a limit.
+FULL = {"cgroup/a/memory.max": str(GIB), "cgroup/a/memory.current": str(2 * GIB)}
+EMPTY = {**FULL, "cgroup/a/memory.current": "0"}
+
+
+class Machine:
+    """Files below a directory in place of /proc and /sys/fs/cgroup."""
+
+    def __init__(self, root: Path) -> None:
+        self.proc, self.cgroups = root / "proc", root / "cgroup"
+        self._root = root
+        self.write(PLENTY)
+        (self.cgroups / "a/b").mkdir(parents=True)
+
+    def write(self, files: Mapping[str, str]) -> None:
+        for name, text in files.items():
+            (self._root / name).parent.mkdir(parents=True, exist_ok=True)
+            (self._root / name).write_text(text)
+
+    def tightest(self, serves: bool = True) -> Headroom:
+        return min(limits(serves, self.proc, self.cgroups).values(), key=lambda room: room.tasks)
+
+    def cores(self) -> Cores:
+        return usable_cores(self.proc, self.cgroups)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+# -- headroom
+
+
+def test_this_machine_has_headroom_and_a_limit() -> None:
+    for serves in (True, False):
+        room = min(limits(serves).values(), key=lambda room: room.tasks)
+        assert 0 < room.tasks < 10_000
+        assert room.what
+
+
+def test_memory(machine: Machine) -> None:
+    free, total = (read(machine.proc, machine.cgroups) for read in (free_memory, total_memory))
+    assert (free.size, free.where) == (49 * GIB, "this machine")
+    assert (total.size, total.where) == (72 * GIB, "this machine")
+    machine.write({"cgroup/a/memory.max": str(GIB)})
+    total = total_memory(machine.proc, machine.cgroups)
+    assert (total.size, total.where) == (GIB, str(machine.cgroups / "a"))
+    # The available memory of another machine is not used.
+    other = meminfo(MemTotal=4 * GIB, MemFree=3 * GIB, MemAvailable=48 * GIB, SwapFree=0)
+    machine.write({"proc/meminfo": other})
+    assert free_memory(machine.proc, machine.cgroups).size == 3 * GIB
+
+
+def test_tensorflow_needs_more_memory_than_other_programs(machine: Machine) -> None:
+    machine.write(EMPTY)
+    text, at = "free memory is 1.0 GiB (about {} MiB per task)", str(machine.cgroups / "a")
+    assert machine.tightest(serves=True) == Headroom(2, text.format(350), at)
+    assert machine.tightest(serves=False) == Headroom(51, text.format(20), at)
+
+
+def test_tasks_that_each_limit_allows(tmp_path: Path) -> None:
+    parents = {"cgroup/a/b/memory.max": "max", "cgroup/a/b/memory.current": "0"}
+    half = {
+        "cgroup/memory.max": str(2 * GIB),
+        "cgroup/memory.current": str(GIB + GIB // 2),
+        "cgroup/memory.stat": f"anon 1\ninactive_file {GIB // 2}\n",
+    }
+    old = {"cgroup/memory/a/memory.limit_in_bytes": str(GIB), "cgroup/memory/a/memory.usage_in_bytes": "0"}
+    pids = {"cgroup/a/pids.max": "500"}
+    table: dict[str, tuple[dict[str, str], int]] = {
+        "a full group": (FULL, 0),
+        "the limit of any parent": ({**parents, **half}, 2),
+        "version one": ({"proc/self/cgroup": V1.replace(",cpu", ""), **old}, 2),
+        "threads of a group": ({**pids, "cgroup/a/pids.current": "150"}, 3),
+        "a group full of threads": ({**pids, "cgroup/a/pids.current": "600"}, 0),
+        "threads of the machine": ({"proc/sys/kernel/threads-max": "1000\n"}, 5),
+        "pids of the machine": ({"proc/sys/kernel/pid_max": "1000\n"}, 5),
+        "ports": ({"proc/sys/net/ipv4/ip_local_port_range": "40000\t40004\n"}, 5),
+    }
+    found = {}
+    for number, (name, (files, _)) in enumerate(table.items()):
+        machine = Machine(tmp_path / str(number))
+        machine.write(files)
+        found[name] = machine.tightest(serves=name != "ports")
+    assert {name: room.tasks for name, room in found.items()} == {
+        name: tasks for name, (_, tasks) in table.items()
+    }
+    assert found["threads of a group"].what == "the limit on threads leaves 350 (about 100 per task)"
+    assert found["ports"].what == "the kernel has 5 ports to choose from"
+
+
+def test_missing_files_limit_nothing(tmp_path: Path) -> None:
+    found = limits(True, tmp_path / "none", tmp_path / "none")
+    assert found[Limit.MEMORY].tasks > 1000
+    assert Limit.THREADS not in found or os.geteuid() != 0
+
+
+# -- cores
+
+
+def test_tightest_quota_of_all_groups_counts(machine: Machine) -> None:
+    machine.write({"cgroup/a/b/cpu.max": "max 100000\n"})
+    assert machine.cores() == Cores(os.cpu_count() or 1, HERE)
+    assert machine.cores().usable == HERE
+    machine.write({"cgroup/cpu.max": f"{(HERE + 5) * 100_000} 100000\n"})
+    assert machine.cores().usable == HERE, "a quota above the mask is ignored"
+    machine.write({"cgroup/a/b/cpu.max": "80000 100000\n", "cgroup/a/cpu.max": "25000 50000\n"})
+    cores = machine.cores()
+    assert (cores.quota, cores.quota_at, cores.usable) == (0.5, str(machine.cgroups / "a"), 0.5)
+
+
+def test_quota_of_cgroups_v1(machine: Machine) -> None:
+    machine.write({"proc/self/cgroup": "4:cpu,cpuacct:/box\n9:name=systemd:/\n0::/\n"})
+    place = "cgroup/cpu,cpuacct/box/cpu.cfs"
+    machine.write({f"{place}_quota_us": "-1\n", f"{place}_period_us": "100000\n"})
+    assert machine.cores().quota is None
+    machine.write({f"{place}_quota_us": "150000\n"})
+    assert machine.cores().quota == 1.5
+
+
+def test_invalid_quota_limits_nothing(machine: Machine) -> None:
+    for text in ("", "\n", "max", "x y", "100000 0", "-5 100000", "1 2 3"):
+        machine.write({"cgroup/cpu.max": text})
+        assert machine.cores().quota is None, text
+
+
+def test_mask_of_one_core(machine: Machine) -> None:
+    mask = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(mask)})
+        assert machine.cores().usable == 1
+    finally:
+        os.sched_setaffinity(0, mask)
+
+
+# -- GPUs and TPUs
+
+
+@pytest.fixture
+def dev(tmp_path: Path) -> Path:
+    """A /dev with two GPUs and the driver's other devices."""
+    directory = tmp_path / "dev"
+    directory.mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (directory / name).touch()
+    return directory
+
+
+class Driver:
+    """The module pynvml with two GPUs, or with an error at every call."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, error: str | None = None, lost: int | None = None) -> None:
+        self.error = error
+        self.lost = lost
+        self.is_open = False
+
+    def nvmlInit(self) -> None:
+        if self.error:
+            raise self.NVMLError(self.error)
+        self.is_open = True
+
+    def nvmlShutdown(self) -> None:
+        self.is_open = False
+
+    def nvmlDeviceGetCount(self) -> int:
+        assert self.is_open
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index == self.lost:
+            raise self.NVMLError("GPU is lost")
+        return index
+
+    def nvmlDeviceGetUUID(self, handle: int) -> bytes:
+        return f"GPU-{handle}".encode()
+
+    def nvmlDeviceGetName(self, handle: int) -> str:
+        return "Made-up"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        return SimpleNamespace(total=16 * GIB)
+
+
+def test_gpus_are_read_from_the_driver_library(dev: Path) -> None:
+    driver = Driver()
+    found = gpu_inventory({}, dev, lambda: driver)
+    assert [(gpu.name, gpu.uuid, gpu.model, gpu.memory_bytes) for gpu in found.gpus] == [
+        ("0", "GPU-0", "Made-up", 16 * GIB),
+        ("1", "GPU-1", "Made-up", 16 * GIB),
+    ]
+    assert not driver.is_open
+
+
+def test_driver_error_is_the_reason_for_no_gpu(dev: Path) -> None:
+    found = gpu_inventory({}, dev, lambda: Driver(error="driver and library versions differ"))
+    assert not found.gpus
+    assert "versions differ" in found.lack
+
+
+def test_lost_gpu_is_not_counted(dev: Path) -> None:
+    assert [gpu.name for gpu in gpu_inventory({}, dev, lambda: Driver(lost=0)).gpus] == ["1"]
+
+
+def test_driver_is_not_loaded_without_devices(tmp_path: Path) -> None:
+    assert not gpu_inventory({}, tmp_path, lambda: Driver(error="was asked")).lack.count("was asked")
+
+
+def test_nvidia_smi_is_used_without_the_library(dev: Path, tmp_path: Path) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        "#!/bin/sh\necho 'GPU 0: Made-up (UUID: GPU-1)'\necho 'GPU 1: Made-up (UUID: GPU-2)'\n"
+    )
+    program.chmod(0o755)
+    found = gpu_inventory({"PATH": str(tmp_path)}, dev, lambda: None)
+    assert [(gpu.name, gpu.model) for gpu in found.gpus] == [("0", "Made-up"), ("1", "Made-up")]
+    program.write_text("#!/bin/sh\necho 'no devices were found'\nexit 6\n")
+    assert "no devices were found" in gpu_inventory({"PATH": str(tmp_path)}, dev, lambda: None).lack
+    program.unlink()
+    assert [gpu.name for gpu in gpu_inventory({"PATH": str(tmp_path)}, dev, lambda: None).gpus] == ["0", "1"]
+
+
+def refusal(root: Path, tpu: str | None = None, **environ: str) -> str:
+    """The refusal of --strategy tpu by a machine whose files are below `root`."""
+    spec = make_spec(strategy=StrategyChoice(Strategy.TPU, tpu=tpu))
+    return spec_making.refusal(refuse_problems, Context(spec, environ, root=root), [check_tpu])
+
+
+def test_tpu_must_be_named_or_attached(tmp_path: Path) -> None:
+    said = refusal(tmp_path)
+    assert said.startswith("--strategy tpu: no TPU found: this machine has none attached")
+    assert "neither --tpu nor KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS, TPU_NAME or TPU_CONFIG names one" in said
+    assert "\n" not in said
+    assert "--tpu is `local`" in refusal(tmp_path, "local")
+    assert "TPU_NAME is `local`" in refusal(tmp_path, TPU_NAME="local")
+    assert refusal(tmp_path, TPU_NAME="")
+    for named in (
+        refusal(tmp_path, "mine"),
+        refusal(tmp_path, TPU_NAME="mine"),
+        refusal(tmp_path, TPU_CONFIG="{}"),
+    ):
+        assert not named
+
+
+def test_attached_tpu_is_accepted(tmp_path: Path) -> None:
+    slot = tmp_path / "sys/bus/pci/devices/0000:00:04.0"
+    slot.mkdir(parents=True)
+    (slot / "vendor").write_text("0x1ae0\n")
+    # Google's network card.
+    (slot / "device").write_text("0x0042\n")
+    assert refusal(tmp_path)
+    (slot / "device").write_text("0x0063\n")
+    assert not refusal(tmp_path)
+    (slot / "device").write_text("0x0042\n")
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/accel0").touch()
+    assert not refusal(tmp_path, "local")
+
+
+def test_other_strategies_need_no_tpu(tmp_path: Path) -> None:
+    context = Context(make_spec(strategy=StrategyChoice(Strategy.MIRRORED)), {}, root=tmp_path)
+    assert list(check_tpu(context)) == []
