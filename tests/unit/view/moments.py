@@ -1,59 +1,69 @@
-"""States of runs at a moment, made from real events."""
+"""States of runs at a moment, made from real events, and what is shown of them."""
 
 from __future__ import annotations
 
-from orchestrator.client.view.tables import Moment
-from orchestrator.core.state.events import (
-    AttemptPlanned,
-    Event,
-    PlannedTask,
-    Progress,
-    TaskExited,
-    TaskProgressed,
-    TaskReady,
-    TaskStarted,
-)
+from typing import Any
+
+from making import attempt_planned, event, exited, started
+
+from orchestrator.client.view.status_document import RunStatus, Status, task_statuses
+from orchestrator.client.view.tables import Moment, footer_lines, status_lines
+from orchestrator.core.state.events import Event, Progress, TaskProgressed, TaskReady
 from orchestrator.core.state.fold import apply
 from orchestrator.core.state.state import RunState
 
+__all__ = ["exited", "footer", "moment", "progressed", "running", "state_of", "status"]
 
-def planned(task: str) -> PlannedTask:
-    role, _, index = task.partition(":")
-    return PlannedTask(
-        task=task,
-        role=role,
-        index=int(index),
-        address="127.0.0.1:1",
-        argv=("python",),
-        cwd="/",
-        env={},
-        log=f"/logs/{role}-{index}.log",
-        serves=True,
-    )
+
+def state_of(*history: Event) -> RunState:
+    state = RunState()
+    for each in history:
+        state = apply(state, each)
+    return state
 
 
 def running(count: int = 2, *more: Event) -> RunState:
     """`count` workers that all run since second 10, then the other events."""
-    names = [f"worker:{n}" for n in range(count)]
-    events: list[Event] = [
-        AttemptPlanned(at=0, mono=10, attempt=1, tasks=tuple(planned(name) for name in names))
-    ]
-    for number, name in enumerate(names):
-        events.append(TaskStarted(at=0, mono=10, task=name, pid=1000 + number, start_ticks=1))
-        events.append(TaskReady(at=0, mono=10, task=name))
-    state = RunState()
-    for event in [*events, *more]:
-        state = apply(state, event)
-    return state
+    begun: list[Event] = []
+    for index in range(count):
+        begun += started(index, 10, pid=1000 + index), event(TaskReady, 10, task=index)
+    return state_of(attempt_planned(count, mono=10), *begun, *more)
 
 
-def progressed(task: str, progress: Progress) -> TaskProgressed:
-    return TaskProgressed(at=0, mono=12, task=task, progress=progress)
+def progressed(task: int | str, progress: Progress) -> TaskProgressed:
+    return event(TaskProgressed, 12, task=task, progress=progress)
 
 
-def exited(task: str, code: int | None, signal: int | None = None) -> TaskExited:
-    return TaskExited(at=0, mono=15, task=task, exit_code=code, signal=signal, order=0)
+def moment(state: RunState, now: float = 75.0, hint: str = "", **more: Any) -> Moment:
+    return Moment(name="digits", state=state, now=now, started=10.0, hint=hint, **more)
 
 
-def moment(state: RunState, now: float = 75.0, hint: str = "") -> Moment:
-    return Moment(name="digits", state=state, now=now, started=10.0, hint=hint)
+def footer(
+    shown: Moment | RunState, width: int = 120, height: int = 24, *, colour: bool = False
+) -> list[str]:
+    """The lines of the footer. A state is shown at second 75."""
+    return footer_lines(moment(shown) if isinstance(shown, RunState) else shown, width, height, colour=colour)
+
+
+def status(
+    state: RunState,
+    now: float = 75.0,
+    sample: dict[str, dict[str, float]] | None = None,
+    width: int | None = None,
+    **fields: Any,
+) -> list[str]:
+    """The lines of `orch status`."""
+    run: dict[str, Any] = {
+        "id": "digits-1",
+        "name": "digits",
+        "state": state.phase,
+        "attempt": state.attempt,
+        "started_at": 0.0,
+        "uptime_s": now - 10,
+        "dir": "/runs/digits-1",
+        "directory": "/work",
+        "checkpoint_dir": "/c",
+        "exit_code": None,
+    }
+    document = Status(run=RunStatus(**run | fields), tasks=task_statuses(state, sample or {}, now))
+    return status_lines(document, width, colour=False)

@@ -1,15 +1,16 @@
-"""Folding on the screen: start-up lines of TensorFlow, equal lines of several tasks, repeated warnings."""
+"""Folding on the screen: start-up lines of TensorFlow, equal lines of several tasks, repeated warnings, and lines that
+the other tasks print after the first failure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
+from making import event, exited
 from moments import moment, running
 from screen import Screen, Watched
 
+from orchestrator.client.view.aftermath import Aftermath, Failure, first_failure, grouped_tasks
 from orchestrator.client.view.folding import WINDOW_S, Folder, group_label
 from orchestrator.client.view.terminal import TerminalView
+from orchestrator.core.state.events import TeardownBegan, TeardownReason
 from orchestrator.store.logs.lines import Block, Chunk
 
 _NOW = 1_795_379_605.0
@@ -68,37 +69,30 @@ def _lines(blocks: list[Block]) -> list[str]:
 
 
 def test_startup_lines_of_tensorflow_are_one_line() -> None:
+    """In each attempt."""
     folded = Folded("worker:0")
     assert folded.feed(_STARTUP) == []
     assert folded.feed("Epoch 1/3\n", at=1.0) == [f"worker:0 | {_STARTED}", "worker:0 | Epoch 1/3"]
     assert folded.feed(_STARTUP, at=2.0) == []
+    assert folded.feed(_STARTUP + "b\n", at=9.0, attempt=2) == [f"worker:0 | {_STARTED}", "worker:0 | b"]
     assert folded.finish() == []
 
 
 def test_start_of_several_tasks_is_one_line_also_if_nothing_follows() -> None:
     folded = Folded("worker:0", "worker:1")
     assert folded.feed(_STARTUP) + folded.feed(_STARTUP, "worker:1", 0.1) == []
-    shown = folded.release(1.0)
-    assert shown == ["worker:0-1 | TensorFlow started (50 lines; --hint)"]
+    assert folded.release(1.0) == ["worker:0-1 | TensorFlow started (50 lines; --hint)"]
 
 
-def test_each_attempt_shows_its_start() -> None:
-    folded = Folded("worker:0")
-    folded.feed(_STARTUP + "a\n")
-    assert folded.feed(_STARTUP + "b\n", at=9.0, attempt=2) == [f"worker:0 | {_STARTED}", "worker:0 | b"]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "E0000 00:00:1795379605.605281    6861 cuda_platform.cc:52] failed call to cuInit: CUDA_ERROR_SYSTEM_NOT_READY",
-        "E0000 00:00:1795379605.605281    6861 coordination_service.cc:9] task:1 has been set to ERROR in coordination",
-        "I0000 00:00:1795379605.605281    6861 own.cc:9] a line of the script",
+def test_other_lines_of_native_code_are_shown() -> None:
+    head = "0000 00:00:1795379605.605281    6861"
+    for line in (
+        f"E{head} cuda_platform.cc:52] failed call to cuInit: CUDA_ERROR_SYSTEM_NOT_READY",
+        f"E{head} coordination_service.cc:9] task:1 has been set to ERROR in coordination",
+        f"I{head} own.cc:9] a line of the script",
         "/job:worker/replica:0/task:1 is my name",
-    ],
-)
-def test_other_lines_of_native_code_are_shown(line: str) -> None:
-    assert Folded("worker:0").feed(f"{line}\n") == [f"worker:0 | {line}"]
+    ):
+        assert Folded("worker:0").feed(f"{line}\n") == [f"worker:0 | {line}"]
 
 
 def test_startup_line_within_a_progress_bar_is_not_shown() -> None:
@@ -126,27 +120,21 @@ def test_equal_lines_of_several_tasks_are_one_line() -> None:
     assert shown == [[], [], [], ["worker:0-3 | Epoch 1/3", "worker:0-3 | loss: 0.5"]]
 
 
-def test_equal_lines_of_native_code_are_one_line_whatever_their_time() -> None:
-    folded = Folded("worker:0", "worker:1")
-    folded.feed("W0000 00:00:1795379607.119142    6861 own.cc:213] odd\n")
-    shown = folded.feed("W0000 00:00:1795379607.219142    6999 own.cc:213] odd\n", "worker:1", 0.1)
-    assert shown == ["worker:0-1 | W0000 00:00:1795379607.119142    6861 own.cc:213] odd"]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_lines_that_differ_in_time_or_duration_only_are_one_line() -> None:
+    """But not lines of another epoch, or with another loss."""
+    native = "W0000 00:00:1795379607.{0}19142    6861 own.cc:213] odd"
+    for line in (
+        native,
         "8/8 - {0}s - 8{0}ms/step - accuracy: 0.5859 - loss: 0.6864",
         "\x1b[1m8/8\x1b[0m \x1b[32m━━\x1b[0m \x1b[1m{0}s\x1b[0m 1{0}us/step - loss: 0.5",
         "epoch 1/10: loss 1.4192, accuracy 0.5750, 87.{0} steps/s",
-    ],
-)
-def test_epochs_that_differ_in_duration_only_are_one_line(line: str) -> None:
-    folded = Folded("worker:0", "worker:1")
-    assert folded.feed(line.format(7) + "\n") == []
-    assert folded.feed(line.format(8) + "\n", "worker:1", 0.1) == [f"worker:0-1 | {line.format(7)}"]
-    folded.feed(line.format(7) + "\n")
-    assert folded.feed(line.replace("5", "6").format(7) + "\n", "worker:1", 0.1) == []
+    ):
+        folded = Folded("worker:0", "worker:1")
+        assert folded.feed(line.format(7) + "\n") == []
+        assert folded.feed(line.format(8) + "\n", "worker:1", 0.1) == [f"worker:0-1 | {line.format(7)}"]
+        if line != native:
+            folded.feed(line.format(7) + "\n")
+            assert folded.feed(line.replace("5", "6").format(7) + "\n", "worker:1", 0.1) == []
 
 
 def test_line_waits_no_longer_than_the_window_and_keeps_its_place() -> None:
@@ -158,9 +146,7 @@ def test_line_waits_no_longer_than_the_window_and_keeps_its_place() -> None:
     assert folded.release(WINDOW_S + 0.2) == ["worker:1 | b"]
     assert folded.feed("a\n", "worker:1", 1.0) == []
     assert folded.feed("a\n", "worker:0", 1.1 + WINDOW_S) == ["worker:1 | a"]
-
-
-def test_lines_of_a_single_task_never_wait() -> None:
+    # Those of a single task never wait.
     assert Folded("worker:0").feed("a\n") == ["worker:0 | a"]
 
 
@@ -179,14 +165,12 @@ def test_warnings_of_the_same_code_line_fold_with_a_count() -> None:
     for number in range(25):
         shown += folded.feed(f"/a/train.py:7: UserWarning: bad sample {number}\n  warnings.warn(text)\n")
         shown += folded.feed(f"WARNING:tensorflow:{number} calls to <function f at 0x7f{number}> retrace\n")
-    assert shown + folded.finish() == [
-        "worker:0 | /a/train.py:7: UserWarning: bad sample 0",
-        "worker:0 |   warnings.warn(text)",
-        "worker:0 | WARNING:tensorflow:0 calls to <function f at 0x7f0> retrace",
-        "worker:0 | (repeated 10 times) /a/train.py:7: UserWarning",
-        "worker:0 | (repeated 10 times) tensorflow:N calls to <function f at N> retrace",
-        "worker:0 | (repeated 25 times) /a/train.py:7: UserWarning",
-        "worker:0 | (repeated 25 times) tensorflow:N calls to <function f at N> retrace",
+    user, native = "/a/train.py:7: UserWarning", "tensorflow:N calls to <function f at N> retrace"
+    assert [line.removeprefix("worker:0 | ") for line in shown + folded.finish()] == [
+        "/a/train.py:7: UserWarning: bad sample 0",
+        "  warnings.warn(text)",
+        "WARNING:tensorflow:0 calls to <function f at 0x7f0> retrace",
+        *(f"(repeated {count} times) {text}" for count in (10, 25) for text in (user, native)),
     ]
 
 
@@ -197,31 +181,128 @@ def test_list_of_fixed_keras_faults_is_for_verbose_runs() -> None:
     assert Folded("worker:0", verbose=True).feed(f"{full}\n") == [f"worker:0 | {full}"]
 
 
-def test_label_names_each_role_and_range() -> None:
-    assert group_label(["worker:0"]) == "worker:0"
-    assert group_label(["worker:3", "worker:0", "worker:2"]) == "worker:0,2-3"
-    assert group_label(["worker:0", "chief:0", "worker:1"]) == "chief:0 worker:0-1"
+def test_label_names_each_role_and_range_and_is_read_back() -> None:
+    rows = {
+        ("worker:0",): "worker:0",
+        ("worker:3", "worker:0", "worker:2"): "worker:0,2-3",
+        ("worker:0", "chief:0", "worker:1"): "chief:0 worker:0-1",
+        ("chief:0", "ps:0", "worker:1"): "chief:0 ps:0 worker:1",
+    }
+    assert {tasks: group_label([*tasks]) for tasks in rows} == rows
+    assert [grouped_tasks(label) for label in rows.values()] == [{*tasks} for tasks in rows]
 
 
-@pytest.fixture
-def watched() -> Iterator[Watched]:
+_FAILURE = Failure("worker:1", 1, _NOW)
+
+
+def _block(task: str, text: str = "x\n" * 9, after_s: float = 0.1, attempt: int = 1) -> Block:
+    return Block(task, attempt, _NOW + after_s, text.encode())
+
+
+def _failing() -> Aftermath:
+    aftermath = Aftermath()
+    assert aftermath.feed([_block("worker:1", "Traceback\n", after_s=-0.1)])
+    assert aftermath.begin(_FAILURE) == []
+    return aftermath
+
+
+def test_lines_after_the_failure_are_counted_if_they_are_many() -> None:
+    peers = [_block("worker:0,2", "x\n" * 2), _block("worker:3", "y\n" * 4)]
+    rows: list[tuple[list[Block], list[str]]] = [
+        (
+            [_block("worker:0", "x\n" * 60), _block("worker:0", "y\n" * 8)],
+            ["worker:0 | 68 lines after worker:1 failed (orch logs worker:0 shows them)"],
+        ),
+        (peers, ["worker:0,2-3 | 8 lines after worker:1 failed (orch logs shows them)"]),
+        ([_block("worker:0", "saved\nbye\n")], ["worker:0 | saved", "worker:0 | bye"]),
+    ]
+    for blocks, shown in rows:
+        aftermath = _failing()
+        assert aftermath.feed(blocks) == []
+        # The time of the failure may vary from state to state.
+        assert aftermath.begin(_FAILURE._replace(at=_NOW + 1e-5)) == []
+        assert _lines(aftermath.flush()) == shown
+        assert aftermath.flush() == []
+
+
+def test_other_lines_pass() -> None:
+    for what, block in {
+        "of the culprit": _block("worker:1"),
+        "of the culprit and another": _block("worker:0-1"),
+        "before the culprit's last line": _block("worker:0", after_s=-0.2),
+        "of the next attempt": _block("worker:0", attempt=2),
+        "at an unknown time": Block("worker:0", 1, None, b"x\n" * 9),
+    }.items():
+        assert _failing().feed([block]) == [block], what
+        assert Aftermath().feed([block]) == [block], what
+    # The connection is lost before the exit is noticed.
+    assert _failing().feed([_block("worker:0", "E0000 ring_alg.cc:291] ...\n" * 9, after_s=-0.02)]) == []
+
+
+def test_next_attempt_shows_what_was_counted() -> None:
+    aftermath = _failing()
+    aftermath.feed([_block("worker:0")])
+    assert len(aftermath.begin(None)) == 1
+    assert aftermath.feed([_block("worker:0", attempt=2)])
+
+
+def _torn_down(reason: TeardownReason, mono: float = 15.1) -> TeardownBegan:
+    return event(TeardownBegan, mono, reason=reason, grace_s=1)
+
+
+def test_failure_is_the_first_bad_exit_before_the_teardown() -> None:
+    exits = exited(2, 0, mono=15), exited(1, 3, mono=15)
+    state = running(3, *exits, _torn_down(TeardownReason.FAILURE), exited(0, signal=9, mono=15))
+    assert first_failure(state, 100.0) == Failure("worker:1", 1, 115.0)
+    # A teardown for another reason folds nothing.
+    for reason in (TeardownReason.REQUEST, TeardownReason.FINISHED):
+        assert first_failure(running(3, *exits, _torn_down(reason)), 0.0) is None
+
+
+def test_lines_of_all_tasks_while_a_limit_ends_the_run_are_one_line() -> None:
+    state = running(2, _torn_down(TeardownReason.LIMIT, 15.0))
+    aftermath = Aftermath()
+    aftermath.begin(first_failure(state, _NOW - 15.0))
+    assert aftermath.feed([_block("worker:0"), _block("worker:1")]) == []
+    (folded,) = aftermath.flush()
+    assert folded.data == b"18 lines while the run was stopped (orch logs shows them)\n"
+
+
+def _watched(screen: Screen, now: float = 0.0) -> Watched:
+    """A terminal that folds lines."""
+    made = Watched(screen)
+    made.now = now
+    folder = Folder("--hint")
+    made.view = TerminalView(made.out, made.style, screen.size, folder=folder, wall_clock=lambda: made.now)
+    return made
+
+
+def _chunk(index: int, data: bytes, time: float = 1.0) -> Chunk:
+    return Chunk(f"worker:{index}", 1, time, 0, data)
+
+
+def test_terminal_shows_folded_lines_in_their_place() -> None:
     with Screen() as screen:
-        made = Watched(screen)
-        made.view = TerminalView(
-            made.out, made.style, screen.size, folder=Folder("--hint"), wall_clock=lambda: made.now
-        )
-        yield made
-        made.close()
+        watched = _watched(screen)
+        watched.view.update(moment(running(2)))
+        watched.view.show([_chunk(0, b"hello\n"), _chunk(1, b"hello\n"), _chunk(1, b"alone\n")])
+        watched.view.say("orch: a message")
+        assert watched.frame()[:3] == ["worker:0-1 | hello", "worker:1 | alone", "orch: a message"]
+        watched.view.show([_chunk(0, b"waits\n")])
+        assert watched.finish()[3:] == ["worker:0 | waits"]
+        watched.close()
 
 
-def test_terminal_shows_folded_lines_in_their_place(watched: Watched) -> None:
-    watched.view.update(moment(running(2)))
-    watched.view.show([_chunk(b"hello\n", 0), _chunk(b"hello\n", 1), _chunk(b"alone\n", 1)])
-    watched.view.say("orch: a message")
-    assert watched.frame()[:3] == ["worker:0-1 | hello", "worker:1 | alone", "orch: a message"]
-    watched.view.show([_chunk(b"waits\n", 0)])
-    assert watched.finish()[3:] == ["worker:0 | waits"]
-
-
-def _chunk(data: bytes, index: int) -> Chunk:
-    return Chunk(f"worker:{index}", 1, 1.0, 0, data)
+def test_terminal_holds_the_lines_until_the_teardown_is_known() -> None:
+    """The exit of the culprit is known some milliseconds before the decision to tear the run down."""
+    failed = exited(1, 3, mono=15)
+    with Screen() as screen:
+        watched = _watched(screen, now=100.0)
+        watched.view.update(moment(running(2, failed), now=15.0))
+        watched.view.show([_chunk(0, b"lost my peer\n" * 40, watched.now)])
+        assert not any("lost" in line for line in watched.frame())
+        watched.view.update(moment(running(2, failed, _torn_down(TeardownReason.FAILURE, 15.01)), now=16.0))
+        assert watched.frame()[0].startswith("digits")
+        shown = watched.finish()
+        watched.close()
+    assert shown == ["worker:0 | 40 lines after worker:1 failed (orch logs worker:0 shows them)"]

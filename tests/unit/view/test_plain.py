@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,10 +25,10 @@ from orchestrator.store.logs.writer import LogStore
 class Shown:
     """A PlainView that writes to files."""
 
-    def __init__(self, directory: Path, style: LineStyle) -> None:
+    def __init__(self, directory: Path) -> None:
         self._paths = directory / "out", directory / "err"
-        self._fds = [os.open(path, os.O_WRONLY | os.O_CREAT) for path in self._paths]
-        self.view = PlainView(Output(self._fds[0]), Output(self._fds[1]), style)
+        self._fds = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for path in self._paths]
+        self.view = PlainView(Output(self._fds[0]), Output(self._fds[1]), LineStyle())
 
     @property
     def out(self) -> bytes:
@@ -39,61 +38,52 @@ class Shown:
     def err(self) -> bytes:
         return self._paths[1].read_bytes()
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for fd in self._fds:
             os.close(fd)
 
 
-@pytest.fixture
-def shown(tmp_path: Path) -> Iterator[Shown]:
-    made = Shown(tmp_path, LineStyle())
-    yield made
-    made.close()
+def chunk(index: int, data: bytes, lost: int = 0) -> Chunk:
+    return Chunk(f"worker:{index}", 1, 1_700_000_000.25, 0, data, lost)
 
 
-def chunk(task: str, data: bytes, lost: int = 0) -> Chunk:
-    return Chunk(task, 1, 1_700_000_000.25, 0, data, lost)
+def test_lines_are_merged(tmp_path: Path) -> None:
+    colour = [chunk(0, b"red: \x1b[3"), chunk(0, b"1mtext\x1b"), chunk(0, b"[0m\n")]
+    rows: dict[str, tuple[list[Chunk], bytes]] = {
+        "each has its task's prefix": (
+            [chunk(0, b"a\nb\n"), chunk(1, b"c\n\n")],
+            b"worker:0 | a\nworker:0 | b\nworker:1 | c\nworker:1 | \n",
+        ),
+        "no two are mixed": (
+            [chunk(0, b"be"), chunk(1, b"other\n"), chunk(0, b"gin\n")],
+            b"worker:1 | other\nworker:0 | begin\n",
+        ),
+        "one without an end waits": ([chunk(0, b"no newline")], b""),
+        "a progress bar is one": (
+            [*(chunk(0, b"\r%d%%" % percent) for percent in (10, 50, 100)), chunk(0, b"\n")],
+            b"worker:0 | 100%\n",
+        ),
+        "a control sequence is removed, also if it is split": (colour, b"worker:0 | red: text\n"),
+    }
+    for what, (chunks, out) in rows.items():
+        with Shown(tmp_path) as shown:
+            shown.view.show(chunks)
+            assert (shown.out, shown.err) == (out, b""), what
+            shown.view.finish()
+            assert shown.out == (out or b"worker:0 | no newline\n"), what
 
 
-def test_every_line_has_task_prefix(shown: Shown) -> None:
-    shown.view.show([chunk("worker:0", b"a\nb\n"), chunk("worker:1", b"c\n\n")])
-    assert shown.out == b"worker:0 | a\nworker:0 | b\nworker:1 | c\nworker:1 | \n"
-    assert shown.err == b""
+def test_truncated_log_is_reported_on_stderr(tmp_path: Path) -> None:
+    with Shown(tmp_path) as shown:
+        shown.view.show([chunk(0, b"a\n"), chunk(0, b"", lost=1234), chunk(0, b"b\n")])
+        assert shown.out == b"worker:0 | a\nworker:0 | b\n"
+        assert b"worker:0 truncated its own log: 1,234 bytes lost\n" in shown.err
 
 
-def test_lines_are_never_mixed(shown: Shown) -> None:
-    shown.view.show([chunk("worker:0", b"be"), chunk("worker:1", b"other\n"), chunk("worker:0", b"gin\n")])
-    assert shown.out == b"worker:1 | other\nworker:0 | begin\n"
-
-
-def test_line_without_newline_is_shown_at_end(shown: Shown) -> None:
-    shown.view.show([chunk("worker:0", b"no newline")])
-    assert shown.out == b""
-    shown.view.finish()
-    assert shown.out == b"worker:0 | no newline\n"
-
-
-def test_progress_bar_is_one_line(shown: Shown) -> None:
-    for percent in (10, 50, 100):
-        shown.view.show([chunk("worker:0", b"\r%d%%" % percent)])
-    shown.view.show([chunk("worker:0", b"\n")])
-    assert shown.out == b"worker:0 | 100%\n"
-
-
-def test_control_sequence_split_over_chunks_is_removed(shown: Shown) -> None:
-    shown.view.show(
-        [chunk("worker:0", b"red: \x1b[3"), chunk("worker:0", b"1mtext\x1b"), chunk("worker:0", b"[0m\n")]
-    )
-    assert shown.out == b"worker:0 | red: text\n"
-
-
-def test_truncated_log_is_reported_on_stderr(shown: Shown) -> None:
-    shown.view.show([chunk("worker:0", b"a\n"), chunk("worker:0", b"", lost=1234), chunk("worker:0", b"b\n")])
-    assert shown.out == b"worker:0 | a\nworker:0 | b\n"
-    assert b"worker:0 truncated its own log: 1,234 bytes lost\n" in shown.err
-
-
-def test_lines_are_skipped_and_reported_after_stop_only(shown: Shown, tmp_path: Path) -> None:
+def test_lines_are_skipped_and_reported_after_stop_only(tmp_path: Path) -> None:
     log = tmp_path / "worker-0.log"
     with LogStore(Directory.at(tmp_path)) as store:
         store.add("worker:0", 1, log.name)
@@ -101,15 +91,15 @@ def test_lines_are_skipped_and_reported_after_stop_only(shown: Shown, tmp_path: 
             with log.open("ab") as file:
                 file.write(line)
             store.finish("worker:0", 0.0)
-    with LogReader(tmp_path) as reader:
+    with LogReader(tmp_path) as reader, Shown(tmp_path) as shown:
         shown.view.catch_up(reader)
         shown.view.show(reader.read(1000))
         shown.view.hurry()
         shown.view.catch_up(reader)
         shown.view.show(reader.read())
         shown.view.finish()
-    assert shown.out == b"worker:0 | last\n"
-    assert shown.err == b"orch: skipped 18 MB of worker:0; `orch logs` shows all\n"
+        assert shown.out == b"worker:0 | last\n"
+        assert shown.err == b"orch: skipped 18 MB of worker:0; `orch logs` shows all\n"
 
 
 def test_oversized_line_shows_its_size() -> None:

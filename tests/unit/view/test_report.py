@@ -2,44 +2,60 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+from making import cause, event, first_failure, run_result, task_end
+
+from orchestrator.cli.selection import ended_text
+from orchestrator.client.stop import Ended
 from orchestrator.client.view.layout import without_colour
-from orchestrator.client.view.report import end_lines
-from orchestrator.core.state.result import Cause, CauseKind, FirstFailure, RunResult, TaskEnd, Training
+from orchestrator.client.view.messages import event_message
+from orchestrator.client.view.report import end_lines, fault_text
+from orchestrator.core.state.events import MemoryExceeded, SignalRequested
+from orchestrator.core.state.result import CauseKind, FaultReport, FirstFailure, HostEnd, RunResult, Training
+
+FIRST = first_failure(
+    2,
+    exception="ValueError: bad\r \x1b[31mshape",
+    log="/runs/digits-1/logs/worker-2.log",
+    place="/home/me/train.py:41",
+    lines=("Traceback (most recent call last):", "\tValueError: bad"),
+)
+STOPPED = {"code": 143, "end": "stopped by orch"}
 
 
-def failed(cause_task: str = "worker:2", advice: str | None = None) -> RunResult:
-    return RunResult(
-        run_id="digits-1",
-        outcome="failed",
-        exit_code=1,
-        attempts=1,
-        cause=Cause(task=cause_task, kind=CauseKind.EXITED, text="exit 1"),
-        first_failure=FirstFailure(
-            task="worker:2",
-            exit_code=1,
-            signal=None,
-            exception="ValueError: bad\r \x1b[31mshape",
-            log="/runs/digits-1/logs/worker-2.log",
-            advice=advice,
-            place="/home/me/train.py:41",
-            lines=("Traceback (most recent call last):", "\tValueError: bad"),
-        ),
-        detection_s=0.004,
-        teardown_s=0.62,
-        tasks=(
-            TaskEnd(task="worker:0", state="stopped", exit_code=None, signal=15, end="stopped by orch"),
-            TaskEnd(task="worker:1", state="failed", exit_code=1, signal=None, end="failed because of it"),
-            TaskEnd(task="worker:2", state="failed", exit_code=1, signal=None),
-            TaskEnd(task="worker:3", state="stopped", exit_code=None, signal=15, end="stopped by orch"),
-        ),
+def failed(task: int = 2, first: FirstFailure | None = FIRST, **fields: Any) -> RunResult:
+    """A run that worker:2 failed first, because of this task."""
+    tasks = (
+        task_end(0, "stopped", **STOPPED),
+        task_end(1, "failed", end="failed because of it"),
+        task_end(2, "failed"),
+        task_end(3, "stopped", **STOPPED),
     )
+    defaults: dict[str, Any] = {"run_id": "digits-1", "cause": cause(task), "first_failure": first}
+    result = run_result("failed", *tasks, **defaults, detection_s=0.004, teardown_s=0.62)
+    return result.model_copy(update=fields)
+
+
+def succeeded(**fields: Any) -> RunResult:
+    return run_result(run_id="digits-1", **fields)
+
+
+def first(**fields: Any) -> FirstFailure:
+    return FIRST.model_copy(update=fields)
+
+
+def report(result: RunResult, width: int | None = None, **more: Any) -> list[str]:
+    return end_lines(result, width, colour=False, **more)
+
+
+def quoted(result: RunResult, width: int | None = None) -> list[str]:
+    """The lines of the first failed task."""
+    return [line.removeprefix("  │ ") for line in report(result, width) if line.startswith("  │ ")]
 
 
 def test_failure_report_ends_with_cause() -> None:
-    lines = end_lines(failed(), None, colour=False)
-    assert lines == [
+    assert report(failed()) == [
         "last lines of worker:2:",
         "  │ Traceback (most recent call last):",
         "  │ \tValueError: bad",
@@ -52,139 +68,89 @@ def test_failure_report_ends_with_cause() -> None:
 
 
 def test_few_lines_of_a_killed_task_are_quoted_and_no_list_of_faults() -> None:
-    first = failed().first_failure
-    assert first is not None
-    lines = (
-        *map(str, range(9)),
-        "orch: Keras 3.15.1 has faults with 2 workers, fixed for this process: fit, saves",
-    )
-    killed = first.model_copy(update={"exit_code": None, "signal": 9, "exception": None, "lines": lines})
-    shown = end_lines(failed().model_copy(update={"first_failure": killed}), None, colour=False)
-    assert [line for line in shown if line.startswith("  │ ")] == [
-        *(f"  │ {number}" for number in range(5, 9)),
-        "  │ orch: Keras 3.15.1 has faults with 2 workers, fixed for this process",
-    ]
+    fixed = "orch: Keras 3.15.1 has faults with 2 workers, fixed for this process"
+    lines = (*map(str, range(9)), f"{fixed}: fit, saves")
+    killed = failed(first=first(exit_code=None, signal=9, exception=None, lines=lines))
+    assert quoted(killed) == [*map(str, range(5, 9)), fixed]
 
 
-@pytest.mark.parametrize("width", [20, 80])
-def test_outcome_is_shown_with_the_longest_name(width: int) -> None:
+def test_outcome_is_shown_with_the_longest_name() -> None:
     run_id = f"{'a' * 63}-20260101T000000Z-0000"
-    lines = end_lines(failed().model_copy(update={"run_id": run_id}), width, colour=False)
-    at = lines.index(f"orch: {run_id}")
-    assert lines[at + 1].startswith("      failed")
+    for width in (20, 80):
+        lines = report(failed(run_id=run_id), width)
+        assert lines[lines.index(f"orch: {run_id}") + 1].startswith("      failed")
 
 
 def test_advice_precedes_cause() -> None:
-    lines = end_lines(failed(advice="install tf_keras"), None, colour=False)
-    assert lines[-2] == "  to do          install tf_keras"
+    assert report(failed(first=first(advice="install tf_keras")))[-2] == "  to do          install tf_keras"
 
 
 def test_cause_other_than_first_failure() -> None:
-    lines = end_lines(failed(cause_task="worker:1"), None, colour=False)
+    lines = report(failed(1))
     assert "  first failure  worker:2: exit 1" in lines
     assert "  exception      ValueError: bad␍ shape" in lines
     assert lines[-1] == "orch: worker:1 failed: exit 1"
 
 
 def test_colour_does_not_change_text() -> None:
-    plain = end_lines(failed(), None, colour=False)
     coloured = end_lines(failed(), None, colour=True)
-    assert [without_colour(line) for line in coloured] == plain
-    assert coloured != plain
+    assert [without_colour(line) for line in coloured] == report(failed()) != coloured
 
 
 def test_timings_are_for_verbose_runs() -> None:
     timed = "orch: digits-1 failed (detected in 4ms, all ended in 620ms)"
-    assert timed in end_lines(failed(), None, colour=False, verbose=True)
-    assert timed not in end_lines(failed(), None, colour=False)
+    assert timed in report(failed(), verbose=True)
+    assert timed not in report(failed())
 
 
-def test_success_tells_duration_training_and_checkpoints() -> None:
-    result = failed().model_copy(update={"outcome": "succeeded", "cause": None, "first_failure": None})
-    assert end_lines(result, None, colour=False) == ["orch: digits-1 succeeded"]
+def test_success_tells_duration_training_restarts_and_checkpoints() -> None:
+    assert report(succeeded()) == ["orch: digits-1 succeeded"]
     trained = Training(epoch=3, epochs=3, step=8, loss=0.52512, metrics={"accuracy": 0.75, "val_loss": None})
-    result = result.model_copy(update={"took_s": 21.3, "training": trained})
-    assert end_lines(result, None, colour=False, checkpoints="/runs/digits-1/checkpoints") == [
+    result = succeeded(took_s=21.3, training=trained)
+    assert report(result, checkpoints="/runs/digits-1/checkpoints") == [
         "orch: digits-1 succeeded after 21s: 3 epochs, loss 0.5251, accuracy 0.75",
         "  checkpoints    /runs/digits-1/checkpoints",
     ]
-
-
-def test_success_tells_restarts_of_run_and_of_single_tasks() -> None:
-    ends = tuple(
-        TaskEnd(task=f"worker:{index}", state="succeeded", exit_code=0, signal=None, restarts=1 + index)
-        for index in range(2)
-    )
-    update = {"outcome": "succeeded", "cause": None, "first_failure": None, "attempts": 2, "tasks": ends}
-    assert end_lines(failed().model_copy(update=update), None, colour=False) == [
-        "orch: digits-1 succeeded in 2 attempts, 1 task restart"
-    ]
+    ends = (task_end(index, restarts=1 + index) for index in range(2))
+    result = run_result("succeeded", *ends, run_id="digits-1", attempts=2)
+    assert report(result) == ["orch: digits-1 succeeded in 2 attempts, 1 task restart"]
 
 
 def test_nothing_is_cut_on_a_narrow_terminal() -> None:
     long = " ".join(f"word{number}" for number in range(100))
-    result = failed()
-    assert result.first_failure is not None
-    first = result.first_failure.model_copy(update={"exception": f"ValueError: {long}", "lines": (long,)})
-    shown = end_lines(result.model_copy(update={"first_failure": first}), 80, colour=False)
+    result = failed(first=first(exception=f"ValueError: {long}", lines=(long,)))
+    shown = report(result, 80)
     assert all(len(line) <= 80 for line in shown)
-    text = " ".join(line.strip(" │") for line in shown)
-    assert text.endswith("word99 (train.py:41)")
-    quoted = "".join(line[4:] for line in shown if line.startswith("  │ "))
-    assert quoted == long
+    assert " ".join(line.strip(" │") for line in shown).endswith("word99 (train.py:41)")
+    assert "".join(quoted(result, 80)) == long
 
 
 def test_time_limit_names_no_task() -> None:
-    cause = Cause(task=None, kind=CauseKind.LIMIT, text="--timeout 5m is over")
-    result = failed().model_copy(update={"outcome": "timed_out", "cause": cause, "first_failure": None})
-    lines = end_lines(result, None, colour=False)
+    over = cause(None, "--timeout 5m is over", CauseKind.LIMIT)
+    lines = report(failed(first=None, outcome="timed_out", cause=over))
     assert lines[0].startswith("orch: digits-1 timed out")
     assert lines[-1] == "orch: --timeout 5m is over"
 
 
-@pytest.mark.parametrize(
-    ("text", "advice"),
-    [
+def test_advice_when_orch_could_not_write() -> None:
+    for text, advice in (
         ("/runs/r/events.jsonl: No space left on device", "`orch prune`"),
         ("/runs/r/logs/index: File too large", "ulimit -f"),
         ("/runs/r/sample.json: Read-only file system", "--log-dir"),
         ("not done after 3 s (--timeout)", None),
-    ],
-)
-def test_advice_when_orch_could_not_write(text: str, advice: str | None) -> None:
-    shown = _lines(cause=Cause(task=None, kind=CauseKind.LIMIT, text=text))
-    if advice is None:
-        assert not any(line.startswith("  to do ") for line in shown)
-    else:
-        assert shown[-2].startswith("  to do ") and advice in shown[-2]
+    ):
+        shown = report(run_result("failed", cause=cause(None, text, CauseKind.LIMIT)))
+        to_do = [line for line in shown if line.startswith("  to do ")]
+        assert to_do == shown[-2:-1] and advice in to_do[0] if advice else not to_do, shown
 
 
-def test_reason_why_single_task_is_not_restarted() -> None:
-    shown = _lines(not_restarted="worker:1: it failed before it reported a training step")
-    assert shown[-1] == "  not restarted  worker:1: it failed before it reported a training step"
-
-
-def _lines(**fields: object) -> list[str]:
-    result = RunResult.model_validate(
-        {
-            "run_id": "r",
-            "outcome": "failed",
-            "exit_code": 125,
-            "attempts": 1,
-            "cause": None,
-            "first_failure": None,
-            "detection_s": None,
-            "teardown_s": None,
-            "tasks": (),
-            **fields,
-        }
-    )
-    return end_lines(result, None, colour=False)
+def test_reason_for_no_restart_precedes_the_cause() -> None:
+    reason = "worker:1: it failed before it reported a training step"
+    lines = report(run_result("failed", cause=cause(0), not_restarted=reason))
+    assert lines[-2:] == [f"  not restarted  {reason}", "orch: worker:0 failed: exit 1"]
 
 
 def test_startup_lines_of_tensorflow_are_folded() -> None:
-    result = failed()
-    assert result.first_failure is not None
     lines = (
         "I0000 00:00:1.1 7 port.cc:153] oneDNN custom operations are on. You may see ...",
         "I0000 00:00:1.1 7 cudart_stub.cc:31] Could not find cuda drivers on your machine, GPU will not be used.",
@@ -193,21 +159,88 @@ def test_startup_lines_of_tensorflow_are_folded() -> None:
         "I0000 00:00:1.1 7 grpc_server_lib.cc:467] Started server with target: grpc://127.0.0.1:34711",
         "ValueError: bad",
     )
-    first = result.first_failure.model_copy(update={"lines": lines})
-    shown = end_lines(result.model_copy(update={"first_failure": first}), None, colour=False)
-    assert shown[1:5] == [
-        "  │ TensorFlow started (3 lines; the log file has them)",
-        f"  │ {lines[2]}",
-        "  │ Epoch 1/3",
-        "  │ ValueError: bad",
-    ]
+    started = "TensorFlow started (3 lines; the log file has them)"
+    assert quoted(failed(first=first(lines=lines))) == [started, lines[2], "Epoch 1/3", "ValueError: bad"]
 
 
 def test_hundreds_of_tasks_are_shown_as_a_range() -> None:
-    ends = [
-        TaskEnd(task=f"worker:{n}", state="stopped", exit_code=143, signal=None, end="stopped by orch")
-        for n in range(300)
-    ]
-    result = failed().model_copy(update={"tasks": tuple(ends)})
-    lines = end_lines(result, None, colour=False)
+    lines = report(failed(tasks=tuple(task_end(index, "stopped", **STOPPED) for index in range(300))))
     assert "  other tasks    worker:0, worker:1, worker:3 to worker:299: stopped by orch" in lines
+
+
+def on_hosts(cause_: object, first: FirstFailure | None) -> RunResult:
+    """worker:0 ran on host a and failed, worker:1 on host b, which was lost."""
+    tasks = task_end(0, "failed", end="failed", host="a"), task_end(1, "lost", end="lost with b", host="b")
+    hosts = (
+        HostEnd(host="a", address="10.0.0.1", state="joined", cores=8),
+        HostEnd(host="b", address="10.0.0.2", state="lost", cores=8, reason="gone"),
+    )
+    return run_result("failed", *tasks, hosts=hosts, cause=cause_, first_failure=first)
+
+
+BOOM = first_failure(0, exception="ValueError: boom", lines=("a line",))
+
+
+def test_report_names_the_host_of_the_failed_task() -> None:
+    result = on_hosts(cause(0), BOOM)
+    assert "  host           a" in report(result)
+    assert report(result)[-1] == "orch: worker:0 failed: ValueError: boom"
+    alone = result.model_copy(update={"hosts": result.hosts[:1]})
+    assert not any(line.startswith("  host ") for line in report(alone))
+
+
+def test_report_of_a_lost_host() -> None:
+    """The lines of a task that lost its peers say nothing about the cause."""
+    lost = cause(None, "b was lost: gone\x1b[2J; worker:1 ran on it", CauseKind.HOST)
+    for first in (BOOM, None):
+        lines = report(on_hosts(lost, first))
+        assert lines[-1] == "orch: b was lost: gone; worker:1 ran on it"
+        assert "  other tasks    worker:1: lost with b" in lines
+        assert not any("a line" in line for line in lines)
+
+
+PLAN, ANY = "kill worker:1 at step 20", "kill any#7 at ready"
+FAULTS = [
+    (FaultReport(fault=PLAN), f"{PLAN}: not triggered"),
+    (FaultReport(fault=PLAN, task="worker:1"), f"{PLAN}: not triggered"),
+    (
+        FaultReport(fault=PLAN, task="worker:1", at_s=0.32),
+        f"{PLAN}: after 320ms; no task ended because of it",
+    ),
+    (
+        FaultReport(fault=ANY, task="worker:2", at_s=75.0, detection_s=0.004),
+        f"{ANY} (worker:2): after 1m15s; detected in 4ms",
+    ),
+    (
+        FaultReport(fault=PLAN, task="worker:1", at_s=3, detection_s=0.01, teardown_s=0.5, recovery_s=4.5),
+        f"{PLAN}: after 3.0s; detected in 10ms, all ended in 500ms, training again in 4.5s",
+    ),
+]
+
+
+def test_planned_faults_are_reported_in_order_one_line_each() -> None:
+    assert [fault_text(fault) for fault, _ in FAULTS] == [text for _, text in FAULTS]
+    shown = report(succeeded(faults=tuple(fault for fault, _ in FAULTS)))
+    assert [line for line in shown if line.startswith("  chaos")] == [
+        f"  chaos          {text}" for _, text in FAULTS
+    ]
+
+
+def test_messages_about_signals_and_memory() -> None:
+    def message(**fields: Any) -> str | None:
+        return event_message(event(SignalRequested, task=1, signal=19, **fields), None)
+
+    assert message(by="user") == "worker:1 gets SIGSTOP, sent by `orch kill`"
+    planned = "stop worker:1 at 3s"
+    assert message(by="chaos", text=planned) == f"worker:1 gets SIGSTOP, sent by --chaos ({planned})"
+    # The message about the memory limit has just said why.
+    assert message(by="limit") is None
+    over = event(MemoryExceeded, task=1, memory_bytes=970_000_000, limit_bytes=900_000_000)
+    assert event_message(over, None) == "worker:1 uses 970 MB, over --memory-limit 900 MB: it gets SIGKILL"
+
+
+def test_many_tasks_that_orch_down_stopped_are_counted() -> None:
+    for count, named in ((2, "worker:0, worker:1"), (1000, "1,000 tasks")):
+        tasks = tuple(f"worker:{index}" for index in range(count))
+        text = ended_text(Ended("digits-1", tasks, 0, was_live=True))
+        assert text == f"digits-1: stopped {named}; no process is left"

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from moments import running
-from test_report import failed
+from making import first_failure, run_result
+from moments import footer, moment, progressed, running, status
 
 from orchestrator.client.view.log_line import LineStyle
 from orchestrator.client.view.output import Output
 from orchestrator.client.view.plain import PlainView
 from orchestrator.client.view.report import end_lines
-from orchestrator.client.view.status_document import RunStatus, Status, task_statuses
-from orchestrator.client.view.tables import Moment, RunRow, footer_lines, run_lines, status_lines
+from orchestrator.client.view.tables import RunRow, run_lines
+from orchestrator.core.state.events import Progress
 from orchestrator.core.text.clean import safe, safe_lines
 
 EVIL = "/home/ev\x1b[31mil\n\x1b]0;title\x07ü\r\x9b2J"
@@ -27,21 +27,18 @@ def is_harmless(line: str) -> bool:
     return not any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 for char in line.replace("\t", ""))
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("", ""),
-        ("plain ü 漢字", "plain ü 漢字"),
-        ("a\tb", "a\tb"),
-        (EVIL, SHOWN),
-        ("over\rwritten", "over␍written"),
-        ("bell\x07 del\x7f", "bell␇ del␡"),
-        (os.fsdecode(b"not utf-8 \xff"), "not utf-8 ?"),
-    ],
-)
-def test_safe_replaces_control_characters(text: str, shown: str) -> None:
-    assert safe(text) == shown
-    assert safe(shown) == shown
+def test_safe_replaces_control_characters() -> None:
+    rows = {
+        "": "",
+        "plain ü 漢字": "plain ü 漢字",
+        "a\tb": "a\tb",
+        EVIL: SHOWN,
+        "over\rwritten": "over␍written",
+        "bell\x07 del\x7f": "bell␇ del␡",
+        os.fsdecode(b"not utf-8 \xff"): "not utf-8 ?",
+    }
+    assert {text: safe(text) for text in rows} == rows
+    assert [safe(shown) for shown in rows.values()] == [*rows.values()]
 
 
 @given(st.text())
@@ -51,41 +48,21 @@ def test_safe_text_is_harmless_and_encodable(text: str) -> None:
     assert len(safe_lines(text).split("\n")) == len(text.split("\n"))
 
 
-def test_run_table_is_harmless() -> None:
-    row = RunRow(EVIL, EVIL, "running", 1, 1.0, 1.0, 1, EVIL)
-    titles, line, _ = run_lines([row], None, colour=False)
+def test_tables_are_harmless() -> None:
+    titles, line, _ = run_lines([RunRow(EVIL, EVIL, "running", 1, 1.0, 1.0, 1, EVIL)], None, colour=False)
     assert is_harmless(line) and line.count(SHOWN) == 3
     assert line.index("running") == titles.index("STATE"), "columns are aligned by the text that is shown"
-
-
-def test_status_is_harmless() -> None:
-    run = RunStatus(
-        id="job-1",
-        name=EVIL,
-        state="running",
-        attempt=1,
-        started_at=0,
-        uptime_s=1,
-        dir=EVIL,
-        directory=EVIL,
-        checkpoint_dir=EVIL,
-        exit_code=None,
-    )
-    lines = status_lines(Status(run=run, tasks=task_statuses(running(1), {}, 1.0)), 200, colour=False)
-    assert lines[1] == SHOWN and all(is_harmless(line) for line in lines)
-
-
-def test_footer_is_harmless() -> None:
-    lines = footer_lines(Moment(EVIL, running(1), 1.0, 0.0), 200, 24, colour=False)
-    assert lines[0].startswith(SHOWN) and is_harmless(lines[0])
+    paths = {"name": EVIL, "dir": EVIL, "directory": EVIL, "checkpoint_dir": EVIL}
+    lines = status(running(1), width=200, **paths)
+    assert lines[1] == SHOWN and all(map(is_harmless, lines))
+    shown = moment(running(1, progressed(0, Progress(phase=EVIL))))
+    lines = footer(replace(shown, name=EVIL), 200)
+    assert lines[0].startswith(SHOWN) and all(map(is_harmless, lines))
 
 
 def test_report_is_harmless() -> None:
-    first = failed().first_failure
-    assert first is not None
-    result = failed().model_copy(update={"first_failure": first.model_copy(update={"log": EVIL})})
-    lines = end_lines(result, None, colour=False)
-    assert f"  log file       {SHOWN}" in lines and all(is_harmless(line) for line in lines)
+    lines = end_lines(run_result("failed", first_failure=first_failure(0, log=EVIL)), None, colour=False)
+    assert f"  log file       {SHOWN}" in lines and all(map(is_harmless, lines))
 
 
 def test_messages_of_plain_view_are_harmless(tmp_path: Path) -> None:

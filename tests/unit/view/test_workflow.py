@@ -7,12 +7,13 @@ import unicodedata
 
 from hypothesis import example, given
 from hypothesis import strategies as st
+from making import cause, first_failure, run_result
 
 from orchestrator.cli.words import json_text
 from orchestrator.client.view.log_line import LineStyle, format_block
 from orchestrator.client.view.report import error_annotation
 from orchestrator.client.view.workflow import without_commands
-from orchestrator.core.state.result import Cause, CauseKind, FirstFailure, RunResult
+from orchestrator.core.state.result import RunResult
 from orchestrator.store.logs.lines import Block
 
 COMMANDS = {"error", "add-mask", "endgroup", "stop-commands", "set-output"}
@@ -39,10 +40,8 @@ def commands_in(text: str) -> list[str]:
     """The commands that a runner would execute, with a comparison that ignores characters without width and without
     one that does not."""
     found = []
-    for seen in (
-        text,
-        "".join(c for c in text if c in "\r\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Mn")),
-    ):
+    visible = (c for c in text if c in "\r\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Mn"))
+    for seen in (text, "".join(visible)):
         for line in seen.replace("\r", "\n").split("\n"):
             line = line.lstrip()
             if line.startswith("::") and (end := line.find("::", 2)) >= 0:
@@ -66,10 +65,8 @@ def test_no_line_of_a_task_is_a_command(text: str) -> None:
 
 
 def test_model_of_the_runner_finds_commands() -> None:
-    assert commands_in("a ##[error]x\n  ::add-mask::x\n\u200b::endgroup::") == [
-        *("error", "add-mask"),
-        *("error", "add-mask", "endgroup"),
-    ]
+    found = commands_in("a ##[error]x\n  ::add-mask::x\n\u200b::endgroup::")
+    assert found == ["error", "add-mask", "error", "add-mask", "endgroup"]
 
 
 def test_other_lines_stay_as_they_are() -> None:
@@ -86,20 +83,8 @@ def test_documents_hold_no_command_and_keep_their_text(text: str) -> None:
 
 
 def failed(exception: str, place: str | None, advice: str | None = None) -> RunResult:
-    first = FirstFailure(
-        task="worker:1", exit_code=1, signal=None, exception=exception, log="/l", advice=advice, place=place
-    )
-    return RunResult(
-        run_id="digits-1",
-        outcome="failed",
-        exit_code=1,
-        attempts=1,
-        cause=Cause(task="worker:1", kind=CauseKind.EXITED, text="exit 1"),
-        first_failure=first,
-        detection_s=None,
-        teardown_s=None,
-        tasks=(),
-    )
+    first = first_failure(1, exception=exception, place=place, advice=advice)
+    return run_result("failed", cause=cause(1), first_failure=first)
 
 
 WORKSPACE = {"GITHUB_WORKSPACE": "/w"}
