@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,38 +46,27 @@ def cluster(what: str, but: str = "") -> dict[str, TaskStack]:
     return {task: to_task_stack(sample(name)) for task, name in sorted((own | other).items())}
 
 
-def alike(stacks: dict[str, TaskStack]) -> dict[str, float]:
-    return dict.fromkeys(stacks, 5.0)
-
-
-@pytest.mark.parametrize(
-    ("what", "but", "count", "why"),
-    [
-        ("sleep", "", 2, "in on_train_batch_end (train.py:29), while the other one waits in TensorFlow"),
-        (
-            "sleep",
-            "py-spy",
-            2,
-            "in Stuck.on_train_batch_end (train.py:29), while the other one waits in TensorFlow",
-        ),
-        ("generator", "", 3, "in wait_for_storage (train.py:21), while the others wait in TensorFlow"),
-        ("generator", "py-spy", 3, "in wait_for_storage (train.py:21), while the others wait in TensorFlow"),
-        ("lock", "", 3, "in take_twice (train.py:41), while the others wait in TensorFlow"),
-        ("native", "", 2, "in lock_twice_in_c (train.py:48), while the other one waits in TensorFlow"),
-        (
-            "native",
-            "py-spy-native",
-            2,
-            "in lock_twice_in_c (train.py:48), while the other one waits in TensorFlow",
-        ),
+def test_stuck_worker_of_real_clusters_is_named() -> None:
+    """By each way of taking its stack."""
+    alone, others = "while the other one waits in TensorFlow", "while the others wait in TensorFlow"
+    rows = [
+        ("sleep", "", 2, f"in on_train_batch_end (train.py:29), {alone}"),
+        ("sleep", "py-spy", 2, f"in Stuck.on_train_batch_end (train.py:29), {alone}"),
+        ("generator", "", 3, f"in wait_for_storage (train.py:21), {others}"),
+        ("generator", "py-spy", 3, f"in wait_for_storage (train.py:21), {others}"),
+        ("lock", "", 3, f"in take_twice (train.py:41), {others}"),
+        ("native", "", 2, f"in lock_twice_in_c (train.py:48), {alone}"),
+        ("native", "py-spy-native", 2, f"in lock_twice_in_c (train.py:48), {alone}"),
         ("stop", "py-spy", 3, "stopped by SIGSTOP"),
-    ],
-)
-def test_stuck_worker_of_real_clusters_is_named(what: str, but: str, count: int, why: str) -> None:
-    stacks = cluster(what, but)
-    assert len(stacks) == count
-    assert all(stack.frames and stack.note is None for stack in stacks.values())
-    assert find_blocking_task(stacks, alike(stacks), {}) == ("worker:1", why)
+    ]
+    wrong = {}
+    for what, but, count, why in rows:
+        stacks = cluster(what, but)
+        read = [stack for stack in stacks.values() if stack.frames and stack.note is None]
+        found = len(read), *find_blocking_task(stacks, dict.fromkeys(stacks, 5.0), {})
+        if found != (count, "worker:1", why) or len(stacks) != count:
+            wrong[what, but] = found
+    assert not wrong, wrong
 
 
 def test_innermost_frame_of_the_main_thread_is_first() -> None:
@@ -122,8 +110,9 @@ def stack(frames: tuple[str, ...] = (), state: str = "S") -> TaskStack:
     return TaskStack(how="signal" if frames else "none", state=state, frames=frames)
 
 
-def steps(*told: int | None) -> dict[str, Progress]:
-    return {f"worker:{index}": Progress(epoch=1, step=step) for index, step in enumerate(told)}
+def steps(*told: int | None, epoch: int = 1, steps_per_s: float | None = None) -> dict[str, Progress]:
+    progress = [Progress(epoch=epoch, step=step, steps_per_s=steps_per_s) for step in told]
+    return {f"worker:{index}": each for index, each in enumerate(progress)}
 
 
 def three(first: TaskStack, second: TaskStack, third: TaskStack) -> dict[str, TaskStack]:
@@ -135,24 +124,27 @@ STOPPED = stack(IN_A_COLLECTIVE, "T")
 ALL_WAIT = three(WAITS, WAITS, WAITS)
 
 
-@pytest.mark.parametrize(
-    ("stacks", "quiet_s", "progress", "task", "why"),
-    [
-        # stopped counts before anything else
+def test_the_order_of_evidence() -> None:
+    quiet_1 = {"worker:0": 9.0, "worker:1": 5.0, "worker:2": 5.0}
+    silent_first = {"worker:0": 5.0, "worker:1": 5.0, "worker:2": 10.2}
+    in_tensorflow = "in TensorFlow, called from main (train.py:9)"
+    Row = tuple[dict[str, TaskStack], dict[str, float], dict[str, Progress], str | None, str | None]
+    rows: list[Row] = [
+        # Stopped counts before anything else,
         (three(WORKS, WAITS, STOPPED), {"worker:0": 9.0}, steps(1, 2, 3), "worker:2", "stopped by SIGSTOP"),
         (three(WAITS, STOPPED, STOPPED), {}, {}, "worker:1", "stopped by SIGSTOP, as is worker:2"),
         (three(STOPPED, STOPPED, STOPPED), {}, {}, None, "all tasks are alike, stopped by SIGSTOP"),
         (three(WAITS, WAITS, stack(state="Z")), {}, {}, "worker:2", "ended"),
         (three(WAITS, stack(state="t"), WAITS), {}, {}, "worker:1", "stopped by a debugger"),
-        # then who is not in TensorFlow
+        # then who is not in TensorFlow,
         (
             three(WAITS, WORKS, WAITS),
-            {"worker:0": 9.0, "worker:1": 5.0, "worker:2": 5.0},
+            quiet_1,
             steps(1, 2, 2),
             "worker:1",
             "in load_data (train.py:31), while the others wait in TensorFlow",
         ),
-        # of several of those the one that is behind
+        # of several of those the one that is behind,
         (
             three(WORKS, WORKS, WAITS),
             {},
@@ -161,66 +153,49 @@ ALL_WAIT = three(WAITS, WAITS, WAITS)
             "it and 1 more are not in TensorFlow as the others are; it is in load_data (train.py:31); it is at step 4,"
             " the other one is at step 5",
         ),
-        # steps
+        # then the steps,
         (ALL_WAIT, {}, steps(20, 19, 20), "worker:1", "it is at step 19, the others are at step 20"),
-        (
-            ALL_WAIT,
-            {},
-            steps(20, None, 20),
-            None,
-            "all tasks are alike, in TensorFlow, called from main (train.py:9)",
-        ),
+        (ALL_WAIT, {}, steps(19, 19, 20), "worker:0", "it and 1 more are at step 19, others at step 20"),
+        (ALL_WAIT, {}, steps(20, None, 20), None, f"all tasks are alike, {in_tensorflow}"),
         (three(SILENT, SILENT, SILENT), {}, steps(None, None, 3), None, "all tasks are alike"),
-        # silence
+        # then silence.
         (
             ALL_WAIT,
-            {"worker:0": 5.0, "worker:1": 5.0, "worker:2": 10.2},
+            silent_first,
             steps(20, 20, 20),
             "worker:2",
-            "it was silent first, 5.2 s before the others; in TensorFlow, called from main (train.py:9)",
+            f"it was silent first, 5.2 s before the others; {in_tensorflow}",
         ),
         (ALL_WAIT, {"worker:0": 5.0, "worker:1": 5.0, "worker:2": 5.4}, {}, None, None),
-        # one that did not answer at all may still be the one
+        # One that did not answer at all may still be the one.
         ({"worker:0": SILENT}, {"worker:0": 5.0, "worker:1": 9.0}, {}, "worker:1", None),
-        # who is silent by nature is not suspected, unless it is stopped
+        # Who is silent by nature is not suspected, unless it is stopped.
         ({"worker:0": WAITS, "evaluator:0": WORKS}, {"worker:0": 5.0}, {}, "worker:0", None),
         ({"worker:0": WAITS, "ps:0": STOPPED}, {"worker:0": 5.0}, {}, "ps:0", "stopped by SIGSTOP"),
         ({"worker:0": WORKS}, {"worker:0": 5.0}, {}, "worker:0", "in load_data (train.py:31)"),
         ({}, {}, {}, None, "all tasks are alike"),
-    ],
-)
-def test_the_order_of_evidence(
-    stacks: dict[str, TaskStack],
-    quiet_s: dict[str, float],
-    progress: dict[str, Progress],
-    task: str | None,
-    why: str | None,
-) -> None:
-    found, words = find_blocking_task(stacks, quiet_s, progress)
-    assert found == task
-    assert words and (why is None or words == why)
+    ]
+    for number, (stacks, quiet_s, progress, task, why) in enumerate(rows):
+        found, words = find_blocking_task(stacks, quiet_s, progress)
+        assert (found, words) == (task, why or words) and words, f"row {number}"
 
 
 def test_lag_of_a_step_counts_only_for_slow_steps() -> None:
-    fast = {
-        name: told.model_copy(update={"steps_per_s": 100.0}) for name, told in steps(118, 121, 121).items()
-    }
-    assert find_blocking_task(ALL_WAIT, {}, fast)[0] is None
-    slow = {name: told.model_copy(update={"steps_per_s": 0.5}) for name, told in steps(120, 121, 121).items()}
-    assert find_blocking_task(ALL_WAIT, {}, slow)[0] == "worker:0"
+    for first, speed, task in ((118, 100.0, None), (120, 0.5, "worker:0")):
+        progress = steps(first, 121, 121, steps_per_s=speed)
+        assert find_blocking_task(ALL_WAIT, {}, progress)[0] == task
 
 
-def test_several_tasks_with_the_same_lag() -> None:
-    task, why = find_blocking_task(ALL_WAIT, {}, steps(19, 19, 20))
-    assert (task, why) == ("worker:0", "it and 1 more are at step 19, others at step 20")
+def test_other_epoch_is_named() -> None:
+    progress = steps(3, 70, 3, epoch=2) | {"worker:1": Progress(epoch=1, step=70)}
+    why = "it is at epoch 1 step 70, the others are at epoch 2 step 3"
+    assert find_blocking_task(ALL_WAIT, {}, progress) == ("worker:1", why)
 
 
 def test_user_library_is_named_with_its_caller() -> None:
     frames = ("requests/sessions.py:703 send", "train.py:31 load_data", "train.py:9 main")
-    assert (
-        describe_place(stack(frames))
-        == "in send (requests/sessions.py:703), called from load_data (train.py:31)"
-    )
+    place = "in send (requests/sessions.py:703), called from load_data (train.py:31)"
+    assert describe_place(stack(frames)) == place
 
 
 def test_few_python_frames_are_kept_beside_native_frames() -> None:
@@ -230,14 +205,13 @@ def test_few_python_frames_are_kept_beside_native_frames() -> None:
     assert len(told) < 12 and sum("more frames" in frame for frame in told) == 1
 
 
-@pytest.mark.parametrize(("native", "left_out"), [(4, []), (5, ["... 1 more frame ..."])])
-def test_four_native_frames_are_kept(native: int, left_out: list[str]) -> None:
-    frames = [
-        *(f"libc.so.6 function_{at}" for at in range(native)),
-        *(f"train.py:{at} f" for at in range(20)),
-    ]
-    told = shortened(frames)
-    assert [frame for frame in told[:6] if not frame.startswith("train.py")] == [*frames[:4], *left_out]
+def test_four_native_frames_are_kept() -> None:
+    for native, left_out in ((4, []), (5, ["... 1 more frame ..."])):
+        frames = [f"libc.so.6 function_{at}" for at in range(native)] + [
+            f"train.py:{at} f" for at in range(20)
+        ]
+        told = shortened(frames)
+        assert [frame for frame in told[:6] if not frame.startswith("train.py")] == [*frames[:4], *left_out]
 
 
 def test_native_frames_with_source_are_native() -> None:
@@ -249,14 +223,6 @@ def test_native_frames_with_source_are_native() -> None:
     told = shortened((*native, "train.py:10 hang_in_c", "train.py:9 main"))
     assert told == (*native[:4], "... 17 more frames ...", "train.py:10 hang_in_c", "train.py:9 main")
     assert describe_place(stack((*native, "train.py:10 hang_in_c"))) == "in hang_in_c (train.py:10)"
-
-
-def test_other_epoch_is_named() -> None:
-    progress = steps(3, 70, 3)
-    progress["worker:1"] = Progress(epoch=1, step=70)
-    progress |= {name: Progress(epoch=2, step=3) for name in ("worker:0", "worker:2")}
-    why = "it is at epoch 1 step 70, the others are at epoch 2 step 3"
-    assert find_blocking_task(ALL_WAIT, {}, progress) == ("worker:1", why)
 
 
 def answer(text: str, how: str = "signal") -> Stacked:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from unicodedata import category
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from making import cause, run_result
 
 from orchestrator.client.view.report import end_lines
 from orchestrator.client.view.stacks import stack_lines
-from orchestrator.core.state.result import Cause, CauseKind, RunResult, TaskStack
+from orchestrator.core.state.result import CauseKind, TaskStack
 
 FRAMES = ("tensorflow/python/eager/execute.py:53 quick_execute", "train.py:9 main")
 
@@ -35,54 +35,35 @@ def test_tasks_with_the_same_stack_are_grouped() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("count", "names"),
-    [
-        (1, "worker:0"),
-        (4, "worker:0, worker:1, worker:2 and worker:3"),
-        (5, "worker:0, worker:1, worker:2 and 2 others"),
-    ],
-)
-def test_long_groups_are_shortened(count: int, names: str) -> None:
-    first, *_ = stack_lines(workers(*(waiting(index) for index in range(count))), None)
-    assert first.split(": in")[0] == names
+def test_long_groups_are_shortened() -> None:
+    rows = {
+        1: "worker:0",
+        4: "worker:0, worker:1, worker:2 and worker:3",
+        5: "worker:0, worker:1, worker:2 and 2 others",
+    }
+    shown = {count: stack_lines(workers(*map(waiting, range(count))), None)[0] for count in rows}
+    assert {count: line.split(": in")[0] for count, line in shown.items()} == rows
 
 
 def test_reason_for_missing_stacks_is_shown() -> None:
-    none = TaskStack(how="none", state="S", note="it is not a Python program; 1 thread")
-    assert stack_lines({"chief:0": none}, None) == [
-        "chief:0: not known",
-        "    (it is not a Python program; 1 thread)",
-    ]
+    note = "it is not a Python program; 1 thread"
+    none = TaskStack(how="none", state="S", note=note)
+    assert stack_lines({"chief:0": none}, None) == ["chief:0: not known", f"    ({note})"]
+    assert stack_lines({}, 80) == []
 
 
 def test_report_of_a_time_limit_shows_stacks_before_the_cause() -> None:
-    result = RunResult(
-        run_id="digits-1",
-        outcome="timed_out",
-        exit_code=124,
-        attempts=1,
-        cause=Cause(task="worker:1", kind=CauseKind.STOPPED, text="stopped by SIGSTOP"),
-        first_failure=None,
-        detection_s=None,
-        teardown_s=None,
-        tasks=(),
-        stacks=workers(waiting(0), TaskStack(how="none", state="T")),
-    )
+    stacks = workers(waiting(0), TaskStack(how="none", state="T"))
+    stopped = cause(1, "stopped by SIGSTOP", CauseKind.STOPPED)
+    result = run_result("timed_out", run_id="digits-1", cause=stopped, stacks=stacks)
     lines = end_lines(result, 60, colour=False)
-    assert lines[:2] == [
-        "what the tasks were doing:",
-        "worker:0: in TensorFlow, called from main (train.py:9)",
-    ]
+    where = "worker:0: in TensorFlow, called from main (train.py:9)"
+    assert lines[:2] == ["what the tasks were doing:", where]
     assert lines[-3:] == [
         "worker:1: stopped by SIGSTOP",
         "orch: digits-1 timed out",
         "orch: worker:1: stopped by SIGSTOP",
     ]
-
-
-def test_no_stacks_without_tasks() -> None:
-    assert stack_lines({}, 80) == []
 
 
 ODD = st.text(st.characters(codec="utf-8"), max_size=40)
