@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from orchestrator import Run, UsageError
+from orchestrator import UsageError
 from orchestrator.client import launch
 from orchestrator.links.client_link import ClientLink, Descriptor, Lifetime, Request
 from orchestrator.links.supervisor_link import start_supervisor
@@ -30,22 +30,20 @@ while "all" in found and page.read_text().count(f"attempt {attempt}") < 2:
 print(sorted(found))
 raise SystemExit(42 if int(attempt) < int(os.environ["ATTEMPTS"]) else 0)
 """
-START = {"spawn": {"start": "spawn"}, "fork": {"preload": ("json",)}}
 
 
 @contextmanager
-def pages(*names: str) -> Iterator[dict[str, int]]:
+def pages(*names: str) -> Iterator[list[int]]:
     """Files in memory that are appended to."""
-    opened = {name: os.memfd_create(name) for name in names}
+    opened = []
     try:
-        for fd in opened.values():
-            os.set_inheritable(fd, False)
-            flags = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_APPEND)
-            os.dup2(flags, fd, inheritable=False)
-            os.close(flags)
+        for name in names:
+            memory = os.memfd_create(name)
+            opened.append(os.open(f"/proc/self/fd/{memory}", os.O_RDWR | os.O_APPEND))
+            os.close(memory)
         yield opened
     finally:
-        for fd in opened.values():
+        for fd in opened:
             os.close(fd)
 
 
@@ -53,43 +51,26 @@ def text(fd: int) -> list[str]:
     return sorted(Path(f"/proc/self/fd/{fd}").read_text().splitlines())
 
 
-@contextmanager
-def run_with(descriptors: Mapping[Descriptor, int], directory: Path, **options: object) -> Iterator[Run]:
-    (directory / "script.py").write_text(SCRIPT)
-    up = launch.load_request(2, ["script.py"], directory, options)
-    with start_supervisor() as supervisor:
-        yield launch.create_run(supervisor, up, Lifetime.CLIENT, descriptors)
-        supervisor.close()
-        supervisor.wait()
-
-
-@pytest.mark.parametrize("method", START)
-def test_every_attempt_gets_the_descriptors_of_its_task(method: str, tmp_path: Path) -> None:
-    with pages("all", "one") as opened:
-        descriptors = {
-            Descriptor(name="all"): opened["all"],
-            Descriptor(name="one", task="worker:1"): opened["one"],
-        }
-        options = {"env": ("ATTEMPTS=2",), "on_failure": "restart", **START[method]}
-        with run_with(descriptors, tmp_path, **options) as run:
-            assert run.wait().attempts == 2
-            run.view.refresh()
-            assert {task.method for task in run.view.state.tasks.values()} == {method}
-        assert text(opened["one"]) == [f"worker:1 attempt {attempt}: ['all', 'one']" for attempt in (1, 2)]
-        assert text(opened["all"]) == [
-            *(f"worker:0 attempt {attempt}: ['all']" for attempt in (1, 2)),
-            *(f"worker:1 attempt {attempt}: ['all', 'one']" for attempt in (1, 2)),
-        ]
-
-
-def test_next_run_of_a_session_does_not_have_them(tmp_path: Path) -> None:
+def test_every_attempt_of_one_run_gets_the_descriptors_of_its_task(tmp_path: Path) -> None:
+    """Spawned and forked tasks. The next run of the supervisor does not have them."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    up = launch.load_request(2, ["script.py"], tmp_path, {"env": ("ATTEMPTS=1",)})
-    with pages("all") as opened, start_supervisor() as supervisor:
-        for descriptors in ({Descriptor(name="all"): opened["all"]}, {}):
-            run = launch.create_run(supervisor, up, Lifetime.SESSION, descriptors)
-            run.wait()
-            assert run.log("worker:1").read_text() == f"{[each.name for each in descriptors]}\n"
+    again: dict[str, object] = {"env": ("ATTEMPTS=2",), "on_failure": "restart"}
+    with start_supervisor() as supervisor:
+        for method, options in (("spawn", {"start": "spawn"}), ("fork", {"preload": ("json",)})):
+            up = launch.load_request(2, ["script.py"], tmp_path, again | options)
+            with pages("all", "one") as (to_all, to_one):
+                given = {Descriptor(name="all"): to_all, Descriptor(name="one", task="worker:1"): to_one}
+                run = launch.create_run(supervisor, up, Lifetime.SESSION, given)
+                assert run.wait().attempts == 2
+                run.view.refresh()
+                assert {task.method for task in run.view.state.tasks.values()} == {method}
+                ones = [f"worker:1 attempt {attempt}: ['all', 'one']" for attempt in (1, 2)]
+                assert text(to_one) == ones
+                assert text(to_all) == [f"worker:0 attempt {attempt}: ['all']" for attempt in (1, 2)] + ones
+        up = launch.load_request(2, ["script.py"], tmp_path, {"env": ("ATTEMPTS=1",)})
+        run = launch.create_run(supervisor, up, Lifetime.SESSION, {})
+        run.wait()
+        assert run.log("worker:1").read_text() == "[]\n"
         supervisor.close()
         supervisor.wait()
 
@@ -97,8 +78,8 @@ def test_next_run_of_a_session_does_not_have_them(tmp_path: Path) -> None:
 def test_descriptors_are_not_passed_to_another_host(tmp_path: Path) -> None:
     up = launch.load_request(None, ["true"], tmp_path, {"hosts": "a:2"})
     refused = pytest.raises(UsageError, match=r"cannot be passed to another host \(a\)")
-    with start_supervisor() as supervisor, pages("all") as opened, refused:
-        launch.create_run(supervisor, up, Lifetime.CLIENT, {Descriptor(name="all"): opened["all"]})
+    with start_supervisor() as supervisor, pages("all") as (opened,), refused:
+        launch.create_run(supervisor, up, Lifetime.CLIENT, {Descriptor(name="all"): opened})
 
 
 @pytest.mark.parametrize("passed", [0, 2])
@@ -107,7 +88,7 @@ def test_request_with_another_number_of_descriptors_is_not_served(passed: int, t
     request = Request(spec=spec, lifetime=Lifetime.CLIENT, descriptors=(Descriptor(name="all"),))
     ours, its = socket.socketpair()
     with ours, its, pages("a", "b") as opened:
-        socket.send_fds(ours, [request.model_dump_json().encode() + b"\n"], list(opened.values())[:passed])
+        socket.send_fds(ours, [request.model_dump_json().encode() + b"\n"], opened[:passed])
         link = ClientLink(its)
         assert link.read_request() is None
         link.close()

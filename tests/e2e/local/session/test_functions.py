@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import decimal
+import contextlib
 import functools
 import os
 import signal
@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 
 import orchestrator
-from orchestrator import RunTimedOut, Session, TaskFailed, UsageError
+from orchestrator import OrchError, RunTimedOut, Session, TaskFailed, UsageError
 from orchestrator.client import api
 from orchestrator.client.functions import blamed
 from orchestrator.core.state.result import Cause, CauseKind, FirstFailure, RunResult
 
 pytestmark = pytest.mark.usefixtures("no_leaked_descriptors")
 RATE = 0.5
+MIB = 1 << 20
 
 
 class Measured:
@@ -58,20 +59,20 @@ def scaled(number: float, *, by: float = 1) -> tuple[str, float]:
     return own_task(), number * by * RATE
 
 
-@pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    monkeypatch.chdir(tmp_path)
-    with Session() as session:
-        yield session
-
-
-def last_run() -> api.Run:
-    return api.find()
-
-
 def waits_for(path: Path) -> None:
     while not path.exists():
         time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    directory = tmp_path_factory.mktemp("functions")
+    with contextlib.chdir(directory), Session() as session:
+        with pytest.MonkeyPatch.context() as patch:
+            # The kept processes are not those of the first test.
+            patch.setenv("XDG_STATE_HOME", str(directory))
+            assert session.run(int) == [0]
+        yield session
 
 
 def test_values_come_back_in_task_order(session: Session) -> None:
@@ -87,11 +88,8 @@ def test_values_come_back_in_task_order(session: Session) -> None:
         ("chief:0", 0.5),
         ("worker:0", 0.5),
     ]
-    assert last_run().view.record.spec["command"]["words"] == ["scaled()"]
-
-
-def test_call_without_a_session(tmp_path: Path) -> None:
-    assert orchestrator.run(index, workers=2, directory=tmp_path) == [0, 1]
+    assert api.find().view.record.spec["command"]["words"] == ["scaled()"]
+    assert session.run(lambda: b"x" * MIB) == [b"x" * MIB]
 
 
 def test_function_finds_what_its_process_has(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,22 +131,24 @@ def test_exception_is_raised_here(session: Session) -> None:
     assert "call_function.py" not in note
 
 
-def test_exception_that_cannot_be_made_here(session: Session) -> None:
-    def fail() -> None:
-        raise NeedsTwo(1, 2)
-
-    with pytest.raises(TaskFailed, match="NeedsTwo: 3") as caught:
-        session.run(fail)
-    assert "raise NeedsTwo(1, 2)" in caught.value.__notes__[0]
-    with pytest.raises(TaskFailed, match="ZeroDivisionError") as caught:
-        session.run(raise_with_lock)
-    assert "raise error" in caught.value.__notes__[0]
-
-
 def raise_with_lock() -> None:
     error = ZeroDivisionError("with a lock")
     error.lock = threading.Lock()  # type: ignore[attr-defined]
     raise error
+
+
+def raise_needing_two() -> None:
+    raise NeedsTwo(1, 2)
+
+
+def test_exception_that_cannot_be_made_here(session: Session) -> None:
+    for function, text, line in (
+        (raise_needing_two, "NeedsTwo: 3", "raise NeedsTwo(1, 2)"),
+        (raise_with_lock, "ZeroDivisionError", "raise error"),
+    ):
+        with pytest.raises(TaskFailed, match=text) as caught:
+            session.run(function)
+        assert line in caught.value.__notes__[0]
 
 
 SETTINGS = {"rate": 1, "locks": [threading.Lock()]}
@@ -158,161 +158,144 @@ def uses_settings() -> object:
     return SETTINGS["locks"]
 
 
-@pytest.mark.parametrize(
-    ("function", "args", "named"),
-    ids=["global", "called", "argument", "partial", "method"],
-    argvalues=[
-        (uses_settings, (), r"SETTINGS\['locks'\]\[0\] \(used by uses_settings\(\)\) is a _thread\.lock"),
-        (
-            lambda: uses_settings(),
-            (),
-            r"<lambda>\(\) cannot be sent to the tasks: SETTINGS\['locks'\]\[0\] \(used by uses_settings\(\)\)",
-        ),
-        (
-            print,
-            (1, threading.Lock()),
-            r"print\(\) cannot be sent to the tasks: argument 2 is a _thread\.lock",
-        ),
-        (functools.partial(print, threading.Lock()), (), r"print\(\)\.args\[0\] is a _thread\.lock"),
-        (threading.Thread().run, (), r"self.* \(used by Thread\.run\(\)\) is a "),
-    ],
-)
-def test_what_cannot_be_pickled_is_named(
-    function: Callable[..., object], args: tuple[object, ...], named: str
-) -> None:
-    with pytest.raises(UsageError, match=named):
-        orchestrator.run(function, args)
+LOCK = "SETTINGS['locks'][0] (used by uses_settings()) is a _thread.lock"
+# The arguments of run(), and what its error says.
+REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"function": uses_settings}, (LOCK,)),
+    ({"function": lambda: uses_settings()}, (f"<lambda>() cannot be sent to the tasks: {LOCK}",)),
+    (
+        {"function": print, "args": (1, threading.Lock())},
+        ("print() cannot be sent to the tasks: argument 2 is a _thread.lock",),
+    ),
+    ({"function": functools.partial(print, threading.Lock())}, ("print().args[0] is a _thread.lock",)),
+    ({"function": threading.Thread().run}, ("self", " (used by Thread.run()) is a ")),
+    ({"function": 3}, ("3 cannot be called",)),
+    ({"function": print, "args": "abc"}, ("write args=('abc',)",)),
+    ({"function": print, "hosts": "a:1"}, ("print() runs on this machine only",)),
+    (
+        {"function": print, "roles": {"ps": {"command": "sleep 9"}}, "workers": 1},
+        ("ps has a command of its own",),
+    ),
+    ({"function": print, "no_such_option": 1}, ("no_such_option",)),
+]
+
+
+def test_what_cannot_be_called_is_refused_by_name() -> None:
+    wrong = []
+    for arguments, parts in REFUSED:
+        with pytest.raises((UsageError, TypeError)) as caught:
+            orchestrator.run(**arguments)
+        wrong += [(arguments, str(caught.value)) for part in parts if part not in str(caught.value)]
+    assert not wrong, wrong
     assert list(api.ls()) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    ids=["not callable", "text", "hosts", "role", "option"],
-    argvalues=[
-        ({"function": 3}, "3 cannot be called"),
-        ({"function": print, "args": "abc"}, r"write args=\('abc',\)"),
-        ({"function": print, "hosts": "a:1"}, r"print\(\) runs on this machine only"),
-        (
-            {"function": print, "roles": {"ps": {"command": "sleep 9"}}, "workers": 1},
-            "ps has a command of its own",
-        ),
-        ({"function": print, "no_such_option": 1}, "no_such_option"),
-    ],
-)
-def test_wrong_arguments(arguments: dict[str, Any], reason: str) -> None:
-    with pytest.raises((UsageError, TypeError), match=reason):
-        orchestrator.run(**arguments)
-    assert list(api.ls()) == []
+def forks_and_leaves() -> str:
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        os._exit(0)
+    return "child"
 
 
-@pytest.mark.parametrize(
-    ("function", "text"),
-    ids=["large", "lock", "exit", "_exit", "exit 3"],
-    argvalues=[
-        (lambda: b"x" * (64 << 20), r"<lambda>\(\) returned more than 64 MiB: write it to a file"),
-        (lambda: threading.Lock(), r"returned a value of type lock, which cannot be sent back \(TypeError"),
-        (lambda: sys.exit(0), r"worker:0: exited before <lambda>\(\) returned"),
-        (lambda: os._exit(0), r"worker:0: exited before <lambda>\(\) returned"),
-        (lambda: sys.exit(3), "exit 3"),
-    ],
-)
-def test_no_value(session: Session, function: Callable[[], object], text: str) -> None:
-    with pytest.raises(TaskFailed, match=text) as caught:
-        session.run(function)
-    assert caught.value.task == "worker:0"
-    # The session serves the next call.
-    assert session.run(lambda: b"x" * (1 << 20)) == [b"x" * (1 << 20)]
+def forks_and_fails() -> str:
+    child = os.fork()
+    if child:
+        return f"child: {os.waitpid(child, 0)[1] >> 8}"
+    raise ValueError("in the child")
 
 
-def test_function_that_never_returns(session: Session) -> None:
-    with pytest.raises(RunTimedOut):
-        session.run(lambda: time.sleep(600), timeout="1s", grace=0)
+def kills_its_peer() -> None:
+    pid = Path("pid")
+    if index() == 1:
+        Path("part").write_text(str(os.getpid()))
+        Path("part").rename(pid)
+        time.sleep(600)
+    waits_for(pid)
+    os.kill(int(pid.read_text()), signal.SIGKILL)
+    time.sleep(600)
 
 
-def test_process_forked_by_the_function_returns_nothing(session: Session) -> None:
-    def forks() -> str:
-        child = os.fork()
-        if child:
-            os.waitpid(child, 0)
-            os._exit(0)
-        return "child"
+def restarts() -> int:
+    attempt = int(os.environ["ORCH_ATTEMPT"])
+    if attempt == 1 and index() == 1:
+        waits_for(Path("left"))
+        sys.exit(42)  # asks for a restart
+    if attempt == 2 and index() == 0:
+        sys.exit()
+    Path("left").touch()
+    return attempt
 
-    def forks_and_fails() -> str:
-        child = os.fork()
-        if child:
-            return f"child: {os.waitpid(child, 0)[1] >> 8}"
-        raise ValueError("in the child")
 
-    with pytest.raises(TaskFailed, match="exited before"):
-        session.run(forks)
+def fails_in_one() -> int:
+    if index() == 1:
+        raise Overflown("only here")
+    return 1
+
+
+EARLY = "worker:0: exited before {name}() returned"
+# The function, the options of its run, the error, its text, and the task that it names.
+NO_VALUE: list[tuple[Callable[[], object], dict[str, Any], type[Exception], str, str | None]] = [
+    (lambda: b"x" * (64 * MIB), {}, TaskFailed, "<lambda>() returned more than 64 MiB: write it", "worker:0"),
+    (
+        lambda: threading.Lock(),
+        {},
+        TaskFailed,
+        "returned a value of type lock, which cannot be sent back (TypeError",
+        "worker:0",
+    ),
+    (lambda: sys.exit(0), {}, TaskFailed, EARLY.format(name="<lambda>"), "worker:0"),
+    (lambda: os._exit(0), {}, TaskFailed, EARLY.format(name="<lambda>"), "worker:0"),
+    (lambda: sys.exit(3), {}, TaskFailed, "exit 3", "worker:0"),
+    (lambda: time.sleep(600), {"timeout": "100ms", "grace": 0}, RunTimedOut, "", None),
+    (forks_and_leaves, {}, TaskFailed, EARLY.format(name="forks_and_leaves"), "worker:0"),
+    (kills_its_peer, {"workers": 2}, TaskFailed, "worker:1 failed: SIGKILL", "worker:1"),
+    # The value of the first attempt is dropped.
+    (
+        restarts,
+        {"workers": 2, "on_failure": "restart"},
+        TaskFailed,
+        EARLY.format(name="restarts"),
+        "worker:0",
+    ),
+    (fails_in_one, {"workers": 2, "on_failure": "continue"}, Overflown, "only here", "worker:1"),
+]
+
+
+def test_no_value(session: Session) -> None:
+    """A process that the function forks returns nothing. The session serves the next call."""
+    wrong = []
+    for function, options, kind, text, task in NO_VALUE:
+        with pytest.raises((OrchError, Overflown)) as caught:
+            session.run(function, **options)
+        error = caught.value
+        if not (type(error) is kind and text in str(error) and getattr(error, "task", None) == task):
+            wrong.append((text, error))
+    assert not wrong, wrong
     assert session.run(forks_and_fails) == ["child: 1"]
 
 
-def test_function_that_kills_its_peer(session: Session, tmp_path: Path) -> None:
-    def kills() -> None:
-        if index() == 1:
-            (tmp_path / "part").write_text(str(os.getpid()))
-            (tmp_path / "part").rename(tmp_path / "pid")
-            time.sleep(600)
-        waits_for(tmp_path / "pid")
-        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-        time.sleep(600)
-
-    with pytest.raises(TaskFailed, match="worker:1 failed: SIGKILL") as caught:
-        session.run(kills, workers=2)
-    assert caught.value.task == "worker:1"
-
-
-@pytest.mark.parametrize(
-    ("cause", "kind", "tasks"),
-    [
+def test_exception_of_the_cause_is_preferred() -> None:
+    first = FirstFailure(task="worker:0", exit_code=1, signal=None, exception=None, log="", advice=None)
+    nothing: dict[str, Any] = {"detection_s": None, "teardown_s": None, "tasks": ()}
+    wrong = []
+    for cause, kind, tasks in (
         ("worker:1", CauseKind.EXITED, ("worker:1",)),
         ("worker:1", CauseKind.LEFT_EARLY, ("worker:1", "worker:0")),
         (None, CauseKind.LIMIT, ("worker:0",)),
-    ],
-)
-def test_exception_of_the_cause_is_preferred(
-    cause: str | None, kind: CauseKind, tasks: tuple[str, ...]
-) -> None:
-    first = FirstFailure(task="worker:0", exit_code=1, signal=None, exception=None, log="", advice=None)
-    result = RunResult(
-        run_id="r",
-        outcome="failed",
-        exit_code=1,
-        attempts=1,
-        cause=Cause(task=cause, kind=kind, text=""),
-        first_failure=first,
-        detection_s=None,
-        teardown_s=None,
-        tasks=(),
-    )
-    assert blamed(result) == tasks
-
-
-def test_value_of_an_earlier_attempt_is_dropped(session: Session, tmp_path: Path) -> None:
-    def restarts() -> int:
-        attempt = int(os.environ["ORCH_ATTEMPT"])
-        if attempt == 1 and index() == 1:
-            waits_for(tmp_path / "left")
-            sys.exit(42)  # asks for a restart
-        if attempt == 2 and index() == 0:
-            sys.exit()
-        (tmp_path / "left").touch()
-        return attempt
-
-    with pytest.raises(TaskFailed, match="worker:0: exited before"):
-        session.run(restarts, workers=2, on_failure="restart")
-
-
-def test_failed_task_of_a_run_that_continues(session: Session) -> None:
-    def fails() -> int:
-        if index() == 1:
-            raise Overflown("only here")
-        return 1
-
-    with pytest.raises(Overflown) as caught:
-        session.run(fails, workers=2, on_failure="continue")
-    assert caught.value.task == "worker:1"  # type: ignore[attr-defined]
+    ):
+        result = RunResult(
+            run_id="r",
+            outcome="failed",
+            exit_code=1,
+            attempts=1,
+            cause=Cause(task=cause, kind=kind, text=""),
+            first_failure=first,
+            **nothing,
+        )
+        if blamed(result) != tasks:
+            wrong.append((cause, kind, blamed(result)))
+    assert not wrong, wrong
 
 
 def test_stopped_parameter_server_has_no_value(session: Session) -> None:
@@ -323,14 +306,3 @@ def test_stopped_parameter_server_has_no_value(session: Session) -> None:
 
     chief, _, server = session.run(serves, workers=1, ps=1)
     assert (chief, server) == ("chief:0", None)
-
-
-def test_kept_preloader_serves_the_next_call(session: Session) -> None:
-    def exact() -> str:
-        return str(decimal.Decimal("0.1") * 3)
-
-    for _ in range(2):
-        assert session.run(exact, preload="decimal", workers=2) == ["0.3", "0.3"]
-        state = last_run().view
-        state.refresh()
-        assert {task.method for task in state.state.tasks.values()} == {"fork"}

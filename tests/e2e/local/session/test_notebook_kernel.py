@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 pytest.importorskip("ipykernel", reason="ipykernel is not installed (scripts/setup dev)")
-# Reports a loss twice a second until the file `go` exists.
+# Reports a loss twice a second, from when the file `train` exists until `go` does.
 REPORTS = """
 import json, os, time
 step = 0
+while not os.path.exists("train"):
+    time.sleep(0.01)
 while not os.path.exists("go"):
     step += 1
     said = json.dumps({"phase": "training", "step": step, "loss": 1 / step})
@@ -102,42 +104,36 @@ def test_picture_of_a_live_run_is_updated_until_its_end(notebook: Notebook, tmp_
     notebook.cell(BEGIN)
     (shown,) = notebook.cell("run")
     assert shown["msg_type"] == "display_data" and "<figcaption>loss" not in html(shown)
-    picture = shown["content"]["transient"]["display_id"]
+    picture = shown["content"]["transient"]
     # No cell runs meanwhile.
+    (tmp_path / "train").touch()
     updated = notebook.until(lambda message: is_update(message, "<figcaption>loss"))
-    assert updated["content"]["transient"]["display_id"] == picture
+    assert updated["content"]["transient"] == picture
     assert updated["parent_header"]["msg_id"] == shown["parent_header"]["msg_id"]
 
     # Another cell with the same run has the same picture, which one thread updates.
-    (again,) = [
-        output
-        for output in notebook.cell("orchestrator.find(run.id)")
-        if output["msg_type"] == "display_data"
-    ]
-    assert again["content"]["transient"]["display_id"] == picture
+    outputs = notebook.cell("orchestrator.find(run.id)")
+    (again,) = [output for output in outputs if output["msg_type"] == "display_data"]
+    assert again["content"]["transient"] == picture
     assert notebook.value(f"len({CURVES})") == "1"
 
     (tmp_path / "go").touch()
     last = notebook.until(lambda message: is_update(message, "succeeded"))
-    assert last["content"]["transient"]["display_id"] == picture and "<figcaption>loss" in html(last)
-    assert (
-        notebook.value(
-            f"[each.join() for each in threading.enumerate() if each.name in {CURVES}] and {CURVES}"
-        )
-        == "[]"
-    )
+    assert last["content"]["transient"] == picture and "<figcaption>loss" in html(last)
+    joined = f"[each.join() for each in threading.enumerate() if each.name in {CURVES}] and {CURVES}"
+    assert notebook.value(joined) == "[]"
     (ended,) = notebook.cell("run")
     assert ended["msg_type"] == "execute_result" and "succeeded" in html(ended)
 
-
-def test_cell_that_waits_updates_the_picture_of_the_ended_run(notebook: Notebook, tmp_path: Path) -> None:
-    """A program that runs a notebook reads what a cell sends only while that cell runs."""
+    # A program that runs a notebook reads what a cell sends only while that cell runs.
+    (tmp_path / "go").unlink()
     notebook.cell(BEGIN)
     (shown,) = notebook.cell("run")
     (tmp_path / "go").touch()
-    outputs = notebook.cell("run.wait(); cluster.__exit__()")
-    assert is_update(outputs[-1], "succeeded")
-    assert outputs[-1]["content"]["transient"] == shown["content"]["transient"]
+    waited = notebook.cell("run.wait(); cluster.__exit__()")[-1]
+    assert is_update(waited, "succeeded")
+    assert waited["content"]["transient"] == shown["content"]["transient"]
+
     # The kernel ends while another picture is updated.
     (tmp_path / "go").unlink()
     notebook.cell(BEGIN)
@@ -145,8 +141,8 @@ def test_cell_that_waits_updates_the_picture_of_the_ended_run(notebook: Notebook
     notebook.until(lambda message: is_update(message, "<figcaption>loss"))
 
 
-@pytest.mark.parametrize("ipython", [False, True])
-def test_nothing_is_updated_without_a_notebook(ipython: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shell", [[], ["-m", "IPython", "--no-banner"]], ids=["python", "ipython"])
+def test_nothing_is_updated_without_a_notebook(shell: list[str], tmp_path: Path) -> None:
     """IPython in a terminal cannot change what it has shown."""
     program = """
 import orchestrator, threading
@@ -160,13 +156,7 @@ with orchestrator.Cluster(command=["sleep", "600"]) as run:
             print(run)
     assert not [each.name for each in threading.enumerate() if each.name.startswith("curves")]
 """
-    python = [sys.executable, *(["-m", "IPython", "--no-banner"] if ipython else []), "-c", program]
-    done = subprocess.run(
-        python,
-        cwd=tmp_path,
-        env={**os.environ, "IPYTHONDIR": str(tmp_path / "ipython")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {**os.environ, "IPYTHONDIR": str(tmp_path / "ipython")}
+    argv = [sys.executable, *shell, "-c", program]
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("<Run ")

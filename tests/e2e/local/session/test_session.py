@@ -1,20 +1,24 @@
-"""Several clusters from one session: which processes are kept between them, and that none survives the session."""
+"""Several clusters from one session: what is kept between them, what they get anew, and that nothing survives it."""
 
 from __future__ import annotations
 
+import json
 import os
+import resource
 import signal
 import subprocess
 import sys
-from contextlib import closing
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from job_making import JOB, changed
-from waiting import lives, until_gone
+from waiting import lives, until, until_gone
 
-import orchestrator
 from orchestrator import Cluster, NameTaken, Session, UsageError
 from orchestrator.client import api
 from orchestrator.client.api import Run
@@ -35,63 +39,84 @@ def agent_of(run: Run) -> psutil.Process:
     return agent
 
 
+def kept_by(run: Run) -> tuple[int, int]:
+    return supervisor_of(run).pid, agent_of(run).pid
+
+
+def ran(session: Session, *command: str, **options: Any) -> Run:
+    """A run of the session that has succeeded."""
+    with session.up(command=command or ["true"], **options) as run:
+        run.wait()
+    return run
+
+
 def test_runs_share_only_the_supervisor_and_the_agent() -> None:
-    runs, processes = [], set()
+    command = ("sh", "-c", "echo $ORCH_RUN_ID $ORCH_RUN_DIR")
     with Session() as session:
-        for word in ("one", "two", "three"):
-            with session.up(
-                workers=2, command=["sh", "-c", f"echo {word} $ORCH_RUN_ID $ORCH_RUN_DIR"]
-            ) as run:
-                result = run.wait()
-            processes.add((supervisor_of(run).pid, agent_of(run).pid))
-            assert (result.run_id, result.outcome, len(result.tasks)) == (run.id, "succeeded", 2)
-            assert run.log("worker:1").read_text() == f"{word} {run.id} {run.dir}\n"
-            runs.append(run)
-        assert len(processes) == 1
-        assert len({run.id for run in runs}) == len({run.dir for run in runs}) == 3
-    assert not any(lives(pid) for pid in processes.pop())
+        runs = [ran(session, *command, workers=2) for _ in range(3)]
+        (kept,) = set(map(kept_by, runs))
+    assert not any(map(lives, kept))
+    assert len({run.id for run in runs}) == len({run.dir for run in runs}) == 3
     assert [run.status().run.state for run in runs] == ["succeeded"] * 3
+    assert [run.log("worker:1").read_text() for run in runs] == [f"{run.id} {run.dir}\n" for run in runs]
     # orch's own processes wrote no errors.
     assert {(run.dir / name).read_text() for run in runs for name in ("supervisor.log", "agent.log")} == {""}
 
 
-def test_next_run_works_after_a_failed_or_stopped_one() -> None:
+# What happens to a live run, its outcome, and which processes the next run gets: the same ones or others.
+ENDS: dict[str, tuple[Callable[[Run], object], str, tuple[bool, bool]]] = {
+    "the block ends": (lambda run: None, "stopped", (True, True)),
+    "the task is killed": (lambda run: os.kill(task_of(run), signal.SIGKILL), "failed", (True, True)),
+    "down": (lambda run: api.down("again"), "stopped", (True, True)),
+    "the agent is killed": (lambda run: agent_of(run).kill(), "failed", (True, False)),
+    "the supervisor is killed": (lambda run: supervisor_of(run).kill(), "lost", (False, False)),
+    "the supervisor is stopped": (lambda run: supervisor_of(run).terminate(), "stopped", (False, False)),
+}
+
+
+def task_of(run: Run) -> int:
+    pid = run.status().tasks[0].pid
+    assert pid is not None
+    return pid
+
+
+def test_next_run_with_the_same_name_works_after_each_end() -> None:
+    wrong = []
     with Session() as session:
-        with session.up(workers=2, command=["sh", "-c", "exit 3"]) as run:
-            assert run.wait(check=False).exit_code == 3
-        with session.up(command=SLEEPS) as run:
-            run.wait_ready()
-        assert run.wait(check=False).outcome == "stopped"
+        before = kept_by(ran(session))
+        for what, (end, outcome, keeps) in ENDS.items():
+            with session.up(command=SLEEPS, name="again") as run:
+                run.wait_ready()
+                end(run)
+                if what != "the block ends":
+                    run.wait(check=False)
+            after = kept_by(ran(session, name="again"))
+            found = run.wait(check=False).outcome, tuple(a == b for a, b in zip(before, after, strict=True))
+            if found != (outcome, keeps):
+                wrong.append((what, found))
+            before = after
         with session.up(command=SLEEPS, timeout="100ms") as run:
             assert run.wait(check=False).outcome == "timed_out"
-        with session.up(command=["true"]) as run:
-            assert run.wait().exit_code == 0
-
-
-def test_down_stops_the_run_but_not_the_session() -> None:
-    with Session() as session:
-        with session.up(command=SLEEPS, name="mine") as run:
-            run.wait_ready()
-            supervisor = supervisor_of(run)
-            api.down("mine")
-            assert run.wait(check=False).exit_code == 143
-        with session.up(command=["true"], name="mine") as run:
-            run.wait()
-            assert supervisor_of(run) == supervisor
+        agent = agent_of(run)
+        agent.kill()
+        until_gone(agent.pid)
+        assert agent_of(ran(session)).pid != agent.pid
+    assert not wrong, wrong
 
 
 def test_session_is_usable_after_a_refused_run() -> None:
-    with Session() as session, orchestrator.Cluster(command=SLEEPS, name="taken") as other:
+    with Session() as session, Cluster(command=SLEEPS, name="taken") as other:
         with pytest.raises(NameTaken), session.up(command=["true"], name="taken"):
             pass
-        with pytest.raises(UsageError, match="no-such-command"):
-            session.up(command=["no-such-command"])
+        # Text is a sequence of characters, too.
+        for command in (["no-such-command"], "no-such-command --option"):
+            with pytest.raises(UsageError, match="not found: no-such-command is not on PATH"):
+                session.up(command=command)
         with session.up(command=SLEEPS, name="first") as run:
             with pytest.raises(UsageError, match="one cluster at a time"), session.up(command=["true"]):
                 pass
             assert run.view.is_live and other.view.is_live
-        with session.up(command=["true"]) as run:
-            assert run.wait().succeeded
+        ran(session)
 
 
 def test_name_of_a_refused_run_is_free() -> None:
@@ -105,51 +130,6 @@ def test_name_of_a_refused_run_is_free() -> None:
         lock.release()
 
 
-def test_run_gets_the_current_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    show = ["sh", "-c", 'printf "[%s]" "$SHOWN"']
-    said = []
-    with Session() as session:
-        for value in ("first", b"\xff".decode(errors="surrogateescape"), None):
-            if value is None:
-                monkeypatch.delenv("SHOWN")
-            else:
-                monkeypatch.setenv("SHOWN", value)
-            with session.up(command=show) as run:
-                run.wait()
-            said.append(run.log("worker:0").read_bytes())
-    assert said == [b"[first]", b"[\xff]", b"[]"]
-
-
-@pytest.mark.parametrize("moment", ["during", "between"])
-def test_killed_agent_is_replaced(moment: str) -> None:
-    with Session() as session:
-        with session.up(command=SLEEPS) as run:
-            run.wait_ready()
-            agent = agent_of(run)
-            if moment == "during":
-                agent.kill()
-                assert run.wait(check=False).exit_code == 125
-        if moment == "between":
-            agent.kill()
-            until_gone(agent.pid)
-        with session.up(command=["true"]) as run:
-            assert run.wait().succeeded
-            assert agent_of(run).pid != agent.pid
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_killed_supervisor_is_replaced(number: signal.Signals) -> None:
-    with Session() as session:
-        with session.up(command=SLEEPS) as run:
-            run.wait_ready()
-            supervisor = supervisor_of(run)
-            supervisor.send_signal(number)
-            assert run.wait(check=False).outcome == ("lost" if number is signal.SIGKILL else "stopped")
-        with session.up(command=["true"]) as run:
-            assert run.wait().succeeded
-            assert supervisor_of(run).pid != supervisor.pid
-
-
 def test_close_stops_the_live_run() -> None:
     session = Session()
     cluster = session.up(command=SLEEPS)
@@ -161,62 +141,232 @@ def test_close_stops_the_live_run() -> None:
     cluster.__exit__(None, None, None)
 
 
-def test_processes_exit_when_the_session_process_is_killed(tmp_path: Path) -> None:
-    program = """
+def test_run_gets_the_current_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = []
+    with Session() as session:
+        for value in ("first", b"\xff".decode(errors="surrogateescape"), None):
+            if value is None:
+                monkeypatch.delenv("SHOWN")
+            else:
+                monkeypatch.setenv("SHOWN", value)
+            run = ran(session, "sh", "-c", 'printf "[%s]" "$SHOWN"')
+            said.append(run.log("worker:0").read_bytes())
+    assert said == [b"[first]", b"[\xff]", b"[]"]
+
+
+@contextmanager
+def changed_inheritance() -> Iterator[list[Callable[[], object]]]:
+    """Functions that each change something that a process inherits; undone at the end."""
+    umask, cores = os.umask(0o022), os.sched_getaffinity(0)
+    os.umask(umask)
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    changes: list[Callable[[], object]] = [
+        lambda: os.umask(umask ^ 0o005),
+        lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files[0] - 8, files[1])),
+    ]
+    if len(cores) > 1:
+        changes.append(lambda: os.sched_setaffinity(0, {max(cores)}))
+    try:
+        yield changes
+    finally:
+        os.umask(umask)
+        os.sched_setaffinity(0, cores)
+        resource.setrlimit(resource.RLIMIT_NOFILE, files)
+
+
+def test_run_inherits_current_umask_affinity_and_limits() -> None:
+    """A new supervisor starts only after a change."""
+    tell = ("sh", "-c", "umask; ulimit -n; grep Cpus_allowed_list /proc/self/status")
+    with Session() as session, changed_inheritance() as changes:
+        before = ran(session, *tell)
+        for change in changes:
+            change()
+            expected = subprocess.run(tell, capture_output=True, text=True, check=True).stdout
+            runs = [ran(session, *tell) for _ in range(2)]
+            assert before.log("worker:0").read_text() != expected
+            assert [run.log("worker:0").read_text() for run in runs] == [expected] * 2
+            supervisors = [run.view.record.supervisor_pid for run in (before, *runs)]
+            assert supervisors[0] != supervisors[1] == supervisors[2]
+            before = runs[1]
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_processes_exit_when_the_session_process_is_killed(live: bool, tmp_path: Path) -> None:
+    program = f"""
 import orchestrator, sys
 session = orchestrator.Session()
 with session.up(command=["true"]) as run:
     run.wait()
-with session.up(command=["sleep", "600"]) as run:
+if {live}:
+    cluster = session.up(command=["sleep", "600"])
+    run = cluster.__enter__()
     run.wait_ready()
-    print(run.id, flush=True)
-    sys.stdin.read()
-"""
-    client = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=tmp_path,
-        text=True,
-    )
-    assert client.stdin is not None and client.stdout is not None
-    with client:
-        run = api.find(client.stdout.readline().strip())
-        task = run.status().tasks[0].pid
-        assert task is not None
-        processes = [supervisor_of(run).pid, agent_of(run).pid, task]
-        os.kill(client.pid, signal.SIGKILL)
-    until_gone(*processes)
-    assert run.wait(check=False).outcome == "stopped"
-
-
-def test_idle_processes_exit_when_the_session_process_is_killed(tmp_path: Path) -> None:
-    program = """
-import orchestrator, sys
-session = orchestrator.Session()
-with session.up(command=["true"]) as run:
-    run.wait()
 print(run.id, flush=True)
 sys.stdin.read()
 """
-    client = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=tmp_path,
-        text=True,
-    )
-    assert client.stdin is not None and client.stdout is not None
-    with client:
+    argv = [sys.executable, "-c", program]
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path, text=True
+    ) as client:
+        assert client.stdout is not None
         run = api.find(client.stdout.readline().strip())
-        kept = [supervisor_of(run).pid, agent_of(run).pid]
-        os.kill(client.pid, signal.SIGKILL)
-    until_gone(*kept)
+        processes = [*kept_by(run), *([task_of(run)] if live else [])]
+        client.kill()
+    until_gone(*processes)
+    assert run.wait(check=False).outcome == ("stopped" if live else "succeeded")
 
 
-def test_command_may_be_text(tmp_path: Path) -> None:
-    """Text is also a sequence, of characters, and must not be taken for a list of words."""
-    with pytest.raises(UsageError, match="not found: no-such-command is not on PATH"):
-        Cluster(command="no-such-command --option", directory=tmp_path)
-    with Session() as session, pytest.raises(UsageError, match="not found: no-such-command is not on PATH"):
-        session.up(command="no-such-command --option", directory=tmp_path)
+# -- interrupts, threads, forks
+
+
+@pytest.fixture
+def interrupts() -> Iterator[signal.Signals]:
+    """A signal that raises KeyboardInterrupt."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    yield signal.SIGUSR1
+    signal.signal(signal.SIGUSR1, before)
+
+
+@contextmanager
+def beside(action: Callable[[], object]) -> Iterator[threading.Thread]:
+    thread = threading.Thread(target=action)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        thread.join()
+
+
+def waits_for_an_answer(thread: int | None) -> bool:
+    """Whether that thread has sent its request and is reading the answer."""
+    frame = sys._current_frames().get(thread or 0)
+    while frame is not None:
+        if frame.f_code.co_name == "_read_answer" and frame.f_code.co_filename.endswith("supervisor_link.py"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def test_interrupted_creation_does_not_affect_the_next_run(interrupts: signal.Signals) -> None:
+    main = threading.get_ident()
+    with Session() as session:
+        supervisor = supervisor_of(ran(session))
+        supervisor.suspend()
+
+        def press() -> None:
+            try:
+                until(lambda: waits_for_an_answer(main))
+            finally:
+                signal.pthread_kill(main, interrupts)
+                supervisor.resume()
+
+        with (
+            beside(press),
+            pytest.raises(KeyboardInterrupt),
+            session.up(command=SLEEPS, name="interrupted"),
+        ):
+            pass
+        until_gone(supervisor.pid)
+        assert not any(run.view.is_live for run in api.ls())
+        assert [ran(session, name=name).name for name in ("interrupted", "next")] == ["interrupted", "next"]
+
+
+def test_second_thread_gets_an_error_while_a_run_is_created() -> None:
+    runs: list[Run] = []
+    with Session() as session:
+        supervisor = supervisor_of(ran(session))
+        supervisor.suspend()
+        with beside(lambda: runs.append(ran(session, name="first"))) as asking:
+            try:
+                until(lambda: waits_for_an_answer(asking.ident))
+                with pytest.raises(UsageError, match="another thread"), session.up(command=["true"]):
+                    pass
+            finally:
+                supervisor.resume()
+        ran(session, name="second")
+    assert [run.name for run in runs] == ["first"]
+
+
+def test_forked_process_neither_stops_a_run_nor_uses_the_session(tmp_path: Path) -> None:
+    program = """
+import orchestrator, os, sys
+SLEEPS = ["sleep", "600"]
+with orchestrator.Session() as session:
+    for cluster in (orchestrator.Cluster(command=SLEEPS), session.up(command=SLEEPS)):
+        with cluster as run:
+            run.wait_ready()
+            child = os.fork()
+            if child == 0:
+                sys.exit(7)
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            print(status, run.status().run.state)
+        print(run.wait(check=False).outcome, flush=True)
+    kept = run.view.record.supervisor_pid
+    child = os.fork()
+    if child == 0:
+        try:
+            session.up(command=["true"]).__enter__()
+        except orchestrator.UsageError as error:
+            print(f"process {os.getppid()}" in str(error), flush=True)
+        with orchestrator.Session() as own, own.up(command=["true"]) as run:
+            print(run.wait().outcome, flush=True)
+        sys.exit(0)
+    os.waitpid(child, 0)
+    with session.up(command=["true"]) as run:
+        print(run.wait().outcome, run.view.record.supervisor_pid == kept)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    expected = [*("7 running", "stopped") * 2, "True", "succeeded", "succeeded True"]
+    assert (done.stdout.splitlines(), done.stderr) == (expected, "")
+
+
+# -- preloaded modules
+
+
+def preloaded(run: Run) -> tuple[set[str], list[bool]]:
+    """How the tasks were started, and whether this run waited for the imports of a preloader."""
+    lines = map(json.loads, run.view.paths.events.read_text().splitlines())
+    events = [event for event in lines if event["type"] in ("task_started", "preloaded")]
+    methods = {event["method"] for event in events if event["type"] == "task_started"}
+    return methods, [event["seconds"] > 0 for event in events if event["type"] == "preloaded"]
+
+
+def test_modules_stay_imported_until_their_conditions_change(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "elsewhere"):
+        place.mkdir(exist_ok=True)
+        (place / "look.py").write_text("import decimal, os; print(os.environ['ORCH_RUN_ID'])")
+    first, kept, spawned = ({"fork"}, [True]), ({"fork"}, [False]), ({"spawn"}, [])
+    rows: list[tuple[dict[str, Any], object]] = [
+        ({}, first),
+        ({}, kept),
+        ({"env": {"MINE": "2"}}, first),
+        ({"preload": "decimal,fractions"}, first),
+        ({"cwd": "elsewhere"}, first),
+        ({}, first),
+        ({"command": ["true"], "preload": None}, spawned),
+        ({"start": "spawn"}, spawned),
+        ({}, kept),
+    ]
+    wrong = []
+    with Session() as session:
+        for options, expected in rows:
+            chosen = {"command": ["look.py"], "preload": "decimal", "env": {"MINE": "1"}, **options}
+            with session.up(2, directory=tmp_path, **chosen) as run:
+                run.wait()
+            if (found := preloaded(run)) != expected:
+                wrong.append((options, found))
+        assert run.log("worker:1").read_text() == f"{run.id}\n"
+        agent = agent_of(run)
+        (preloader,) = agent.children()
+        preloader.kill()
+        # Otherwise the agent would ask the killed preloader to fork the next run's task.
+        until(lambda: preloader not in agent.children())
+        # A function is forked, too.
+        assert session.run(int, directory=tmp_path, preload="decimal") == [0]
+        assert len(agent.children()) == 1
+    assert preloaded(api.find(None, tmp_path)) == first
+    assert not wrong, wrong

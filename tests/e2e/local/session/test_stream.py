@@ -8,16 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
 
 import pytest
 from waiting import until
 
 from orchestrator import Cluster, RunStopped, Session, UsageError
-from orchestrator.client.api import Run
 from orchestrator.client.view.cell import CellView, TextOutput
 from orchestrator.client.view.log_line import LineStyle
 from orchestrator.store.logs.lines import Chunk
@@ -33,32 +30,24 @@ print("bye from", os.environ["ORCH_TASK"])
 """
 
 
-@contextmanager
-def session_up(*arguments: Any, **options: Any) -> Iterator[Run]:
-    with Session() as session, session.up(*arguments, **options) as run:
-        yield run
-
-
 def lines_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("lines of")]
 
 
-@pytest.mark.parametrize("start", [Cluster, session_up])
-def test_lines_are_shown_while_the_run_is_live(start: Any, tmp_path: Path) -> None:
+def test_lines_are_shown_while_the_run_is_live(tmp_path: Path) -> None:
     shown = io.StringIO()
 
     def has(attempt: int) -> bool:
         said = shown.getvalue().splitlines()
         return all(f"worker:{n} | hello from worker:{n} {attempt}" in said for n in (0, 1))
 
-    with redirect_stdout(shown):
-        cluster: AbstractContextManager[Run] = start(2, [sys.executable, "-c", TALKS], tmp_path, stream=True)
+    with redirect_stdout(shown), Session() as session:
+        cluster = session.up(2, [sys.executable, "-c", TALKS], tmp_path, stream=True)
         with cluster as run:
             until(lambda: has(1))
             run.restart()
-            until(
-                lambda: run.status().run.attempt == 2
-            )  # the view of `run` takes the events, which are shown, too
+            # The view of `run` takes the events, which are shown, too.
+            until(lambda: run.status().run.attempt == 2)
             until(lambda: has(2))
             (tmp_path / "go").touch()
             run.wait()
@@ -95,7 +84,7 @@ def test_stream_that_fails_does_not_affect_the_run(tmp_path: Path) -> None:
             assert run.wait().succeeded
 
 
-def test_stream_that_cannot_encode_a_line(tmp_path: Path) -> None:
+def test_character_that_the_stream_cannot_encode_is_replaced(tmp_path: Path) -> None:
     shown = io.BytesIO()
     with redirect_stdout(io.TextIOWrapper(shown, "ascii")) as stream:
         with Cluster(command=["printf", "schön \\377"], directory=tmp_path, stream=True) as run:
@@ -130,19 +119,18 @@ def test_interrupted_wait_shows_the_rest(tmp_path: Path) -> None:
         run.wait()
 
 
-@pytest.mark.parametrize("leaves", ["", "run.wait_ready(); sys.exit(7)"])
-def test_interpreter_exits_while_lines_are_shown(leaves: str, tmp_path: Path) -> None:
+def test_interpreter_exits_while_lines_are_shown(tmp_path: Path) -> None:
     """In a notebook, the block may be entered in one cell and never left."""
-    program = f"""
+    program = """
 import orchestrator, sys
 cluster = orchestrator.Cluster(command=["sh", "-c", "while :; do echo line; done"], stream=True)
 run = cluster.__enter__()
-{leaves}
+run.wait_ready()
+sys.exit(7)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (7 if leaves else 0, "")
+    argv = [sys.executable, "-c", program]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (7, "")
 
 
 def test_forked_process_may_wait_for_the_run(tmp_path: Path) -> None:
@@ -167,41 +155,32 @@ def test_nothing_is_shown_unless_asked(tmp_path: Path, capsys: pytest.CaptureFix
         Cluster(command=["true"], directory=tmp_path, streams=True)  # type: ignore[call-arg]
 
 
-class Cell:
-    """A CellView whose clock is `now`. Lines are printed and painted at that time."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.shown = io.StringIO()
-        self._view = CellView(TextOutput(self.shown, {}), LineStyle(), lambda: self.now)
-        self._offset = 0
-
-    def paint(self, lines: int) -> tuple[int, int]:
-        """Print so many lines and paint a frame. Return how many were shown, and how many skipped."""
-        data = b"a line of a task\n" * lines
-        self._view.show([Chunk("worker:0", 1, None, self._offset, data)])
-        self._offset += len(data)
-        self._view.frame(self.now)
-        text, shown = self.shown.getvalue(), 0
-        skipped = [int(line.split()[1].replace(",", "")) for line in text.splitlines() if line[:3] == "..."]
-        shown = text.count("worker:0 | ")
-        self.shown.seek(0)
-        self.shown.truncate()
-        return shown, sum(skipped)
-
-
 def test_rate_of_a_flood_is_limited() -> None:
-    cell = Cell()
-    shown, _ = cell.paint(4_000)
-    assert shown == 4_000
+    """Afterwards, all lines of a quiet task are shown again."""
+    now, printed = 0.0, 0
+    shown = io.StringIO()
+    view = CellView(TextOutput(shown, {}), LineStyle(), lambda: now)
+
+    def painted(lines: int) -> tuple[int, bool]:
+        """Print so many lines and paint a frame. Return how many were shown, and whether some were skipped."""
+        nonlocal printed
+        data = b"a line of a task\n" * lines
+        view.show([Chunk("worker:0", 1, None, printed, data)])
+        printed += len(data)
+        view.frame(now)
+        text = shown.getvalue()
+        shown.seek(0)
+        shown.truncate()
+        return text.count("worker:0 | "), "... " in text
+
+    assert painted(4_000) == (4_000, False)
     total = 0
     for _ in range(600):
-        cell.now += 0.1
-        total += sum(cell.paint(10_000)[:1])
+        now += 0.1
+        total += painted(10_000)[0]
     assert total < 5_000 + 60 * 400
-    # Afterwards, all lines of a quiet task are shown again.
-    cell.now += 3_600
-    cell.paint(0)
+    now += 3_600
+    painted(0)
     for _ in range(100):
-        cell.now += 1
-        assert cell.paint(20) == (20, 0)
+        now += 1
+        assert painted(20) == (20, False)
