@@ -7,9 +7,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from number_cells import Figures, differing_values, measure
-from number_table import row, table
-from strategy_cells import CELLS, STATED_ACCURACY, Outcome, run_cell
+_TESTS = Path(__file__).resolve().parents[2] / "tests"
+sys.path[:0] = [str(_TESTS / "keras"), str(_TESTS / "support")]
+
+from case_runs import Figures, differing_values, measure  # noqa: E402
+from number_table import row, table  # noqa: E402
+from strategy_cells import CELLS, STATED_ACCURACY, Outcome, run_cell  # noqa: E402
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = DOCS / "strategies" / "README.md"

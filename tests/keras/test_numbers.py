@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
+from case_runs import LONGEST_RUN_S, Figures, differing_values, measure
 from orch_command import Orch
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts/tools"))
-
-from number_cells import LONGEST_RUN_S, Figures, differing_values, measure  # noqa: E402
-
 PAGE = ROOT / "docs" / "keras.md"
 # A busy machine may take many times as long as an idle one.
 pytestmark = pytest.mark.timeout(3600)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from two_workers import Outcome, run_cases
+from case_runs import run_cases
 
 from worker.bootstrap.keras_fix import saves
 from worker.bootstrap.keras_fix.callbacks import Saver
@@ -14,53 +14,35 @@ from worker.bootstrap.keras_fix.callbacks import Saver
 # A busy machine may take several times as long as an idle one.
 pytestmark = pytest.mark.timeout(600)
 
-CASES = Path(__file__).with_name("shared_path_cases.py")
-
-
-def ran(outcome: Outcome) -> Outcome:
-    assert outcome.codes == [0, 0], "\n".join(outcome.outputs)
-    return outcome
-
-
-def equal_on_both(outcome: Outcome, case: str) -> dict[str, np.ndarray]:
-    first, second = outcome.of(case)
-    assert first.keys() == second.keys()
-    for name, value in first.items():
-        np.testing.assert_array_equal(value, second[name], err_msg=f"{case}: {name}")
-    return first
-
-
-def assert_no_hidden_files(directory: Path) -> None:
-    assert not list(directory.rglob(".*"))
-
 
 @pytest.mark.slow
 def test_checkpoints_and_logs_of_all_workers_on_one_path(tmp_path: Path) -> None:
-    cases = ["every_checkpoint", "averaged_often", "logged", "checkpoint_manager"]
-    outcome = ran(run_cases(tmp_path, 2, CASES, cases))
-    saved = equal_on_both(outcome, "every_checkpoint")
+    outcome = run_cases(tmp_path, 2, ["every_checkpoint", "averaged_often", "logged", "checkpoint_manager"])
+    saved = outcome.of_all("every_checkpoint")
     for name in [name for name in saved if name.startswith("weight")]:
         np.testing.assert_array_equal(saved[name], saved[f"whole {name}"])
-    equal_on_both(outcome, "averaged_often")
+    outcome.of_all("averaged_often")
     for rank, values in enumerate(outcome.of("logged")):
         assert values["lines"] == 5  # a header and a line an epoch, once
         assert values["on the chief's path"] == (rank == 0)
     for values in outcome.of("checkpoint_manager"):
         np.testing.assert_array_equal(values["restored"], np.full(1000, 5.0))
         np.testing.assert_array_equal(values["written"], np.full(1000, 5.0))
-    assert_no_hidden_files(tmp_path / "shared")
+    shared = [*tmp_path.glob("*.files/shared")]
+    assert len(shared) == 4
+    assert not [hidden for directory in shared for hidden in directory.rglob(".*")]
 
 
 @pytest.mark.slow
 def test_a_restart_continues_from_one_state(tmp_path: Path) -> None:
-    outcome = ran(run_cases(tmp_path, 2, CASES, ["restored", "started_apart"]))
-    values = equal_on_both(outcome, "restored")
+    outcome = run_cases(tmp_path, 2, ["restored", "started_apart"])
+    values = outcome.of_all("restored")
     assert values["had backup"]
     assert values["epochs"].tolist() == [2, 3]
     for name in [name for name in values if name.startswith("weight")]:
         np.testing.assert_allclose(values[name], values[f"uninterrupted {name}"], rtol=1e-6, atol=1e-7)
-    assert equal_on_both(outcome, "started_apart")["epochs"].tolist() == [1, 2]
-    assert not (tmp_path / "shared" / "backup").exists()
+    assert outcome.of_all("started_apart")["epochs"].tolist() == [1, 2]
+    assert not (tmp_path / "restored.files" / "shared" / "backup").exists()
 
 
 @pytest.fixture

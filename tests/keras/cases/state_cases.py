@@ -1,4 +1,4 @@
-"""Small trainings with layers that have state: moving statistics and random seeds."""
+"""Cases of layers that have state: moving statistics and random seeds."""
 
 from __future__ import annotations
 
@@ -7,21 +7,14 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from case_program import Place
-from training_cases import BATCH, CLASSES, FEATURES, compiled, data
+from case import BATCH, FEATURES, Place, Values, compiled, cross_entropy, data, dense, fit, sequential, topic
+from keras import layers
 
-Values = dict[str, Any]
+case = topic("")
 
 
-def normalising(**options: Any) -> Any:
-    return keras.Sequential(
-        [
-            keras.layers.Input((FEATURES,)),
-            keras.layers.Dense(8),
-            keras.layers.BatchNormalization(momentum=0.7, **options),
-            keras.layers.Dense(CLASSES, dtype="float32"),
-        ]
-    )
+def normalising() -> Any:
+    return sequential((FEATURES,), layers.Dense(8), layers.BatchNormalization(momentum=0.7), dense())
 
 
 def momentum() -> Any:
@@ -38,6 +31,7 @@ def statistics(model: Any) -> Values:
     return found
 
 
+@case("moving_statistics")
 def moving_statistics(place: Place) -> Values:
     """The statistics in on_epoch_end and after fit, with the results of the validation."""
     x, y = data()
@@ -59,12 +53,13 @@ def moving_statistics(place: Place) -> Values:
     }
 
 
+@case("moving_statistics_by_hand")
 def moving_statistics_by_hand(place: Place) -> Values:
     """The result that two workers must get, in one process: each half of a batch, then the mean."""
     x, y = data()
     with place.scope():
         model = normalising()
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    loss = cross_entropy()
     optimizer = momentum()
     optimizer.build(model.trainable_variables)
     normalisation = model.layers[1]
@@ -89,9 +84,10 @@ def moving_statistics_by_hand(place: Place) -> Values:
     return statistics(model) | {"seen": np.stack(seen), "kernel": np.array(model.layers[0].kernel)}
 
 
+@case("batches_one_by_one")
 def batches_one_by_one(place: Place) -> Values:
     x, y = data()
-    share = BATCH // place.workers
+    share = BATCH // place.replicas
     model = compiled(place, normalising)
     for start in range(0, len(x), BATCH):
         own = slice(start + place.rank * share, start + (place.rank + 1) * share)
@@ -99,6 +95,7 @@ def batches_one_by_one(place: Place) -> Values:
     return statistics(model)
 
 
+@case("own_step")
 def own_step(place: Place) -> Values:
     class Model(keras.Sequential):
         def train_step(self, batch: Any) -> Any:
@@ -109,23 +106,16 @@ def own_step(place: Place) -> Values:
             self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
             return {"loss": value}
 
-    x, y = data()
     model = compiled(place, lambda: Model(normalising().layers), steps_per_execution=2)
-    model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, shuffle=False)
+    fit(model)
     return statistics(model)
 
 
-def synchronized(place: Place) -> Values:
-    x, y = data()
-    model = compiled(place, lambda: normalising(synchronized=True))
-    model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, shuffle=False)
-    return statistics(model)
-
-
+@case("other_state")
 def other_state(place: Place) -> Values:
     """A user's layer with statistics of its examples, and a layer of Keras that must not be averaged."""
 
-    class Largest(keras.layers.Layer):
+    class Largest(layers.Layer):
         def build(self, shape: Any) -> None:
             self.gathered = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False)
 
@@ -134,32 +124,24 @@ def other_state(place: Place) -> Values:
                 self.gathered.assign(self.gathered + keras.ops.mean(inputs, axis=0))
             return inputs
 
-    x, y = data()
-
     def make() -> Any:
-        return keras.Sequential(
-            [
-                keras.layers.Input((FEATURES,)),
-                Largest(),
-                keras.layers.SpectralNormalization(keras.layers.Dense(8)),
-                keras.layers.Dense(CLASSES),
-            ]
-        )
+        return sequential((FEATURES,), Largest(), layers.SpectralNormalization(layers.Dense(8)), dense())
 
     model = compiled(place, make)
-    model.fit(x, y, batch_size=BATCH, epochs=1, verbose=0, shuffle=False)
+    fit(model, epochs=1)
     return {"gathered": np.array(model.layers[0].gathered), "vector": np.array(model.layers[1].vector_u)}
 
 
+@case("dropped")
 def dropped(place: Place) -> Values:
     """The masks of two Dropout layers, with and without a seed, of three steps, as a base-3 number."""
 
     class Masks(keras.Model):
         def __init__(self) -> None:
             super().__init__()
-            self.dropout = keras.layers.Dropout(0.5)
-            self.seeded = keras.layers.Dropout(0.5, seed=11)
-            self.dense = keras.layers.Dense(1)
+            self.dropout = layers.Dropout(0.5)
+            self.seeded = layers.Dropout(0.5, seed=11)
+            self.dense = layers.Dense(1)
             self.seen: Any = None
 
         def build(self, shape: Any) -> None:
@@ -174,7 +156,7 @@ def dropped(place: Place) -> Values:
                     seen.assign(seen * 3 + keras.ops.cast(mask > 0, "float32"))
             return self.dense(self.dropout(inputs, training=training))
 
-    x, y = data(48)
+    x, y = data()
     with place.scope():
         model = Masks()
         model.build((None, FEATURES))
@@ -190,12 +172,13 @@ def dropped(place: Place) -> Values:
     return masks | {"kernel": kernel, "trained": np.array(model.dense.kernel)}
 
 
+@case("unfixed_masks")
 def unfixed_masks(place: Place) -> Values:
     """A Dropout layer's mask on each worker, in the script's own step, which works without the fixes."""
     with place.scope():
-        layer = keras.layers.Dropout(0.5)
+        layer = layers.Dropout(0.5)
 
-    @tf.function  # type: ignore[untyped-decorator]
+    @tf.function
     def step() -> Any:
         return place.strategy.run(lambda: layer(tf.ones((64,)), training=True))
 

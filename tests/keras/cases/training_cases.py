@@ -23,6 +23,7 @@ from case import (
     mlp,
     outcome,
     predicted,
+    scores,
     sequential,
     topic,
 )
@@ -174,7 +175,8 @@ def judge(place: Place) -> Values:
 
 @case("steps_per_execution", three=True)
 def several_steps(place: Place) -> Values:
-    return fit(compiled(place, steps_per_execution=2), validation_data=data(UNEVEN))
+    model = compiled(place, steps_per_execution=2)
+    return fit(model, validation_data=data(UNEVEN)) | scores(model, *data()) | predicted(model, data()[0])
 
 
 @case("steps_per_execution without an end")

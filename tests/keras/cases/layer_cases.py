@@ -253,13 +253,13 @@ def float64(place: Place) -> Values:
     return trained(place, lambda: sequential((FEATURES,), layers.Dense(5, "tanh"), layers.Dense(CLASSES)))
 
 
-@case("mixed_bfloat16", differs=ROUNDED)
+@case("mixed_bfloat16", differs=ROUNDED, within=2e-2)
 def bfloat16(place: Place) -> Values:
     keras.config.set_dtype_policy("mixed_bfloat16")
     return trained(place, mlp)
 
 
-@case("mixed_float16 with loss scaling", differs=ROUNDED)
+@case("mixed_float16 with loss scaling", differs=ROUNDED, within=2e-2)
 def float16(place: Place) -> Values:
     keras.config.set_dtype_policy("mixed_float16")
     return trained(place, mlp)

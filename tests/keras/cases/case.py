@@ -36,7 +36,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Case:
-    """A case with the words of its row. `differs` says why its values are not those of the references."""
+    """A case with the words of its row; without a topic it has none.
+
+    `differs` says why its values are not those of one process; `within` is their largest relative difference then.
+    """
 
     name: str
     topic: str
@@ -44,6 +47,7 @@ class Case:
     three: bool
     quick: bool
     differs: str
+    within: float
 
 
 CASES: dict[str, Case] = {}
@@ -53,11 +57,13 @@ Declare = Callable[[Callable[[Place], Values]], Callable[[Place], Values]]
 def topic(title: str) -> Callable[..., Declare]:
     """Return the decorator of the cases of a topic."""
 
-    def case(name: str, *, three: bool = False, quick: bool = False, differs: str = "") -> Declare:
+    def case(
+        name: str, *, three: bool = False, quick: bool = False, differs: str = "", within: float = np.inf
+    ) -> Declare:
         def declare(run: Callable[[Place], Values]) -> Callable[[Place], Values]:
             if name in CASES:
                 raise ValueError(f"two cases are named {name}")
-            CASES[name] = Case(name, title, run, three, quick, differs)
+            CASES[name] = Case(name, title, run, three, quick, differs, within)
             return run
 
         return declare

@@ -1,4 +1,4 @@
-"""Scripts that ignore other workers: every worker saves to one path, restores from it and logs to it."""
+"""Cases of scripts that ignore other workers: every worker saves to one path, restores from it and logs to it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from case_program import Place
+from case import BATCH, Place, Values, compiled, data, outcome, topic
 from state_cases import normalising, statistics
-from training_cases import BATCH, compiled, data
 
-Values = dict[str, Any]
+case = topic("")
 EPOCHS = 4
 
 
@@ -42,10 +41,6 @@ def begin(place: Place) -> Path:
     return shared
 
 
-def weights_of(model: Any) -> Values:
-    return {f"weight {index}": weight for index, weight in enumerate(model.get_weights())}
-
-
 def fit(place: Place, callbacks: list[Any], make: Callable[[], Any] = normalising, **options: Any) -> Any:
     x, y = data()
     model = compiled(place, make, optimizer=lambda: keras.optimizers.Adam(0.01))
@@ -54,6 +49,7 @@ def fit(place: Place, callbacks: list[Any], make: Callable[[], Any] = normalisin
     return model
 
 
+@case("every_checkpoint")
 def every_checkpoint(place: Place) -> Values:
     """ModelCheckpoint in four ways. All workers read all files at the same time."""
     shared = begin(place)
@@ -75,9 +71,10 @@ def every_checkpoint(place: Place) -> Values:
     model.save(shared / "later.keras")
     model.save_weights(shared / "later.weights.h5")
     model.load_weights(shared / "later.weights.h5")
-    return weights_of(model) | {f"whole {name}": weight for name, weight in weights_of(whole).items()}
+    return outcome(model) | {f"whole {name}": weight for name, weight in outcome(whole).items()}
 
 
+@case("averaged_often")
 def averaged_often(place: Place) -> Values:
     """The chief alone saves within an epoch, to its own path. The other worker has no such callback."""
     shared = begin(place)
@@ -95,6 +92,7 @@ def averaged_often(place: Place) -> Values:
     return {"seen": np.array(seen)}
 
 
+@case("restored")
 def restored(place: Place) -> Values:
     """A training that is interrupted and started again with one backup directory, and an uninterrupted one."""
     shared = begin(place)
@@ -109,13 +107,14 @@ def restored(place: Place) -> Values:
     second = fit(place, [keras.callbacks.BackupAndRestore(backup, double_checkpoint=True), note])
     keras.utils.set_random_seed(7)
     whole = fit(place, [])
-    return weights_of(second) | {
+    return outcome(second) | {
         "epochs": np.array(epochs),
         "had backup": np.array(place_has_backup),
-        **{f"uninterrupted {name}": weight for name, weight in weights_of(whole).items()},
+        **{f"uninterrupted {name}": weight for name, weight in outcome(whole).items()},
     }
 
 
+@case("started_apart")
 def started_apart(place: Place) -> Values:
     """Only the chief has a backup, of epoch 1."""
     shared = begin(place)
@@ -130,9 +129,10 @@ def started_apart(place: Place) -> Values:
     note = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: epochs.append(epoch))
     own = str(shared / ("only" if place.rank == 0 else "none"))
     model = fit(place, [keras.callbacks.BackupAndRestore(own), note], epochs=3)
-    return weights_of(model) | {"epochs": np.array(epochs)}
+    return outcome(model) | {"epochs": np.array(epochs)}
 
 
+@case("logged")
 def logged(place: Place) -> Values:
     """CSVLogger with one path for all, and the directory of TensorBoard's callback, without its package."""
     shared = begin(place)
@@ -148,6 +148,7 @@ def logged(place: Place) -> Values:
     }
 
 
+@case("checkpoint_manager")
 def checkpoint_manager(place: Place) -> Values:
     """All workers write checkpoints of tf.train under one prefix several times, and read them."""
     shared = begin(place)

@@ -11,11 +11,11 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from case_program import Place
+from case import BATCH, Place, Values, compiled, data, fit, outcome, topic
 from shared_path_cases import begin
-from training_cases import BATCH, Values, compiled, data, fit, outcome
 
-EXAMPLES = 32
+case = topic("")
+EXAMPLES = 24
 OPTIONS = {"batch_size": BATCH, "verbose": 0, "shuffle": False}
 
 
@@ -25,7 +25,7 @@ def straight_line() -> tuple[Any, Any]:
     return x, 2 * x
 
 
-class Line(keras.Model):  # type: ignore[misc]
+class Line(keras.Model):
     def __init__(self) -> None:
         super().__init__()
         self.dense = keras.layers.Dense(1, kernel_initializer="ones")
@@ -48,9 +48,14 @@ class OwnMetrics(Line):
 
 
 def line(place: Place, kind: type[Line], rate: float, **options: Any) -> Any:
-    return compiled(place, kind, lambda: keras.optimizers.SGD(rate), loss="mse", metrics=[], **options)
+    return compiled(place, kind, lambda: keras.optimizers.SGD(rate), loss="mse", metrics=None, **options)
 
 
+def logged(model: Any, history: Any, **more: Any) -> Values:
+    return outcome(model, **more) | {f"history {name}": values for name, values in history.history.items()}
+
+
+@case("own_test_step")
 def own_test_step(place: Place) -> Values:
     """Early stopping on a value of the model's own step. It falls on one half of the data, and rises on the other."""
     x, y = straight_line()
@@ -65,7 +70,7 @@ def own_test_step(place: Place) -> Values:
     scores = model.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True)
     several = line(place, OwnTestStep, 0.05, steps_per_execution=2)
     several.fit(x, y, epochs=1, **OPTIONS)
-    return outcome(
+    return logged(
         model,
         history,
         error=scores["error"],
@@ -74,6 +79,7 @@ def own_test_step(place: Place) -> Values:
     )
 
 
+@case("test_step_of_the_object")
 def test_step_of_the_object(place: Place) -> Values:
     x, y = straight_line()
     model = line(place, Line, 0.05)
@@ -82,6 +88,7 @@ def test_step_of_the_object(place: Place) -> Values:
     return {"error": model.evaluate(x, y, batch_size=EXAMPLES, verbose=0, return_dict=True)["error"]}
 
 
+@case("own_metrics_method")
 def own_metrics_method(place: Place) -> Values:
     """The rate is lowered when the validation loss does not change."""
     x, y = straight_line()
@@ -89,34 +96,26 @@ def own_metrics_method(place: Place) -> Values:
     lower = keras.callbacks.ReduceLROnPlateau(monitor="val_loss", min_delta=1e-3, patience=1, factor=0.1)
     history = model.fit(x, y, epochs=4, validation_data=(x * x, y), callbacks=[lower], **OPTIONS)
     scores = model.evaluate(x * x, y, batch_size=BATCH, verbose=0, return_dict=True)
-    return outcome(model, history, **{f"score {name}": value for name, value in scores.items()})
+    return logged(model, history, **{f"score {name}": value for name, value in scores.items()})
 
 
+@case("fit_within_a_fit")
 def fit_within_a_fit(place: Place) -> Values:
     """A callback trains the model during a fit. The outer fit continues with its validation and callbacks."""
     x, y = data()
     model = compiled(place)
     inner: list[Any] = []
 
-    class Trains(keras.callbacks.Callback):  # type: ignore[misc]
+    class Trains(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             if epoch == 0:
                 inner.append(self.model.fit(x, y, epochs=1, **OPTIONS))
 
-    values = fit(place, model, callbacks=[Trains()], validation_data=(x, y), epochs=3)
+    values = fit(model, callbacks=[Trains()], validation_data=(x, y), epochs=3)
     return values | {"inner": inner[0].history["loss"]}
 
 
-def compiled_outside_of_the_scope(place: Place) -> Values:
-    """Keras accepts that if the optimizer has no variables for each weight."""
-    with place.scope():
-        model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
-    model.compile("sgd", "mse", metrics=["mae"])
-    x, y = straight_line()
-    return outcome(model, model.fit(x, y, epochs=2, **OPTIONS), steps=int(model.optimizer.iterations.numpy()))
-
-
-class Pennies(keras.metrics.Metric):  # type: ignore[misc]
+class Pennies(keras.metrics.Metric):
     """Counts more than a float32 has digits for."""
 
     def __init__(self) -> None:
@@ -132,6 +131,7 @@ class Pennies(keras.metrics.Metric):  # type: ignore[misc]
         return self.total.value
 
 
+@case("counts_in_int64")
 def counts_in_int64(place: Place) -> Values:
     x, y = straight_line()
     with place.scope():
@@ -145,13 +145,7 @@ def counts_in_int64(place: Place) -> Values:
     return {"epoch": np.array(history.history["pennies"], np.int64), "steps": np.array(counted, np.int64)}
 
 
-def computed_in_float64(place: Place) -> Values:
-    keras.config.set_dtype_policy("float64")
-    x, y = straight_line()
-    model = line(place, Line, 0.01)
-    return outcome(model, model.fit(x, y, epochs=2, **OPTIONS))
-
-
+@case("two_logs_of_one_name")
 def two_logs_of_one_name(place: Place) -> Values:
     """Two loggers have the chief's paths, and TF_CONFIG is removed once the strategy exists."""
     shared = begin(place)
@@ -161,7 +155,7 @@ def two_logs_of_one_name(place: Place) -> Values:
         (shared / name).mkdir(exist_ok=True)
         logs.append(keras.callbacks.CSVLogger(str(shared / name / "log.csv")))
     try:
-        fit(place, compiled(place), callbacks=logs)
+        fit(compiled(place), callbacks=logs)
     finally:
         os.environ["TF_CONFIG"] = tf_config
     return {

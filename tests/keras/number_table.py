@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from number_cells import Figures, is_rounding, number
+from case_runs import Figures, is_rounding, number
 
 _HEAD = (
     "| case | one process | MirroredStrategy | 3 workers: one process | 3 workers: MirroredStrategy |",

@@ -8,10 +8,10 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from case_program import Place
+from case import BATCH, UNEVEN, Place, Values, compiled, data, topic
 from tensorflow.python.ops import gen_collective_ops
-from training_cases import BATCH, Values, compiled, data
 
+case = topic("")
 counted: collections.Counter[str] = collections.Counter()
 
 
@@ -39,7 +39,7 @@ def in_function(function: Any) -> int:
     return sum(node.op.startswith("Collective") for node in nodes)
 
 
-class Steps(keras.callbacks.Callback):  # type: ignore[misc]
+class Steps(keras.callbacks.Callback):
     """Records the count at the end of each step, and reads the logs as a progress bar does."""
 
     def __init__(self) -> None:
@@ -51,10 +51,11 @@ class Steps(keras.callbacks.Callback):  # type: ignore[misc]
         self.counts.append(sum(counted.values()))
 
 
+@case("collectives")
 def collectives(place: Place) -> Values:
     """The collectives of fit and evaluate with three metrics: in a traced step, and outside."""
     model = compiled(place, metrics=["accuracy", "sparse_categorical_crossentropy"])
-    x, y = data(57)
+    x, y = data(UNEVEN)
     options = {"batch_size": BATCH, "verbose": 0}
     model.fit(x, y, epochs=1, **options)  # variables are made, functions traced
     model.evaluate(x, y, **options)
