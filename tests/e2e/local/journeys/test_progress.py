@@ -1,4 +1,4 @@
-"""The progress of each task in status and result: from the lines of a script, and before its first line."""
+"""The progress of each task in status, result and `orch ls`: from the lines of a script, and before its first line."""
 
 from __future__ import annotations
 
@@ -40,24 +40,44 @@ model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
 model.compile("sgd", "mse", metrics=["mae"])
 model.fit(x, y, batch_size=8, epochs=3, verbose=2, validation_data=(x, y))
 """
+# A float32 has 16 decimals or more in Python.
+LOOP = """
+for e in range(1, 6):
+    print(f"Epoch {e}, Loss: {2.4 if e < 3 else 2.2204127311706543}")
+print("Finished epoch 6, accuracy is 0.7604166865348816.")
+"""
+DIVERGES = """
+import time
+print("Epoch 1/2", "7/7 - 1s - 16ms/step - loss: 0.5000", sep="\\n")
+print("Epoch 2/2", "7/7 - 1s - 16ms/step - loss: nan", sep="\\n")
+time.sleep(600)
+"""
 
 
-def test_stop_on_nan_ends_the_run(orch: Orch) -> None:
-    lines = [
-        "Epoch 1/2",
-        "7/7 - 1s - 16ms/step - loss: 0.5000",
-        "Epoch 2/2",
-        "7/7 - 1s - 16ms/step - loss: nan",
-    ]
-    script = orch.script(
-        "diverge.py", f"import time\nprint(*{lines}, sep='\\n', flush=True)\ntime.sleep(600)"
-    )
-    done = orch("up", "-n", "2", "--stop-on-nan", "--", sys.executable, script)
-    assert done.code == 1
-    assert done.err.count("the loss is nan, first seen at epoch 2 step 7") == 2  # the notice and the cause
-    result = orch.result()
-    assert (result["outcome"], result["cause"]["kind"]) == ("failed", "nan")
-    assert result["bad_loss"] == {"task": result["cause"]["task"], "value": "nan", "epoch": 2, "step": 7}
+def test_figures_are_read_as_python_prints_them_and_a_nan_ends_the_run(orch: Orch) -> None:
+    loop = orch.run(script=LOOP)
+    assert loop.code == 0
+    assert loop.err.splitlines()[-1].endswith(": 6 epochs, loss 2.22, accuracy 0.7604"), loop.err
+    for figures in (orch.task("worker:0")["progress"], loop.result["training"]):
+        assert (figures["epoch"], figures["loss"]) == (6, 2.2204127311706543)
+        assert figures["metrics"] == {"accuracy": 0.7604166865348816}
+    columns = orch("history", "--json").document["columns"]
+    last = [columns[name][-1] for name in ("epoch", "loss", "accuracy")]
+    assert last == [6, 2.2204127311706543, 0.7604166865348816]
+
+    diverged = orch.run("-n", "2", "--stop-on-nan", script=DIVERGES)
+    assert diverged.code == 1
+    assert (
+        diverged.err.count("the loss is nan, first seen at epoch 2 step 7") == 2
+    )  # the notice and the cause
+    assert (diverged.result["outcome"], diverged.result["cause"]["kind"]) == ("failed", "nan")
+    task = diverged.result["cause"]["task"]
+    assert diverged.result["bad_loss"] == {"task": task, "value": "nan", "epoch": 2, "step": 7}
+
+    bad, good = orch("ls", "--json").document["runs"]
+    assert (good["loss"], good["bad_loss"]) == (2.2204127311706543, None)
+    assert (bad["loss"], bad["bad_loss"]) == (None, "nan")
+    assert [line.split()[4] for line in orch("ls").lines[:3]] == ["LOSS", "nan", "2.22"]
 
 
 def test_keras_lines_become_progress(orch: Orch) -> None:
@@ -66,12 +86,10 @@ def test_keras_lines_become_progress(orch: Orch) -> None:
     paths = [orch.directory / "fit.txt", orch.directory / "evaluation.txt"]
     for path, data in zip(paths, (fit, evaluation), strict=True):
         path.write_bytes(data)
-    script = orch.script("replay.py", REPLAY)
-    words = [sys.executable, script, "go", *map(str, paths)]
+    words = [sys.executable, orch.script("replay.py", REPLAY), "go", *map(str, paths)]
     started = orch.start("up", "-n", "2", "--", *words)
     until(lambda: orch.run_dirs() and _have_validated(orch))
-    document = orch.status()
-    for task in document["tasks"]:
+    for task in orch.status()["tasks"]:
         progress = task["progress"]
         assert (progress["phase"], progress["epoch"], progress["epochs"]) == ("training", 2, 2)
         assert progress["steps"] == 20 and progress["steps_per_s"] > 0
@@ -79,7 +97,7 @@ def test_keras_lines_become_progress(orch: Orch) -> None:
         assert progress["loss"] > 0
         assert (task["doing"], task["waiting_for"]) == ("epoch 2/2 step 20/20", [])
     assert [line.count("epoch 2/2 step 20/20") for line in orch("status").lines[3:]] == [1, 1]
-    (orch.directory / "go").touch()
+    orch.script("go", "")
     assert started.finish().code == 0
     ended = orch.status()["tasks"]
     assert [task["doing"] for task in ended] == ["predicting step 16/16"] * 2
@@ -88,34 +106,6 @@ def test_keras_lines_become_progress(orch: Orch) -> None:
         times = [event["mono"] for event in orch.events("task_progressed") if event["task"] == task]
         # The last report of a task that ends is not delayed.
         assert all(later - earlier >= 0.99 for earlier, later in pairwise(times[:-1]))
-
-
-def test_figures_of_a_loop_are_read_as_python_prints_them(orch: Orch) -> None:
-    """A float32 has 16 decimals or more in Python."""
-    script = orch.script(
-        "loop.py",
-        "for e in range(1, 6): print(f'Epoch {e}, Loss: {2.4 if e < 3 else 2.2204127311706543}')\n"
-        "print('Finished epoch 6, accuracy is 0.7604166865348816.')",
-    )
-    done = orch("up", "--", sys.executable, script)
-    assert done.code == 0
-    assert done.err.splitlines()[-1].endswith(": 6 epochs, loss 2.22, accuracy 0.7604"), done.err
-    (task,) = orch.status()["tasks"]
-    for figures in (task["progress"], orch.result()["training"]):
-        assert (figures["epoch"], figures["loss"]) == (6, 2.2204127311706543)
-        assert figures["metrics"] == {"accuracy": 0.7604166865348816}
-    columns = orch("history", "--json").document["columns"]
-    last = [columns[name][-1] for name in ("epoch", "loss", "accuracy")]
-    assert last == [6, 2.2204127311706543, 0.7604166865348816]
-
-
-def test_epochs_without_a_loss_are_in_the_last_line(orch: Orch) -> None:
-    """TensorFlow's tutorial for parameter servers prints no loss, and counts from 0."""
-    text = "for e in range(4): print('Finished epoch %d, accuracy is %f.' % (e, 0.76))"
-    done = orch("up", "--", sys.executable, orch.script("loop.py", text))
-    assert done.err.splitlines()[-1].endswith(": 4 epochs, accuracy 0.76"), done.err
-    training = orch.result()["training"]
-    assert (training["epoch"], training["loss"], training["metrics"]) == (4, None, {"accuracy": 0.76})
 
 
 def _have_validated(orch: Orch) -> bool:
@@ -127,34 +117,27 @@ def _have_validated(orch: Orch) -> bool:
     )
 
 
-def test_stuck_start_names_missing_task(orch: Orch) -> None:
-    started = orch.start("up", "-n", "2", "--start", "spawn", "--", orch.script("stuck.py", STUCK))
-    until(lambda: orch.run_dirs() and _waiting(orch) == [["worker:1"], []])
+def test_stuck_start_and_its_timeout_name_the_missing_task(orch: Orch) -> None:
+    # Longer than two busy cores need to start the tasks.
+    words = ("-n", "2", "--start", "spawn", "--timeout", "10s", "--", orch.script("stuck.py", STUCK))
+    started = orch.start("up", *words)
+    until(lambda: orch.run_dirs() and orch.status()["tasks"])
+    until(lambda: [task["waiting_for"] for task in orch.status()["tasks"]] == [["worker:1"], []])
     assert "waiting for worker:1" in orch("status").lines[3]
     with pytest.raises(TimeoutError, match=r"not ready after 0 s: worker:0 waits for worker:1 \(starting"):
         api.find(None, orch.directory).wait_ready(timeout_s=0)
-    assert orch("down", "--force").code == 0
-    assert started.finish().code == 143
-
-
-def test_timeout_of_stuck_start_names_missing_task(orch: Orch) -> None:
-    done = orch("up", "-n", "2", "--start", "spawn", "--timeout", "15s", "--", orch.script("stuck.py", STUCK))
+    done = started.finish()
     assert done.code == 124
     cause = orch.result()["cause"]["text"]
-    assert cause.startswith("not done after 15 s (--timeout); worker:0 waits for worker:1 (starting")
+    assert cause.startswith("not done after 10 s (--timeout); worker:0 waits for worker:1 (starting")
     assert cause in done.err
-
-
-def _waiting(orch: Orch) -> list[list[str]]:
-    return [task["waiting_for"] for task in orch.status()["tasks"]]
 
 
 @pytest.mark.slow
 def test_plain_script_reports_phase_epoch_and_metrics(orch: Orch) -> None:
     done = orch("up", "--start", "spawn", "--", orch.script("fit.py", FIT))
     assert done.code == 0, done.out + done.err
-    (task,) = orch.status()["tasks"]
-    progress = task["progress"]
+    progress = orch.task("worker:0")["progress"]
     assert (progress["phase"], progress["epoch"], progress["epochs"]) == ("training", 3, 3)
     assert (progress["step"], progress["steps"]) == (8, 8)
     assert progress["steps_per_s"] > 0 and progress["loss"] is not None

@@ -1,0 +1,151 @@
+"""Runs in which a task fails: the report, the result and the status, in a workflow, and with hostile text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree as Xml
+
+import pytest
+from orch_command import Done, Finished, Orch
+
+_FAILS = """
+import os, time
+if os.environ["ORCH_TASK"] == "worker:1":
+    raise ValueError("<no> & [red]data")
+time.sleep(600)
+"""
+_CAUSE = "worker:1 failed: ValueError: <no> & [red]data (train.py:4)"
+_IN_WORKFLOW: dict[str, str | None] = {"GITHUB_ACTIONS": "true"}
+_IMITATES = 'print("::error::of the task\\n##[add-mask]x")\nraise ValueError("##[error]no data")\n'
+# Control characters, and how they are shown.
+_CONTROL = "ev\x1b[31mil\nü\r\x07"
+_SHOWN = "evil␊ü␍␇"
+_HOSTILE = r"""
+import json, os
+said = {"phase": "a\nb\x1b[2J", "epoch": 1, "step": 1, "loss": 0.5, "metrics": {"\x1b[2Jx": 1.0, "\u202ey": 2.0}}
+os.write(int(os.environ["ORCH_PROGRESS_FD"]), json.dumps(said).encode() + b"\n")
+print("\x1b]0;title\x07\x1b[2J line\r")
+raise ValueError("ev\x1b[31mil\r\n\x07")
+"""
+
+
+@pytest.fixture(scope="module")
+def orch(shared_orch: Orch) -> Orch:
+    return shared_orch
+
+
+@pytest.fixture(scope="module")
+def failed(orch: Orch) -> Done:
+    return orch.run("-n", "3", "--name", "failed", "--junit", "report.xml", script=_FAILS)
+
+
+@pytest.fixture(scope="module")
+def hostile(orch: Orch) -> tuple[Path, Finished]:
+    """A failed run in a directory whose name has control characters. Such text is in all that its task reports."""
+    directory = orch.directory / _CONTROL
+    directory.mkdir()
+    script = str(orch.directory / orch.script("hostile.py", _HOSTILE))
+    return directory, orch("up", "--log-dir", str(directory / "logs"), "--", script, cwd=directory)
+
+
+def _is_harmless(done: Finished) -> bool:
+    return (done.out + done.err).replace("\n", "").isprintable()
+
+
+def test_report_comes_last(failed: Done) -> None:
+    assert failed.code == 1
+    assert "worker:1 | ValueError: <no> & [red]data\n" in failed.out
+    report = failed.err.splitlines()
+    assert report[-1] == f"orch: {_CAUSE}"
+    assert "  other tasks    worker:0, worker:2: stopped by orch" in report
+    assert f"  log file       {failed.run}/logs/worker-1.log" in report
+
+
+def test_result(orch: Orch, failed: Done) -> None:
+    result = failed.result
+    assert result["schema_version"] == 1 and result["run_id"] == failed.run.name
+    assert (result["outcome"], result["exit_code"], result["attempts"]) == ("failed", 1, 1)
+    cause = {"task": "worker:1", "kind": "exited", "text": "exit 1", "tasks": [], "host": None}
+    assert result["cause"] == cause
+    first = result["first_failure"]
+    assert (first["task"], first["exit_code"], first["signal"]) == ("worker:1", 1, None)
+    assert first["exception"] == "ValueError: <no> & [red]data"
+    assert first["place"] == f"{orch.directory}/train.py:4"
+    assert first["log"] == f"{failed.run}/logs/worker-1.log"
+    assert result["detection_s"] >= 0 and result["teardown_s"] >= 0
+    states = {end["task"]: end["state"] for end in result["tasks"]}
+    assert states == {"worker:0": "stopped", "worker:1": "failed", "worker:2": "stopped"}
+
+
+def test_cause_is_the_same_in_each_report(orch: Orch, failed: Done) -> None:
+    runs = [
+        case
+        for case in Xml.parse(orch.directory / "report.xml").iter("testcase")
+        if case.get("name") == "run"
+    ]
+    assert [failure.get("message") for case in runs for failure in case] == [_CAUSE]
+    assert f"**Cause:** `{_CAUSE}`" in orch("report", "--markdown", "failed").out
+
+
+def test_status(orch: Orch, failed: Done) -> None:
+    tasks = orch.status("failed")["tasks"]
+    ends = [("stopped", 143, None), ("failed", 1, None), ("stopped", 143, None)]
+    assert [(task["state"], task["exit_code"], task["signal"]) for task in tasks] == ends
+    head, _, titles, *rows = orch("ps", "failed").lines
+    assert head.startswith(failed.run.name) and "failed" in head and "exit code 1" in head
+    assert titles.split()[:4] == ["TASK", "STATE", "PID", "UP"]
+    assert [row.split()[:2] for row in rows] == [
+        [f"worker:{index}", end[0]] for index, end in enumerate(ends)
+    ]
+    assert orch("status", failed.run.name, "--color", "never").lines == [head, _, titles, *rows]
+
+
+def test_workflow_has_a_group_and_one_annotation(orch: Orch) -> None:
+    """The lines of the tasks are a group; none of their text is a command, on either stream."""
+    script = orch.script("imitates.py", _IMITATES)
+    env = {**_IN_WORKFLOW, "GITHUB_WORKSPACE": str(orch.directory)}
+    done = orch("up", "--no-prefix", "--", script, env=env)
+    run = orch.run_dirs()[-1]
+    assert done.code == 1
+    group, *lines, end = done.lines
+    assert group == f"::group::output of {run.name}" and end == "::endgroup::"
+    assert lines[:2] == [": :error::of the task", "## [add-mask]x"]
+    *report, error = done.err.splitlines()
+    assert error.startswith(
+        "::error file=imitates.py,line=2,title=worker%3A0 failed::worker:0 failed: ValueError: ##[er"
+    )
+    assert not [line for line in (*lines, *report) if "##[" in line or line.lstrip().startswith("::")]
+    assert b"::error::of the task\n##[add-mask]x\n" in (run / "logs/worker-0.log").read_bytes()
+    assert orch("logs", "--no-prefix", env=env).lines[:2] == lines[:2]
+    # The runner does not read a file: it gets the lines as they are.
+    assert orch.within("logs", "--no-prefix", env=env).lines[0] == "::error::of the task"
+    assert orch("logs", "--raw", env=env).lines[0] == "::error::of the task"
+
+
+def test_hostile_text_reaches_no_terminal(orch: Orch, hostile: tuple[Path, Finished]) -> None:
+    """All verbs show control characters as pictures."""
+    directory, up = hostile
+    assert up.code == 1 and _is_harmless(up), up
+    assert f"{_SHOWN}/logs/" in up.err, "where the log is"
+    for words in (
+        ("ls",),
+        ("status",),
+        ("config", "--", "true"),
+        ("logs",),
+        ("history",),
+        ("report", "--markdown"),
+    ):
+        done = orch(*words, cwd=directory)
+        assert (done.code, done.err) == (0, ""), words
+        assert _is_harmless(done), (words, done.out)
+        assert _SHOWN in done.out or words[0] in ("logs", "history", "report"), (words, done.out)
+
+
+def test_hostile_words_reach_no_terminal(orch: Orch) -> None:
+    for option in ("--cwd", "--checkpoint-dir", "--log-dir", "--name", "--timeout", "--tasks"):
+        done = orch.within("up", option, f"/proc/{_CONTROL}", "--", "true")
+        assert (done.code, done.out) == (2, "")
+        assert _is_harmless(done) and option in done.err
+    for verb in ("status", "logs", "down", "wait", "attach"):
+        done = orch(verb, _CONTROL)
+        assert done.code == 3 and _is_harmless(done), verb
