@@ -82,19 +82,13 @@ def test_file_too_large_to_be_read_is_spawned_and_may_use_tensorflow(place: Comm
     assert command.serves and not command.start.fork
 
 
-def test_python_script(place: CommandPlace) -> None:
+def test_python_and_its_programs(place: CommandPlace) -> None:
     write(place, "train.py", "from keras import layers")
     command = resolve(place, "python", "-u", "train.py")
     assert command.argv == (f"{place.path}/python", "-u", "train.py")
     assert (command.kind, command.serves) == (CommandKind.SCRIPT, True)
-
-
-def test_python_code(place: CommandPlace) -> None:
     assert resolve(place, "python", "-c", "import tensorflow").serves
     assert not resolve(place, "python", "-c", "print(1)").serves
-
-
-def test_python_directory_with_main(place: CommandPlace) -> None:
     write(place, "app/__main__.py", "import tensorflow")
     assert resolve(place, "python", "app").serves
 
@@ -105,22 +99,9 @@ def test_module(place: CommandPlace) -> None:
     assert command.argv == (f"{place.environ['VIRTUAL_ENV']}/bin/python", "-m", "pkg.mod", "x")
     assert (command.kind, command.serves) == (CommandKind.MODULE, False)
     assert resolve(place, "python", "-m", "pkg.mod").kind is CommandKind.MODULE
-
-
-@pytest.mark.parametrize(
-    ("module", "serves"),
-    [
-        ("json.tool", False),
-        ("http.server", False),
-        ("cProfile", True),
-        ("pdb", True),
-        ("installed.train", True),
-    ],
-)
-def test_installed_modules_serve_unless_python_brings_them(
-    place: CommandPlace, module: str, serves: bool
-) -> None:
-    assert resolve(place, "python", "-m", module).serves is serves
+    # Installed modules may use TensorFlow unless Python brings them.
+    table = {"json.tool": False, "http.server": False, "cProfile": True, "pdb": True, "installed.train": True}
+    assert {module: resolve(place, "python", "-m", module).serves for module in table} == table
 
 
 def test_executable_on_path_and_by_path(place: CommandPlace) -> None:
@@ -159,105 +140,113 @@ def test_options_reach_the_start_method_and_the_keras(place: CommandPlace) -> No
 
 
 @needs_tensorflow
-@pytest.mark.parametrize("words", [(), ("--epochs", "3"), ("-h",)])
-def test_builtin(place: CommandPlace, words: tuple[str, ...]) -> None:
-    command = resolve(place, *words)
-    assert command.argv == (sys.executable, "-P", "-m", "worker", *words)
-    assert (command.kind, command.serves) == (CommandKind.BUILTIN, True)
-    assert str(command) == " ".join(("python -m worker", *words))
+def test_builtin(place: CommandPlace) -> None:
+    for words in ((), ("--epochs", "3"), ("-h",)):
+        command = resolve(place, *words)
+        assert command.argv == (sys.executable, "-P", "-m", "worker", *words)
+        assert (command.kind, command.serves) == (CommandKind.BUILTIN, True)
+        assert str(command) == " ".join(("python -m worker", *words))
 
 
-def test_script_not_found(place: CommandPlace) -> None:
-    write(place, "train.py")
-    expected = f'script not found: trian.py in {place.cwd}; did you mean "train.py"?'
-    with pytest.raises(UsageError, match=re.escape(expected)):
-        resolve(place, "trian.py")
-    with pytest.raises(UsageError, match=re.escape(expected)):
-        resolve(place, "python", "trian.py")
+@needs_tensorflow
+@pytest.mark.parametrize("name", ["worker.py", "worker/__init__.py"])
+def test_other_module_of_the_builtin_programs_name_is_refused(place: CommandPlace, name: str) -> None:
+    other = write(place, f"mine/{name}")
+    shadowed = CommandPlace(place.cwd, {**place.environ, "PYTHONPATH": f":nowhere:{other.parent}:mine"})
+    assert refusal(shadowed, "--epochs", "1").startswith(f"PYTHONPATH: {place.cwd / 'mine' / name} would run")
+    ours = str(Path(orchestrator.__file__).parents[1])
+    first = CommandPlace(place.cwd, {**place.environ, "PYTHONPATH": f"{ours}:{place.cwd / 'mine'}"})
+    assert resolve(first, "--epochs", "1").kind is CommandKind.BUILTIN
 
 
-def test_other_scripts_are_listed_if_none_is_similar(place: CommandPlace) -> None:
-    write(place, "a.py")
-    write(place, "b.py")
-    with pytest.raises(UsageError, match=r"script not found: train\.py in .*; there are: a\.py, b\.py$"):
-        resolve(place, "train.py")
+# -- refused programs
+
+# Words of a command, and what the refusal says. The directory is `{here}`; it has train.py, run.sh and the like.
+REFUSED: dict[tuple[str, ...], str] = {
+    ("trian.py",): r'^script not found: trian\.py in {here}; did you mean "train\.py"\?',
+    ("python", "trian.py"): r'^script not found: trian\.py in {here}; did you mean "train\.py"\?',
+    ("zzz.py",): r"script not found: zzz\.py in .*; there are: a\.py, app\.py, train\.py$",
+    ("sub/train.py",): r"sub/train\.py in .*; the directory .*/sub does not exist$",
+    ("app.py",): r"app\.py in .* is a directory, not a script; name the script in it",
+    ("python", "app.py"): r"is a directory without a __main__\.py; name a script in it",
+    ("x" * 300 + ".py",): "File name too long; give a path that can be reached",
+    ("pyhton",): r'command not found: pyhton is not on PATH; did you mean "python"\?',
+    ("qqqqqq",): "^command not found: qqqqqq is not on PATH; install it, or give its path",
+    ("run.sh",): r"run\.sh is not on PATH; for the one in .* write \./run\.sh",
+    ("train",): r'train is not on PATH; did you mean "train\.py"\?',
+    ("train.p",): r'train\.p is not on PATH; did you mean "train\.py"\?',
+    ("./nothing",): r"program not found: \./nothing in ",
+    ("./plain.sh",): r"not executable: .*plain\.sh; chmod \+x it, or start it .* -- bash \./plain\.sh",
+    ("./app.py/",): r"\./app\.py/ in .* is a directory, not a program; name the program in it",
+    ("",): "the command is an empty word",
+    ("-m",): r"-m needs the name of a module: -m pkg\.mod",
+    # Programs that tasks could not read.
+    ("python", "-"): "^python -: Python would read the program from standard input, .*; save the program as a file",
+    ("python", "-u", "-", "--epochs", "3"): "^python -u - --epochs 3: Python would read the program from standard",
+    ("python",): "^python: Python would read the program from standard input",
+    ("/dev/stdin",): "/dev/stdin is a stream of orch, and tasks do not get it",
+    ("python", "/dev/stdin"): "/dev/stdin is a stream of orch, and tasks do not get it",
+    ("python", "/dev/fd/63"): "/dev/fd/63 is a stream of orch, and tasks do not get it",
+    ("python", "/dev/zero"): "is not a regular file, but a device",
+    # Programs whose interpreter is missing.
+    ("./gone",): "^{here}/gone: its first line names the interpreter /no/such/python3, which does not exist; correct",
+    ("./relative",): "names the interpreter no/such, which does not exist; correct",
+    ("./dos",): "the interpreter /bin/sh, which does not exist; remove the carriage return",
+}  # fmt: skip
 
 
-def test_missing_directory_of_a_script_is_named(place: CommandPlace) -> None:
-    with pytest.raises(UsageError, match=r"sub/train\.py in .*; the directory .*/sub does not exist$"):
-        resolve(place, "sub/train.py")
+def refusal(place: CommandPlace, *words: str) -> str:
+    with pytest.raises(UsageError) as refused:
+        resolve(place, *words)
+    return str(refused.value)
 
 
-def test_script_is_a_directory(place: CommandPlace) -> None:
-    (place.cwd / "train.py").mkdir()
-    with pytest.raises(
-        UsageError, match=r"train\.py in .* is a directory, not a script; name the script in it"
-    ):
-        resolve(place, "train.py")
-    with pytest.raises(UsageError, match=r"is a directory without a __main__\.py; name a script in it"):
-        resolve(place, "python", "train.py")
+def test_refused_programs(place: CommandPlace) -> None:
+    for name in ("train.py", "a.py", "plain.sh"):
+        write(place, name)
+    write(place, "run.sh", mode=0o755)
+    (place.cwd / "app.py").mkdir()
+    for name, line in {
+        "gone": "#!/no/such/python3 -u",
+        "relative": "#! no/such",
+        "dos": "#!/bin/sh\r",
+    }.items():
+        write(place, name, f"{line}\nexit\n", 0o755)
+    said = {words: refusal(place, *words) for words in REFUSED}
+    here = re.escape(str(place.cwd))
+    wrong = {
+        words: said[words]
+        for words, says in REFUSED.items()
+        if not re.search(says.replace("{here}", here), said[words])
+    }
+    assert wrong == {}
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_script_not_readable(place: CommandPlace) -> None:
     write(place, "train.py", mode=0)
-    with pytest.raises(UsageError, match=r"script not readable: .*train\.py; chmod \+r it"):
-        resolve(place, "train.py")
+    assert re.match(r"script not readable: .*train\.py; chmod \+r it", refusal(place, "train.py"))
 
 
-def test_path_too_long(place: CommandPlace) -> None:
-    with pytest.raises(UsageError, match="File name too long; give a path that can be reached"):
-        resolve(place, "x" * 300 + ".py")
-
-
-def test_command_not_found(place: CommandPlace) -> None:
-    with pytest.raises(
-        UsageError, match=r"command not found: pyhton is not on PATH; did you mean \"python\"\?"
-    ):
-        resolve(place, "pyhton")
-    with pytest.raises(
-        UsageError, match=r"^command not found: qqqqqq is not on PATH; install it, or give its path"
-    ):
-        resolve(place, "qqqqqq")
-
-
-def test_command_in_the_working_directory_is_suggested(place: CommandPlace) -> None:
-    write(place, "run.sh", mode=0o755)
-    write(place, "train.py")
-    with pytest.raises(UsageError, match=r"run\.sh is not on PATH; for the one in .* write \./run\.sh"):
-        resolve(place, "run.sh")
-    with pytest.raises(UsageError, match=r"train is not on PATH; did you mean \"train\.py\"\?"):
-        resolve(place, "train")
-    with pytest.raises(UsageError, match=r"train\.p is not on PATH; did you mean \"train\.py\"\?"):
-        resolve(place, "train.p")
-
-
-def test_program_not_found_by_path(place: CommandPlace) -> None:
-    with pytest.raises(UsageError, match=r"program not found: \./nothing in "):
-        resolve(place, "./nothing")
-
-
-def test_not_executable(place: CommandPlace) -> None:
-    write(place, "run.sh")
-    with pytest.raises(
-        UsageError, match=r"not executable: .*run\.sh; chmod \+x it, or start it .* -- bash \./run\.sh"
-    ):
-        resolve(place, "./run.sh")
-
-
-def test_program_is_a_directory(place: CommandPlace) -> None:
+def test_named_pipe_is_refused_without_waiting_for_a_writer(place: CommandPlace) -> None:
+    for name in ("pipe.py", "pipe"):
+        os.mkfifo(place.cwd / name, 0o755)
+    for words in (("pipe.py",), ("python", "pipe.py"), ("./pipe.py",), ("./pipe",)):
+        assert f"is not a regular file, but a named pipe; {SAVE_PROGRAM}" in refusal(place, *words)
     (place.cwd / "app").mkdir()
-    with pytest.raises(
-        UsageError, match=r"\./app in .* is a directory, not a program; name the program in it"
-    ):
-        resolve(place, "./app")
+    os.mkfifo(place.cwd / "app/__main__.py")
+    assert "a directory without a __main__.py" in refusal(place, "python", "app")
 
 
-def test_empty_words(place: CommandPlace) -> None:
-    with pytest.raises(UsageError, match="the command is an empty word"):
-        resolve(place, "")
-    with pytest.raises(UsageError, match=r"-m needs the name of a module: -m pkg\.mod"):
-        resolve(place, "-m")
+def test_accepted_programs(place: CommandPlace) -> None:
+    """A question to Python is no program on standard input."""
+    for words in (("python", "-V"), ("python", "-h"), ("python", "--version")):
+        assert resolve(place, *words).words == words
+    for name, text in {"a": "#!/bin/sh\n", "b": "#! /bin/sh -e\n", "c": "#!\n", "d": "exit\n"}.items():
+        assert resolve(place, str(write(place, name, text, 0o755))).words
+
+
+# -- the version of TensorFlow
 
 
 def test_version_warning() -> None:
@@ -271,77 +260,3 @@ def test_version_warning() -> None:
 @needs_tensorflow
 def test_installed_tensorflow_was_tested() -> None:
     assert untested_tensorflow() is None
-
-
-def refusal(place: CommandPlace, *words: str) -> str:
-    with pytest.raises(UsageError) as refused:
-        resolve(place, *words)
-    return str(refused.value)
-
-
-@pytest.mark.parametrize("words", [("python", "-"), ("python", "-u", "-", "--epochs", "3"), ("python",)])
-def test_program_on_standard_input_is_refused(place: CommandPlace, words: tuple[str, ...]) -> None:
-    said = refusal(place, *words)
-    assert said.startswith(f"{' '.join(words)}: Python would read the program from standard input")
-    assert "save the program as a file" in said
-
-
-@pytest.mark.parametrize("words", [("python", "-V"), ("python", "-h"), ("python", "--version")])
-def test_question_to_python_is_not_a_program_on_standard_input(
-    place: CommandPlace, words: tuple[str, ...]
-) -> None:
-    assert resolve(place, *words).words == words
-
-
-@pytest.mark.parametrize("words", [("/dev/stdin",), ("python", "/dev/stdin"), ("python", "/dev/fd/63")])
-def test_open_file_of_orch_is_refused_as_a_program(place: CommandPlace, words: tuple[str, ...]) -> None:
-    assert f"{words[-1]} is a stream of orch, and tasks do not get it" in refusal(place, *words)
-
-
-@pytest.mark.parametrize("words", [("pipe.py",), ("python", "pipe.py"), ("./pipe.py",), ("./pipe",)])
-def test_named_pipe_is_refused_without_waiting_for_a_writer(
-    place: CommandPlace, words: tuple[str, ...]
-) -> None:
-    for name in ("pipe.py", "pipe"):
-        os.mkfifo(place.cwd / name, 0o755)
-    assert f"is not a regular file, but a named pipe; {SAVE_PROGRAM}" in refusal(place, *words)
-
-
-def test_named_pipe_as_the_program_of_a_directory_is_refused(place: CommandPlace) -> None:
-    (place.cwd / "app").mkdir()
-    os.mkfifo(place.cwd / "app/__main__.py")
-    assert "a directory without a __main__.py" in refusal(place, "python", "app")
-
-
-def test_device_is_refused_as_a_program(place: CommandPlace) -> None:
-    assert "is not a regular file, but a device" in refusal(place, "python", "/dev/zero")
-
-
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
-        ("#!/no/such/python3 -u", "names the interpreter /no/such/python3, which does not exist; correct"),
-        ("#! no/such", "names the interpreter no/such, which does not exist; correct"),
-        ("#!/bin/sh\r", "the interpreter /bin/sh, which does not exist; remove the carriage return"),
-    ],
-)
-def test_missing_interpreter_of_a_program_is_named(place: CommandPlace, line: str, text: str) -> None:
-    program = write(place, "train", f"{line}\nexit\n", 0o755)
-    said = refusal(place, "./train")
-    assert said.startswith(f"{program}: its first line ") and text in said
-
-
-def test_program_with_an_interpreter_or_without_a_first_line_is_accepted(place: CommandPlace) -> None:
-    for name, text in {"a": "#!/bin/sh\n", "b": "#! /bin/sh -e\n", "c": "#!\n", "d": "exit\n"}.items():
-        assert resolve(place, str(write(place, name, text, 0o755))).words
-
-
-@needs_tensorflow
-@pytest.mark.parametrize("name", ["worker.py", "worker/__init__.py"])
-def test_other_module_of_the_builtin_programs_name_is_refused(place: CommandPlace, name: str) -> None:
-    other = write(place, f"mine/{name}")
-    shadowed = CommandPlace(place.cwd, {**place.environ, "PYTHONPATH": f":nowhere:{other.parent}:mine"})
-    assert refusal(shadowed, "--epochs", "1").startswith(f"PYTHONPATH: {place.cwd / 'mine' / name} would run")
-    ours = str(Path(orchestrator.__file__).parents[1])
-    first = CommandPlace(place.cwd, {**place.environ, "PYTHONPATH": f"{ours}:{place.cwd / 'mine'}"})
-    assert resolve(first, "--epochs", "1").kind is CommandKind.BUILTIN

@@ -1,7 +1,8 @@
-"""Fork or spawn: local modules, local names, options of Python, the environment, and what is preloaded."""
+"""Fork or spawn: code before the import of TensorFlow, local modules, options of Python, and what is preloaded."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,81 +31,269 @@ def choose(
 
 
 def write(directory: Path, text: str, name: str = "t.py") -> None:
+    """Write a source, in which SET is a statement that sets a variable."""
     path = directory / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    path.write_text(re.sub(r"\bSET\b", "os.environ['A'] = '1'", text))
 
 
-@pytest.mark.parametrize(
-    ("before", "env"),
-    [
-        ("os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'", (("TF_CPP_MIN_LOG_LEVEL", "3"),)),
-        ("os.environ['CUDA_VISIBLE_DEVICES'] = '-1'", (("CUDA_VISIBLE_DEVICES", "-1"),)),
-        ("os.environ.setdefault('TF_X', '1')", (("TF_X", "1"),)),
-        ("os.environ.setdefault('TF_SET', '1')", ()),
-        ("os.environ['TF_X'] = '1'\nos.environ['TF_X'] = '2'", (("TF_X", "2"),)),
-        ("import numpy\nos.environ['TF_X'] = '1'", (("TF_X", "1"),)),
-    ],
-)
-def test_constants_for_tensorflow_are_set_while_it_is_preloaded(
-    tmp_path: Path, before: str, env: tuple[tuple[str, str], ...]
-) -> None:
-    write(tmp_path, f"import os\n{before}\n{TENSORFLOW}")
-    start = choose(tmp_path, environ={"TF_SET": "0"})
-    assert start.fork, start.reason
-    assert start.preload_env == env
+# -- code before the import of TensorFlow
+
+# Sources between `import os` and the import of TensorFlow.
+HARMLESS = [
+    "",
+    "if os.environ.get('TF_CONFIG') and 'A' in os.environ: print(os.environ['TF_CONFIG'])",
+    "print(dict(os.environ), len(os.environ), {**os.environ})",
+    "env = os.environ.copy()\nenv['A'] = '1'",
+    "from os import environ as e\nx = e.get('A')",
+    "import numpy as np, pandas\nfrom absl import app, flags\nimport tqdm.auto",
+    "def f():\n    SET",
+    "import tensorflow as tf\nSET",
+    "import os, json\nos.environ.pop('TF_CONFIG', None)\nos.environ['TF_CONFIG'] = json.dumps({})",
+    (
+        "import os, sys, json\nconfig = {'task': {'type': 'worker', 'index': int(sys.argv[1])}}\n"
+        "os.environ.update({'TF_CONFIG': json.dumps(config)})\nos.environ.update(TF_CONFIG='{}')\n"
+        "os.putenv('TF_CONFIG', '{}')\nos.unsetenv('TF_CONFIG')"
+    ),
+    "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import weird",
+    "import os, subprocess\nsubprocess.run(['true'], env={**os.environ, 'A': '1'})",
+    "import multiprocessing\nmultiprocessing.set_start_method('spawn')",
+    "import sys\nif '.' not in sys.path:\n    sys.path.insert(0, '.')",
+    (
+        "import os, sys\nROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))\n"
+        "sys.path.insert(0, ROOT)"
+    ),
+    "import sys\nfrom pathlib import Path\nsys.path.append(str(Path(__file__).resolve().parent / 'x'))",
+    "if __name__ != '__main__':\n    pass",
+    "try:\n    import numpy\nexcept ImportError:\n    pass",
+    (
+        "os.environ['PYTHONHASHSEED'] = str(3)\nos.environ['TOKENIZERS_PARALLELISM'] = 'false'\n"
+        "os.environ['WANDB_MODE'] = 'offline'"
+    ),
+    "import dotenv, omegaconf, hydra",
+    "from sys import path as p\np.insert(0, 'lib')",
+    "import psutil\nn = psutil.Process().memory_info()",
+    "try:\n    import numpy\n    import tensorflow\nexcept ImportError:\n    SET\n    raise",
+    "import os, functools\n@functools.lru_cache(None)\ndef f():\n    SET",
+    "class C:\n    @property\n    def p(self):\n        SET",
+    "args = parse()\nx = getattr(args, name)\ny = vars(args)\nimport os\ndef f():\n    SET",
+    (
+        "import logging\nlog = logging.getLogger(__name__)\nlog.setLevel(logging.INFO)\n"
+        "handler = logging.StreamHandler()\nhandler.setLevel(20)\nlog.addHandler(handler)\n"
+        "log.propagate = False\nlog.info('x')"
+    ),
+    "import logging\nlogging.getLogger('tensorflow').setLevel(logging.ERROR)",
+    "from absl import logging\nlogging.set_verbosity(logging.INFO)\nlogging.info('x')",
+    "import warnings\nwarnings.filterwarnings('ignore')\nwarnings.simplefilter(action='ignore')",
+    "import sys\nsys.stderr.write('x')\nprint(file=sys.stderr)\nsys.stdout.flush()",
+    "import sys\nif 'numpy' in sys.modules: print()",
+    (
+        "import os, sys\nfrom sys import path\nprint(sys.path, path, os.pathsep.join(sys.path))\n"
+        "p = sys.path[0]\nq = '.' in path\nfor x in sys.path: pass"
+    ),
+]
+# The same with the line and what is found there.
+CHANGING = [
+    ("3 PASSED", "import os, subprocess\nsubprocess.run(['true'], env=os.environ)"),
+    ("2 sets A", "os.environ['A'] = str(3)"),
+    ("2 sets OMP_A", "os.environ['OMP_A'] = '1'"),
+    ("2 deletes A", "del os.environ['A']"),
+    ("2 removes A", "os.environ.pop('A', None)"),
+    ("2 sets A", "os.environ.update(A='1')"),
+    ("2 sets A", "os.environ.setdefault('A', x)"),
+    ("2 PASSED", "os.environ |= {'A': '1'}"),
+    ("3 uses os.environ.clear", "import os as system\nsystem.environ.clear()"),
+    ("2 sets a variable", "os.environ.update({'TF_CONFIG': '{}', **load()})"),
+    ("2 sets A", "os.putenv('A', '1')"),
+    ("3 sets A", "from os import putenv as p\np('A', '1')"),
+    ("3 sets A", "from os import environ as e\ne['A'] = '1'"),
+    ("2 PASSED", "e = os.environ\ne['A'] = '1'"),
+    ("2 imports setup_it", "import os, setup_it\nsetup_it.go(os.environ)"),
+    ("2 PASSED", "prepare(os.environ)"),
+    (
+        "3 uses unittest.mock.patch.dict",
+        "from unittest import mock\nmock.patch.dict(os.environ, A='1').start()",
+    ),
+    ("3 uses dotenv.load_dotenv", "from dotenv import load_dotenv\nload_dotenv()"),
+    ("3 sets TF_A", "if not os.environ.get('A'):\n    os.environ['TF_A'] = '1'"),
+    ("4 uses f, NOT_FOLLOWED", "def f():\n    SET\nf()"),
+    ("6 uses f, NOT_FOLLOWED", "def g():\n    SET\ndef f():\n    g()\nf()"),
+    ("5 uses C, NOT_FOLLOWED", "class C:\n    def m(self):\n        SET\nC()"),
+    ("3 sets A", "class C:\n    SET"),
+    ("5 uses d, NOT_FOLLOWED", "def d(f):\n    SET\n    return f\n@d\ndef g(): pass"),
+    ("2 sets A", "f = lambda: os.environ.update({'A': '1'})"),
+    ("3 sets a variable", "for n in 'ab':\n    os.environ[n] = '1'"),
+    ("5 sets A", "try:\n    pass\nexcept OSError:\n    SET"),
+    ("2 uses exec, which can run anything", "exec(open('x').read())"),
+    ("3 uses importlib.import_module", "import importlib, sys\nimportlib.import_module(sys.argv[1])"),
+    ("3 imports torch", "import numpy\nimport torch"),
+    ("2 imports ray", "from ray.tune import run"),
+    ("3 uses threading.Thread", "import threading\nthreading.Thread(target=print).start()"),
+    ("3 uses multiprocessing.Pool", "from multiprocessing import Pool\npool = Pool(2)"),
+    ("2 uses os.sched_setaffinity", "os.sched_setaffinity(0, {0})"),
+    ("3 uses sys.path.insert", "import sys\nsys.path.insert(0, sys.argv[1])"),
+    ("3 changes sys.path, or passes it on", "import sys\nsys.path = []"),
+    ("3 uses sys.modules", "import sys\nsys.modules['keras'] = None"),
+    ("6 sets A", "try:\n    import nltk\n    import tensorflow\nexcept ImportError:\n    SET"),
+    ("7 sets A", "try:\n    import nltk\n    import tensorflow\nexcept ImportError:\n    pass\nSET"),
+    (
+        "6 sets A",
+        (
+            "import os, contextlib\nwith contextlib.suppress(ImportError):\n    import nltk\n"
+            "    import tensorflow\nSET"
+        ),
+    ),
+    ("2 sets KERAS_BACKEND", "os.environ['KERAS_BACKEND'] = 'jax'"),
+    ("2 uses os.environ.setdefault", "s = os.environ.setdefault\ns('A', '1')"),
+    ("2 PASSED", "d = {'e': os.environ}"),
+    ("2 PASSED", "e = None or os.environ\ne['A'] = '1'"),
+    ("2 PASSED", "conf(env=os.environ)"),
+    ("2 uses os", "getattr(os, 'environ')['A'] = '1'"),
+    ("3 uses dotenv.load_dotenv", "from dotenv import load_dotenv as l\nl()"),
+    ("3 uses dotenv.load_dotenv", "import dotenv\ndotenv.load_dotenv()"),
+    ("4 uses globals, which can run anything", "def f():\n    SET\nglobals()['f']()"),
+    ("5 uses C, NOT_FOLLOWED", "class C:\n    def f(self):\n        SET\ngetattr(C(), name)()"),
+    (
+        "6 uses operator.methodcaller",
+        "import operator, os\nclass C:\n    def f(self):\n        SET\noperator.methodcaller('f')(x)",
+    ),
+    (
+        "6 uses reg, NOT_FOLLOWED",
+        "R = []\ndef reg(f):\n    R.append(f)\n    return f\n@reg\ndef setup():\n    SET\nfor g in R: g()",
+    ),
+    ("3 uses logging.getLogger", "import logging\nlog = logging.getLogger('absl')\nlog.setLevel(40)"),
+    ("4 replaces builtins.__import__", "import builtins\ndef f(*a): pass\nbuiltins.__import__ = f"),
+    ("3 uses sys", "import sys\nsetattr(sys, 'stderr', x)"),
+    ("3 changes sys.path, or passes it on", "import sys\np = sys.path\np[:0] = [x]"),
+    ("3 changes sys.path, or passes it on", "import sys\np = sys.path\np += [x]"),
+    ("3 uses sys.settrace", "import sys\nsys.settrace(f)"),
+    ("3 uses cProfile.Profile", "import cProfile as c\np = c.Profile()"),
+    ("3 uses sys.path.insert", "from sys import path\npath.insert(0, x)"),
+    ("3 changes sys.path, or passes it on", "import sys\nprepare(sys.path)"),
+    ("3 uses sys.modules", "from sys import modules as m\nm['x'] = 1"),
+    ("3 uses sys.modules", "import sys as s\ns.modules['x'] = 1"),
+    ("3 uses logging.basicConfig", "import logging as l\nl.basicConfig()"),
+    ("3 uses logging.config.dictConfig", "from logging.config import dictConfig as d\nd({})"),
+    ("3 uses logging.config.fileConfig", "import logging.config\nlogging.config.fileConfig('x')"),
+    ("3 uses logging.setLoggerClass", "import logging\nlogging.setLoggerClass(C)"),
+    ("3 uses logging.captureWarnings", "import logging\nlogging.captureWarnings(True)"),
+    ("3 uses logging.disable", "import logging\nlogging.disable(50)"),
+    ("3 uses logging.info", "import logging as l\nl.info('x')"),
+    ("3 uses logging.warning", "from logging import warning as w\nw('x')"),
+    ("3 uses logging.getLogger", "import logging\nlogging.getLogger().addHandler(h)"),
+    ("3 uses logging.getLogger", "import logging\nr = logging.getLogger()\nr.setLevel(10)"),
+    ("3 uses logging.root.addHandler", "import logging\nlogging.root.addHandler(h)"),
+    ("3 replaces logging.root.handlers", "from logging import root\nroot.handlers = []"),
+    ("3 uses logging.getLogger", "import logging\nlogging.getLogger('tensorflow').addHandler(h)"),
+    (
+        "3 uses absl.logging.get_absl_logger",
+        "from absl import logging\nlogging.get_absl_logger().addHandler(h)",
+    ),
+    ("3 replaces logging.lastResort", "import logging\nlogging.lastResort = None"),
+    ("3 uses absl.logging.use_absl_handler", "from absl import logging\nlogging.use_absl_handler()"),
+    ("3 uses warnings.simplefilter", "import warnings\nwarnings.simplefilter('error')"),
+    ("3 replaces sys.stderr", "import sys\nsys.stderr = x"),
+    ("3 replaces sys.stdout", "import sys\nwith open('x') as sys.stdout:\n    pass"),
+    (
+        "3 uses contextlib.redirect_stderr",
+        "import contextlib, io\nwith contextlib.redirect_stderr(io.StringIO()):\n    import numpy",
+    ),
+    ("2 uses os.dup2", "os.dup2(3, 2)"),
+    ("3 uses hydra.main", "import hydra\n@hydra.main(version_base=None)\ndef main(cfg): pass"),
+    ("2 uses os", "getattr(os, name)('A', '1')"),
+    ("3 sets A", "import shutil\nshutil.SET"),
+    ("3 uses sys.modules", "import sys\nm = sys.modules[__name__]"),
+    ("2 imports all names of os", "from os import *\nenviron['A'] = '1'"),
+    ("5 uses sys.path.insert", "import sys\np = 'lib'\np = sys.argv[1]\nsys.path.insert(0, p)"),
+    ("5 uses f", "def f():\n    SET\nclass C:\n    f()"),
+    ("5 uses A", "class A:\n    def __init_subclass__(cls):\n        pass\nclass B(A):\n    pass"),
+]
+_WORDS_OF_REASONS = {
+    "PASSED": "changes os.environ, or passes it on",
+    "NOT_FOLLOWED": "which orch does not follow",
+}
+
+
+def choose_with(cwd: Path, before: str) -> StartMethod:
+    write(cwd, f"import os\n{before}\n{TENSORFLOW}")
+    return choose(cwd)
+
+
+def test_script_with_harmless_code_before_the_import_is_forked(tmp_path: Path) -> None:
+    wrong = []
+    for before in HARMLESS:
+        start = choose_with(tmp_path, before)
+        if (start.fork, start.modules, start.preload_env) != (True, ("tensorflow",), ()):
+            wrong.append((before, start))
+    assert not wrong, wrong
+
+
+def test_other_code_prevents_a_fork(tmp_path: Path) -> None:
+    wrong = []
+    for says, before in CHANGING:
+        for word, meaning in _WORDS_OF_REASONS.items():
+            says = says.replace(word, meaning)
+        start, end = choose_with(tmp_path, before), "before it imports tensorflow"
+        is_named = f"t.py line {says}" in start.reason and start.reason.endswith(end)
+        if not is_named or (start.fork, start.modules, start.preload_env) != (False, (), ()):
+            wrong.append((before, start))
+    assert not wrong, wrong
+
+
+def test_constants_for_tensorflow_are_set_while_it_is_preloaded(tmp_path: Path) -> None:
+    table: dict[str, dict[str, str]] = {
+        "os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'": {"TF_CPP_MIN_LOG_LEVEL": "3"},
+        "os.environ['CUDA_VISIBLE_DEVICES'] = '-1'": {"CUDA_VISIBLE_DEVICES": "-1"},
+        "os.environ.setdefault('TF_X', '1')": {"TF_X": "1"},
+        "os.environ.setdefault('TF_SET', '1')": {},
+        "os.environ['TF_X'] = '1'\nos.environ['TF_X'] = '2'": {"TF_X": "2"},
+        "import numpy\nos.environ['TF_X'] = '1'": {"TF_X": "1"},
+    }
+    for before, env in table.items():
+        write(tmp_path, f"import os\n{before}\n{TENSORFLOW}")
+        start = choose(tmp_path, environ={"TF_SET": "0"})
+        assert start.fork and dict(start.preload_env) == env, before
 
 
 MAIN = "def main():\n    print()\n    import tensorflow as tf\n"
-OTHER = "def other():\n    os.environ['A'] = '1'\n"
+OTHER = "def other():\n    SET\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (f"{MAIN}if __name__ == '__main__':\n    main()\n", "t.py line 5 uses main"),
-        (f"import os, absl.app\n{MAIN}{OTHER}absl.app.run(main)\n", "t.py line 7 uses main"),
-        (
-            f"import os\n{MAIN}try:\n    main()\nexcept Exception as e:\n    print(e)\n",
-            "t.py line 6 uses main",
-        ),
-        (f"import os\n{MAIN}{OTHER}", "t.py runs a function, or code under a condition"),
-        (
-            f"import os, sys\nif sys.argv[1:]:\n    import keras\nos.environ['A'] = '1'\n{TENSORFLOW}",
-            "t.py line 4 sets A",
-        ),
-    ],
-)
-def test_an_import_in_a_function_or_under_a_condition_is_not_certain(
-    tmp_path: Path, text: str, says: str
-) -> None:
-    write(tmp_path, text)
-    start = choose(tmp_path)
-    assert not start.fork
-    assert says in start.reason
+def test_an_import_in_a_function_or_under_a_condition_is_not_certain(tmp_path: Path) -> None:
+    table = {
+        f"{MAIN}if __name__ == '__main__':\n    main()\n": "t.py line 5 uses main",
+        f"import os, absl.app\n{MAIN}{OTHER}absl.app.run(main)\n": "t.py line 7 uses main",
+        f"import os\n{MAIN}try:\n    main()\nexcept Exception as e:\n    print(e)\n": "t.py line 6 uses main",
+        f"import os\n{MAIN}{OTHER}": "t.py runs a function, or code under a condition",
+        f"import os, sys\nif sys.argv[1:]:\n    import keras\nSET\n{TENSORFLOW}": "t.py line 4 sets A",
+    }
+    for text, says in table.items():
+        write(tmp_path, text)
+        start = choose(tmp_path)
+        assert not start.fork and says in start.reason, text
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"import os\nif x():\n    {TENSORFLOW}else:\n    import keras\nos.environ['A'] = '1'\n",
-        f"import os\ntry:\n    {TENSORFLOW}except ImportError:\n    pass\nos.environ['A'] = '1'\n",
-        f"import os\ntry:\n    print()\n    {TENSORFLOW}finally:\n    os.environ['A'] = '1'\n",
-        f"import os\nif __name__ == '__main__':\n    {TENSORFLOW}    os.environ['A'] = '1'\n",
-        f"import os, warnings\nwith warnings.catch_warnings():\n    {TENSORFLOW}os.environ['A'] = '1'\n",
-    ],
-)
-def test_code_after_a_certain_import_does_not_matter(tmp_path: Path, text: str) -> None:
-    write(tmp_path, text)
-    start = choose(tmp_path)
-    assert start.fork, start.reason
+def test_code_after_a_certain_import_does_not_matter(tmp_path: Path) -> None:
+    for text in (
+        f"import os\nif x():\n    {TENSORFLOW}else:\n    import keras\nSET\n",
+        f"import os\ntry:\n    {TENSORFLOW}except ImportError:\n    pass\nSET\n",
+        f"import os\ntry:\n    print()\n    {TENSORFLOW}finally:\n    SET\n",
+        f"import os\nif __name__ == '__main__':\n    {TENSORFLOW}    SET\n",
+        f"import os, warnings\nwith warnings.catch_warnings():\n    {TENSORFLOW}SET\n",
+    ):
+        write(tmp_path, text)
+        start = choose(tmp_path)
+        assert start.fork, (text, start.reason)
+
+
+# -- local modules
 
 
 def test_local_modules_are_read_in_the_order_of_their_imports(tmp_path: Path) -> None:
     write(tmp_path, "import first\nimport second\n" + TENSORFLOW)
     write(tmp_path, "from lib import inner\n", "first.py")
     write(tmp_path, "", "lib/__init__.py")
-    write(tmp_path, "import os\nos.environ['A'] = '1'\n", "lib/inner.py")
+    write(tmp_path, "import os\nSET\n", "lib/inner.py")
     write(tmp_path, "import os\nos.environ['B'] = '1'\n", "second.py")
     assert choose(tmp_path).reason == "lib/inner.py line 2 sets A before it imports tensorflow"
     write(tmp_path, TENSORFLOW, "first.py")
@@ -112,7 +301,7 @@ def test_local_modules_are_read_in_the_order_of_their_imports(tmp_path: Path) ->
 
 
 def test_the_packages_of_a_module_are_read_before_it(tmp_path: Path) -> None:
-    write(tmp_path, "import os\nos.environ['A'] = '1'\n", "pkg/__init__.py")
+    write(tmp_path, "import os\nSET\n", "pkg/__init__.py")
     write(tmp_path, TENSORFLOW, "pkg/sub/mod.py")
     write(tmp_path, TENSORFLOW, "pkg/__main__.py")
     for module in ("pkg.sub.mod", "pkg"):
@@ -130,14 +319,14 @@ def test_a_package_without_init_is_local_if_it_has_the_module(tmp_path: Path) ->
     write(tmp_path, "from src.models import net\nimport src.models.net\n" + TENSORFLOW)
     write(tmp_path, "def f(): pass\n", "src/models/net.py")
     assert choose(tmp_path).fork
-    write(tmp_path, "import os\nos.environ['A'] = '1'\n", "src/models/net.py")
+    write(tmp_path, "import os\nSET\n", "src/models/net.py")
     assert choose(tmp_path).reason == "src/models/net.py line 2 sets A before it imports tensorflow"
 
 
 def test_modules_of_a_directory_added_to_sys_path_are_local(tmp_path: Path) -> None:
     add = "import sys\nsys.path.insert(0, 'lib')\n"
     write(tmp_path, add + "import settings\n" + TENSORFLOW)
-    write(tmp_path, "import os\nos.environ['A'] = '1'\n", "lib/settings.py")
+    write(tmp_path, "import os\nSET\n", "lib/settings.py")
     assert choose(tmp_path).reason == "lib/settings.py line 2 sets A before it imports tensorflow"
     write(tmp_path, "", "lib/settings.py")
     assert choose(tmp_path).fork
@@ -145,27 +334,75 @@ def test_modules_of_a_directory_added_to_sys_path_are_local(tmp_path: Path) -> N
     assert "lib/numpy.py takes the place" in choose(tmp_path).reason
 
 
-@pytest.mark.parametrize("name", [
-    "numpy.py", "json.py", "queue/__init__.py", "keras/__init__.py", "six.so", "pandas.py", "PIL/__init__.py", "jax.py",
-])  # fmt: skip
-def test_a_local_module_with_the_name_of_one_that_tensorflow_imports_prevents_a_fork(
-    tmp_path: Path, name: str
-) -> None:
-    write(tmp_path, TENSORFLOW)
-    write(tmp_path, "", name)
-    start = choose(tmp_path)
-    assert not start.fork
-    assert "takes the place of a module that TensorFlow imports" in start.reason
+def test_a_local_module_with_the_name_of_one_that_tensorflow_imports_prevents_a_fork(tmp_path: Path) -> None:
+    for number, name in enumerate(
+        (
+            *("numpy.py", "json.py", "queue/__init__.py", "keras/__init__.py", "six.so", "pandas.py"),
+            *("PIL/__init__.py", "jax.py"),
+        )
+    ):
+        cwd = tmp_path / str(number)
+        write(cwd, TENSORFLOW)
+        write(cwd, "", name)
+        start = choose(cwd)
+        assert not start.fork, name
+        assert "takes the place of a module that TensorFlow imports" in start.reason, name
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["model.py", "data/keras.py", "trace.py", "imp.py", "test.py", "numpy/data.txt", "json", "statistics.py"],
-)
-def test_other_local_names_do_not_matter(tmp_path: Path, name: str) -> None:
+def test_other_local_names_do_not_matter(tmp_path: Path) -> None:
     write(tmp_path, TENSORFLOW)
-    write(tmp_path, "", name)
-    assert choose(tmp_path).fork
+    names = ["model.py", "data/keras.py", "trace.py", "imp.py", "test.py", "numpy/data.txt", "json"]
+    for name in (*names, "statistics.py"):
+        write(tmp_path, "", name)
+        assert choose(tmp_path).fork, name
+
+
+ENV = "import os\nenv = os.environ\n"
+SETUP = "import os\ndef setup():\n    SET\n"
+# A use of common.py, its source, and what is found.
+USES = [
+    ("from common import setup as s\ns()\n", SETUP, "t.py line 2 uses common.setup"),
+    ("import common as c\nc.setup()\n", SETUP, "t.py line 2 uses common.setup"),
+    ("import common\ngetattr(common, 'setup')()\n", SETUP, "t.py line 2 uses common"),
+    ("import common\nvars(common)[x]()\n", SETUP, "t.py line 2 uses common"),
+    ("from common import *\nsetup()\n", SETUP, "t.py line 1 imports all names of common"),
+    ("from common import *\nenv['A'] = str(1)\n", ENV, "common.py line 2 changes"),
+    ("import common\ncommon.env['A'] = str(1)\n", ENV, "common.py line 2 changes"),
+    ("from common import environ as e\ne['A'] = str(1)\n", "from os import environ\n", "line 2 uses common."),
+    ("import common\ncommon.environ['A'] = str(1)\n", "from os import environ\n", "t.py line 2 sets A"),
+]
+
+
+def test_use_of_a_local_modules_name_prevents_a_fork(tmp_path: Path) -> None:
+    for use, common, says in USES:
+        write(tmp_path, use + TENSORFLOW)
+        write(tmp_path, common, "common.py")
+        start = choose(tmp_path)
+        assert not start.fork and says in start.reason, (use, start.reason)
+
+
+def test_variables_of_local_modules_may_be_read(tmp_path: Path) -> None:
+    config = "import argparse\nSIZE = 3\nparser = argparse.ArgumentParser()\ndef f(): pass\n"
+    write(tmp_path, config, "config.py")
+    for use in (
+        "import config\nprint(config.SIZE)\n",
+        "from config import SIZE as s\nsize = 2 * s\n",
+        "import config as c\nc.parser.parse_args()\n",
+    ):
+        write(tmp_path, use + TENSORFLOW)
+        start = choose(tmp_path)
+        assert start.fork, (use, start.reason)
+
+
+def test_indirect_access_to_a_local_module_prevents_a_fork(tmp_path: Path) -> None:
+    for name in ("config/__init__.py", "config/sub.py"):
+        write(tmp_path, "import os\ndef f():\n    SET\n", name)
+    for use in ("x = config.f\n", "config.__dict__['f']()\n", "config.sub.f()\n", "x = config\n"):
+        write(tmp_path, f"import config, config.sub\n{use}{TENSORFLOW}")
+        assert not choose(tmp_path).fork, use
+
+
+# -- what is preloaded, and options
 
 
 def test_modules_are_preloaded_in_the_order_of_their_first_use(tmp_path: Path) -> None:
@@ -197,45 +434,39 @@ def test_modules_to_preload_are_allowed(tmp_path: Path) -> None:
     assert choose(tmp_path, preload=("mypkg",)).modules == ("tensorflow", "mypkg")
 
 
-@pytest.mark.parametrize(
-    ("words", "fork"),
-    [
-        (("-u", "t.py"), True),
-        (("-PB", "t.py"), True),
-        (("-OO", "-W", "ignore::UserWarning", "-X", "utf8", "t.py"), True),
-        (("-W", "error", "t.py"), False),
-        (("-X", "importtime", "t.py"), False),
-        (("-i", "t.py"), False),
-        (("-I", "t.py"), False),
-        (("-vS", "t.py"), False),
-        (("--check-hash-based-pycs", "always", "t.py"), False),
-        (("-c", TENSORFLOW), True),
-        (("-m", "t"), True),
-        (("-m", "elsewhere"), False),
-        (("-",), False),
-        ((".",), False),
-    ],
-)
-def test_options_of_python_and_kinds_of_targets(tmp_path: Path, words: tuple[str, ...], fork: bool) -> None:
+def test_options_of_python_and_kinds_of_targets(tmp_path: Path) -> None:
     write(tmp_path, TENSORFLOW)
-    assert choose(tmp_path, *words).fork is fork
+    table: dict[tuple[str, ...], bool] = {
+        ("-u", "t.py"): True,
+        ("-PB", "t.py"): True,
+        ("-OO", "-W", "ignore::UserWarning", "-X", "utf8", "t.py"): True,
+        ("-W", "error", "t.py"): False,
+        ("-X", "importtime", "t.py"): False,
+        ("-i", "t.py"): False,
+        ("-I", "t.py"): False,
+        ("-vS", "t.py"): False,
+        ("--check-hash-based-pycs", "always", "t.py"): False,
+        ("-c", TENSORFLOW): True,
+        ("-m", "t"): True,
+        ("-m", "elsewhere"): False,
+        ("-",): False,
+        (".",): False,
+    }
+    assert {words: choose(tmp_path, *words).fork for words in table} == table
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "fork"),
-    [
-        ("PYTHONVERBOSE", "1", False),
-        ("PYTHONDEVMODE", "1", False),
-        ("PYTHONWARNINGS", "error", False),
-        ("PYTHONWARNINGS", "ignore", True),
-        ("PYTHONUNBUFFERED", "1", True),
-        ("PYTHONMALLOC", "malloc", True),
-        ("LD_PRELOAD", "libtcmalloc.so", True),
-    ],
-)
-def test_variables_that_change_imports(tmp_path: Path, name: str, value: str, fork: bool) -> None:
+def test_variables_that_change_imports(tmp_path: Path) -> None:
     write(tmp_path, TENSORFLOW)
-    assert choose(tmp_path, environ={name: value}).fork is fork
+    table = {
+        ("PYTHONVERBOSE", "1"): False,
+        ("PYTHONDEVMODE", "1"): False,
+        ("PYTHONWARNINGS", "error"): False,
+        ("PYTHONWARNINGS", "ignore"): True,
+        ("PYTHONUNBUFFERED", "1"): True,
+        ("PYTHONMALLOC", "malloc"): True,
+        ("LD_PRELOAD", "libtcmalloc.so"): True,
+    }
+    assert {pair: choose(tmp_path, environ=dict([pair])).fork for pair in table} == table
 
 
 def test_spawn_on_request_and_for_other_programs(tmp_path: Path) -> None:
@@ -276,7 +507,7 @@ _WORDS = st.sampled_from(
 def test_any_source_has_an_answer(tmp_path_factory: pytest.TempPathFactory, words: list[str]) -> None:
     cwd = tmp_path_factory.getbasetemp() / "any-source"
     cwd.mkdir(exist_ok=True)
-    (cwd / "t.py").write_text("".join(words) + "\n" + TENSORFLOW)
+    write(cwd, "".join(words) + "\n" + TENSORFLOW)
     start = choose(cwd)
     assert start.reason
     assert start.fork is bool(start.modules)
