@@ -18,54 +18,39 @@ from orchestrator.core.state import events
 ATTACK = b"</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)> javascript:alert(1)\n"
 
 
-def test_report_holds_the_documents_and_the_logs() -> None:
-    with WrittenRun(2) as run, WrittenRun(1, name="other") as other:
-        for each in (run, other):
-            each.start()
-            each.log(STARTED_AT + 2, "worker:0", b"hello of " + each.store.paths.run_id.encode() + b"\n")
-        pages = [run.page(), other.page()]
-        data = embedded(report_html(pages))
-    assert list(data) == ["runs", "log-0", "log-1", "comparison"]
-    ids = [page.view.record.id for page in pages]
-    assert [document["run"]["id"] for document in data["runs"]] == ids
-    assert [data[f"log-{n}"]["text"] for n in range(2)] == [[f"hello of {run_id}"] for run_id in ids]
-    assert [each["id"] for each in data["comparison"]["runs"]] == ids
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The report of a run with hostile texts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        with WrittenRun(1) as run:
+            run.start()
+            for line in (ATTACK, b"\xff\xfe\n", b"\x1b[31mred\x1b]0;t\x07\n", "\u202etxt\n".encode()):
+                run.log(STARTED_AT + 2, "worker:0", line)
+            run.log(STARTED_AT + 2, "worker:0", b"x" * 10_000_000 + b"\n")
+            run.append(events.Noticed(**run.at(2), text=ATTACK.decode()))
+            run.progress(3, "worker:0", phase="training", metrics={"</script><script>alert(2)": 1.0})
+            return report_html([run.page()])
 
 
-def test_report_of_one_run_has_no_comparison() -> None:
-    with WrittenRun(1) as run:
-        assert list(embedded(report_html([run.page()]))) == ["runs", "log-0"]
-
-
-def test_texts_of_tasks_are_data_and_never_markup() -> None:
-    with WrittenRun(1) as run:
-        run.start()
-        run.log(STARTED_AT + 2, "worker:0", ATTACK)
-        run.append(events.Noticed(**run.at(2), text=ATTACK.decode()))
-        run.progress(3, "worker:0", phase="training", metrics={"</script><script>alert(2)": 1.0})
-        report = report_html([run.page()])
+def test_texts_of_tasks_are_data_and_never_markup(report: bytes) -> None:
     assert b"alert(" not in report
-    elements = Elements(report.decode())
-    executed = [text for attributes, text in elements.all("script") if "type" not in attributes]
+    executed = [
+        text for attributes, text in Elements(report.decode()).all("script") if "type" not in attributes
+    ]
     assert executed == [page_script()]
-    assert embedded(report)["log-0"]["text"] == [ATTACK.decode().rstrip("\n")]
 
 
-def test_strange_bytes_and_a_long_line_are_bounded_text_in_the_report() -> None:
-    with WrittenRun(1) as run:
-        run.start()
-        for line in (b"\xff\xfe", b"\x1b[31mred\x1b]0;t\x07", "\u202etxt".encode(), b"x" * 10_000_000):
-            run.log(STARTED_AT + 2, "worker:0", line + b"\n")
-        report = report_html([run.page()])
-    shown = embedded(report)["log-0"]["text"]
-    assert shown[:3] == ["\ufffd\ufffd", "red", "\ufffdtxt"]
-    assert shown[3] == "x" * 4096 + " … (10,000,000 characters)"
+def test_lines_are_bounded_text_in_the_report(report: bytes) -> None:
+    data = embedded(report)
+    assert list(data) == ["runs", "log-0"], "a report of one run has no comparison"
+    long = "x" * 4096 + " … (10,000,000 characters)"
+    assert data["log-0"]["text"] == [ATTACK.decode().rstrip(), "\ufffd\ufffd", "red", "\ufffdtxt", long]
     assert len(report) < 1_000_000
 
 
-def test_policy_allows_the_own_script_and_style_only() -> None:
-    with WrittenRun(1) as run:
-        elements = Elements(report_html([run.page()]).decode())
+def test_policy_allows_the_own_script_and_style_only(report: bytes) -> None:
+    elements = Elements(report.decode())
     (policy,) = [
         attributes["content"]
         for attributes, _ in elements.all("meta")
@@ -82,13 +67,25 @@ def test_policy_allows_the_own_script_and_style_only() -> None:
     assert [text for _, text in elements.all("style")] == [page_style()]
 
 
-def test_report_loads_nothing() -> None:
-    with WrittenRun(1) as run:
-        elements = Elements(report_html([run.page()]).decode())
-    for tag, attributes, _ in elements.found:
+def test_report_loads_nothing(report: bytes) -> None:
+    for tag, attributes, _ in Elements(report.decode()).found:
         assert tag not in ("link", "img", "iframe", "object", "embed", "base"), tag
         assert not {"src", "href", "style"} & set(attributes), (tag, attributes)
         assert not any(name.startswith("on") for name in attributes)
+
+
+def test_report_of_two_runs_holds_their_documents_logs_and_comparison() -> None:
+    with WrittenRun(2) as run, WrittenRun(1, name="other") as other:
+        for each in (run, other):
+            each.start()
+            each.log(STARTED_AT + 2, "worker:0", b"hello of " + each.store.paths.run_id.encode() + b"\n")
+        pages = [run.page(), other.page()]
+        data = embedded(report_html(pages))
+    assert list(data) == ["runs", "log-0", "log-1", "comparison"]
+    ids = [page.view.record.id for page in pages]
+    assert [document["run"]["id"] for document in data["runs"]] == ids
+    assert [data[f"log-{n}"]["text"] for n in range(2)] == [[f"hello of {run_id}"] for run_id in ids]
+    assert [each["id"] for each in data["comparison"]["runs"]] == ids
 
 
 def test_comparison_names_what_differs() -> None:
@@ -106,19 +103,16 @@ def test_comparison_names_what_differs() -> None:
     assert final == {"epoch": [1, None], "step": [3, None], "loss": [0.5, None], "accuracy": [0.9, None]}
 
 
-@pytest.mark.parametrize(
-    ("text", "span"),
-    [
-        ("plain", "`plain`"),
-        ("a`b", "``a`b``"),
-        ("``", "``` `` ```"),
-        ("two\nlines", "`two␊lines`"),
-        ("\x1b[31mred", "`red`"),
-        ("", ""),
-    ],
-)
-def test_code_spans_end_where_they_should(text: str, span: str) -> None:
-    assert code(text) == span
+def test_code_spans_end_where_they_should() -> None:
+    spans = {
+        "plain": "`plain`",
+        "a`b": "``a`b``",
+        "``": "``` `` ```",
+        "two\nlines": "`two␊lines`",
+        "\x1b[31mred": "`red`",
+        "": "",
+    }
+    assert {text: code(text) for text in spans} == spans
 
 
 def test_markdown_keeps_texts_of_tasks_in_code() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import pytest
 from pages import STARTED_AT, WrittenRun
 
 from orchestrator.client.page.pieces import whole
@@ -80,49 +81,57 @@ def test_curve_continues_in_an_attempt_with_other_steps() -> None:
     ]
 
 
-def test_tail_returns_each_row_once_also_when_the_file_is_thinned() -> None:
+class Written:
+    """A live run of one task whose steps are written, and the tail that reads them."""
+
+    def __init__(self, run: WrittenRun) -> None:
+        self.path = run.store.paths.samples
+        self.file = HistoryFile(run.store.directory, self.path.name)
+        self.tail = SeriesTail(run.store.paths)
+
+    def step(self, *seconds: int) -> None:
+        for second in range(*seconds):
+            self.file.add(float(second), 1, {"worker:0": Progress(step=second)}, {})
+
+    def new_times(self) -> list[float]:
+        times: list[float] = self.tail.new_rows()["tasks"].get("worker:0", {"time": []})["time"]
+        return times
+
+
+@pytest.fixture
+def written() -> Iterator[Written]:
     with WrittenRun(1) as run:
-        file = HistoryFile(run.store.directory, run.store.paths.samples.name)
-        tail = SeriesTail(run.store.paths)
-        assert tail.new_rows() == {"metrics": [], "tasks": {}}
-        inodes, times = set(), []
-        for second in range(9000):
-            file.add(float(second), 1, {"worker:0": Progress(step=second)}, {})
-            if second % 250 == 0:
-                times += tail.new_rows()["tasks"].get("worker:0", {"time": []})["time"]
-                inodes.add(run.store.paths.samples.stat().st_ino)
-        file.close()
-        times += tail.new_rows()["tasks"].get("worker:0", {"time": []})["time"]
+        made = Written(run)
+        yield made
+        made.file.close()
+
+
+def test_tail_returns_each_row_once_also_when_the_file_is_thinned(written: Written) -> None:
+    assert written.tail.new_rows() == {"metrics": [], "tasks": {}}
+    inodes, times = set(), []
+    for second in range(0, 9000, 250):
+        written.step(second, second + 250)
+        times += written.new_times()
+        inodes.add(written.path.stat().st_ino)
     assert len(inodes) > 1
     assert times == sorted(set(times)) and times[0] == 0.0 and times[-1] >= 8990
     assert len(times) > 5000
 
 
-def test_tail_skips_the_past() -> None:
-    with WrittenRun(1) as run:
-        file = HistoryFile(run.store.directory, run.store.paths.samples.name)
-        tail = SeriesTail(run.store.paths)
-        for second in range(3000):
-            file.add(float(second), 1, {"worker:0": Progress(step=second)}, {})
-        tail.skip()
-        assert tail.new_rows()["tasks"] == {}
-        for second in range(3000, 9000):
-            file.add(float(second), 1, {"worker:0": Progress(step=second)}, {})
-        file.close()
-        times = tail.new_rows()["tasks"]["worker:0"]["time"]
+def test_tail_skips_the_past(written: Written) -> None:
+    written.step(3000)
+    written.tail.skip()
+    assert written.new_times() == []
+    written.step(3000, 9000)
+    times = written.new_times()
     assert 3000 <= times[0] <= 3008 and times[-1] >= 8990
 
 
-def test_tail_notices_a_replaced_file_that_is_as_long_as_the_one_before() -> None:
-    with WrittenRun(1) as run:
-        file = HistoryFile(run.store.directory, run.store.paths.samples.name)
-        tail = SeriesTail(run.store.paths)
-        sizes = []
-        for until in (3500, 7500):
-            for second in range(max(0, until - 4000), until):
-                file.add(float(second), 1, {"worker:0": Progress(step=second)}, {})
-            sizes.append(run.store.paths.samples.stat().st_size)
-            last = tail.new_rows()["tasks"]["worker:0"]["time"]
-        file.close()
-    assert sizes[0] < sizes[1]
+def test_tail_notices_a_replaced_file_that_is_as_long_as_the_one_before(written: Written) -> None:
+    written.step(3500)
+    size = written.path.stat().st_size
+    written.new_times()
+    written.step(3500, 7500)
+    last = written.new_times()
+    assert size < written.path.stat().st_size
     assert 3500 <= last[0] <= 3502 and last[-1] >= 7498 and len(last) >= 1900

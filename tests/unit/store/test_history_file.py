@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 import pytest
+from making import run_result
 from run_records import make_run, view_of
-from test_run_writer import RESULT
 
 from orchestrator.core.progress.history_rows import History
 from orchestrator.core.state.events import Progress
@@ -21,17 +22,19 @@ from orchestrator.store.runs.writer import RunStore
 
 @pytest.fixture
 def store() -> Iterator[RunStore]:
-    made = make_run(started_at=0.0)
-    yield made
-    made.close()
+    with closing(make_run(started_at=0.0)) as made:
+        yield made
 
 
 @pytest.fixture
 def file(store: RunStore) -> Iterator[HistoryFile]:
     """The history of the run without the rest of its store, which takes longer to write."""
-    made = HistoryFile(store.directory, store.paths.samples.name)
-    yield made
-    made.close()
+    with closing(history_of(store)) as made:
+        yield made
+
+
+def history_of(store: RunStore) -> HistoryFile:
+    return HistoryFile(store.directory, store.paths.samples.name)
 
 
 def train(file: HistoryFile, seconds: range, tasks: int = 1) -> None:
@@ -73,49 +76,42 @@ def test_long_run_is_thinned_and_first_and_last_rows_are_exact(store: RunStore, 
     assert [path.name for path in store.paths.root.glob(".samples*")] == []
 
 
-def test_number_of_rows_is_bounded(store: RunStore, file: HistoryFile) -> None:
+def test_number_of_rows_is_bounded_and_a_task_that_reports_rarely_keeps_its_rows(
+    store: RunStore, file: HistoryFile
+) -> None:
     """Short rows reach this limit before that of the size."""
-    for second in range(2 * MOST_ROWS):
-        file.add(float(second), 1, {"worker:0": Progress(step=second)}, {})
-    assert MOST_ROWS // 2 < len(history(store)["time"]) <= MOST_ROWS
-
-
-def test_task_that_reports_rarely_keeps_its_rows(store: RunStore, file: HistoryFile) -> None:
     for second in range(6000):
         progress = {"worker:0": Progress(step=second), "evaluator:0": Progress(step=second // 600)}
         file.add(float(second), 1, progress, {})
     columns = history(store)
     steps = [step for task, step in zip(columns["task"], columns["step"], strict=True) if task != "worker:0"]
-    assert len(columns["task"]) < 6000 and steps == list(range(10))
+    assert steps == list(range(10))
+    assert MOST_ROWS // 2 < columns["task"].count("worker:0") <= MOST_ROWS
 
 
-@pytest.mark.parametrize(("most_bytes", "tasks_with_rows"), [(60_000, 8), (600, 0)])
-def test_tasks_share_the_size_of_the_file(
-    store: RunStore,
-    file: HistoryFile,
-    monkeypatch: pytest.MonkeyPatch,
-    most_bytes: int,
-    tasks_with_rows: int,
-) -> None:
+def test_tasks_share_the_size_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that do not fit even once for each task are left out."""
-    monkeypatch.setattr("orchestrator.store.runs.history_file.RUN_BYTES", most_bytes)
-    train(file, range(120), tasks=8)
-    assert store.paths.samples.stat().st_size <= most_bytes
-    columns = history(store)
-    for index in range(tasks_with_rows):
-        mine = [n for n, task in enumerate(columns["task"]) if task == f"worker:{index}"]
-        assert columns["step"][mine[0]] == 0 and columns["step"][mine[-1]] > 110
+    for most_bytes, tasks_with_rows in ((60_000, 8), (600, 0)):
+        monkeypatch.setattr("orchestrator.store.runs.history_file.RUN_BYTES", most_bytes)
+        with closing(make_run()) as store, closing(history_of(store)) as file:
+            train(file, range(120), tasks=8)
+            assert store.paths.samples.stat().st_size <= most_bytes
+            columns = history(store)
+        for index in range(tasks_with_rows):
+            mine = [n for n, task in enumerate(columns["task"]) if task == f"worker:{index}"]
+            assert columns["step"][mine[0]] == 0 and columns["step"][mine[-1]] > 110
 
 
-@pytest.mark.parametrize("last", [RunStore.close, lambda store: store.write_result(RESULT)])
-def test_last_row_of_a_task_is_in_the_file_when_the_run_has_ended(
-    store: RunStore, last: Callable[[RunStore], None]
-) -> None:
+def test_last_row_of_a_task_is_in_the_file_when_the_run_has_ended(store: RunStore) -> None:
     usage = {"worker:0": {"cpu_percent": 2.0}}
-    store.write_sample(at=0, mono=1.0, tasks=usage, progress={"worker:0": Progress(step=8)}, attempt=1)
-    store.end_task(1.1, "worker:0", 1, Progress(step=9), usage["worker:0"])
-    last(store)
-    assert (history(store)["time"], history(store)["step"]) == ([1.0, 1.1], [8, 9])
+    for step, end in ((8, RunStore.close), (18, lambda store: store.write_result(run_result()))):
+        mono, progress = float(step), {"worker:0": Progress(step=step)}
+        with closing(make_run(started_at=0.0)) as run:
+            run.write_sample(at=0, mono=mono, tasks=usage, progress=progress, attempt=1)
+            run.end_task(mono + 0.1, "worker:0", 1, Progress(step=step + 1), usage["worker:0"])
+            end(run)
+            columns = history(run)
+        assert (columns["time"], columns["step"]) == ([mono, mono + 0.1], [step, step + 1])
 
 
 def test_newer_progress_is_taken_from_the_sample(store: RunStore) -> None:
@@ -128,21 +124,6 @@ def test_newer_progress_is_taken_from_the_sample(store: RunStore) -> None:
     assert (columns["time"], columns["step"], columns["memory_bytes"]) == ([0.5, 1.0], [1, 2], [9, 9])
 
 
-def _pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def _link(path: Path) -> None:
-    path.rename(path.with_name("elsewhere"))
-    path.symlink_to("elsewhere")
-
-
-def _directory(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
 def _sparse(path: Path) -> None:
     os.truncate(path, 0)
     os.truncate(path, 1 << 40)
@@ -152,22 +133,23 @@ def _huge_line(path: Path) -> None:
     path.write_bytes(b'{"time":1.0,' + b"x" * 3_000_000)
 
 
-def _foreign(path: Path) -> None:
-    path.chmod(0o666)  # others can write it
+def _link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [Path.unlink, _pipe, _link, _directory, _sparse, _huge_line, _foreign],
-    ids=lambda of: of.__name__,
-)
-def test_unusable_file_is_an_empty_history(
-    store: RunStore, file: HistoryFile, damage: Callable[[Path], None]
-) -> None:
-    train(file, range(2))
-    assert len(history(store)["time"]) == 2
-    damage(store.paths.samples)
-    assert history(store)["time"] == []
+def test_unusable_file_is_an_empty_history(store: RunStore, file: HistoryFile) -> None:
+    """Other kinds of damage: test_damaged_runs.py."""
+    path = store.paths.samples
+    for damage in (Path.unlink, _link, _sparse, _huge_line, lambda path: path.chmod(0o666)):
+        train(file, range(2))
+        whole = path.read_bytes()
+        assert len(history(store)["time"]) == 2
+        damage(path)
+        assert history(store)["time"] == []
+        path.unlink(missing_ok=True)
+        path.touch(0o600)
+        path.write_bytes(whole)
 
 
 def test_rows_around_damage_are_read(store: RunStore, file: HistoryFile) -> None:
@@ -177,15 +159,14 @@ def test_rows_around_damage_are_read(store: RunStore, file: HistoryFile) -> None
     assert history(store)["step"] == [0, 2, 3]
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, _sparse, _huge_line, _link], ids=lambda of: of.__name__)
-def test_damaged_file_is_replaced_when_it_is_thinned(
-    store: RunStore, file: HistoryFile, damage: Callable[[Path], None]
-) -> None:
-    train(file, range(10))
-    damage(store.paths.samples)
-    train(file, range(10, 4000))
-    assert store.paths.samples.stat().st_size <= TASK_BYTES
-    assert history(store)["step"][-1] >= 3990
+def test_damaged_file_is_replaced_when_it_is_thinned() -> None:
+    for damage in (Path.unlink, _huge_line, _link):
+        with closing(make_run(started_at=0.0)) as store, closing(history_of(store)) as file:
+            train(file, range(10))
+            damage(store.paths.samples)
+            train(file, range(10, 4000))
+            assert store.paths.samples.stat().st_size <= TASK_BYTES
+            assert history(store)["step"][-1] >= 3990
 
 
 def test_file_that_cannot_be_replaced_stays_within_its_bounds(store: RunStore, file: HistoryFile) -> None:
@@ -201,7 +182,8 @@ def test_file_that_cannot_be_replaced_stays_within_its_bounds(store: RunStore, f
 
 def test_failed_thinning_leaves_no_temporary_file(store: RunStore, file: HistoryFile) -> None:
     train(file, range(1))
-    _directory(store.paths.samples)
+    store.paths.samples.unlink()
+    store.paths.samples.mkdir()
     train(file, range(1, 4000))
     assert list(store.paths.root.glob(".samples*")) == []
 

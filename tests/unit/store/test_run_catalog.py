@@ -46,22 +46,16 @@ def found(wanted: str | None = None, directory: Path = HERE) -> str:
     return catalog.find_run(wanted, directory).record.id
 
 
-def test_newest_live_run_of_the_directory_is_the_default(stores: ExitStack) -> None:
-    mine = live(stores, 1.0)
-    newer = live(stores, 2.0)
-    live(stores, 9.0, directory=str(ELSEWHERE))
-    ended(8.0)
-    assert found() == newer.paths.run_id
-    newer.close()
-    assert found() == mine.paths.run_id
-    mine.close()
-    assert found().startswith("job-")
-
-
-def test_newest_ended_run_is_the_default_without_a_live_run() -> None:
+def test_newest_live_run_of_the_directory_is_the_default_then_the_newest_ended_one(
+    stores: ExitStack,
+) -> None:
     ended(1.0)
-    newest = ended(3.0)
-    ended(2.0)
+    newest = ended(8.0)
+    mine, newer = live(stores, 2.0), live(stores, 3.0)
+    live(stores, 9.0, directory=str(ELSEWHERE))
+    for store in (newer, mine):
+        assert found() == store.paths.run_id
+        store.close()
     assert found() == newest.paths.run_id
 
 
@@ -69,30 +63,30 @@ def test_run_is_found_by_id_by_name_and_by_the_beginning_of_its_id(stores: ExitS
     old = live(stores, 1.0, name="first", directory=str(ELSEWHERE))
     new = ended(2.0, name="second")
     for store, name in ((old, "first"), (new, "second")):
-        assert found(store.paths.run_id) == store.paths.run_id
-        assert found(name) == store.paths.run_id
-        assert found(name[:3]) == store.paths.run_id
+        for wanted in (store.paths.run_id, name, name[:3]):
+            assert found(wanted) == store.paths.run_id
+    ended(3.0, name="secret")
+    with pytest.raises(NoSuchRun, match="begins the ids of 2 runs"):
+        found("sec")
 
 
-def test_name_has_priority_over_the_beginning_of_an_id(stores: ExitStack) -> None:
+def test_name_has_priority_over_the_beginning_of_an_id_and_selects_its_newest_live_run(
+    stores: ExitStack,
+) -> None:
     live(stores, 2.0, name="job-2")
-    wanted_run = ended(1.0, name="job")
-    assert found("job") == wanted_run.paths.run_id
+    ended_run = ended(1.0, name="job")
+    assert found("job") == ended_run.paths.run_id
+    one, two = live(stores, 0.5), live(stores, 0.7)
+    assert found("job") == two.paths.run_id
+    assert [run.record.id for run in catalog.live_runs("job")] == [one.paths.run_id, two.paths.run_id]
 
 
-def test_name_selects_its_newest_live_run(stores: ExitStack) -> None:
-    wanted_run = live(stores, 1.0)
-    ended(2.0)
-    assert found("job") == wanted_run.paths.run_id
-
-
-@pytest.mark.parametrize("wanted", ["missing", None])
-def test_missing_run_is_an_error(wanted: str | None) -> None:
-    with pytest.raises(NoSuchRun):
-        found(wanted)
-    ended(1.0, directory=str(ELSEWHERE))
-    with pytest.raises(NoSuchRun):
-        found(wanted)
+def test_missing_run_is_an_error() -> None:
+    for _ in range(2):
+        for wanted in ("missing", None):
+            with pytest.raises(NoSuchRun):
+                found(wanted)
+        ended(1.0, directory=str(ELSEWHERE))
 
 
 def test_runs_in_a_log_dir_are_found_until_it_is_removed(tmp_path: Path) -> None:
@@ -104,29 +98,16 @@ def test_runs_in_a_log_dir_are_found_until_it_is_removed(tmp_path: Path) -> None
         found()
 
 
-def test_entries_that_are_not_runs_are_ignored() -> None:
-    store = ended(1.0)
-    (runs_dir() / "file").touch()
-    (runs_dir() / "empty").mkdir()
-    (runs_dir() / "loop").symlink_to(runs_dir() / "loop")
-    (runs_dir() / "dangling").symlink_to("/no/such/place")
-    (runs_dir() / ".hidden.new").mkdir()
-    (runs_dir() / "torn").mkdir()
-    (runs_dir() / "torn" / "run.json").write_text("{")
-    assert [run.record.id for run in catalog.all_runs()] == [store.paths.run_id]
-
-
-def test_runs_are_listed_oldest_first(stores: ExitStack) -> None:
+def test_runs_are_listed_oldest_first_without_other_entries(stores: ExitStack) -> None:
     order = [ended(3.0), ended(1.0), live(stores, 2.0)]
+    (runs_dir() / "file").touch()
+    for name in ("empty", ".hidden.new", "torn"):
+        (runs_dir() / name).mkdir()
+    (runs_dir() / "torn" / "run.json").write_text("{")
+    for name, target in (("loop", runs_dir() / "loop"), ("dangling", "/no/such/place")):
+        (runs_dir() / name).symlink_to(target)
     assert [run.record.started_at for run in catalog.all_runs()] == [1.0, 2.0, 3.0]
     assert len(order) == 3
-
-
-def test_live_runs_of_a_name_are_found(stores: ExitStack) -> None:
-    one, two = live(stores, 1.0), live(stores, 2.0)
-    live(stores, 3.0, name="other")
-    ended(4.0)
-    assert [run.record.id for run in catalog.live_runs("job")] == [one.paths.run_id, two.paths.run_id]
 
 
 @contextmanager
@@ -153,14 +134,11 @@ def test_sweep_ends_processes_of_lost_runs_only(stores: ExitStack) -> None:
 
 
 def test_sweep_leaves_the_processes_of_another_state_directory_with_the_same_run_id(tmp_path: Path) -> None:
+    """Another path of the same directory is the same run."""
     lost = ended(1.0)
     with leftover(lost.paths, ORCH_RUN_DIR=str(tmp_path / lost.paths.run_id)) as pid:
         assert lost_runs.sweep_lost_runs() == []
         assert lives(pid)
-
-
-def test_sweep_finds_its_run_by_another_path_of_the_same_directory(tmp_path: Path) -> None:
-    lost = ended(1.0)
     (tmp_path / "link").symlink_to(lost.paths.root.parent)
     with leftover(lost.paths, ORCH_RUN_DIR=str(tmp_path / "link" / lost.paths.run_id)):
         assert lost_runs.sweep_lost_runs() == [(lost.paths.run_id, 1)]
@@ -178,7 +156,7 @@ def test_sweep_leaves_and_names_the_processes_of_another_user() -> None:
         assert lives(pid)
 
 
-def test_sweep_ignores_runs_of_another_boot(stores: ExitStack) -> None:
+def test_sweep_ignores_runs_of_another_boot() -> None:
     lost = ended(1.0, boot="another")
     with leftover(lost.paths) as pid:
         assert lost_runs.sweep_lost_runs() == []
@@ -206,15 +184,6 @@ def test_old_unpublished_directories_without_a_lock_are_removed(
     left = {entry.name for entry in where.iterdir() if entry.name.startswith(".")}
     assert left == {".notes.new", *(path(name).name for name in ("young", "held", "with-data"))}
     assert published.paths.root.exists()
-
-
-def test_beginning_of_several_ids_is_an_error() -> None:
-    with (
-        closing(make_run(name="alpha")),
-        closing(make_run(name="alps")),
-        pytest.raises(NoSuchRun, match="begins the ids of 2 runs"),
-    ):
-        catalog.find_run("al", Path.cwd())
 
 
 def with_result(store: RunStore) -> RunStore:

@@ -21,39 +21,32 @@ from orchestrator.store.runs.paths import names_dir, open_names
 DAY = 86_400.0
 
 
-def there() -> set[str]:
-    return {path.name for path in names_dir().iterdir()}
+def take(name: str) -> Lock:
+    lock = lock_name(name)
+    assert lock is not None
+    return lock
 
 
 def test_free_names_older_than_a_day_are_removed() -> None:
+    remove_free_names(time.time())
+    assert not names_dir().exists()
     for name in ("free", "young"):
-        lock = lock_name(name)
-        assert lock is not None
-        lock.release()
-    held = lock_name("held")
-    assert held is not None
+        take(name).release()
+    held = take("held")
+    assert lock_name("held") is None
     (names_dir() / "directory").mkdir()
     (names_dir() / "link").symlink_to("free")
     for name in ("free", "held", "directory"):
         os.utime(names_dir() / name, (1, 1))
-    remove_free_names(time.time())
-    assert there() == {"young", "held", "directory", "link"}
-    assert lock_name("held") is None
-    held.release()
-    remove_free_names(time.time())
-    assert there() == {"young", "directory", "link"}
-
-
-def test_removal_without_a_state_directory_does_nothing() -> None:
-    remove_free_names(time.time())
-    assert not names_dir().exists()
+    for left in ({"young", "held", "directory", "link"}, {"young", "directory", "link"}):
+        remove_free_names(time.time())
+        assert {path.name for path in names_dir().iterdir()} == left
+        held.release()
 
 
 def test_lock_of_a_file_removed_in_between_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the next process creates a new file, and two runs have the name."""
-    lock = lock_name("job")
-    assert lock is not None
-    lock.release()
+    take("job").release()
     flock, removed = locks.fcntl.flock, []
 
     def remove_first(fd: int, how: int) -> None:
@@ -63,23 +56,18 @@ def test_lock_of_a_file_removed_in_between_is_taken_again(monkeypatch: pytest.Mo
         flock(fd, how)
 
     monkeypatch.setattr(locks.fcntl, "flock", remove_first)
-    mine = lock_name("job")
-    assert mine is not None and removed
-    assert lock_name("job") is None
+    mine = take("job")
+    assert removed and lock_name("job") is None
     mine.release()
 
 
 def test_probe_does_not_make_a_name_look_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = lock_name("job")
-    assert lock is not None
-    lock.release()
+    take("job").release()
     with open_names() as names:
         looking = Lock.share_in(names, "job")
     assert looking is not None
     monkeypatch.setattr(locks.time, "sleep", lambda _: looking.release())
-    mine = lock_name("job")
-    assert mine is not None
-    mine.release()
+    take("job").release()
 
 
 TAKES = """
@@ -108,15 +96,12 @@ def test_concurrent_removal_and_locking_give_a_name_to_one_process(tmp_path: Pat
 
 def test_name_whose_lock_others_may_open_can_be_taken() -> None:
     """Another user may hold it. The new file is private."""
-    first = lock_name("job")
-    assert first is not None
+    first = take("job")
     assert lock_name("job") is None
     (names_dir() / "job").chmod(0o644)
-    lock = lock_name("job")
-    assert lock is not None
+    take("job").release()
     assert stat.S_IMODE((names_dir() / "job").stat().st_mode) == 0o600
     first.release()
-    lock.release()
 
 
 def test_name_of_a_run_that_is_continued_may_still_be_held() -> None:
@@ -128,5 +113,5 @@ def test_name_of_a_run_that_is_continued_may_still_be_held() -> None:
     other = make_run()
     with pytest.raises(NameTaken):
         take_name("job", is_explicit=True, own_id=store.paths.run_id)
-    for run in (store, other):
-        run.close()
+    store.close()
+    other.close()

@@ -2,65 +2,53 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from making import run_result
 from run_records import make_run, one_task, view_of
 
+from orchestrator.core.diagnosis.symptoms import Uncaught
 from orchestrator.core.errors import UsageError
 from orchestrator.core.state.events import Noticed, Progress, StorageFailed
-from orchestrator.core.state.result import RunResult
 from orchestrator.links.control import ControlServer
 from orchestrator.store.directory import Directory
-from orchestrator.store.files import make_private
+from orchestrator.store.files import make_private, write_once
 from orchestrator.store.runs.locks import is_held, lock_name
-from orchestrator.store.runs.paths import RunPaths, runs_dir, state_dir
+from orchestrator.store.runs.paths import RunPaths, names_dir, runs_dir, state_dir
+from orchestrator.store.runs.task_files import read_exception, write_traceback
 from orchestrator.store.runs.writer import RunStore, new_run_id
 
-RESULT = RunResult(
-    run_id="x",
-    outcome="succeeded",
-    exit_code=0,
-    attempts=1,
-    cause=None,
-    first_failure=None,
-    detection_s=None,
-    teardown_s=0.1,
-    tasks=(),
-)
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
 
 
-@pytest.fixture(params=[0o000, 0o022, 0o077], ids="umask-{:03o}".format)
-def umask(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = os.umask(request.param)
-    yield
-    os.umask(before)
-
-
-def modes(root: Path) -> dict[str, int]:
-    return {
-        str(path.relative_to(root)): stat.S_IMODE(path.lstat().st_mode)
-        for path in [root, *root.rglob("*")]
-        if not path.is_symlink()
-    }
-
-
-def test_files_are_private_with_any_umask(umask: None, tmp_path: Path) -> None:
-    store = make_run(name_lock=lock_name("job"))
-    for event in one_task(1.0):
-        store.append(event)
-    store.write_sample(at=1.0, mono=1.0, tasks={"worker:0": {"cpu_percent": 1.0}})
-    store.write_result(RESULT)
-    server = ControlServer(store.directory, "control")
-    found = modes(state_dir())
-    server.close()
-    store.close()
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_files_are_private_with_any_umask(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        store = make_run(name_lock=lock_name("job"))
+        for event in one_task(1.0):
+            store.append(event)
+        store.write_sample(at=1.0, mono=1.0, tasks={"worker:0": {"cpu_percent": 1.0}})
+        store.write_result(run_result())
+        server = ControlServer(store.directory, "control")
+        root = state_dir()
+        found = {str(path.relative_to(root)): mode_of(path) for path in [root, *root.rglob("*")]}
+        linked = make_run(log_dir=tmp_path / "some/logs")
+        for each in (server, store, linked):
+            each.close()
+    finally:
+        os.umask(before)
     run = f"runs/{store.paths.run_id}"
     documents = ("run.json", "events.jsonl", "sample.json", "samples.jsonl", "result.json", "lock")
     assert {f"{run}/{name}" for name in documents} <= set(found)
@@ -69,53 +57,37 @@ def test_files_are_private_with_any_umask(umask: None, tmp_path: Path) -> None:
     assert {name for name, mode in found.items() if mode == 0o700} == directories
     assert {mode for name, mode in found.items() if name not in directories} == {0o600}
     # A user who can write to a parent directory can replace the directory.
-    assert stat.S_IMODE(state_dir().parent.stat().st_mode) == 0o700
+    assert mode_of(state_dir().parent) == 0o700
+    # A run in a log directory is linked.
+    assert linked.paths.root.parent == tmp_path / "some/logs"
+    assert (runs_dir() / linked.paths.run_id).readlink() == linked.paths.root
+    assert {mode_of(path) for path in (linked.paths.root, *linked.paths.root.parents[:2])} == {0o700}
 
 
-def test_run_in_a_log_dir_is_linked(umask: None, tmp_path: Path) -> None:
-    log_dir = tmp_path / "some" / "logs"
-    store = make_run(log_dir=log_dir)
-    assert store.paths.root.parent == log_dir
-    pointer = runs_dir() / store.paths.run_id
-    assert pointer.readlink() == store.paths.root
-    made = (log_dir, log_dir.parent, store.paths.root)
-    assert {stat.S_IMODE(path.stat().st_mode) for path in made} == {0o700}
-    store.close()
-
-
-def test_existing_directory_keeps_its_mode(tmp_path: Path) -> None:
+def test_existing_directory_keeps_its_mode_and_a_file_is_an_error(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     make_private(tmp_path)
-    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
-
-
-def test_directory_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
+    assert mode_of(tmp_path) == 0o755
     (tmp_path / "file").touch()
     for directory in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(UsageError, match="file"):
             make_private(directory)
 
 
-def test_run_is_locked_before_it_is_published() -> None:
+def test_run_and_its_name_are_locked_while_it_is_live() -> None:
+    """The run is locked before it is published."""
     store = RunStore.create(new_run_id("job"), None, None)
     assert [entry for entry in runs_dir().iterdir() if not entry.name.startswith(".")] == []
     store.close()
-    published = make_run()
-    assert is_held(published.paths.lock)
+    published = make_run(name_lock=lock_name("job"))
+    assert is_held(published.paths.lock) and lock_name("job") is None
+    for name in ("other", "job"):
+        lock = lock_name(name)
+        assert (lock is None) == (name == "job")
+        if lock is not None:
+            lock.release()
     published.close()
-    assert not is_held(published.paths.lock)
-
-
-def test_name_is_locked_while_its_run_is_live() -> None:
-    store = make_run(name_lock=lock_name("job"))
-    assert lock_name("job") is None
-    other = lock_name("other")
-    assert other is not None
-    other.release()
-    store.close()
-    again = lock_name("job")
-    assert again is not None
-    again.release()
+    assert not is_held(published.paths.lock) and not is_held(names_dir() / "job")
 
 
 WRITES = """
@@ -133,8 +105,7 @@ while True:
 
 def test_atomic_write_leaves_the_old_or_the_new_document(tmp_path: Path) -> None:
     path = tmp_path / "document"
-    with Directory.at(tmp_path) as directory:
-        directory.write_atomically(path.name, "a" * 20_000)
+    path.write_text("a" * 20_000)
     seen = set()
     with subprocess.Popen([sys.executable, "-c", WRITES, str(path)], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None and writer.stdout.readline()
@@ -145,6 +116,38 @@ def test_atomic_write_leaves_the_old_or_the_new_document(tmp_path: Path) -> None
     assert seen <= {(20_000, "a"), (20_000, "b")}
 
 
+@pytest.mark.parametrize("number", [None, errno.EPERM, errno.EOPNOTSUPP])
+def test_write_once_does_not_replace_a_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int | None
+) -> None:
+    """Nor on vfat and some network file systems, which have no hard links."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number or 0))
+
+    path = tmp_path / "result.json"
+    if number is None:
+        assert write_once(path, "the first") and not write_once(path, "the second")
+    else:
+        monkeypatch.setattr(os, "link", refuse)
+        assert write_once(path, "the first")
+        with pytest.raises(OSError, match=os.strerror(number)):
+            write_once(path, "the second")
+    assert path.read_text() == "the first"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_failed_link_to_the_run_leaves_no_run(tmp_path: Path) -> None:
+    log_dir, run_id = tmp_path / "logs", new_run_id("job")
+    runs_dir().mkdir(parents=True)
+    (runs_dir() / run_id).write_text("somebody else's\n")
+    with pytest.raises(FileExistsError):
+        make_run(run_id=run_id, log_dir=log_dir, name_lock=lock_name("job"))
+    assert list(log_dir.iterdir()) == []
+    assert (runs_dir() / run_id).read_text() == "somebody else's\n"
+    assert not is_held(names_dir() / "job")
+
+
 def test_remove_scratch_keeps_the_logs() -> None:
     store = make_run()
     store.paths.task_scratch("worker:0").mkdir()
@@ -152,10 +155,30 @@ def test_remove_scratch_keeps_the_logs() -> None:
     store.remove_scratch()
     store.remove_scratch()
     store.close()
-    assert not store.paths.scratch.exists()
+    assert not store.paths.scratch.exists() and not store.paths.control.exists()
     assert store.paths.task_log("worker:0").exists()
-    assert not store.paths.control.exists()
     assert view_of(RunPaths(store.paths.root)).record.name == "job"
+
+
+def test_directory_in_place_of_the_control_socket_is_not_removed() -> None:
+    store = make_run()
+    (store.paths.control / "something").mkdir(parents=True)
+    store.close()
+    assert (store.paths.control / "something").exists()
+    assert not is_held(store.paths.lock)
+
+
+def test_closing_twice_does_not_close_another_descriptor() -> None:
+    """Other files can have the same descriptor numbers when close() is called a second time."""
+    store = make_run()
+    store.close()
+    others = [os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC) for _ in range(8)]
+    store.close()
+    for fd in others:
+        os.close(fd)
+
+
+# -- another supervisor
 
 
 def test_another_supervisor_continues_a_run() -> None:
@@ -175,19 +198,23 @@ def test_another_supervisor_continues_a_run() -> None:
     view.refresh()
     assert (view.is_live, view.record.host, view.record.id) == (True, "n1", first.paths.run_id)
     assert (view.state.storage_error, view.state.notices) == ("one", ("two",))
-    store.write_result(RESULT.model_copy(update={"run_id": first.paths.run_id}))
+    store.write_result(run_result(run_id=first.paths.run_id))
     store.close()
     history = view.history()
     assert (history["attempt"], history["time"]) == ([1, 2], [0.0, 2.0])
     assert view.result() is not None
 
 
-def test_a_run_with_a_supervisor_or_a_result_is_not_continued() -> None:
+def test_run_with_a_supervisor_or_a_result_is_not_continued() -> None:
     store = make_run()
     with pytest.raises(UsageError, match="its supervisor is live"):
         RunStore.adopt(store.paths.root, None)
-    store.write_result(RESULT)
-    store.close()
+    # A submitted job may start before `orch up --detach` has closed the run.
+    release = threading.Timer(0.2, store.close)
+    release.start()
+    with closing(RunStore.adopt(store.paths.root, None, patience_s=60)) as adopted:
+        adopted.write_result(run_result())
+    release.join()
     with pytest.raises(UsageError, match="has ended"):
         RunStore.adopt(store.paths.root, None)
     assert not is_held(store.paths.lock)
@@ -195,10 +222,44 @@ def test_a_run_with_a_supervisor_or_a_result_is_not_continued() -> None:
         RunStore.adopt(runs_dir(), None)
 
 
-def test_a_run_that_is_about_to_be_released_is_continued() -> None:
-    """A submitted job may start before `orch up --detach` has closed the run."""
-    store = make_run()
-    release = threading.Timer(0.2, store.close)
-    release.start()
-    RunStore.adopt(store.paths.root, None, patience_s=60).close()
-    release.join()
+# -- the exceptions that tasks write
+
+EXCEPTION = {
+    "type": "builtins.ValueError",
+    "message": "boom\nand more",
+    "text": "Traceback ...",
+    "at": "train.py:7",
+}
+
+
+def exception_in(path: Path) -> Uncaught | None:
+    with Directory.at(path.parent) as run:
+        return read_exception(run, path)
+
+
+def test_exception_is_read_and_its_traceback_is_written(tmp_path: Path) -> None:
+    path, readable = tmp_path / "worker-0.json", tmp_path / "readable"
+    path.write_text(json.dumps(EXCEPTION | {"new": 1}))
+    uncaught = exception_in(path)
+    assert uncaught is not None
+    assert (uncaught.line, uncaught.text) == ("ValueError: boom", "Traceback ...")
+    with Directory.at(tmp_path) as run:
+        assert write_traceback(uncaught, run, readable)
+        assert not write_traceback(uncaught, run, tmp_path / "nowhere" / "readable")
+    assert readable.read_text() == "Traceback ...\n" and mode_of(readable) == 0o600
+    path.write_text(json.dumps(EXCEPTION | {"message": "caf\udce9"}))
+    uncaught = exception_in(path)
+    assert uncaught is not None and uncaught.line == "ValueError: caf?"
+
+
+def test_other_documents_are_ignored_without_blocking(tmp_path: Path) -> None:
+    path = tmp_path / "worker-0.json"
+    too_long = json.dumps(EXCEPTION | {"text": "x" * (5 << 20)})
+    for text in ("", "{", "[]", '{"type": 1}', '{"type": "A"}', "\udcff", too_long):
+        path.write_bytes(text.encode(errors="surrogateescape"))
+        assert exception_in(path) is None
+    path.write_text(json.dumps(EXCEPTION))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(path)
+    for other in (tmp_path / "absent", tmp_path, tmp_path / "pipe", tmp_path / "link"):
+        assert exception_in(other) is None
