@@ -1,9 +1,13 @@
-"""The cause of a failure, from symptoms, exits and process states; the same exception of several tasks is one cause."""
+"""The cause of a failure: from symptoms, exits, process states and the signals that were sent on purpose.
+
+The same exception of several tasks is one cause.
+"""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from typing import Any
 
 from making import COLLATERAL, OWN, UNKNOWN, job
 from story import Story
@@ -11,12 +15,20 @@ from story import Story
 from orchestrator.client.view.report import end_lines
 from orchestrator.core.diagnosis.symptoms import read_symptom
 from orchestrator.core.job.choices import FailurePolicy
-from orchestrator.core.state.events import Symptom, SymptomKind
+from orchestrator.core.state.events import SignalRequested, Symptom, SymptomKind
 from orchestrator.core.state.result import Cause, CauseKind, RunResult
 
 EXITED, STOPPED, LEFT_EARLY = CauseKind.EXITED, CauseKind.STOPPED, CauseKind.LEFT_EARLY
 INTERRUPTED = Symptom(kind=SymptomKind.OWN, exception="KeyboardInterrupt")
-KILL = signal.SIGKILL
+KILL, STOP, CONT, TERM = signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGTERM
+
+
+PLACE = "/home/u/train.py:2"
+NO_MODULE = "ModuleNotFoundError: No module named 'sklearnx'"
+
+
+def own(exception: str = NO_MODULE, place: str = PLACE) -> Symptom:
+    return Symptom(kind=SymptomKind.OWN, exception=exception, place=place)
 
 
 def running(workers: int = 2) -> Story:
@@ -138,6 +150,63 @@ def cause_of(result: RunResult) -> Cause:
     return result.cause
 
 
+def sends(story: Story, number: int, by: str = "user", text: str | None = None, task: int = 1) -> Story:
+    """A signal is sent to worker:1 on purpose."""
+    return story.happens(SignalRequested, task=task, signal=number, by=by, text=text)
+
+
+def test_signal_that_was_sent_on_purpose_is_named() -> None:
+    plan = "kill worker:1 at step 20"
+    rows = {
+        "SIGKILL, sent by `orch kill`": sends(running(), KILL).exits(1, signal=KILL),
+        "SIGKILL, sent by orch: over --memory-limit": sends(running(), KILL, "limit").exits(1, signal=KILL),
+        f"SIGKILL, sent by --chaos ({plan})": sends(running(), KILL, "chaos", plan).exits(1, signal=KILL),
+        # Another signal than the one that ended the task, and another task.
+        "SIGKILL, likely out of memory (or a kill -9)": (
+            sends(sends(running(), TERM), KILL, task=0).exits(1, signal=KILL)
+        ),
+        "exit 42: it was asked to end, saved its state and asks for a restart (PreemptionCheckpointHandler),"
+        " after SIGTERM, sent by `orch kill`": sends(running(), TERM).exits(1, code=42),
+        "exit 143: it was asked to end by SIGTERM, and did (sent by `orch kill`)": (
+            sends(running(), TERM).exits(1, code=143)
+        ),
+        "exit 3, after SIGINT, sent by `orch kill`": (
+            sends(running(), signal.SIGINT).exits(1, code=3, symptom=INTERRUPTED)
+        ),
+        "exit 4, after SIGINT, sent by `orch kill`": (
+            sends(running(), signal.SIGINT).exits(1, code=4, symptom=own("SystemExit: told to end"))
+        ),
+        "exit 5, after SIGINT, sent by `orch kill`": (
+            sends(running(), signal.SIGINT).exits(1, code=5, symptom=UNKNOWN)
+        ),
+        # The task's own error has nothing to do with it.
+        "exit 3": sends(running(), signal.SIGINT).exits(1, code=3, symptom=OWN),
+    }
+    assert [text_of(story.result()) for story in rows.values()] == [*rows]
+
+
+def test_stop_that_was_sent_on_purpose_is_named() -> None:
+    plan = "stop worker:1 at 3s"
+    lost: dict[str, Any] = {"code": 1, "symptom": COLLATERAL}
+    continued = sends(sends(running(), STOP).at(22.5), CONT).at(23)
+    later = sends(sends(running(), STOP).at(20).exits(0, **lost).at(21), CONT)
+    rows = {
+        f"stopped by SIGSTOP, sent by --chaos ({plan})": (
+            sends(running(), STOP, "chaos", plan).at(20).exits(0, **lost, peers={"worker:1": "T"})
+        ),
+        "was stopped for 22.5s (SIGSTOP, sent by `orch kill`)": continued.exits(0, **lost),
+        # A signal after the end changes nothing.
+        "stopped by SIGSTOP, sent by `orch kill`": later,
+        "stopped by SIGSTOP (or a debugger)": running().exits(0, **lost, peers={"worker:1": "T"}),
+    }
+    for how, story in rows.items():
+        cause = cause_of(story.result())
+        assert (cause.task, cause.kind, cause.text) == ("worker:1", STOPPED, f"{how}, so its peers lost it")
+    # One that was survived is not the cause.
+    survived = sends(sends(running(), STOP), CONT).at(60).exits(0, code=1, symptom=OWN)
+    assert cause_of(survived.result()).task == "worker:0"
+
+
 def test_advice_reaches_the_result() -> None:
     error = "ModuleNotFoundError: No module named 'tensorflow'"
     symptom = read_symptom(f'Traceback (most recent call last):\n  File "t.py", line 3, in f\n{error}\n')
@@ -145,14 +214,6 @@ def test_advice_reaches_the_result() -> None:
     assert first is not None
     assert (first.advice, first.exception) == (symptom.advice, error) and symptom.advice
     assert first.lines[-1] == error
-
-
-PLACE = "/home/u/train.py:2"
-NO_MODULE = "ModuleNotFoundError: No module named 'sklearnx'"
-
-
-def own(exception: str = NO_MODULE, place: str = PLACE) -> Symptom:
-    return Symptom(kind=SymptomKind.OWN, exception=exception, place=place)
 
 
 def raising(*symptoms: Symptom, workers: int = 2) -> RunResult:
