@@ -30,8 +30,8 @@ def says(index: int, phase: str | None, **facts: object) -> events.TaskProgresse
     return progressed(index, phase=phase, **facts)
 
 
-def ready(index: int) -> events.TaskReady:
-    return event(events.TaskReady, task=index)
+def ready(task: int | str) -> events.TaskReady:
+    return event(events.TaskReady, task=task)
 
 
 def state_of(*history: Event) -> RunState:
@@ -57,6 +57,7 @@ def awaited(state: RunState) -> list[tuple[str, ...]]:
 def test_activity_of_each_task() -> None:
     began = event(events.PreloadBegan, modules=("tensorflow", "keras"))
     place = {"epoch": 2, "epochs": 5, "step": 37, "steps": 1200}
+    coordinated = ("chief:0", "ps:0", "worker:0")
     state = cluster(3, ready(0), ready(1))
     # worker:0 has no server, worker:1 is an evaluator.
     for index, changes in enumerate(({"serves": False}, {"role": "evaluator"})):
@@ -75,6 +76,14 @@ def test_activity_of_each_task() -> None:
         "an open port means joined and waiting": (
             cluster(2, ready(0)),
             ["waiting for worker:1", "starting"],
+        ),
+        "also of another than the first worker": (
+            cluster(2, ready(1)),
+            ["starting", "waiting for worker:0"],
+        ),
+        "a parameter server and a coordinator's worker serve others": (
+            state_of(attempt_planned(coordinated), *map(started, coordinated), *map(ready, coordinated[1:])),
+            ["starting", "port open", "port open"],
         ),
         "both ports open": (cluster(2, ready(0), ready(1)), ["port open", "port open"]),
         "nobody is named after all have joined": (
