@@ -1,0 +1,185 @@
+"""Strategies from the command line to the task.
+
+Each cell of strategy x loop and each command of docs/strategies/ trains or is refused as the pages say. Tasks get their
+devices.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from orch_command import Orch
+from waiting import PATIENCE_S
+
+from orchestrator.host.devices import gpu_inventory
+
+ROOT = Path(__file__).resolve().parents[4]
+sys.path.insert(0, str(ROOT / "scripts/tools"))
+
+from strategy_cells import CELLS, STATED_ACCURACY, Cell, run_cell  # noqa: E402
+
+PAGES = {page.stem: page.read_text() for page in sorted((ROOT / "docs" / "strategies").glob("*.md"))}
+LONGEST_RUN_S = 400.0
+_BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_FIGURE = re.compile(r"\d+(?:[.,]\d+)*")
+# Trainings take minutes together, so that scripts/test --all runs them. The gate runs what is refused.
+trains = [pytest.mark.slow, pytest.mark.timeout(600)]
+LOOK = """
+import json, os
+names = ("ORCH_TASK", "ORCH_MESH", "CUDA_VISIBLE_DEVICES", "DTENSOR_CLIENT_ID", "DTENSOR_JOBS")
+print(json.dumps({name: os.environ.get(name) for name in names}))
+"""
+# From the tutorial of MirroredStrategy.
+TUTORIAL = """
+import tensorflow as tf
+
+strategy = tf.distribute.MirroredStrategy()
+print("Number of devices: {}".format(strategy.num_replicas_in_sync))
+with strategy.scope():
+    model = tf.keras.Sequential([tf.keras.Input((8,)), tf.keras.layers.Dense(1)])
+    model.compile(loss="mse", optimizer="adam")
+features = tf.random.normal((64, 8))
+dataset = tf.data.Dataset.from_tensor_slices((features, features[:, :1])).batch(16)
+model.fit(dataset, epochs=2, verbose=2)
+"""
+CLIENT = """
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+kind = dtensor.initialize_accelerator_system()
+mesh = dtensor.create_distributed_mesh([("batch", 2), ("model", 2)], device_type=kind)
+layout = dtensor.Layout([dtensor.UNSHARDED, "model"], mesh)
+ones = dtensor.call_with_layout(tf.ones, layout, shape=(4, 4))
+local = dtensor.unpack(ones)
+print(f"client {dtensor.client_id()} of {dtensor.num_clients()}: {len(local)} of {mesh.size} devices,",
+      f"parts of {local[0].shape}, sum {tf.reduce_sum(ones).numpy():g}")
+dtensor.barrier(mesh)
+"""
+
+
+def _row(cell: Cell) -> str:
+    (row,) = (line for line in PAGES["README"].splitlines() if f"| `{cell.command}` |" in line)
+    return row
+
+
+TRAINED = [cell for cell in CELLS if "| refused: " not in _row(cell)]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A command of a page and the lines below it; a lone `...` stands for lines that are not shown."""
+
+    page: str
+    command: str
+    lines: tuple[str, ...]
+
+    @property
+    def is_refused(self) -> bool:
+        return len(self.lines) == 1 and self.lines[0].startswith("orch: ")
+
+    def check(self, orch: Orch) -> None:
+        """The command prints what the page shows, apart from the figures."""
+        program, *words = shlex.split(self.command)
+        assert program == "orch"
+        done = orch(*words, cwd=ROOT, timeout_s=LONGEST_RUN_S)
+        assert done.code == (2 if self.is_refused else 0), done.out + done.err
+        printed = {figureless(line) for line in (done.out + done.err).splitlines()}
+        shown = [line for line in self.lines if line.strip() not in ("", "...")]
+        assert not [line for line in shown if figureless(line) not in printed], done.out + done.err
+
+
+def figureless(line: str) -> str:
+    """The line without numbers, names of runs and paths, which differ from run to run."""
+    line = re.sub(r"\S*/\S+", "PATH", line)
+    line = re.sub(r"\b\w[\w.-]*-\d{8}T\d{6}Z-[0-9a-f]{4}\b", "RUN", line)
+    line = re.sub(r"\b(?:\d+h)?(?:\d+m)?[\d.]+m?s\b", "TIME", line)
+    return re.sub(r"\s+", " ", _FIGURE.sub("N", line)).strip()
+
+
+SHOWN = [
+    Shown(page, command.partition("  #")[0].strip(), tuple(lines))
+    for page, text in PAGES.items()
+    for block in _BLOCK.findall(text)
+    for command, *lines in (
+        part.rstrip("\n").split("\n") for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]
+    )
+]
+
+
+def test_every_strategy_has_a_page_with_commands() -> None:
+    strategies = {cell.strategy for cell in CELLS}
+    assert set(PAGES) - {"README"} == strategies == {one.page for one in SHOWN} - {"README"}
+
+
+def test_what_the_pages_show_as_refused_is_refused(orch: Orch) -> None:
+    for cell in set(CELLS) - set(TRAINED):
+        done = orch("up", *cell.words)
+        assert (done.code, done.out) == (2, ""), cell.name
+        assert _row(cell).partition("| refused: ")[2].rstrip(" |") in " ".join(done.err.split()), done.err
+    for one in SHOWN:
+        if one.is_refused:
+            one.check(orch)
+    assert not orch.run_dirs(), "refused before anything was started"
+
+
+@pytest.mark.parametrize("cell", [pytest.param(cell, id=cell.name, marks=trains) for cell in TRAINED])
+def test_cell_trains(orch: Orch, cell: Cell) -> None:
+    outcome = run_cell(cell, orch.directory, orch.environ())
+    assert outcome.accuracy is not None and outcome.accuracy >= STATED_ACCURACY, outcome.output
+    assert "| trains: held-out accuracy 0.9" in _row(cell)
+    assert not list(orch.directory.iterdir()), "a run leaves nothing in the user's directory"
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        pytest.param(one, id=f"{one.page}-{number}", marks=trains)
+        for number, one in enumerate(SHOWN)
+        if not one.is_refused
+    ],
+)
+def test_command_prints_what_the_page_shows(orch: Orch, one: Shown) -> None:
+    one.check(orch)
+
+
+def test_tasks_with_different_environments_are_forked(orch: Orch) -> None:
+    words = ("--preload", "json", "--no-prefix", "--mesh", "batch=2,model=2", "-n", "2", "--gpus", "none")
+    done = orch.run(*words, script=LOOK)
+    assert done.code == 0, done.err
+    assert orch.methods() == {"fork"}
+    variables = {each["ORCH_TASK"]: each for each in map(json.loads, done.lines)}
+    clients = {task: each["DTENSOR_CLIENT_ID"] for task, each in variables.items()}
+    assert clients == {"worker:0": "0", "worker:1": "1"}
+    assert {each["CUDA_VISIBLE_DEVICES"] for each in variables.values()} == {"-1"}
+    (jobs,) = {each["DTENSOR_JOBS"] for each in variables.values()}
+    assert jobs.count("127.0.0.1:") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_tutorial_trains_on_requested_replicas(orch: Orch) -> None:
+    script = orch.script("tutorial.py", TUTORIAL)
+    words = ("--strategy", "mirrored", "--replicas", "2", "--", script)
+    done = orch("up", *words, timeout_s=4 * PATIENCE_S)
+    assert done.code == 0, done.err
+    assert "worker:0 | Number of devices: 2" in done.lines and "Epoch 2/2" in done.out
+    assert orch.methods() == {"fork"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(bool(gpu_inventory().gpus), reason="this machine has GPUs")
+def test_dtensor_clients_form_one_mesh(orch: Orch) -> None:
+    script = orch.script("client.py", CLIENT)
+    done = orch("up", "--mesh", "batch=2,model=2", "-n", "2", "--", script, timeout_s=4 * PATIENCE_S)
+    assert done.code == 0, done.err
+    assert orch.methods() == {"fork"}
+    for index in (0, 1):
+        said = f"client {index} of 2: 2 of 4 devices, parts of (4, 2), sum 16"
+        assert f"worker:{index} | {said}" in done.lines
