@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from making import event
 from run_records import make_run, one_task, view_of
 
 from orchestrator.client.api import Run
@@ -32,10 +33,6 @@ def _hasty_threads() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def noticed(number: int) -> events.Noticed:
-    return events.Noticed(at=1, mono=number + 1, text=str(number))
-
-
 def at_once(*works: Callable[[], object]) -> None:
     """Call each function in its own thread and raise the first error."""
     with ThreadPoolExecutor(len(works)) as pool:
@@ -52,8 +49,8 @@ def test_overlapping_users_share_one_file(tmp_path: Path) -> None:
             leaves.enter_context(view.keep_open())
             stays.enter_context(view.keep_open())
             store.paths.root.rename(tmp_path / "moved")
-        for event in one_task(5.0):
-            store.append(event)
+        for each in one_task(5.0):
+            store.append(each)
         view.refresh()
         assert view.state.tasks["worker:0"].phase == "running"
         assert view.liveness is Liveness.LIVE
@@ -87,13 +84,13 @@ def test_each_event_is_returned_to_one_thread() -> None:
         while not last:
             last = all_written.is_set()
             with view.keep_open():
-                texts.extend(event.text for event in view.refresh() if isinstance(event, events.Noticed))
+                texts.extend(each.text for each in view.refresh() if isinstance(each, events.Noticed))
                 assert view.liveness is Liveness.LIVE
 
     def write() -> None:
         try:
             for number in range(_EVENTS):
-                store.append(noticed(number))
+                store.append(event(events.Noticed, number + 1.0, text=str(number)))
         finally:
             all_written.set()
 
@@ -106,15 +103,15 @@ def test_each_event_is_returned_to_one_thread() -> None:
 def test_wait_and_status_work_in_several_threads() -> None:
     """The run is live until its store is closed; then each waiting thread gets RunLost."""
     store = make_run()
-    for event in one_task(5.0):
-        store.append(event)
+    for each in one_task(5.0):
+        store.append(each)
     run = Run(view_of(store.paths))
-    seen_often, all_looked = threading.Event(), threading.Semaphore(0)
+    all_looked = threading.Barrier(3)
 
     def wait() -> None:
         with pytest.raises(TimeoutError):
             run.wait(0)
-        all_looked.release()
+        all_looked.wait()
         with pytest.raises(RunLost):
             run.wait()
 
@@ -122,13 +119,8 @@ def test_wait_and_status_work_in_several_threads() -> None:
         for _ in range(200):
             status = run.status()
             assert (status.run.state, status.tasks[0].state) == ("running", "running")
-        seen_often.set()
-
-    def end() -> None:
-        for _ in range(2):
-            all_looked.acquire()
-        seen_often.wait()
+        all_looked.wait()
         store.close()
 
-    at_once(wait, wait, look, end)
+    at_once(wait, wait, look)
     assert isinstance(run.view, RunView) and run.view.liveness is Liveness.DEAD
