@@ -8,6 +8,7 @@ assert story.at(6).ready().exits(0, 1).result().attempts == 2
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any, Self
 
 from making import RUN_ID, START, changed, event, exited, joined, planned_task, progressed, started, worker
@@ -37,8 +38,6 @@ from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import CauseKind, RunResult, TaskStack, shell_code
 from orchestrator.core.state.state import HostPhase, RunState, TaskPhase
 
-# Folding each event anew costs too much with more tasks.
-_MOST_TASKS_FOLDED = 64
 _STOPPED_CODES = (ExitCode.NOTICE, ExitCode.INTERRUPTED, ExitCode.OUTPUT_CLOSED, ExitCode.TERMINATED)
 
 
@@ -80,13 +79,14 @@ class Story:
             None if earlier is None else START,
         )
         self._serves = serves
-        self._written = self.state
+        # The state that a reader of the events sees.
+        self.written = self.state
         self._seen = 0
         self._exits = 0
         self._wrote: dict[str, float] = {}
         self._busy: tuple[str, ...] = ()
-        # Orders that the agents have not obeyed yet.
-        self._plan = None if spec.is_elastic or earlier else PlanAttempt(1)
+        # The orders that the agents have not obeyed yet.
+        self.plan = None if spec.is_elastic or earlier else PlanAttempt(1)
         self._to_start: set[str] = set()
         self.teardown: TearDown | SweepHost | None = None
 
@@ -108,6 +108,11 @@ class Story:
     def notices(self) -> tuple[str, ...]:
         return self.state.notices
 
+    @property
+    def asked_stacks(self) -> str | None:
+        """Why the last stacks were asked for."""
+        return next((order.why for order in reversed(self.orders) if isinstance(order, TakeStacks)), None)
+
     def ordered(self) -> list[Action]:
         """The orders since this was last asked."""
         orders, self._seen = self.orders[self._seen :], len(self.orders)
@@ -119,6 +124,18 @@ class Story:
             self.torn_down()
         assert self.lifecycle.result is not None, "the run does not end"
         return self.lifecycle.result
+
+    def end(self) -> str:
+        """The end of the run, and the kind of its cause with its task or host: `failed 3: exited worker:1`."""
+        result = self.result()
+        text = f"{result.outcome} {result.exit_code}"
+        if result.cause is None:
+            return text
+        return " ".join(filter(None, [f"{text}:", result.cause.kind, result.cause.task or result.cause.host]))
+
+    def ends(self) -> list[str]:
+        """The end of each task in words, in the order of the plan."""
+        return [task.end for task in self.result().tasks]
 
     # -- time
 
@@ -149,8 +166,8 @@ class Story:
         for host in self.spec.hosts:
             if host.name not in self.state.hosts:
                 self.joins(host.name)
-        assert self._plan is not None, "no attempt is to be planned"
-        number, plan = self._plan.attempt, self._plan.job or self.spec
+        assert self.plan is not None, "no attempt is to be planned"
+        number, plan = self.plan.attempt, self.plan.job or self.spec
         hosts = place(plan) if plan.hosts else [None] * len(plan.tasks)
         tasks = tuple(
             planned_task(str(task), host=host, serves=self._serves and task.type != "evaluator")
@@ -160,7 +177,7 @@ class Story:
 
     def starts(self, *tasks: int | str) -> Self:
         """These tasks start, or all that may. Plans the attempt first if that is ordered."""
-        if self._plan is not None:
+        if self.plan is not None or not self.state.attempt:
             self.plans()
         for task in tasks or [name for name in self.state.tasks if name in self._to_start]:
             assert worker(task) in self._to_start, f"{task} may not start"
@@ -169,7 +186,7 @@ class Story:
 
     def ready(self, *tasks: int | str) -> Self:
         """These tasks listen on their ports, or all that may. They start first if they have not."""
-        if self._plan is not None:
+        if self.plan is not None or not self.state.attempt:
             self.plans()
         phases = (TaskPhase.STARTING, TaskPhase.RUNNING)
         known = self.state.tasks
@@ -211,10 +228,9 @@ class Story:
 
     def stacks(self, *stacks: TaskStack | None, why: str | None = None, **roles: TaskStack) -> Self:
         """The stacks that were asked for: of worker:0, worker:1 and so on, and `ps`: of ps:0."""
-        asked = [order.why for order in self.orders if isinstance(order, TakeStacks)]
         taken = {worker(number): stack for number, stack in enumerate(stacks) if stack is not None}
         taken |= {f"{role}:0": stack for role, stack in roles.items()}
-        return self.happens(events.StacksTaken, why=why or asked[-1], stacks=taken)
+        return self.happens(events.StacksTaken, why=why or self.asked_stacks, stacks=taken)
 
     # -- what the tasks do
 
@@ -256,16 +272,21 @@ class Story:
 
     # -- anything
 
+    def made(self, kind: type[Any], **fields: Any) -> Event:
+        """An event of now, to tell later."""
+        made: Event = event(kind, self.mono, **fields)
+        return made
+
     def happens(self, kind: type[Any], **fields: Any) -> Self:
-        return self.tell(event(kind, self.mono, **fields))
+        return self.tell(self.made(kind, **fields))
 
     def tell(self, *incoming: Event) -> Self:
         """Handle events, all of which were there before those that follow from them."""
         queue = deque(incoming)
         while queue:
             told = queue.popleft()
-            actions = self.lifecycle.handle(told)
             self._note(told)
+            actions = self.lifecycle.handle(told)
             _check_orders(self, actions)
             for action in actions:
                 if isinstance(action, Happen):
@@ -281,39 +302,46 @@ class Story:
         return self
 
     def _note(self, told: Event) -> None:
-        """Bring what the story knows up to date with an event."""
+        """Bring what the story knows up to date with an event that is about to be handled."""
         self.events.append(told)
         ended = isinstance(told, events.TaskExited | events.TaskStartFailed)
         self._exits += ended
         if ended or isinstance(told, events.TaskStarted):
             self._to_start.discard(told.task)
         elif isinstance(told, events.AttemptPlanned):
-            self._plan, self._to_start = None, set()
+            self.plan, self._to_start = None, set()
+        elif isinstance(told, events.HostLost) and self.plan is not None and self.plan.job is not None:
+            if told.host in {host.name for host in self.plan.job.hosts}:
+                self.plan = None
         elif isinstance(told, events.TeardownEnded):
             self.teardown = None
             self._to_start.clear()
-        # The lifecycle ignores what happens after the end.
-        if self.lifecycle.result is None and len(self.state.tasks) <= _MOST_TASKS_FOLDED:
-            self._written = apply(self._written, parse_event(event_line(told)))
-            assert self.state == self._written, f"readers of the events see another state after {told}"
+        if self.lifecycle.result is None:
+            self.written = apply(self.written, parse_event(event_line(told)))
 
     def _obey(self, action: Action) -> None:
         self.orders.append(action)
         match action:
             case PlanAttempt():
-                self._plan = action
+                self.plan = action
             case StartTasks():
                 self._to_start = {*action.tasks}
             case StartTask():
                 self._to_start.add(action.task)
             case TearDown() | SweepHost():
-                self._plan, self.teardown = None, action
+                self.plan, self.teardown = None, action
 
     @property
     def is_at_work(self) -> bool:
         """Whether an agent has an order, or a task a process."""
-        awaited = self._plan is not None or self.teardown is not None or self._to_start
+        awaited = self.plan is not None or self.teardown is not None or self._to_start
         return bool(awaited) or any(task.is_live for task in self.state.tasks.values())
+
+
+def other_ends(rows: Mapping[str, tuple[Any, ...]]) -> dict[str, list[str]]:
+    """The rows whose story ends otherwise, with that end. A row: the story, its end(), and its ends() or none."""
+    found = {name: [row[0].end(), *row[0].ends()] for name, row in rows.items()}
+    return {name: found[name] for name, row in rows.items() if found[name][: len(row) - 1] != [*row[1:]]}
 
 
 def _check_orders(story: Story, actions: list[Action]) -> None:
@@ -346,8 +374,9 @@ def _check_orders(story: Story, actions: list[Action]) -> None:
                 assert state.tasks[action.task].is_live, f"{action} to a task without a process"
             case TearDown():
                 earlier = story.teardown
-                assert not isinstance(earlier, SweepHost), "torn down without an agent"
-                if earlier is not None:
+                if isinstance(earlier, SweepHost):
+                    assert action.grace_s == 0, "torn down without an agent"
+                elif earlier is not None:
                     assert action.reason is earlier.reason and action.grace_s < earlier.grace_s, "delayed"
                 left_s = state.notice.left_s if state.notice is not None else None
                 assert 0 <= action.grace_s <= max(spec.grace_s, left_s or 0.0)
@@ -369,10 +398,11 @@ def _check_rest(story: Story) -> None:
 def _check_result(story: Story, result: RunResult) -> None:
     """Check that the parts of a result do not contradict each other."""
     state = story.state
+    assert state == story.written, "readers of the events see another state"
     assert (result.exit_code == 0) == (result.outcome == "succeeded")
     assert result.attempts == state.attempt
-    # A run that ends between two attempts has the last one in its history, too.
-    numbers = [end.attempt for end in result.earlier_attempts]
+    # A run that ends between two attempts has the last one in its history, too. A restart may precede the first: 0.
+    numbers = [end.attempt for end in result.earlier_attempts if end.attempt]
     assert numbers in ([*range(1, state.attempt)], [*range(1, state.attempt + 1)])
     assert [task.task for task in result.tasks] == [*state.tasks]
     match result.outcome:

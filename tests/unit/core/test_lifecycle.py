@@ -1,303 +1,321 @@
-"""Starts, exits, stops, limits and teardowns of a run of workers: events in, actions out, no clock."""
+"""Starts, exits, stops, notices and teardowns of a run of workers, on a virtual clock."""
 
 from __future__ import annotations
 
+import itertools
 import signal
 
 import pytest
-from event_making import (
-    COLLATERAL,
-    OWN,
-    START,
-    agent_lost,
-    began,
-    deadline,
-    emptied,
-    exited,
-    feed,
-    lifecycle_of,
-    not_started,
-    planned,
-    ready,
-    running,
-    started,
-    starts,
-    stop,
-    sweeps,
-    teardowns,
-    the_result,
-)
-from job_making import JOB, changed
+from making import COLLATERAL, JOB, OWN, job
+from story import Story, other_ends
 
-from orchestrator.core.errors import ExitCode
-from orchestrator.core.lifecycle.actions import Deadline, StartTasks, SweepHost, TearDown
-from orchestrator.core.lifecycle.lifecycle import TEARDOWN_MARGIN_S
-from orchestrator.core.state.events import StopReason, TeardownReason
+from orchestrator.core.job.choices import FailurePolicy
+from orchestrator.core.job.fault import parse_chaos
+from orchestrator.core.lifecycle.actions import (
+    Deadline,
+    PlanAttempt,
+    SendSignal,
+    StartTasks,
+    SweepHost,
+    TearDown,
+)
+from orchestrator.core.lifecycle.lifecycle import PLAN_MARGIN_S, TEARDOWN_MARGIN_S
+from orchestrator.core.state import events
+from orchestrator.core.state.events import NoticeSource, StopReason, TeardownReason
 from orchestrator.core.state.result import Cause, CauseKind
 from orchestrator.core.state.state import RunPhase, TaskPhase
+from orchestrator.core.text.durations import MAX_DURATION_S
+from orchestrator.engines.slurm import parse_time_left
+
+KILL = signal.SIGKILL
+STOPPED = "stopped by orch"
+LOST = "lost with the agent"
+SAVED = "stopped by orch, its state saved (exit 42)"
+ORCH = "failed 125: orch"
+FAILURE = TearDown(TeardownReason.FAILURE, JOB.failure_grace_s)
+RESTART = job(on_failure=FailurePolicy.RESTART, max_restarts=3)
 
 
-def test_planned_attempt_starts_all_tasks() -> None:
-    assert lifecycle_of().handle(planned(2)) == [StartTasks(("worker:0", "worker:1"))]
+def running(workers: int = 2, **fields: object) -> Story:
+    story = Story(job(workers=workers, **fields)).ready()
+    story.ordered()
+    return story
 
 
-def test_run_is_running_once_all_tasks_are_ready() -> None:
-    lifecycle = lifecycle_of()
-    feed(lifecycle, [planned(2), started(0), ready(0), started(1)])
-    phases = [lifecycle.state.phase]
-    feed(lifecycle, [ready(1)])
-    assert [*phases, lifecycle.state.phase] == [RunPhase.STARTING, RunPhase.RUNNING]
+def test_run_starts_and_succeeds() -> None:
+    story = Story(JOB).plans()
+    assert story.ordered() == [StartTasks(("worker:0", "worker:1"))]
+    phases = [story.ready(0).starts(1).state.phase, story.ready(1).state.phase]
+    assert phases == [RunPhase.STARTING, RunPhase.RUNNING]
+    assert story.due is None  # it has no limits
+    assert story.exits(1).ordered() == []
+    assert story.exits(0).ordered() == [TearDown(TeardownReason.FINISHED, JOB.failure_grace_s)]
+    assert (story.end(), story.ends()) == ("succeeded 0", ["done", "done"])
+    assert [task.state for task in story.result().tasks] == ["succeeded", "succeeded"]
 
 
-def test_one_successful_exit_does_not_end_the_run() -> None:
-    assert feed(running(), [exited(0)]) == []
+def test_first_failure_ends_the_run_with_its_exit_code() -> None:
+    ends = ((1, None, 1), (3, None, 3), (255, None, 255), (None, KILL, 137), (None, signal.SIGSEGV, 139))
+    for index, (code, number, exit_code) in itertools.product((0, 1), ends):
+        story = running().at(1).exits(index, code=code or 0, signal=number, noticed_s=0.25)
+        assert story.ordered() == [FAILURE]
+        assert story.at(3).end() == f"failed {exit_code}: exited worker:{index}"
+        assert (story.ends()[index], story.ends()[1 - index]) == ("failed", STOPPED)
+        result = story.result()
+        assert (result.detection_s, result.teardown_s, result.took_s) == (0.25, 2.0, 3.0)
+        assert result.first_failure is not None
+        assert (result.first_failure.exit_code, result.first_failure.signal) == (code, number)
 
 
-def test_run_succeeds_when_all_tasks_exit_with_0() -> None:
-    lifecycle = running()
-    actions = feed(lifecycle, [exited(1, order=0), exited(0, order=1)])
-    assert actions == [TearDown(TeardownReason.FINISHED, JOB.failure_grace_s)]
-    result = the_result(feed(lifecycle, [emptied()]))
-    assert (result.outcome, result.exit_code, result.cause, result.first_failure) == (
-        "succeeded",
-        0,
-        None,
-        None,
-    )
-    assert [(task.state, task.end) for task in result.tasks] == [("succeeded", "done")] * 2
-
-
-@pytest.mark.parametrize(
-    ("code", "number", "exit_code"),
-    [(1, None, 1), (3, None, 3), (255, None, 255), (None, signal.SIGKILL, 137), (None, signal.SIGSEGV, 139)],
-)
-@pytest.mark.parametrize("index", [0, 1])
-def test_first_failure_ends_run_with_its_exit_code(
-    index: int, code: int | None, number: int | None, exit_code: int
-) -> None:
-    lifecycle = running()
-    actions = feed(lifecycle, [exited(index, code, number, noticed_s=0.25, mono=START + 1)])
-    assert actions == [TearDown(TeardownReason.FAILURE, JOB.failure_grace_s)]
-    result = the_result(feed(lifecycle, [exited(1 - index, None, 15, order=1), emptied(START + 3)]))
-    assert (result.outcome, result.exit_code, result.detection_s) == ("failed", exit_code, 0.25)
-    assert result.cause is not None and result.first_failure is not None
-    assert (result.cause.task, result.cause.kind) == (f"worker:{index}", CauseKind.EXITED)
-    assert (result.first_failure.task, result.first_failure.exit_code, result.first_failure.signal) == (
-        f"worker:{index}",
-        code,
-        number,
-    )
-    assert {task.task: task.end for task in result.tasks} == {
-        f"worker:{index}": "failed",
-        f"worker:{1 - index}": "stopped by orch",
+def test_end_of_a_run() -> None:
+    timeout = {"timeout_s": 30.0}
+    rows = {
+        "failures at the same time": (running(3).exits(0, 1, code=1), "failed 1: exited worker:0"),
+        "command not found": (
+            Story(JOB).starts(0).cannot_start(1),
+            *("failed 127: exited worker:1", STOPPED, "failed"),
+        ),
+        "a failed start has a place among the exits": (
+            Story(JOB).starts(0).cannot_start(1).exits(0, code=1),
+            "failed 127: exited worker:1",
+        ),
+        "a peer that fails, too": (
+            running(3)
+            .exits(0, code=1, symptom=OWN)
+            .exits(1, code=1, symptom=COLLATERAL)
+            .exits(2, signal=KILL),
+            *("failed 1: exited worker:0", "failed", "failed because of it", STOPPED),
+        ),
+        "started during the teardown": (
+            Story(JOB).starts(0).exits(0, code=3).ready(),
+            *("failed 3: exited worker:0", "failed", STOPPED),
+        ),
+        "stopped, and then a failure": (running().stops().exits(0, code=1), "stopped 130", STOPPED, STOPPED),
+        "a failure, and then stopped": (running().exits(0, code=3).stops(), "failed 3: exited worker:0"),
+        "done, and then stopped": (running().exits(0, 1).stops(), "succeeded 0"),
+        "stopped, and a restart is asked for": (running().stops().restarts(), "stopped 130"),
+        "stopped with its state saved": (
+            running().stops().exits(0, code=42).exits(1, code=143),
+            *("stopped 130", SAVED, STOPPED),
+        ),
+        "--timeout": (running(**timeout).at(30), "timed_out 124: limit", STOPPED, STOPPED),
+        "--timeout during a teardown": (
+            running(**timeout).exits(0, code=3).at(30),
+            "failed 3: exited worker:0",
+        ),
+        "a client's time-out": (running().stops(StopReason.TIMEOUT), "timed_out 124: limit"),
+        "the agent is lost": (running().loses_agent(), ORCH, LOST, LOST),
+        "a failure, and the agent is lost": (
+            running().exits(0, code=3).loses_agent(),
+            "failed 3: exited worker:0",
+        ),
+        "the agent does not end the tasks": (running().stops().at(60), ORCH, LOST, LOST),
+        "the agent does not hold the ports": (Story(JOB).at(PLAN_MARGIN_S), ORCH),
     }
+    assert other_ends(rows) == {}
 
 
-def test_teardown_duration_starts_at_teardown_began() -> None:
-    lifecycle = running()
-    lifecycle.handle(exited(0, 1))
-    lifecycle.handle(began(TeardownReason.FAILURE, mono=START + 5))
-    (finish,) = lifecycle.handle(emptied(START + 7))
-    assert the_result([finish]).teardown_s == 2.0
+def test_text_of_causes() -> None:
+    started = Story(JOB).starts(0).cannot_start(1).result()
+    late = running(timeout_s=30.0).at(30).result()
+    assert started.cause is not None and "no such file" in started.cause.text
+    assert late.cause == Cause(task=None, kind=CauseKind.LIMIT, text="not done after 30 s (--timeout)")
+    gone = running().happens(events.TeardownEnded).result().cause
+    assert gone == Cause(task=None, kind=CauseKind.ORCH, text="the run ended before its tasks did")
 
 
-def test_failed_start_ends_the_run() -> None:
-    lifecycle = lifecycle_of()
-    actions = feed(lifecycle, [planned(2), started(0), not_started(1)])
-    assert teardowns(actions) == [TearDown(TeardownReason.FAILURE, JOB.failure_grace_s)]
-    result = the_result(feed(lifecycle, [exited(0, None, 15, order=1), emptied()]))
-    assert (result.outcome, result.exit_code) == ("failed", 127)
-    assert result.cause is not None and result.cause.task == "worker:1"
-    assert "no such file" in result.cause.text
+def test_stop_reason_determines_exit_code_and_grace() -> None:
+    quick = {StopReason.CLIENT_GONE: 143, StopReason.OUTPUT_CLOSED: 141, StopReason.SOURCE_CHANGED: 143}
+    slow = {
+        StopReason.TERMINATE: 143,
+        StopReason.HANGUP: 143,
+        StopReason.DOWN: 143,
+        StopReason.INTERRUPT: 130,
+    }
+    for reason, code in (quick | slow).items():
+        story = running().stops(reason)
+        grace_s = JOB.failure_grace_s if reason in quick else JOB.grace_s
+        assert story.ordered() == [TearDown(TeardownReason.REQUEST, grace_s)]
+        # How the tasks exit after SIGTERM does not matter.
+        assert (story.exits(0, code=45).end(), story.ends()) == (f"stopped {code}", [STOPPED, STOPPED])
 
 
-def test_first_failure_is_chosen_by_exit_order() -> None:
-    lifecycle = running(3)
-    feed(lifecycle, [exited(2, 9, order=0), exited(0, 4, order=1)])
-    result = the_result(feed(lifecycle, [exited(1, None, 15, order=2), emptied()]))
-    assert result.exit_code == 9
-    assert result.first_failure is not None and result.first_failure.task == "worker:2"
+def test_later_stops_only_shorten_the_grace_period() -> None:
+    story = running().stops()
+    assert story.due == (JOB.grace_s + TEARDOWN_MARGIN_S, Deadline.TEARDOWN)
+    story.ordered()
+    assert story.at(1).stops(StopReason.DOWN).ordered() == []
+    assert story.stops(StopReason.CLIENT_GONE).ordered() == [
+        TearDown(TeardownReason.REQUEST, JOB.failure_grace_s)
+    ]
+    assert story.at(2).stops(force=True).ordered() == [TearDown(TeardownReason.REQUEST, 0.0)]
+    assert story.due == (2 + TEARDOWN_MARGIN_S, Deadline.TEARDOWN)
+    assert story.stops(force=True).stops(StopReason.CLIENT_GONE).ordered() == []
+    assert story.end() == "stopped 130" and story.result().teardown_s == 2.0
 
-
-def test_simultaneous_failures_cause_one_teardown() -> None:
-    assert len(teardowns(feed(running(3), [exited(0, 1), exited(1, 1, order=1)]))) == 1
-
-
-@pytest.mark.parametrize(
-    ("reason", "exit_code"),
-    [
-        (StopReason.INTERRUPT, 130),
-        (StopReason.TERMINATE, 143),
-        (StopReason.HANGUP, 143),
-        (StopReason.DOWN, 143),
-        (StopReason.CLIENT_GONE, 143),
-        (StopReason.OUTPUT_CLOSED, 141),
-    ],
-)
-def test_stop_reason_determines_exit_code(reason: StopReason, exit_code: int) -> None:
-    lifecycle = running()
-    (action,) = feed(lifecycle, [stop(reason)])
-    client_has_left = reason in (StopReason.CLIENT_GONE, StopReason.OUTPUT_CLOSED)
-    assert action == TearDown(TeardownReason.REQUEST, JOB.failure_grace_s if client_has_left else JOB.grace_s)
-    # How the tasks exit after SIGTERM does not matter.
-    result = the_result(feed(lifecycle, [exited(0, 45), exited(1, None, 15, order=1), emptied()]))
-    assert (result.outcome, result.exit_code, result.cause) == ("stopped", exit_code, None)
-    assert {task.end for task in result.tasks} == {"stopped by orch"}
-
-
-def test_second_stop_is_ignored_unless_forced() -> None:
-    lifecycle = running()
-    feed(lifecycle, [stop()])
-    assert feed(lifecycle, [stop(StopReason.DOWN)]) == []
-    assert feed(lifecycle, [stop(force=True)]) == [TearDown(TeardownReason.REQUEST, 0.0)]
-    assert lifecycle.next_deadline() == (START + TEARDOWN_MARGIN_S, Deadline.TEARDOWN)
-    assert feed(lifecycle, [stop(force=True)]) == []
-    assert the_result(feed(lifecycle, [emptied()])).exit_code == ExitCode.INTERRUPTED
-
-
-def test_forced_stop_during_failure_teardown_keeps_the_failure() -> None:
-    lifecycle = running()
-    feed(lifecycle, [exited(0, 3)])
-    assert feed(lifecycle, [stop(force=True)]) == [TearDown(TeardownReason.FAILURE, 0.0)]
-    assert the_result(feed(lifecycle, [emptied()])).exit_code == 3
+    failed = running().exits(0, code=3).stops(force=True)
+    assert failed.ordered() == [FAILURE, TearDown(TeardownReason.FAILURE, 0.0)]
+    assert failed.end() == "failed 3: exited worker:0"
 
 
 def test_stop_before_the_plan_prevents_the_start() -> None:
-    lifecycle = lifecycle_of()
-    actions = feed(lifecycle, [stop(), planned(2)])
-    assert teardowns(actions) == [TearDown(TeardownReason.REQUEST, JOB.grace_s)]
-    assert starts(actions) == 0
-    result = the_result(feed(lifecycle, [emptied()]))
-    assert (result.outcome, result.exit_code) == ("stopped", 130)
-    assert {task.end for task in result.tasks} == {"never started"}
+    story = Story(JOB)
+    plan = Story(JOB).plans().events
+    story.stops().tell(*plan)
+    assert story.ordered() == [TearDown(TeardownReason.REQUEST, JOB.grace_s)]
+    assert (story.end(), story.ends()) == ("stopped 130", ["never started"] * 2)
 
 
-def test_stop_queued_before_a_failure_keeps_its_grace_period() -> None:
-    """The supervisor reads both at once; the user asked first."""
-    lifecycle = running()
-    actions = feed(lifecycle, [stop(), exited(0, 1)])
-    assert teardowns(actions) == [TearDown(TeardownReason.REQUEST, JOB.grace_s)]
-    assert the_result(feed(lifecycle, [emptied()])).outcome == "stopped"
-
-
-def test_stop_after_all_exits_is_success() -> None:
-    lifecycle = running()
-    actions = feed(lifecycle, [exited(0), exited(1, order=1), stop()])
-    assert len(teardowns(actions)) == 1
-    assert the_result(feed(lifecycle, [emptied()])).outcome == "succeeded"
-
-
-def test_stop_after_a_failure_keeps_the_failure() -> None:
-    lifecycle = running()
-    feed(lifecycle, [exited(0, 3), stop()])
-    assert the_result(feed(lifecycle, [emptied()])).exit_code == 3
-
-
-def test_timeout_tears_down_and_is_the_cause() -> None:
-    lifecycle = running(spec=changed(JOB, timeout_s=30.0))
-    assert lifecycle.next_deadline() == (START + 30, Deadline.TIMEOUT)
-    actions = feed(lifecycle, [deadline(Deadline.TIMEOUT)])
-    assert actions == [TearDown(TeardownReason.REQUEST, JOB.grace_s)]
-    result = the_result(feed(lifecycle, [exited(0, None, 15), emptied()]))
-    assert (result.outcome, result.exit_code) == ("timed_out", 124)
-    assert result.cause is not None
-    assert (result.cause.task, result.cause.kind) == (None, CauseKind.LIMIT)
-    assert "30 s" in result.cause.text
-
-
-def test_no_deadline_without_time_limits() -> None:
-    assert running().next_deadline() is None
-
-
-def test_timeout_during_a_teardown_is_ignored() -> None:
-    lifecycle = running(spec=changed(JOB, timeout_s=30.0))
-    feed(lifecycle, [exited(0, 3)])
-    assert feed(lifecycle, [deadline(Deadline.TIMEOUT)]) == []
-    assert the_result(feed(lifecycle, [emptied()])).exit_code == 3
-
-
-def test_host_is_swept_when_agent_does_not_end_the_tasks() -> None:
-    lifecycle = running()
-    feed(lifecycle, [stop()])
-    assert lifecycle.next_deadline() == (START + JOB.grace_s + TEARDOWN_MARGIN_S, Deadline.TEARDOWN)
-    assert feed(lifecycle, [deadline(Deadline.TEARDOWN)]) == [SweepHost()]
-    assert lifecycle.next_deadline() is None
-    result = the_result(feed(lifecycle, [emptied()]))
-    assert (result.outcome, result.exit_code) == ("failed", 125)
-    assert result.cause is not None and result.cause.kind is CauseKind.ORCH
-
-
-def test_lost_agent_is_a_failure_of_orch() -> None:
-    lifecycle = running()
-    actions = feed(lifecycle, [agent_lost()])
-    assert actions == [SweepHost()]
-    assert {task.phase for task in lifecycle.state.tasks.values()} == {TaskPhase.LOST}
-    result = the_result(feed(lifecycle, [emptied()]))
-    assert (result.outcome, result.exit_code) == ("failed", 125)
-    assert result.cause is not None
-    assert (result.cause.task, result.cause.kind) == (None, CauseKind.ORCH)
-    assert {(task.state, task.end) for task in result.tasks} == {("lost", "lost with the agent")}
-
-
-def test_agent_lost_after_a_failure_keeps_the_failure() -> None:
-    lifecycle = running()
-    feed(lifecycle, [exited(0, 3)])
-    assert sweeps(feed(lifecycle, [agent_lost()])) == 1
-    assert the_result(feed(lifecycle, [emptied()])).exit_code == 3
+def test_lost_agent_is_swept_for_once() -> None:
+    story = running().loses_agent()
+    assert story.ordered() == [SweepHost()] and story.due is None
+    assert {task.phase for task in story.state.tasks.values()} == {TaskPhase.LOST}
+    assert story.stops().stops(StopReason.CLIENT_GONE).ordered() == []
+    story = running().stops().at(JOB.grace_s + TEARDOWN_MARGIN_S)
+    assert story.ordered()[1:] == [SweepHost()] and story.due is None
+    assert Story(JOB).due == (PLAN_MARGIN_S, Deadline.PLAN)
 
 
 def test_events_after_the_end_are_ignored() -> None:
-    lifecycle = running()
-    feed(lifecycle, [exited(0), exited(1, order=1), emptied()])
-    before = lifecycle.result
-    assert feed(lifecycle, [stop(force=True), agent_lost(), emptied(), exited(0, 1), planned()]) == []
-    assert lifecycle.result is before
-    assert lifecycle.next_deadline() is None
+    story = running().exits(0, 1).torn_down()
+    before = story.result()
+    story.stops(force=True).loses_agent().happens(events.TeardownEnded).exits(0, code=1)
+    assert story.result() is before and story.due is None
 
 
-def test_peer_that_fails_during_the_teardown_failed_because_of_it() -> None:
-    lifecycle = running(3)
-    feed(lifecycle, [exited(0, 1, symptom=OWN)])
-    feed(lifecycle, [exited(1, 1, order=1, symptom=COLLATERAL), exited(2, None, 9, order=2)])
-    result = the_result(feed(lifecycle, [emptied()]))
-    assert [task.end for task in result.tasks] == ["failed", "failed because of it", "stopped by orch"]
+# -- signals, memory and disks
 
 
-def test_task_started_during_the_teardown_is_reported_as_stopped() -> None:
-    lifecycle = lifecycle_of()
-    feed(lifecycle, [planned(2), started(0), exited(0, 3)])
-    feed(lifecycle, [started(1), ready(1), exited(1, None, 15, order=1)])
-    result = the_result(feed(lifecycle, [emptied()]))
-    assert [(task.state, task.end) for task in result.tasks] == [
-        ("failed", "failed"),
-        ("stopped", "stopped by orch"),
-    ]
+def test_signals_are_sent_to_live_tasks_only() -> None:
+    story = running()
+    kill = {"signal": 10, "by": "user"}
+    assert story.happens(events.SignalRequested, task=0, **kill).ordered() == [SendSignal("worker:0", 10)]
+    assert story.exits(0).happens(events.SignalRequested, task=0, **kill).ordered() == []
 
 
-def test_failed_start_keeps_its_place_in_the_exit_order() -> None:
-    lifecycle = lifecycle_of()
-    feed(lifecycle, [planned(2), started(0), not_started(1), exited(0, 1, order=1)])
-    result = the_result(feed(lifecycle, [emptied()]))
-    assert result.first_failure is not None and result.first_failure.task == "worker:1"
+def test_task_over_the_memory_limit_is_killed_and_is_the_cause() -> None:
+    story = running().happens(events.MemoryExceeded, task=1, memory_bytes=3 << 30, limit_bytes=2 << 30)
+    assert story.ordered() == [SendSignal("worker:1", KILL)]
+    assert story.exits(1, signal=KILL).end() == "failed 137: limit worker:1"
+    cause = story.result().cause
+    assert cause is not None and "3" in cause.text and "--memory-limit" in cause.text
 
 
-def test_stop_with_reason_timeout_exits_with_124() -> None:
-    lifecycle = running()
-    feed(lifecycle, [stop(StopReason.TIMEOUT)])
-    assert the_result(feed(lifecycle, [emptied()])).exit_code == 124
+def test_full_disk_ends_the_run_without_a_restart() -> None:
+    story = Story(RESTART).ready().trains(0, 20)
+    story.ordered()
+    story.happens(events.StorageFailed, reason="/run/events.jsonl: No space left on device")
+    assert story.ordered() == [FAILURE]
+    assert (story.end(), story.result().attempts) == ("failed 125: limit", 1)
+    assert "No space left" in str(story.result().cause)
 
 
-def test_task_that_saved_its_state_when_stopped_is_reported() -> None:
-    lifecycle = running()
-    feed(lifecycle, [stop()])
-    result = the_result(feed(lifecycle, [exited(0, 42), exited(1, 143, order=1), emptied()]))
-    assert [task.end for task in result.tasks] == [
-        "stopped by orch, its state saved (exit 42)",
-        "stopped by orch",
-    ]
+def test_teardown_of_a_fault_belongs_to_it_if_its_failure_ended_the_attempt() -> None:
+    chaos = {"chaos": parse_chaos("kill worker:1 at 1s")}
+    alone = running(3, **chaos).at(2).exits(1, signal=KILL).at(9)
+    others = running(3, **chaos, on_failure=FailurePolicy.CONTINUE).at(2).exits(1, signal=KILL)
+    others.at(2.1).exits(0, code=3).at(2.2).exits(2).at(9)
+    faults = [story.result().faults[0] for story in (alone, others)]
+    assert [(fault.detection_s, fault.teardown_s) for fault in faults] == [(1.0, 7.0), (1.0, None)]
 
 
-def test_processes_gone_without_a_reason_are_a_failure_of_orch() -> None:
-    result = the_result(feed(running(), [emptied()]))
-    assert (result.outcome, result.exit_code) == ("failed", 125)
-    assert result.cause == Cause(task=None, kind=CauseKind.ORCH, text="the run ended before its tasks did")
+def test_preload_option_without_effect_is_a_notice() -> None:
+    asked, not_asked = Story(job(preload=("numpy",))), Story(JOB)
+    for story in (asked, not_asked):
+        story.happens(events.NotPreloaded, reason="it has 3 threads")
+    assert asked.notices == ("--preload has no effect: it has 3 threads",)
+    assert not_asked.notices == ()
+
+
+# -- notices that the machines will go
+
+
+def test_tasks_end_before_the_machine_goes() -> None:
+    graces = {60: 50, 8: 6, 0: 0, None: JOB.grace_s}
+    found = {left_s: running().warns(left_s).ordered() for left_s in graces}
+    assert found == {left_s: [TearDown(TeardownReason.NOTICE, grace_s)] for left_s, grace_s in graces.items()}
+    story = running().warns()
+    assert story.exits(0, 1, code=42).end() == "stopped 42: notice"
+    result = story.result()
+    assert result.first_failure is None
+    assert "2 of 2 tasks said that the state is saved" in str(result.cause)
+
+
+def test_end_of_a_run_with_a_notice() -> None:
+    by_itself = {"asked": False}
+    slurm = {"left_s": 30.0, "source": NoticeSource.SLURM}
+    rows = {
+        # worker:1 failed before SIGTERM reached it, because its peer had gone.
+        "no handler": (
+            running().warns().exits(0, code=143).exits(1, code=1, **by_itself),
+            "stopped 42: notice",
+        ),
+        "done by themselves": (running().warns().exits(0, 1, **by_itself), "succeeded 0"),
+        "a failure before": (running().exits(1, code=3).warns(), "failed 3: exited worker:1"),
+        "no restart in place": (
+            Story(RESTART).ready().at(1).exits(1, code=42).warns().at(2).exits(0, code=42),
+            "stopped 42: notice",
+        ),
+        "Slurm signals the batch script, too": (
+            running().warns(**slurm).stops(StopReason.TERMINATE),
+            "stopped 42: notice",
+        ),
+        "Slurm signals the batch script first": (
+            running().stops(StopReason.TERMINATE).warns(**slurm),
+            "stopped 42: notice",
+        ),
+        "another stop": (running().warns(**slurm).stops(StopReason.DOWN), "stopped 143"),
+        "SIGTERM and a person's notice": (running().stops(StopReason.TERMINATE).warns(), "stopped 143"),
+        "between two attempts": (
+            Story(RESTART).ready().exits(1, code=42).exits(0, code=42).torn_down().warns(),
+            "stopped 42: notice",
+        ),
+    }
+    assert other_ends(rows) == {}
+    no_handler = rows["no handler"][0]
+    assert isinstance(no_handler, Story)
+    assert "no task said that the state is saved" in str(no_handler.result().cause)
+
+
+def test_notice_between_two_attempts_prevents_the_next() -> None:
+    story = Story(RESTART).ready().exits(1, code=42).exits(0, code=42).torn_down()
+    assert story.due == (1, Deadline.RESTART)
+    story.warns().at(9).torn_down()
+    assert not [order for order in story.orders if isinstance(order, PlanAttempt)]
+
+
+def test_later_notices_and_stops_hasten() -> None:
+    for hasten, grace_s in (
+        (lambda it: it.warns(8).warns(60), 6.0),
+        (lambda it: it.stops(StopReason.DOWN), JOB.grace_s),
+    ):
+        story = running().warns(120)
+        hasten(story)
+        assert [order.grace_s for order in story.ordered()] == [110.0, grace_s]
+
+
+@pytest.mark.parametrize("left_s", [19.0, None])
+def test_end_of_the_allocation_gives_a_notice(left_s: float | None) -> None:
+    story = Story(job(notice_s=20.0), ends_s=100).ready()
+    assert story.due == (80, Deadline.NOTICE)
+    story.at(79.5).reaches(Deadline.NOTICE, left_s=320.0)  # it was given more time
+    assert (story.due, story.state.notice) == ((379.5, Deadline.NOTICE), None)
+    given = story.at(379).reaches(Deadline.NOTICE, left_s=left_s).state.notice
+    assert given is not None
+    assert (given.source, given.left_s) == (NoticeSource.TIME_LIMIT, left_s or 20.0)
+    assert story.due is not None and story.due[1] == Deadline.TEARDOWN
+
+
+def test_time_left_as_slurm_writes_it() -> None:
+    # A limit that was taken away is no reason for a notice.
+    texts = {
+        "1-02:03:04": 93784.0,
+        "2:03:04": 7384.0,
+        "3:04": 184.0,
+        "0:00": 0.0,
+        "UNLIMITED": MAX_DURATION_S,
+    }
+    assert {text: parse_time_left(text) for text in (*texts, "INVALID", "")} == texts | {
+        "INVALID": None,
+        "": None,
+    }

@@ -1,361 +1,338 @@
-"""Limits on time and memory, requested signals, a full disk: events in, actions out, no clock."""
+"""Time limits of tasks: --stall-timeout, --start-timeout, reported silence, and their suspension by a debugger."""
 
 from __future__ import annotations
 
-import signal
+import json
+from typing import Any
 
-from event_making import (
-    START,
-    deadline,
-    emptied,
-    exited,
-    feed,
-    lifecycle_of,
-    planned,
-    ready,
-    running,
-    started,
-    stop,
-    teardowns,
-    the_result,
-)
-from job_making import JOB, changed
-from test_lifecycle_restarts import at_step, attempt, progressed
+from making import AT_WORK, IN_TENSORFLOW, JOB, STOPPED, job
+from story import Story, other_ends
 
 from orchestrator.core.job.choices import FailurePolicy
-from orchestrator.core.lifecycle.actions import (
-    Action,
-    Deadline,
-    Finish,
-    PlanAttempt,
-    SendSignal,
-    SweepHost,
-    TakeStacks,
-    TearDown,
-)
-from orchestrator.core.lifecycle.lifecycle import PLAN_MARGIN_S, Lifecycle
+from orchestrator.core.job.spec import JobSpec
+from orchestrator.core.job.tf_config import TaskRef
+from orchestrator.core.lifecycle.actions import Deadline, PlanAttempt, SweepHost, TakeStacks, TearDown
+from orchestrator.core.progress.activity import LATE_S
 from orchestrator.core.state import events
-from orchestrator.core.state.events import StopReason, TeardownReason
-from orchestrator.core.state.result import CauseKind, RunResult, TaskStack
+from orchestrator.core.state.events import TeardownReason
 
-STALL = changed(JOB, stall_timeout_s=5.0)
-LATE = changed(JOB, start_timeout_s=120.0)
-T = START
-AT_WORK = TaskStack(how="signal", state="S", frames=("train.py:31 load_data",))
-STOPPED = TaskStack(how="none", state="T", note="stopped")
-
-
-def silence(mono: float, quiet_s: dict[str, float], busy: tuple[str, ...] = ()) -> events.DeadlineReached:
-    return events.DeadlineReached(
-        at=mono, mono=mono, deadline=Deadline.STALL_LIMIT, quiet_s=quiet_s, busy=busy
-    )
+STALL = job(stall_timeout_s=5.0)
+LATE = job(start_timeout_s=120.0)
+LIMIT = TearDown(TeardownReason.LIMIT, JOB.failure_grace_s)
+AT_STALL, AT_START = TakeStacks(Deadline.STALL_LIMIT), TakeStacks(Deadline.START_LIMIT)
+STALLED_1, STOPPED_1, LATE_1 = (f"timed_out 124: {kind} worker:1" for kind in ("stalled", "stopped", "limit"))
 
 
-def stacks(mono: float, why: str, **of: TaskStack) -> events.StacksTaken:
-    taken = {f"worker:{name[1:]}": stack for name, stack in of.items()}
-    return events.StacksTaken(at=mono, mono=mono, why=why, stacks=taken)
+def stall(**fields: Any) -> Story:
+    """A run that may be silent for 5 s."""
+    story = Story(job(stall_timeout_s=5.0, **fields)).ready()
+    story.ordered()
+    return story
 
 
-def end(lifecycle: Lifecycle, mono: float = T + 99, tasks: int = 2) -> RunResult:
-    gone = [exited(index, None, 15, order=index, mono=mono) for index in range(tasks)]
-    return the_result(feed(lifecycle, [*gone, emptied(mono)]))
+def late(*ready: int, workers: int = 2) -> Story:
+    """A run that may start for 120 s, in which only these tasks get ready, at 3 s."""
+    story = Story(job(workers=workers, start_timeout_s=120.0)).starts().at(3)
+    story = story.ready(*ready) if ready else story
+    story.ordered()
+    return story
+
+
+def cause_of(story: Story) -> str:
+    cause = story.result().cause
+    assert cause is not None
+    return cause.text
+
+
+# -- --stall-timeout
 
 
 def test_silent_task_is_blamed_with_all_stacks() -> None:
-    lifecycle = running(spec=STALL)
-    assert lifecycle.next_deadline() == (T + 5, Deadline.STALL_LIMIT)
-    assert feed(lifecycle, [silence(T + 5, {"worker:0": 0.1, "worker:1": 5.0})]) == [
-        TakeStacks(Deadline.STALL_LIMIT)
-    ]
-    assert lifecycle.next_deadline() is None  # until the stacks have arrived
-    taken = stacks(T + 6, Deadline.STALL_LIMIT, w0=AT_WORK, w1=STOPPED)
-    assert feed(lifecycle, [taken]) == [TearDown(TeardownReason.LIMIT, JOB.failure_grace_s)]
-    result = end(lifecycle)
-    assert (result.outcome, result.exit_code) == ("timed_out", 124)
-    assert result.cause is not None and (result.cause.task, result.cause.kind) == (
-        "worker:1",
-        CauseKind.STOPPED,
-    )
-    assert result.stacks == {"worker:0": AT_WORK, "worker:1": STOPPED}
-    assert [task.end for task in result.tasks] == ["stopped by orch", "stopped by orch"]
+    story = stall()
+    assert story.due == (5, Deadline.STALL_LIMIT)
+    assert story.at(4.9).writes(0).at(5).ordered() == [AT_STALL]
+    assert story.due is None  # until the stacks have arrived
+    assert story.at(6).stacks(AT_WORK, STOPPED).ordered() == [LIMIT]
+    assert (story.end(), story.ends()) == (STOPPED_1, ["stopped by orch"] * 2)
+    assert story.result().stacks == {"worker:0": AT_WORK, "worker:1": STOPPED}
 
 
-def test_output_and_progress_are_signs_of_life() -> None:
-    lifecycle = running(spec=STALL)
-    assert feed(lifecycle, [progressed(1, 3, T + 4), silence(T + 5, {"worker:0": 1.0})]) == []
-    due = lifecycle.next_deadline()
-    assert due is not None and T + 5 < due[0] <= T + 10
+def test_task_that_is_blamed_for_a_silence() -> None:
+    """A stopped task explains the silence of all others; one in TensorFlow may wait for them."""
+    both = (AT_WORK, AT_WORK)
+    continued = stall(workers=3, on_failure=FailurePolicy.CONTINUE).exits(2, code=5).at(4).writes(2).at(5)
+    idle = stall().at(4).busy(1).writes(0).at(5).stacks(*both)
+    waits = stall().at(4).writes(0).at(5).stacks(AT_WORK, IN_TENSORFLOW)
+    rows = {
+        # It was busy in the last sample before it was stopped, and wrote last.
+        "stopped, and any is silent": (
+            stall().busy(0, 1).at(4.5).writes(1).at(5).stacks(AT_WORK, STOPPED),
+            STOPPED_1,
+        ),
+        "stopped, and all are busy": (stall().busy(0, 1).at(5).stacks(AT_WORK, STOPPED), STOPPED_1),
+        "busy, and then idle": (
+            idle.busy().at(9).writes(0).at(10).stacks(*both),
+            STALLED_1,
+        ),
+        "outside TensorFlow": (
+            waits.at(9).writes(0).at(10).stacks(IN_TENSORFLOW, AT_WORK),
+            STALLED_1,
+        ),
+        "busy for thrice the limit": (
+            stall().busy(0, 1).at(5).stacks(*both).at(10).stacks(*both).at(15).stacks(AT_WORK, IN_TENSORFLOW),
+            "timed_out 124: stalled worker:0",
+        ),
+        "after fewer steps, but with output": (
+            stall().at(1).trains(0, 3).trains(1, 20).at(5.5).writes(0).at(6).stacks(*both),
+            STALLED_1,
+        ),
+        # The output of an ended task is not a sign of life.
+        "after the end of another": (continued.stacks(AT_WORK, STOPPED), STOPPED_1),
+    }
+    assert other_ends(rows) == {}
+    assert cause_of(rows["after fewer steps, but with output"][0]).endswith("; in load_data (train.py:31)")
+    looks = [sum(order == AT_STALL for order in row[0].orders) for row in rows.values()]
+    assert looks == [1, 1, 2, 2, 3, 1, 1]
 
 
-def test_busy_task_is_not_blamed_while_others_write() -> None:
-    lifecycle = running(spec=STALL)
-    quiet = {"worker:0": 0.0, "worker:1": 60.0}
-    taken = {"w0": AT_WORK, "w1": AT_WORK}
-    feed(lifecycle, [silence(T + 5, quiet, busy=("worker:1",))])
-    assert feed(lifecycle, [stacks(T + 5.1, Deadline.STALL_LIMIT, **taken)]) == []
-    due = lifecycle.next_deadline()
-    assert due is not None and due[0] > T + 5.1
-    feed(lifecycle, [silence(due[0], quiet)])
-    assert teardowns(feed(lifecycle, [stacks(due[0], Deadline.STALL_LIMIT, **taken)]))
+def test_signs_of_life() -> None:
+    story = stall().at(4).trains(1, 3).writes(0).at(5)
+    assert story.ordered() == []
+    assert story.due is not None and 5 < story.due[0] <= 10
+    # The limit applies from the moment a task is ready until it ends.
+    story = Story(STALL).starts().at(60)
+    story.ordered()
+    assert story.reaches(Deadline.STALL_LIMIT).ordered() == []
+    assert story.at(100).ready(0).at(101).ready(1).due == (105, Deadline.STALL_LIMIT)
+    assert story.exits(0).due == (106, Deadline.STALL_LIMIT)
 
 
-def test_stopped_task_is_blamed_if_any_task_is_silent() -> None:
-    lifecycle = running(spec=STALL)
-    # worker:1 was busy in the last sample before it was stopped, and wrote last.
-    feed(lifecycle, [silence(T + 5, {"worker:1": 0.5}, busy=("worker:0", "worker:1"))])
-    assert teardowns(feed(lifecycle, [stacks(T + 5.1, Deadline.STALL_LIMIT, w0=AT_WORK, w1=STOPPED)]))
-    result = end(lifecycle)
-    assert result.cause is not None and result.cause.task == "worker:1"
-
-
-def test_busy_tasks_may_all_be_silent_for_a_while() -> None:
-    lifecycle = running(spec=STALL)
-    both = ("worker:0", "worker:1")
-    assert feed(lifecycle, [silence(T + 5, {}, busy=both)]) == [TakeStacks(Deadline.STALL_LIMIT)]
-    taken = {"w0": AT_WORK, "w1": AT_WORK}
-    assert feed(lifecycle, [stacks(T + 6, Deadline.STALL_LIMIT, **taken)]) == []
-    assert feed(lifecycle, [silence(T + 15, {}, busy=both)]) == [TakeStacks(Deadline.STALL_LIMIT)]
-    assert teardowns(feed(lifecycle, [stacks(T + 16, Deadline.STALL_LIMIT, **taken)]))
-
-
-def test_stopped_task_is_blamed_while_others_are_busy() -> None:
-    lifecycle = running(spec=STALL)
-    feed(lifecycle, [silence(T + 5, {}, busy=("worker:0", "worker:1"))])
-    assert teardowns(feed(lifecycle, [stacks(T + 6, Deadline.STALL_LIMIT, w0=AT_WORK, w1=STOPPED)]))
-    result = end(lifecycle)
-    assert result.cause is not None and result.cause.task == "worker:1"
-
-
-def test_task_waiting_in_tensorflow_is_not_blamed_while_others_write() -> None:
-    lifecycle = running(spec=STALL)
-    quiet = {"worker:0": 0.5, "worker:1": 60.0}
-    feed(lifecycle, [silence(T + 5, quiet)])
-    waiting = TaskStack(
-        how="signal", state="S", frames=("tensorflow/python/eager/execute.py:53 quick_execute",)
-    )
-    assert feed(lifecycle, [stacks(T + 6, Deadline.STALL_LIMIT, w0=AT_WORK, w1=waiting)]) == []
-    due = lifecycle.next_deadline()
-    assert due is not None and due[0] > T + 6
-    # A task outside TensorFlow cannot be waiting for the other one.
-    feed(lifecycle, [silence(due[0], quiet)])
-    assert teardowns(feed(lifecycle, [stacks(due[0], Deadline.STALL_LIMIT, w0=waiting, w1=AT_WORK)]))
-    result = end(lifecycle)
-    assert result.cause is not None and result.cause.task == "worker:1"
-
-
-def test_stall_limit_applies_from_ready_to_exit() -> None:
-    lifecycle = lifecycle_of(STALL, T)
-    feed(lifecycle, [planned(2), started(0), started(1)])
-    assert lifecycle.next_deadline() is None or lifecycle.next_deadline()[1] != Deadline.STALL_LIMIT  # type: ignore[index]
-    feed(lifecycle, [ready(0, T + 100), ready(1, T + 101)])
-    assert lifecycle.next_deadline() == (T + 105, Deadline.STALL_LIMIT)
-    feed(lifecycle, [exited(0)])
-    assert lifecycle.next_deadline() == (T + 106, Deadline.STALL_LIMIT)
-
-
-def test_stacks_taken_for_a_user_blame_no_task() -> None:
-    lifecycle = running(spec=STALL)
-    assert feed(lifecycle, [stacks(T + 1, "user", w1=STOPPED)]) == []
-    assert end(lifecycle).stacks == {}
-
-
-def test_failure_while_stacks_are_taken_wins() -> None:
-    lifecycle = running(spec=STALL)
-    feed(lifecycle, [silence(T + 5, {}), exited(1, 3)])
-    assert feed(lifecycle, [stacks(T + 6, Deadline.STALL_LIMIT, w0=AT_WORK)]) == []
-    result = the_result(feed(lifecycle, [exited(0, None, 15, order=1), emptied()]))
-    assert (result.outcome, result.exit_code) == ("failed", 3)
-
-
-def test_task_that_never_gets_ready_is_blamed() -> None:
-    lifecycle = lifecycle_of(LATE, T)
-    feed(lifecycle, [planned(3), *map(started, range(3)), ready(0, T + 3), ready(2, T + 4)])
-    assert (lifecycle.next_deadline() or (0.0, "")) <= (T + 123, Deadline.START_LIMIT)
-    assert feed(lifecycle, [deadline(Deadline.START_LIMIT, T + 123)]) == [TakeStacks(Deadline.START_LIMIT)]
-    feed(lifecycle, [stacks(T + 124, Deadline.START_LIMIT, w1=AT_WORK)])
-    result = end(lifecycle, tasks=3)
-    assert (result.outcome, result.exit_code) == ("timed_out", 124)
-    assert result.cause is not None and result.cause.task == "worker:1"
-    assert result.cause.text == (
-        "not ready 2m (--start-timeout) after the first task was (starting, 2m4s; in train.py:31 load_data)"
-    )
-
-
-def test_start_limit_begins_with_the_first_ready_task() -> None:
-    lifecycle = lifecycle_of(LATE, T)
-    feed(lifecycle, [planned(2), started(0), started(1)])
-    assert lifecycle.next_deadline() is None
-    assert feed(lifecycle, [deadline(Deadline.START_LIMIT, T + 9999)]) == []
-
-
-def test_task_that_gets_ready_while_stacks_are_taken_is_not_blamed() -> None:
-    lifecycle = lifecycle_of(LATE, T)
-    feed(lifecycle, [planned(2), started(0), started(1), ready(0)])
-    feed(lifecycle, [deadline(Deadline.START_LIMIT, T + 120), ready(1, T + 121)])
-    assert feed(lifecycle, [stacks(T + 122, Deadline.START_LIMIT, w1=AT_WORK)]) == []
-    assert lifecycle.next_deadline() is None
-
-
-def test_stall_is_restarted_like_a_failure() -> None:
-    lifecycle = at_step(changed(STALL, on_failure=FailurePolicy.RESTART))
-    feed(lifecycle, [silence(T + 5, {}), stacks(T + 6, Deadline.STALL_LIMIT, w0=AT_WORK, w1=STOPPED)])
-    actions = feed(lifecycle, [exited(0, None, 15), exited(1, None, 9, order=1), emptied(T + 7)])
-    assert not any(isinstance(action, Finish) for action in actions)
-    assert feed(lifecycle, [deadline(Deadline.RESTART, T + 8)]) == [PlanAttempt(2)]
-    feed(lifecycle, attempt(2, T + 9))
-    result = the_result(feed(lifecycle, [exited(0), exited(1, order=1), emptied()]))
-    assert (result.exit_code, result.stacks) == (0, {})
-    assert result.earlier_attempts[0].exit_code == 124
-
-
-def test_task_over_the_memory_limit_is_killed_and_is_the_cause() -> None:
-    lifecycle = running()
-    over = events.MemoryExceeded(at=T, mono=T, task="worker:1", memory_bytes=3 << 30, limit_bytes=2 << 30)
-    assert feed(lifecycle, [over]) == [SendSignal("worker:1", signal.SIGKILL)]
-    feed(lifecycle, [exited(1, None, 9)])
-    result = the_result(feed(lifecycle, [exited(0, None, 15, order=1), emptied()]))
-    assert result.exit_code == 137
-    assert result.cause is not None and (result.cause.task, result.cause.kind) == (
-        "worker:1",
-        CauseKind.LIMIT,
-    )
-    assert "3" in result.cause.text and "--memory-limit" in result.cause.text
-
-
-def test_signal_is_sent_to_live_tasks_only() -> None:
-    lifecycle = running()
-    order = events.SignalRequested(at=T, mono=T, task="worker:0", signal=10, by="user")
-    assert feed(lifecycle, [order]) == [SendSignal("worker:0", 10)]
-    assert feed(lifecycle, [exited(0), order]) == []
-
-
-def test_full_disk_ends_the_run_without_a_restart() -> None:
-    lifecycle = at_step(changed(JOB, on_failure=FailurePolicy.RESTART))
-    full = events.StorageFailed(at=T, mono=T, reason="/run/events.jsonl: No space left on device")
-    actions: list[Action] = feed(lifecycle, [full])
-    assert actions == [TearDown(TeardownReason.FAILURE, JOB.failure_grace_s)]
-    result = end(lifecycle)
-    assert (result.outcome, result.exit_code, result.attempts) == ("failed", 125, 1)
-    assert result.cause is not None and result.cause.kind is CauseKind.LIMIT
-    assert "No space left" in result.cause.text
+def test_stacks_that_blame_no_task() -> None:
+    assert stall().stacks(None, STOPPED, why="user").ordered() == []
+    failed = stall().at(5).exits(1, code=3).stacks(AT_WORK)
+    assert failed.end() == "failed 3: exited worker:1"
+    user = stall().stacks(None, STOPPED, why="user").exits(0, 1)
+    assert (user.end(), user.result().stacks) == ("succeeded 0", {})
 
 
 def test_agent_without_any_stack_is_lost() -> None:
-    lifecycle = running(spec=STALL)
-    feed(lifecycle, [silence(T + 5, {})])
-    assert feed(lifecycle, [stacks(T + 9, Deadline.STALL_LIMIT)]) == [SweepHost()]
-    result = the_result(feed(lifecycle, [emptied(T + 10)]))
-    assert result.cause is not None and (result.exit_code, result.cause.kind) == (125, CauseKind.ORCH)
-    assert "agent does not answer" in result.cause.text
+    story = stall().at(5).stacks()
+    assert story.ordered() == [AT_STALL, SweepHost()]
+    assert story.end() == "failed 125: orch"
+    assert "agent does not answer" in cause_of(story)
 
 
-def test_grace_period_is_shortened_when_the_client_leaves() -> None:
-    lifecycle = running()
-    assert feed(lifecycle, [stop(mono=T)]) == [TearDown(TeardownReason.REQUEST, JOB.grace_s)]
-    assert feed(lifecycle, [stop(StopReason.CLIENT_GONE, mono=T + 1)]) == [
-        TearDown(TeardownReason.REQUEST, JOB.failure_grace_s)
-    ]
-    assert end(lifecycle).exit_code == 130
+def test_stall_is_restarted_like_a_failure() -> None:
+    story = stall(on_failure=FailurePolicy.RESTART).trains(0, 20).at(5).stacks(AT_WORK, STOPPED).torn_down()
+    assert story.at(6).ordered()[-1] == PlanAttempt(2)
+    result = story.ready().exits(0, 1).result()
+    assert (result.exit_code, result.stacks, result.earlier_attempts[0].exit_code) == (0, {}, 124)
 
 
-def test_training_task_without_port_is_not_late() -> None:
-    lifecycle = lifecycle_of(LATE, T)
-    feed(lifecycle, [planned(2), started(0), started(1), ready(0), progressed(1, 3)])
-    due = lifecycle.next_deadline()
-    assert due is None or due[1] != Deadline.START_LIMIT
+# -- --start-timeout
 
 
-def test_delay_before_a_task_restart_is_not_a_missed_start() -> None:
-    spec = changed(LATE, on_failure=FailurePolicy.RESTART_TASK, start_timeout_s=0.5)
-    lifecycle = at_step(spec)
-    feed(lifecycle, [exited(1, None, 9)])
-    assert lifecycle.next_deadline() == (T + 1, Deadline.TASK_RESTART)
-    feed(lifecycle, [deadline(Deadline.TASK_RESTART, T + 1), started(1, T + 1)])
-    assert lifecycle.next_deadline() == (T + 1.5, Deadline.START_LIMIT)
+def test_start_limit_begins_with_the_first_ready_task() -> None:
+    story = late()
+    assert story.due is None
+    assert story.at(9999).reaches(Deadline.START_LIMIT).ordered() == []
+    # Or with a server of a cluster at another address.
+    story = late().reports(0, "serving", server="localhost:12345", cluster=2)
+    assert story.due == (123, Deadline.START_LIMIT)
 
 
-def test_agent_that_does_not_hold_ports_in_time_is_lost() -> None:
-    lifecycle = lifecycle_of(JOB, T)
-    assert lifecycle.next_deadline() == (T + PLAN_MARGIN_S, Deadline.PLAN)
-    assert feed(lifecycle, [deadline(Deadline.PLAN, T + PLAN_MARGIN_S)]) == [SweepHost()]
-    assert the_result(feed(lifecycle, [emptied(T + 61)])).exit_code == 125
-
-
-def joins(index: int, server: str | None, mono: float, phase: str = "waiting") -> events.TaskProgressed:
-    progress = events.Progress(phase=phase, server=server)
-    return events.TaskProgressed(at=mono, mono=mono, task=f"worker:{index}", progress=progress)
-
-
-def end_at_start_limit(lifecycle: Lifecycle, mono: float, tasks: int = 2) -> RunResult:
-    assert feed(lifecycle, [deadline(Deadline.START_LIMIT, mono)]) == [TakeStacks(Deadline.START_LIMIT)]
-    feed(lifecycle, [stacks(mono + 1, Deadline.START_LIMIT, w0=AT_WORK, w1=AT_WORK)])
-    return end(lifecycle, tasks=tasks)
-
-
-def test_tasks_that_wait_at_an_address_of_their_own_are_named_with_it() -> None:
-    lifecycle = lifecycle_of(LATE, T)
-    feed(lifecycle, [planned(3), *map(started, range(3))])
-    feed(lifecycle, [joins(index, "localhost:12345", T + 3 + index) for index in range(3)])
-    assert lifecycle.next_deadline() == (T + 123, Deadline.START_LIMIT)
-    result = end_at_start_limit(lifecycle, T + 123, tasks=3)
-    assert (result.outcome, result.exit_code) == ("timed_out", 124)
-    assert result.cause is not None and (result.cause.task, result.cause.kind) == (
-        "worker:0",
-        CauseKind.LIMIT,
+def test_task_that_is_blamed_for_a_late_start() -> None:
+    server, text = "localhost:12345", "not joined after 2m (--start-timeout)"
+    never = late(0, 2, workers=3).at(124).stacks(None, AT_WORK)
+    own = late(workers=3).reports(0, "waiting", server=server).at(4).reports(1, "waiting", server=server)
+    own.reports(2, "waiting", server=server)
+    other = late().reports(0, "waiting", server=server)
+    gone = late().exits(1).ready(0).reports(0, "waiting", server="127.0.0.1:20000")
+    hand = late(0).happens(events.SignalRequested, task=1, signal=19, by="user")
+    joining = late(0, 1).reports(0, "waiting").reports(1, "waiting")
+    rows: dict[str, tuple[Story, str]] = {
+        "never ready": (never, LATE_1),
+        "without a stack": (late(0).at(123).stacks(AT_WORK), LATE_1),
+        "all wait elsewhere": (
+            own.at(123).stacks(AT_WORK, AT_WORK, AT_WORK),
+            "timed_out 124: limit worker:0",
+        ),
+        "one waits elsewhere": (other.at(123).stacks(AT_WORK, AT_WORK), LATE_1),
+        "one waits for an ended task": (gone.at(123).stacks(AT_WORK), "timed_out 124: limit worker:0"),
+        "stopped by hand": (hand.at(123).stacks(AT_WORK, STOPPED), STOPPED_1),
+        "stopped while others wait for it": (joining.at(123).stacks(AT_WORK, STOPPED), STOPPED_1),
+    }
+    assert other_ends(rows) == {}
+    assert all([*row[0].orders].count(AT_START) == 1 for row in rows.values())
+    texts = {name: cause_of(row[0]) for name, row in rows.items()}
+    assert texts["never ready"] == (
+        "not ready 2m (--start-timeout) after the first task was (starting, 2m4s; in train.py:31 load_data)"
     )
-    assert result.cause.text == (
-        "not joined after 2m (--start-timeout): it, worker:1 and worker:2 wait for the others"
-        " at localhost:12345, not at its own address 127.0.0.1:20000 (its script does not use orch's TF_CONFIG)"
+    assert texts["all wait elsewhere"] == (
+        f"{text}: it, worker:1 and worker:2 wait for the others at localhost:12345,"
+        " not at its own address 127.0.0.1:20000 (its script does not use orch's TF_CONFIG)"
     )
-
-
-def test_missing_task_is_named_with_the_address_at_which_another_waits_for_it() -> None:
-    lifecycle = lifecycle_of(LATE, T)
-    feed(lifecycle, [planned(2), started(0), started(1), joins(0, "localhost:12345", T + 3)])
-    cause = end_at_start_limit(lifecycle, T + 123).cause
-    assert cause is not None and cause.task == "worker:1"
-    assert "; in train.py:31 load_data)" in cause.text
-    assert "; worker:0 waits for it at localhost:12345, not at its own address 127.0.0.1:20000" in cause.text
-
-
-def test_task_that_waits_for_one_that_has_ended_is_named_with_it() -> None:
-    lifecycle = lifecycle_of(LATE, T)
-    feed(lifecycle, [planned(2), started(0), started(1), exited(1, mono=T + 2)])
-    feed(lifecycle, [ready(0, T + 3), joins(0, "127.0.0.1:20000", T + 3)])
-    result = end_at_start_limit(lifecycle, T + 123)
-    assert result.cause is not None and result.cause.text == (
-        "not joined after 2m (--start-timeout): it waits for the others at 127.0.0.1:20000; worker:1 ended before"
+    missing = "; worker:0 waits for it at localhost:12345, not at its own address 127.0.0.1:20000"
+    assert "; in train.py:31 load_data)" in texts["one waits elsewhere"]
+    assert missing in texts["one waits elsewhere"]
+    assert texts["one waits for an ended task"] == (
+        f"{text}: it waits for the others at 127.0.0.1:20000; worker:1 ended before"
     )
+    assert texts["stopped by hand"].endswith("; stopped by SIGSTOP, sent by `orch kill`)")
 
 
-def test_stopped_task_is_named_before_those_that_wait_for_it() -> None:
-    lifecycle = lifecycle_of(LATE, T)
-    feed(lifecycle, [planned(2), started(0), started(1), ready(0, T + 3), ready(1, T + 3)])
-    feed(lifecycle, [joins(0, None, T + 3), joins(1, None, T + 3), deadline(Deadline.START_LIMIT, T + 123)])
-    feed(lifecycle, [stacks(T + 124, Deadline.START_LIMIT, w0=AT_WORK, w1=STOPPED)])
-    cause = end(lifecycle).cause
-    assert cause is not None and (cause.task, cause.kind) == ("worker:1", CauseKind.STOPPED)
+def test_start_limit_ends_when_all_have_joined() -> None:
+    elsewhere = {"server": "localhost:12345"}
+    trains = late().reports(0, "waiting", **elsewhere).reports(1, "waiting", **elsewhere)
+    trains.reports(0, "training", **elsewhere).reports(1, "training", **elsewhere)
+    assert (late(0, 1).due, trains.due) == (None, None)
+    without_port = late(0).trains(1, 3).due
+    assert without_port is None or without_port[1] != Deadline.START_LIMIT
+    # Even while the stacks are taken.
+    in_time = late(0).at(123).ready(1).stacks(None, AT_WORK)
+    assert (in_time.ordered(), in_time.due) == ([AT_START], None)
 
 
-def test_start_limit_ends_when_all_have_joined_at_any_address() -> None:
-    lifecycle = lifecycle_of(LATE, T)
-    feed(lifecycle, [planned(2), started(0), started(1)])
-    feed(lifecycle, [joins(index, "localhost:12345", T + 3) for index in (0, 1)])
-    feed(lifecycle, [joins(index, "localhost:12345", T + 4, phase="training") for index in (0, 1)])
-    assert lifecycle.next_deadline() is None
+def test_start_limit_does_not_count_the_delay_before_a_restart() -> None:
+    spec = job(on_failure=FailurePolicy.RESTART_TASK, start_timeout_s=0.5)
+    story = Story(spec).ready().trains(0, 20).exits(1, signal=9)
+    assert story.due == (1, Deadline.TASK_RESTART)
+    assert story.at(1).starts(1).due == (1.5, Deadline.START_LIMIT)
+    waiting = Story(spec).ready().reports(0, "waiting").trains(1, 1).exits(1, code=3)
+    assert waiting.due == (1, Deadline.TASK_RESTART)
 
 
-def test_start_limit_counts_a_server_of_a_cluster_at_another_address() -> None:
-    lifecycle = lifecycle_of(LATE, T)
-    serving = events.Progress(phase="serving", server="localhost:12345", cluster=2)
-    report = events.TaskProgressed(at=T + 3, mono=T + 3, task="worker:0", progress=serving)
-    feed(lifecycle, [planned(2), started(0), started(1), report])
-    assert lifecycle.next_deadline() == (T + 123, Deadline.START_LIMIT)
+def test_stacks_are_taken_once_when_both_limits_are_reached() -> None:
+    story = Story(job(stall_timeout_s=5.0, start_timeout_s=5.0)).starts().ready(0)
+    story.ordered()
+    assert story.at(5).reaches(Deadline.START_LIMIT).ordered() == [AT_STALL]
+    assert story.stacks(AT_WORK).end() == "timed_out 124: stalled worker:0"
 
 
-def test_start_limit_does_not_count_the_wait_for_a_restart() -> None:
-    spec = changed(LATE, on_failure=FailurePolicy.RESTART_TASK)
-    lifecycle = lifecycle_of(spec, T)
-    feed(lifecycle, [planned(2), started(0), started(1), ready(0, T + 3), ready(1, T + 3)])
-    feed(lifecycle, [joins(0, None, T + 3), progressed(1, 1, T + 3), exited(1, 3, mono=T + 4)])
-    assert (lifecycle.next_deadline() or (0.0, ""))[1] != Deadline.START_LIMIT
+def test_late_start_is_reported_once() -> None:
+    story = Story(JOB).starts().ready(0)
+    assert story.due == (LATE_S, Deadline.START_LATE)
+    assert story.at(1).reaches(Deadline.START_LATE).notices == ()
+    story.at(LATE_S).reaches(Deadline.START_LATE)
+    (notice,) = story.notices
+    assert notice.startswith("worker:0 waits for worker:1 (")
+    assert story.due is None
+
+
+# -- silence without a limit
+
+
+def watched() -> Story:
+    """A run without --stall-timeout, whose tasks are silent and idle after 300 s."""
+    return Story(job(silence_notice_s=300.0)).ready()
+
+
+def test_silent_and_idle_task_is_reported_and_not_ended() -> None:
+    story = watched()
+    assert story.due == (300, Deadline.SILENCE)
+    story.at(299).writes(0)
+    story.ordered()
+    assert story.at(300).ordered() == [TakeStacks(Deadline.SILENCE)]
+    story.stacks(IN_TENSORFLOW, AT_WORK)
+    assert story.notices == ("worker:1 has been silent and idle for 5m: in load_data (train.py:31)",)
+    # Once, until it writes again.
+    assert story.at(590).writes(0).at(600).ordered() == []
+    assert story.at(899).writes(0, 1).at(900).ordered() == []
+    story.at(1199).writes(0).at(1200).stacks(IN_TENSORFLOW, AT_WORK)
+    assert len(story.notices) == 2
+
+
+def test_task_that_is_reported_as_silent() -> None:
+    silent = "worker:1 has been silent and idle for 5m: "
+    blocks = f"{silent}in load_data (train.py:31), while the other one waits in TensorFlow"
+    rows: dict[str, tuple[Story, tuple[str, ...]]] = {
+        "it waits in TensorFlow for others": (
+            watched().at(299).writes(0).at(300).stacks(AT_WORK, IN_TENSORFLOW),
+            (),
+        ),
+        "all are silent": (watched().at(300).stacks(IN_TENSORFLOW, AT_WORK), (blocks,)),
+        "stopped": (
+            watched().at(300).stacks(IN_TENSORFLOW, STOPPED),
+            (f"{silent}stopped by SIGSTOP",),
+        ),
+        "output": (watched().at(299).writes(0, 1).at(300), ()),
+        "work": (watched().busy(0, 1).at(700), ()),
+        "progress": (watched().at(299).trains(0, 1).trains(1, 1).at(300), ()),
+    }
+    wrong = {name: story.notices for name, (story, notices) in rows.items() if story.notices != notices}
+    assert not wrong, wrong
+    assert not any(isinstance(order, TearDown) for story, _ in rows.values() for order in story.orders)
+    hangs = Story(job(workers=1, silence_notice_s=300.0)).starts().at(300).stacks(AT_WORK)
+    assert len(hangs.notices) == 1
+
+
+def test_silence_is_not_watched_with_a_stall_limit() -> None:
+    story = Story(job(silence_notice_s=300.0, stall_timeout_s=900.0)).ready()
+    story.ordered()
+    assert story.due == (900, Deadline.STALL_LIMIT)
+    assert story.at(300).reaches(Deadline.SILENCE).ordered() == []
+    assert JobSpec.model_fields["silence_notice_s"].default == 300.0
+
+
+# -- a debugger suspends the limits
+
+
+def debugged(state: str | None = None, **fields: Any) -> Story:
+    """A run with limits, in which a debugger in worker:1 reports this at 10 s."""
+    story = Story(job(**{"timeout_s": 300.0, "stall_timeout_s": 60.0} | fields)).ready()
+    story.ordered()
+    return story.at(10) if state is None else debugger(story.at(10), state)
+
+
+def debugger(story: Story, state: str, task: int = 1) -> Story:
+    return story.reports(task, debugger={"state": state, "port": 5678})
+
+
+def test_debugger_that_is_used_suspends_all_limits() -> None:
+    wait = {"debug": (TaskRef(type="worker", index=1),)}
+    limit = (60, Deadline.STALL_LIMIT)
+    both = debugger(debugger(debugged("attached"), "attached", 0), "listening")
+    found = {
+        "waiting": debugged("waiting").due,
+        "attached": debugged("attached").due,
+        "will wait": debugged(**wait).due,
+        "another task": both.due,
+        "not used": debugged("listening").due,
+        "will not wait": debugged(**wait, debug_no_wait=True).due,
+    }
+    assert found == dict.fromkeys(("waiting", "attached", "will wait", "another task")) | {
+        "not used": limit,
+        "will not wait": limit,
+    }
+    assert both.notices[-1] == "the debugger has left worker:1; time limits are still suspended"
+    story = debugged("attached").at(300)
+    # Reached right before the debugger came.
+    assert story.reaches(Deadline.TIMEOUT).reaches(Deadline.STALL_LIMIT).ordered() == []
+    assert story.exits(1).due == (360, Deadline.STALL_LIMIT)
+
+
+def test_time_in_a_debugger_does_not_count() -> None:
+    story = debugger(debugged("attached").at(190), "listening")
+    assert story.due == (250, Deadline.STALL_LIMIT)
+    story = debugger(debugged("attached", stall_timeout_s=None).at(190), "listening")
+    assert story.due == (480, Deadline.TIMEOUT)
+    assert story.at(480).end() == "timed_out 124: limit"
+
+
+def test_stacks_that_arrive_in_a_debugger_blame_no_task() -> None:
+    story = debugger(debugged().at(60), "attached").stacks(AT_WORK, AT_WORK)
+    assert story.ordered() == [TakeStacks(Deadline.STALL_LIMIT)]
+
+
+def test_notices_say_where_to_attach_and_what_it_means() -> None:
+    story = debugged("waiting")
+    before, _, text = story.notices[0].partition(": ")
+    assert before == "worker:1 waits for a debugger; in VS Code"
+    configuration = json.loads(text)
+    assert configuration["connect"] == {"host": "127.0.0.1", "port": 5678}
+    assert (configuration["type"], configuration["request"]) == ("debugpy", "attach")
+    debugger(debugger(debugger(story, "attached"), "attached"), "listening")
+    assert story.notices[1:] == (
+        "a debugger is attached to worker:1; time limits are suspended",
+        "the debugger has left worker:1; time limits apply again",
+    )

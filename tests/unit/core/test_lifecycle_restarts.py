@@ -1,183 +1,106 @@
-"""Restarts of all tasks and of single tasks: events in, actions out, no clock."""
+"""Restarts of all tasks and of single tasks, and runs that another supervisor began, on a virtual clock."""
 
 from __future__ import annotations
 
 import signal
+from typing import Any
 
-import pytest
-from event_making import (
-    START,
-    agent_lost,
-    deadline,
-    emptied,
-    exited,
-    feed,
-    lifecycle_of,
-    not_started,
-    planned,
-    ready,
-    running,
-    started,
-    stop,
-    teardowns,
-    the_result,
-)
-from job_making import JOB, changed
+from making import JOB, job
+from story import Story, other_ends
 
 from orchestrator.core.job.choices import FailurePolicy
-from orchestrator.core.job.spec import JobSpec
-from orchestrator.core.lifecycle.actions import (
-    Action,
-    Deadline,
-    Finish,
-    PlanAttempt,
-    StartTask,
-    StartTasks,
-    TearDown,
-)
-from orchestrator.core.lifecycle.lifecycle import Lifecycle
+from orchestrator.core.lifecycle.actions import Deadline, PlanAttempt, StartTask, StartTasks, TearDown
+from orchestrator.core.lifecycle.continuing import fence_s, interrupted_end
 from orchestrator.core.lifecycle.restarts import Again, Refused, Restarts
 from orchestrator.core.state import events
-from orchestrator.core.state.events import TeardownReason
-from orchestrator.core.state.state import RunPhase, TaskPhase
+from orchestrator.core.state.events import FitSteps, NoticeSource, TeardownReason
+from orchestrator.core.state.result import CauseKind
+from orchestrator.core.state.state import RunPhase, RunState, TaskPhase
 
-RESTART = changed(JOB, on_failure=FailurePolicy.RESTART, max_restarts=3)
-RESTART_TASK = changed(JOB, on_failure=FailurePolicy.RESTART_TASK, max_restarts=2)
-CONTINUE = changed(JOB, on_failure=FailurePolicy.CONTINUE)
-T = START
-
-
-def progressed(index: int, step: int, mono: float = START, **fields: object) -> events.TaskProgressed:
-    progress = events.Progress.model_validate({"phase": "training", "step": step, **fields})
-    return events.TaskProgressed(at=mono, mono=mono, task=f"worker:{index}", progress=progress)
+RESTART = job(on_failure=FailurePolicy.RESTART, max_restarts=3)
+RESTART_TASK = job(on_failure=FailurePolicy.RESTART_TASK, max_restarts=2)
+CONTINUE = job(on_failure=FailurePolicy.CONTINUE)
+FAILURE = TearDown(TeardownReason.FAILURE, JOB.failure_grace_s)
+NO_STEP = "it failed before it reported a training step"
 
 
-def restart(mono: float = START) -> events.RestartRequested:
-    return events.RestartRequested(at=mono, mono=mono)
-
-
-def attempt(number: int, mono: float, tasks: int = 2) -> list[events.Event]:
-    """The events of an attempt until all tasks run."""
-    plan = planned(tasks, mono).model_copy(update={"attempt": number})
-    return [plan, *(started(i, mono) for i in range(tasks)), *(ready(i, mono) for i in range(tasks))]
-
-
-def at_step(spec: JobSpec, step: int = 20) -> Lifecycle:
-    lifecycle = running(spec=spec)
-    feed(lifecycle, [progressed(0, step), progressed(1, step)])
-    return lifecycle
-
-
-def fail(lifecycle: Lifecycle, mono: float, code: int | None = 3, number: int | None = None) -> list[Action]:
-    """worker:1 fails, worker:0 is stopped, and the teardown ends."""
-    actions = feed(lifecycle, [exited(1, code, number, mono=mono)])
-    return [*actions, *feed(lifecycle, [exited(0, None, 15, order=1, mono=mono), emptied(mono)])]
+def at_step(step: int = 20, **fields: Any) -> Story:
+    """A run with --on-failure restart whose tasks have trained."""
+    story = Story(job(**{"on_failure": FailurePolicy.RESTART, "max_restarts": 3} | fields)).ready()
+    story.trains(0, step).trains(1, step).ordered()
+    return story
 
 
 def test_failure_after_a_step_is_restarted() -> None:
-    lifecycle = at_step(RESTART)
-    assert fail(lifecycle, T + 5) == [TearDown(TeardownReason.FAILURE, JOB.failure_grace_s)]
-    assert lifecycle.next_deadline() == (T + 6, Deadline.RESTART)
-    assert lifecycle.state.phase is RunPhase.STARTING
-    assert feed(lifecycle, [deadline(Deadline.RESTART, T + 6)]) == [PlanAttempt(2)]
-    actions = feed(lifecycle, attempt(2, T + 7))
-    assert actions == [StartTasks(("worker:0", "worker:1"))]
-    assert (lifecycle.state.attempt, lifecycle.state.phase) == (2, RunPhase.RUNNING)
-    assert [task.restarts for task in lifecycle.state.tasks.values()] == [1, 1]
-    result = the_result(feed(lifecycle, [exited(0, mono=T + 9), exited(1, mono=T + 9), emptied(T + 9)]))
-    assert (result.outcome, result.exit_code, result.attempts, result.cause) == ("succeeded", 0, 2, None)
+    story = at_step().at(5).exits(1, code=3)
+    assert story.ordered() == [FAILURE]
+    assert story.torn_down().due == (6, Deadline.RESTART)
+    assert story.state.phase is RunPhase.STARTING
+    assert story.at(6).ordered() == [PlanAttempt(2)]
+    assert story.ready().ordered() == [StartTasks(("worker:0", "worker:1"))]
+    assert (story.state.attempt, story.state.phase) == (2, RunPhase.RUNNING)
+    result = story.at(9).exits(0, 1).result()
+    assert (story.end(), result.attempts, [task.restarts for task in result.tasks]) == (
+        "succeeded 0",
+        2,
+        [1, 1],
+    )
     (ended,) = result.earlier_attempts
-    assert ended.cause is not None and (ended.attempt, ended.exit_code, ended.cause.task) == (
-        1,
-        3,
-        "worker:1",
-    )
+    assert ended.cause is not None and (ended.exit_code, ended.cause.task) == (3, "worker:1")
 
 
-def test_lost_steps_are_counted_at_the_next_first_step() -> None:
-    lifecycle = running(spec=RESTART)
-    feed(lifecycle, [progressed(0, 18, epoch=3, steps=20)])  # 58 steps over all epochs
-    fail(lifecycle, T + 5)
-    feed(lifecycle, [deadline(Deadline.RESTART, T + 6), *attempt(2, T + 7)])
-    feed(lifecycle, [progressed(0, 1, T + 9, epoch=3, steps=20)])
-    (ended,) = lifecycle.state.history
-    assert (ended.position, ended.resumed_at, ended.steps_lost, ended.recovery_s) == (58, 40, 18, 4.0)
-    assert ended.exact
-
-
-@pytest.mark.parametrize(("code", "exact"), [(3, False), (42, True)])
-def test_lost_steps_are_exact_only_if_each_step_was_reported_or_saved(code: int, exact: bool) -> None:
-    lifecycle = running(spec=RESTART)
-    feed(lifecycle, [progressed(0, 20, skips=True), progressed(1, 20)])
-    fail(lifecycle, T + 5, code)
-    feed(lifecycle, [deadline(Deadline.RESTART, T + 6), *attempt(2, T + 7)])
-    feed(lifecycle, [progressed(0, 1, T + 9, start_step=20)])
-    (ended,) = lifecycle.state.history
-    assert (ended.steps_lost, ended.exact) == (0, exact)
-
-
-def test_failure_after_counted_steps_of_a_silent_fit_is_restarted() -> None:
-    lifecycle = running(spec=RESTART)
-    silent = events.Progress(phase="training", fit=events.FitSteps(done=13, start=0))
-    feed(lifecycle, [events.TaskProgressed(at=T, mono=T, task="worker:1", progress=silent)])
-    fail(lifecycle, T + 1)
-    assert lifecycle.next_deadline() == (T + 2, Deadline.RESTART)
-
-
-def test_run_that_never_worked_is_not_restarted() -> None:
-    lifecycle = running(spec=RESTART)
-    result = the_result(fail(lifecycle, T + 5))
-    assert (result.outcome, result.exit_code, result.attempts) == ("failed", 3, 1)
-    assert result.not_restarted is not None and "before it reported a training step" in result.not_restarted
-
-
-@pytest.mark.parametrize(("after_s", "again"), [(4.9, False), (5.0, True)])
-def test_loop_without_steps_has_worked_after_5_seconds(after_s: float, again: bool) -> None:
-    lifecycle = running(spec=RESTART)
-    made = events.TaskProgressed(
-        at=T, mono=T + 20, task="worker:1", progress=events.Progress(phase="training")
-    )
-    feed(lifecycle, [made])
-    fail(lifecycle, T + 20 + after_s)
-    assert (lifecycle.result is None) is again
-
-
-def test_resumed_attempt_without_a_step_has_not_worked() -> None:
-    lifecycle = running(spec=RESTART)
-    feed(lifecycle, [progressed(1, 0, T + 1, epoch=4, steps=20)])
-    result = the_result(fail(lifecycle, T + 5))
-    assert result.attempts == 1
-
-
-def test_command_that_cannot_start_is_not_restarted() -> None:
-    lifecycle = lifecycle_of(RESTART, T)
-    feed(lifecycle, [planned(2), started(0), not_started(1)])
-    assert the_result(feed(lifecycle, [exited(0, None, 15, order=1), emptied()])).exit_code == 127
-
-
-@pytest.mark.parametrize("code", [42, 143])
-def test_exit_code_that_asks_for_a_restart_needs_no_step(code: int) -> None:
-    lifecycle = running(spec=RESTART)
-    assert not any(isinstance(action, Finish) for action in fail(lifecycle, T + 5, code))
-    assert lifecycle.next_deadline() == (T + 6, Deadline.RESTART)
+def test_what_is_restarted() -> None:
+    """A program that never worked would fail again, unless it asks for the restart."""
+    loop = {"phase": "training"}
+    silent_fit = {"phase": "training", "fit": FitSteps(done=13, start=0)}
+    rows = {
+        "no step": (Story(RESTART).ready().at(5).exits(1, code=3), False),
+        "a step": (at_step().at(5).exits(1, code=3), True),
+        "no step in a resumed attempt": (
+            Story(RESTART).ready().trains(1, 0, epoch=4, steps=20).exits(1, code=3),
+            False,
+        ),
+        "counted steps of a silent fit": (
+            Story(RESTART).ready().reports(1, **silent_fit).exits(1, code=3),
+            True,
+        ),
+        "a loop without steps, 4.9 s": (
+            Story(RESTART).ready().at(20).reports(1, **loop).at(24.9).exits(1, code=3),
+            False,
+        ),
+        "a loop without steps, 5 s": (
+            Story(RESTART).ready().at(20).reports(1, **loop).at(25).exits(1, code=3),
+            True,
+        ),
+        "a plain command, 4.9 s": (Story(RESTART, serves=False).ready().at(4.9).exits(1, code=3), False),
+        "a plain command, 5 s": (Story(RESTART, serves=False).ready().at(5).exits(1, code=3), True),
+        "a command that is not found": (Story(RESTART).starts(0).cannot_start(1), False),
+        "the state is saved": (Story(RESTART).ready().exits(1, code=42), True),
+        "SIGTERM": (Story(RESTART).ready().exits(1, code=143), True),
+        "other policy": (at_step(on_failure=FailurePolicy.ABORT).exits(1, code=3), False),
+    }
+    wrong = {}
+    for name, (story, again) in rows.items():
+        due = story.torn_down().due
+        if due != ((story.now + 1, Deadline.RESTART) if again else None):
+            wrong[name] = due
+    assert not wrong, wrong
+    assert rows["no step"][0].result().not_restarted == NO_STEP
 
 
 def test_preempted_tasks_get_the_whole_grace_period() -> None:
-    lifecycle = at_step(RESTART)
-    assert teardowns(feed(lifecycle, [exited(0, 42)])) == [TearDown(TeardownReason.FAILURE, JOB.grace_s)]
+    assert at_step().exits(0, code=42).ordered() == [TearDown(TeardownReason.FAILURE, JOB.grace_s)]
 
 
 def test_run_is_restarted_at_most_max_restarts_times() -> None:
-    lifecycle = at_step(RESTART)
-    at = T
-    for number, delay_s in ((2, 1), (3, 2), (4, 4)):
-        fail(lifecycle, at + 1)
-        assert lifecycle.next_deadline() == (at + 1 + delay_s, Deadline.RESTART)
-        at += 1 + delay_s
-        feed(lifecycle, [deadline(Deadline.RESTART, at), *attempt(number, at), progressed(0, 1, at)])
-    result = the_result(fail(lifecycle, at + 1, None, signal.SIGKILL))
-    assert (result.exit_code, result.attempts, len(result.earlier_attempts)) == (137, 4, 3)
-    assert result.not_restarted == "restarted 3 times already"
+    story = at_step()
+    for delay_s in (1, 2, 4):
+        begin = story.now
+        story.at(begin + 1).exits(1, code=3).torn_down()
+        assert story.due == (begin + 1 + delay_s, Deadline.RESTART)
+        story.at(begin + 1 + delay_s).ready().trains(0, 1)
+    result = story.exits(1, signal=signal.SIGKILL).result()
+    assert (result.exit_code, result.attempts, result.not_restarted) == (137, 4, "restarted 3 times already")
 
 
 def test_delays_grow_to_30_s_and_reset_after_a_healthy_minute() -> None:
@@ -186,156 +109,219 @@ def test_delays_grow_to_30_s_and_reset_after_a_healthy_minute() -> None:
     assert delays == [Again(float(s)) for s in (1, 2, 4, 8, 16, 30, 30)]
     assert restarts.after(60.0, worked=True, asked_for=False) == Again(1.0)
     assert restarts.after(59.9, worked=True, asked_for=False) == Again(2.0)
-
-
-def test_max_restarts_0_refuses_every_restart() -> None:
     assert Restarts(0).after(100.0, worked=True, asked_for=True) == Refused("--max-restarts is 0")
 
 
-@pytest.mark.parametrize("when", ["before", "torn down", "empty", "waiting"])
-def test_stop_wins_over_a_restart(when: str) -> None:
-    lifecycle = at_step(RESTART)
-    steps: list[tuple[str, list[events.Event]]] = [
-        ("before", [exited(1, 3)]),
-        ("torn down", [exited(0, None, 15, order=1)]),
-        ("empty", [emptied()]),
-        ("waiting", []),
-    ]
-    actions: list[Action] = []
-    for name, happening in steps:
-        incoming = [stop(), *happening] if name == when and name != "empty" else happening
-        # The stop is queued after the end of the attempt, before the events that follow from it.
-        incoming = [*happening, stop()] if name == when == "empty" else incoming
-        actions += feed(lifecycle, incoming)
-    if not any(isinstance(action, Finish) for action in actions):
-        actions += feed(lifecycle, [emptied()])
-    result = the_result(actions)
-    assert result.attempts == 1
-    assert not any(isinstance(action, PlanAttempt) for action in actions)
+# -- the steps that a restart loses
 
 
-def test_agent_lost_between_attempts_ends_the_run() -> None:
-    lifecycle = at_step(RESTART)
-    fail(lifecycle, T)
-    feed(lifecycle, [agent_lost()])
-    assert lifecycle.next_deadline() is None
-    assert the_result(feed(lifecycle, [emptied()])).exit_code == 125
+def test_lost_steps_are_counted_at_the_next_first_step() -> None:
+    story = Story(RESTART).ready().trains(0, 18, epoch=3, steps=20)
+    story.at(5).exits(1, code=3).torn_down().at(7).ready().at(9).trains(0, 1, epoch=3, steps=20)
+    (ended,) = story.state.history
+    assert (ended.position, ended.resumed_at, ended.steps_lost, ended.recovery_s) == (58, 40, 18, 4.0)
+    assert ended.exact
 
 
-def test_requested_restart_does_not_count_as_a_failure() -> None:
-    lifecycle = running(spec=changed(JOB, max_restarts=0))
-    assert feed(lifecycle, [restart()]) == [TearDown(TeardownReason.RESTART, JOB.grace_s)]
-    feed(lifecycle, [exited(0, None, 15), exited(1, None, 15, order=1), emptied(T + 1)])
-    assert lifecycle.next_deadline() == (T + 1, Deadline.RESTART)
-    assert feed(lifecycle, [deadline(Deadline.RESTART, T + 1)]) == [PlanAttempt(2)]
-    feed(lifecycle, attempt(2, T + 2))
-    result = the_result(feed(lifecycle, [exited(0), exited(1, order=1), emptied(T + 3)]))
-    assert (result.exit_code, result.attempts, result.earlier_attempts[0].cause) == (0, 2, None)
-
-
-def test_requested_restart_skips_the_delay() -> None:
-    lifecycle = at_step(RESTART)
-    fail(lifecycle, T)
-    assert feed(lifecycle, [restart(T + 0.1)]) == [PlanAttempt(2)]
-    assert feed(lifecycle, [deadline(Deadline.RESTART, T + 1)]) == []
-    assert feed(lifecycle, [restart(T + 0.2)]) == []  # the next attempt is being planned
-
-
-def test_restart_requested_during_failure_teardown_happens() -> None:
-    lifecycle = running()
-    feed(lifecycle, [exited(1, 3), restart(), exited(0, None, 15, order=1), emptied()])
-    assert lifecycle.next_deadline() == (T, Deadline.RESTART)
-
-
-def test_failure_after_a_requested_restart_counts() -> None:
-    lifecycle = at_step(RESTART)
-    fail(lifecycle, T)
-    feed(lifecycle, [restart(), *attempt(2, T + 1)])
-    fail(lifecycle, T + 2)
-    assert lifecycle.next_deadline() == (T + 4, Deadline.RESTART)
-
-
-def test_one_task_is_restarted_while_the_others_continue() -> None:
-    lifecycle = at_step(RESTART_TASK)
-    assert feed(lifecycle, [exited(1, None, 9, mono=T + 7)]) == []
-    assert lifecycle.next_deadline() == (T + 8, Deadline.TASK_RESTART)
-    assert lifecycle.state.tasks["worker:1"].phase is TaskPhase.PENDING
-    assert feed(lifecycle, [deadline(Deadline.TASK_RESTART, T + 8)]) == [StartTask("worker:1")]
-    feed(lifecycle, [started(1, T + 8), ready(1, T + 8)])
-    assert {name: task.restarts for name, task in lifecycle.state.tasks.items()} == {
-        "worker:0": 0,
-        "worker:1": 1,
-    }
-    result = the_result(feed(lifecycle, [exited(1, order=1), exited(0, order=2), emptied()]))
-    assert (result.exit_code, result.attempts) == (0, 1)
-
-
-def test_task_that_fails_too_often_ends_the_run() -> None:
-    lifecycle = at_step(RESTART_TASK)
-    for due in (T + 2, T + 5):
-        feed(lifecycle, [exited(1, 5, mono=due - 1)])
-        feed(lifecycle, [deadline(Deadline.TASK_RESTART, due + 1), started(1, due + 1), ready(1, due + 1)])
-    assert teardowns(feed(lifecycle, [exited(1, 5, mono=T + 9)]))
-    result = the_result(feed(lifecycle, [exited(0, None, 15, order=3), emptied()]))
-    assert (result.exit_code, result.not_restarted) == (5, "worker:1: restarted 2 times already")
-
-
-def test_stop_cancels_a_pending_task_restart() -> None:
-    lifecycle = at_step(RESTART_TASK)
-    feed(lifecycle, [exited(1, 5), stop()])
-    assert feed(lifecycle, [deadline(Deadline.TASK_RESTART, T + 60)]) == []
-    result = the_result(feed(lifecycle, [exited(0, None, 15, order=1), emptied()]))
-    assert result.outcome == "stopped"
-    assert [task.end for task in result.tasks] == ["stopped by orch", "not started again"]
-
-
-def test_other_tasks_continue_without_a_failed_one() -> None:
-    lifecycle = running(3, spec=CONTINUE)
-    assert feed(lifecycle, [exited(1, 5)]) == []
-    assert lifecycle.state.notices == ("worker:1: exit 5; the other tasks continue",)
-    assert feed(lifecycle, [exited(0, order=1)]) == []
-    assert teardowns(feed(lifecycle, [exited(2, order=2)])) == [TearDown(TeardownReason.FAILURE, 0.5)]
-    result = the_result(feed(lifecycle, [emptied()]))
-    assert (result.outcome, result.exit_code) == ("failed", 5)
-    assert [task.state for task in result.tasks] == ["succeeded", "failed", "succeeded"]
-
-
-def test_last_failure_ends_a_run_with_policy_continue() -> None:
-    lifecycle = running(spec=CONTINUE)
-    assert feed(lifecycle, [exited(0)]) == []
-    assert teardowns(feed(lifecycle, [exited(1, 7, order=1)])) == [TearDown(TeardownReason.FAILURE, 0.5)]
-    assert the_result(feed(lifecycle, [emptied()])).exit_code == 7
-
-
-def test_settled_failure_does_not_appear_in_a_later_result() -> None:
-    lifecycle = at_step(RESTART_TASK)
-    feed(lifecycle, [exited(1, 5, mono=T + 1, noticed_s=0.2)])
-    feed(lifecycle, [deadline(Deadline.TASK_RESTART, T + 2), started(1, T + 2), ready(1, T + 2)])
-    result = the_result(feed(lifecycle, [exited(0, order=1), exited(1, order=2), emptied()]))
-    assert (result.exit_code, result.detection_s, result.not_restarted) == (0, None, None)
-
-
-def test_refusal_reason_belongs_to_one_attempt() -> None:
-    lifecycle = running(spec=RESTART_TASK)
-    feed(lifecycle, [exited(1, 5), restart(), exited(0, None, 15, order=1), emptied()])
-    feed(lifecycle, [deadline(Deadline.RESTART, T), *attempt(2, T + 1)])
-    result = the_result(feed(lifecycle, [exited(0), exited(1, order=1), emptied()]))
-    assert (result.exit_code, result.not_restarted) == (0, None)
-
-
-def test_finished_run_is_not_restarted() -> None:
-    lifecycle = running()
-    feed(lifecycle, [exited(0), exited(1, order=1), restart()])
-    assert the_result(feed(lifecycle, [emptied()])).outcome == "succeeded"
+def test_lost_steps_are_exact_only_if_each_step_was_reported_or_saved() -> None:
+    for code, exact in ((3, False), (42, True)):
+        story = Story(RESTART).ready().trains(0, 20, skips=True).trains(1, 20).exits(1, code=code)
+        story.torn_down().at(7).ready().trains(0, 1, start_step=20)
+        (ended,) = story.state.history
+        assert (ended.steps_lost, ended.exact) == (0, exact)
 
 
 def test_lost_steps_count_from_the_last_attempt_with_steps() -> None:
-    lifecycle = at_step(changed(RESTART, max_restarts=9), step=33)
-    fail(lifecycle, T + 5)
-    feed(lifecycle, [deadline(Deadline.RESTART, T + 6), *attempt(2, T + 7)])
-    fail(lifecycle, T + 8)
-    feed(
-        lifecycle,
-        [deadline(Deadline.RESTART, T + 10), *attempt(3, T + 10), progressed(0, 1, T + 11, start_step=20)],
+    story = at_step(33).exits(1, code=3).torn_down().at(1).ready().exits(1, code=3).torn_down()
+    story.at(9).ready().trains(0, 1, start_step=20)
+    assert (story.state.history[-1].resumed_at, story.state.history[-1].steps_lost) == (20, 13)
+
+
+def test_first_step_during_a_stop_is_still_reported() -> None:
+    story = at_step().at(5).exits(1, code=3).torn_down().at(6).ready().at(7).stops().trains(0, 21)
+    assert [ended.recovery_s for ended in story.state.history] == [2.0]
+
+
+# -- what wins over a restart
+
+
+def test_stop_wins_over_a_restart() -> None:
+    at_end = Story(JOB).made(events.StopRequested, reason="interrupt")
+    ended = Story(JOB).made(events.TeardownEnded)
+    rows = {
+        "before the failure": (at_step().stops().exits(1, code=3), "stopped 130"),
+        "in the teardown": (at_step().exits(1, code=3).stops(), "failed 3: exited worker:1"),
+        "right after it": (at_step().exits(1, 0, code=3).tell(ended, at_end), "stopped 130"),
+        "in the delay": (at_step().exits(1, code=3).torn_down().stops(), "stopped 130"),
+    }
+    assert other_ends(rows) == {}
+    assert [row[0].result().attempts for row in rows.values()] == [1] * 4
+
+
+def test_lost_agent_ends_the_run_between_attempts() -> None:
+    ended, lost = Story(JOB).made(events.TeardownEnded), Story(JOB).made(events.AgentLost, reason="gone")
+    stories = [
+        at_step().exits(0, 1, code=3).torn_down().loses_agent(),
+        # The loss is queued before the events that follow from the end of the attempt.
+        at_step().exits(0, 1, code=3).tell(ended, lost),
+    ]
+    for story in stories:
+        assert story.due is None
+        assert (story.end(), story.result().attempts) == ("failed 125: orch", 1)
+
+
+def test_finished_run_is_not_restarted() -> None:
+    assert Story(JOB).ready().exits(0, 1).restarts().end() == "succeeded 0"
+
+
+def test_processes_that_are_left_prevent_a_restart() -> None:
+    left = {"pid": 9, "start_ticks": 7, "user": "nobody", "command": "sleep"}
+    story = at_step().exits(0, 1, code=3).torn_down(left=(left,))
+    assert story.result().not_restarted == "processes of this attempt are still running"
+
+
+# -- restarts on request
+
+
+def test_requested_restart_does_not_count_as_a_failure() -> None:
+    story = Story(job(max_restarts=0)).ready()
+    story.ordered()
+    assert story.restarts().ordered() == [TearDown(TeardownReason.RESTART, JOB.grace_s)]
+    assert story.at(1).torn_down().due == (1, Deadline.RESTART)
+    assert story.at(1).ordered() == [PlanAttempt(2)]
+    result = story.ready().exits(0, 1).result()
+    assert (result.exit_code, result.attempts, result.earlier_attempts[0].cause) == (0, 2, None)
+    assert result.earlier_attempts[0].exit_code == 0
+
+
+def test_requested_restart_skips_the_delay() -> None:
+    story = at_step().exits(1, code=3).torn_down()
+    story.ordered()
+    assert story.at(0.1).restarts().ordered() == [PlanAttempt(2)]
+    assert (
+        story.at(1).reaches(Deadline.RESTART).restarts().ordered() == []
+    )  # the next attempt is being planned
+    # The delay after the next failure is that of a second one.
+    assert story.ready().at(2).exits(1, code=3).torn_down().due == (4, Deadline.RESTART)
+
+
+def test_restart_requested_during_the_teardown_of_a_failure_happens() -> None:
+    assert Story(JOB).ready().exits(1, code=3).restarts().torn_down().due == (0, Deadline.RESTART)
+
+
+# -- single tasks
+
+
+def test_one_task_is_restarted_while_the_others_continue() -> None:
+    story = at_step(on_failure=FailurePolicy.RESTART_TASK).at(7).exits(1, signal=9)
+    assert (story.ordered(), story.due) == ([], (8, Deadline.TASK_RESTART))
+    assert story.state.tasks["worker:1"].phase is TaskPhase.PENDING
+    assert story.at(8).ordered() == [StartTask("worker:1")]
+    result = story.ready(1).exits(1, 0).result()
+    assert (result.exit_code, result.attempts, [task.restarts for task in result.tasks]) == (0, 1, [0, 1])
+    # The restart has settled the failure.
+    assert (result.detection_s, result.not_restarted) == (None, None)
+
+
+def test_end_of_single_tasks() -> None:
+    one = {"on_failure": FailurePolicy.RESTART_TASK, "max_restarts": 2}
+    too_often = at_step(**one).at(1).exits(1, code=5).at(3).ready(1).at(4).exits(1, code=5).at(6).ready(1)
+    rows = {
+        "too often": (too_often.exits(1, code=5), "failed 5: exited worker:1"),
+        "stopped while it waits": (
+            at_step(**one).exits(1, code=5).stops().at(9),
+            *("stopped 130", "stopped by orch", "not started again"),
+        ),
+        "before the first step": (
+            Story(RESTART_TASK).ready().at(1).exits(1, code=3),
+            "failed 3: exited worker:1",
+        ),
+        "continue": (
+            Story(job(workers=3, on_failure=FailurePolicy.CONTINUE)).ready().exits(1, code=5).exits(0, 2),
+            *("failed 5: exited worker:1", "done", "failed", "done"),
+        ),
+        "continue, the last one fails": (
+            Story(CONTINUE).ready().exits(0).exits(1, code=7),
+            "failed 7: exited worker:1",
+        ),
+    }
+    assert other_ends(rows) == {}
+    refused = {name: row[0].result().not_restarted for name, row in rows.items()}
+    assert refused["too often"] == "worker:1: restarted 2 times already"
+    assert refused["before the first step"] == f"worker:1: {NO_STEP}"
+    continued = rows["continue"][0]
+    assert continued.notices == ("worker:1: exit 5; the other tasks continue",)
+    assert continued.orders[1:-1] == [FAILURE]
+
+
+def test_failed_restart_counts_as_no_time_at_work() -> None:
+    """The new process never ran, even if the first one ran for long."""
+    story = Story(RESTART_TASK, serves=False).ready().at(100).exits(1, code=3).at(101).cannot_start(1)
+    # The second delay in a row is longer than the first, because the task did not work in between.
+    assert story.due == (103, Deadline.TASK_RESTART)
+
+
+def test_refusal_reason_belongs_to_one_attempt() -> None:
+    story = Story(RESTART_TASK).ready().exits(1, code=5).restarts().torn_down().at(1).ready().exits(0, 1)
+    assert (story.end(), story.result().not_restarted) == ("succeeded 0", None)
+
+
+# -- a run that another supervisor began
+
+
+def preempted() -> RunState:
+    """The last state of a run after a notice."""
+    return Story(JOB).ready().warns(30.0, NoticeSource.SLURM).exits(0, 1, code=42).torn_down().state
+
+
+def continued(earlier: RunState, delay_s: float = 0.0) -> Story:
+    """The run under the next supervisor, 1000 s later."""
+    story = Story(JOB, earlier=earlier).at(1000)
+    ended = interrupted_end(earlier)
+    return story.happens(events.RestartPlanned, ended=ended, delay_s=delay_s, job="7")
+
+
+def test_next_attempt_follows_those_of_the_earlier_supervisor() -> None:
+    story = continued(preempted())
+    assert (story.ordered(), story.state.phase, story.state.notice) == ([], RunPhase.STARTING, None)
+    # If the next attempt does not begin, the earlier one is still recorded once.
+    story.tell(story.events[-1])
+    assert [end.attempt for end in story.state.history] == [1]
+    assert story.at(1000).ordered() == [PlanAttempt(2)]
+    result = story.ready().trains(0, 1).exits(0, 1).result()
+    assert (story.end(), result.attempts, [task.restarts for task in result.tasks]) == (
+        "succeeded 0",
+        2,
+        [1, 1],
     )
-    assert (lifecycle.state.history[-1].resumed_at, lifecycle.state.history[-1].steps_lost) == (20, 13)
+    (end,) = result.earlier_attempts
+    assert (end.exit_code, end.cause and end.cause.kind) == (42, CauseKind.NOTICE)
+    # Since the first supervisor's start, and since the notice.
+    assert (result.took_s, end.recovery_s) == (1000, 1000)
+
+
+def test_attempt_waits_until_the_earlier_one_has_surely_ended() -> None:
+    story = continued(preempted(), delay_s=100)
+    assert story.due == (1100, Deadline.RESTART)
+    # Between other attempts, `orch restart` skips the delay.
+    assert story.at(1099).reaches(Deadline.RESTART).restarts().ordered() == []
+    assert story.due == (1100, Deadline.RESTART)
+    assert story.warns(30, NoticeSource.SIGNAL).end() == "stopped 42: notice"
+    assert "its machines go in 30s (SIGUSR2); no task had started" in str(story.result().cause)
+
+
+def test_tasks_of_a_killed_supervisor_are_lost() -> None:
+    killed = Story(JOB).ready().state
+    cause = interrupted_end(killed).cause
+    assert cause is not None
+    assert (cause.kind, cause.text) == (CauseKind.NOTICE, "Slurm ended its job before orch could")
+    assert {task.phase for task in continued(killed).state.tasks.values()} == {TaskPhase.LOST}
+
+
+def test_what_ended_the_earlier_supervisor_does_not_end_the_next() -> None:
+    assert continued(Story(JOB).ready().loses_agent().state).at(1000).ordered() == [PlanAttempt(2)]
+
+
+def test_fence_counts_from_the_last_sign() -> None:
+    spec = job(link_timeout_s=10.0, grace_s=5.0, failure_grace_s=1.0)
+    assert [fence_s(spec, age) for age in (0.0, 6.0, 26.0, 3600.0)] == [26.0, 20.0, 0.0, 0.0]

@@ -1,261 +1,292 @@
-"""Chief, workers and parameter servers: which tasks decide the outcome, and which failures end the run. No clock."""
+"""Chief, workers, parameter servers and evaluator: which tasks decide, and which failures end the run."""
 
 from __future__ import annotations
 
 import signal
+from typing import Any
 
-import pytest
-from event_making import COLLATERAL, START, deadline, emptied, feed, teardowns
-from job_making import JOB, changed, policies
-from role_making import (
-    PLAIN_JOB,
-    PS_CLUSTER,
-    PS_JOB,
-    TWO_AND_EVALUATOR,
-    WITH_EVALUATOR,
-    at_work,
-    begun,
-    ended,
-    ends_of,
-    exits,
-    tells,
-    training,
-)
+from making import COLLATERAL, IN_TENSORFLOW, JOB, STOPPED, job, policies
+from story import Story, other_ends
 
+from orchestrator.client.view.status_document import task_statuses
 from orchestrator.core.job.choices import FailurePolicy
-from orchestrator.core.lifecycle.actions import Deadline, PlanAttempt, StartTask, TearDown
-from orchestrator.core.lifecycle.lifecycle import Lifecycle
+from orchestrator.core.lifecycle.actions import Deadline, PlanAttempt, SendSignal, StartTask, TearDown
 from orchestrator.core.progress.activity import waiting_for
-from orchestrator.core.state import events
 from orchestrator.core.state.events import TeardownReason
-from orchestrator.core.state.result import DONE_WITHOUT, Cause, CauseKind, TaskStack
+from orchestrator.core.state.result import DONE_WITHOUT, Cause, CauseKind
+from orchestrator.core.state.state import TaskPhase
+
+KILL = signal.SIGKILL
+CLUSTER = {"chief": 1, "worker": 2, "ps": 1}
+CHIEF, PS, EVALUATOR = "chief:0", "ps:0", "evaluator:0"
+OK = "succeeded 0"
+ENDED = "stopped by orch"
+NO_STEP = "it failed before it reported a training step"
 
 
-def test_chief_exit_with_0_is_success_and_stops_the_others() -> None:
-    lifecycle = training()
-    assert feed(lifecycle, [exits("chief:0")]) == [TearDown(TeardownReason.FINISHED, JOB.grace_s)]
-    result = ended(lifecycle, "worker:0", "worker:1", "ps:0")
-    assert (result.outcome, result.exit_code, result.cause, result.first_failure) == (
-        "succeeded",
-        0,
-        None,
-        None,
+def at_work(*, serves: bool = True, **fields: Any) -> Story:
+    """A coordinated cluster whose tasks run. A worker or evaluator is restarted alone, as is the default."""
+    alone = policies({"worker": FailurePolicy.RESTART_TASK, "evaluator": FailurePolicy.RESTART_TASK})
+    spec = job(**{"roles": CLUSTER, "evaluator_timeout_s": 600.0, "role_settings": alone} | fields)
+    story = Story(spec, serves=serves).ready()
+    story.ordered()
+    return story
+
+
+def training(**fields: Any) -> Story:
+    """The same, and the chief trains."""
+    story = at_work(**fields)
+    for name in story.state.tasks:
+        if name.startswith(("ps", "worker")):
+            story.reports(name, "serving")
+    return story.trains(CHIEF, 3)
+
+
+def evaluated(**fields: Any) -> Story:
+    """Two workers and an evaluator, which is restarted alone."""
+    alone = policies({"evaluator": FailurePolicy.RESTART_TASK})
+    return at_work(**{"roles": {"worker": 2, "evaluator": 1}, "role_settings": alone} | fields)
+
+
+def with_evaluator() -> Story:
+    return training(roles=CLUSTER | {"evaluator": 1})
+
+
+def without_restarts_left() -> Story:
+    """worker:1 has failed again after its only restart."""
+    return training(max_restarts=1).at(1).exits(1, code=3).at(2).ready(1).at(3).exits(1, code=3)
+
+
+def test_end_of_a_coordinated_run() -> None:
+    others = (ENDED, ENDED, ENDED)
+    abort = {"role_settings": policies({})}
+    both = {"role_settings": policies({"worker": FailurePolicy.RESTART, "ps": FailurePolicy.RESTART})}
+    last_worker = without_restarts_left().at(4).exits(0, code=4).at(5).ready(0).at(6).exits(0, code=4)
+    rows = {
+        "the chief is done": (training().exits(CHIEF), OK, "done", *others),
+        "codes of servers after that": (
+            training().exits(CHIEF).exits(PS, code=1).exits(0, code=139),
+            *(OK, "done", ENDED, ENDED, ENDED),
+        ),
+        "ps killed, and the chief fails because of it": (
+            training().exits(PS, signal=KILL).exits(CHIEF, code=1, symptom=COLLATERAL),
+            *("failed 137: exited ps:0", "failed because of it", ENDED, ENDED, "failed"),
+        ),
+        "a worker was restarted": (
+            training().at(1).exits(1, signal=KILL).at(2).ready(1).exits(CHIEF),
+            OK,
+            "done",
+            *others,
+        ),
+        "a worker waits for its restart": (
+            training().exits(1, code=3).exits(CHIEF),
+            *(OK, "done", ENDED, "not started again", ENDED),
+        ),
+        "a worker has no restarts left": (
+            without_restarts_left().exits(CHIEF),
+            *(OK, "done", ENDED, DONE_WITHOUT, ENDED),
+        ),
+        "the last worker has no restarts left": (
+            last_worker,
+            *("failed 4: exited worker:0", ENDED, "failed", DONE_WITHOUT, ENDED),
+        ),
+        "a later failure than that of a lost worker": (
+            without_restarts_left().at(99).exits(PS, signal=KILL),
+            *("failed 137: exited ps:0", ENDED, ENDED, DONE_WITHOUT, "failed"),
+        ),
+        "a worker fails before the chief trains": (
+            at_work().reports(CHIEF, "waiting").at(30).exits(1, code=1),
+            "failed 1: exited worker:1",
+        ),
+        "the chief fails": (training().exits(CHIEF, code=3), "failed 3: exited chief:0"),
+        "the chief fails, continue": (
+            training(on_failure=FailurePolicy.CONTINUE, **abort).exits(CHIEF, code=3),
+            "failed 3: exited chief:0",
+        ),
+        "the chief fails, others restart": (
+            training(**both).exits(CHIEF, code=3),
+            "failed 3: exited chief:0",
+        ),
+        "ps leaves": (
+            training().exits(PS),
+            *("failed 1: left_early ps:0", ENDED, ENDED, ENDED, "left early"),
+        ),
+        "a worker leaves before the chief trains": (
+            at_work(**abort).reports(CHIEF, "waiting").exits(1),
+            "failed 1: left_early worker:1",
+        ),
+        # Some workers train by themselves.
+        "workers leave while the chief trains": (training().exits(1, 0, CHIEF), OK),
+        "plain commands leave": (at_work(serves=False).exits(PS, 0, 1, CHIEF), OK),
+        "worker:0 decides": (
+            at_work(roles={"worker": 2, "ps": 1}).trains(0, 3).exits(0),
+            OK,
+            "done",
+            ENDED,
+            ENDED,
+        ),
+    }
+    assert other_ends(rows) == {}
+    results = {name: row[0].result() for name, row in rows.items()}
+    assert results["ps leaves"].first_failure is None
+    assert "join" in str(results["a worker leaves before the chief trains"].cause)
+    assert "SIGKILL" in str(results["ps killed, and the chief fails because of it"].cause)
+    refused = {name: result.not_restarted for name, result in results.items()}
+    assert refused["a worker fails before the chief trains"] == f"worker:1: {NO_STEP}"
+    assert refused["the last worker has no restarts left"] == "worker:0: restarted once already"
+    assert [task.restarts for task in results["a worker was restarted"].tasks] == [0, 0, 1, 0]
+    assert rows["a worker has no restarts left"][0].notices[-1] == (
+        "worker:1: exit 3; not restarted: restarted once already; the other tasks continue"
     )
-    assert ends_of(result) == {"chief:0": ("succeeded", "done")} | dict.fromkeys(
-        ("worker:0", "worker:1", "ps:0"), ("stopped", "stopped by orch")
-    )
 
 
-def test_server_exit_codes_after_success_do_not_matter() -> None:
-    lifecycle = training()
-    feed(lifecycle, [exits("chief:0"), exits("ps:0", 1, order=1), exits("worker:0", 139, order=2)])
-    assert ended(lifecycle, "worker:1").exit_code == 0
+def test_grace_of_tasks_that_serve() -> None:
+    assert training().exits(CHIEF).orders[-1] == TearDown(TeardownReason.FINISHED, JOB.grace_s)
+    for failed in (training().exits(PS), training().exits(PS, signal=KILL)):
+        assert failed.orders[-1] == TearDown(TeardownReason.FAILURE, JOB.failure_grace_s)
 
 
-def test_killed_parameter_server_is_the_cause_not_the_chief() -> None:
-    lifecycle = training()
-    actions = feed(
-        lifecycle, [exits("ps:0", None, signal.SIGKILL), exits("chief:0", 1, order=1, symptom=COLLATERAL)]
-    )
-    assert teardowns(actions) == [TearDown(TeardownReason.FAILURE, JOB.failure_grace_s)]
-    result = ended(lifecycle, "worker:0", "worker:1")
-    assert (result.outcome, result.exit_code) == ("failed", 137)
-    assert result.cause is not None and result.cause.task == "ps:0" and "SIGKILL" in result.cause.text
-    assert ends_of(result)["chief:0"][1] == "failed because of it"
-
-
-def test_killed_worker_of_a_coordinator_is_restarted() -> None:
-    lifecycle = training()
-    assert feed(lifecycle, [exits("worker:1", None, signal.SIGKILL, mono=START + 1)]) == []
-    assert lifecycle.next_deadline() == (START + 2, Deadline.TASK_RESTART)
-    assert feed(lifecycle, [deadline(Deadline.TASK_RESTART, START + 2)]) == [StartTask("worker:1")]
-    feed(lifecycle, [*begun("worker:1", START + 3), exits("chief:0", mono=START + 9)])
-    result = ended(lifecycle, "worker:0", "worker:1", "ps:0")
-    assert (result.exit_code, ends_of(result)["worker:1"]) == (0, ("stopped", "stopped by orch"))
-    assert [task.restarts for task in result.tasks] == [0, 0, 1, 0]
-
-
-def test_success_of_the_chief_cancels_a_worker_restart() -> None:
-    lifecycle = training()
-    actions = feed(lifecycle, [exits("worker:1", 3), exits("chief:0", order=1)])
-    assert teardowns(actions) == [TearDown(TeardownReason.FINISHED, JOB.grace_s)]
-    result = ended(lifecycle, "worker:0", "ps:0")
-    assert (result.exit_code, ends_of(result)["worker:1"][1]) == (0, "not started again")
-
-
-def without_restarts_left(names: tuple[str, ...] = PS_CLUSTER) -> Lifecycle:
-    """A lifecycle whose worker:1 has failed again after its only restart."""
-    lifecycle = training(changed(PS_JOB, max_restarts=1), names)
-    feed(lifecycle, [exits("worker:1", 3, mono=START + 1), deadline(Deadline.TASK_RESTART, START + 2)])
-    feed(lifecycle, [*begun("worker:1", START + 2), exits("worker:1", 3, order=1, mono=START + 3)])
-    return lifecycle
-
-
-def test_run_continues_without_a_worker_that_used_up_its_restarts() -> None:
-    lifecycle = without_restarts_left()
-    assert "worker:1: exit 3; not restarted: restarted once already; the other tasks continue" in (
-        lifecycle.state.notices
-    )
-    assert len(teardowns(feed(lifecycle, [exits("chief:0", order=2, mono=START + 9)]))) == 1
-    result = ended(lifecycle, "worker:0", "ps:0")
-    assert (result.outcome, result.exit_code, result.first_failure) == ("succeeded", 0, None)
-    assert ends_of(result)["worker:1"] == ("failed", DONE_WITHOUT)
-
-
-def test_failure_of_the_last_worker_ends_the_run() -> None:
-    lifecycle = without_restarts_left()
-    feed(lifecycle, [exits("worker:0", 4, order=2, mono=START + 4)])
-    feed(lifecycle, [deadline(Deadline.TASK_RESTART, START + 5), *begun("worker:0", START + 5)])
-    feed(lifecycle, [exits("worker:0", 4, order=3, mono=START + 6)])
-    result = ended(lifecycle, "chief:0", "ps:0")
-    assert (result.outcome, result.exit_code, result.not_restarted) == (
-        "failed",
-        4,
-        "worker:0: restarted once already",
-    )
-    assert ends_of(result)["worker:1"] == ("failed", DONE_WITHOUT)
-
-
-def test_later_failure_is_not_blamed_on_the_abandoned_worker() -> None:
-    lifecycle = without_restarts_left()
-    feed(lifecycle, [exits("ps:0", None, signal.SIGKILL, order=5, mono=START + 99)])
-    result = ended(lifecycle, "chief:0", "worker:0")
-    assert result.cause is not None and result.cause.task == "ps:0"
-    assert (result.exit_code, result.first_failure and result.first_failure.task) == (137, "ps:0")
-
-
-def test_worker_failure_before_the_chief_trains_ends_the_run() -> None:
-    """The chief would wait for it for ever."""
-    lifecycle = at_work(PS_JOB)
-    feed(lifecycle, [tells("chief:0", "waiting"), exits("worker:1", 1, mono=START + 30)])
-    result = ended(lifecycle, "chief:0", "worker:0", "ps:0")
-    assert result.not_restarted == "worker:1: it failed before it reported a training step"
-    assert result.cause is not None and result.cause.task == "worker:1"
-
-
-def test_chief_without_steps_is_working_once_it_trains() -> None:
-    lifecycle = at_work(PS_JOB)
-    feed(lifecycle, [tells("chief:0", "training"), exits("worker:1", 1, mono=START + 1)])
-    assert lifecycle.next_deadline() == (START + 2, Deadline.TASK_RESTART)
-
-
-@pytest.mark.parametrize("name", ["worker:1", "ps:0"])
-def test_server_failure_after_the_training_is_ignored(name: str) -> None:
-    """The server fails just before it is dismissed."""
-    lifecycle = training(names=WITH_EVALUATOR)
-    actions = feed(lifecycle, [exits("chief:0"), exits(name, 1, order=1), exits("evaluator:0", order=2)])
-    assert [action.reason for action in teardowns(actions)] == [TeardownReason.FINISHED]
-    assert ended(lifecycle, "worker:0").outcome == "succeeded"
-
-
-def test_evaluator_that_fails_after_the_training_is_restarted() -> None:
-    lifecycle = at_work(PLAIN_JOB, TWO_AND_EVALUATOR)
-    feed(lifecycle, [exits("worker:0"), exits("worker:1", order=1), exits("evaluator:0", 1, order=2)])
-    assert lifecycle.next_deadline() == (START + 1, Deadline.TASK_RESTART)
-
-
-def test_chief_failure_ends_the_run() -> None:
-    lifecycle = training()
-    feed(lifecycle, [exits("chief:0", 3)])
-    assert ended(lifecycle, "worker:0", "worker:1", "ps:0").exit_code == 3
-
-
-def test_chief_failure_ends_the_run_under_policy_continue() -> None:
-    lifecycle = training(changed(JOB, on_failure=FailurePolicy.CONTINUE))
-    assert len(teardowns(feed(lifecycle, [exits("chief:0", 3)]))) == 1
-
-
-def test_parameter_server_exit_with_0_is_a_failure() -> None:
-    lifecycle = training()
-    actions = feed(lifecycle, [exits("ps:0", 0)])
-    assert teardowns(actions) == [TearDown(TeardownReason.FAILURE, JOB.failure_grace_s)]
-    result = ended(lifecycle, "chief:0", "worker:0", "worker:1")
-    assert (result.outcome, result.exit_code, result.first_failure) == ("failed", 1, None)
-    assert result.cause is not None
-    assert (result.cause.task, result.cause.kind) == ("ps:0", CauseKind.LEFT_EARLY)
-    assert ends_of(result)["ps:0"] == ("succeeded", "left early")
-
-
-def test_worker_exit_with_0_before_the_chief_trains_is_a_failure() -> None:
-    lifecycle = at_work(changed(PS_JOB, role_settings=policies({})))
-    feed(lifecycle, [tells("chief:0", "waiting"), exits("worker:1", 0)])
-    result = ended(lifecycle, "chief:0", "worker:0", "ps:0")
-    assert result.cause is not None
-    assert (result.cause.task, result.cause.kind) == ("worker:1", CauseKind.LEFT_EARLY)
-    assert "join" in result.cause.text
-
-
-def test_worker_may_exit_with_0_while_the_chief_trains() -> None:
-    """Some workers train by themselves."""
-    lifecycle = training()
-    assert feed(lifecycle, [exits("worker:1", 0), exits("worker:0", 0, order=1)]) == []
-    feed(lifecycle, [exits("chief:0", 0, order=2)])
-    assert ended(lifecycle, "ps:0").outcome == "succeeded"
-
-
-def test_plain_command_may_exit_with_0_at_any_time() -> None:
-    lifecycle = at_work(PS_JOB, serves=False)
-    assert feed(lifecycle, [exits("ps:0", 0), exits("worker:0", 0, order=1)]) == []
-
-
-def test_worker_0_decides_without_a_separate_chief() -> None:
-    lifecycle = at_work(PS_JOB, ("worker:0", "worker:1", "ps:0"))
-    feed(lifecycle, [tells("worker:0", "training", 3), exits("worker:0")])
-    assert ended(lifecycle, "worker:1", "ps:0").outcome == "succeeded"
+def test_killed_worker_of_a_coordinator_is_restarted_alone() -> None:
+    story = training().at(1).exits(1, signal=KILL)
+    assert (story.ordered(), story.due) == ([], (2, Deadline.TASK_RESTART))
+    assert story.at(2).ordered() == [StartTask("worker:1")]
+    # A chief that reports no steps has worked once it trains.
+    assert at_work().reports(CHIEF, "training").exits(1, code=1).due == (1, Deadline.TASK_RESTART)
 
 
 def test_restart_policy_of_the_failed_role_applies() -> None:
-    spec = changed(PS_JOB, role_settings={**PS_JOB.role_settings, **policies({"ps": FailurePolicy.RESTART})})
-    lifecycle = training(spec)
-    feed(lifecycle, [exits("ps:0", 3, mono=START + 1)])
-    stopped = [exits(name, None, 15, 1, START + 2) for name in ("chief:0", "worker:0", "worker:1")]
-    feed(lifecycle, [*stopped, emptied(START + 2)])
-    assert feed(lifecycle, [deadline(Deadline.RESTART, START + 9)]) == [PlanAttempt(2)]
+    story = training(role_settings=policies({"ps": FailurePolicy.RESTART})).exits(PS, code=3).torn_down()
+    assert story.at(9).orders[-1] == PlanAttempt(2)
 
 
-@pytest.mark.parametrize("policy", [FailurePolicy.ABORT, FailurePolicy.RESTART])
-def test_policies_of_other_roles_do_not_apply(policy: FailurePolicy) -> None:
-    others = dict.fromkeys(("worker", "ps"), policy)
-    lifecycle = training(changed(JOB, role_settings=policies({**others, "chief": FailurePolicy.ABORT})))
-    feed(lifecycle, [exits("chief:0", 3)])
-    assert ended(lifecycle, "worker:0", "worker:1", "ps:0").outcome == "failed"
+# -- silence
 
 
 def test_serving_task_neither_waits_nor_is_waited_for() -> None:
-    lifecycle = at_work(PS_JOB)
-    feed(lifecycle, [tells("ps:0", "serving")])
-    state = lifecycle.state
-    assert {name: waiting_for(task, state) for name, task in state.tasks.items()} == dict.fromkeys(
-        state.tasks, ()
-    )
+    state = at_work().reports(PS, "serving").state
+    assert {waiting_for(task, state) for task in state.tasks.values()} == {()}
 
 
 def test_silence_of_serving_tasks_is_not_a_stall() -> None:
-    lifecycle = training(changed(PS_JOB, stall_timeout_s=5.0))
-    feed(lifecycle, [tells("chief:0", "training", 4, START + 100)])
-    assert lifecycle.next_deadline() == (START + 105, Deadline.STALL_LIMIT)
-
-
-def test_silence_of_a_leading_worker_is_watched() -> None:
-    lifecycle = at_work(changed(PS_JOB, stall_timeout_s=5.0), ("worker:0", "worker:1", "ps:0"))
-    assert lifecycle.next_deadline() == (START + 5, Deadline.STALL_LIMIT)
+    limit = {"stall_timeout_s": 5.0}
+    # Before the servers report, too, only the chief is watched.
+    for begin in (training, at_work):
+        story = begin(**limit).at(3).trains(CHIEF, 4)
+        assert story.due == (8, Deadline.STALL_LIMIT)
+    assert at_work(roles={"worker": 2, "ps": 1}, **limit).due == (5, Deadline.STALL_LIMIT)
 
 
 def test_stopped_parameter_server_is_blamed_for_the_silence_of_others() -> None:
-    lifecycle = training(changed(PS_JOB, stall_timeout_s=5.0))
-    at = {"at": START + 5, "mono": START + 5}
-    quiet = events.DeadlineReached(**at, deadline=Deadline.STALL_LIMIT, quiet_s={"chief:0": 5.0})
-    stacks = {"chief:0": TaskStack(how="none"), "ps:0": TaskStack(how="none", state="T")}
-    feed(lifecycle, [quiet, events.StacksTaken(**at, why=Deadline.STALL_LIMIT, stacks=stacks)])
-    result = ended(lifecycle, "chief:0", "worker:0", "worker:1", "ps:0")
-    assert result.cause == Cause(
-        task="ps:0",
-        kind=CauseKind.STOPPED,
-        text="silent for 0s (--stall-timeout); stopped by SIGSTOP",
+    story = training(stall_timeout_s=5.0).at(5).stacks(chief=IN_TENSORFLOW, ps=STOPPED)
+    text = "silent for 0s (--stall-timeout); stopped by SIGSTOP"
+    assert story.result().cause == Cause(task=PS, kind=CauseKind.STOPPED, text=text)
+
+
+# -- the evaluator
+
+
+def test_run_waits_for_the_evaluator_after_the_training() -> None:
+    story = evaluated().exits(0, 1)
+    assert (story.ordered(), story.due) == ([], (600, Deadline.EVALUATOR))
+    assert story.notices == ("the training has ended; waiting for evaluator:0 (10m at most)",)
+    assert evaluated(evaluator_timeout_s=None).exits(0, 1).due is None
+    assert story.exits(EVALUATOR).ordered() == [TearDown(TeardownReason.FINISHED, JOB.failure_grace_s)]
+    late = evaluated().exits(0, 1).at(600)
+    assert late.ordered() == [TearDown(TeardownReason.FINISHED, JOB.grace_s)]
+    text = "evaluator:0 had not ended 10m after the training (--evaluator-timeout): it is stopped"
+    assert late.notices[1:] == (text,)
+    at_once = evaluated(evaluator_timeout_s=0.0).exits(0, 1).at(0)
+    assert at_once.notices == (text.replace("10m after", "with"),)
+
+
+def test_end_of_an_evaluated_run() -> None:
+    never = {"max_restarts": 0}
+    trained = evaluated(timeout_s=60.0).exits(0, 1).at(60)
+    rows = {
+        "it is done": (evaluated().exits(0, 1, EVALUATOR), OK, "done", "done", "done"),
+        "it is late": (evaluated().exits(0, 1).at(600), OK, "done", "done", ENDED),
+        "--timeout": (trained, "timed_out 124: limit"),
+        "a stop": (evaluated().exits(0, 1).stops(), "stopped 130"),
+        "it exits early": (evaluated().exits(EVALUATOR, 0, 1), OK),
+        "it is not blamed for a lost peer": (
+            evaluated().exits(EVALUATOR).exits(0, code=1, symptom=COLLATERAL),
+            "failed 1: exited worker:0",
+        ),
+        "it fails and is restarted alone": (
+            evaluated()
+            .trains(0, 3)
+            .at(1)
+            .exits(EVALUATOR, code=1)
+            .exits(0, 1)
+            .at(2)
+            .ready(EVALUATOR)
+            .exits(EVALUATOR),
+            OK,
+        ),
+        "it failed before the training ended": (
+            evaluated(**never).trains(0, 3).exits(EVALUATOR, code=5).exits(0, 1),
+            *("failed 5: exited evaluator:0", "done", "done", "failed"),
+        ),
+        "it fails after the training": (
+            evaluated(**never).trains(0, 3).exits(0, 1).exits(EVALUATOR, code=5),
+            "failed 5: exited evaluator:0",
+        ),
+        "a worker fails after it": (
+            evaluated(**never).trains(0, 3).exits(EVALUATOR, code=5).exits(1, code=3),
+            "failed 3: exited worker:1",
+        ),
+        # A server fails just before it is dismissed.
+        "a worker fails after the training": (
+            with_evaluator().exits(CHIEF).exits(1, code=1).exits(EVALUATOR),
+            OK,
+        ),
+        "ps fails after the training": (with_evaluator().exits(CHIEF).exits(PS, code=1).exits(EVALUATOR), OK),
+    }
+    assert other_ends(rows) == {}
+    refused = rows["it fails after the training"][0].result().not_restarted
+    assert refused == "evaluator:0: --max-restarts is 0"
+    text = "not done after 60 s (--timeout); the training had ended, and evaluator:0 had not"
+    assert trained.result().cause == Cause(task=None, kind=CauseKind.LIMIT, text=text)
+    assert evaluated().exits(0, 1).exits(EVALUATOR, code=1).due == (1, Deadline.TASK_RESTART)
+
+
+def test_evaluator_that_waits_for_its_restart_fails_at_its_timeout() -> None:
+    for on_failure in (FailurePolicy.ABORT, FailurePolicy.RESTART):
+        fields = {"evaluator_timeout_s": 1.0, "on_failure": on_failure}
+        story = evaluated(**fields).trains(0, 3).exits(0, 1).at(0.5).exits(EVALUATOR, code=5)
+        assert task_statuses(story.state, {}, story.mono + 0.5)[-1].restart_in_s == 0.5
+        assert [order.reason for order in story.at(1).ordered()] == [TeardownReason.FAILURE]
+        assert story.notices[-1].endswith("it failed and is not restarted")
+        assert [task.restart_in_s for task in task_statuses(story.state, {}, story.mono)] == [None] * 3
+        assert (story.end(), story.ends()[-1]) == ("failed 5: exited evaluator:0", "failed")
+        result = story.result()
+        assert result.not_restarted == "evaluator:0: --evaluator-timeout was over"
+        assert result.first_failure is not None and result.first_failure.task == EVALUATOR
+        shown = task_statuses(story.state, {}, story.mono)[-1]
+        assert (shown.state, shown.exit_code, shown.restarts) == ("failed", 5, 0)
+
+    again = (
+        evaluated(evaluator_timeout_s=2.0)
+        .trains(0, 3)
+        .exits(0, 1)
+        .exits(EVALUATOR, code=5)
+        .at(1)
+        .ready()
+        .at(2)
     )
+    assert again.notices[-1].endswith("it is stopped")
+    assert again.end() == OK
 
 
-def test_only_the_chief_is_watched_before_servers_report() -> None:
-    lifecycle = at_work(changed(PS_JOB, stall_timeout_s=5.0))
-    feed(lifecycle, [tells("chief:0", "training", 4, START + 100)])
-    assert lifecycle.next_deadline() == (START + 105, Deadline.STALL_LIMIT)
+def test_serving_tasks_are_dismissed_while_the_run_waits_for_the_evaluator() -> None:
+    story = with_evaluator()
+    story.ordered()
+    both = (signal.SIGTERM, signal.SIGCONT)
+    dismissed = [SendSignal(name, number) for name in ("worker:0", "worker:1", PS) for number in both]
+    assert story.exits(CHIEF).ordered() == dismissed
+    story.exits(0, 1, code=143)
+    assert story.state.tasks["worker:0"].phase is TaskPhase.STOPPED
+    assert story.due == (JOB.grace_s, Deadline.DISMISSAL)
+    assert story.at(JOB.grace_s).ordered() == [SendSignal(PS, KILL)]
+    story.exits(PS, signal=KILL).exits(EVALUATOR)
+    assert (story.end(), story.ends()[3]) == (OK, ENDED)

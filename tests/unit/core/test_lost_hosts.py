@@ -1,78 +1,57 @@
-"""Hosts that are silent, come back or are lost: events in, actions and results out."""
+"""Runs on several hosts: hosts that are silent, come back or are lost, and the first failure by several clocks."""
 
 from __future__ import annotations
 
+import random
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
-from event_making import (
-    COLLATERAL,
-    OWN,
-    START,
-    deadline,
-    emptied,
-    exited,
-    lifecycle_of,
-    teardowns,
-    the_result,
-)
-from host_making import HOSTS_JOB, back, feed_in_turn, joined, lost, placed, running_on, silent
-from job_making import changed
+from making import COLLATERAL, OWN, START, UNKNOWN, event, job, joined
+from story import Story, other_ends
 
 from orchestrator.client.stop import longest_stop_s
 from orchestrator.core.job.choices import FailurePolicy
-from orchestrator.core.job.hosts import parse_hosts
 from orchestrator.core.lifecycle.actions import Deadline, Happen, PlanAttempt, TearDown
-from orchestrator.core.lifecycle.lifecycle import PLAN_MARGIN_S, TEARDOWN_MARGIN_S
+from orchestrator.core.lifecycle.lifecycle import LOSS_MARGIN_S, PLAN_MARGIN_S, TEARDOWN_MARGIN_S
 from orchestrator.core.state import events
-from orchestrator.core.state.events import (
-    Progress,
-    StopReason,
-    Symptom,
-    TeardownReason,
-    event_line,
-    parse_event,
-)
-from orchestrator.core.state.result import CauseKind
+from orchestrator.core.state.events import StopReason, Symptom, TeardownReason, event_line, parse_event
 from orchestrator.core.state.state import HostPhase, RunPhase, TaskPhase
 from orchestrator.store.runs.run_end import mark_lost, result_from_events
 
-T = START
-TWO_EACH = ("a", "a", "b", "b")
+STOPPED = "stopped by orch"
+DONE = "succeeded 0"
+
+
+def running(workers: int = 4, hosts: int = 2, **fields: Any) -> Story:
+    """A run whose workers are spread over hosts a, b, c."""
+    story = Story(job(**{"workers": workers, "link_timeout_s": 10.0} | fields), hosts).ready()
+    story.ordered()
+    return story
 
 
 def test_events_of_hosts_are_read_back() -> None:
-    for event in (joined("a"), silent("a", 3, T), back("a", 6, T), lost("node-2.lan", T), lost("fd00::1", T)):
-        assert parse_event(event_line(event)) == event
+    names = ("a", "node-2.lan", "fd00::1")
+    lost = [event(events.HostLost, host=name, reason="gone") for name in names]
+    for made in (joined("a"), event(events.HostSilent, host="a", seconds=3), *lost):
+        assert parse_event(event_line(made)) == made
     with pytest.raises(ValueError, match="pattern"):
         joined("a\x1b[2J")
 
 
 def test_loss_of_a_host_ends_the_run_with_cause_and_code() -> None:
-    lifecycle = running_on(TWO_EACH)
-    actions = feed_in_turn(lifecycle, [silent("b", 3, T + 13), lost("b", T + 21)])
-    assert actions == [TearDown(TeardownReason.FAILURE, 0.5)]
+    story = running().at(13).silent("b").at(21).loses("b")
+    assert story.ordered() == [TearDown(TeardownReason.FAILURE, 0.5)]
     # It is shown before the other hosts have ended their tasks.
-    assert lifecycle.state.notices[1:] == ("b was lost: it has not answered for 10s",)
-    assert [task.phase for task in lifecycle.state.tasks.values()] == [
-        TaskPhase.STOPPING,
-        TaskPhase.STOPPING,
-        TaskPhase.LOST,
-        TaskPhase.LOST,
-    ]
-    stopped = [exited(index, None, 15, order=index, mono=T + 22) for index in (0, 1)]
-    result = the_result(feed_in_turn(lifecycle, [*stopped, emptied(T + 22)]))
-    assert (result.outcome, result.exit_code) == ("failed", 137)
-    assert result.cause is not None and result.first_failure is None
-    assert (result.cause.kind, result.cause.task, result.cause.host) == (CauseKind.HOST, None, "b")
-    assert (
-        result.cause.text == "b was lost: it has not answered for 10s; worker:2 and worker:3 ran on it"
-        and result.detection_s == 11
-    )
-    assert [(end.host, end.end) for end in result.tasks] == [
-        ("a", "stopped by orch"),
-        ("a", "stopped by orch"),
-        ("b", "lost with b"),
-        ("b", "lost with b"),
-    ]
+    assert story.notices[1:] == ("b was lost: it has not answered for 10s",)
+    phases = [task.phase for task in story.state.tasks.values()]
+    assert phases == [TaskPhase.STOPPING, TaskPhase.STOPPING, TaskPhase.LOST, TaskPhase.LOST]
+    assert story.at(22).end() == "failed 137: host b"
+    assert story.ends() == [STOPPED, STOPPED, "lost with b", "lost with b"]
+    result = story.result()
+    assert result.cause is not None and result.cause.task is None
+    assert result.cause.text == "b was lost: it has not answered for 10s; worker:2 and worker:3 ran on it"
+    assert (result.first_failure, result.detection_s) == (None, 11)
     assert [(host.host, host.state, host.reason) for host in result.hosts] == [
         ("a", "joined", None),
         ("b", "lost", "it has not answered for 10s"),
@@ -80,173 +59,232 @@ def test_loss_of_a_host_ends_the_run_with_cause_and_code() -> None:
     assert (result.hosts[0].cores, result.hosts[0].gpus) == (8, ("A100",))
 
 
-def test_host_that_is_back_fails_nothing() -> None:
-    lifecycle = running_on(TWO_EACH)
-    assert not feed_in_turn(lifecycle, [silent("b", 3, T + 13)])
-    assert lifecycle.state.hosts["b"].phase is HostPhase.SILENT and lifecycle.state.silent_hosts == {"b"}
-    assert not feed_in_turn(lifecycle, [back("b", 6, T + 16)])
-    assert lifecycle.state.hosts["b"].phase is HostPhase.JOINED and not lifecycle.state.silent_hosts
-    assert lifecycle.state.notices == (
+def test_end_of_a_run_on_hosts() -> None:
+    """A peer that fails while a host is silent has lost its peers on that host, unless it has its own exception."""
+    silent = [running().at(13).silent("b").at(14) for _ in range(3)]
+    early = running().at(9).exits(0, code=1, symptom=COLLATERAL).at(13).silent("b").at(21).loses("b")
+    two = running(3, 3).at(12).silent("c").at(13).silent("b").at(20).loses("b").at(20.1).loses("c")
+    host = "failed 137: host b"
+    rows = {
+        "a host that is back": (running().at(13).silent("b").at(16).back("b").exits(0, 1, 2, 3), DONE),
+        "a peer loses its peers": (silent[0].exits(0, code=1, symptom=COLLATERAL).at(21).loses("b"), host),
+        "a peer says nothing": (silent[1].exits(0, code=1).at(21).loses("b"), host),
+        "a peer fails by itself": (
+            silent[2].exits(0, code=1, symptom=OWN).at(21).loses("b"),
+            "failed 1: exited worker:0",
+        ),
+        "a peer fails before": (early, "failed 1: exited worker:0"),
+        "lost before the plan": (
+            Story(job(hosts="a:1,b:1")).joins("a").at(5).loses("b", "ssh: connection refused"),
+            host,
+        ),
+        "its tasks have ended": (running(2).exits(1).at(5).loses("b", "it was switched off").exits(0), DONE),
+        # The first that was no longer heard.
+        "two hosts": (two, "failed 137: host c"),
+    }
+    assert other_ends(rows) == {}
+    assert "b was lost: ssh: connection refused" in str(rows["lost before the plan"][0].result().cause)
+    notices = rows["its tasks have ended"][0].notices
+    assert notices == ("b is lost, but has no tasks: it was switched off",)
+
+
+def test_silent_host_and_its_return() -> None:
+    story = running().at(13).silent("b")
+    assert (story.state.hosts["b"].phase, story.state.silent_hosts) == (HostPhase.SILENT, {"b"})
+    assert story.at(16).back("b").ordered() == []
+    assert (story.state.hosts["b"].phase, story.state.silent_hosts) == (HostPhase.JOINED, frozenset())
+    assert story.notices == (
         "b has not answered for 3s; orch connects to it again",
         "b answers again after 6s",
     )
-    done = [exited(index, order=index, mono=T + 20) for index in range(4)]
-    assert the_result(feed_in_turn(lifecycle, [*done, emptied()])).outcome == "succeeded"
 
 
 def test_many_hosts_that_are_silent_together_are_named_in_one_line() -> None:
-    names = tuple(f"n{number:03}" for number in range(235))
-    lifecycle = running_on(names, changed(HOSTS_JOB, hosts=parse_hosts(",".join(names))))
-    feed_in_turn(lifecycle, [silent(name, 3, T + 13 + 0.001 * at) for at, name in enumerate(names)])
+    names = [f"n{number:03}" for number in range(235)]
+    story = Story(job(workers=235, hosts=",".join(names))).ready()
+    for place, name in enumerate(names):
+        story.at(13 + 0.001 * place).silent(name)
     first = "n000 has not answered for 3s; orch connects to it again"
-    assert lifecycle.state.notices == (first,)
-    assert lifecycle.next_deadline() == (T + 14, Deadline.HOSTS)
-    feed_in_turn(
-        lifecycle, [back("n001", 4, T + 13.5), lost("n002", T + 13.6), deadline(Deadline.HOSTS, T + 14)]
-    )
+    assert (story.notices, story.due) == ((first,), (14, Deadline.HOSTS))
+    story.at(13.5).back("n001", 4).at(13.6).loses("n002").at(14)
     shown = ", ".join(names[3:11])
     others = f"232 hosts ({shown} and 224 more) have not answered for 3s; orch connects to them again"
-    assert [text for text in lifecycle.state.notices if "n002 was lost" not in text] == [first, others]
-    rest = (names[0], *names[3:])
-    feed_in_turn(lifecycle, [back(name, 4, T + 16 + 0.001 * at) for at, name in enumerate(rest)])
-    feed_in_turn(lifecycle, [deadline(Deadline.HOSTS, T + 17)])
-    assert lifecycle.state.notices[-2:] == (
+    assert [text for text in story.notices if "n002 was lost" not in text] == [first, others]
+    for place, name in enumerate((names[0], *names[3:])):
+        story.at(16 + 0.001 * place).back(name, 4)
+    assert story.at(17).notices[-2:] == (
         "n000 answers again after 4s",
         f"232 hosts ({shown} and 224 more) answer again after 4s",
     )
 
 
 def test_task_of_a_silent_host_is_not_blamed_for_its_silence() -> None:
-    spec = changed(HOSTS_JOB, stall_timeout_s=5.0)
-    lifecycle = running_on(TWO_EACH, spec)
-    due = lifecycle.next_deadline()
-    assert due is not None and due[1] == Deadline.STALL_LIMIT
-    feed_in_turn(lifecycle, [silent("b", 3, T + 4)])
-    assert lifecycle.next_deadline() is None
-    feed_in_turn(lifecycle, [back("b", 6, T + 7)])
-    for index in (0, 1):
-        progress = events.TaskProgressed(at=T, mono=T + 7, task=f"worker:{index}", progress=Progress(step=1))
-        feed_in_turn(lifecycle, [progress])
-    due = lifecycle.next_deadline()
-    assert due is not None and due[0] == T + 12
-
-
-@pytest.mark.parametrize(
-    ("symptom", "mono", "kind"),
-    [
-        (COLLATERAL, T + 14, CauseKind.HOST),  # it lost the peers on the silent host
-        (None, T + 14, CauseKind.HOST),
-        (OWN, T + 14, CauseKind.EXITED),
-        (COLLATERAL, T + 9, CauseKind.EXITED),  # before the host became silent
-    ],
-)
-def test_peer_that_fails_while_a_host_is_silent(
-    symptom: Symptom | None, mono: float, kind: CauseKind
-) -> None:
-    lifecycle = running_on(TWO_EACH)
-    history: list[events.Event] = [
-        silent("b", 3, T + 13),
-        exited(0, 1, symptom=symptom, mono=mono),
-        exited(1, None, 15, order=1, mono=mono + 1),
-        lost("b", T + 21),
-        emptied(T + 21),
-    ]
-    result = the_result(feed_in_turn(lifecycle, history))
-    assert result.cause is not None and result.cause.kind is kind
-    assert result.exit_code == (137 if kind is CauseKind.HOST else 1)
+    story = running(stall_timeout_s=5.0)
+    assert story.due == (5, Deadline.STALL_LIMIT)
+    assert story.at(4).silent("b").due is None
+    assert story.at(7).back("b").reports(0, step=1).reports(1, step=1).due == (12, Deadline.STALL_LIMIT)
 
 
 def test_run_is_restarted_after_the_loss_of_a_host() -> None:
-    spec = changed(HOSTS_JOB, on_failure=FailurePolicy.RESTART, max_restarts=2)
-    lifecycle = running_on(TWO_EACH, spec)
-    progress = events.TaskProgressed(
-        at=T, mono=T, task="worker:0", progress=Progress(phase="training", step=3)
+    story = (
+        running(on_failure=FailurePolicy.RESTART, max_restarts=2).trains(0, 3).at(21).loses("b").torn_down()
     )
-    feed_in_turn(lifecycle, [progress, lost("b", T + 21)])
-    ends = [exited(index, None, 15, order=index, mono=T + 22) for index in (0, 1)]
-    feed_in_turn(lifecycle, [*ends, emptied(T + 22)])
-    ended = lifecycle.state.history[0]
-    assert ended.cause is not None and (ended.cause.kind, ended.exit_code) == (CauseKind.HOST, 137)
-    assert feed_in_turn(lifecycle, [deadline(Deadline.RESTART, T + 23)]) == [PlanAttempt(2)]
-    feed_in_turn(lifecycle, [joined("b", T + 24), placed(TWO_EACH, T + 25).model_copy(update={"attempt": 2})])
-    assert lifecycle.state.hosts["b"].phase is HostPhase.JOINED and lifecycle.state.lost_host is None
-    done = [exited(index, order=index, mono=T + 30) for index in range(4)]
-    assert the_result(feed_in_turn(lifecycle, [*done, emptied()])).outcome == "succeeded"
+    (ended,) = story.state.history
+    assert ended.cause is not None and (ended.cause.kind, ended.exit_code) == ("host", 137)
+    assert story.at(22).orders[-1] == PlanAttempt(2)
+    story.joins("b").ready()
+    assert story.state.hosts["b"].phase is HostPhase.JOINED and story.state.lost_host is None
+    assert story.exits(0, 1, 2, 3).end() == DONE
 
 
-def test_host_lost_before_the_plan_ends_the_run() -> None:
-    lifecycle = lifecycle_of(HOSTS_JOB)
-    actions = feed_in_turn(
-        lifecycle, [joined("a"), lost("b", T + 5, "ssh: connection refused"), emptied(T + 5)]
-    )
-    assert [action.reason for action in teardowns(actions)] == [TeardownReason.FAILURE]
-    result = the_result(actions)
-    assert result.cause is not None
-    assert (result.exit_code, result.cause.text) == (137, "b was lost: ssh: connection refused")
-
-
-def test_host_whose_tasks_have_ended_may_be_lost() -> None:
-    lifecycle = running_on(("a", "b"))
-    assert not feed_in_turn(lifecycle, [exited(1), lost("b", T + 5, "it was switched off")])
-    assert lifecycle.state.notices == ("b is lost, but has no tasks: it was switched off",)
-    result = the_result(feed_in_turn(lifecycle, [exited(0, order=1), emptied()]))
-    assert result.outcome == "succeeded"
-
-
-def test_first_of_several_lost_hosts_is_the_cause() -> None:
-    lifecycle = running_on(("a", "b", "c"))
-    history = [silent("c", 3, T + 12), silent("b", 3, T + 13), lost("b", T + 20), lost("c", T + 20.1)]
-    result = the_result(feed_in_turn(lifecycle, [*history, exited(0, None, 15), emptied(T + 21)]))
-    assert result.cause is not None and result.cause.host == "c"
-
-
-def test_teardown_waits_until_a_silent_host_is_lost() -> None:
-    lifecycle = running_on(TWO_EACH)
-    feed_in_turn(lifecycle, [exited(0, 3, symptom=OWN)])
-    due = lifecycle.next_deadline()
-    assert due is not None and due[1] == Deadline.TEARDOWN
-    assert due[0] >= T + HOSTS_JOB.failure_grace_s + TEARDOWN_MARGIN_S + HOSTS_JOB.link_timeout_s
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_client_waits_for_a_stop_until_a_silent_host_is_lost(force: bool) -> None:
-    """Otherwise it advises to kill a supervisor that works."""
-    job = changed(HOSTS_JOB, link_timeout_s=60.0)
-    lifecycle = running_on(TWO_EACH, job)
-    feed_in_turn(lifecycle, [events.StopRequested(at=T, mono=T, reason=StopReason.DOWN, force=force)])
-    due = lifecycle.next_deadline()
-    assert due is not None and due[1] == Deadline.TEARDOWN
-    assert T + longest_stop_s(job.model_dump(mode="json"), force) > due[0]
-
-
-def test_time_to_hold_the_ports_counts_from_the_last_host() -> None:
-    lifecycle = lifecycle_of(HOSTS_JOB)
-    feed_in_turn(lifecycle, [joined("a", T + 30), joined("b", T + 50)])
-    assert lifecycle.next_deadline() == (T + 50 + PLAN_MARGIN_S, Deadline.PLAN)
+def test_deadlines_wait_for_silent_hosts() -> None:
+    story = running().exits(0, code=3, symptom=OWN)
+    lost_s = 10.0 + LOSS_MARGIN_S
+    assert story.due == (0.5 + TEARDOWN_MARGIN_S + lost_s, Deadline.TEARDOWN)
+    # The time to hold the ports counts from the last host.
+    story = Story(job(hosts="a:1,b:1")).at(30).joins("a").at(50).joins("b")
+    assert story.due == (50 + PLAN_MARGIN_S, Deadline.PLAN)
+    for force in (False, True):
+        spec = job(workers=4, link_timeout_s=60.0)
+        due = Story(spec, 2).ready().stops(StopReason.DOWN, force=force).due
+        assert due is not None and due[1] == Deadline.TEARDOWN
+        # Otherwise a client advises to kill a supervisor that works.
+        assert (
+            longest_stop_s(
+                job(workers=4, hosts="a:2,b:2", link_timeout_s=60.0).model_dump(mode="json"), force
+            )
+            > due[0]
+        )
 
 
 def test_exit_before_the_stop_reached_the_task_is_its_own() -> None:
-    lifecycle = running_on(TWO_EACH)
-    feed_in_turn(lifecycle, [exited(0, 3, symptom=OWN)])
-    ends = [
-        exited(1, 1, order=1).model_copy(update={"asked": False}),
-        exited(2, 1, order=2).model_copy(update={"asked": True}),
-        exited(3, 0, order=3).model_copy(update={"asked": False}),
-    ]
-    result = the_result(feed_in_turn(lifecycle, [*ends, emptied()]))
-    assert [end.state for end in result.tasks] == ["failed", "failed", "stopped", "succeeded"]
-    assert lifecycle.state.phase is RunPhase.STOPPING and result.exit_code == 3
+    story = running().exits(0, code=3, symptom=OWN).exits(1, code=1, asked=False)
+    story.exits(2, code=1, asked=True).exits(3, asked=False)
+    assert story.state.phase is RunPhase.STOPPING
+    assert [end.state for end in story.result().tasks] == ["failed", "failed", "stopped", "succeeded"]
+    assert story.result().exit_code == 3
 
 
-def test_no_notice_about_hosts_is_an_action() -> None:
-    """The supervisor only appends the notice to its queue."""
-    lifecycle = running_on(TWO_EACH)
-    (notice,) = lifecycle.handle(silent("a", 3.04, T + 3))
+def test_notice_about_a_host_is_an_event() -> None:
+    """The supervisor only appends it to its queue."""
+    (notice,) = running().lifecycle.handle(event(events.HostSilent, host="a", seconds=3.04))
     assert isinstance(notice, Happen) and isinstance(notice.event, events.Noticed)
 
 
 def test_result_of_a_lost_run_has_the_hosts() -> None:
-    state = running_on(("a", "b")).state
-    result = result_from_events("run-1", mark_lost(state, T + 5), "")
+    result = result_from_events("run-1", mark_lost(running(2).state, START + 5), "")
     assert [(end.host, end.state) for end in result.tasks] == [("a", "lost"), ("b", "lost")]
     assert [(host.host, host.state) for host in result.hosts] == [("a", "joined"), ("b", "joined")]
+
+
+# -- the first failure, whose time is only known within the uncertainty of the clocks
+
+
+@dataclass(frozen=True)
+class Link:
+    """A host's clock and the delays of its messages, in seconds. orch measures the offset by half a round trip, which
+    is wrong by up to that half if one direction is slower."""
+
+    offset: float
+    to_host: float
+    from_host: float
+
+    @property
+    def measured_offset(self) -> float:
+        return self.offset + (self.from_host - self.to_host) / 2
+
+    @property
+    def error(self) -> float:
+        return (self.from_host + self.to_host) / 2
+
+    def corrected(self, mono: float) -> float:
+        """A time of this machine's clock, read on the host's and corrected."""
+        return (mono - self.offset) + self.measured_offset
+
+
+def drawn_run(seed: int) -> tuple[str, Story]:
+    """Draw a run of 8 tasks on 4 hosts that all fail because one did. Return that one, and the run."""
+    draw = random.Random(seed)
+    days_s = 3 * 86_400.0
+    links = [
+        Link(draw.uniform(-days_s, days_s), draw.uniform(0, 0.2), draw.uniform(0, 0.2)) for _ in range(4)
+    ]
+    origin, symptom = draw.randrange(8), draw.choice([OWN, UNKNOWN])
+    failed = {index: 100 + (0 if index == origin else draw.uniform(0.001, 0.5)) for index in range(8)}
+    arrival = {index: at + links[index // 2].from_host for index, at in failed.items()}
+    torn_down = min(arrival.values())
+    story = running(8, 4)
+    for index in sorted(arrival, key=lambda index: arrival[index]):
+        link = links[index // 2]
+        story.at(arrival[index]).exits(
+            index,
+            code=1,
+            symptom=symptom if index == origin else COLLATERAL,
+            ended_mono=link.corrected(START + failed[index]),
+            clock_error_s=link.error,
+            asked=failed[index] > torn_down + link.to_host,
+        )
+    return f"worker:{origin}", story.at(102)
+
+
+def first_and_cause(story: Story) -> tuple[str, str | None]:
+    result = story.result()
+    assert result.first_failure is not None and result.cause is not None
+    return result.first_failure.task, result.cause.task
+
+
+def test_first_failure_is_found_with_any_clocks_and_latencies() -> None:
+    runs = {seed: drawn_run(seed) for seed in range(100)}
+    found = {seed: first_and_cause(story) for seed, (_, story) in runs.items()}
+    assert found == {seed: (origin, origin) for seed, (origin, _) in runs.items()}
+
+
+def raised(
+    story: Story, task: int, raised_s: float, ended_s: float, symptom: Symptom = OWN, **facts: Any
+) -> Story:
+    """A task raises an exception and ends, at seconds that are known within 0.1 s."""
+    symptom = symptom.model_copy(update={"raised_mono": START + raised_s})
+    facts = {"code": 1, "asked": False, "clock_error_s": 0.1, "symptom": symptom} | facts
+    return story.exits(task, ended_mono=START + ended_s, **facts)
+
+
+def test_order_on_one_host_does_not_depend_on_its_clock() -> None:
+    story = Story(job(hosts="a:2")).ready().exits(1, code=3, ended_mono=START + 9, clock_error_s=5.0)
+    story.exits(0, code=4, symptom=OWN, ended_mono=START + 1, clock_error_s=5.0, asked=False)
+    assert first_and_cause(story)[0] == "worker:1"
+
+
+def test_slow_exit_after_its_own_exception_is_the_cause() -> None:
+    """The peer on another host exits first, and blames a peer."""
+    story = running(2).exits(0, code=1, symptom=COLLATERAL, ended_mono=START + 1)
+    story.exits(1, code=1, symptom=OWN, ended_mono=START + 2, asked=False)
+    cause = story.result().cause
+    assert cause is not None and cause.line == "worker:1: ValueError: boom"
+
+
+def test_first_exception_counts_and_not_the_first_exit() -> None:
+    """A task that raised first may take longer to exit than peers that raised because of it."""
+    for later_s in (0.3, 0.1):  # surely later, and within the uncertainty of the clocks
+        story = raised(running(3, 3), 0, 1 + later_s, 1.4)
+        raised(raised(story, 1, 1.1 + later_s, 1.6), 2, 1.0, 3.0)
+        assert first_and_cause(story) == ("worker:2", "worker:2")
+
+
+def test_first_exception_is_the_cause_if_its_task_was_stopped_in_its_exit() -> None:
+    """The exit of a peer came first, and the teardown ended the slow task."""
+    peers = [raised(running(2), 0, s, 1.4, asked=None, clock_error_s=0.0) for s in (1.05, 1.3)]
+    peers.append(running(2).exits(0, code=1, symptom=UNKNOWN, ended_mono=START + 1.4))
+    for story in peers:
+        raised(story, 1, 1.0, 1.5, code=0, signal=15, asked=True)
+        assert first_and_cause(story) == ("worker:0", "worker:1")
+
+
+def test_task_that_a_signal_ended_is_the_cause_whatever_others_raised() -> None:
+    story = raised(running(2).exits(0, signal=9, symptom=UNKNOWN, ended_mono=START + 1.4), 1, 1.0, 1.5)
+    assert first_and_cause(story)[1] == "worker:0"
+
+
+def test_exit_with_0_that_is_surely_before_left_early() -> None:
+    for error_s, kind in ((0.1, "left_early worker:0"), (2.0, "exited worker:1")):
+        story = running(2).exits(0, ended_mono=START - 1, clock_error_s=error_s)
+        assert story.exits(1, code=1, symptom=COLLATERAL).end() == f"failed 1: {kind}"

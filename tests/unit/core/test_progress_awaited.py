@@ -19,48 +19,31 @@ def throttle_for(chaos: str) -> ProgressThrottle:
     return throttle
 
 
-def steps(told: list[tuple[str, Progress]]) -> list[int | None]:
-    return [progress.step for _, progress in told]
-
-
-def test_only_an_awaited_step_passes_immediately() -> None:
-    throttle = throttle_for("kill 0 at step 5")
-    for step, passes in ((4, False), (5, True), (6, False)):
-        throttle.put("a", Progress(step=step))
-        assert (throttle.take(100.1) != []) is passes
-    assert throttle.due() == 100.1 + INTERVAL_S
-
-
-def test_awaited_step_merged_with_later_ones_passes() -> None:
-    throttle = throttle_for("kill 0 at step 5")
-    throttle.put("a", Progress(step=9))
-    due = throttle.due()
-    assert due is not None and due <= 100.1
-    assert steps(throttle.take(100.1)) == [9]
-
-
-def test_step_of_a_later_epoch_counts_over_all_epochs() -> None:
-    throttle = throttle_for("kill 0 at step 20")
-    throttle.put("a", Progress(epoch=2, step=7))
-    assert throttle.take(100.1) == []
-    throttle.put("a", Progress(epoch=2, step=8))
-    assert steps(throttle.take(100.2)) == [8]
-
-
-def test_awaited_epoch_passes_immediately() -> None:
-    throttle = throttle_for("kill 0 at epoch 3")
-    throttle.put("a", Progress(epoch=2, step=0))
-    assert throttle.take(100.1) == []
-    throttle.put("a", Progress(epoch=3, step=0))
-    assert steps(throttle.take(100.2)) == [0]
-
-
-def test_any_task_can_be_the_awaited_one() -> None:
-    throttle = throttle_for("kill 0 at step 5")
+def test_only_awaited_progress_passes_immediately() -> None:
+    step, epoch = "kill 0 at step 5", "kill 0 at epoch 3"
+    rows: list[tuple[str, list[Progress], list[bool]]] = [
+        (step, [Progress(step=4), Progress(step=5), Progress(step=6)], [False, True, False]),
+        # Merged with later ones.
+        (step, [Progress(step=9)], [True]),
+        # A step of a later epoch counts over all epochs.
+        ("kill 0 at step 20", [Progress(epoch=2, step=7), Progress(epoch=2, step=8)], [False, True]),
+        (epoch, [Progress(epoch=2, step=0), Progress(epoch=3, step=0)], [False, True]),
+    ]
+    for chaos, reports, passes in rows:
+        throttle = throttle_for(chaos)
+        for progress, is_awaited in zip(reports, passes, strict=True):
+            throttle.put("a", progress)
+            due = throttle.due()
+            assert due is not None and (due <= 100.1) is is_awaited
+            assert [each.step for _, each in throttle.take(100.1)] == ([progress.step] if is_awaited else [])
+    # Any task can be the awaited one.
+    throttle = throttle_for(step)
     throttle.put("b", Progress(step=5))
     assert throttle.take(100.1)
     throttle.put("a", Progress(step=5))
     assert throttle.take(100.2)
+    throttle.put("a", Progress(step=6))
+    assert throttle.due() == 100.2 + INTERVAL_S
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.floats(0, 0.4)), max_size=60))
