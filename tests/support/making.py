@@ -12,6 +12,7 @@ from orchestrator.core.job.hosts import parse_hosts
 from orchestrator.core.job.spec import Command, CommandKind, JobSpec, RoleSettings
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, PlannedTask, Symptom, SymptomKind
+from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import (
     AttemptEnd,
     Cause,
@@ -22,6 +23,7 @@ from orchestrator.core.state.result import (
     TaskEnd,
     TaskStack,
 )
+from orchestrator.core.state.state import RunState
 
 RUN_ID = "run-1"
 # Monotonic seconds at which a run starts.
@@ -144,6 +146,10 @@ def exited(
     )
 
 
+def ready(task: int | str = 0, mono: float = START) -> events.TaskReady:
+    return event(events.TaskReady, mono, task=task)
+
+
 def progressed(task: int | str = 0, mono: float = START, **fields: Any) -> events.TaskProgressed:
     """A report of progress with these fields; a step alone is one of the training."""
     if "step" in fields:
@@ -155,6 +161,14 @@ def joined(host: str = "a", mono: float = START, **fields: Any) -> events.HostJo
     """A host with 8 cores and a GPU serves the run."""
     defaults: dict[str, Any] = {"address": "10.0.0.1", "cores": 8, "memory_bytes": 1 << 34, "gpus": ("A100",)}
     return event(events.HostJoined, mono, host=host, **defaults | fields)
+
+
+def state_of(*history: Event, before: RunState | None = None) -> RunState:
+    """The state after these events."""
+    state = before or RunState()
+    for each in history:
+        state = apply(state, each)
+    return state
 
 
 def cause(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from making import START, attempt_planned, event, exited, job, progressed, started
+from making import START, attempt_planned, event, exited, job, progressed, ready, started, state_of
 from story import Story
 
 from orchestrator.core.lifecycle.actions import Deadline
@@ -22,23 +22,11 @@ from orchestrator.core.progress.activity import (
 )
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, Progress
-from orchestrator.core.state.fold import apply
 from orchestrator.core.state.state import RunState, TaskPhase
 
 
 def says(index: int, phase: str | None, **facts: object) -> events.TaskProgressed:
     return progressed(index, phase=phase, **facts)
-
-
-def ready(task: int | str) -> events.TaskReady:
-    return event(events.TaskReady, task=task)
-
-
-def state_of(*history: Event) -> RunState:
-    state = RunState()
-    for each in history:
-        state = apply(state, each)
-    return state
 
 
 def cluster(count: int, *history: Event) -> RunState:
@@ -86,7 +74,7 @@ def test_activity_of_each_task() -> None:
             ["starting", "port open", "port open"],
         ),
         "both ports open": (cluster(2, ready(0), ready(1)), ["port open", "port open"]),
-        "nobody is named after all have joined": (
+        "no task is named after all have joined": (
             cluster(2, says(0, "waiting"), says(1, "waiting")),
             ["connecting", "connecting"],
         ),
@@ -106,7 +94,7 @@ def test_activity_of_each_task() -> None:
     }
     wrong = {what: words(state) for what, (state, shown) in rows.items() if words(state) != shown}
     assert not wrong, wrong
-    assert all(map(has_arrived, cluster_of(rows["nobody is named after all have joined"][0])))
+    assert all(map(has_arrived, cluster_of(rows["no task is named after all have joined"][0])))
     assert awaited(rows["a training task does not wait"][0]) == [(), ()]
 
 

@@ -6,14 +6,12 @@ from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
-from making import attempt_planned, event, progressed, started
+from making import attempt_planned, event, progressed, started, state_of
 
 from orchestrator.core.progress.activity import began_at, furthest
 from orchestrator.core.progress.line_progress import LineProgress
 from orchestrator.core.state.events import FitSteps, Progress, TaskRestartPlanned
-from orchestrator.core.state.fold import apply
 from orchestrator.core.state.position import Course, position
-from orchestrator.core.state.state import RunState
 
 training = partial(Progress, phase="training")
 
@@ -85,18 +83,16 @@ def test_course_of_a_task() -> None:
 
 def test_run_counts_its_furthest_task_and_common_start() -> None:
     trained = progressed(1, epoch=3, step=0, steps=45), progressed(0, epoch=2, step=5, steps=45)
-    state, found = RunState(), []
-    for told in (attempt_planned(2), started(0), started(1), *trained):
-        state = apply(state, told)
-        found.append((furthest(state), began_at(state)))
-    assert found == [(None, None)] * 3 + [(90, 90), (90, 45)]
+    history = [attempt_planned(2), started(0), started(1), *trained]
+    states = [state_of(*history[:count]) for count in (3, 4, 5)]
+    assert [(furthest(state), began_at(state)) for state in states] == [(None, None), (90, 90), (90, 45)]
     # A restarted task or attempt counts from zero.
-    alone = apply(state, event(TaskRestartPlanned, task=1, delay_s=1.0, text="SIGKILL"))
-    assert [furthest(alone), furthest(apply(state, attempt_planned(2)))] == [50, None]
+    alone = event(TaskRestartPlanned, task=1, delay_s=1.0, text="SIGKILL")
+    assert [furthest(state_of(*history, last)) for last in (alone, attempt_planned(2))] == [50, None]
 
 
 def test_keras_lines_give_the_start_of_the_first_epoch() -> None:
-    """Two epochs may be over before anybody has read a line."""
+    """Two epochs may be over before a line is read."""
     line = b"20/20 - 0s - 2ms/step - loss: 0.1000\n"
     text = b"Epoch 3/9\n" + line + b"Epoch 4/9\n" + line + b"Epoch 5/9\n"
     for cut in (1, 7, 1000):

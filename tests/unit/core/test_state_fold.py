@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from making import attempt_planned, event, exited, planned_task, progressed, started
+from making import attempt_planned, event, exited, planned_task, progressed, ready, started, state_of
 from pydantic import ValidationError
 
 from orchestrator.core.state import events
@@ -27,13 +27,6 @@ from orchestrator.core.state.tasks import Matching, Tasks
 from orchestrator.store.runs import run_end
 
 
-def folded(*history: Event) -> RunState:
-    state = RunState()
-    for each in history:
-        state = apply(state, each)
-    return state
-
-
 def began(reason: TeardownReason, mono: float = 1000.0) -> events.TeardownBegan:
     return event(events.TeardownBegan, mono, reason=reason, grace_s=0.5)
 
@@ -42,7 +35,6 @@ def not_started(task: int, **fields: Any) -> events.TaskStartFailed:
     return event(events.TaskStartFailed, task=task, exit_code=127, reason="no such file", **fields)
 
 
-ready = partial(event, events.TaskReady)
 stop = partial(event, events.StopRequested)
 ONE, STARTED = attempt_planned(1), started(0)
 ENDING, LOST = began(TeardownReason.REQUEST), event(events.AgentLost, reason="the agent was lost")
@@ -52,23 +44,23 @@ def test_phase_of_a_task() -> None:
     rows = [
         ([], TaskPhase.PENDING),
         ([STARTED], TaskPhase.STARTING),
-        ([STARTED, ready(task=0)], TaskPhase.RUNNING),
+        ([STARTED, ready(0)], TaskPhase.RUNNING),
         ([not_started(0)], TaskPhase.FAILED),
         ([STARTED, exited(0)], TaskPhase.SUCCEEDED),
         ([STARTED, exited(0, 1)], TaskPhase.FAILED),
         ([STARTED, exited(0, signal=9)], TaskPhase.FAILED),
-        ([STARTED, ready(task=0), ENDING], TaskPhase.STOPPING),
+        ([STARTED, ready(0), ENDING], TaskPhase.STOPPING),
         ([STARTED, ENDING, exited(0)], TaskPhase.STOPPED),
         ([STARTED, ENDING, exited(0, signal=15)], TaskPhase.STOPPED),
         ([STARTED, exited(0), began(TeardownReason.FINISHED)], TaskPhase.SUCCEEDED),
-        ([STARTED, exited(0, 1), ready(task=0)], TaskPhase.FAILED),
+        ([STARTED, exited(0, 1), ready(0)], TaskPhase.FAILED),
         ([ENDING], TaskPhase.PENDING),
         ([ENDING, STARTED], TaskPhase.STOPPING),
-        ([STARTED, ready(task=0), LOST], TaskPhase.LOST),
+        ([STARTED, ready(0), LOST], TaskPhase.LOST),
         ([STARTED, exited(0, 1), LOST], TaskPhase.FAILED),
         ([LOST], TaskPhase.PENDING),
     ]
-    tasks = [folded(ONE, *history).tasks["worker:0"] for history, _ in rows]
+    tasks = [state_of(ONE, *history).tasks["worker:0"] for history, _ in rows]
     assert [task.phase for task in tasks] == [phase for _, phase in rows]
     live = {TaskPhase.STARTING, TaskPhase.RUNNING, TaskPhase.STOPPING}
     assert [task.is_live for task in tasks] == [phase in live for _, phase in rows]
@@ -76,7 +68,7 @@ def test_phase_of_a_task() -> None:
 
 def test_phase_of_the_run() -> None:
     assert (RunState().phase, RunState().exit_code, RunState().ended_mono) == (RunPhase.STARTING, None, None)
-    running = folded(attempt_planned(2), started(0), started(1), ready(task=0), ready(task=1))
+    running = state_of(attempt_planned(2), started(0), started(1), ready(0), ready(1))
     assert running.phase is RunPhase.RUNNING
     stopping = apply(running, ENDING)
     assert stopping.phase is RunPhase.STOPPING
@@ -85,31 +77,31 @@ def test_phase_of_the_run() -> None:
         assert (ended.phase, ended.exit_code, ended.ended_mono) == (outcome, 7, 5.0)
         assert ended.phase.is_end
     # A plan after a stop keeps the stop.
-    assert folded(stop(reason=StopReason.DOWN), ENDING, attempt_planned(2)).phase is RunPhase.STOPPING
+    assert state_of(stop(reason=StopReason.DOWN), ENDING, attempt_planned(2)).phase is RunPhase.STOPPING
 
 
 def test_failed_start_counts_in_the_order_of_exits() -> None:
     """Which are counted over all attempts: it does not come before one that was earlier in its own."""
     first = attempt_planned(3), exited(0, 1, order=4)
-    later = folded(*first, not_started(1, order=5))
+    later = state_of(*first, not_started(1, order=5))
     assert [task.exit_order for task in later.tasks.values()] == [4, 5, None]
     # As it was written before it had a place: behind all that had ended by then.
-    older = folded(*first, not_started(1), not_started(2))
+    older = state_of(*first, not_started(1), not_started(2))
     assert [task.exit_order for task in older.tasks.values()] == [4, 5, 6]
-    assert folded(ONE, not_started(0)).tasks["worker:0"].exit_order == 0
+    assert state_of(ONE, not_started(0)).tasks["worker:0"].exit_order == 0
 
 
 def test_first_stop_and_teardown_count() -> None:
     stops = stop(reason=StopReason.DOWN), stop(reason=StopReason.INTERRUPT)
-    state = folded(ONE, *stops, began(TeardownReason.FAILURE, 3.0), began(TeardownReason.REQUEST, 9.0))
+    state = state_of(ONE, *stops, began(TeardownReason.FAILURE, 3.0), began(TeardownReason.REQUEST, 9.0))
     assert state.stop is not None and state.stop.reason is StopReason.DOWN
     assert (state.teardown, state.teardown_mono) == (TeardownReason.FAILURE, 3.0)
 
 
 def test_state_is_never_mutated() -> None:
-    before = folded(attempt_planned(2), STARTED)
+    before = state_of(attempt_planned(2), STARTED)
     tasks = dict(before.tasks)
-    for each in (started(1), ready(task=0), exited(0, 1), began(TeardownReason.FAILURE), LOST):
+    for each in (started(1), ready(0), exited(0, 1), began(TeardownReason.FAILURE), LOST):
         apply(before, each)
     assert before.tasks == tasks
     assert before.phase is RunPhase.STARTING
@@ -141,21 +133,21 @@ def test_nan_loss_keeps_the_other_values() -> None:
 
 def test_event_of_a_newer_version_is_readable() -> None:
     line = b'{"type": "task_ready", "at": 1, "mono": 1, "task": "worker:0", "mood": "good"}'
-    assert parse_event(line) == ready(1, task=0)
+    assert parse_event(line) == ready(0, 1)
     with pytest.raises(ValidationError):
         parse_event(b'{"type": "unheard_of", "at": 1, "mono": 1}')
 
 
 def test_lost_run_has_no_tensorboard() -> None:
     served = event(events.TensorBoardServes, url="http://127.0.0.1:6006/")
-    state = folded(ONE, served)
+    state = state_of(ONE, served)
     assert state.tensorboard == served.url
     assert run_end.mark_lost(state, 2.0).tensorboard is None
 
 
 def test_full_disk_is_kept_while_the_task_waits_for_its_restart() -> None:
     again = event(events.TaskRestartPlanned, task=0, delay_s=1.0, text="exit 1")
-    state = folded(ONE, STARTED, exited(0, 1), again, event(events.DiskFull, task=0, reason="/data: full"))
+    state = state_of(ONE, STARTED, exited(0, 1), again, event(events.DiskFull, task=0, reason="/data: full"))
     waiting = state.tasks["worker:0"]
     assert (waiting.phase, waiting.full_disk) == (TaskPhase.PENDING, None)
     failed = apply(state, event(events.TaskGivenUp, task=0)).tasks["worker:0"]
@@ -163,7 +155,7 @@ def test_full_disk_is_kept_while_the_task_waits_for_its_restart() -> None:
 
 
 def test_planned_task_has_no_history() -> None:
-    task = folded(ONE).tasks["worker:0"]
+    task = state_of(ONE).tasks["worker:0"]
     unknown = (task.pid, task.started_mono, task.since_mono, task.ended_mono, task.exit_code, task.signal)
     assert set(unknown) == {None}
 
@@ -179,14 +171,14 @@ def test_event_is_frozen_and_needs_a_finite_time() -> None:
         STARTED.mono = 2.0  # type: ignore[misc]
     for mono in (float("nan"), float("inf")):
         with pytest.raises(ValidationError, match="finite"):
-            ready(mono, task=0)
+            ready(0, mono)
 
 
 def test_stacks_of_a_user_do_not_replace_those_of_a_deadline() -> None:
     by_limit = event(events.StacksTaken, why="stall_limit", stacks={})
     by_user = event(events.StacksTaken, why=events.StacksTaken.BY_USER, stacks={})
-    assert folded(ONE, by_limit, by_user).stacks == by_limit
-    assert folded(ONE, by_user).stacks is None
+    assert state_of(ONE, by_limit, by_user).stacks == by_limit
+    assert state_of(ONE, by_user).stacks is None
 
 
 COUNTS = st.integers(0, 200)

@@ -60,7 +60,7 @@ def test_missing_text_is_none(tmp_path: Path) -> None:
 
 
 def test_pipe_or_link_in_its_place_is_not_read(tmp_path: Path) -> None:
-    """A pipe would never end, a link may lead to anybody's secrets."""
+    """A pipe would never end, a link may lead to another user's secrets."""
     secret = tmp_path / "id_rsa"
     secret.write_text("hunter2")
     pipe, link = tmp_path / "pipe", tmp_path / "link"

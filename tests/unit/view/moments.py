@@ -4,29 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from making import attempt_planned, event, exited, started
+from making import attempt_planned, event, exited, ready, started, state_of
 
 from orchestrator.client.view.status_document import RunStatus, Status, task_statuses
 from orchestrator.client.view.tables import Moment, footer_lines, status_lines
-from orchestrator.core.state.events import Event, Progress, TaskProgressed, TaskReady
-from orchestrator.core.state.fold import apply
+from orchestrator.core.state.events import Event, Progress, TaskProgressed
 from orchestrator.core.state.state import RunState
 
-__all__ = ["exited", "footer", "moment", "progressed", "running", "state_of", "status"]
-
-
-def state_of(*history: Event) -> RunState:
-    state = RunState()
-    for each in history:
-        state = apply(state, each)
-    return state
+__all__ = ["exited", "footer", "moment", "progressed", "running", "status"]
 
 
 def running(count: int = 2, *more: Event) -> RunState:
     """`count` workers that all run since second 10, then the other events."""
     begun: list[Event] = []
     for index in range(count):
-        begun += started(index, 10, pid=1000 + index), event(TaskReady, 10, task=index)
+        begun += started(index, 10, pid=1000 + index), ready(index, 10)
     return state_of(attempt_planned(count, mono=10), *begun, *more)
 
 

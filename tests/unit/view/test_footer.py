@@ -6,8 +6,8 @@ import math
 
 from hypothesis import given
 from hypothesis import strategies as st
-from making import attempt_planned, event, exited, joined, planned_task, started
-from moments import footer, moment, progressed, running, state_of, status
+from making import attempt_planned, event, exited, joined, planned_task, started, state_of
+from moments import footer, moment, progressed, running, status
 from rich.cells import cell_len
 
 from orchestrator.client.view.amounts import duration, number, rate, short_duration, size
