@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -18,12 +19,12 @@ from pathlib import Path
 
 import portpicker
 import psutil
-from bench_pairs import waiting_at_most
+from bench_pairs import ORCH, Bench, waiting_at_most
 
-ORCH = Path(sys.executable).parent / "orch"
 SCRIPTS = Path(__file__).parent / "scripts"
 SMALL, LARGE = "64,106,10", "784,1312,1312,10"
 PATIENCE_S = 600.0
+WARM_STEPS = 10
 # A shell loop that starts workers by hand.
 SHELL_LOOP = """
 for i in $(seq 0 $((WORKERS - 1))); do
@@ -58,20 +59,17 @@ class Steps:
     fit_returned_after: float | None
     parameters: int
 
+    @property
+    def steady_ms(self) -> float:
+        """The median of the steps after the first ones."""
+        return statistics.median(self.per_step[WARM_STEPS:]) * 1000
+
 
 class Clusters:
-    """Starts clusters below one directory, each in a new folder."""
+    """Starts clusters of a measurement, each in a new folder."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.state = directory / "state"
-        self._count = 0
-
-    def folder(self) -> Path:
-        self._count += 1
-        folder = self.directory / f"out-{self._count}"
-        folder.mkdir()
-        return folder
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
 
     @contextlib.contextmanager
     def orch(self, script: Script, out: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -89,24 +87,24 @@ class Clusters:
 
     def trained(self, script: Script, *, by_orch: bool, options: tuple[str, ...] = ()) -> Steps:
         """Train to the end."""
-        out = self.folder()
+        out = self.bench.folder()
         began = time.monotonic()
         with self.orch(script, out, *options) if by_orch else self.by_hand(script, out) as process:
             process.wait(PATIENCE_S)
             steps = read_steps(out, script.workers, began)
-        shutil.rmtree(self.state, ignore_errors=True)
+        self.bench.clear()
         return steps
 
     def second_of_session(self, script: Script, kept: str = "kept.py") -> float:
         """Seconds from the order for a second cluster of a kept session to its first step. `kept`: what orders it."""
-        folders = [self.folder(), self.folder()]
-        began = self.folder() / "began"
+        folders = [self.bench.folder(), self.bench.folder()]
+        began = self.bench.folder() / "began"
         argv = [sys.executable, str(SCRIPTS / kept), str(script.workers), str(began)]
         words = [json.dumps(script.argv(folder)) for folder in folders]
         with self._started([*argv, *words], script, folders[0]) as process:
             process.wait(PATIENCE_S)
             steps = read_steps(folders[1], script.workers, float(began.read_text()))
-        shutil.rmtree(self.state, ignore_errors=True)
+        self.bench.clear()
         return steps.first
 
     def warm(self, script: Script) -> float:
@@ -116,13 +114,13 @@ class Clusters:
         return steps.first
 
     def _trained_warm(self, script: Script) -> Steps:
-        out = self.folder()
+        out = self.bench.folder()
         up = [str(ORCH), "up", "--warm", "--workers", str(script.workers), "--", *script.argv(out)]
         master, terminal = os.openpty()
         try:
             began = time.monotonic()
             # The directory of the command is the same, that of its files another one.
-            with self._started(up, script, out, stdin=terminal, cwd=self.directory) as process:
+            with self._started(up, script, out, stdin=terminal, cwd=self.bench.directory) as process:
                 process.wait(PATIENCE_S)
                 return read_steps(out, script.workers, began)
         finally:
@@ -131,7 +129,7 @@ class Clusters:
 
     def saved(self, script: Script) -> float:
         """Seconds from the save of a script under `orch up --watch` to its first step."""
-        out = self.folder()
+        out = self.bench.folder()
         own = Path(shutil.copy(SCRIPTS / script.name, out))
         python, _, *words = script.argv(out)
         up = [str(ORCH), "up", "--watch", "--workers", str(script.workers), "--", python, str(own), *words]
@@ -152,25 +150,27 @@ class Clusters:
         return steps.first
 
     def _end_warm(self) -> None:
-        env = os.environ | {"XDG_STATE_HOME": str(self.state)}
-        subprocess.run([str(ORCH), "warm", "stop"], env=env, capture_output=True, check=True)
-        shutil.rmtree(self.state, ignore_errors=True)
+        self.bench.orch("warm", "stop")
+        self.bench.clear()
 
-    def memory(self, script: Script, *, by_orch: bool) -> tuple[float, Steps]:
-        """(PSS in bytes after the first step, steps): of the tasks, and orch's agent and preloader with them."""
-        out = self.folder()
+    def first_step(self, script: Script, by_orch: bool) -> float:
+        """Seconds from the start of the command to the first step of all workers."""
+        return self.trained(script, by_orch=by_orch).first
+
+    def megabytes(self, script: Script, by_orch: bool) -> float:
+        """PSS after the first step: of the tasks, and orch's agent and preloader with them."""
+        out = self.bench.folder()
         began = time.monotonic()
         with self.orch(script, out) if by_orch else self.by_hand(script, out) as process:
             wait_for_first_steps(process, out, script.workers)
             below = psutil.Process(process.pid).children(recursive=True)
             if by_orch:  # the supervisor does not train
-                supervisor = next(child for child in below if child.ppid() == process.pid)
-                below.remove(supervisor)
+                below.remove(next(child for child in below if child.ppid() == process.pid))
             memory = sum(pss(child) for child in below)
             process.wait(PATIENCE_S)
-            steps = read_steps(out, script.workers, began)
-        shutil.rmtree(self.state, ignore_errors=True)
-        return memory, steps
+            read_steps(out, script.workers, began)
+        self.bench.clear()
+        return memory / 1e6
 
     @contextlib.contextmanager
     def _started(
@@ -182,18 +182,13 @@ class Clusters:
         stdin: int | None = None,
         cwd: Path | None = None,
     ) -> Iterator[subprocess.Popen[bytes]]:
-        full = (
-            os.environ | {"XDG_STATE_HOME": str(self.state), "NO_COLOR": "1"} | dict(script.env) | (env or {})
-        )
-        # The modules of an installed orch are compiled.
-        full.pop("PYTHONDONTWRITEBYTECODE", None)
         with (out / "output").open("wb") as output:
             process = subprocess.Popen(
                 argv,
                 stdin=stdin,
                 stdout=output,
                 stderr=output,
-                env=full,
+                env=self.bench.env | dict(script.env) | (env or {}),
                 cwd=cwd or out,
                 start_new_session=True,
             )

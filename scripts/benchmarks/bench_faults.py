@@ -18,14 +18,13 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench_pairs import Compared, options, report, say
+from bench_pairs import Bench, bench, say
 
 _TESTS = Path(__file__).resolve().parents[2] / "tests"
 sys.path[:0] = [str(_TESTS / "e2e/local/faults"), str(_TESTS / "support")]
@@ -61,12 +60,10 @@ class Killed:
 
 
 class Faults:
-    """Measures one run for each figure, each in a new folder."""
+    """Breaks one run for each figure."""
 
-    def __init__(self, root: Path, workers: int) -> None:
-        self._root = root
-        self._workers = workers
-        self._count = 0
+    def __init__(self, measured: Bench) -> None:
+        self._bench = measured
 
     def killed(self, breaks: str) -> Killed:
         """A worker is killed: until a bare process knows, until orch does, until none of the tasks is left."""
@@ -109,10 +106,8 @@ class Faults:
 
     @contextmanager
     def _run(self, moment: Moment, breaks: str, **flags: object) -> Iterator[Scene]:
-        self._count += 1
-        here = self._root / str(self._count)
-        here.mkdir()
-        scene = Scene(here, moment, breaks, workers=self._workers, options=flags)
+        workers = self._bench.given.workers
+        scene = Scene(self._bench.folder(), moment, breaks, workers=workers, options=flags)
         with scene.started():
             scene.reach_the_moment()
             yield scene
@@ -140,39 +135,32 @@ def _require(result: RunResult, code: int, task: str | None) -> None:
 
 
 def main() -> None:
-    parser = options("Measures how soon a fault is known and cleared away.", rounds=50)
-    parser.add_argument("--limits", type=int, default=5, help="rounds of what takes seconds each (default 5)")
-    parser.add_argument("--workers", type=int, default=4)
-    arguments = parser.parse_args()
-    known = Compared("SIGKILL of a worker to orch's knowing", "s", "", KNOWN_AIM_S)
-    worst = Compared("the worst of them", "s", "", KNOWN_AIM_S)
-    bare = Compared("the same, to a bare process's knowing", "s", "")
-    own = Compared("how much later orch knows than that", "s", "", KNOWN_AIM_S)
-    gone = Compared("SIGKILL of a worker to nothing left", "s", "", GONE_AIM_S)
-    deaf = Compared("the same, the peers deaf to SIGTERM", "s", "", GONE_AIM_S)
-    stall = Compared(f"SIGSTOP to its name, --stall-timeout {LIMIT_S:g}", "s", "", STALL_AIM_S)
-    start = Compared(f"first ready to the missing's name, --start-timeout {LIMIT_S:g}", "s", "", START_AIM_S)
-    again = Compared("SIGKILL of a worker to the next attempt's tasks", "s", "")
-    with tempfile.TemporaryDirectory(prefix="orch-bench-") as directory:
-        os.environ["XDG_STATE_HOME"] = f"{directory}/state"
-        faults = Faults(Path(directory), arguments.workers)
-        for round_ in range(arguments.rounds):
+    with bench("faults", __doc__, rounds=50, limits=5, workers=4) as measured:
+        line = measured.line
+        known = line("SIGKILL of a worker to orch's knowing", "s", KNOWN_AIM_S)
+        worst = line("the worst of them", "s", KNOWN_AIM_S)
+        bare = line("the same, to a bare process's knowing", "s")
+        own = line("how much later orch knows than that", "s", KNOWN_AIM_S)
+        gone = line("SIGKILL of a worker to nothing left", "s", GONE_AIM_S)
+        deaf = line("the same, the peers deaf to SIGTERM", "s", GONE_AIM_S)
+        stall = line(f"SIGSTOP to its name, --stall-timeout {LIMIT_S:g}", "s", STALL_AIM_S)
+        start = line(f"first ready to the missing's name, --start-timeout {LIMIT_S:g}", "s", START_AIM_S)
+        again = line("SIGKILL of a worker to the next attempt's tasks", "s")
+        os.environ["XDG_STATE_HOME"] = str(measured.state)
+        faults = Faults(measured)
+        for round_ in measured.rounds:
             killed = faults.killed("nothing")
             known.orch.append(killed.known_s)
             bare.orch.append(killed.bare_s)
             own.orch.append(killed.known_s - killed.bare_s)
             gone.orch.append(killed.gone_s)
             deaf.orch.append(faults.killed("all ignore SIGTERM").gone_s)
-            if round_ < arguments.limits:
+            if round_ < measured.given.limits:
                 stall.orch.append(faults.stopped())
                 start.orch.append(faults.missing())
                 again.orch.append(faults.restarted())
-            say(
-                f"round {round_ + 1}: known {killed.known_s:.3f} s (a bare process {killed.bare_s:.3f} s),"
-                f" gone {killed.gone_s:.3f} s, deaf {deaf.orch[-1]:.3f} s"
-            )
-    worst.orch.append(max(known.orch))
-    report("faults", [known, worst, bare, own, gone, deaf, stall, start, again], arguments.json)
+            say(f"round {round_ + 1}: known {killed.known_s:.3f} s, gone {killed.gone_s:.3f} s")
+        worst.orch.append(max(known.orch))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from bench_pairs import Compared, options, pair, report
+from bench_pairs import bench, pair
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
 
@@ -35,9 +35,9 @@ METRICS = {f"metric_{number}": 0.123456 + number for number in range(8)}
 class Simulated:
     """Runs that are simulated, one after the other."""
 
-    def __init__(self, tasks: int, hours: float) -> None:
+    def __init__(self, tasks: int, hours: int) -> None:
         self._tasks = [f"worker:{index}" for index in range(tasks)]
-        self._seconds = int(hours * 3600)
+        self._seconds = hours * 3600
 
     def beginning(self) -> float:
         """Percent of a core that writing takes in the first minutes, when most rows are written."""
@@ -99,22 +99,19 @@ def _cpu_s(
 
 
 def main() -> None:
-    parser = options("Measures what the history of a run costs.", rounds=5)
-    parser.add_argument("--tasks", type=int, default=8)
-    parser.add_argument("--hours", type=float, default=24)
-    arguments = parser.parse_args()
-    simulated = Simulated(arguments.tasks, arguments.hours)
-    first = Compared("writing samples, first 5 minutes", "%", "the same without the history")
-    more = Compared("the history's part of it", "%", "", CPU_AIM_PERCENT)
-    busiest = Compared(f"history, busiest minute of {arguments.hours:g} h", "%", "", CPU_AIM_PERCENT)
-    disk = Compared("its files, largest, a task", "MB", "", DISK_AIM_MB, of_worst=True)
-    for round_ in range(arguments.rounds):
-        pair(first, simulated.beginning, simulated.beginning_without, round_)
-        more.orch.append(first.orch[-1] - first.other[-1])
-        percent, size = simulated.long_run()
-        busiest.orch.append(percent)
-        disk.orch.append(size)
-    report("history", [first, more, busiest, disk], arguments.json)
+    with bench("history", __doc__, rounds=5, tasks=8, hours=24) as measured:
+        simulated = Simulated(measured.given.tasks, measured.given.hours)
+        against = "the same without the history"
+        first = measured.line("writing samples, first 5 minutes", "%", against=against)
+        more = measured.line("the history's part of it", "%", CPU_AIM_PERCENT)
+        busiest = measured.line(f"history, busiest minute of {measured.given.hours} h", "%", CPU_AIM_PERCENT)
+        disk = measured.line("its files, largest, a task", "MB", DISK_AIM_MB, of_worst=True)
+        for round_ in measured.rounds:
+            pair(first, simulated.beginning, simulated.beginning_without, round_)
+            more.orch.append(first.orch[-1] - first.other[-1])
+            percent, size = simulated.long_run()
+            busiest.orch.append(percent)
+            disk.orch.append(size)
 
 
 if __name__ == "__main__":

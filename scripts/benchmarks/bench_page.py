@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
-from bench_cluster import ORCH
-from bench_pairs import Compared, options, pair, report, say, waiting_at_most
+from bench_pairs import ORCH, Bench, bench, pair, say, waiting_at_most
 
 READERS = 3
 RATIO_AIM, CPU_AIM_PERCENT, MEMORY_AIM_MB = 1.02, 2.0, 60.0
@@ -105,97 +103,82 @@ class Page:
         self.process.wait()
 
 
-class Runs:
-    def __init__(self, directory: Path, workers: int, steps: int) -> None:
-        self._directory = directory
-        self._workers, self._steps = workers, steps
-        self._script = directory / "task.py"
-        self._script.write_text(TASK)
-        self._env = os.environ | {"XDG_STATE_HOME": str(directory / "state")}
-        self._count = 0
+def alone(measured: Bench) -> float:
+    """Milliseconds of a step: the mean of all tasks."""
+    with running(measured) as (_, out):
+        return step_ms(measured, out)
 
-    def alone(self) -> float:
-        """Milliseconds of a step: the mean of all tasks."""
-        with self._run() as (_, out):
-            return self._step_ms(out)
 
-    def watched(self) -> float:
-        with self._page() as page, self._run() as (run, out):
+def watched(measured: Bench) -> float:
+    with shown(measured) as page, running(measured) as (run, out):
+        page.show(run)
+        return step_ms(measured, out)
+
+
+def quiet(measured: Bench, tasks: int) -> tuple[float, float]:
+    """CPU of the server in percent of a core, and its memory (RSS, MB), while three browsers show a quiet run."""
+    run = measured.orch("up", "-d", "--wait", "ready", "--workers", str(tasks), "--", "sleep", "600")
+    try:
+        with shown(measured) as page:
             page.show(run)
-            return self._step_ms(out)
+            server = psutil.Process(page.process.pid)
+            time.sleep(SETTLED_S)
+            began, before = time.monotonic(), sum(server.cpu_times()[:2])
+            time.sleep(QUIET_S)
+            used = sum(server.cpu_times()[:2]) - before
+            return 100 * used / (time.monotonic() - began), server.memory_info().rss / 1e6
+    finally:
+        measured.orch("down", "--force", run)
 
-    def quiet(self, tasks: int) -> tuple[float, float]:
-        """CPU of the server in percent of a core, and its memory (RSS, MB), while three browsers show a quiet run."""
-        up = [ORCH, "up", "-d", "--wait", "ready", "--workers", str(tasks), "--", "sleep", "600"]
-        run = subprocess.run(up, env=self._env, check=True, capture_output=True, text=True).stdout.strip()
-        try:
-            with self._page() as page:
-                page.show(run)
-                server = psutil.Process(page.process.pid)
-                time.sleep(SETTLED_S)
-                began, before = time.monotonic(), sum(server.cpu_times()[:2])
-                time.sleep(QUIET_S)
-                used = sum(server.cpu_times()[:2]) - before
-                return 100 * used / (time.monotonic() - began), server.memory_info().rss / 1e6
-        finally:
-            subprocess.run([ORCH, "down", "--force", run], env=self._env, check=True, capture_output=True)
 
-    @contextmanager
-    def _run(self) -> Iterator[tuple[str, Path]]:
-        self._count += 1
-        out = self._directory / f"out-{self._count}"
-        out.mkdir()
-        up = [ORCH, "up", "-d", "--workers", str(self._workers), "--", sys.executable, str(self._script)]
-        words = [*up, str(self._steps), str(out)]
-        run = subprocess.run(words, env=self._env, check=True, capture_output=True, text=True).stdout.strip()
-        try:
-            yield run, out
-        finally:
-            subprocess.run([ORCH, "down", "--force", run], env=self._env, check=True, capture_output=True)
+@contextmanager
+def running(measured: Bench) -> Iterator[tuple[str, Path]]:
+    out = measured.folder()
+    words = ("up", "-d", "--workers", str(measured.given.workers), "--", sys.executable, "-c", TASK)
+    run = measured.orch(*words, str(measured.given.steps), out)
+    try:
+        yield run, out
+    finally:
+        measured.orch("down", "--force", run)
 
-    @contextmanager
-    def _page(self) -> Iterator[Page]:
-        page = Page(self._env)
-        try:
-            yield page
-        finally:
-            page.close()
 
-    def _step_ms(self, out: Path) -> float:
-        (out / "go").touch()
-        with waiting_at_most(_PATIENCE_S, "the tasks") as pause:
-            while (
-                len(times := [text for file in out.iterdir() if (text := file.read_text())]) < self._workers
-            ):
-                pause()
-        return 1000 * sum(map(float, times)) / self._workers / self._steps
+@contextmanager
+def shown(measured: Bench) -> Iterator[Page]:
+    page = Page(measured.env)
+    try:
+        yield page
+    finally:
+        page.close()
+
+
+def step_ms(measured: Bench, out: Path) -> float:
+    (out / "go").touch()
+    workers, times = measured.given.workers, []
+    with waiting_at_most(_PATIENCE_S, "the tasks") as pause:
+        while len(times) < workers:
+            pause()
+            times = [text for file in out.iterdir() if (text := file.read_text())]
+    return 1000 * sum(map(float, times)) / workers / measured.given.steps
 
 
 def main() -> None:
-    parser = options("Measures what the page costs a run.", rounds=5)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--many", type=int, default=1000, help="tasks of the second quiet run")
-    parser.add_argument("--steps", type=int, default=400)
-    arguments = parser.parse_args()
-    step = Compared("a step with the page open", "ms", "the same run without", RATIO_AIM)
-    quiet = [
-        (
-            tasks,
-            Compared(f"server's CPU, {tasks:,} quiet tasks, three browsers", "%", "", CPU_AIM_PERCENT),
-            Compared("its memory (RSS) then", "MB", "", MEMORY_AIM_MB),
-        )
-        for tasks in (arguments.workers, arguments.many)
-    ]
-    with tempfile.TemporaryDirectory(prefix="orch-bench-") as directory:
-        runs = Runs(Path(directory), arguments.workers, arguments.steps)
-        for round_ in range(arguments.rounds):
-            pair(step, runs.watched, runs.alone, round_)
-            for tasks, cpu, memory in quiet:
-                used, size = runs.quiet(tasks)
+    with bench("page", __doc__, rounds=5, workers=2, many=1000, steps=400) as measured:
+        given = measured.given
+        step = measured.line("a step with the page open", "ms", RATIO_AIM, "the same run without")
+        lines = {
+            tasks: (
+                measured.line(f"server's CPU, {tasks:,} quiet tasks, three browsers", "%", CPU_AIM_PERCENT),
+                measured.line("its memory (RSS) then", "MB", MEMORY_AIM_MB),
+            )
+            for tasks in (given.workers, given.many)
+        }
+        for round_ in measured.rounds:
+            pair(step, partial(watched, measured), partial(alone, measured), round_)
+            for tasks, (cpu, memory) in lines.items():
+                used, size = quiet(measured, tasks)
                 cpu.orch.append(used)
                 memory.orch.append(size)
                 say(f"{tasks:,} quiet tasks: {used:.2f} % of a core, {size:.1f} MB")
-    report("page", [step, *(line for _, *both in quiet for line in both)], arguments.json)
 
 
 if __name__ == "__main__":

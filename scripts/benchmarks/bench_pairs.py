@@ -11,21 +11,25 @@ import json
 import os
 import platform
 import resource
+import shutil
 import signal
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, NoReturn
 
 import psutil
 
 Measurement = Callable[[], float]
+ORCH = Path(sys.executable).with_name("orch")
 MEASURED_PACKAGES = ("tf-orch", "tensorflow", "keras", "tf_keras", "honcho")
 # Limit of each file. A flood of log lines would otherwise fill the disk if nothing stops it.
 LARGEST_FILE_BYTES = 1 << 30
@@ -65,15 +69,70 @@ class Compared:
         return self.figure >= self.target if self.at_least else self.figure <= self.target
 
 
+class Bench:
+    """A measurement: its arguments, a directory for its runs, the environment of its processes, and its table."""
+
+    def __init__(self, given: argparse.Namespace, directory: Path) -> None:
+        self.given = given
+        self.directory = directory
+        self.state = directory / "state"
+        self.env = os.environ | {"XDG_STATE_HOME": str(self.state), "NO_COLOR": "1"}
+        # The modules of an installed orch are compiled.
+        self.env.pop("PYTHONDONTWRITEBYTECODE", None)
+        self.lines: list[Compared] = []
+        self._folders = 0
+
+    @property
+    def rounds(self) -> range:
+        return range(self.given.rounds)
+
+    def line(
+        self, name: str, unit: str, aim: float | None = None, against: str = "", **kind: bool
+    ) -> Compared:
+        self.lines.append(Compared(name, unit, against, aim, **kind))
+        return self.lines[-1]
+
+    def folder(self) -> Path:
+        """Return a new folder for the files of one run."""
+        self._folders += 1
+        folder = self.directory / f"out-{self._folders}"
+        folder.mkdir()
+        return folder
+
+    def orch(self, *words: str | Path) -> str:
+        """Run a command of orch to its end, and return its stdout."""
+        done = subprocess.run([ORCH, *words], env=self.env, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    def timed(self, argv: Sequence[str | Path], out: int | IO[bytes] = subprocess.DEVNULL) -> float:
+        """Seconds that a command took."""
+        began = time.perf_counter()
+        subprocess.run(argv, stdout=out, stderr=subprocess.DEVNULL, env=self.env, check=True)
+        return time.perf_counter() - began
+
+    def clear(self) -> None:
+        """Remove the runs so far."""
+        shutil.rmtree(self.state, ignore_errors=True)
+
+
+@contextmanager
+def bench(name: str, description: str | None, rounds: int, **more: int | str) -> Iterator[Bench]:
+    """Measure within the block, then print the table. `more`: further options and their defaults."""
+    parser = options((description or "").splitlines()[0], rounds)
+    for option, default in more.items():
+        parser.add_argument(f"--{option.replace('_', '-')}", type=type(default), default=default)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="orch-bench-") as directory:
+        made = Bench(given, Path(directory))
+        yield made
+    report(name, made.lines, given.json)
+
+
 def pair(compared: Compared, ours: Measurement, theirs: Measurement, round_: int) -> None:
     """Measure both, in turns first."""
-    if round_ % 2:
-        other = theirs()
-        compared.orch.append(ours())
-        compared.other.append(other)
-    else:
-        compared.orch.append(ours())
-        compared.other.append(theirs())
+    sides = [(compared.orch, ours), (compared.other, theirs)]
+    for samples, measure in sides if round_ % 2 == 0 else sides[::-1]:
+        samples.append(measure())
     say(f"{compared.name}: {_pair_text(compared, -1)}")
 
 

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import shutil
 import sys
-import tempfile
 import time
 from functools import partial
 from pathlib import Path
 
-from bench_pairs import Compared, options, pair, report
+from bench_pairs import bench, pair
 
 _TESTS = Path(__file__).resolve().parents[2] / "tests"
 sys.path[:0] = [str(_TESTS / "e2e/hosts"), str(_TESTS / "support")]
@@ -52,24 +51,22 @@ def first_step(machines: Testbed, hosts: str | None, start: str = "auto") -> flo
 
 
 def main() -> None:
-    arguments = options("Measures the first step on other machines.", rounds=5).parse_args()
     if reason := reason_to_skip():
         raise SystemExit(reason)
-    steps = Compared("first step, 3 workers on 3 machines", "s", "one machine")
-    later = Compared("later than on one machine", "s", "", AIM_S)
-    as_often = Compared("later than on one that imports as often", "s", "", AIM_S)
-    with tempfile.TemporaryDirectory(prefix="orch-bench-") as directory:
-        machines = Testbed(Path(directory) / "machines")
+    with bench("remote", __doc__, rounds=5) as measured:
+        steps = measured.line("first step, 3 workers on 3 machines", "s", against="one machine")
+        later = measured.line("later than on one machine", "s", AIM_S)
+        as_often = measured.line("later than on one that imports as often", "s", AIM_S)
+        machines = Testbed(measured.directory / "machines")
         try:
             there = partial(first_step, machines, ",".join(HOSTS))
             there()  # the hosts get the bundle
-            for round_ in range(arguments.rounds):
+            for round_ in measured.rounds:
                 pair(steps, there, partial(first_step, machines, None), round_)
                 later.orch.append(steps.orch[-1] - steps.other[-1])
                 as_often.orch.append(steps.orch[-1] - first_step(machines, None, "spawn"))
         finally:
             machines.close()
-    report("remote", [steps, later, as_often], arguments.json)
 
 
 if __name__ == "__main__":

@@ -8,59 +8,42 @@ A step's time is the median of the steps after the tenth. By hand, `fit` runs on
 
 from __future__ import annotations
 
-import statistics
-import tempfile
-from pathlib import Path
+from functools import partial
 
-from bench_cluster import LARGE, SMALL, Clusters, Script, Steps
-from bench_pairs import Compared, options, report, say
+from bench_cluster import LARGE, SMALL, Clusters, Script
+from bench_pairs import bench, pair
 
-WARM_STEPS = 10
 LEGACY = (("TF_USE_LEGACY_KERAS", "1"),)
 SIZES = {"8 k parameters": (SMALL, 0.45), "2.8 M parameters": (LARGE, 0.95)}
 RETURN_AIM_S = 0.3
 
 
 def main() -> None:
-    parser = options("Measures steady steps.", rounds=5)
-    parser.add_argument("--steps", type=int, default=400)
-    arguments = parser.parse_args()
-    lines: list[Compared] = []
-    with tempfile.TemporaryDirectory(prefix="orch-bench-") as directory:
-        clusters = Clusters(Path(directory))
+    with bench("step", __doc__, rounds=5, steps=400) as measured:
+        clusters, steps = Clusters(measured), measured.given.steps
+
+        def step_ms(script: Script, by_orch: bool, ends: list[float] | None = None) -> float:
+            trained = clusters.trained(script, by_orch=by_orch)
+            if ends is not None:
+                ends.append(trained.fit_returned_after or 0.0)
+            return trained.steady_ms
+
         for workers in (2, 4):
-            line = Compared(f"custom loop, {workers} workers", "ms", "shell loop", 1.02)
-            script = Script("custom_loop.py", workers, arguments.steps)
-            lines.append(line)
-            for round_ in range(arguments.rounds):
-                for by_orch in _turns(round_):
-                    samples = line.orch if by_orch else line.other
-                    samples.append(steady_ms(clusters.trained(script, by_orch=by_orch)))
-                say(f"{line.name}: {line.ratios[-1]:.3f}")
-        returned = Compared("fit's return after its last step, 2 workers", "s", "", RETURN_AIM_S)
-        by_hand = Compared("the same by hand (tf_keras)", "s", "")
+            line = measured.line(f"custom loop, {workers} workers", "ms", 1.02, "shell loop")
+            script = Script("custom_loop.py", workers, steps)
+            for round_ in measured.rounds:
+                pair(line, partial(step_ms, script, True), partial(step_ms, script, False), round_)
+        ours: list[float] = []
+        theirs: list[float] = []
         for size, (widths, aim) in SIZES.items():
-            line = Compared(f"fit, 2 workers, {size}", "ms", "tf_keras by shell loop", aim)
-            lines.append(line)
-            for round_ in range(arguments.rounds):
-                for by_orch in _turns(round_):
-                    env = () if by_orch else LEGACY
-                    script = Script("keras_fit.py", 2, arguments.steps, widths, env)
-                    steps = clusters.trained(script, by_orch=by_orch)
-                    (line.orch if by_orch else line.other).append(steady_ms(steps))
-                    (returned if by_orch else by_hand).orch.append(steps.fit_returned_after or 0.0)
-                say(f"{line.name}: {line.ratios[-1]:.3f}")
-        lines += [returned, by_hand]
-    report("step", lines, arguments.json)
-
-
-def steady_ms(steps: Steps) -> float:
-    return statistics.median(steps.per_step[WARM_STEPS:]) * 1000
-
-
-def _turns(round_: int) -> tuple[bool, bool]:
-    """Return the order of the pair, which changes from round to round."""
-    return (True, False) if round_ % 2 == 0 else (False, True)
+            line = measured.line(f"fit, 2 workers, {size}", "ms", aim, "tf_keras by shell loop")
+            keras, legacy = (Script("keras_fit.py", 2, steps, widths, env) for env in ((), LEGACY))
+            for round_ in measured.rounds:
+                pair(
+                    line, partial(step_ms, keras, True, ours), partial(step_ms, legacy, False, theirs), round_
+                )
+        measured.line("fit's return after its last step, 2 workers", "s", RETURN_AIM_S).orch += ours
+        measured.line("the same by hand (tf_keras)", "s").orch += theirs
 
 
 if __name__ == "__main__":

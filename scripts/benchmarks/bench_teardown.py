@@ -12,13 +12,11 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import psutil
-from bench_cluster import ORCH
-from bench_pairs import Compared, options, report, waiting_at_most
+from bench_pairs import ORCH, Bench, bench, waiting_at_most
 
 EXIT_AIM_S, KILL_AIM_S = 0.2, 1.0
 TASK = """
@@ -33,82 +31,65 @@ with open(out + ".part", "w") as file:
     file.write(repr(time.monotonic()))
 os._exit(0)
 """
-LOOP = 'for i in $(seq "$1"); do "$2" "$3" "$4" end & done; wait'
+LOOP = 'for i in $(seq "$1"); do "$2" -c "$3" "$4" end & done; wait'
 
 
-class Ends:
-    def __init__(self, directory: Path, workers: int) -> None:
-        self._directory = directory
-        self._workers = workers
-        self._script = directory / "task.py"
-        self._script.write_text(TASK)
-        self._env = os.environ | {"XDG_STATE_HOME": str(directory / "state"), "NO_COLOR": "1"}
-        self._count = 0
+def up(measured: Bench, out: Path, how: str) -> subprocess.Popen[bytes]:
+    words = [ORCH, "up", "--workers", str(measured.given.workers), "--", sys.executable, "-c", TASK]
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen([*words, str(out), how], stdout=quiet, stderr=quiet, env=measured.env)
 
-    def ordinary(self) -> float:
-        """Seconds from the last task's last words to the exit of `orch up`."""
-        out = self._folder()
-        process = self._up(out, "end")
-        code = process.wait()
-        gone = time.monotonic()
-        if code != 0:
-            raise SystemExit(f"orch up ended with {code}")
-        return gone - self._last_words(out)
 
-    def by_loop(self) -> float:
-        out = self._folder()
-        argv = ["bash", "-c", LOOP, "-", str(self._workers), sys.executable, str(self._script), str(out)]
-        subprocess.run(argv, env=self._env, check=True)
-        return time.monotonic() - self._last_words(out)
+def ordinary(measured: Bench) -> float:
+    """Seconds from the last task's last words to the exit of `orch up`."""
+    out = measured.folder()
+    code = up(measured, out, "end").wait()
+    gone = time.monotonic()
+    if code != 0:
+        raise SystemExit(f"orch up ended with {code}")
+    return gone - last_words(measured, out)
 
-    def killed(self) -> float:
-        """Seconds from SIGKILL of one task to the exit of `orch up`, with no task left."""
-        out = self._folder()
-        process = self._up(out, "stay")
-        with waiting_at_most(60, "the tasks") as pause:
-            while len(list(out.iterdir())) < self._workers:
-                pause()
-        pids = [int(file.name) for file in out.iterdir()]
-        began = time.monotonic()
-        os.kill(pids[1], signal.SIGKILL)
-        code = process.wait()
-        seconds = time.monotonic() - began
-        if code != 137 or any(psutil.pid_exists(pid) for pid in pids):
-            raise SystemExit(f"orch up ended with {code}, tasks of {pids} may be left")
-        return seconds
 
-    def _up(self, out: Path, how: str) -> subprocess.Popen[bytes]:
-        up = [str(ORCH), "up", "--workers", str(self._workers), "--", sys.executable, str(self._script)]
-        quiet = subprocess.DEVNULL
-        return subprocess.Popen([*up, str(out), how], stdout=quiet, stderr=quiet, env=self._env)
+def by_loop(measured: Bench) -> float:
+    out = measured.folder()
+    measured.timed(["bash", "-c", LOOP, "-", str(measured.given.workers), sys.executable, TASK, out])
+    return time.monotonic() - last_words(measured, out)
 
-    def _folder(self) -> Path:
-        self._count += 1
-        folder = self._directory / f"out-{self._count}"
-        folder.mkdir()
-        return folder
 
-    def _last_words(self, out: Path) -> float:
-        times = [float(file.read_text()) for file in out.iterdir()]
-        if len(times) != self._workers:
-            raise SystemExit(f"{len(times)} of {self._workers} tasks ran")
-        return max(times)
+def killed(measured: Bench) -> float:
+    """Seconds from SIGKILL of one task to the exit of `orch up`, with no task left."""
+    out = measured.folder()
+    process = up(measured, out, "stay")
+    with waiting_at_most(60, "the tasks") as pause:
+        while len(list(out.iterdir())) < measured.given.workers:
+            pause()
+    pids = [int(file.name) for file in out.iterdir()]
+    began = time.monotonic()
+    os.kill(pids[1], signal.SIGKILL)
+    code = process.wait()
+    seconds = time.monotonic() - began
+    if code != 137 or any(psutil.pid_exists(pid) for pid in pids):
+        raise SystemExit(f"orch up ended with {code}, tasks of {pids} may be left")
+    return seconds
+
+
+def last_words(measured: Bench, out: Path) -> float:
+    times = [float(file.read_text()) for file in out.iterdir()]
+    if len(times) != measured.given.workers:
+        raise SystemExit(f"{len(times)} of {measured.given.workers} tasks ran")
+    return max(times)
 
 
 def main() -> None:
-    parser = options("Measures the end of a run.", rounds=5)
-    parser.add_argument("--workers", type=int, default=4)
-    arguments = parser.parse_args()
-    ordinary = Compared("last task's exit to orch's exit", "s", "", EXIT_AIM_S)
-    loop = Compared("the same, a shell loop's wait", "s", "")
-    killed = Compared("SIGKILL of a task to everything gone", "s", "", KILL_AIM_S)
-    with tempfile.TemporaryDirectory(prefix="orch-bench-") as directory:
-        ends = Ends(Path(directory), arguments.workers)
-        for _ in range(arguments.rounds):
-            ordinary.orch.append(ends.ordinary())
-            loop.orch.append(ends.by_loop())
-            killed.orch.append(ends.killed())
-    report("teardown", [ordinary, loop, killed], arguments.json)
+    with bench("teardown", __doc__, rounds=5, workers=4) as measured:
+        measures = {
+            ordinary: measured.line("last task's exit to orch's exit", "s", EXIT_AIM_S),
+            by_loop: measured.line("the same, a shell loop's wait", "s"),
+            killed: measured.line("SIGKILL of a task to everything gone", "s", KILL_AIM_S),
+        }
+        for _ in measured.rounds:
+            for measure, line in measures.items():
+                line.orch.append(measure(measured))
 
 
 if __name__ == "__main__":

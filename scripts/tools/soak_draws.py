@@ -6,15 +6,14 @@ import random
 import signal
 from dataclasses import replace
 
-from cells import Cell, Ends, failed
+from cells import Cell, Ends, Way, Who, failed
 from matrix import MATRIX
 from random_faults import RandomFault, RandomRun
-from scene import Who
 
 _LATEST_S = 1.2
 _PRIVATE_SHARE = 0.15
 # Cells that need their own disk are started by name and cannot be varied.
-_TO_VARY = [cell for cell in MATRIX if cell.disk_bytes is None]
+_TO_VARY = [cell for cell in MATRIX if cell.way is Way.COLD and not cell.needs_disk]
 _FAILURE_GRACES = ("0s", "100ms", "500ms", "2s")
 _POLICIES = (None, None, "restart", "restart-task", "continue")
 _FAULTS: tuple[tuple[Who | None, signal.Signals | None], ...] = (

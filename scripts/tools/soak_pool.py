@@ -125,7 +125,7 @@ def _run(job: Job, directory: Path) -> _Done:
 
 
 def _break(job: Job, directory: Path) -> None:
-    from cells import run_cell
+    from cell_run import run_cell
     from matrix import BY_NAME
     from random_faults import RandomRun, run_random
     from soak_draws import draw
