@@ -47,22 +47,20 @@ def all_lines(logs: Path) -> list[bytes]:
     return lines(read_piece(logs, Piece(0, 1 << 40)))
 
 
-@pytest.mark.parametrize("piece_bytes", [1, 100, 5000, 1 << 20])
-def test_pieces_backwards_are_all_lines_in_order(
-    logs: Path, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_pieces, "PIECE_BYTES", piece_bytes)
-    pieces = list(pieces_before(logs))
-    assert pieces[-1].begin == 0
-    assert all(later.begin == earlier.end for later, earlier in itertools.pairwise(pieces))
-    found = [line for piece in reversed(pieces) for line in lines(read_piece(logs, piece))]
-    assert len(found) > 700
-    assert found == all_lines(logs)
+def test_pieces_backwards_are_all_lines_in_order(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for piece_bytes in (1, 100, 5000, 1 << 20):
+        monkeypatch.setattr(log_pieces, "PIECE_BYTES", piece_bytes)
+        pieces = list(pieces_before(logs))
+        assert pieces[-1].begin == 0
+        assert all(later.begin == earlier.end for later, earlier in itertools.pairwise(pieces))
+        found = [line for piece in reversed(pieces) for line in lines(read_piece(logs, piece))]
+        assert len(found) > 700
+        assert found == all_lines(logs), piece_bytes
 
 
 def test_tail_continues_where_a_piece_has_ended(logs: Path) -> None:
     index = (logs / "index").read_bytes()
-    for cut in (position + 1 for position, byte in enumerate(index[:3000]) if byte == ord("\n")):
+    for cut in (position + 1 for position, byte in enumerate(index[:1200]) if byte == ord("\n")):
         with LogTail(logs, cut) as tail:
             after: list[Block] = []
             while (found := tail.read(500)) is not None:
@@ -85,8 +83,8 @@ def test_logs_that_are_missing_have_no_pieces(tmp_path: Path) -> None:
     assert read_piece(tmp_path / "none", Piece(0, 0), is_last=True) == []
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "9" * 30, "e"])
-def test_other_words_are_no_cursors(text: str) -> None:
-    with pytest.raises(ValueError, match="cursor"):
-        Cursor.parse(text)
+def test_other_words_are_no_cursors() -> None:
+    for text in ("", "x", "-1", "1.5", "9" * 30, "e"):
+        with pytest.raises(ValueError, match="cursor"):
+            Cursor.parse(text)
     assert Cursor.parse("12e") == Cursor(12, is_end=True)
