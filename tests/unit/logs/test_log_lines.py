@@ -65,17 +65,15 @@ def test_line_beyond_the_limit_is_cut_and_counts_omitted_bytes(data: bytes, step
         assert not omitted or len(text) == limit
 
 
-def test_complete_chunk_is_not_copied() -> None:
-    data = b"one\ntwo\n"
-    (block,) = LineAssembler().feed(chunk(data))
-    assert block.data is data
-
-
-def test_lines_of_tasks_are_not_mixed() -> None:
+def test_complete_chunk_is_not_copied_and_tasks_are_not_mixed() -> None:
     assembler = LineAssembler()
     assert assembler.feed(chunk(b"fi", "worker:0")) == []
-    assert [b.data for b in assembler.feed(chunk(b"second\n", "worker:1"))] == [b"second\n"]
-    assert [b.data for b in assembler.feed(chunk(b"rst\n", "worker:0"))] == [b"first\n"]
+    data = b"second\nthird\n"
+    (block,) = assembler.feed(chunk(data, "worker:1"))
+    assert block.data is data
+    # A line has the time of its end.
+    (block,) = assembler.feed(chunk(b"rst\n")._replace(time=9.0))
+    assert (block.data, block.time) == (b"first\n", 9.0)
 
 
 def test_attempt_does_not_continue_a_line_of_the_previous_attempt() -> None:
@@ -97,13 +95,6 @@ def test_truncation_ends_the_line_and_restarts_numbering() -> None:
         (b"", False, 6, 1),
         (b"three\n", False, 0, 1),
     ]
-
-
-def test_line_has_the_time_of_its_end() -> None:
-    assembler = LineAssembler()
-    assembler.feed(Chunk("worker:0", 1, 1.0, 0, b"wai"))
-    (block,) = assembler.feed(Chunk("worker:0", 1, 9.0, 3, b"ting\n"))
-    assert block.time == 9.0
 
 
 def test_pieces_of_a_long_line_are_joined_once() -> None:

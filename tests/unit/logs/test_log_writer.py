@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import select
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,55 +45,31 @@ def spans(logs_dir: Path, task: str = "worker:0") -> list[tuple[int, int]]:
 tasks = st.builds(
     "{}:{}".format, st.sampled_from(["worker", "chief", "ps", "evaluator"]), st.integers(0, 99_999)
 )
-records = st.builds(
-    IndexRecord,
-    st.integers(0, 10**15).map(lambda micros: micros / 1_000_000),
-    tasks,
-    st.integers(1, 1000),
-    st.integers(0, 10**15),
-    st.integers(0, 10**15),
-)
+big = st.integers(0, 10**15)
+times = big.map(lambda micros: micros / 1_000_000)
+records = st.builds(IndexRecord, times, tasks, st.integers(1, 1000), big, big)
 
 
-@given(records)
-def test_record_is_parsed_as_formatted(record: IndexRecord) -> None:
-    ((end, read),) = parse_records(format_record(record))
-    assert end == len(format_record(record))
-    assert read[1:] == record[1:]
+@given(records, st.binary(max_size=80))
+def test_record_is_parsed_as_formatted_after_any_line(record: IndexRecord, line: bytes) -> None:
+    assert task_of_log(log_name(record.task)) == record.task
+    data = format_record(record)
+    ((end, read),) = parse_records(data)
+    assert end == len(data) and read[1:] == record[1:]
     assert read.time == pytest.approx(record.time, abs=1e-6)
+    found = list(parse_records(line + b"\n" + data))
+    assert len(found) <= 2 + line.count(b"\n")
+    assert found[-1] == next(parse_records(data, len(line) + 1))
 
 
-@given(st.binary(max_size=80), records)
-def test_other_lines_are_skipped(line: bytes, record: IndexRecord) -> None:
-    following = format_record(record)
-    found = list(parse_records(line + b"\n" + following))
-    assert len(found) <= 1 + line.count(b"\n") + 1
-    assert found[-1] == next(parse_records(following, len(line) + 1))
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"",
-        b"\n",
-        b"1.0 worker:0 1 0 5",
-        b"1.0 worker:0 1 0\n",
-        b"1.0 ../../etc/passwd 1 0 5\n",
-        b"1.0 worker:0 1 -5 5\n",
-        b"1.0 worker:0 1 0 -2\n",
-        b"nan worker:0 1 0 5\n",
-    ],
+DAMAGED = (
+    *(b"", b"\n", b"1.0 worker:0 1 0 5", b"1.0 worker:0 1 0\n", b"1.0 ../../etc/passwd 1 0 5\n"),
+    *(b"1.0 worker:0 1 -5 5\n", b"1.0 worker:0 1 0 -2\n", b"nan worker:0 1 0 5\n"),
 )
-def test_damaged_record_is_skipped(line: bytes) -> None:
-    assert list(parse_records(line)) == []
 
 
-@given(tasks)
-def test_log_name_is_converted_back_to_its_task(task: str) -> None:
-    assert task_of_log(log_name(task)) == task
-
-
-def test_other_file_names_have_no_task() -> None:
+def test_damaged_records_and_other_files_are_skipped() -> None:
+    assert [list(parse_records(line)) for line in DAMAGED] == [[]] * len(DAMAGED)
     assert task_of_log("index") is None
     assert task_of_log("worker-0.log.old") is None
 
@@ -121,18 +97,13 @@ def test_unterminated_line_is_indexed_when_overdue(writer: Writer) -> None:
     assert spans(writer.dir) == [(0, 10), (10, 7)]
 
 
-def test_finish_indexes_an_unterminated_line(writer: Writer) -> None:
+def test_finish_and_close_index_an_unterminated_line(writer: Writer) -> None:
     writer.append("worker:0", b"a\nlast words")
-    writer.store.finish("worker:0", writer.now)
-    assert spans(writer.dir) == [(0, 12)]
-
-
-def test_close_indexes_everything(writer: Writer) -> None:
-    writer.append("worker:0", b"a\n")
     writer.append("worker:1", b"b")
+    writer.store.finish("worker:0", writer.now)
+    assert (spans(writer.dir), spans(writer.dir, "worker:1")) == ([(0, 12)], [])
     writer.close()
-    assert spans(writer.dir, "worker:0") == [(0, 2)]
-    assert spans(writer.dir, "worker:1") == [(0, 1)]
+    assert (spans(writer.dir), spans(writer.dir, "worker:1")) == ([(0, 12)], [(0, 1)])
 
 
 def test_restarted_task_continues_its_log_with_the_new_attempt(writer: Writer) -> None:
@@ -158,10 +129,7 @@ def test_log_that_is_not_watched_is_indexed_when_its_growth_is_noted(writer: Wri
     writer.store.note_growth("worker:0")
     writer.poll()
     assert writer.store.take_truncations() == [("worker:0", 7)]
-
-
-def test_growth_of_an_unknown_log_is_ignored(writer: Writer) -> None:
-    writer.store.note_growth("worker:7")
+    writer.store.note_growth("worker:7")  # unknown
     assert writer.poll() is None
 
 
@@ -176,15 +144,11 @@ def test_truncation_is_reported(writer: Writer) -> None:
     assert (found[2].offset, found[2].length) == (0, 4)
 
 
-def test_work_of_one_poll_is_bounded(writer: Writer) -> None:
+def test_work_of_one_poll_is_bounded_and_files_are_private(writer: Writer) -> None:
     writer.append("worker:0", b"x" * (9 << 20) + b"\n")
     assert writer.store.poll(writer.now) == 0.0
     writer.poll()
     assert spans(writer.dir) == [(0, (9 << 20) + 1)]
-
-
-def test_files_are_private(writer: Writer) -> None:
-    writer.write("worker:0", b"a\n")
     for name in (INDEX_NAME, log_name("worker:0")):
         assert stat.S_IMODE((writer.dir / name).stat().st_mode) == 0o600
 
@@ -193,7 +157,7 @@ def readable(fd: int, timeout: float) -> bool:
     return bool(select.select([fd], [], [], timeout)[0])
 
 
-def test_write_wakes_the_owner_and_idle_logs_do_not(writer: Writer) -> None:
+def test_write_wakes_the_owner_and_a_flood_does_not_before_the_next_poll(writer: Writer) -> None:
     fd = writer.store.fileno()
     if fd < 0:
         pytest.skip("no inotify here")
@@ -203,13 +167,6 @@ def test_write_wakes_the_owner_and_idle_logs_do_not(writer: Writer) -> None:
     writer.append("worker:0", b"hello\n")
     assert readable(fd, 30)
     assert writer.poll() == MIN_INTERVAL_S
-
-
-def test_flood_does_not_wake_the_owner_before_the_next_poll(writer: Writer) -> None:
-    fd = writer.store.fileno()
-    if fd < 0:
-        pytest.skip("no inotify here")
-    writer.write("worker:0", b"hello\n")
     writer.append("worker:0", b"more\n")
     assert not readable(fd, 0)
     assert writer.store.poll(writer.now + MIN_INTERVAL_S / 2) == pytest.approx(MIN_INTERVAL_S / 2)
@@ -226,22 +183,15 @@ def no_inotify() -> LogWatch:
     raise WatchUnavailable(24, "no inotify instances left")
 
 
-def test_store_polls_without_inotify(tmp_path: Path) -> None:
-    with LogStore(Directory.at(tmp_path), open_watch=no_inotify) as store:
-        assert store.fileno() == -1
-        store.add("worker:0", 1, "worker-0.log")
-        assert store.poll(1.0) == POLL_INTERVAL_S
-        (tmp_path / "worker-0.log").write_bytes(b"a\n")
-        store.poll(2.0)
-    assert spans(tmp_path) == [(0, 2)]
+class FullWatch(LogWatch):
+    def add(self, fd: int) -> None:
+        raise WatchUnavailable(28, "no watches left")
 
 
-def test_store_polls_when_watches_are_used_up(tmp_path: Path) -> None:
-    class FullWatch(LogWatch):
-        def add(self, fd: int) -> None:
-            raise WatchUnavailable(28, "no watches left")
-
-    with LogStore(Directory.at(tmp_path), open_watch=FullWatch) as store:
+@pytest.mark.parametrize("watch", [no_inotify, FullWatch])
+def test_store_polls_without_inotify(tmp_path: Path, watch: Callable[[], LogWatch]) -> None:
+    with LogStore(Directory.at(tmp_path), open_watch=watch) as store:
+        assert (store.fileno() == -1) == (watch is no_inotify)
         store.add("worker:0", 1, "worker-0.log")
         (tmp_path / "worker-0.log").write_bytes(b"a\n")
         assert store.poll(1.0) == MIN_INTERVAL_S
@@ -273,15 +223,6 @@ def test_full_disk_loses_no_record(tmp_path: Path) -> None:
         os.close(real)
         store.poll(20.0)
         assert spans(tmp_path) == [(0, 4)]
-
-
-def test_closed_store_leaves_no_descriptor(tmp_path: Path) -> None:
-    gc.collect()  # descriptors of earlier tests are closed now
-    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    with LogStore(Directory.at(tmp_path)) as store:
-        for number in range(3):
-            store.add(f"worker:{number}", 1, f"worker-{number}.log")
-    assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
 @settings(max_examples=60, deadline=None)
@@ -329,15 +270,10 @@ def test_log_tail_is_returned_once(writer: Writer) -> None:
     assert [tail.data for tail in writer.store.take_tails()] == [b"rd\n"]
 
 
-def test_log_tail_is_limited_to_the_end(writer: Writer) -> None:
+def test_log_tail_is_limited_and_restarts_after_truncation_and_for_a_new_attempt(writer: Writer) -> None:
     writer.write("worker:0", b"x" * 3 * TAIL_BYTES + b"\n")
     (tail,) = writer.store.take_tails()
     assert tail.missed and tail.data == b"x" * (TAIL_BYTES - 1) + b"\n"
-
-
-def test_log_tail_restarts_after_truncation_and_for_a_new_attempt(writer: Writer) -> None:
-    writer.write("worker:0", b"first and long\n")
-    writer.store.take_tails()
     writer.path("worker:0").write_bytes(b"new\n")
     writer.poll()
     assert [tail.data for tail in writer.store.take_tails()] == [b"new\n"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,30 +15,28 @@ from orchestrator.store.directory import Directory
 from orchestrator.store.logs.received import ForgedLog, ReceivedLogs
 
 
-@pytest.fixture
-def received(tmp_path: Path) -> Iterator[ReceivedLogs]:
-    with Directory.open(tmp_path) as directory:
+@contextlib.contextmanager
+def received(place: Path) -> Iterator[ReceivedLogs]:
+    with Directory.open(place) as directory:
         logs = ReceivedLogs(directory)
         logs.add("worker:0", "worker-0.log")
         yield logs
         logs.close()
 
 
-def test_repeated_bytes_are_written_once(received: ReceivedLogs, tmp_path: Path) -> None:
-    for offset, data in ((0, b"one "), (0, b"one two "), (4, b"two "), (8, b"three"), (2, b"e")):
-        received.write("worker:0", offset, data)
+def test_repeated_bytes_are_written_once(tmp_path: Path) -> None:
+    with received(tmp_path) as logs:
+        for offset, data in ((0, b"one "), (0, b"one two "), (4, b"two "), (8, b"three"), (2, b"e")):
+            logs.write("worker:0", offset, data)
     assert (tmp_path / "worker-0.log").read_bytes() == b"one two three"
 
 
 def test_log_of_a_later_session_follows(tmp_path: Path) -> None:
     for text in (b"first\n", b"second\n"):
-        with Directory.open(tmp_path) as directory:
-            logs = ReceivedLogs(directory)
-            logs.add("worker:0", "worker-0.log")
+        with received(tmp_path) as logs:
             logs.write("worker:0", 0, text)
             logs.write("worker:0", 0, b"", is_cut=True)
             logs.write("worker:0", 0, text)
-            logs.close()
     assert (tmp_path / "worker-0.log").read_bytes() == b"first\nsecond\n"
 
 
@@ -50,15 +49,13 @@ def test_log_of_a_later_session_follows(tmp_path: Path) -> None:
 )
 def test_forged_log_is_refused(forged: tuple[str, int]) -> None:
     task, offset = forged
-    with tempfile.TemporaryDirectory() as place, Directory.open(Path(place)) as directory:
-        logs = ReceivedLogs(directory)
-        logs.add("worker:0", "worker-0.log")
-        logs.write("worker:0", 0, b"abc")
-        if (task, offset) != ("worker:0", 0):
-            with pytest.raises(ForgedLog):
-                logs.write(task, offset, b"data")
-            with pytest.raises(ForgedLog):
-                logs.write(task, offset, b"", is_cut=True)
-        logs.close()
-        assert [path.name for path in Path(place).iterdir()] == ["worker-0.log"]
-        assert (Path(place) / "worker-0.log").read_bytes() == b"abc"
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        with received(place) as logs:
+            logs.write("worker:0", 0, b"abc")
+            if (task, offset) != ("worker:0", 0):
+                for data, is_cut in ((b"data", False), (b"", True)):
+                    with pytest.raises(ForgedLog):
+                        logs.write(task, offset, data, is_cut=is_cut)
+        assert [path.name for path in place.iterdir()] == ["worker-0.log"]
+        assert (place / "worker-0.log").read_bytes() == b"abc"
