@@ -65,10 +65,10 @@ def test_pictures_of_the_page_are_there_and_shown(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", [(), ("none",), ("start step",), ("../bench_start",)])
-def test_unknown_measurement_is_refused(name: tuple[str, ...]) -> None:
-    done = subprocess.run([ROOT / "scripts/bench", *name], capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "name one of: start step" in done.stderr
+def test_unknown_measurement_is_refused() -> None:
+    for words in ((), ("start step",), ("../bench_start",)):
+        done = subprocess.run([ROOT / "scripts/bench", *words], capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and "name one of: start step" in done.stderr, words
 
 
 @pytest.mark.slow
