@@ -1,4 +1,4 @@
-"""A real agent at the other end of a real stream, driven as the supervisor drives it."""
+"""A real agent at the other end of a real stream, driven as the supervisor drives it: also with a preloader."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 import psutil
-from waiting import PATIENCE_S, until
+from waiting import PATIENCE_S, child_with, until, until_gone
 
 from orchestrator.core.job.choices import NetworkOption
 from orchestrator.engines import AgentOptions
@@ -26,6 +28,9 @@ from orchestrator.links.agent_link import (
     Exited,
     Held,
     Hello,
+    NotPreloaded,
+    Preloaded,
+    PreloadOrder,
     Sampled,
     Started,
     StartOrder,
@@ -35,6 +40,8 @@ from orchestrator.links.stream import LocalStream
 
 # Long enough that a test which waits for it has failed.
 FOREVER_S = 600.0
+PYTHON = os.environ.get("ORCH_TEST_PYTHON", sys.executable)
+LIGHT = ("json", "decimal", "logging", "multiprocessing")
 M = TypeVar("M", bound=AgentMessage)
 
 
@@ -69,8 +76,26 @@ print("up", flush=True)
 """
 
 
+@dataclass(frozen=True)
+class Ending:
+    """How a command ended and all it wrote, stdout and stderr in one."""
+
+    exit_code: int | None
+    signal: int | None
+    text: str
+
+    @classmethod
+    def of(cls, exit_code: int | None, signal: int | None, text: str) -> Ending:
+        """Without addresses in memory, which differ from process to process."""
+        return cls(exit_code, signal, re.sub("0x[0-9a-f]+", "0x", text))
+
+
 class Driver:
     """Drives an agent over its stream; tasks log into `directory`. The end of the `with` ends the agent."""
+
+    # Options of the interpreter and variables of the preloader, which tasks get, too.
+    flags: tuple[str, ...] = ()
+    env: Mapping[str, str] = {}
 
     def __init__(
         self,
@@ -81,7 +106,6 @@ class Driver:
     ) -> None:
         self.messages: list[AgentMessage] = []
         self.directory = directory
-        self._environ = pack_environ(os.environ)
         with (directory / "agent.log").open("ab") as errors:
             words = AgentOptions(run_id, failure_grace_s, network).words()
             self._connection = LocalEngine().connect("", words, errors.fileno())
@@ -100,19 +124,89 @@ class Driver:
         gone = self._connection.wait(PATIENCE_S)
         self._connection.kill()
         assert gone, "the agent did not leave"
+        self._check_log()
+
+    def next_run(self, directory: Path) -> None:
+        """Let the agent serve another run in this directory, as after a run that has ended."""
+        self.messages.clear()
+        self.directory, self.flags, self.env = directory, (), {}
+        environ = pack_environ(os.environ)
+        log = str(directory / "agent.log")
+        self.link.serve(str(directory), 0.1, log, None, environ, NetworkOption.HOST)
+        self.hold(0)  # as each attempt begins
+        self.messages.clear()
+
+    @contextmanager
+    def run_in(self, directory: Path) -> Iterator[Driver]:
+        """Serve a run in this directory. At its end the agent has the processes and descriptors of before."""
+        before, opened = self._children(), self._descriptors()
+        self.next_run(directory)
+        yield self
+        self.end()
+        if (preloader := child_with(self.pid, "preloader")) is not None:
+            os.kill(preloader, signal.SIGKILL)
+            until_gone(preloader)
+        until(lambda: self._children() == before and self._descriptors() <= opened)
+        self._check_log()
+
+    def _children(self) -> set[int]:
+        return {child.pid for child in psutil.Process(self.pid).children()}
+
+    def _descriptors(self) -> int:
+        return len([*Path(f"/proc/{self.pid}/fd").iterdir()])
+
+    def _check_log(self) -> None:
         words = (self.directory / "agent.log").read_text()
         assert "Traceback" not in words, words
-
-    def next_run(self, run_id: str) -> None:
-        """Let the agent serve another run with the same environment, as after a run that has ended."""
-        self.messages.clear()
-        log = str(self.directory / "agent.log")
-        self.link.serve(run_id, 0.1, log, None, self._environ, NetworkOption.HOST)
 
     def start(self, name: str, argv: list[str], env: dict[str, str] | None = None, **changes: object) -> None:
         cwd, log = str(self.directory), str(self.log(name))
         order = StartOrder(name, tuple(argv), env or {}, cwd, log, port=None, serves=False)
         self.link.start(replace(order, **changes))  # type: ignore[arg-type]
+
+    def preload(self, *modules: str, flags: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
+        self.flags, self.env = tuple(flags), env or {}
+        log = str(self.directory / "preloader.log")
+        order = PreloadOrder((PYTHON, *flags), self.env, str(self.directory), modules or LIGHT, {}, log)
+        self.link.preload(order)
+
+    def run_task(
+        self,
+        name: str,
+        words: Sequence[str],
+        fork: bool,
+        env: Mapping[str, str] | None = None,
+        **changes: object,
+    ) -> None:
+        """Start `PYTHON FLAGS WORDS` with the bootstrap that the orchestrator would ask for."""
+        files = {kind: str(self.directory / f"{name}.{kind}") for kind in ("exception", "stacks")}
+        self.start(
+            name,
+            [PYTHON, *self.flags, *words],
+            {**self.env, **(env or {})},
+            bootstrap={
+                "task": name,
+                "exception_file": files["exception"],
+                "stacks_file": files["stacks"],
+                "fixes": False,
+                "hooks": True,
+            },
+            fork=fork,
+            **changes,
+        )
+
+    def ending(self, name: str) -> Ending:
+        exited = self.wait_for(Exited, name)
+        return Ending.of(exited.exit_code, exited.signal, self.text(name))
+
+    def method_of(self, name: str) -> str:
+        return self.wait_for(Started, name).method
+
+    def wait_until_preloaded(self) -> Preloaded:
+        return self.wait_for(Preloaded)
+
+    def refusals(self) -> list[str]:
+        return [message.reason for message in self.messages if isinstance(message, NotPreloaded)]
 
     def log(self, name: str) -> Path:
         return self.directory / f"{name}.log"
@@ -152,7 +246,14 @@ class Driver:
         until(is_reported)
 
     def exits(self) -> list[Exited]:
-        return [message for message in self.messages if isinstance(message, Exited)]
+        return self.all_of(Exited)
+
+    def all_of(self, kind: type[M]) -> list[M]:
+        """The messages of this kind that have come."""
+        return [message for message in self.messages if isinstance(message, kind)]
+
+    def forget(self, kind: type[M]) -> None:
+        self.messages = [message for message in self.messages if not isinstance(message, kind)]
 
     def wait_for(self, kind: type[M], task: str | None = None) -> M:
         """The first message of that kind (of that task), come or to come."""

@@ -11,8 +11,8 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from agent_driving import Driver, python
@@ -40,7 +40,7 @@ print(json.dumps({
 C_LIBRARYS_OWN = 0b11 << 31
 
 
-@pytest.fixture
+@contextmanager
 def odd_world() -> Iterator[None]:
     """A umask, a file limit and an ignored signal unlike anything orch would choose."""
     umask, files = os.umask(0o027), resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -52,21 +52,15 @@ def odd_world() -> Iterator[None]:
     os.umask(umask)
 
 
-def seen_by_a_task(agent: Driver, **env: str) -> dict[str, Any]:
-    (agent.directory / "elsewhere").mkdir()
-    agent.start("a", python(LOOK), env, cwd=str(agent.directory / "elsewhere"))
-    assert agent.wait_for(Exited).exit_code == 0, agent.text("a")
-    seen: dict[str, Any] = json.loads(agent.text("a"))
-    return seen
-
-
-def test_task_gets_the_users_environment(
-    odd_world: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_task_gets_the_users_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INHERITED", "yes")
     monkeypatch.setenv("REPLACED", "no")
-    with Driver(tmp_path) as agent:
-        seen = seen_by_a_task(agent, REPLACED="yes", ADDED="yes, ünïcode \udcff too")
+    (tmp_path / "elsewhere").mkdir()
+    env = {"REPLACED": "yes", "ADDED": "yes, ünïcode \udcff too"}
+    with odd_world(), Driver(tmp_path) as agent:
+        agent.start("a", python(LOOK), env, cwd=str(tmp_path / "elsewhere"))
+        assert agent.wait_for(Exited).exit_code == 0, agent.text("a")
+        seen = json.loads(agent.text("a"))
     assert [seen["env"][name] for name in ("INHERITED", "REPLACED")] == ["yes", "yes"]
     assert seen["env"]["ADDED"] == "yes, ünïcode \udcff too"
     assert seen["cwd"] == str(tmp_path / "elsewhere")

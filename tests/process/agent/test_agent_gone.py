@@ -20,12 +20,6 @@ class Pair:
     link: AgentLink
     agent: socket.socket
 
-    def leaves(self, unread: bool) -> None:
-        """The agent's end goes, having read what it was told or not: its end of file, or a reset."""
-        if unread:
-            assert self.link.stop(0.0)
-        self.agent.close()
-
     def takes_another_run(self) -> bool:
         return self.link.serve("run-2", 0.5, "/dev/null", None, {}, NetworkOption.HOST)
 
@@ -39,30 +33,15 @@ def pair() -> Iterator[Pair]:
         pair.link.close()
 
 
-both_ways = pytest.mark.parametrize("unread", [False, True], ids=["end-of-file", "reset"])
-
-
-@both_ways
-def test_reading_from_gone_agent_returns_end(pair: Pair, unread: bool) -> None:
-    assert pair.link.read() == ([], True)
-    pair.leaves(unread)
-    assert pair.link.read() == ([], False)
-
-
-@both_ways
-def test_gone_agent_takes_no_run(pair: Pair, unread: bool) -> None:
-    pair.leaves(unread)
-    assert not pair.takes_another_run()
-
-
-def test_living_agent_takes_a_run(pair: Pair) -> None:
-    assert pair.takes_another_run()
-    assert b'"run_id": "run-2"' in pair.agent.recv(1 << 16)
-
-
-def test_every_order_to_gone_agent_fails(pair: Pair) -> None:
-    pair.leaves(unread=False)
+@pytest.mark.parametrize("unread", [False, True], ids=["end-of-file", "reset"])
+def test_gone_agent_is_noticed_and_every_order_to_it_fails(pair: Pair, unread: bool) -> None:
+    """Whether it has read what it was told or not: its end of file, or a reset."""
     link = pair.link
+    assert link.read() == ([], True)
+    if unread:
+        assert link.stop(0.0)
+    pair.agent.close()
+    assert link.read() == ([], False)
     orders = (
         link.hold(1, 2, "reuse_port"),
         link.start(StartOrder("worker:0", ("true",), {}, "/", "/dev/null", None, False)),
@@ -70,8 +49,19 @@ def test_every_order_to_gone_agent_fails(pair: Pair) -> None:
         link.signal("worker:0", 10),
         link.stacks(("worker:0",), False),
         link.stop(1.0),
+        pair.takes_another_run(),
     )
-    assert orders == (False,) * 6
+    assert orders == (False,) * 7
+
+
+def test_order_to_an_agent_that_has_just_gone_fails(pair: Pair) -> None:
+    pair.agent.close()
+    assert not pair.takes_another_run()
+
+
+def test_living_agent_takes_a_run(pair: Pair) -> None:
+    assert pair.takes_another_run()
+    assert b'"run_id": "run-2"' in pair.agent.recv(1 << 16)
 
 
 def test_order_waits_for_room_and_blocks_nothing(pair: Pair) -> None:

@@ -1,9 +1,10 @@
-"""The agent's stop ladder and its dead-man's switch: nothing outlives it."""
+"""Signals to tasks, the agent's stop ladder and its dead-man's switch: nothing outlives it."""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 from agent_driving import (
@@ -24,13 +25,69 @@ from orchestrator.links.agent_link import Empty, Exited, Started
 from orchestrator.store.runs.leftovers import end_leftovers
 from orchestrator.store.runs.paths import RunPaths
 
+# Its child is in the task's group, and says so in the log when it hears the signal. In short sleeps: one that comes
+# right before a sleep begins is heard after it.
+WITH_A_CHILD = """
+import os, signal, time
+def heard(*_):
+    os.write(1, b"parent heard\\n" if os.getpid() == leader else b"child heard\\n")
+leader = os.getpid()
+signal.signal(signal.SIGUSR1, heard)
+print("parent up" if os.fork() else "child up", flush=True)
+while True:
+    time.sleep(0.1)
+"""
+
+
+def test_signal_reaches_the_whole_group(agent: Driver) -> None:
+    agent.start("a", python(WITH_A_CHILD))
+    # A child that has only just been forked forgets signals.
+    for said in ("child up", "parent up"):
+        agent.wait_for_line("a", said)
+    agent.link.signal("a", signal.SIGUSR1)
+    for said in ("parent heard", "child heard"):
+        agent.wait_for_line("a", said)
+
+
+def test_signal_reaches_only_the_named_task(agent: Driver) -> None:
+    for name in "ab":
+        # While it starts, a task can be in any state.
+        agent.start(name, python(f"print('up', flush=True); {SLEEPER}"))
+        agent.wait_for_line(name)
+    pids = {name: agent.pid_of(name) for name in "ab"}
+    agent.link.signal("a", signal.SIGSTOP)
+    until(lambda: state_letter(pids["a"]) == "T")
+    assert state_letter(pids["b"]) != "T"
+    agent.link.signal("a", signal.SIGCONT)
+    until(lambda: state_letter(pids["a"]) == "S")
+    agent.link.signal("b", signal.SIGKILL)
+    assert agent.wait_for(Exited, "b").signal == signal.SIGKILL
+    assert state_letter(pids["a"]) == "S"
+    for name in ("b", "never-there"):  # of no effect
+        agent.link.signal(name, signal.SIGKILL)
+    agent.start("c", python("print('up')"))
+    assert agent.wait_for(Exited, "c").exit_code == 0
+
 
 def test_tasks_that_stop_in_time_are_not_killed(agent: Driver) -> None:
-    agent.start("a", python(POLITE))
-    agent.wait_for_line("a")
-    empty = agent.end(grace_s=FOREVER_S)
-    assert [(exit.exit_code, exit.signal) for exit in agent.exits()] == [(5, None)]
-    assert empty.swept == 0
+    """Neither one whose child gets SIGTERM, nor one that was stopped, nor one that has lost the first SIGTERM, as a
+    library does that has just installed its own handler."""
+    child = "import os, sys, subprocess; subprocess.run([sys.executable, '-I', '-S', '-c', sys.argv[1]])"
+    say = "os.write(int(os.environ['ORCH_PROGRESS_FD']), b'{\"sigterm\":\"again\"}\\n')"
+    # Without a SIGTERM sent before, the report has no effect.
+    loses = f"signal.signal(15, lambda *_: (signal.signal(15, lambda *_: os._exit(7)), {say}))"
+    sleeps = "print('up', flush=True)\nwhile True: time.sleep(0.1)"
+    agent.start("polite", python(POLITE))
+    agent.start("with a child", [*python(child), f"import os; print('pid', os.getpid()); {POLITE}"])
+    agent.start("stopped", python(POLITE))
+    agent.start("loses", python(f"import os, signal, time\n{say}\n{loses}\n{sleeps}"))
+    texts = {name: agent.wait_for_line(name) for name in ("polite", "with a child", "stopped", "loses")}
+    signal_and_wait(agent.pid_of("stopped"), signal.SIGSTOP, "T")
+    assert agent.end(grace_s=FOREVER_S).swept == 0
+    ends = {exit.task: exit.exit_code for exit in agent.exits()}
+    assert (ends["polite"], ends["stopped"], ends["loses"]) == (5, 5, 7)
+    words = texts["with a child"].split()
+    assert not lives(int(words[words.index("pid") + 1]))
 
 
 def test_tasks_that_ignore_sigterm_are_killed_with_their_daemons(agent: Driver) -> None:
@@ -54,52 +111,35 @@ def test_daemon_gets_a_short_grace_after_the_tasks_are_gone(agent: Driver) -> No
     assert not lives(grandchild)
 
 
-def test_children_in_the_group_get_sigterm(agent: Driver) -> None:
-    child = "import os, sys, subprocess; subprocess.run([sys.executable, '-I', '-S', '-c', sys.argv[1]])"
-    agent.start("a", [*python(child), f"import os; print('pid', os.getpid()); {POLITE}"])
-    words = agent.wait_for_line("a").split()
-    agent.end(grace_s=FOREVER_S)
-    assert not lives(int(words[words.index("pid") + 1]))
-
-
-def test_task_under_sigstop_gets_sigterm(agent: Driver) -> None:
-    agent.start("a", python(POLITE))
-    agent.wait_for_line("a")
-    signal_and_wait(agent.pid_of("a"), signal.SIGSTOP, "T")
-    agent.end(grace_s=FOREVER_S)
-    assert agent.exits()[0].exit_code == 5
-
-
-def test_second_stop_never_extends_the_deadline(agent: Driver) -> None:
-    agent.start("a", python(DEAF))
-    agent.wait_for_line("a")
-    agent.link.stop(FOREVER_S)
-    agent.link.stop(0.0)
-    agent.link.stop(FOREVER_S)
-    agent.wait_for(Empty)
-    assert agent.exits()[0].signal == signal.SIGKILL
-
-
-def test_start_during_a_stop_is_refused(agent: Driver) -> None:
+def test_second_stop_never_extends_the_deadline_and_no_task_starts_after_the_first(agent: Driver) -> None:
     agent.start("a", python(DEAF))
     agent.wait_for_line("a")
     agent.link.stop(FOREVER_S)
     agent.start("b", ["touch", "started"])
-    agent.end()
-    assert [message.task for message in agent.messages if isinstance(message, Started)] == ["a"]
+    agent.link.stop(0.0)
+    agent.link.stop(FOREVER_S)
+    agent.wait_for(Empty)
+    assert agent.exits()[0].signal == signal.SIGKILL
+    assert [message.task for message in agent.all_of(Started)] == ["a"]
     assert not (agent.directory / "started").exists()
 
 
-def test_stop_without_tasks_is_empty_immediately(agent: Driver) -> None:
-    assert agent.end(grace_s=FOREVER_S).swept == 0
-
-
-def test_ports_are_released_after_the_teardown(agent: Driver) -> None:
+def test_stop_without_tasks_is_empty_immediately_and_releases_the_ports(agent: Driver) -> None:
     ports = agent.hold(3)
     assert not any(can_bind(port) for port in ports)
-    agent.end()
+    assert agent.end(grace_s=FOREVER_S).swept == 0
     # Another program may have taken one for a moment.
     until(lambda: all(can_bind(port) for port in ports))
+
+
+def test_agent_sleeps_while_tasks_stop(agent: Driver) -> None:
+    """They may be saving: what was due to be measured is not measured, and must not keep the agent awake."""
+    agent.start("a", python(DEAF), memory_limit=1 << 40)
+    agent.wait_for_line("a")
+    agent.link.stop(FOREVER_S)
+    due = time.monotonic() + 1.0
+    until(lambda: time.monotonic() > due)
+    until(lambda: all(state_letter(agent.pid) == "S" for _ in range(100)))
 
 
 def test_end_of_stream_ends_everything(tmp_path: Path) -> None:
@@ -113,53 +153,39 @@ def test_end_of_stream_ends_everything(tmp_path: Path) -> None:
     assert not any(lives(pid) for pid in pids)
 
 
-def test_sigterm_to_the_agent_ends_all_and_blames_no_task(agent: Driver) -> None:
-    agent.start("a", python(DAEMONISES))
-    grandchild = agent.grandchild_of("a")
-    os.kill(agent.pid, signal.SIGTERM)
-    agent.receive_all()
-    assert not any(isinstance(message, Exited | Empty) for message in agent.messages)
+def test_sigterm_to_the_agent_ends_all_and_blames_no_task(own_agent: Driver) -> None:
+    own_agent.start("a", python(DAEMONISES))
+    grandchild = own_agent.grandchild_of("a")
+    os.kill(own_agent.pid, signal.SIGTERM)
+    own_agent.receive_all()
+    assert not own_agent.all_of(Exited) and not own_agent.all_of(Empty)
     assert not lives(grandchild)
 
 
-def test_tasks_die_with_a_killed_agent_and_orphans_can_be_swept(agent: Driver) -> None:
-    run = RunPaths(agent.directory / "run-1")
+def test_tasks_die_with_a_killed_agent_and_orphans_can_be_swept(own_agent: Driver) -> None:
+    run = RunPaths(own_agent.directory / "run-1")
     marks = {"ORCH_RUN_ID": run.run_id, "ORCH_RUN_DIR": str(run.root)}
-    agent.start("a", python(DAEMONISES), marks)
-    agent.start("b", python(DEAF), marks)
-    agent.wait_for_line("b")
-    grandchild = agent.grandchild_of("a")
-    pids = [agent.pid_of(name) for name in "ab"]
-    os.kill(agent.pid, signal.SIGKILL)
+    own_agent.start("a", python(DAEMONISES), marks)
+    own_agent.start("b", python(DEAF), marks)
+    own_agent.wait_for_line("b")
+    grandchild = own_agent.grandchild_of("a")
+    pids = [own_agent.pid_of(name) for name in "ab"]
+    os.kill(own_agent.pid, signal.SIGKILL)
     until_gone(*pids)
     # Daemonised, it is out of the kernel's reach: this is what the sweep is for.
     assert lives(grandchild)
-    assert end_leftovers(RunPaths(agent.directory / "another-run")).ended == 0
+    assert end_leftovers(RunPaths(own_agent.directory / "another-run")).ended == 0
     assert lives(grandchild)
     assert end_leftovers(run).ended == 1
     assert not lives(grandchild)
 
 
-def test_task_without_its_agent_never_starts(agent: Driver) -> None:
+def test_task_without_its_agent_never_starts(own_agent: Driver) -> None:
     """The agent dies while tasks start: whichever of them got that far dies too."""
     for index in range(20):
-        agent.start(f"t{index}", python(f"open('{index}', 'w'); {SLEEPER}"))
-    agent.pid_of("t0")
-    os.kill(agent.pid, signal.SIGKILL)
-    until(lambda: state_letter(agent.pid) in "ZX")
-    agent.receive_all()
-    pids = [message.pid for message in agent.messages if isinstance(message, Started)]
+        own_agent.start(f"t{index}", python(f"open('{index}', 'w'); {SLEEPER}"))
+    own_agent.pid_of("t0")
+    signal_and_wait(own_agent.pid, signal.SIGKILL, "ZX")
+    own_agent.receive_all()
+    pids = [message.pid for message in own_agent.all_of(Started)]
     until_gone(*pids)
-
-
-def test_task_that_may_have_lost_sigterm_gets_it_again(agent: Driver) -> None:
-    """The script loses the first SIGTERM, as a library does that has just installed its own handler."""
-    say = "os.write(int(os.environ['ORCH_PROGRESS_FD']), b'{\"sigterm\":\"again\"}\\n')"
-    told = f"signal.signal(15, lambda *_: (signal.signal(15, lambda *_: os._exit(7)), {say}))"
-    # Without a SIGTERM sent before, the report has no effect.
-    # Short sleeps: a signal right before a sleep is handled after it.
-    sleeps = "print('up', flush=True)\nwhile True: time.sleep(0.1)"
-    agent.start("a", python(f"import os, signal, time\n{say}\n{told}\n{sleeps}"))
-    agent.wait_for_line("a")
-    agent.end(grace_s=FOREVER_S)
-    assert [(exit.exit_code, exit.signal) for exit in agent.exits()] == [(7, None)]

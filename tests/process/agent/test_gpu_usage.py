@@ -19,6 +19,8 @@ from waiting import until
 from orchestrator import Cluster
 from orchestrator.client.view.tables import status_lines
 from orchestrator.links.agent_link import Sampled
+from worker.agent import gpu_usage
+from worker.agent.gpu_usage import GpuUsage
 
 # Each line of the file USE is `device pid bytes percent`. A percent of -1: the GPU does not measure work by process; of
 # -2: the driver does not answer. The caller asks for the work since its last sample.
@@ -72,13 +74,14 @@ FAMILY = f"import os; child = os.fork()\nif child: print(os.getpid(), child, flu
 
 
 class Gpus:
-    """Two GPUs and what their processes use."""
+    """Two GPUs and what their processes use. `library`: the path of the library that reports it."""
 
     def __init__(self, directory: Path) -> None:
+        self.library = directory / "libnvidia-ml.so.1"
         self._use = directory / "use"
         (directory / "nvml.c").write_text(LIBRARY)
         subprocess.run(
-            ["cc", "-shared", "-fPIC", f'-DUSE="{self._use}"', "-o", "libnvidia-ml.so.1", "nvml.c"],
+            ["cc", "-shared", "-fPIC", f'-DUSE="{self._use}"', "-o", str(self.library), "nvml.c"],
             cwd=directory,
             check=True,
         )
@@ -108,69 +111,74 @@ def next_sample(agent: Driver, task: str) -> dict[str, object]:
     return agent.wait_for(Sampled).tasks[task].model_dump(exclude_none=True)
 
 
-def test_use_of_gpus_is_that_of_the_task_and_its_children(gpus: Gpus, tmp_path: Path) -> None:
-    with Cluster(2, [sys.executable, "-c", FAMILY], tmp_path) as run:
+def test_use_of_gpus_is_added_up_over_processes(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked here without the agent's pauses. A running process does not see a new LD_LIBRARY_PATH."""
+    monkeypatch.setattr(gpu_usage, "_LIBRARY", str(gpus.library))
+    parent, child, other, idle, foreign = range(101, 106)
+    usage = GpuUsage()
 
-        def pids(task: str) -> list[int]:
-            return [int(pid) for pid in run.log(task).read_text().split()] if run.log(task).exists() else []
+    def used() -> list[tuple[float | None, float | None]]:
+        usage.refresh()
+        tasks = (usage.of(task) for task in ((parent, child), (other, idle)))
+        return [(each.get("gpu_percent"), each.get("gpu_memory_bytes")) for each in tasks]
 
-        until(lambda: all(len(pids(task)) == 2 for task in ("worker:0", "worker:1")))
-        (parent, child), (other, idle) = pids("worker:0"), pids("worker:1")
-        gpus.use(
-            *((0, parent, 100 * MIB, 40), (1, parent, 10 * MIB, 20), (0, child, MIB, 0)),
-            *((1, idle, 7 * MIB, 0), (1, other, 0, 5), (0, os.getpid(), 500 * MIB, 90)),
-        )
-
-        def used() -> list[tuple[float | None, int | None]]:
-            return [(task.gpu_percent, task.gpu_memory_bytes) for task in run.status().tasks]
-
+    gpus.use(
+        *((0, parent, 100 * MIB, 40), (1, parent, 10 * MIB, 20), (0, child, MIB, 0)),
+        *((1, idle, 7 * MIB, 0), (1, other, 0, 5), (0, foreign, 500 * MIB, 90)),
+    )
+    try:
         until(lambda: used() == [(60.0, 111 * MIB), (5.0, 7 * MIB)])
-        _, _, titles, first, _ = status_lines(run.status(), None, colour=False)
-        assert " GPU  GPU MEM " in titles and " 60%   116 MB " in first
         gpus.use((0, parent, 3 * MIB, 0), (1, idle, 0, 7))
         until(lambda: used() == [(0.0, 3 * MIB), (7.0, None)])
         # Work by process is not known on either GPU.
         gpus.use((0, parent, 3 * MIB, -1), (1, idle, 0, -1))
         until(lambda: used() == [(None, 3 * MIB), (None, None)])
-        assert "<figcaption>GPU: 0% to 60%" in run._repr_html_()
+    finally:
+        assert usage.pid is not None
+        os.kill(usage.pid, signal.SIGKILL)
+        os.waitpid(usage.pid, 0)
+    until(lambda: used() == [(None, None)] * 2 and usage.pid is None)
+
+
+def test_use_of_gpus_is_shown_for_the_task_and_its_children(gpus: Gpus, tmp_path: Path) -> None:
+    with Cluster(1, [sys.executable, "-c", FAMILY], tmp_path) as run:
+
+        def pids() -> list[int]:
+            log = run.log("worker:0")
+            return [int(pid) for pid in log.read_text().split()] if log.exists() else []
+
+        until(lambda: len(pids()) == 2)
+        parent, child = pids()
+        gpus.use((0, parent, 100 * MIB, 40), (1, child, 11 * MIB, 20), (0, os.getpid(), 500 * MIB, 90))
+        until(lambda: run.status().tasks[0].gpu_percent == 60.0)
+        _, _, titles, first = status_lines(run.status(), None, colour=False)[:4]
+        assert " GPU  GPU MEM " in titles and " 60%   116 MB " in first
+        assert "<figcaption>GPU: 60% to 60%" in run._repr_html_()
         history = run.history()
-    rows = list(zip(history["task"], history["gpu_percent"], history["gpu_memory_bytes"], strict=True))
-    assert ("worker:0", 60.0, 111 * MIB) in rows and ("worker:1", 5.0, 7 * MIB) in rows
+    rows = list(zip(history["gpu_percent"], history["gpu_memory_bytes"], strict=True))
+    assert (60.0, 111 * MIB) in rows
 
 
 @pytest.mark.slow
-def test_driver_that_does_not_answer_delays_nothing(gpus: Gpus, agent: Driver) -> None:
-    agent.start("a", python(SLEEPER))
-    pid = agent.pid_of("a")
+def test_driver_that_does_not_answer_delays_nothing(gpus: Gpus, own_agent: Driver) -> None:
+    own_agent.start("a", python(SLEEPER))
+    pid = own_agent.pid_of("a")
     gpus.use((0, pid, MIB, 1))
-    until(lambda: "gpu_percent" in next_sample(agent, "a"))
+    until(lambda: "gpu_percent" in next_sample(own_agent, "a"))
     gpus.use((0, pid, MIB, -2))
-    until(lambda: "gpu_percent" not in next_sample(agent, "a"))
-    (asking,) = children_of(agent) - {pid}
-    assert next_sample(agent, "a").keys() == {"cpu_percent", "memory_bytes"}
+    until(lambda: "gpu_percent" not in next_sample(own_agent, "a"))
+    (asking,) = children_of(own_agent) - {pid}
+    assert next_sample(own_agent, "a").keys() == {"cpu_percent", "memory_bytes"}
     # Nor does it count as a process that the task has left.
-    assert agent.end().swept == 0
-    assert children_of(agent) == {asking}
+    assert own_agent.end().swept == 0
+    assert children_of(own_agent) == {asking}
 
 
-@pytest.mark.slow
-def test_failure_of_the_library_ends_the_measurement(gpus: Gpus, agent: Driver) -> None:
-    agent.start("a", python(SLEEPER))
-    pid = agent.pid_of("a")
-    gpus.use((0, pid, MIB, 1))
-    until(lambda: "gpu_percent" in next_sample(agent, "a"))
-    (asking,) = children_of(agent) - {pid}
-    os.kill(asking, signal.SIGKILL)
-    until(lambda: "gpu_percent" not in next_sample(agent, "a"))
-    assert children_of(agent) == {pid}
-
-
-def test_without_the_library_nothing_is_started(agent: Driver) -> None:
+def test_without_the_library_nothing_is_started() -> None:
     with contextlib.suppress(OSError):
         ctypes.CDLL("libnvidia-ml.so.1")
         pytest.skip("this machine has NVIDIA's library")
-    agent.start("a", python(SLEEPER))
-    pid = agent.pid_of("a")
-    next_sample(agent, "a")
-    assert "gpu_percent" not in next_sample(agent, "a")
-    assert children_of(agent) == {pid}
+    usage = GpuUsage()
+    for _ in range(2):
+        usage.refresh()
+    assert (usage.pid, usage.of([os.getpid()])) == (None, {})

@@ -136,11 +136,14 @@ def test_many_ports_are_distinct_and_released() -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "abstract"])
-def test_port_server_of_the_site_is_used(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_server_of_the_site_is_used(
+    kind: str, agent: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     address = str(tmp_path / "server") if kind == "file" else f"@{tmp_path}"
     ports = free_ports(3)
     monkeypatch.setenv("PORTSERVER_ADDRESS", address)
-    with port_server(address, ports) as asked, Driver(tmp_path) as agent:
+    with port_server(address, ports) as asked:
+        agent.next_run(tmp_path)  # with this variable
         assert agent.hold(3) == tuple(ports)
         # The server lends ports to a process, for as long as that lives: it must be the agent.
         assert asked == [str(agent.pid)] * 3
@@ -156,7 +159,7 @@ def test_port_taken_meanwhile_is_skipped(tmp_path: Path, monkeypatch: pytest.Mon
             assert held.hold(1, "reuse_port") == [good]
 
 
-def test_missing_ports_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ports_are_reported(agent: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PORTSERVER_ADDRESS", str(tmp_path / "server"))
     with socket.socket() as other, HeldPorts() as held:
         other.bind(("", 0))
@@ -164,10 +167,10 @@ def test_missing_ports_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         with port_server(str(tmp_path / "server"), [other.getsockname()[1]]):
             with pytest.raises(PortsExhausted):
                 held.hold(1, "reuse_port")
-            with Driver(tmp_path) as agent:
-                agent.link.hold(1, 1, "reuse_port")
-                assert "taken" in agent.wait_for(HoldFailed).reason
-                assert not any(isinstance(message, Held) for message in agent.messages)
+            agent.next_run(tmp_path)  # with this variable
+            agent.link.hold(1, 1, "reuse_port")
+            assert "taken" in agent.wait_for(HoldFailed).reason
+            assert not agent.all_of(Held)
 
 
 SERVER = """
@@ -176,41 +179,35 @@ s = socket.socket()
 s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 s.bind(("127.0.0.1", int(sys.argv[1])))
 print("bound", flush=True)
-while not os.path.exists("listen"): time.sleep(0.01)
+while not os.path.exists(sys.argv[2]): time.sleep(0.01)
 s.listen()
 time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("by", ["task", "child"])
-def test_task_is_ready_when_it_listens_itself(agent: Driver, by: str) -> None:
-    (port,) = agent.hold(1)
-    argv = [*python(SERVER), str(port)]
-    if by == "child":
-        argv = ["sh", "-c", '"$@" & wait', "sh", *argv]
-    agent.start("a", argv, port=port, serves=True)
-    agent.wait_for_line("a", "bound\n")
-    with socket.socket() as other:
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        other.bind(("127.0.0.1", port))
-        other.listen()
-        # When two more tasks are ready, two checks are over: another program's socket does not make a task ready.
+def test_task_is_ready_when_it_listens_itself(agent: Driver) -> None:
+    """Or a child of it. When two more tasks are ready, two checks are over: another program's socket does not make a
+    task ready."""
+    ports = dict(zip(("itself", "its child", "b", "c"), agent.hold(4), strict=True))
+
+    def start(name: str, file: str) -> None:
+        argv = [*python(SERVER), str(ports[name]), file]
+        if name == "its child":
+            argv = ["sh", "-c", '"$@" & wait', "sh", *argv]
+        agent.start(name, argv, port=ports[name], serves=True)
+        agent.wait_for_line(name, "bound\n")
+
+    with socket.socket() as other, socket.socket() as another:
+        for name, foreign in (("itself", other), ("its child", another)):
+            start(name, "listen")
+            foreign.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            foreign.bind(("127.0.0.1", ports[name]))
+            foreign.listen()
         for name in ("b", "c"):
-            (others,) = agent_holds_another(agent, name)
-            program = SERVER.replace('exists("listen")', f'exists("{name}")')
-            agent.start(name, [*python(program), str(others)], port=others, serves=True)
-            agent.wait_for_line(name, "bound\n")
+            start(name, name)
             (agent.directory / name).touch()
             agent.wait_for(Listening, name)
-        assert not any(isinstance(message, Listening) and message.task == "a" for message in agent.messages)
+        assert {message.task for message in agent.all_of(Listening)} == {"b", "c"}
     (agent.directory / "listen").touch()
-    agent.wait_for(Listening, "a")
-    agent.end()
-
-
-def agent_holds_another(agent: Driver, name: str) -> tuple[int, ...]:
-    seen = sum(isinstance(message, Held) for message in agent.messages)
-    agent.link.hold(1, 1, "reuse_port")
-    while len(held := [message for message in agent.messages if isinstance(message, Held)]) == seen:
-        agent.receive()
-    return held[-1].ports
+    for name in ("itself", "its child"):
+        agent.wait_for(Listening, name)

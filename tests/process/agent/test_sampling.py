@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import psutil
-import pytest
 from agent_driving import SLEEPER, Driver, python
 from waiting import until
 
@@ -79,6 +78,11 @@ def test_shared_memory_is_counted_once() -> None:
         (sample,) = look(Sampler(0.0), 1e9, [task])
         tree = [psutil.Process(task.pid), *psutil.Process(task.pid).children(recursive=True)]
         resident = sum(each.memory_info().rss for each in tree)
+        # Nor is it counted twice against a limit.
+        task.memory_limit = 100 * MIB
+        sampler = Sampler(100.0)
+        look(sampler, 101.0, [task])
+        assert look(sampler, sampler.due, [task]) == []
     assert resident > 2 * 64 * MIB
     assert 64 * MIB < sample[task.name]["memory_bytes"] < 100 * MIB
 
@@ -96,10 +100,10 @@ def test_cpu_is_that_of_the_task_and_its_children() -> None:
         look(sampler, now, [busy, idle])
         child = psutil.Process(busy.pid).children()[0]
         spent = child.cpu_times().user
-        until(lambda: child.cpu_times().user > spent + 0.3)
+        until(lambda: child.cpu_times().user > spent + 0.1)
         # The more processes there are, the later it is due.
         (sample,) = look(sampler, max(now + 10, sampler.due), [busy, idle])
-    # At least 0.3 s of work in what the sampler was told were 10 s or more.
+    # At least 0.1 s of work in what the sampler was told were 10 s or more.
     assert 0.0 < sample[busy.name]["cpu_percent"] < 100
     # A tick or two of the kernel's clock may still be counted for the way to its sleep.
     assert sample[idle.name]["cpu_percent"] < 1.0
@@ -110,14 +114,14 @@ def test_restarted_task_is_measured_from_its_own_start() -> None:
     burns = "while True: pass"
     sampler = Sampler(0.0)
     with process(burns) as before:
-        until(lambda: psutil.Process(before.pid).cpu_times().user > 0.5)
+        until(lambda: psutil.Process(before.pid).cpu_times().user > 0.3)
         now = time.monotonic() + 2
         look(sampler, now, [before])
     with process(burns) as again:
         assert again.name == before.name
-        until(lambda: psutil.Process(again.pid).cpu_times().user > 0.1)
+        until(lambda: psutil.Process(again.pid).cpu_times().user > 0.05)
         (sample,) = look(sampler, max(now + 10, sampler.due), [again])
-    # At least 0.1 s of work in what the sampler was told were some 12 s or more.
+    # At least 0.05 s of work in what the sampler was told were some 12 s or more.
     assert sample[again.name]["cpu_percent"] > 0.0
 
 
@@ -137,6 +141,14 @@ def test_no_sample_before_due_or_without_tasks() -> None:
         assert look(sampler, 200.0, []) == []
         assert len(look(sampler, 200.0, [task])) == 1
         assert sampler.due >= 202.0
+        tasks = [TaskProcess(f"worker:{n}", task.pid, -1, 0, None, False, -1, 0.0) for n in range(20)]
+        frames = look(Sampler(0.0), 1e6, tasks)
+    # Samples of many tasks are split into frames.
+    assert sorted(name for frame in frames for name in frame) == sorted(each.name for each in tasks)
+    assert len(frames) == 4
+    # A task that has gone costs nothing.
+    (sample,) = look(Sampler(0.0), 1e6, [task])
+    assert sample[task.name] == {"cpu_percent": 0.0, "memory_bytes": 0}
 
 
 def test_task_above_its_limit_is_seen_between_samples() -> None:
@@ -159,22 +171,6 @@ def test_task_above_its_limit_is_seen_between_samples() -> None:
         assert look(sampler, due + 0.4, tasks) == []
 
 
-def test_shared_memory_is_not_counted_twice_against_a_limit() -> None:
-    with process(SHARES, lines=2) as task:
-        task.memory_limit = 100 * MIB
-        sampler = Sampler(100.0)
-        look(sampler, 101.0, [task])
-        assert look(sampler, sampler.due, [task]) == []
-
-
-def test_samples_of_many_tasks_are_split_into_frames() -> None:
-    with process(SLEEPER) as task:
-        tasks = [TaskProcess(f"worker:{n}", task.pid, -1, 0, None, False, -1, 0.0) for n in range(20)]
-        frames = look(Sampler(0.0), 1e6, tasks)
-    assert sorted(name for frame in frames for name in frame) == sorted(each.name for each in tasks)
-    assert len(frames) == 4
-
-
 def test_sampling_measures_one_process_per_step() -> None:
     """An exit can be reported between two steps, and an exited task is not in the sample."""
     with process(SHARES, lines=2) as two, process(SLEEPER) as one:
@@ -188,18 +184,10 @@ def test_sampling_measures_one_process_per_step() -> None:
         assert [set(frame) for frame in look(sampler, 2e6, [one])] == [{"one"}]
 
 
-def test_gone_task_costs_nothing() -> None:
-    with process(SLEEPER) as task:
-        pass
-    (sample,) = look(Sampler(0.0), 1e6, [task])
-    assert sample[task.name] == {"cpu_percent": 0.0, "memory_bytes": 0}
-
-
 def test_agent_sends_samples_of_running_tasks(agent: Driver) -> None:
     agent.start("a", python(SHARES))
     agent.wait_for_line("a", "child")
     agent.until_uses("a", MIB)
-    agent.end()
 
 
 def test_descendants_are_alive_and_parents_come_first() -> None:
@@ -233,8 +221,4 @@ def test_recycled_pid_is_never_signalled() -> None:
         assert send_signal(stat, 9) is Delivery.SENT
         until(lambda: psutil.Process(task.pid).status() == psutil.STATUS_ZOMBIE)
         assert send_signal(stat, 9) is Delivery.GONE
-
-
-@pytest.mark.parametrize("pid", [2**22 - 1])
-def test_signal_to_free_pid_is_refused(pid: int) -> None:
-    assert read_stat(pid) is None
+    assert read_stat(2**22 - 1) is None

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from forking import Forking
+from agent_driving import Driver
 from waiting import until, until_gone
 
 from orchestrator.links.agent_link import PlanOrder, Started
@@ -52,7 +52,7 @@ print(json.dumps({
 """
 
 
-def seen(agent: Forking, name: str, fork: bool, program: str = LOOK) -> dict[str, Any]:
+def seen(agent: Driver, name: str, fork: bool, program: str = LOOK) -> dict[str, Any]:
     (agent.directory / "look.py").write_text(program)
     agent.run_task(name, ["look.py"], fork, {"ORCH_TASK": "same", "TF_CONFIG": "{}"})
     ending = agent.ending(name)
@@ -62,10 +62,9 @@ def seen(agent: Forking, name: str, fork: bool, program: str = LOOK) -> dict[str
     return found
 
 
-def test_a_forked_task_has_what_a_spawned_one_has(tmp_path: Path) -> None:
-    with Forking(tmp_path) as agent:
-        agent.preload(env={"SHARED": "yes", "ADDED": "ünïcode \udcff", "PYTHONPATH": str(tmp_path)})
-        forked, spawned = seen(agent, "a", fork=True), seen(agent, "b", fork=False)
+def test_a_forked_task_has_what_a_spawned_one_has(agent: Driver, tmp_path: Path) -> None:
+    agent.preload(env={"SHARED": "yes", "ADDED": "ünïcode \udcff", "PYTHONPATH": str(tmp_path)})
+    forked, spawned = seen(agent, "a", fork=True), seen(agent, "b", fork=False)
     for each, name in ((forked, "a"), (spawned, "b")):
         number = each["env"].pop("ORCH_PROGRESS_FD")
         assert each["c_env"].pop("ORCH_PROGRESS_FD") == number
@@ -82,26 +81,24 @@ def test_a_forked_task_has_what_a_spawned_one_has(tmp_path: Path) -> None:
     assert forked["env"]["PYTHONPATH"] == str(tmp_path)
 
 
-def test_a_task_of_a_cluster_on_several_hosts_is_forked(tmp_path: Path) -> None:
+def test_a_task_of_a_cluster_on_several_hosts_is_forked(agent: Driver) -> None:
     """The list of hosts without a proxy is only known after the preloader has started."""
-    with Forking(tmp_path) as agent:
-        agent.preload("json", env={"no_proxy": "localhost"})
-        agent.link.plan(PlanOrder(1, {"worker": ["10.0.0.1:1", "10.0.0.2:2"]}))
-        show = ["-c", "import os; print(os.environ['no_proxy'])"]
-        agent.run_task("a", show, fork=True, role="worker", index=0)
-        assert (agent.ending("a").text, agent.method_of("a")) == ("localhost,10.0.0.1,10.0.0.2\n", "fork")
+    agent.preload("json", env={"no_proxy": "localhost"})
+    agent.link.plan(PlanOrder(1, {"worker": ["10.0.0.1:1", "10.0.0.2:2"]}))
+    show = ["-c", "import os; print(os.environ['no_proxy'])"]
+    agent.run_task("a", show, fork=True, role="worker", index=0)
+    assert (agent.ending("a").text, agent.method_of("a")) == ("localhost,10.0.0.1,10.0.0.2\n", "fork")
 
 
-def test_libraries_come_back_with_all_they_bring(tmp_path: Path) -> None:
+def test_libraries_come_back_with_all_they_bring(agent: Driver) -> None:
     """And with no more: sys.modules is what it is after the same import in a spawned task."""
     program = "import decimal, sys\nimport logging.handlers\n" + LOOK
-    with Forking(tmp_path) as agent:
-        agent.preload()
-        forked, spawned = seen(agent, "a", True, program), seen(agent, "b", False, program)
+    agent.preload()
+    forked, spawned = seen(agent, "a", True, program), seen(agent, "b", False, program)
     assert forked["modules"] == spawned["modules"]
 
 
-def test_siblings_draw_different_numbers(tmp_path: Path) -> None:
+def test_siblings_draw_different_numbers(agent: Driver, tmp_path: Path) -> None:
     (tmp_path / "draw.py").write_text(
         "import random, secrets, tempfile, uuid\nimport numpy as np\n"
         "names = tempfile._get_candidate_names()\n"
@@ -110,43 +107,39 @@ def test_siblings_draw_different_numbers(tmp_path: Path) -> None:
         "random.seed(1); np.random.seed(1)\n"
         "print('fixed', random.random(), np.random.rand(), np.random.default_rng(1).random())\n"
     )
-    with Forking(tmp_path) as agent:
-        agent.preload("numpy", "random", "tempfile", "uuid")
-        for name in "abc":
-            agent.run_task(name, ["draw.py"], fork=name != "c")
-        texts = [agent.ending(name).text.splitlines() for name in "abc"]
-        assert [agent.method_of(name) for name in "abc"] == ["fork", "fork", "spawn"], agent.refusals()
+    agent.preload("numpy", "random", "tempfile", "uuid")
+    for name in "abc":
+        agent.run_task(name, ["draw.py"], fork=name != "c")
+    texts = [agent.ending(name).text.splitlines() for name in "abc"]
+    assert [agent.method_of(name) for name in "abc"] == ["fork", "fork", "spawn"], agent.refusals()
     drawn = [line for text in texts for line in text[:-1]]
     assert len(drawn) == 3 * 6 == len(set(drawn))
     assert texts[0][-1] == texts[1][-1] == texts[2][-1]
 
 
-def test_numpy_has_its_threads(tmp_path: Path) -> None:
+def test_numpy_has_its_threads(agent: Driver) -> None:
     program = "import os, numpy, json; print(json.dumps({'n': len(os.listdir('/proc/self/task'))}))"
-    with Forking(tmp_path) as agent:
-        agent.preload("numpy")
-        assert seen(agent, "a", True, program) == seen(agent, "b", False, program)
+    agent.preload("numpy")
+    assert seen(agent, "a", True, program) == seen(agent, "b", False, program)
 
 
-def test_a_forked_task_dies_with_its_agent(tmp_path: Path) -> None:
-    with Forking(tmp_path) as agent:
-        agent.preload()
-        agent.run_task("a", ["-c", "import time; print('up', flush=True); time.sleep(600)"], fork=True)
-        agent.wait_for_line("a")
-        started = agent.wait_for(Started)
-        preloader = until(
-            lambda: [each for each in psutil.Process(agent.pid).children() if each.pid != started.pid]
-        )
-        os.kill(agent.pid, signal.SIGKILL)
-        until_gone(started.pid, preloader[0].pid)
+def test_a_forked_task_dies_with_its_agent(own_agent: Driver) -> None:
+    own_agent.preload()
+    own_agent.run_task("a", ["-c", "import time; print('up', flush=True); time.sleep(600)"], fork=True)
+    own_agent.wait_for_line("a")
+    started = own_agent.wait_for(Started)
+    preloader = until(
+        lambda: [each for each in psutil.Process(own_agent.pid).children() if each.pid != started.pid]
+    )
+    os.kill(own_agent.pid, signal.SIGKILL)
+    until_gone(started.pid, preloader[0].pid)
 
 
 @pytest.mark.parametrize("count", [20])
-def test_many_tasks_at_once(count: int, tmp_path: Path) -> None:
-    with Forking(tmp_path) as agent:
-        agent.preload()
-        for number in range(count):
-            agent.run_task(f"t{number}", ["-c", f"import json, sys; sys.exit({number})"], fork=True)
-        codes = [agent.ending(f"t{number}").exit_code for number in range(count)]
-        assert codes == list(range(count))
-        assert {agent.method_of(f"t{number}") for number in range(count)} == {"fork"}
+def test_many_tasks_at_once(count: int, agent: Driver) -> None:
+    agent.preload()
+    for number in range(count):
+        agent.run_task(f"t{number}", ["-c", f"import json, sys; sys.exit({number})"], fork=True)
+    codes = [agent.ending(f"t{number}").exit_code for number in range(count)]
+    assert codes == list(range(count))
+    assert {agent.method_of(f"t{number}") for number in range(count)} == {"fork"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forking import PYTHON, Forking
+from agent_driving import PYTHON, Driver
 
 from orchestrator.links.agent_link import NotPreloaded, Preloaded, PreloadOrder
 
@@ -43,94 +43,88 @@ BROUGHT = (
 )
 
 
-def test_the_next_test_of_a_suite(tmp_path: Path) -> None:
+def test_the_next_test_of_a_suite(agent: Driver) -> None:
     """Its name is in the environment, and concerns no import."""
-    with Forking(tmp_path) as agent:
-        agent.preload("json", env={"PYTEST_CURRENT_TEST": "one"})
-        agent.wait_until_preloaded()
-        agent.messages.clear()
-        agent.preload("json", env={"PYTEST_CURRENT_TEST": "two"})
-        assert agent.wait_for(Preloaded).seconds == 0
-        agent.run_task("a", ["-c", "import os; print(os.environ['PYTEST_CURRENT_TEST'])"], fork=True)
-        assert agent.ending("a").text == "two\n"
-        assert agent.method_of("a") == "fork", agent.refusals()
+    agent.preload("json", env={"PYTEST_CURRENT_TEST": "one"})
+    agent.wait_until_preloaded()
+    agent.messages.clear()
+    agent.preload("json", env={"PYTEST_CURRENT_TEST": "two"})
+    assert agent.wait_for(Preloaded).seconds == 0
+    agent.run_task("a", ["-c", "import os; print(os.environ['PYTEST_CURRENT_TEST'])"], fork=True)
+    assert agent.ending("a").text == "two\n"
+    assert agent.method_of("a") == "fork", agent.refusals()
 
 
-def test_a_module_that_has_been_edited_since(tmp_path: Path) -> None:
+def test_a_module_that_has_been_edited_since(agent: Driver, tmp_path: Path) -> None:
     directory = tmp_path / "library" / "mine"
     directory.mkdir(parents=True)
     (directory / "__init__.py").write_text("from .part import text")
     (directory / "part.py").write_text("text = 'old'")
     env = {"PYTHONPATH": str(directory.parent)}
     print_it = ["-c", "import mine; print(mine.text)"]
-    with Forking(tmp_path) as agent:
-        agent.preload("mine", env=env)
-        agent.run_task("a", print_it, fork=True)
-        assert agent.ending("a").text == "old\n"
-        agent.messages.clear()
-        (directory / "part.py").write_text("text = 'edited'")
-        agent.preload("mine", env=env)
-        agent.run_task("b", print_it, fork=True)
-        assert agent.ending("b").text == "edited\n"
-        assert agent.method_of("b") == "fork", agent.refusals()
+    agent.preload("mine", env=env)
+    agent.run_task("a", print_it, fork=True)
+    assert agent.ending("a").text == "old\n"
+    agent.messages.clear()
+    (directory / "part.py").write_text("text = 'edited'")
+    agent.preload("mine", env=env)
+    agent.run_task("b", print_it, fork=True)
+    assert agent.ending("b").text == "edited\n"
+    assert agent.method_of("b") == "fork", agent.refusals()
 
 
-def test_an_interpreter_behind_a_shim(tmp_path: Path) -> None:
+def test_an_interpreter_behind_a_shim(agent: Driver, tmp_path: Path) -> None:
     """A script that is used as the Python may change variables. Forked tasks see these changes, too."""
     shim = tmp_path / "python"
     shim.write_text(SHIM.format(python=PYTHON))
     shim.chmod(0o700)
     env = {"TAKEN": "x", "PYTHONPATH": str(tmp_path)}
-    with Forking(tmp_path) as agent:
-        log = str(tmp_path / "preloader.log")
-        agent.link.preload(PreloadOrder((str(shim),), env, str(tmp_path), ("json",), {}, log))
-        for name in "ab":
-            (tmp_path / "facts.py").write_text(FACTS)
-            bootstrap = {"task": "same", "hooks": True}
-            command = [str(shim), "facts.py", "x"]
-            agent.start(name, command, env, bootstrap=bootstrap, fork=name == "a")
-        forked, spawned = agent.ending("a"), agent.ending("b")
-        assert agent.method_of("a") == "fork", agent.refusals()
+    log = str(tmp_path / "preloader.log")
+    agent.link.preload(PreloadOrder((str(shim),), env, str(tmp_path), ("json",), {}, log))
+    for name in "ab":
+        (tmp_path / "facts.py").write_text(FACTS)
+        bootstrap = {"task": "same", "hooks": True}
+        command = [str(shim), "facts.py", "x"]
+        agent.start(name, command, env, bootstrap=bootstrap, fork=name == "a")
+    forked, spawned = agent.ending("a"), agent.ending("b")
+    assert agent.method_of("a") == "fork", agent.refusals()
     assert forked == spawned
     assert "/of/the/shim" in forked.text and "TAKEN" not in forked.text
 
 
-def test_an_interpreter_behind_a_script_that_adds_words(tmp_path: Path) -> None:
+def test_an_interpreter_behind_a_script_that_adds_words(agent: Driver, tmp_path: Path) -> None:
     shim = tmp_path / "python"
     shim.write_text(f'#!/bin/sh\nexec {PYTHON} "$@" added\n')
     shim.chmod(0o700)
-    with Forking(tmp_path) as agent:
-        log = tmp_path / "preloader.log"
-        agent.link.preload(PreloadOrder((str(shim),), {}, str(tmp_path), ("json",), {}, str(log)))
-        assert "adds words" in agent.wait_for(NotPreloaded).reason
+    log = tmp_path / "preloader.log"
+    agent.link.preload(PreloadOrder((str(shim),), {}, str(tmp_path), ("json",), {}, str(log)))
+    assert "adds words" in agent.wait_for(NotPreloaded).reason
 
 
-def test_an_error_longer_than_a_message(tmp_path: Path) -> None:
+def test_an_error_longer_than_a_message(agent: Driver, tmp_path: Path) -> None:
     (tmp_path / "library").mkdir()
     (tmp_path / "library/bad.py").write_text("raise ValueError('x' * 1_000_000)")
-    with Forking(tmp_path) as agent:
-        agent.preload("bad", env={"PYTHONPATH": str(tmp_path / "library")})
-        reason = agent.wait_for(NotPreloaded).reason
-        assert reason.startswith("ValueError: xxx") and len(reason) < 10_000
-        agent.run_task("a", ["-c", "print('hello')"], fork=True)
-        assert agent.ending("a").text == "hello\n"
+    agent.preload("bad", env={"PYTHONPATH": str(tmp_path / "library")})
+    reason = agent.wait_for(NotPreloaded).reason
+    assert reason.startswith("ValueError: xxx") and len(reason) < 10_000
+    agent.run_task("a", ["-c", "print('hello')"], fork=True)
+    assert agent.ending("a").text == "hello\n"
 
 
-def test_threads_that_import_at_once(tmp_path: Path) -> None:
-    with Forking(tmp_path) as agent:
-        agent.preload(*BROUGHT)
-        for number in range(12):
-            agent.run_task(f"t{number}", ["-c", THREADS], fork=True)
-            ending = agent.ending(f"t{number}")
-            assert ending.exit_code == 0, ending.text
-            assert agent.method_of(f"t{number}") == "fork", agent.refusals()
+def test_threads_that_import_at_once(agent: Driver) -> None:
+    agent.preload(*BROUGHT)
+    for number in range(12):
+        agent.run_task(f"t{number}", ["-c", THREADS], fork=True)
+        ending = agent.ending(f"t{number}")
+        assert ending.exit_code == 0, ending.text
+        assert agent.method_of(f"t{number}") == "fork", agent.refusals()
 
 
-def reasons_to_preload_again(agent: Forking) -> list[str]:
+def reasons_to_preload_again(agent: Driver) -> list[str]:
     return [each.reason for each in agent.messages if isinstance(each, NotPreloaded) and each.again]
 
 
-def test_variables_of_another_terminal(tmp_path: Path) -> None:
+def test_variables_of_another_terminal(agent: Driver, tmp_path: Path) -> None:
     """They do not matter, unless an import has read them."""
     library = tmp_path / "library"
     library.mkdir()
@@ -138,40 +132,38 @@ def test_variables_of_another_terminal(tmp_path: Path) -> None:
     print_it = ["-c", "import mine, os; print(os.environ['TERM'], os.environ['SSH_TTY'])"]
     first = {"TERM": "xterm", "SSH_TTY": "/dev/pts/1", "SHLVL": "1", "PYTHONPATH": str(library)}
     other = {**first, "TERM": "vt100", "SSH_TTY": "/dev/pts/2", "SHLVL": "2"}
-    with Forking(tmp_path) as agent:
-        agent.preload("mine", env=first)
-        agent.wait_until_preloaded()
-        agent.messages.clear()
-        agent.preload("mine", env=other)
-        assert agent.wait_for(Preloaded).seconds == 0
-        agent.run_task("a", print_it, env=other, fork=True)
-        assert agent.ending("a").text == "vt100 /dev/pts/2\n"
-        assert agent.method_of("a") == "fork", agent.refusals()
-        agent.preload("mine", env={**other, "TMUX": "socket"})
-        replaced = agent.wait_for(NotPreloaded)
-        assert replaced.again and replaced.reason == "the variable TMUX has changed"
+    agent.preload("mine", env=first)
+    agent.wait_until_preloaded()
+    agent.messages.clear()
+    agent.preload("mine", env=other)
+    assert agent.wait_for(Preloaded).seconds == 0
+    agent.run_task("a", print_it, env=other, fork=True)
+    assert agent.ending("a").text == "vt100 /dev/pts/2\n"
+    assert agent.method_of("a") == "fork", agent.refusals()
+    agent.preload("mine", env={**other, "TMUX": "socket"})
+    replaced = agent.wait_for(NotPreloaded)
+    assert replaced.again and replaced.reason == "the variable TMUX has changed"
 
 
-def test_file_that_an_import_has_read(tmp_path: Path) -> None:
+def test_file_that_an_import_has_read(agent: Driver, tmp_path: Path) -> None:
     library, settings = tmp_path / "library", tmp_path / "settings.json"
     library.mkdir()
     settings.write_text("old")
     (library / "mine.py").write_text(f"text = open({str(settings)!r}).read()")
     env = {"PYTHONPATH": str(library)}
     print_it = ["-c", "import mine; print(mine.text)"]
-    with Forking(tmp_path) as agent:
-        agent.preload("mine", env=env)
-        agent.run_task("a", print_it, env=env, fork=True)
-        assert agent.ending("a").text == "old\n"
-        settings.write_text("other")
-        agent.preload("mine", env=env)
-        agent.run_task("b", print_it, env=env, fork=True)
-        assert agent.ending("b").text == "other\n"
-        assert agent.method_of("b") == "fork", agent.refusals()
-        assert reasons_to_preload_again(agent) == [f"{settings} has changed"]
+    agent.preload("mine", env=env)
+    agent.run_task("a", print_it, env=env, fork=True)
+    assert agent.ending("a").text == "old\n"
+    settings.write_text("other")
+    agent.preload("mine", env=env)
+    agent.run_task("b", print_it, env=env, fork=True)
+    assert agent.ending("b").text == "other\n"
+    assert agent.method_of("b") == "fork", agent.refusals()
+    assert reasons_to_preload_again(agent) == [f"{settings} has changed"]
 
 
-def test_new_module_on_the_search_path(tmp_path: Path) -> None:
+def test_new_module_on_the_search_path(agent: Driver, tmp_path: Path) -> None:
     """A plain Python would import it instead of the preloaded one."""
     first, second = tmp_path / "first", tmp_path / "second"
     for directory in (first, second):
@@ -180,12 +172,11 @@ def test_new_module_on_the_search_path(tmp_path: Path) -> None:
     (second / "mine.py").write_text("text = 'second'")
     env = {"PYTHONPATH": f"{first}:{second}"}
     print_it = ["-c", "import mine, decimal; print(mine.text, decimal.__file__)"]
-    with Forking(tmp_path) as agent:
-        agent.preload("mine", env=env)
-        agent.run_task("a", print_it, env=env, fork=True)
-        assert agent.ending("a").text.startswith("first /")
-        assert agent.method_of("a") == "fork", agent.refusals()
-        (second / "decimal.py").write_text("")
-        agent.run_task("b", print_it, env=env, fork=True)
-        assert agent.ending("b").text == f"first {second}/decimal.py\n"
-        assert agent.refusals() == [f"{second} has a module decimal of its own"]
+    agent.preload("mine", env=env)
+    agent.run_task("a", print_it, env=env, fork=True)
+    assert agent.ending("a").text.startswith("first /")
+    assert agent.method_of("a") == "fork", agent.refusals()
+    (second / "decimal.py").write_text("")
+    agent.run_task("b", print_it, env=env, fork=True)
+    assert agent.ending("b").text == f"first {second}/decimal.py\n"
+    assert agent.refusals() == [f"{second} has a module decimal of its own"]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-from forking import Forking
+from agent_driving import Driver
 from waiting import until
 
 DRAW = """
@@ -50,7 +49,7 @@ print("stepped")
 """
 
 
-def drawn(agent: Forking, name: str) -> tuple[dict[str, str], list[float]]:
+def drawn(agent: Driver, name: str) -> tuple[dict[str, str], list[float]]:
     ending = agent.ending(name)
     assert ending.exit_code == 0, ending.text
     (line,) = (line for line in ending.text.splitlines() if line.startswith("drawn "))
@@ -59,63 +58,59 @@ def drawn(agent: Forking, name: str) -> tuple[dict[str, str], list[float]]:
 
 
 @pytest.mark.timeout(300)
-def test_forked_siblings_draw_different_numbers_and_the_same_when_seeded(tmp_path: Path) -> None:
-    with Forking(tmp_path) as agent:
-        agent.preload("tensorflow", "keras")
-        agent.wait_until_preloaded()  # each wait has a separate limit
-        for name in "ab":
-            agent.run_task(name, ["-c", DRAW], fork=True)
-        (first, fixed), (second, fixed_too) = drawn(agent, "a"), drawn(agent, "b")
-        assert [agent.method_of(name) for name in "ab"] == ["fork", "fork"], agent.refusals()
+def test_forked_siblings_draw_different_numbers_and_the_same_when_seeded(agent: Driver) -> None:
+    agent.preload("tensorflow", "keras")
+    agent.wait_until_preloaded()  # each wait has a separate limit
+    for name in "ab":
+        agent.run_task(name, ["-c", DRAW], fork=True)
+    (first, fixed), (second, fixed_too) = drawn(agent, "a"), drawn(agent, "b")
+    assert [agent.method_of(name) for name in "ab"] == ["fork", "fork"], agent.refusals()
     assert [key for key in first if first[key] == second[key]] == []
     assert fixed == fixed_too
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_seeded_numbers_are_those_of_a_spawned_task(tmp_path: Path) -> None:
-    with Forking(tmp_path) as agent:
-        agent.preload("tensorflow", "keras")
-        agent.run_task("a", ["-c", DRAW], fork=True)
-        agent.run_task("b", ["-c", DRAW], fork=False)
-        assert drawn(agent, "a")[1] == drawn(agent, "b")[1]
+def test_seeded_numbers_are_those_of_a_spawned_task(agent: Driver) -> None:
+    agent.preload("tensorflow", "keras")
+    agent.run_task("a", ["-c", DRAW], fork=True)
+    agent.run_task("b", ["-c", DRAW], fork=False)
+    assert drawn(agent, "a")[1] == drawn(agent, "b")[1]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_fifty_forks_train_a_step(tmp_path: Path) -> None:
+def test_fifty_forks_train_a_step(agent: Driver) -> None:
     """A lock that is held, or a thread that is missing, in a forked process shows as a task that never ends."""
-    with Forking(tmp_path) as agent:
-        agent.preload("tensorflow", "keras")
-        agent.wait_until_preloaded()
-        for batch in range(0, 50, 5):
-            names = [f"t{number}" for number in range(batch, batch + 5)]
-            for name in names:
-                agent.run_task(name, ["-c", STEP], fork=True)
-            for name in names:
-                ending = until(lambda name=name: agent.ending(name))  # type: ignore[misc]
-                assert ending.exit_code == 0 and "stepped\n" in ending.text, ending.text
-                assert agent.method_of(name) == "fork", agent.refusals()
+    agent.preload("tensorflow", "keras")
+    agent.wait_until_preloaded()
+    for batch in range(0, 50, 5):
+        names = [f"t{number}" for number in range(batch, batch + 5)]
+        for name in names:
+            agent.run_task(name, ["-c", STEP], fork=True)
+        for name in names:
+            ending = until(lambda name=name: agent.ending(name))  # type: ignore[misc]
+            assert ending.exit_code == 0 and "stepped\n" in ending.text, ending.text
+            assert agent.method_of(name) == "fork", agent.refusals()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_what_tensorflow_brings_is_what_it_brings_to_a_spawned_task(tmp_path: Path) -> None:
+def test_what_tensorflow_brings_is_what_it_brings_to_a_spawned_task(agent: Driver) -> None:
     program = (
         "import sys, warnings\nimport tensorflow as tf\n"
         "modules = [n for n in sys.modules if not n.startswith('_orch_')]\nimport json, os\n"
         "print('found', json.dumps([modules, dict(os.environ), sorted(map(str, warnings.filters)),\n"
         "      len(os.listdir('/proc/self/task')), str(tf.__spec__), tf.__file__]))"
     )
-    with Forking(tmp_path) as agent:
-        agent.preload("tensorflow", "keras")
-        for name in "ab":
-            agent.run_task(name, ["-c", program], fork=name == "a", env={"ORCH_TASK": "x"})
-        found = []
-        for name in "ab":
-            (line,) = (line for line in agent.ending(name).text.splitlines() if line.startswith("found"))
-            found.append(json.loads(line.removeprefix("found ")))
-        assert agent.method_of("a") == "fork", agent.refusals()
+    agent.preload("tensorflow", "keras")
+    for name in "ab":
+        agent.run_task(name, ["-c", program], fork=name == "a", env={"ORCH_TASK": "x"})
+    found = []
+    for name in "ab":
+        (line,) = (line for line in agent.ending(name).text.splitlines() if line.startswith("found"))
+        found.append(json.loads(line.removeprefix("found ")))
+    assert agent.method_of("a") == "fork", agent.refusals()
     (modules, env, *others), (spawned_modules, spawned_env, *spawned_others) = found
     assert (set(modules) - set(spawned_modules), set(spawned_modules) - set(modules)) == (set(), set())
     assert {name for name, _ in env.items() ^ spawned_env.items()} <= {"ORCH_PROGRESS_FD"}

@@ -6,9 +6,7 @@ import signal
 from pathlib import Path
 
 import psutil
-import pytest
-from agent_driving import SLEEPER
-from forking import Forking
+from agent_driving import SLEEPER, Driver
 from waiting import until, until_gone
 
 from orchestrator.links.agent_link import NotPreloaded, Preloaded, PreloadOrder, Started, StartFailed
@@ -16,206 +14,185 @@ from orchestrator.links.agent_link import NotPreloaded, Preloaded, PreloadOrder,
 HELLO = ["-c", "print('hello')"]
 
 
-def started_otherwise(agent: Forking, name: str = "a", *words: str) -> list[str]:
+def started_otherwise(agent: Driver, name: str = "a", *words: str) -> list[str]:
     """Start a task that is asked to be forked; the reasons told when it was not."""
     agent.run_task(name, words or HELLO, fork=True)
     ending = agent.ending(name)
     assert agent.method_of(name) == "spawn"
     assert ending.text == "hello\n"
-    return agent.refusals()
+    return [message.reason for message in agent.all_of(NotPreloaded) if not message.again]
 
 
-@pytest.mark.parametrize(
-    ("module", "reason"),
-    [
-        (
-            "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
-            "1 thread",
-        ),
-        ("import os\nopened = open('/dev/zero')", "a file open: /dev/zero"),
-        ("raise ValueError('not today')", "ValueError: not today"),
-        ("import os\nos._exit(3)", "the preloader has ended; see "),
-        ("raise SystemExit(3)", "SystemExit: 3"),
-        ("import sys\nsys.settrace(lambda *_: None)", "traced"),
-    ],
-)
-def test_what_cannot_be_forked_after_the_imports(module: str, reason: str, tmp_path: Path) -> None:
+# A module, and why no task is forked after its import.
+UNSUITABLE = {
+    "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()": "1 thread",
+    "import os\nopened = open('/dev/zero')": "a file open: /dev/zero",
+    "raise ValueError('not today')": "ValueError: not today",
+    "import os\nos._exit(3)": "the preloader has ended; see ",
+    "raise SystemExit(3)": "SystemExit: 3",
+    "import sys\nsys.settrace(lambda *_: None)": "traced",
+    "import no_such_module": "ModuleNotFoundError: No module named 'no_such_module'",
+}
+
+
+def test_what_cannot_be_forked_after_the_imports(agent: Driver, tmp_path: Path) -> None:
     (tmp_path / "library").mkdir()
-    (tmp_path / "library/unsuitable.py").write_text(module)
-    with Forking(tmp_path) as agent:
-        agent.preload("json", "unsuitable", env={"PYTHONPATH": str(tmp_path / "library")})
-        (told,) = started_otherwise(agent)
-    assert reason in told
+    wrong = []
+    for number, (module, reason) in enumerate(UNSUITABLE.items()):
+        (tmp_path / f"library/unsuitable_{number}.py").write_text(module)
+        agent.preload("json", f"unsuitable_{number}", env={"PYTHONPATH": str(tmp_path / "library")})
+        told = started_otherwise(agent, f"t{number}")
+        if len(told) != 1 or reason not in told[0]:
+            wrong.append((module, reason, told))
+        agent.forget(NotPreloaded)
+    assert not wrong
 
 
-def test_no_such_module(tmp_path: Path) -> None:
-    with Forking(tmp_path) as agent:
-        agent.preload("no_such_module")
-        assert started_otherwise(agent) == ["ModuleNotFoundError: No module named 'no_such_module'"]
+def test_no_such_interpreter(agent: Driver, tmp_path: Path) -> None:
+    interpreter, log = str(tmp_path / "python"), str(tmp_path / "log")
+    agent.link.preload(PreloadOrder((interpreter,), {}, str(tmp_path), ("json",), {}, log))
+    assert "no such file" in agent.wait_for(NotPreloaded).reason
+    agent.run_task("a", HELLO, fork=True)
+    assert agent.ending("a").exit_code == 0
 
 
-def test_no_such_interpreter(tmp_path: Path) -> None:
-    with Forking(tmp_path) as agent:
-        interpreter, log = str(tmp_path / "python"), str(tmp_path / "log")
-        agent.link.preload(PreloadOrder((interpreter,), {}, str(tmp_path), ("json",), {}, log))
-        assert "no such file" in agent.wait_for(NotPreloaded).reason
-        agent.run_task("a", HELLO, fork=True)
-        assert agent.ending("a").exit_code == 0
+def test_nothing_preloaded(own_agent: Driver) -> None:
+    assert started_otherwise(own_agent) == ["nothing has been preloaded"]
 
 
-def test_nothing_preloaded(tmp_path: Path) -> None:
-    with Forking(tmp_path) as agent:
-        assert started_otherwise(agent) == ["nothing has been preloaded"]
-
-
-def test_a_module_of_the_scripts_own_directory(tmp_path: Path) -> None:
+def test_a_module_of_the_scripts_own_directory(agent: Driver, tmp_path: Path) -> None:
     (tmp_path / "decimal.py").write_text("text = 'hello'")
     (tmp_path / "namespace").mkdir()  # without __init__.py it stands behind any module
-    with Forking(tmp_path) as agent:
-        agent.preload("decimal", "json")
-        (told,) = started_otherwise(agent, "a", "-c", "import decimal; print(decimal.text)")
+    agent.preload("decimal", "json")
+    (told,) = started_otherwise(agent, "a", "-c", "import decimal; print(decimal.text)")
     assert told == f"{tmp_path} has a module decimal of its own"
 
 
-def test_a_module_that_the_script_puts_in_front(tmp_path: Path) -> None:
+def test_a_module_that_the_script_puts_in_front(agent: Driver, tmp_path: Path) -> None:
     (tmp_path / "library").mkdir()
     (tmp_path / "library/decimal.py").write_text("text = 'hello'")
-    with Forking(tmp_path) as agent:
-        agent.preload("decimal", "json")
-        program = "import sys; sys.path.insert(0, 'library'); import json, decimal; print(decimal.text)"
-        agent.run_task("a", ["-c", program], fork=True)
-        lines = agent.ending("a").text.splitlines()
+    agent.preload("decimal", "json")
+    program = "import sys; sys.path.insert(0, 'library'); import json, decimal; print(decimal.text)"
+    agent.run_task("a", ["-c", program], fork=True)
+    lines = agent.ending("a").text.splitlines()
     assert agent.method_of("a") == "fork"
     assert lines[1:] == ["hello"]
     assert lines[0].startswith("orch: library/decimal is another decimal")
 
 
-def test_another_environment_or_other_options(tmp_path: Path) -> None:
-    with Forking(tmp_path) as agent:
-        agent.preload("json")
-        agent.run_task("a", HELLO, fork=True, env={"TF_DETERMINISTIC_OPS": "1"})
-        assert agent.ending("a").text == "hello\n"
-        agent.flags = ("-O",)
-        agent.run_task("b", HELLO, fork=True)
-        assert agent.ending("b").text == "hello\n"
-        agent.flags = ()
-        agent.run_task("c", ["-"], fork=True)
-        assert agent.ending("c").text == ""
-        agent.run_task("d", HELLO, fork=True)
-        assert agent.ending("d").text == "hello\n"
-        assert [agent.method_of(name) for name in "abcd"] == ["spawn", "spawn", "spawn", "fork"]
-        assert agent.refusals() == [
-            "its environment has another TF_DETERMINISTIC_OPS",
-            "its command line has '-O' where a program is expected",
-            "its command line has '-' where a program is expected",
-        ]
+def test_another_environment_or_other_options(agent: Driver) -> None:
+    agent.preload("json")
+    agent.run_task("a", HELLO, fork=True, env={"TF_DETERMINISTIC_OPS": "1"})
+    assert agent.ending("a").text == "hello\n"
+    agent.flags = ("-O",)
+    agent.run_task("b", HELLO, fork=True)
+    assert agent.ending("b").text == "hello\n"
+    agent.flags = ()
+    agent.run_task("c", ["-"], fork=True)
+    assert agent.ending("c").text == ""
+    agent.run_task("d", HELLO, fork=True)
+    assert agent.ending("d").text == "hello\n"
+    assert [agent.method_of(name) for name in "abcd"] == ["spawn", "spawn", "spawn", "fork"]
+    assert agent.refusals() == [
+        "its environment has another TF_DETERMINISTIC_OPS",
+        "its command line has '-O' where a program is expected",
+        "its command line has '-' where a program is expected",
+    ]
 
 
-def test_another_interpreter(tmp_path: Path) -> None:
-    with Forking(tmp_path) as agent:
-        agent.preload("json", flags=["-O"])
-        agent.flags = ()
-        assert started_otherwise(agent) == ["it runs under another interpreter, or with other options"]
+def test_another_interpreter(agent: Driver) -> None:
+    agent.preload("json", flags=["-O"])
+    agent.flags = ()
+    assert started_otherwise(agent) == ["it runs under another interpreter, or with other options"]
 
 
-def test_options_that_are_the_preloaders_too(tmp_path: Path) -> None:
-    with Forking(tmp_path) as agent:
-        agent.preload("json", flags=["-O", "-W", "error"])
-        agent.run_task(
-            "a", ["-c", "import sys; print(__debug__, sys.warnoptions, sys.orig_argv[1:])"], fork=True
-        )
-        assert agent.ending("a").text.startswith("False ['error'] ['-O', '-W', 'error', '-c', ")
-        assert agent.method_of("a") == "fork"
+def test_options_that_are_the_preloaders_too(agent: Driver) -> None:
+    agent.preload("json", flags=["-O", "-W", "error"])
+    agent.run_task("a", ["-c", "import sys; print(__debug__, sys.warnoptions, sys.orig_argv[1:])"], fork=True)
+    assert agent.ending("a").text.startswith("False ['error'] ['-O', '-W', 'error', '-c', ")
+    assert agent.method_of("a") == "fork"
 
 
-def test_variable_changed_before_the_import_is_reported(tmp_path: Path) -> None:
+def test_variable_changed_before_the_import_is_reported(agent: Driver, tmp_path: Path) -> None:
     (tmp_path / "library").mkdir()
     (tmp_path / "library/late.py").write_text("import os\nos.environ['OMP_LATE'] = 'x'\n")
     program = (
         "import os\nos.environ['OTHER'] = 'x'\nimport late\n"
         "os.environ['TF_LATE'] = 'no matter to decimal'\nimport decimal\n"
     )
-    with Forking(tmp_path) as agent:
-        agent.preload("decimal", env={"PYTHONPATH": str(tmp_path / "library")})
-        agent.run_task("a", ["-c", program], fork=True)
-        text = agent.ending("a").text
+    agent.preload("decimal", env={"PYTHONPATH": str(tmp_path / "library")})
+    agent.run_task("a", ["-c", program], fork=True)
+    text = agent.ending("a").text
     assert agent.method_of("a") == "fork"
     assert text.startswith("orch: OMP_LATE was changed before decimal was imported")
     assert text.count("\n") == 1 and "--start spawn" in text
 
 
-def test_a_preloader_that_is_killed(tmp_path: Path) -> None:
-    with Forking(tmp_path) as agent:
-        agent.preload()
-        agent.wait_until_preloaded()
-        (preloader,) = psutil.Process(agent.pid).children()
-        preloader.kill()
-        agent.wait_for(NotPreloaded)
-        assert len(started_otherwise(agent)) == 1
-        until_gone(preloader.pid)
+def test_a_preloader_that_is_killed(agent: Driver) -> None:
+    agent.preload()
+    agent.wait_until_preloaded()
+    (preloader,) = psutil.Process(agent.pid).children()
+    preloader.kill()
+    agent.wait_for(NotPreloaded)
+    assert len(started_otherwise(agent)) == 1
+    until_gone(preloader.pid)
 
 
-def test_a_preloader_that_never_answers(tmp_path: Path) -> None:
+def test_a_preloader_that_never_answers(agent: Driver, tmp_path: Path) -> None:
     """Tasks wait for it, a stop does not, and the next run gets a new one."""
     (tmp_path / "library").mkdir()
     (tmp_path / "library/slow.py").write_text(SLEEPER)
-    with Forking(tmp_path) as agent:
-        agent.preload("slow", env={"PYTHONPATH": str(tmp_path / "library")})
-        agent.run_task("a", HELLO, fork=True)
-        agent.end(600)
-        assert not any(isinstance(message, Started | StartFailed) for message in agent.messages)
-        agent.preload("json")
-        agent.run_task("b", HELLO, fork=True)
-        assert agent.ending("b").text == "hello\n"
-        assert agent.method_of("b") == "fork"
+    agent.preload("slow", env={"PYTHONPATH": str(tmp_path / "library")})
+    agent.run_task("a", HELLO, fork=True)
+    agent.end(600)
+    assert not any(isinstance(message, Started | StartFailed) for message in agent.messages)
+    agent.preload("json")
+    agent.run_task("b", HELLO, fork=True)
+    assert agent.ending("b").text == "hello\n"
+    assert agent.method_of("b") == "fork"
 
 
-def test_a_stop_between_the_order_and_the_fork(tmp_path: Path) -> None:
+def test_a_stop_between_the_order_and_the_fork(agent: Driver, tmp_path: Path) -> None:
     """A preloader that is stopped has been asked, and does not answer; woken, it starts nothing."""
-    with Forking(tmp_path) as agent:
-        agent.preload()
-        agent.wait_until_preloaded()
-        (preloader,) = psutil.Process(agent.pid).children()
-        preloader.send_signal(signal.SIGSTOP)
-        until(lambda: preloader.status() == psutil.STATUS_STOPPED)
-        agent.run_task("a", ["-c", "open('began', 'w')"], fork=True)
-        agent.end(600)
-        preloader.send_signal(signal.SIGCONT)
-        agent.run_task("b", HELLO, fork=True)
-        assert agent.ending("b").text == "hello\n"
-        assert agent.method_of("b") == "fork"
-        assert not (tmp_path / "began").exists()
-        assert not any(isinstance(message, Started) and message.task == "a" for message in agent.messages)
+    agent.preload()
+    agent.wait_until_preloaded()
+    (preloader,) = psutil.Process(agent.pid).children()
+    preloader.send_signal(signal.SIGSTOP)
+    until(lambda: preloader.status() == psutil.STATUS_STOPPED)
+    agent.run_task("a", ["-c", "open('began', 'w')"], fork=True)
+    agent.end(600)
+    preloader.send_signal(signal.SIGCONT)
+    agent.run_task("b", HELLO, fork=True)
+    assert agent.ending("b").text == "hello\n"
+    assert agent.method_of("b") == "fork"
+    assert not (tmp_path / "began").exists()
+    assert not any(isinstance(message, Started) and message.task == "a" for message in agent.messages)
 
 
-def test_the_preloader_outlives_a_teardown_and_serves_again(tmp_path: Path) -> None:
-    with Forking(tmp_path) as agent:
-        agent.preload("json", env={"ORCH_RUN_ID": "one"})
-        agent.run_task("a", ["-c", SLEEPER], fork=True)
-        agent.pid_of("a")
-        (preloader,) = [
-            each for each in psutil.Process(agent.pid).children() if each.pid != agent.pid_of("a")
-        ]
-        assert agent.end(0.0).swept == 0
-        agent.messages.clear()
-        agent.preload("json", env={"ORCH_RUN_ID": "two"})
-        assert agent.wait_for(Preloaded).seconds == 0
-        program = "import os; print(os.environ['ORCH_RUN_ID'] in open('/proc/self/environ').read())"
-        agent.run_task("b", ["-c", program], fork=True)
-        assert agent.ending("b").text == "True\n"
-        assert agent.method_of("b") == "fork"
-        assert psutil.Process(agent.pid).children() == [preloader]
-        agent.preload("decimal")
-        agent.run_task("c", HELLO, fork=True)
-        assert agent.ending("c").text == "hello\n"
-        assert agent.method_of("c") == "fork"
-        until_gone(preloader.pid)
+def test_the_preloader_outlives_a_teardown_and_serves_again(agent: Driver) -> None:
+    agent.preload("json", env={"ORCH_RUN_ID": "one"})
+    agent.run_task("a", ["-c", SLEEPER], fork=True)
+    agent.pid_of("a")
+    (preloader,) = [each for each in psutil.Process(agent.pid).children() if each.pid != agent.pid_of("a")]
+    assert agent.end(0.0).swept == 0
+    agent.messages.clear()
+    agent.preload("json", env={"ORCH_RUN_ID": "two"})
+    assert agent.wait_for(Preloaded).seconds == 0
+    program = "import os; print(os.environ['ORCH_RUN_ID'] in open('/proc/self/environ').read())"
+    agent.run_task("b", ["-c", program], fork=True)
+    assert agent.ending("b").text == "True\n"
+    assert agent.method_of("b") == "fork"
+    assert psutil.Process(agent.pid).children() == [preloader]
+    agent.preload("decimal")
+    agent.run_task("c", HELLO, fork=True)
+    assert agent.ending("c").text == "hello\n"
+    assert agent.method_of("c") == "fork"
+    until_gone(preloader.pid)
 
 
-def test_an_agent_that_leaves_takes_the_preloader_along(tmp_path: Path) -> None:
-    with Forking(tmp_path) as agent:
-        agent.preload()
-        agent.wait_until_preloaded()
-        (preloader,) = psutil.Process(agent.pid).children()
-        agent.link.close()
-        until_gone(agent.pid, preloader.pid)
+def test_an_agent_that_leaves_takes_the_preloader_along(own_agent: Driver) -> None:
+    own_agent.preload()
+    own_agent.wait_until_preloaded()
+    (preloader,) = psutil.Process(own_agent.pid).children()
+    own_agent.link.close()
+    until_gone(own_agent.pid, preloader.pid)

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from forking import Forking
+from agent_driving import Driver
 from waiting import until, until_gone
 
 HELD_UP = """
@@ -57,48 +57,44 @@ def library(directory: Path, **modules: str) -> dict[str, str]:
     return {"PYTHONPATH": str(place)}
 
 
-def test_a_task_whose_agent_is_killed_before_it_has_looked_around(tmp_path: Path) -> None:
-    with Forking(tmp_path) as agent:
-        agent.preload("held_up", env=library(tmp_path, held_up=HELD_UP))
-        agent.run_task("a", ["-c", "open('began', 'w')"], fork=True)
-        forked = int(until(lambda: (tmp_path / "forked").exists() and (tmp_path / "forked").read_text()))
-        os.kill(agent.pid, signal.SIGKILL)
-        until_gone(agent.pid)
-        (tmp_path / "go").write_text("")
-        try:
-            until_gone(forked)
-        except AssertionError:
-            os.kill(forked, signal.SIGKILL)  # its parent is gone
-            raise
+def test_a_task_whose_agent_is_killed_before_it_has_looked_around(own_agent: Driver, tmp_path: Path) -> None:
+    own_agent.preload("held_up", env=library(tmp_path, held_up=HELD_UP))
+    own_agent.run_task("a", ["-c", "open('began', 'w')"], fork=True)
+    forked = int(until(lambda: (tmp_path / "forked").exists() and (tmp_path / "forked").read_text()))
+    os.kill(own_agent.pid, signal.SIGKILL)
+    until_gone(own_agent.pid)
+    (tmp_path / "go").write_text("")
+    try:
+        until_gone(forked)
+    except AssertionError:
+        os.kill(forked, signal.SIGKILL)  # its parent is gone
+        raise
     assert not (tmp_path / "began").exists()
 
 
 @pytest.mark.parametrize("fork", [True, False])
-def test_what_a_script_leaves_open_is_written(fork: bool, tmp_path: Path) -> None:
-    with Forking(tmp_path) as agent:
-        agent.preload()
-        agent.run_task("a", ["-c", LEFT_OPEN], fork)
-        assert agent.ending("a").text == "freed\n"
-        assert agent.method_of("a") == ("fork" if fork else "spawn")
+def test_what_a_script_leaves_open_is_written(fork: bool, agent: Driver, tmp_path: Path) -> None:
+    agent.preload()
+    agent.run_task("a", ["-c", LEFT_OPEN], fork)
+    assert agent.ending("a").text == "freed\n"
+    assert agent.method_of("a") == ("fork" if fork else "spawn")
     assert (tmp_path / "log.csv").read_text() == "step,loss"
 
 
-def test_siblings_share_no_secret_and_know_themselves(tmp_path: Path) -> None:
-    with Forking(tmp_path) as agent:
-        agent.preload("multiprocessing", "logging")
-        for name in "ab":
-            agent.run_task(name, ["-c", IDENTITY], fork=True)
-        endings = [agent.ending(name) for name in "ab"]
-        assert [agent.method_of(name) for name in "ab"] == ["fork", "fork"], agent.refusals()
+def test_siblings_share_no_secret_and_know_themselves(agent: Driver) -> None:
+    agent.preload("multiprocessing", "logging")
+    for name in "ab":
+        agent.run_task(name, ["-c", IDENTITY], fork=True)
+    endings = [agent.ending(name) for name in "ab"]
+    assert [agent.method_of(name) for name in "ab"] == ["fork", "fork"], agent.refusals()
     assert [ending.exit_code for ending in endings] == [0, 0], endings
     assert endings[0].text != endings[1].text
 
 
-def test_what_a_preloaded_module_has_printed_is_not_printed_by_tasks(tmp_path: Path) -> None:
+def test_what_a_preloaded_module_has_printed_is_not_printed_by_tasks(agent: Driver, tmp_path: Path) -> None:
     env = library(tmp_path, talks="print('talking', end='')") | {"PYTHONUNBUFFERED": ""}
-    with Forking(tmp_path) as agent:
-        agent.preload("talks", env=env)
-        agent.run_task("a", ["-c", "print('first'); import talks"], fork=True)
-        assert agent.ending("a").text == "first\n"
-        assert agent.method_of("a") == "fork"
-        assert (tmp_path / "preloader.log").read_text() == "talking"
+    agent.preload("talks", env=env)
+    agent.run_task("a", ["-c", "print('first'); import talks"], fork=True)
+    assert agent.ending("a").text == "first\n"
+    assert agent.method_of("a") == "fork"
+    assert (tmp_path / "preloader.log").read_text() == "talking"

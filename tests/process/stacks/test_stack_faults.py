@@ -1,7 +1,8 @@
-"""A question that goes wrong is answered, and harms neither the agent nor the other questions."""
+"""Questions that go wrong are answered, and harm neither the agent nor the other questions."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -9,14 +10,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from agent_driving import SLEEPER, Driver, python, signal_and_wait
+from stack_asking import BLOCKS_THE_SIGNAL, HOLDS_THE_LOCK, answers_by, asked, needs_py_spy, start_hanging
 from waiting import PATIENCE_S, until
 
+from orchestrator.core.diagnosis.stack_text import to_task_stack
+from orchestrator.links.agent_link import Exited, Stacked, Started
 from worker.agent import stack_sources
 from worker.agent.run_logs import RunFile
 from worker.agent.stack_taking import StackTaking
@@ -84,3 +90,90 @@ def test_unreadable_stacks_file_does_not_end_the_agent(
         until(lambda: answered(1))
         assert answers["broken"]["how"] == "signal"
         assert taking.due == float("inf")
+
+
+def test_forked_task_dumps_its_own_stacks(agent: Driver) -> None:
+    agent.preload("json")
+    start_hanging(agent, "a", fork=True)
+    assert agent.method_of("a") == "fork"
+    answer = answers_by(agent, a="signal")["a"]
+    assert answer.how == "signal"
+    assert [frame.split()[-1] for frame in to_task_stack(answer).frames][-2:] == ["outer", "<module>"]
+
+
+def test_stopped_task_without_py_spy_gets_advice_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """py-spy is neither next to the interpreter that runs the agent nor in PATH."""
+    (tmp_path / "bin").mkdir()
+    interpreter = tmp_path / "bin" / "python"
+    interpreter.symlink_to(Path(sys.executable).resolve())
+    monkeypatch.setattr("sys.executable", str(interpreter))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    with Driver(tmp_path) as agent:
+        start_hanging(agent, "a")
+        signal_and_wait(agent.pid_of("a"), signal.SIGSTOP, "T")
+        answer = asked(agent, "a")["a"]
+        assert (answer.how, answer.state) == ("none", "T")
+        assert "is stopped" in (answer.note or "") and 'pip install "tf-orch[stacks]"' in (answer.note or "")
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda agent: os.kill(agent.pid_of("a"), signal.SIGKILL),
+        lambda agent: agent.link.stop(0.0),
+    ],
+    ids=["killed", "torn down"],
+)
+def test_request_is_answered_if_its_task_exits(agent: Driver, end: Callable[[Driver], object]) -> None:
+    start_hanging(agent, "a", BLOCKS_THE_SIGNAL)
+    agent.link.stacks(("a",), False)
+    end(agent)
+    assert agent.wait_for(Stacked, "a").how in ("none", "py-spy")
+    assert agent.wait_for(Exited, "a")
+    assert agent.end().swept == 0
+
+
+@needs_py_spy
+def test_teardown_does_not_wait_for_py_spy(agent: Driver) -> None:
+    """The killed py-spy is not counted in `swept`."""
+    start_hanging(agent, "a", HOLDS_THE_LOCK)
+    agent.link.stacks(("a",), True)
+    # If a py-spy exits before it is seen, the next request starts another one.
+    until(lambda: agent.link.stacks(("a",), True) and _spies(agent.pid))
+    empty = agent.end()
+    assert empty.swept == 0
+    assert agent.wait_for(Stacked, "a").task == "a"
+    assert not _spies(agent.pid)
+
+
+def _spies(agent_pid: int) -> list[int]:
+    found = []
+    for child in psutil.Process(agent_pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [child.pid] if child.name() == "py-spy" else []
+    return found
+
+
+def test_agent_serves_others_while_py_spy_runs(agent: Driver) -> None:
+    start_hanging(agent, "a", BLOCKS_THE_SIGNAL)
+    agent.link.stacks(("a",), False)
+    agent.start("b", python(SLEEPER))
+    stacked, started = agent.wait_for(Stacked, "a"), agent.wait_for(Started, "b")
+    assert agent.messages.index(started) < agent.messages.index(stacked)
+
+
+def test_replaced_stacks_file_is_refused(agent: Driver) -> None:
+    other = agent.directory / "other"
+    other.write_text("mine")
+    changes = {"link": lambda file: file.symlink_to(other), "pipe": os.mkfifo, "gone": lambda file: None}
+    for name, replace in changes.items():
+        start_hanging(agent, name)
+        file = agent.directory / f"{name}.stacks"
+        file.unlink()
+        replace(file)
+    answers = asked(agent, *changes)
+    for name, answer in answers.items():
+        assert answer.how != "signal" and f"{name}.stacks" in (answer.note or ""), answer
+    assert other.read_text() == "mine"

@@ -1,4 +1,4 @@
-"""An exception that ends a script is written to a file, and printed as without orch."""
+"""An exception that ends a script is written to a file. test_like_plain_python.py has what is printed."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ except KeyError as error:
 def test_the_whole_exception_with_its_causes(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(CHAINED)
     plain = finished(tmp_path, ["train.py"], bootstrap=False)
-    expected = plain.wait(), plain.output
+    expected = plain.output
     task = finished(tmp_path, ["train.py"])
-    assert (task.wait(), task.output) == expected == (1, task.output)
+    assert (task.wait(), task.output) == (1, expected)
     found = task.exception
     assert 0 < found.pop("mono") < time.monotonic()
     assert found == {
@@ -43,62 +43,9 @@ def test_the_whole_exception_with_its_causes(tmp_path: Path) -> None:
     assert [path.name for path in task.exception_file.parent.iterdir()] == ["worker-0.txt"]
 
 
-@pytest.mark.parametrize(
-    ("script", "code", "kind"),
-    [
-        ("import sys; sys.exit('text')", 1, None),
-        ("import sys; sys.exit(3)", 3, None),
-        ("import os; os._exit(4)", 4, None),
-        ("raise KeyboardInterrupt", -2, None),
-        ("def f(): f()\nf()", 1, "RecursionError"),
-        ("import nothing_of_that_name", 1, "ModuleNotFoundError"),
-        ("x = (", 1, "SyntaxError"),
-        ("raise ExceptionGroup('all', [ValueError('one'), OSError(2, 'two')])", 1, "ExceptionGroup"),
-        ("class E(Exception):\n  __str__ = None\nraise E", 1, "E"),
-        ("import sys\nsys.excepthook = lambda *_: print('mine')\n1/0", 1, "ZeroDivisionError"),
-        ("import sys\nsys.excepthook = lambda *_: print('mine')\nx = (", 1, "SyntaxError"),
-        ("import sys\nsys.excepthook = lambda *_: print('mine')\nsys.exit(3)", 3, None),
-        ("import sys\nsys.excepthook = lambda *_: print('mine')\nraise KeyboardInterrupt", -2, None),
-        (
-            "import sys\nmine = sys.excepthook\nsys.excepthook = lambda *_: print('mine')\n"
-            "try:\n  int('x')\nexcept ValueError:\n  mine(*sys.exc_info())\n1/0",
-            1,
-            "ZeroDivisionError",
-        ),
-        # C code prints the exception of a callback, and continues.
-        (
-            "import ctypes, sys\nsys.excepthook = lambda *_: print('mine')\n"
-            "def f(): 1/0\n"
-            "try:\n  f()\nexcept ZeroDivisionError as e:\n  e.__traceback__ = e.__traceback__.tb_next\n"
-            "  sys.last_value = e\nsys.exit(3)",
-            3,
-            None,
-        ),
-        (
-            "import sys\nprevious = sys.excepthook\nsys.excepthook = lambda *a: previous(*a)\n1/0",
-            1,
-            "ZeroDivisionError",
-        ),
-        ("import sys, traceback\ntraceback.format_exception = None\n1/0", 1, "ZeroDivisionError"),
-        ("import sys\nsys.modules['json'] = sys\nimport os\nos.stat('/none')", 1, "FileNotFoundError"),
-        ("import sys\nsys.modules['re'] = sys\n1/0", 1, "ZeroDivisionError"),
-    ],
-)
-def test_exit_code_and_output_are_pythons_own(
-    tmp_path: Path, script: str, code: int, kind: str | None
-) -> None:
-    (tmp_path / "train.py").write_text(script)
-    plain = finished(tmp_path, ["train.py"], bootstrap=False)
-    expected = plain.wait(), plain.output
-    task = finished(tmp_path, ["train.py"])
-    assert (task.wait(), task.output) == expected
-    assert task.wait() == code
-    if kind is None:
-        assert not task.exception_file.exists()
-    else:
-        assert task.exception["type"] == kind
-        # Exceptions are written without hooks too.
-        assert finished(tmp_path, ["train.py"], hooks=False).exception["type"] == kind
+@pytest.mark.parametrize("script", ["1/0", "import sys\nsys.excepthook = lambda *_: print('mine')\n1/0"])
+def test_exceptions_are_written_without_hooks_too(tmp_path: Path, script: str) -> None:
+    assert finished(tmp_path, ["-c", script], hooks=False).exception["type"] == "ZeroDivisionError"
 
 
 def test_frames_of_the_bootstrap_are_not_printed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The kernel's out-of-memory kills: from its files as versions 1 and 2 of the control groups write them."""
+"""The kernel's out-of-memory kills, as its files of both versions of control groups count them, and full disks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.agent.resource_failures import OomMark
+from worker.agent.resource_failures import DiskChecks, OomMark
 
 
 class Kernel:
@@ -27,12 +27,11 @@ class Kernel:
         return mark.kills_since(self.proc, self.cgroups)
 
 
-@pytest.fixture
-def kernel(tmp_path: Path) -> Kernel:
-    return Kernel(tmp_path)
-
-
-def test_oom_count_of_the_machine_without_a_group(kernel: Kernel) -> None:
+def test_oom_count_of_the_machine_without_a_group(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path)
+    assert kernel.since(kernel.mark()) is None
+    kernel.write("proc/vmstat", "oom_kill many\n")
+    assert kernel.since(kernel.mark()) is None
     kernel.write("proc/vmstat", "nr_free_pages 1\noom_kill 3\n")
     mark = kernel.mark()
     assert kernel.since(mark) == 0
@@ -48,7 +47,8 @@ def test_oom_count_of_the_machine_without_a_group(kernel: Kernel) -> None:
     ],
     ids=["v2", "v1"],
 )
-def test_oom_kill_in_another_group_is_not_counted(kernel: Kernel, groups: str, file: str) -> None:
+def test_oom_kill_in_another_group_is_not_counted(tmp_path: Path, groups: str, file: str) -> None:
+    kernel = Kernel(tmp_path)
     kernel.write("proc/self/cgroup", groups)
     kernel.write("proc/vmstat", "oom_kill 1\n")
     kernel.write(file, "oom_kill_disable 0\noom 7\noom_kill 1\n")
@@ -59,12 +59,29 @@ def test_oom_kill_in_another_group_is_not_counted(kernel: Kernel, groups: str, f
     assert kernel.since(mark) == 1
 
 
-def test_oom_count_is_unknown_without_a_source(kernel: Kernel) -> None:
-    assert kernel.since(kernel.mark()) is None
-    kernel.write("proc/vmstat", "oom_kill many\n")
-    assert kernel.since(kernel.mark()) is None
-
-
 @pytest.mark.skipif("oom_kill" not in Path("/proc/vmstat").read_text(), reason="this kernel does not count")
 def test_oom_count_is_read_from_this_kernel() -> None:
     assert OomMark.now().kills_since() is not None
+
+
+def test_disk_check_is_delayed_and_shared_by_tasks() -> None:
+    tried = []
+
+    def no_room(places: tuple[str, ...]) -> str:
+        tried.append(places)
+        return "full"
+
+    checks = DiskChecks(no_room)
+    checks.request(100.0, "worker:0", ("/logs", "/checkpoints"))
+    checks.request(100.0, "worker:1", ("/logs", "/checkpoints"))
+    assert list(checks.run_due(100.0)) == [] and tried == []
+    assert checks.due > 100.0
+    assert list(checks.run_due(checks.due)) == [("worker:0", "full"), ("worker:1", "full")]
+    assert tried == [("/logs", "/checkpoints")]
+    assert checks.due == float("inf") and list(checks.run_due(float("inf"))) == []
+
+
+def test_disk_with_room_is_not_reported() -> None:
+    checks = DiskChecks(lambda places: None)
+    checks.request(100.0, "worker:0", ("/logs",))
+    assert list(checks.run_due(float("inf"))) == []

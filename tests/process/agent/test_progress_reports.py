@@ -1,0 +1,81 @@
+"""Progress that tasks write into their pipes: complete, before the exit, and without effect on other tasks."""
+
+from __future__ import annotations
+
+from agent_driving import Driver, python
+
+from orchestrator.core.state.events import Progress
+from orchestrator.links.agent_link import Exited, ProgressMade
+
+WRITES = "import os; fd = int(os.environ['ORCH_PROGRESS_FD']); "
+FLOODS = """
+import os
+fd = int(os.environ["ORCH_PROGRESS_FD"])
+data = b'{"step": 1}\\n' * 5000
+while True:
+    os.write(fd, data)
+"""
+INVALID = [
+    rb"no json",
+    rb"[1, 2]",
+    rb'{"phase": "\ud800"}',
+    rb'{"\ud800": 1}',
+    rb'{"step": "many"}',
+    b'{"step": ' + b"9" * 3000 + b"}",
+    b'{"metrics": ' + b'{"a":' * 900 + b"1" + b"}" * 901,
+    b'{"loss": ' + b"[" * 100_000 + b"\n{",
+    # As deep as can be read, and one more: what was read must be written again.
+    b"\n".join(b'{"metrics": ' + b'{"a":' * depth + b"1" + b"}" * (depth + 1) for depth in range(900, 1000)),
+    b"\xff\xfe",
+]
+
+
+def progress_of(agent: Driver, task: str) -> list[ProgressMade]:
+    return [message for message in agent.all_of(ProgressMade) if message.task == task]
+
+
+def test_progress_arrives_complete_and_before_the_exit(agent: Driver) -> None:
+    agent.start("a", python(WRITES + "os.write(fd, b'{\"ep'); os.write(fd, b'och\": 3}\\n')"))
+    said = b'{"phase": "training", "epoch": 2, "step": 7, "steps": 7}\n{"phase": "evaluating"}\n'
+    agent.start("b", python(WRITES + f"os.write(fd, {said!r})"))
+    exited = {name: agent.wait_for(Exited, name) for name in "ab"}
+    ((first,), (second,)) = (progress_of(agent, name) for name in "ab")
+    assert first.checked() == Progress(epoch=3)
+    assert agent.messages.index(first) < agent.messages.index(exited["a"])
+    # A new phase drops the steps of the last one.
+    assert second.checked() == Progress(phase="evaluating", epoch=2)
+
+
+def test_invalid_progress_is_ignored(agent: Driver) -> None:
+    """A task writes what it likes into that pipe; the run must not end for it."""
+    for number, line in enumerate(INVALID):
+        (agent.directory / str(number)).write_bytes(line + b"\n")
+        agent.start(f"t{number}", python(WRITES + f"os.write(fd, open('{number}', 'rb').read())"))
+    for number in range(len(INVALID)):
+        agent.wait_for(Exited, f"t{number}")
+    told = (
+        (line[:20], made.checked()) for n, line in enumerate(INVALID) for made in progress_of(agent, f"t{n}")
+    )
+    wrong = [each for each in told if each[1] not in (None, Progress())]
+    assert not wrong
+    agent.start("valid", python(WRITES + 'os.write(fd, b\'{"epoch": 1, "loss": NaN}\\n\')'))
+    agent.wait_for(Exited, "valid")
+    progress = progress_of(agent, "valid")[0].checked()
+    assert progress is not None and progress.epoch == 1
+
+
+def test_flood_of_progress_does_not_delay_other_tasks(agent: Driver) -> None:
+    """Nor does a grandchild that floods the pipe delay the exit of its task."""
+    leaves = (
+        "import os, time\nif os.fork():\n while not os.path.exists('go'): time.sleep(0.01)\n os._exit(4)\n"
+    )
+    agent.start("a", python(FLOODS))
+    agent.start("b", python(leaves + FLOODS))
+    for name in ("a", "b"):
+        agent.wait_for(ProgressMade, name)
+    (agent.directory / "go").touch()
+    assert agent.wait_for(Exited, "b").exit_code == 4
+    agent.start("c", python("raise SystemExit(3)"))
+    assert agent.wait_for(Exited, "c").exit_code == 3
+    agent.end()
+    assert {exit.task for exit in agent.exits()} == {"a", "b", "c"}
