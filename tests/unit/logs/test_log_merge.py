@@ -17,11 +17,15 @@ def contents(reader: LogReader, max_bytes: int = 1 << 20) -> list[tuple[str, byt
     return [(chunk.task, chunk.data) for chunk in read_all(reader, max_bytes)]
 
 
-def test_chunks_are_in_order_of_arrival(writer: Writer) -> None:
-    writer.write("worker:0", b"a\n")
-    writer.write("worker:1", b"b\n")
-    writer.write("worker:0", b"c\n")
-    with LogReader(writer.dir) as reader:
+def test_chunks_are_in_order_of_arrival_and_of_the_selected_tasks(writer: Writer) -> None:
+    for task, data in (
+        ("worker:0", b"a\n"),
+        ("worker:1", b"b\n"),
+        ("worker:0", b"c\n"),
+        ("worker:2", b"d\n"),
+    ):
+        writer.write(task, data)
+    with LogReader(writer.dir, {"worker:1", "worker:0"}) as reader:
         chunks = read_all(reader)
     assert [(c.task, c.offset, c.data) for c in chunks] == [
         ("worker:0", 0, b"a\n"),
@@ -31,32 +35,16 @@ def test_chunks_are_in_order_of_arrival(writer: Writer) -> None:
     assert [c.time for c in chunks] == sorted(c.time for c in chunks if c.time is not None)
 
 
-def test_reader_returns_new_chunks(writer: Writer) -> None:
-    with LogReader(writer.dir) as reader:
-        assert reader.read() == []
-        writer.write("worker:0", b"a\n")
-        assert contents(reader) == [("worker:0", b"a\n")]
-        assert reader.read() == []
-        writer.write("worker:0", b"b\n")
-        assert contents(reader) == [("worker:0", b"b\n")]
-
-
-def test_reader_waits_for_a_missing_directory(tmp_path: Path) -> None:
+def test_reader_waits_for_a_missing_directory_and_returns_new_chunks(tmp_path: Path) -> None:
     with LogReader(tmp_path / "logs") as reader:
-        assert reader.read() == []
-        assert reader.read_unindexed() == []
+        assert reader.read() == reader.read_unindexed() == []
         (tmp_path / "logs").mkdir()
-        later = Writer(tmp_path / "logs")
-        later.write("worker:0", b"a\n")
-        later.close()
-        assert contents(reader) == [("worker:0", b"a\n")]
-
-
-def test_reader_returns_the_selected_tasks(writer: Writer) -> None:
-    for number in range(3):
-        writer.write(f"worker:{number}", b"%d\n" % number)
-    with LogReader(writer.dir, {"worker:2", "worker:0"}) as reader:
-        assert contents(reader) == [("worker:0", b"0\n"), ("worker:2", b"2\n")]
+        writer = Writer(tmp_path / "logs")
+        for data in (b"a\n", b"b\n"):
+            writer.write("worker:0", data)
+            assert contents(reader) == [("worker:0", data)]
+            assert reader.read() == []
+        writer.close()
 
 
 def test_big_chunk_is_split_after_newlines(writer: Writer) -> None:
@@ -99,31 +87,29 @@ def test_reader_can_start_from_the_position_of_another(
 
 
 def test_unindexed_output_is_last_in_task_order_without_a_time(writer: Writer) -> None:
+    """From any position, and without an index."""
     writer.write("worker:10", b"indexed\n")
     writer.write("worker:2", b"also\n")
-    for task in ("worker:10", "worker:2", "worker:0"):
-        writer.append(task, b"after the end\n")
     with LogReader(writer.dir) as reader:
         assert len(read_all(reader)) == 2
+        end = reader.position
+    for task in ("worker:10", "worker:2", "worker:0"):
+        writer.append(task, b"after the end\n")
+    with LogReader(writer.dir, position=end) as reader:
+        assert reader.read() == []
         rest = read_unindexed(reader, max_bytes=4)
     joined: dict[str, bytes] = {}
     for chunk in rest:
         assert chunk.time is None
         joined[chunk.task] = joined.get(chunk.task, b"") + chunk.data
-    assert list(joined) == ["worker:0", "worker:2", "worker:10"]
-    assert set(joined.values()) == {b"after the end\n"}
-
-
-def test_unindexed_output_is_the_same_from_any_position(writer: Writer) -> None:
-    writer.write("worker:0", b"a\n")
-    writer.write("worker:1", b"b\n")
+    assert list(joined.items()) == [
+        (task, b"after the end\n") for task in ("worker:0", "worker:2", "worker:10")
+    ]
+    assert next(chunk.offset for chunk in rest if chunk.task == "worker:2") == len("also\n")
+    (writer.dir / INDEX_NAME).unlink()
     with LogReader(writer.dir) as reader:
-        read_all(reader)
-        end = reader.position
-    writer.append("worker:0", b"late\n")
-    with LogReader(writer.dir, position=end) as reader:
         assert reader.read() == []
-        assert [(c.task, c.offset, c.data) for c in read_unindexed(reader)] == [("worker:0", 2, b"late\n")]
+        assert {c.task: c.data for c in read_unindexed(reader)}["worker:10"] == b"indexed\nafter the end\n"
 
 
 def test_slow_reader_can_skip_the_oldest_chunks(writer: Writer) -> None:
@@ -145,35 +131,20 @@ def test_slow_reader_can_skip_the_oldest_chunks(writer: Writer) -> None:
         assert read_unindexed(reader) == []
 
 
-def test_logs_without_an_index_are_unindexed_output(tmp_path: Path) -> None:
-    (tmp_path / "worker-0.log").write_bytes(b"x\n")
-    with LogReader(tmp_path) as reader:
-        assert reader.read() == []
-        assert [(c.task, c.data, c.time) for c in read_unindexed(reader)] == [("worker:0", b"x\n", None)]
-
-
 def test_output_before_a_truncation_is_not_replayed(writer: Writer) -> None:
-    writer.write("worker:0", b"gone for ever\n")
-    writer.write("worker:1", b"kept\n")
-    writer.path("worker:0").write_bytes(b"")
-    writer.poll()
-    writer.write("worker:0", b"new beginning, longer than before\n")
+    """A live reader reports it, too."""
+    with LogReader(writer.dir) as live:
+        writer.write("worker:0", b"gone for ever\n")
+        writer.write("worker:1", b"kept\n")
+        assert [data for _, data in contents(live)] == [b"gone for ever\n", b"kept\n"]
+        writer.path("worker:0").write_bytes(b"")
+        writer.poll()
+        writer.write("worker:0", b"new beginning, longer than before\n")
+        new = [("worker:0", b"", 14), ("worker:0", b"new beginning, longer than before\n", 0)]
+        assert [(c.task, c.data, c.lost) for c in read_all(live)] == new
     with LogReader(writer.dir) as reader:
         chunks = read_all(reader)
-    assert [(c.task, c.data, c.lost) for c in chunks] == [
-        ("worker:1", b"kept\n", 0),
-        ("worker:0", b"", 14),
-        ("worker:0", b"new beginning, longer than before\n", 0),
-    ]
-
-
-def test_live_reader_reports_a_truncation(writer: Writer) -> None:
-    writer.write("worker:0", b"seen\n")
-    with LogReader(writer.dir) as reader:
-        assert contents(reader) == [("worker:0", b"seen\n")]
-        writer.path("worker:0").write_bytes(b"x\n")
-        writer.poll()
-        assert [(c.data, c.lost) for c in read_all(reader)] == [(b"", 5), (b"x\n", 0)]
+    assert [(c.task, c.data, c.lost) for c in chunks] == [("worker:1", b"kept\n", 0), *new]
 
 
 def test_incomplete_record_is_read_later(writer: Writer) -> None:

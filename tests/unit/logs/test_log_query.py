@@ -56,22 +56,11 @@ def test_all_lines_are_returned_in_order(counted: Writer) -> None:
     assert lines[-1] == LogLine(lines[-1].ts, "worker:0", 1, 11, "the end", True, False)
     assert [line.seq for line in lines if line.task == "worker:1"] == list(range(1, 11))
     assert not any(line.partial for line in lines[:-1])
+    alone = LogQuery(tasks=frozenset({"worker:1"}))
+    assert ask(counted.dir, alone) == [line for line in lines if line.task == "worker:1"]
 
 
-def test_tasks_select_lines(counted: Writer) -> None:
-    lines = ask(counted.dir, LogQuery(tasks=frozenset({"worker:1"})))
-    assert {line.task for line in lines} == {"worker:1"}
-    assert len(lines) == 10
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 5, 20, 21, 100])
-def test_tail_returns_the_last_lines(counted: Writer, count: int) -> None:
-    everything = ask(counted.dir, LogQuery())
-    assert ask(counted.dir, LogQuery(tail=count)) == (everything[-count:] if count else [])
-
-
-@pytest.mark.parametrize("count", [1, 3, 50])
-def test_tail_of_a_long_log_has_correct_line_numbers(writer: Writer, count: int) -> None:
+def test_tail_of_a_long_log_has_correct_line_numbers(writer: Writer) -> None:
     """The index is so long that it is searched from its end. Some lines arrive in several chunks."""
     for number in range(1500):
         writer.write("worker:0", b"left ", after_s=0.11)
@@ -79,23 +68,24 @@ def test_tail_of_a_long_log_has_correct_line_numbers(writer: Writer, count: int)
         writer.write("worker:0", b"right %d\n" % number)
     assert (writer.dir / INDEX_NAME).stat().st_size > 100_000
     everything = ask(writer.dir, LogQuery())
-    assert ask(writer.dir, LogQuery(tail=count)) == everything[-count:]
     alone = [line for line in everything if line.task == "worker:1"]
-    assert ask(writer.dir, LogQuery(tasks=frozenset({"worker:1"}), tail=count)) == alone[-count:]
+    for count in (1, 3, 50):
+        assert ask(writer.dir, LogQuery(tail=count)) == everything[-count:]
+        assert ask(writer.dir, LogQuery(tasks=frozenset({"worker:1"}), tail=count)) == alone[-count:]
     assert raw(writer.dir, LogQuery(tail=1)) == b"left right 1499\n"
 
 
 def test_since_and_until_select_lines(counted: Writer) -> None:
     everything = ask(counted.dir, LogQuery())
-    times = [line.ts for line in everything]
-    since, until = times[4], times[9]
-    assert since is not None
-    assert until is not None
-    assert ask(counted.dir, LogQuery(lines=LineFilter(since=since))) == everything[4:]
-    assert ask(counted.dir, LogQuery(lines=LineFilter(until=until))) == everything[:10]
-    assert ask(counted.dir, LogQuery(lines=LineFilter(since=since, until=until))) == everything[4:10]
-    assert ask(counted.dir, LogQuery(lines=LineFilter(since=since), tail=2)) == everything[-2:]
-    assert ask(counted.dir, LogQuery(lines=LineFilter(since=1e12))) == []
+    since, until = everything[4].ts, everything[9].ts
+    for terms, tail, expected in (
+        ({"since": since}, None, everything[4:]),
+        ({"until": until}, None, everything[:10]),
+        ({"since": since, "until": until}, None, everything[4:10]),
+        ({"since": since}, 2, everything[-2:]),
+        ({"since": 1e12}, None, []),
+    ):
+        assert ask(counted.dir, LogQuery(lines=LineFilter(**terms), tail=tail)) == expected
 
 
 def test_since_returns_a_complete_line_that_began_earlier(writer: Writer) -> None:
@@ -107,20 +97,18 @@ def test_since_returns_a_complete_line_that_began_earlier(writer: Writer) -> Non
 
 
 def test_grep_and_invert_select_lines(counted: Writer) -> None:
-    assert texts(counted.dir, LogQuery(lines=LineFilter(grep=r"line [13]$"))) == [
-        "worker:0 line 1",
-        "worker:1 line 1",
-        "worker:0 line 3",
-        "worker:1 line 3",
-    ]
-    assert texts(counted.dir, LogQuery(lines=LineFilter(grep=r"line", invert=True))) == ["the end"]
-    assert texts(counted.dir, LogQuery(lines=LineFilter(grep=r"line"), tail=1)) == ["worker:1 line 9"]
+    def matching(pattern: str, tail: int | None = None, **terms: bool) -> list[str]:
+        return texts(counted.dir, LogQuery(lines=LineFilter(grep=pattern, **terms), tail=tail))
 
-
-def test_grep_matches_the_displayed_text(writer: Writer) -> None:
-    writer.write("worker:0", b"\x1b[31mlo\x1b[0mss: 0.5\n10%\r100%\n")
-    assert texts(writer.dir, LogQuery(lines=LineFilter(grep=r"^loss: 0\.5$"))) == ["loss: 0.5"]
-    assert texts(writer.dir, LogQuery(lines=LineFilter(grep="10%"))) == []
+    assert matching(r"line [13]$") == [f"worker:{task} line {n}" for n in (1, 3) for task in (0, 1)]
+    assert matching("line", invert=True) == ["the end"]
+    assert matching("line", tail=1) == ["worker:1 line 9"]
+    # The displayed text is searched.
+    counted.write("worker:0", b"\n\x1b[31mlo\x1b[0mss: 0.5\n10%\r100%\n")
+    assert matching(r"^loss: 0\.5$") == ["loss: 0.5"]
+    assert matching("10%") == []
+    with pytest.raises(ValueError, match=r'"\(" is not a regular expression'):
+        LineFilter(grep="(")
 
 
 def test_grep_of_a_huge_line_is_fast(writer: Writer) -> None:
@@ -129,11 +117,6 @@ def test_grep_of_a_huge_line_is_fast(writer: Writer) -> None:
     writer.poll()
     assert texts(writer.dir, LogQuery(lines=LineFilter(grep="a.*b"))) == []
     assert [len(t) for t in texts(writer.dir, LogQuery(lines=LineFilter(grep="needle")))] == [10_000_007]
-
-
-def test_invalid_pattern_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r'"\(" is not a regular expression'):
-        LineFilter(grep="(")
 
 
 def test_raw_output_is_exact(writer: Writer) -> None:
@@ -198,9 +181,6 @@ def test_missing_logs_are_empty(tmp_path: Path) -> None:
     assert raw(tmp_path / "nowhere", LogQuery()) == b""
 
 
-two_tasks = st.sampled_from(["worker:0", "worker:1"])
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(
@@ -228,16 +208,16 @@ def test_tail_is_the_end_of_the_full_output(
         assert everything == [line for line in whole if re.search(grep, line.text)]
 
 
-@pytest.mark.parametrize("count", [0, 1, 7, 20, 21])
-def test_reader_at_the_tail_begins_with_exactly_these_lines(writer: Writer, count: int) -> None:
+def test_reader_at_the_tail_begins_with_exactly_these_lines(writer: Writer) -> None:
     """Also in a small log, and where one record of the index has many lines."""
     writer.write("worker:0", b"".join(b"zero %d\n" % number for number in range(10)))
     writer.write("worker:1", b"".join(b"one %d\n" % number for number in range(10)) + b"not whole")
     writer.poll()
-    with LogReader(writer.dir, None, position_of_tail(writer.dir, None, count)) as reader:
-        lines = b"".join(chunk.data for chunk in read_all(reader)).splitlines()
     everything = [b"%s %d" % (word, number) for word in (b"zero", b"one") for number in range(10)]
-    assert lines == [*(everything[-count:] if count else ()), b"not whole"]
+    for count in (0, 1, 7, 20, 21):
+        with LogReader(writer.dir, None, position_of_tail(writer.dir, None, count)) as reader:
+            lines = b"".join(chunk.data for chunk in read_all(reader)).splitlines()
+        assert lines == [*(everything[-count:] if count else ()), b"not whole"]
 
 
 def test_tail_splits_blocks() -> None:
@@ -256,27 +236,28 @@ def test_parse_when() -> None:
             parse_when(nonsense, 1000.0)
 
 
-@pytest.mark.parametrize("indexed", [True, False])
-def test_hole_in_a_log_is_not_read(writer: Writer, indexed: bool) -> None:
-    """A task can make its log longer without writing. Reading the zeros would take minutes."""
+def make_hole(writer: Writer, size: int, indexed: bool) -> None:
+    """Write a line, a hole and another line."""
     writer.write("worker:0", b"first\n")
     with writer.path("worker:0").open("r+b") as file:
-        file.truncate(4 << 30)
+        file.truncate(size)
     if indexed:
         writer.poll(after_s=10.0)
     writer.append("worker:0", b"\nlast\n")
     if indexed:
         writer.poll(after_s=10.0)
-    for query in (LogQuery(), LogQuery(tail=2), LogQuery(lines=LineFilter(grep="first|last|\u2400"))):
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_hole_in_a_log_is_not_read(writer: Writer, indexed: bool) -> None:
+    """A task can make its log longer without writing. Reading the zeros would take minutes."""
+    make_hole(writer, 4 << 30, indexed)
+    for query in (LogQuery(tail=2), LogQuery(lines=LineFilter(grep="first|last|\u2400"))):
         *_, before, last = ask(writer.dir, query)
         assert (last.text, last.seq) == ("last", 3), query
         assert set(before.text) == {"\u2400"} and len(before.text) < 4 << 20
 
 
 def test_hole_in_raw_output_has_its_whole_length(writer: Writer) -> None:
-    writer.write("worker:0", b"first\n")
-    with writer.path("worker:0").open("r+b") as file:
-        file.truncate(8 << 20)
-    writer.append("worker:0", b"\nlast\n")
-    writer.poll(after_s=10.0)
+    make_hole(writer, 8 << 20, indexed=True)
     assert raw(writer.dir, LogQuery()) == writer.path("worker:0").read_bytes()
