@@ -7,12 +7,13 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from orchestrator import Cluster, TaskFailed, UsageError
+from orchestrator import Session, TaskFailed, UsageError
 from orchestrator.client.api import Run
 from orchestrator.core.state.result import CauseKind
 from orchestrator.testing import (
@@ -22,12 +23,12 @@ from orchestrator.testing import (
     assert_succeeded,
 )
 
-pytest_plugins = ["pytester"]
 ROOT = Path(__file__).resolve().parents[4]
 # Writes checkpoints 1, 2 (truncated) and 3 as the chief does, with the tests' own writer.
 WRITES = f"""
 import os, sys
 from pathlib import Path
+from typing import Any
 sys.path.insert(0, {str(ROOT / "tests/support")!r})
 from bundle_files import shard_path, write_bundle
 shared = Path(os.environ["ORCH_CHECKPOINT_DIR"])
@@ -48,8 +49,6 @@ import os, sys
 os.write(int(os.environ["ORCH_PROGRESS_FD"]), b'{"phase": "training", "step": 5}\\n')
 sys.exit(os.environ["ORCH_ATTEMPT"] == "1" and os.environ["ORCH_TASK"] == "worker:1")
 """
-
-
 # Reports what the bootstrap of a script with TensorFlow does.
 JOINS = """
 import os, sys
@@ -57,119 +56,119 @@ os.write(int(os.environ["ORCH_PROGRESS_FD"]), b'{"trains": true, "cluster": %s}\
 """
 
 
-def finished(directory: Path, text: str, *words: str, **options: object) -> Run:
-    (directory / "task.py").write_text(text)
-    with Cluster(2, ["task.py", *words], directory, start="spawn", **options) as run:
-        run.wait(check=False)
-    return run
+Finish = Callable[..., Run]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
-    """A failed run and a run that wrote checkpoints, shared by the tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        directory = tmp_path_factory.mktemp("runs")
-        patch.setenv("XDG_STATE_HOME", str(directory))
-        yield {"failed": finished(directory, FAILS), "wrote": finished(directory, WRITES)}
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finish]:
+    """Runs a script in two tasks of one session: finished(TEXT, *words, **options)."""
+    state = tmp_path_factory.mktemp("state")
+
+    def finish(text: str, *words: str, **options: Any) -> Run:
+        directory = tmp_path_factory.mktemp("run")
+        (directory / "task.py").write_text(text)
+        with session.up(2, ["task.py", *words], directory, start="spawn", **options) as run:
+            run.wait(check=False)
+        return run
+
+    with pytest.MonkeyPatch.context() as patch, Session() as session:
+        patch.setenv("XDG_STATE_HOME", str(state))
+        yield finish
 
 
-def check_message(error: pytest.ExceptionInfo[AssertionError], *parts: str) -> None:
+@pytest.fixture(scope="module")
+def failed(finished: Finish) -> Run:
+    return finished(FAILS)
+
+
+@pytest.fixture(scope="module")
+def wrote(finished: Finish) -> Run:
+    return finished(WRITES)
+
+
+def refuses(check: Callable[[], object], *parts: str) -> str:
+    """Check that an assertion fails with these texts, and return its message."""
+    with pytest.raises(AssertionError) as error:
+        check()
     text = str(error.value)
     assert [part for part in parts if part not in text] == [], text
+    return text
 
 
-def test_assert_succeeded(runs: dict[str, Run]) -> None:
-    assert assert_succeeded(runs["wrote"]).run_id == runs["wrote"].id
-    failed = runs["failed"]
-    with pytest.raises(AssertionError) as error:
-        assert_succeeded(failed)
-    check_message(
-        error,
+def test_assert_succeeded(failed: Run, wrote: Run) -> None:
+    assert assert_succeeded(wrote).run_id == wrote.id
+    message = refuses(
+        lambda: assert_succeeded(failed),
         f"\n{failed.id} did not succeed: failed\n",
         "orch: worker:1 failed: ValueError: of its own",
         str(failed.log("worker:1")),
         f"run directory: {failed.dir}",
     )
-
     cause = "worker:1 failed: ValueError: of its own (task.py:LINE)"
-    assert re.sub(r"py:\d+", "py:LINE", str(error.value).partition("\n")[0]) == cause
+    assert re.sub(r"py:\d+", "py:LINE", message.partition("\n")[0]) == cause
     with pytest.raises(TaskFailed) as failure:
         failed.wait()
     assert re.sub(r"py:\d+", "py:LINE", str(failure.value)) == f"{cause}; see {failed.log('worker:1')}"
 
 
-def test_assert_failed_first(runs: dict[str, Run]) -> None:
-    failed = runs["failed"]
+def test_assert_failed_first(failed: Run, wrote: Run) -> None:
     first = assert_failed_first(failed, "worker:1", exit_code=1, exception="of its own")
     assert (first.task, first.exit_code) == ("worker:1", 1)
-    for message, options in (
+    rows: list[tuple[str, dict[str, Any]]] = [
         ("worker:1 was the first to fail, not worker:0: exit 1, ValueError", {"task": "worker:0"}),
         ("with exit code 1 instead of 3", {"task": "worker:1", "exit_code": 3}),
         ("with signal None instead of 9", {"task": "worker:1", "signal": signal.SIGKILL}),
         ("not 'KeyError'", {"task": "worker:1", "exception": "KeyError"}),
-    ):
-        with pytest.raises(AssertionError) as error:
-            assert_failed_first(failed, **options)  # type: ignore[arg-type]
-        check_message(error, message, str(failed.dir))
-    with pytest.raises(AssertionError) as error:
-        assert_failed_first(runs["wrote"], "worker:1")
-    check_message(error, f"no task of {runs['wrote'].id} failed: it succeeded")
+    ]
+    for message, options in rows:
+        refuses(lambda options=options: assert_failed_first(failed, **options), message, str(failed.dir))  # type: ignore[misc]
+    refuses(lambda: assert_failed_first(wrote, "worker:1"), f"no task of {wrote.id} failed: it succeeded")
     with pytest.raises(UsageError):
         assert_failed_first(failed, "unknown")
 
 
-def test_first_failure_of_restarted_run_is_found(tmp_path: Path) -> None:
-    run = finished(tmp_path, FAILS_ONCE, on_failure="restart")
+def test_first_failure_of_restarted_run_is_found(finished: Finish) -> None:
+    run = finished(FAILS_ONCE, on_failure="restart")
     assert_succeeded(run)
     assert assert_failed_first(run, "worker:1").exit_code == 1
 
 
-def test_assert_joined_cluster(tmp_path: Path) -> None:
-    joined, alone = (finished(tmp_path, JOINS, tasks) for tasks in ("2", "1"))
-    assert assert_joined_cluster(joined).succeeded
-    with pytest.raises(AssertionError) as error:
-        assert_joined_cluster(alone)
-    check_message(
-        error, "task.py never joined the cluster: 2 independent copies were trained. Create a Multi"
-    )
-    refused = finished(tmp_path, JOINS, "1", expect_cluster=True).wait(check=False)
+def test_assert_joined_cluster(finished: Finish) -> None:
+    assert assert_joined_cluster(finished(JOINS, "2")).succeeded
+    alone = finished(JOINS, "1")
+    never = "task.py never joined the cluster: 2 independent copies were trained. Create a Multi"
+    refuses(lambda: assert_joined_cluster(alone), never)
+    refused = finished(JOINS, "1", expect_cluster=True).wait(check=False)
     assert refused.cause is not None
     assert (refused.exit_code, refused.cause.kind) == (1, CauseKind.NOT_DISTRIBUTED)
 
 
-def test_assert_chief_checkpoint(runs: dict[str, Run]) -> None:
-    run = runs["wrote"]
-    assert [one.number for one in assert_chief_checkpoint(run, at_least=2)] == [1, 3]
-    assert [one.number for one in assert_chief_checkpoint(run, number=3)] == [3]
-    for message, options in (
-        ("the chief (worker:0) wrote 2 of 3 whole checkpoints into", {"at_least": 3}),
-        ("wrote no whole checkpoint of number 2 into", {"number": 2}),
-    ):
-        with pytest.raises(AssertionError) as error:
-            assert_chief_checkpoint(run, **options)
-        check_message(
-            error, message, "ckpt-2: ckpt-2.data-00000-of-00001 is cut off: 10 of 100 bytes", "ckpt-1: whole"
-        )
-    with pytest.raises(AssertionError) as error:
-        assert_chief_checkpoint(runs["failed"])
-    check_message(error, "wrote no whole checkpoint into", "there is none at all", "ValueError: of its own")
+def test_assert_chief_checkpoint(failed: Run, wrote: Run) -> None:
+    assert [one.number for one in assert_chief_checkpoint(wrote, at_least=2)] == [1, 3]
+    assert [one.number for one in assert_chief_checkpoint(wrote, number=3)] == [3]
+    found = ("ckpt-2: ckpt-2.data-00000-of-00001 is cut off: 10 of 100 bytes", "ckpt-1: whole")
+    fewer = "the chief (worker:0) wrote 2 of 3 whole checkpoints into"
+    refuses(lambda: assert_chief_checkpoint(wrote, at_least=3), fewer, *found)
+    refuses(
+        lambda: assert_chief_checkpoint(wrote, number=2),
+        "wrote no whole checkpoint of number 2 into",
+        *found,
+    )
+    nothing = ("wrote no whole checkpoint into", "there is none at all", "ValueError: of its own")
+    refuses(lambda: assert_chief_checkpoint(failed), *nothing)
 
 
-def test_older_checkpoints_do_not_count(runs: dict[str, Run], tmp_path: Path) -> None:
-    (tmp_path / "kept").mkdir()
-    for path in runs["wrote"].checkpoint_dir.iterdir():
-        (tmp_path / "kept" / path.name).write_bytes(path.read_bytes())
-        os.utime(tmp_path / "kept" / path.name, (1e9, 1e9))
-    run = finished(tmp_path, "", checkpoint_dir=tmp_path / "kept")
-    with pytest.raises(AssertionError) as error:
-        assert_chief_checkpoint(run)
-    check_message(error, "wrote no whole checkpoint", "ckpt-3: older than this run")
+def test_older_checkpoints_do_not_count(finished: Finish, wrote: Run, tmp_path: Path) -> None:
+    for path in wrote.checkpoint_dir.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+        os.utime(tmp_path / path.name, (1e9, 1e9))
+    run = finished("", checkpoint_dir=tmp_path)
+    refuses(lambda: assert_chief_checkpoint(run), "wrote no whole checkpoint", "ckpt-3: older than this run")
 
 
-def test_checkpoint_is_verified_by_interpreter_of_chief(tmp_path: Path) -> None:
+def test_checkpoint_is_verified_by_interpreter_of_chief(finished: Finish, tmp_path: Path) -> None:
     """The interpreter of this chief cannot read checkpoints; its message identifies it."""
-    own = tmp_path / "bin" / "python3"
-    own.parent.mkdir()
+    own = tmp_path / "python3"
     # Runs tasks with the tests' Python, but fails when it is asked to verify a checkpoint.
     own.write_text(
         '#!/bin/sh\ncase "$*" in *verify_checkpoint*) echo "interpreter of the chief" >&2; exit 9;; esac\n'
@@ -177,15 +176,13 @@ def test_checkpoint_is_verified_by_interpreter_of_chief(tmp_path: Path) -> None:
     )
     own.chmod(0o700)
     roles = {"chief": {"command": f"{shlex.quote(str(own))} task.py"}}
-    run = finished(tmp_path, WRITES.replace("worker:0", "chief:0"), roles=roles)
-    with pytest.raises(AssertionError) as error:
-        assert_chief_checkpoint(run, number=3, verify=True)
-    check_message(error, "ckpt-3 could not be verified: ", "interpreter of the chief")
+    run = finished(WRITES.replace("worker:0", "chief:0"), roles=roles)
+    message = ("ckpt-3 could not be verified: ", "interpreter of the chief")
+    refuses(lambda: assert_chief_checkpoint(run, number=3, verify=True), *message)
 
 
 @pytest.mark.slow
-def test_verification_finds_invalid_checksums(runs: dict[str, Run]) -> None:
+def test_verification_finds_invalid_checksums(wrote: Run) -> None:
     """The tests' writer writes no checksums: TensorFlow refuses the checkpoint, which looks complete."""
-    with pytest.raises(AssertionError) as error:
-        assert_chief_checkpoint(runs["wrote"], number=3, verify=True)
-    check_message(error, "ckpt-3, which the chief (worker:0) wrote, is damaged:")
+    damaged = "ckpt-3, which the chief (worker:0) wrote, is damaged:"
+    refuses(lambda: assert_chief_checkpoint(wrote, number=3, verify=True), damaged)

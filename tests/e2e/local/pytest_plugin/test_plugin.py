@@ -1,42 +1,43 @@
-"""The plugin in an inner session: fixtures, reports of failed tests, assertions."""
+"""The plugin in an inner session: fixtures, functions, reports of failed tests."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
-from inner_session import BASE, base_of
+from inner_session import Inner, base_of, finished, processes_of
+from waiting import until
 
-import orchestrator.pytest_plugin.clusters  # noqa: F401  (pytester forgets what an inner session imports)
-
-pytest_plugins = ["pytester"]
-
-IMPORTS = """
+# Tests that must fail are named so.
+TESTS = '''
+import json
 import os
 import pytest
-from orchestrator.testing import assert_chief_checkpoint, assert_failed_first, assert_succeeded
+from orchestrator import UsageError
+from orchestrator.testing import assert_succeeded
 # worker:1 fails only after the other task has printed its line.
-FAILS = ["sh", "-c", '''
+FAILS = ["sh", "-c", """
 echo said by $ORCH_TASK
 [ $ORCH_TASK = worker:1 ] || { : > $ORCH_RUN_DIR/said; exec sleep 600; }
 until [ -e $ORCH_RUN_DIR/said ]; do sleep 0.05; done
 exit 3
-''']
+"""]
 SLEEPS = ["sleep", "600"]
-"""
+SHARED = {"rate": 2}
+runs, seconds = [], []
 
+class Failed(Exception):
+    pass
 
-def ran(pytester: pytest.Pytester, text: str, *words: str) -> pytest.RunResult:
-    pytester.makepyfile(IMPORTS + text)
-    return pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:xdist", base_of(pytester), *words)
+@pytest.fixture(params=["orch_cluster", "orch_preloaded"])
+def clusters(request):
+    return request.getfixturevalue(request.param)
 
+# -- runs and their directories
 
-def test_runs_are_kept_in_directory_of_test(pytester: pytest.Pytester, state_dir: Path) -> None:
-    ran(
-        pytester,
-        """
 def test_finished(orch_cluster, tmp_path):
     first = orch_cluster(workers=2, command=["sh", "-c", "echo $ORCH_TASK $MINE"], env={"MINE": "it is"})
     second = orch_cluster(command=["false"])
@@ -52,19 +53,10 @@ def test_finished(orch_cluster, tmp_path):
 def test_after_it(tmp_path):
     assert not os.environ["XDG_STATE_HOME"].endswith("orch-state")
     assert list(tmp_path.iterdir()) == []
-""",
-    ).assert_outcomes(passed=2)
-    assert not state_dir.exists()
-    state = pytester.path / BASE / "orch-state"
-    assert state.stat().st_mode & 0o777 == 0o700
-    assert len(list((state / "orch/runs").iterdir())) == 2
 
-
-def test_runs_inside_of_runs_are_counted(pytester: pytest.Pytester) -> None:
-    ran(
-        pytester,
-        """
-from orchestrator import UsageError
+def test_time_limit(orch_cluster):
+    limits = [orch_cluster(command=["true"], **given) for given in ({}, {"timeout": "7m"}, {"timeout": None})]
+    assert [run.view.record.spec["timeout_s"] for run in limits] == [240, 420, None]
 
 def test_depth(orch_cluster, monkeypatch):
     assert orch_cluster.run(os.getenv, ["ORCH_DEPTH"]) == ["1"]
@@ -73,20 +65,79 @@ def test_depth(orch_cluster, monkeypatch):
         orch_cluster.run(os.getenv, ["ORCH_DEPTH"])
     with pytest.raises(UsageError, match="ORCH_DEPTH is 3"):
         orch_cluster(command=["true"])
-""",
-    ).assert_outcomes(passed=1)
 
+# -- live runs are stopped at the end of their test; its other fixtures may still use them in their teardown
 
-def test_report_of_failed_test_shows_its_runs(pytester: pytest.Pytester) -> None:
-    result = ran(
-        pytester,
-        """
+@pytest.fixture
+def user(orch_cluster):
+    runs.append(orch_cluster(workers=2, command=SLEEPS, wait=False))
+    yield
+    assert runs[-1].status().run.state in ("starting", "running")
+
+def test_live(user, orch_cluster):
+    runs.append(orch_cluster(command=SLEEPS, wait=False))
+    assert all(run.view.is_live for run in runs)
+
+def test_live_of_the_session(orch_preloaded):
+    assert [run.wait(timeout_s=0, check=False).outcome for run in runs] == ["stopped", "stopped"]
+    runs.append(orch_preloaded(command=SLEEPS, wait=False))
+    runs[-1].wait_ready()
+
+def test_next_of_the_session(orch_preloaded):
+    assert runs[-1].wait(timeout_s=0, check=False).outcome == "stopped"
+    runs.append(orch_preloaded(command=["true"]))
+    assert_succeeded(runs[-1])
+    assert runs[-1].view.record.supervisor_pid == runs[-2].view.record.supervisor_pid
+    assert "PYTEST_CURRENT_TEST" in os.environ
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_preloaded(orch_preloaded, times, tmp_path):
+    run = orch_preloaded(workers=2, command=["look.py"], preload="decimal")
+    assert_succeeded(run)
+    assert run.dir.parent == tmp_path / "orch"
+    events = map(json.loads, run.view.paths.events.read_text().splitlines())
+    seconds.extend(event["seconds"] for event in events if event["type"] == "preloaded")
+    assert len(seconds) == times and seconds[0] > 0 and not any(seconds[1:])
+
+# -- functions
+
+def index():
+    assert "PYTEST_CURRENT_TEST" not in os.environ
+    return int(os.environ["ORCH_TASK"][-1]) * SHARED["rate"]
+
+def test_values(clusters, tmp_path):
+    def offset(start):
+        return start + index()
+
+    assert clusters.run(offset, (10,), workers=2) == [10, 12]
+    assert clusters.run(lambda: os.environ["ORCH_RUN_DIR"])[0].startswith(str(tmp_path / "orch"))
+
+def test_exception(clusters):
+    def fail():
+        raise Failed("in the task")
+
+    with pytest.raises(Failed, match="in the task"):
+        clusters.run(fail, workers=2)
+
+def test_fails_by_an_assertion(orch_cluster):
+    def compares():
+        print("from", os.environ["ORCH_TASK"])
+        left = [1, 2, 3]
+        assert left == [1, 2, 4]
+
+    orch_cluster.run(compares)
+
+# -- failed tests
+
 @pytest.fixture
 def cluster(orch_cluster):
     return orch_cluster(workers=2, command=FAILS)
 
-def test_failed(cluster):
+def test_fails_with_a_cluster(cluster):
     assert cluster.id == "the test's own"
+
+def test_passes(cluster):
+    print(cluster.id)
 
 @pytest.fixture
 def broken(orch_cluster):
@@ -96,140 +147,99 @@ def broken(orch_cluster):
 def test_broken(broken):
     pass
 
-def test_passed(cluster):
-    print(cluster.id)
-""",
-        "-rA",
-    )
-    result.assert_outcomes(passed=1, failed=1, errors=1)
-    result.stdout.fnmatch_lines(
-        [
-            "*ERROR at setup of test_broken*",
-            "*- orch run *",
-            "its tasks have written nothing",
-            "* is running:",
-            "  worker:0: running, pid *",
-            "*test_failed*",
-            "E *the test's own*",
-            "*- orch run *",
-            "last lines of all tasks (2):",
-            "  worker:? | said by worker:?",
-            "* failed after *",
-            "  other tasks    worker:0: stopped by orch",
-            "orch: worker:1 failed: exit 3",
-            "run directory: *",
-            "all its lines: XDG_STATE_HOME=*/orch-state orch logs *",
-        ]
-    )
-    assert str(result.stdout).count("- orch run ") == 2
-
-
-def test_summary_has_whole_causes(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pytest's own summary cuts a line at the width of the terminal."""
-    monkeypatch.setenv("COLUMNS", "80")
+def test_fails_for_a_long_reason(orch_cluster):
     words = "the data set has 1797 examples, which 4 workers with 512 examples each cannot share"
-    result = ran(
-        pytester,
-        f"""
-def test_failed(orch_cluster):
-    program = 'raise ValueError("{words}")'
-    assert_succeeded(orch_cluster(command=["python3", "-c", program]))
+    assert_succeeded(orch_cluster(command=["python3", "-c", f"raise ValueError('{words}')"]))
 
-def test_passed(orch_cluster):
-    orch_cluster(command=["false"])
-""",
-    )
-    result.assert_outcomes(passed=1, failed=1)
-    summary = str(result.stdout).partition(" orch runs of failed tests ")[2].splitlines()
-    assert [line.rstrip() for line in summary[1:4]] == [
-        "test_summary_has_whole_causes.py::test_failed",
+def test_fails_by_an_option(orch_cluster):
+    orch_cluster(worker=2)
+
+def test_fails_by_a_command(orch_preloaded):
+    orch_preloaded(command=["no-such-command"])
+'''
+
+
+@pytest.fixture(scope="module", params=["importlib", pytest.param("prepend", marks=pytest.mark.slow)])
+def inner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inner]:
+    directory = tmp_path_factory.mktemp("inner")
+    (directory / "look.py").write_text("import decimal")
+    (directory / "pytest.ini").write_text("[pytest]\norch_timeout = 4m\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(directory / "of the user"))
+        done = finished(directory, TESTS, f"--import-mode={request.param}")
+    until(lambda: not processes_of(directory))
+    yield done
+
+
+def test_each_test_has_its_outcome(inner: Inner) -> None:
+    names = re.findall(r"^def (test_\w+)\((.*)", TESTS, re.MULTILINE)
+    more = {"clusters": ("[orch_cluster]", "[orch_preloaded]"), "orch_preloaded, times": ("[1]", "[2]")}
+    expected = {}
+    for name, parameters in names:
+        ends = next((ends for start, ends in more.items() if parameters.startswith(start)), ("",))
+        outcome = "ERROR" if name == "test_broken" else "FAILED" if "fails" in name else "PASSED"
+        expected |= {name + end: outcome for end in ends}
+    assert inner.outcomes == expected, inner.out
+
+
+def test_runs_are_kept_outside_of_the_state_directory_of_the_user(inner: Inner) -> None:
+    assert not (inner.directory / "of the user").exists()
+    state = base_of(inner.directory) / "orch-state"
+    assert state.stat().st_mode & 0o777 == 0o700
+    assert len(list((state / "orch/runs").iterdir())) > 10
+
+
+# What the report of a test has, in this order.
+REPORTS = {
+    "test_broken": (
+        r"- orch run ",
+        r"its tasks have written nothing",
+        r" is running:",
+        r"  worker:0: running, pid ",
+    ),
+    "test_fails_with_a_cluster": (
+        r"E .*the test's own",
+        r"- orch run ",
+        r"last lines of all tasks \(2\):",
+        r"  worker:\d \| said by worker:\d",
+        r" failed after ",
+        r"  other tasks    worker:0: stopped by orch",
+        r"orch: worker:1 failed: exit 3",
+        r"run directory: ",
+        r"all its lines: XDG_STATE_HOME=.*/orch-state orch logs ",
+    ),
+    # pytest's own comparison, although the assertion was in another process.
+    "test_fails_by_an_assertion": (
+        r"AssertionError: assert \[1, 2, 3\] == \[1, 2, 4\]",
+        r"raised by compares\(\) in worker:0",
+        r"- orch run ",
+        r"worker:0 \| from worker:0",
+    ),
+    "test_fails_by_an_option": (r"UsageError: unknown option",),
+    "test_fails_by_a_command": (r"UsageError: .*no-such-command",),
+}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_report_of_a_failed_test_shows_its_runs(inner: Inner, name: str) -> None:
+    title = rf"\n_+ (?:ERROR at setup of )?{name} _+\n(.*?)\n(?:_+ [A-Za-z].* _+|=+ .* =+)\n"
+    report = re.search(title, inner.out, re.DOTALL)
+    assert report and re.search(".*".join(REPORTS[name]), report[1], re.DOTALL), inner.out
+    assert report[1].count("- orch run ") == ("- orch run " in REPORTS[name])
+
+
+def test_report_of_a_test_that_passed_does_not(inner: Inner) -> None:
+    assert "- orch run " not in inner.part("_ test_passes _", "\n_")
+
+
+def test_summary_has_whole_causes(inner: Inner) -> None:
+    summary = inner.part(" orch runs of failed tests ", "\n=").splitlines()
+    start = summary.index("test_inner.py::test_fails_for_a_long_reason")
+    assert [line.rstrip() for line in summary[start + 1 : start + 3]] == [
         "  worker:0 failed: ValueError: the data set has 1797 examples, which 4 workers",
         "  with 512 examples each cannot share (<string>:1)",
     ]
-
-
-def test_live_runs_are_stopped_at_end_of_test(pytester: pytest.Pytester) -> None:
-    """With both fixtures. Other fixtures of the test may still use the run in their teardown."""
-    ran(
-        pytester,
-        """
-runs = []
-
-@pytest.fixture
-def user(orch_cluster):
-    runs.append(orch_cluster(workers=2, command=SLEEPS, wait=False))
-    yield
-    assert runs[-1].status().run.state in ("starting", "running")
-
-def test_a(user, orch_cluster):
-    runs.append(orch_cluster(command=SLEEPS, wait=False))
-    assert all(run.view.is_live for run in runs)
-
-def test_b(orch_preloaded):
-    assert [run.wait(timeout_s=0, check=False).outcome for run in runs] == ["stopped", "stopped"]
-    runs.append(orch_preloaded(command=SLEEPS, wait=False))
-    runs[-1].wait_ready()
-
-def test_c(orch_preloaded):
-    assert runs[-1].wait(timeout_s=0, check=False).outcome == "stopped"
-    runs.append(orch_preloaded(command=["true"]))
-    assert_succeeded(runs[-1])
-    assert runs[-1].view.record.supervisor_pid == runs[-2].view.record.supervisor_pid
-    assert "PYTEST_CURRENT_TEST" in os.environ
-""",
-    ).assert_outcomes(passed=3)
-
-
-def test_preloaded_modules_are_kept_between_tests(pytester: pytest.Pytester) -> None:
-    pytester.path.joinpath("look.py").write_text("import decimal")
-    ran(
-        pytester,
-        """
-import json
-seconds = []
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_it(orch_preloaded, times, tmp_path):
-    run = orch_preloaded(workers=2, command=["look.py"], preload="decimal")
-    assert_succeeded(run)
-    assert run.dir.parent == tmp_path / "orch"
-    events = map(json.loads, run.view.paths.events.read_text().splitlines())
-    seconds.extend(event["seconds"] for event in events if event["type"] == "preloaded")
-    assert len(seconds) == times and seconds[0] > 0 and not any(seconds[1:])
-""",
-    ).assert_outcomes(passed=2)
-
-
-def test_default_time_limit_of_runs(pytester: pytest.Pytester) -> None:
-    pytester.makeini("[pytest]\norch_timeout = 300ms\n")
-    ran(
-        pytester,
-        """
-def test_default(orch_cluster):
-    assert orch_cluster(command=SLEEPS).wait(check=False).outcome == "timed_out"
-
-def test_own(orch_cluster):
-    assert orch_cluster(command=["sleep", "1"], timeout="5m").wait(check=False).outcome == "succeeded"
-    assert orch_cluster(command=["sleep", "1"], timeout=None).wait(check=False).outcome == "succeeded"
-""",
-    ).assert_outcomes(passed=2)
-
-
-def test_invalid_arguments_fail_test_and_start_nothing(
-    pytester: pytest.Pytester,
-) -> None:
-    result = ran(
-        pytester,
-        """
-def test_option(orch_cluster):
-    orch_cluster(worker=2)
-
-def test_command(orch_preloaded):
-    orch_preloaded(command=["no-such-command"])
-""",
-    )
-    result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(["*UsageError: unknown option*", "*UsageError: *no-such-command*"])
+    assert not any("test_finished" in line or "test_passes" in line for line in summary)
 
 
 def test_plugin_imports_lazily() -> None:

@@ -10,11 +10,8 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from inner_session import base_of
 
 from orchestrator.client.page.assets import page_body, page_script, page_style
-
-pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).resolve().parents[4]
 EXAMPLE = ROOT / "examples/integration"
@@ -56,25 +53,16 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    copy = tmp_path / "project"
-    shutil.copytree(EXAMPLE, copy, ignore=shutil.ignore_patterns("__pycache__", ".*"))
-    return copy
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("words", [("-p", "no:xdist"), ("-n", "4")], ids=["serially", "four-at-once"])
-def test_integration_example_passes_with_wheel(
-    python: Path, project: Path, words: tuple[str, ...], pytester: pytest.Pytester
-) -> None:
-    where = run(
-        python, "-c", "import orchestrator, worker; print(orchestrator.__file__)", cwd=project
-    ).strip()
+def test_integration_example_passes_with_wheel(python: Path, words: tuple[str, ...], tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    shutil.copytree(EXAMPLE, project, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+    where = run(python, "-c", "import orchestrator; print(orchestrator.__file__)", cwd=project).strip()
     assert Path(where).is_relative_to(python.parents[1])
-    output = run(python, "-m", "pytest", "-p", "no:cacheprovider", base_of(pytester), *words, cwd=project)
-    assert f"{TESTS} passed" in output
+    own = ("-p", "no:cacheprovider", f"--basetemp={tmp_path / 'base'}")
+    assert f"{TESTS} passed" in run(python, "-m", "pytest", *own, *words, cwd=project)
     assert not list(Path(os.environ["XDG_STATE_HOME"]).glob("*"))
 
 
