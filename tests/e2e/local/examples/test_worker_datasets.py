@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from worker.training.data.datasets import DIGITS, DatasetError, from_arrays, held_out_mask, load_dataset
+from worker.training.data.datasets import DatasetError, from_arrays, held_out_mask, load_dataset
 
 IMAGES = np.arange(20 * 6 * 6, dtype=np.uint8).reshape(20, 6, 6)
 LABELS = np.arange(20) % 2
@@ -32,40 +31,6 @@ def test_digits_are_the_1797_of_uci() -> None:
     every_label = np.concatenate([digits.train_labels, digits.test_labels])
     assert np.bincount(every_label).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert np.bincount(digits.test_labels).min() >= 34
-
-
-def test_script_makes_the_shipped_digits_from_their_rows(tmp_path: Path) -> None:
-    with np.load(DIGITS) as shipped:
-        rows = np.concatenate([shipped["images"].reshape(1797, 64), shipped["labels"][:, np.newaxis]], axis=1)
-    source, target = tmp_path / "optdigits.tes", tmp_path / "made.npz"
-    source.write_text("\n".join(",".join(str(cell) for cell in row) for row in rows) + "\n")
-    script = ROOT / "scripts/tools/make_digits.py"
-    subprocess.run([sys.executable, script, source, target], check=True, timeout=LONGEST_RUN_S)
-    assert read_archive(target) == read_archive(DIGITS)
-
-
-def read_archive(archive: Path) -> list[tuple[object, ...]]:
-    """Return the content and metadata; the compressed size depends on this Python's zlib."""
-    with zipfile.ZipFile(archive) as file:
-        found = file.infolist()
-        return [(one.filename, one.date_time, one.compress_type, file.read(one)) for one in found]
-
-
-@pytest.mark.parametrize("text", ["", "1,2,3\n", "0,0\n" * 1797, ("17," * 64 + "1\n") * 1797])
-def test_script_refuses_other_tables(text: str, tmp_path: Path) -> None:
-    source, target = tmp_path / "other.tes", tmp_path / "made.npz"
-    source.write_text(text)
-    script = ROOT / "scripts/tools/make_digits.py"
-    process = subprocess.run(
-        [sys.executable, script, source, target],
-        capture_output=True,
-        text=True,
-        timeout=LONGEST_RUN_S,
-        check=False,
-    )
-    assert process.returncode != 0
-    assert "ValueError" in process.stderr
-    assert not target.exists()
 
 
 def test_synthetic_depends_only_on_the_seed() -> None:
