@@ -27,8 +27,8 @@ def story(chaos: str, workers: int = 2, **fields: Any) -> Story:
     return Story(job(workers=workers, chaos=parse_chaos(chaos), **fields))
 
 
-def sent(told: Story) -> list[Sent]:
-    faults = [each for each in told.events if isinstance(each, SignalRequested)]
+def sent(run: Story) -> list[Sent]:
+    faults = [each for each in run.events if isinstance(each, SignalRequested)]
     return [(round(each.mono - START, 6), each.task, each.signal) for each in faults]
 
 
@@ -91,16 +91,16 @@ def test_faults_are_sent_once_at_their_moment() -> None:
             [(3, "worker:0", KILL), (24, "worker:1", KILL)],
         ),
     }  # fmt: skip
-    wrong = {what: sent(told) for what, (told, faults) in rows.items() if sent(told) != faults}
+    wrong = {what: sent(run) for what, (run, faults) in rows.items() if sent(run) != faults}
     assert not wrong, wrong
 
 
 def test_no_fault_is_due_on_an_ending_run() -> None:
-    for end in (lambda told: told.exits(0, code=1), lambda told: told.exits(0, 1), Story.stops):
-        told = story("kill worker:0 at 3s; stop worker:0 at step 5").ready()
-        assert told.due == (3, Deadline.CHAOS)
-        end(told)
-        assert sent(told.at(9)) == [] and (told.due is None or told.due[1] != Deadline.CHAOS)
+    for end in (lambda run: run.exits(0, code=1), lambda run: run.exits(0, 1), Story.stops):
+        run = story("kill worker:0 at 3s; stop worker:0 at step 5").ready()
+        assert run.due == (3, Deadline.CHAOS)
+        end(run)
+        assert sent(run.at(9)) == [] and (run.due is None or run.due[1] != Deadline.CHAOS)
 
 
 def test_any_selects_the_task_by_its_seed() -> None:
@@ -111,8 +111,8 @@ def test_any_selects_the_task_by_its_seed() -> None:
 
 def seconds(report: FaultReport) -> Seconds:
     """(at, detection, teardown, recovery), to the microsecond."""
-    told = (report.at_s, report.detection_s, report.teardown_s, report.recovery_s)
-    return tuple(second if second is None else round(second, 6) for second in told)
+    times = (report.at_s, report.detection_s, report.teardown_s, report.recovery_s)
+    return tuple(time if time is None else round(time, 6) for time in times)
 
 
 KILLED, TERMED = "kill worker:1 at 3s", "term worker:1 at 3s"
@@ -131,13 +131,13 @@ def stalled(chaos: str) -> Story:
 def restarted_alone(task: str, trains: bool = True) -> Story:
     """A task is killed, ready again 2 s after that was noticed, and trains a second later, if at all."""
     chaos, alone = parse_chaos(f"kill {task} at 3s"), policies({"ps": ALONE, "worker": ALONE})
-    told = Story(job(roles={"worker": 2, "ps": 1}, role_settings=alone, chaos=chaos)).ready().trains(0, 1)
+    run = Story(job(roles={"worker": 2, "ps": 1}, role_settings=alone, chaos=chaos)).ready().trains(0, 1)
     if trains:
-        told.trains(task, 5)
-    told.at(3.2).exits(task, signal=KILL).at(4.2).starts(task).at(5.2).ready(task).at(6.2)
+        run.trains(task, 5)
+    run.at(3.2).exits(task, signal=KILL).at(4.2).starts(task).at(5.2).ready(task).at(6.2)
     if trains:
-        told.trains(task, 2)
-    return told.exits(0, 1)
+        run.trains(task, 2)
+    return run.exits(0, 1)
 
 
 def test_report_of_each_fault() -> None:
@@ -221,7 +221,7 @@ def test_report_of_each_fault() -> None:
             [(3.0, 0.1, None, None)],
         ),
     }  # fmt: skip
-    found = {what: [*map(seconds, told.result().faults)] for what, (told, _) in rows.items()}
+    found = {what: [*map(seconds, run.result().faults)] for what, (run, _) in rows.items()}
     wrong = {what: reports for what, reports in found.items() if reports != rows[what][1]}
     assert not wrong, wrong
 
@@ -247,36 +247,36 @@ def test_each_fault_is_sent_at_most_once_to_live_tasks(
     chaos: list[str], steps: list[tuple[str, int, float, int]]
 ) -> None:
     """That the task is live, is checked by Story."""
-    told = story("; ".join(chaos), on_failure=RESTART)
+    run = story("; ".join(chaos), on_failure=RESTART)
     for what, index, later, step in steps:
-        told.at(told.now + later)
-        if told.lifecycle.result is not None:
+        run.at(run.now + later)
+        if run.lifecycle.result is not None:
             break
-        task = told.state.tasks.get(f"worker:{index}")
+        task = run.state.tasks.get(f"worker:{index}")
         live = task is not None and task.is_live
-        before = len(sent(told))
+        before = len(sent(run))
         match what:
-            case "starts" if told.teardown is None:
-                told.starts()
+            case "starts" if run.teardown is None:
+                run.starts()
             case "ready" if live:
-                told.ready(index)
+                run.ready(index)
             case "trains" if live:
-                told.trains(index, step, epoch=1 + step // 3, steps=3)
+                run.trains(index, step, epoch=1 + step // 3, steps=3)
             case "exits" if live:
-                told.exits(index, code=step)
+                run.exits(index, code=step)
             case "killed" if live:
-                told.exits(index, signal=KILL)
-            case "torn down" if told.teardown is not None:
-                told.torn_down()
+                run.exits(index, signal=KILL)
+            case "torn down" if run.teardown is not None:
+                run.torn_down()
             case "stops":
-                told.stops()
-        if told.state.teardown is not None or told.state.stop is not None:
-            assert len(sent(told)) == before and (told.due is None or told.due[1] != Deadline.CHAOS)
-    if told.lifecycle.result is None:
-        told.stops()
-    reports = told.result().faults
-    faults = [number for *_, number in sent(told) if number != CONT]
+                run.stops()
+        if run.state.teardown is not None or run.state.stop is not None:
+            assert len(sent(run)) == before and (run.due is None or run.due[1] != Deadline.CHAOS)
+    if run.lifecycle.result is None:
+        run.stops()
+    reports = run.result().faults
+    faults = [number for *_, number in sent(run) if number != CONT]
     assert len(faults) <= len(chaos) == len(reports)
-    assert len(sent(told)) - len(faults) <= sum("for 2s" in text for text in chaos)
+    assert len(sent(run)) - len(faults) <= sum("for 2s" in text for text in chaos)
     assert sum(report.at_s is not None for report in reports) == len(faults)
     assert all(report.detection_s is None or report.detection_s >= 0 for report in reports)
