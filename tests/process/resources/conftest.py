@@ -1,4 +1,4 @@
-"""Fixtures for tests that run out of a resource: a small disk, a control group with little memory."""
+"""Fixtures for tests that run out of a resource: a small disk, control groups."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from control_groups import MemoryGroup, NoGroup
+from control_groups import MemoryGroup, NoGroup, ProcessGroup
 from small_disk import NoDisk, SmallDisk
 
 
@@ -28,6 +28,15 @@ def memory_group() -> Iterator[MemoryGroup]:
         pytest.skip("needs root to make a control group")
     try:
         with MemoryGroup(160 << 20) as group:
+            yield group
+    except NoGroup as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture
+def processes() -> Iterator[ProcessGroup]:
+    try:
+        with ProcessGroup() as group:
             yield group
     except NoGroup as reason:
         pytest.skip(str(reason))

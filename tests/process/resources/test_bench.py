@@ -49,7 +49,7 @@ def test_a_benchmark_in_the_background_ends_its_flood(bench: subprocess.Popen[by
     assert not processes(tmp_path) and not [*tmp_path.glob("orch-bench-*")]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_of_a_benchmark_that_was_ended(
     bench: subprocess.Popen[bytes], tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import resource
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from agent_driving import SLEEPER, Driver, python
-from control_groups import NoGroup, ProcessGroup
+from control_groups import ProcessGroup
 from orch_command import Orch
 from waiting import until
 
@@ -19,40 +18,23 @@ from orchestrator.links.agent_link import Started, StartFailed
 TRUE = ("true",)
 
 
-@pytest.fixture
-def processes() -> Iterator[ProcessGroup]:
-    try:
-        with ProcessGroup() as group:
-            yield group
-    except NoGroup as reason:
-        pytest.skip(str(reason))
-
-
 def limited(*limits: str) -> tuple[str, ...]:
     return ("prlimit", *(f"--{limit}" for limit in limits))
 
 
-@pytest.mark.parametrize(
-    ("limit", "words", "texts"),
-    [
-        (
-            "nofile=64:64",
-            ("-n", "15", "--", *TRUE),
-            ["is 64", "enough for 14 tasks, not 15", "--workers 14"],
-        ),
-        ("nofile=16:16", ("--", *TRUE), ["open files is 16", "orch needs 24"]),
-        ("nofile=12:4096", ("--", *TRUE), ["open files is 12 (ulimit -Sn)", "orch needs 24"]),
-        ("as=1000000000", ("--", "tf.py"), ["address space is 954 MiB (ulimit -v)", "TensorFlow"]),
-    ],
-)
-def test_limit_that_is_too_low_is_refused_before_anything_starts(
-    orch: Orch, limit: str, words: tuple[str, ...], texts: list[str]
-) -> None:
+def test_limit_that_is_too_low_is_refused_before_anything_starts(orch: Orch) -> None:
     orch.script("tf.py", "import tensorflow\n")
-    done = orch.start("up", *words, before=limited(limit)).finish()
-    assert done.code == 2
-    assert done.err.count("\n") == 1
-    assert all(part in done.err for part in texts), done.err
+    refused = {
+        ("nofile=64:64", "-n", "15", "--", *TRUE): ("is 64", "enough for 14 tasks, not 15", "--workers 14"),
+        ("nofile=16:16", "--", *TRUE): ("open files is 16", "orch needs 24"),
+        ("nofile=12:4096", "--", *TRUE): ("open files is 12 (ulimit -Sn)", "orch needs 24"),
+        ("as=1000000000", "--", "tf.py"): ("address space is 954 MiB (ulimit -v)", "TensorFlow"),
+    }
+    started = {words: orch.start("up", *words[1:], before=limited(words[0])) for words in refused}
+    for words, texts in refused.items():
+        done = started[words].finish()
+        assert (done.code, done.err.count("\n")) == (2, 1), done.err
+        assert all(part in done.err for part in texts), done.err
     assert orch.run_dirs() == []
 
 
@@ -138,30 +120,24 @@ def test_process_limit_met_by_the_last_tasks_is_the_cause(
     assert "pids.max" in result["first_failure"]["advice"]
 
 
-SPIN = (sys.executable, "-I", "-S", "-c", "while True: pass")
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "ended"),
-    [
-        (("sh", "-c", 'ulimit -S -t 1; exec "$@"', "sh", *SPIN), 128 + 24, "SIGXCPU"),
+def test_cpu_time_limit_is_the_cause(orch: Orch) -> None:
+    spin = ("sh", sys.executable, "-I", "-S", "-c", "while True: pass")
+    rows = {
+        'ulimit -S -t 1; exec "$@"': (128 + 24, "SIGXCPU"),
         # With equal limits the kernel sends SIGKILL at once.
-        (("sh", "-c", 'ulimit -t 1; exec "$@"', "sh", *SPIN), 128 + 9, "SIGKILL"),
-        (("sh", "-c", 'ulimit -t 1; "$@"; exit $?', "sh", *SPIN), 128 + 9, "exit 137"),
-    ],
-)
-def test_cpu_time_limit_is_the_cause(orch: Orch, words: tuple[str, ...], code: int, ended: str) -> None:
-    assert orch("up", "-q", "--", *words).code == code
-    cause = orch.result()["cause"]
-    assert (cause["kind"], cause["text"]) == (
-        "limit",
-        f"{ended}: over its limit on CPU time (ulimit -t 1)",
-    )
-
-
-def test_kill_by_others_below_a_cpu_time_limit_is_not_blamed_on_the_limit(orch: Orch) -> None:
+        'ulimit -t 1; exec "$@"': (128 + 9, "SIGKILL"),
+        'ulimit -t 1; "$@"; exit $?': (128 + 9, "exit 137"),
+    }
+    started = [orch.start("up", "-q", "--", "sh", "-c", script, *spin) for script in rows]
+    codes = [one.finish().code for one in started]
+    assert codes == [code for code, _ in rows.values()]
+    causes = [
+        (orch.result(run)["cause"]["kind"], orch.result(run)["cause"]["text"]) for run in orch.run_dirs()
+    ]
+    limit = "over its limit on CPU time (ulimit -t 1)"
+    assert sorted(causes) == sorted(("limit", f"{ended}: {limit}") for _, ended in rows.values())
     assert orch("up", "-q", "--", "sh", "-c", "ulimit -t 600; kill -KILL $$").code == 128 + 9
-    assert "CPU" not in orch.result()["cause"]["text"]
+    assert "CPU" not in orch.result(orch.run_dirs()[-1])["cause"]["text"], "killed by others"
 
 
 def test_this_process_has_no_low_limit() -> None:

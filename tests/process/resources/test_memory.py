@@ -9,7 +9,6 @@ import sys
 import pytest
 from control_groups import MemoryGroup
 from orch_command import Orch
-from waiting import until
 
 EATER = """
 import os, sys, time
@@ -96,12 +95,9 @@ def test_out_of_memory_kill_of_a_shells_child_is_the_cause(orch: Orch, memory_gr
 
 
 def test_kill_by_a_user_is_not_reported_as_out_of_memory(orch: Orch) -> None:
-    script = orch.script("sleeper.py", "import time\nprint('up', flush=True)\ntime.sleep(600)\n")
-    up = orch.start("up", "-n", "2", "--", sys.executable, "-I", "-S", script)
-    up.until_out("up", 2)
-    os.kill(until(orch.pids)[1], signal.SIGKILL)
-    done = up.finish()
-    result = orch.result()
-    assert (result["cause"]["task"], result["cause"]["kind"]) == ("worker:1", "exited")
-    assert "the kernel counted no out-of-memory kill" in result["cause"]["text"]
-    assert done.code == 128 + signal.SIGKILL
+    assert orch("up", "-q", "-n", "2", "--wait", "ready", "--", "sleep", "600").code == 0
+    os.kill(orch.pids()[1], signal.SIGKILL)
+    assert orch("wait").code == 128 + signal.SIGKILL
+    cause = orch.result()["cause"]
+    assert (cause["task"], cause["kind"]) == ("worker:1", "exited")
+    assert "the kernel counted no out-of-memory kill" in cause["text"]
