@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from acting_as import as_user, needs_root
 from agent_driving import Driver
-from job_making import JOB
+from making import JOB
 from run_records import make_run
 from users import ORDINARY, User
 from waiting import until

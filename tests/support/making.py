@@ -120,7 +120,7 @@ def event(kind: type[_E], mono: float = START, **fields: Any) -> _E:
     """An event at this time of both clocks. A task may be a number: 1 is worker:1."""
     if "task" in fields:
         fields["task"] = worker(fields["task"])
-    return kind(at=mono, mono=mono, **fields)
+    return kind(**{"at": mono, "mono": mono} | fields)
 
 
 def attempt_planned(

@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from making import event, planned_task
+
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event
 from orchestrator.store.runs.locks import Lock
@@ -54,17 +56,7 @@ def view_of(paths: RunPaths) -> RunView:
 
 def one_task(mono: float, log: str = "/x", pid: int = 1, start_ticks: int = 1) -> Iterable[Event]:
     """Return the events of a planned, started and running worker:0."""
-    task = events.PlannedTask(
-        task="worker:0",
-        role="worker",
-        index=0,
-        address=None,
-        argv=("true",),
-        cwd="/",
-        env={},
-        log=log,
-        serves=False,
-    )
-    yield events.AttemptPlanned(at=0, mono=mono, attempt=1, tasks=(task,))
-    yield events.TaskStarted(at=0, mono=mono, task="worker:0", pid=pid, start_ticks=start_ticks)
-    yield events.TaskReady(at=0, mono=mono, task="worker:0")
+    task = planned_task(log=log, address=None, serves=False)
+    yield event(events.AttemptPlanned, mono, at=0, attempt=1, tasks=(task,))
+    yield event(events.TaskStarted, mono, at=0, task=0, pid=pid, start_ticks=start_ticks)
+    yield event(events.TaskReady, mono, at=0, task=0)

@@ -15,12 +15,12 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
 import psutil
-from job_making import JOB, changed
+from making import JOB, changed, script
 from waiting import until
 
 from orchestrator.core.job.choices import EngineName
 from orchestrator.core.job.hosts import Host
-from orchestrator.core.job.spec import Command, CommandKind, JobSpec
+from orchestrator.core.job.spec import JobSpec
 from orchestrator.engines import Connection
 from orchestrator.engines.local import LocalEngine
 from orchestrator.links.client_link import ClientLink, Lifetime, Request, pack_environ
@@ -32,13 +32,7 @@ from orchestrator.supervisor.request_loop import serve
 _BUFFER_BYTES = 1 << 20
 _PATIENCE_S = 120.0
 _NAME = "simulated"
-_SCRIPT = Command(
-    kind=CommandKind.SCRIPT,
-    words=("train.py",),
-    argv=(sys.executable, "train.py"),
-    serves=True,
-    interpreter=(sys.executable,),
-)
+_SCRIPT = script(python=sys.executable)
 
 
 class FakeConnection(Connection):

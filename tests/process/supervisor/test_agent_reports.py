@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 
 import pytest
-from job_making import JOB
+from making import JOB
 from run_records import make_run, one_task
 from waiting import until
 

@@ -17,7 +17,7 @@ import pytest
 from fuzzing import DEEP, any_bytes, as_json, damaged, fuzzed, torn
 from hypothesis import given
 from hypothesis import strategies as st
-from job_making import JOB
+from making import JOB
 from pydantic import ValidationError
 from waiting import PATIENCE_S, until
 

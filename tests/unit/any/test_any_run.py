@@ -6,7 +6,7 @@ import pytest
 from fuzzing import effort
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from job_making import JOB, changed, policies
+from making import JOB, changed, policies
 from run_model import World
 
 from orchestrator.core.errors import ExitCode

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from job_making import JOB, changed
+from making import JOB, changed
 
 from orchestrator.core.job.hosts import Host
 from orchestrator.engines import Connection

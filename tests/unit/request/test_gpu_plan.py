@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from job_making import JOB, changed
+from making import JOB, changed
 from spec_making import refusal
 
 from orchestrator.core.job.choices import Communication, Strategy

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from job_making import JOB, changed
+from making import JOB, changed
 from pydantic import BaseModel
 from run_records import make_run, one_task, view_of
 

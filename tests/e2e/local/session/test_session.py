@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from job_making import JOB, changed
+from making import JOB, changed
 from waiting import lives, until, until_gone
 
 from orchestrator import Cluster, NameTaken, Session, UsageError
