@@ -39,73 +39,80 @@ def foreign(orch: Orch) -> Path:
     return here
 
 
-@pytest.mark.parametrize(
-    ("settings", "is_asked"),
-    [
-        ('command = "./python train.py"\ntensorboard = true', False),
-        ('command = "./python train.py"\nkeras = "legacy"', False),
-        ('command = "./python train.py"', False),
-        ('command = "./started"\ntensorboard = true', False),
-        ('command = "train.py"\ntensorboard = true\nenv = { VIRTUAL_ENV = "HERE" }', False),
-        ('command = "python train.py"\ntensorboard = true\nenv = { PATH = "HERE/bin" }', False),
-        ('command = "python train.py"\ntensorboard = true', True),
-        ('command = "python train.py"\nenv = { PYTHONPATH = "HERE/lib" }', True),
-        ('command = "--epochs 1"\nenv = { PYTHONPATH = "HERE/lib" }', True),
-    ],
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """The user's own interpreter."""
+    return program(tmp_path / "own/python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+
+
+# The settings of the directory, and whether an interpreter is asked for its packages.
+SETTINGS = (
+    ('command = "./python train.py"\ntensorboard = true', False),
+    ('command = "./python train.py"\nkeras = "legacy"', False),
+    ('command = "./python train.py"', False),
+    ('command = "./started"\ntensorboard = true', False),
+    ('command = "train.py"\ntensorboard = true\nenv = { VIRTUAL_ENV = "HERE" }', False),
+    ('command = "python train.py"\ntensorboard = true\nenv = { PATH = "HERE/bin" }', False),
+    ('command = "python train.py"\ntensorboard = true', True),
+    ('command = "python train.py"\nenv = { PYTHONPATH = "HERE/lib" }', True),
+    ('command = "--epochs 1"\nenv = { PYTHONPATH = "HERE/lib" }', True),
 )
-def test_config_and_doctor_run_no_code_of_the_directory(
-    foreign: Path, orch: Orch, tmp_path: Path, settings: str, is_asked: bool
-) -> None:
+
+
+def test_config_and_doctor_run_no_code_of_the_directory(foreign: Path, orch: Orch, own: Path) -> None:
     """They say which interpreter they did not ask for its packages."""
-    (foreign / "orch.toml").write_text(settings.replace("HERE", str(foreign)) + "\n")
-    own = program(tmp_path / "own/python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    done = orch("config", env={"PATH": f"{own.parent}:/usr/bin:/bin"})
-    assert done.code == 0, done.err
-    assert ("started no interpreter" in done.err) != is_asked
-    found = orch("doctor", "-q", env={"PATH": f"{own.parent}:/usr/bin:/bin"}).out
-    assert ("was not asked for its packages" in found) != is_asked
-    assert not (foreign / "executed").exists()
+    env: dict[str, str | None] = {"PATH": f"{own.parent}:/usr/bin:/bin"}
+    wrong = []
+    for settings, is_asked in SETTINGS:
+        (foreign / "orch.toml").write_text(settings.replace("HERE", str(foreign)) + "\n")
+        config, doctor = orch.within("config", env=env), orch.within("doctor", "-q", env=env)
+        asked = (
+            "started no interpreter" not in config.err,
+            "was not asked for its packages" not in doctor.out,
+        )
+        if config.code != 0 or asked != (is_asked, is_asked) or (foreign / "executed").exists():
+            wrong.append((settings, config, doctor))
+            (foreign / "executed").unlink(missing_ok=True)
+    assert not wrong, wrong
 
 
-@pytest.mark.parametrize(
-    ("settings", "refused"),
-    [
-        ('hosts = "a"\nssh_command = "HERE/started"', "ssh-command"),
-        ('hosts = "a"\nssh_command = "HERE/ssh"\nremote_python = "HERE/python"', "ssh-command"),
-        ('hosts = "a"\nremote_python = "HERE/python"', "remote-python"),
-        ('hosts = "a"\ncommand = "./python train.py"', None),
-    ],
+# The settings of the directory, and the one that doctor refuses.
+OF_HOSTS = (
+    ('hosts = "a"\nssh_command = "HERE/started"', "ssh-command"),
+    ('hosts = "a"\nssh_command = "HERE/ssh"\nremote_python = "HERE/python"', "ssh-command"),
+    ('hosts = "a"\nremote_python = "HERE/python"', "remote-python"),
+    ('hosts = "a"\ncommand = "./python train.py"', None),
 )
-def test_doctor_of_hosts_runs_no_code_of_the_directory(
-    foreign: Path, orch: Orch, tmp_path: Path, settings: str, refused: str | None
-) -> None:
+
+
+def test_doctor_of_hosts_runs_no_code_of_the_directory(foreign: Path, orch: Orch, tmp_path: Path) -> None:
     """Neither to reach the hosts nor on them, where the directory may be the same one."""
-    (foreign / "orch.toml").write_text(settings.replace("HERE", str(foreign)) + "\n")
     ssh = program(tmp_path / "own/ssh", '#!/bin/sh\nfor word; do :; done\nexec sh -c "$word"\n')
-    typed = [] if refused else ["--ssh-command", str(ssh)]
-    done = orch("doctor", *typed, env={"PATH": f"{ssh.parent}:/usr/bin:/bin"})
-    if refused:
-        assert done.code == 2
-        assert f"{refused}: `orch doctor` starts no program that a file of the directory names" in done.err
-    else:
-        assert "HOST" in done.out.split(), done.err
-    assert not (foreign / "executed").exists()
+    for settings, refused in OF_HOSTS:
+        (foreign / "orch.toml").write_text(settings.replace("HERE", str(foreign)) + "\n")
+        typed = [] if refused else ["--ssh-command", str(ssh)]
+        done = orch.within("doctor", *typed, env={"PATH": f"{ssh.parent}:/usr/bin:/bin"})
+        if refused:
+            assert done.code == 2
+            says = f"{refused}: `orch doctor` starts no program that a file of the directory names"
+            assert says in done.err
+        else:
+            assert "HOST" in done.out.split(), done.err
+        assert not (foreign / "executed").exists(), settings
 
 
 def test_doctor_starts_an_interpreter_whose_whole_path_was_typed(foreign: Path, orch: Orch) -> None:
-    done = orch("doctor", "--", "./python", "train.py")
-    assert f"name it by its whole path: orch doctor -- {foreign}/python train.py" in " ".join(
-        done.out.split()
-    )
+    done = orch.within("doctor", "--", "./python", "train.py")
+    remedy = f"name it by its whole path: orch doctor -- {foreign}/python train.py"
+    assert remedy in " ".join(done.out.split())
     assert not (foreign / "executed").exists()
-    orch("doctor", "--", f"{foreign}/python", "train.py")
+    orch.within("doctor", "--", f"{foreign}/python", "train.py")
     assert (foreign / "executed").exists()
 
 
 def test_looks_at_an_interpreter_import_no_module_of_the_directory(
-    foreign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    foreign: Path, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = program(tmp_path / "own/python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     monkeypatch.chdir(foreign)
     for search in ("", f"{foreign}/lib"):
         environ = {"PYTHONPATH": search, "LD_PRELOAD": "/none.so"}

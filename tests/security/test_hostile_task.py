@@ -109,29 +109,6 @@ def test_task_inherits_no_descriptor_of_its_launcher(orch: Orch) -> None:
     assert [line for line in done.lines if not allowed.fullmatch(line)] == []
 
 
-def test_output_of_a_task_does_not_control_the_terminal(orch: Orch) -> None:
-    """Titles, links, the clipboard, cursor movement, other character sets, and rich's markup."""
-    attacks = (
-        "\x1b]0;title\x07",
-        "\x1b]52;c;cm0gLXJmIH4=\x07",
-        "\x1b]8;;http://evil\x1b\\\\link\x1b]8;;\x1b\\\\",
-        "\x1b[2J\x1b[1;1H\x1b[?1049h\x1b[6n",
-        "\x1bP+q544e\x1b\\\\",
-        "\x1b(0\x0e",
-        "\x9b31m\x9d0;title\x9c",
-        "[red]markup[/red] [link=http://evil]x[/link]",
-        "before\rafter",
-    )
-    orch.script("train.py", f"import sys\nfor text in {attacks!r}:\n    print(text)\n")
-    shown = [orch("up", "--color", "always", "--", "train.py"), orch("--color", "always", "logs")]
-    for done in shown:
-        assert done.code == 0, done.err
-        for text in (done.out, done.err):
-            rest = re.sub(r"\x1b\[[0-9;]*m", "", text)
-            assert not set(rest) & {"\x1b", "\x07", "\x0e", "\r", "\x9b", "\x9c", "\x9d", "\x90"}, rest
-        assert "[red]markup[/red]" in done.out
-
-
 def test_task_cannot_keep_a_command_waiting_at_its_exit(orch: Orch) -> None:
     """It holds the pipe of its output open in a process that has left its group and session."""
     orch.script(

@@ -8,17 +8,21 @@ import socket
 import stat
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
-from orch_command import Orch
+from orch_command import Orch, Started
 from users import ORDINARY
-from waiting import until
+from waiting import child_with, until
 
 from orchestrator.links.control import ControlServer, StopOrder, ask
 from orchestrator.store.directory import Directory
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+WITHOUT_UMASK = ("sh", "-c", 'umask 0; exec "$@"', "sh")
 PRIVATE = {"directory": 0o700, "file": 0o600, "socket": 0o600}
 
 
@@ -40,42 +44,43 @@ def open_to_others(directory: Path) -> dict[str, int]:
     return {str(path): mode for path, (kind, mode) in found.items() if mode != PRIVATE[kind]}
 
 
-def test_all_files_are_private_whatever_the_umask(orch: Orch) -> None:
-    """A live run, and a run that failed with an exception."""
-    orch.script(
-        "train.py",
-        "import sys, time\nprint('up', flush=True)\ntime.sleep(float(sys.argv[1]))\nraise ValueError",
-    )
-    (orch.directory / "up.sh").write_text('umask 0; exec "$@"')
-    before = ("sh", str(orch.directory / "up.sh"))
-    where = (
-        "--log-dir",
-        str(orch.directory / "new/logs"),
-        "--checkpoint-dir",
-        str(orch.directory / "new/kept"),
-    )
-    live = orch.start("up", *where, "--", "train.py", "600", before=before)
-    live.until_out("up")
-    failed = orch.start("up", "--name", "failed", "--", "train.py", "0", before=before)
-    assert failed.finish().code == 1, failed.err
-    assert len(orch.run_dirs()) == 2
-    assert open_to_others(orch.state) == {}
-    assert open_to_others(orch.directory / "new") == {}
+SCRIPT = "import sys, time\nprint('up', flush=True)\ntime.sleep(float(sys.argv[1]))\nraise ValueError"
 
 
-def test_orch_listens_on_no_network(orch: Orch) -> None:
-    """The agent binds ports for the tasks and never listens on them. The other processes have none."""
-    orch.script("train.py", "import time\nprint('up', flush=True)\ntime.sleep(600)")
-    up = orch.start("up", "-n", "2", "--", "train.py")
+@pytest.fixture(scope="module")
+def live(shared_orch: Orch) -> Started:
+    """A live run of two tasks, started with the umask 0."""
+    shared_orch.script("train.py", SCRIPT)
+    new = shared_orch.directory / "new"
+    where = ("--log-dir", str(new / "logs"), "--checkpoint-dir", str(new / "kept"))
+    up = shared_orch.start("up", "-n", "2", *where, "--", "train.py", "600", before=WITHOUT_UMASK)
     up.until_out("up", 2)
-    agent = orch.agent()
-    inodes = sockets_of(agent)
-    assert len(inodes & bound_inodes()) == 0, "the kernel lists only sockets that are connected"
-    ports = {int(task["address"].rpartition(":")[2]) for task in orch.status()["tasks"]}
-    assert {connection.laddr.port for connection in psutil.Process(agent).net_connections("inet")} <= ports
-    for connection in psutil.Process(agent).net_connections("inet"):
-        assert connection.status != psutil.CONN_LISTEN
-    for pid in (orch.supervisor(), up.process.pid):
+    return up
+
+
+def test_all_files_are_private_whatever_the_umask(live: Started, shared_orch: Orch) -> None:
+    """A live run, and a run that failed with an exception."""
+    words = ("up", "--name", "failed", "--", "train.py", "0")
+    failed = shared_orch.start(*words, before=WITHOUT_UMASK).finish()
+    assert failed.code == 1, failed.err
+    assert len(shared_orch.run_dirs()) == 2
+    assert open_to_others(shared_orch.state) == {}
+    assert open_to_others(shared_orch.directory / "new") == {}
+
+
+def test_orch_listens_on_no_network(live: Started, shared_orch: Orch) -> None:
+    """The agent binds ports for the tasks and never listens on them. The other processes have none."""
+    live_run = shared_orch.run_dirs()[0]
+    supervisor = shared_orch.record(live_run)["supervisor_pid"]
+    agent = child_with(supervisor, "worker.agent.agent")
+    assert agent is not None
+    assert not sockets_of(agent) & bound_inodes(), "the kernel lists only sockets that are connected"
+    tasks = shared_orch.status(live_run.name)["tasks"]
+    ports = {int(task["address"].rpartition(":")[2]) for task in tasks}
+    connections = psutil.Process(agent).net_connections("inet")
+    assert {connection.laddr.port for connection in connections} <= ports
+    assert psutil.CONN_LISTEN not in {connection.status for connection in connections}
+    for pid in (supervisor, live.process.pid):
         assert psutil.Process(pid).net_connections("inet") == []
 
 
@@ -95,23 +100,36 @@ def bound_inodes() -> set[str]:
     return {line.split()[9] for table in there for line in table.read_text().splitlines()[1:]}
 
 
-def test_control_socket_of_another_user_is_not_trusted() -> None:
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that other users can enter, unlike that of the test."""
+    directory = Path(tempfile.mkdtemp(prefix="orch-other-"))
+    directory.chmod(0o711)
+    yield directory
+    shutil.rmtree(directory)
+
+
+@contextmanager
+def acting_as(uid: int) -> Iterator[None]:
+    """Have the kernel take this thread for that user within the block."""
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@needs_root
+def test_control_socket_of_another_user_is_not_trusted(place: Path) -> None:
     """Its answer would be taken for the supervisor's."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root to become other users")
-    # Not below the directory of the tests, which other users cannot enter.
-    place = Path(tempfile.mkdtemp(prefix="orch-other-"))
     os.chown(place, ORDINARY, ORDINARY)
     path = place / "control"
+    received = []
     with socket.socket(socket.AF_UNIX) as listener:
-        os.seteuid(ORDINARY)
-        try:
+        with acting_as(ORDINARY):
             listener.bind(str(path))
             listener.listen()
             path.chmod(0o666)
-        finally:
-            os.seteuid(0)
-        received = []
 
         def answer() -> None:
             for _ in range(2):
@@ -123,46 +141,30 @@ def test_control_socket_of_another_user_is_not_trusted() -> None:
 
         server = threading.Thread(target=answer, daemon=True)
         server.start()
-        try:
-            answers = []
-            for user in (ORDINARY + 1, ORDINARY):
-                os.chown(place, user, user)
-                os.seteuid(user)
-                try:
-                    answers.append(ask(path, StopOrder()))
-                finally:
-                    os.seteuid(0)
-        finally:
-            server.join(60)
-            shutil.rmtree(place)
+        answers = []
+        for user in (ORDINARY + 1, ORDINARY):
+            os.chown(place, user, user)
+            with acting_as(user):
+                answers.append(ask(path, StopOrder()))
+        server.join(60)
     assert answers == [None, {"ok": True}]
     assert received[0] == b""
 
 
-def test_other_user_cannot_connect_to_the_control_socket(tmp_path: Path) -> None:
+@needs_root
+def test_other_user_cannot_connect_to_the_control_socket(place: Path) -> None:
     """The directory of the socket is private, too; this is the second barrier."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root to become another user")
-    place = Path(tempfile.mkdtemp(prefix="orch-control-"))
-    place.chmod(0o711)
     path = place / "control"
     with Directory.at(place) as directory:
         server = ControlServer(directory, path.name)
-    try:
+    with closing(server):
         path.chmod(0o666)
         with socket.socket(socket.AF_UNIX) as client:
-            os.seteuid(ORDINARY)
-            try:
+            with acting_as(ORDINARY):
                 client.connect(str(path))
-            finally:
-                os.seteuid(0)
             assert server.accept() is None
             client.settimeout(60)
             assert client.recv(1) == b""
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
-            connection = until(server.accept)
-            connection.close()
-    finally:
-        server.close()
-        shutil.rmtree(place)
+            until(server.accept).close()
