@@ -94,31 +94,27 @@ def test_checkpoints_in_use_stay_whatever_path_leads_to_them(
     assert names(runs_dir()) == {source.run_id, live.run_id}
 
 
-def test_checkpoints_in_use_stay_below_a_linked_state_directory(
+def test_checkpoints_in_use_are_compared_by_inode(
     stores: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Below a linked state directory, and behind a bind mount: two unrelated paths lead to one directory."""
     (tmp_path / "home").symlink_to(tmp_path / "real-home")
     (tmp_path / "real-home").mkdir()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
-    source = ended_run(checkpoint=b"w")
+    source, mounted = ended_run(checkpoint=b"w"), ended_run(checkpoint=b"w")
     live_on(stores, source.checkpoints)
-    prune_all()
-    assert names(source.root) == LEFT
-
-
-def test_checkpoints_in_use_are_compared_by_inode(
-    stores: ExitStack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Like a bind mount: two unrelated paths lead to one directory."""
-    source = ended_run(checkpoint=b"w")
     (tmp_path / "mounted").mkdir()
-    real_stat, twin = Path.stat, source.checkpoints.stat()
+    real_stat, twin = Path.stat, mounted.checkpoints.stat()
     monkeypatch.setattr(
         Path, "stat", lambda path, **how: twin if path == tmp_path / "mounted" else real_stat(path, **how)
     )
     live_on(stores, tmp_path / "mounted")
     prune_all()
-    assert names(source.root) == LEFT
+    assert names(source.root) == names(mounted.root) == LEFT
+    # Afterwards they can be pruned.
+    stores.close()
+    prune_all()
+    assert not os.path.lexists(source.root)
 
 
 @pytest.mark.parametrize("file", ["run.json", "events.jsonl"])
@@ -174,12 +170,3 @@ def test_run_that_starts_during_a_prune_keeps_its_checkpoints(
         assert names(source.root) == LEFT and pruned.kept_checkpoints
     else:
         assert source.events.exists() and pruned.problem and not pruned.freed_bytes
-
-
-def test_checkpoints_can_be_pruned_when_their_user_is_over(stores: ExitStack) -> None:
-    source = ended_run(checkpoint=b"w")
-    live_on(stores, source.checkpoints)
-    prune_all()
-    stores.close()
-    prune_all()
-    assert not os.path.lexists(source.root)

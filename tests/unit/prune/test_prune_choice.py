@@ -41,15 +41,11 @@ def chosen(runs: list[PrunableRun], **terms: float) -> list[str]:
     return [each.id for each in runs_to_prune(oldest_first, PruneTerms(**terms), NOW)]  # type: ignore[arg-type]
 
 
-def test_age_counts_from_the_end_of_a_run() -> None:
+def test_age_counts_from_the_end_of_a_run_or_from_its_start_if_the_end_is_unknown() -> None:
     long = PrunableRun("/long", "long", "job", "/here", NOW - 10 * DAY, NOW - DAY, False, 1, 1)
     old = PrunableRun("/old", "old", "job", "/here", NOW - 9 * DAY, NOW - 8 * DAY, False, 1, 1)
-    assert chosen([long, old], older_than_s=7 * DAY) == ["old"]
-
-
-def test_age_counts_from_the_start_if_the_end_is_unknown() -> None:
     unknown = PrunableRun("/unknown", "unknown", "job", "/here", NOW - 9 * DAY, None, False, 1, 1)
-    assert chosen([unknown], older_than_s=7 * DAY) == ["unknown"]
+    assert chosen([long, old, unknown], older_than_s=7 * DAY) == ["old", "unknown"]
 
 
 def test_keep_counts_each_name_in_each_directory() -> None:
@@ -59,27 +55,25 @@ def test_keep_counts_each_name_in_each_directory() -> None:
     assert sorted(chosen(runs, keep=2)) == ["job-0", "job-1"]
 
 
-def test_size_limit_prunes_the_oldest_first() -> None:
-    runs = [run(n, size=100) for n in range(5)]
-    assert chosen(runs, max_bytes=250) == ["job-0", "job-1", "job-2"]
-    assert chosen(runs, max_bytes=500) == []
+FIVE = [run(n, size=100) for n in range(5)]
+AGED = [run(n, age_s=(20 - n) * DAY) for n in range(4)]
+TRIMMED = [run(0, size=500, freed=0), run(1, size=100)]
 
 
-def test_runs_pruned_by_age_count_for_the_size_limit() -> None:
-    runs = [run(0, age_s=9 * DAY), *(run(n) for n in range(1, 4))]
-    assert chosen(runs, older_than_s=DAY, max_bytes=300) == ["job-0"]
-
-
-def test_kept_runs_stay_despite_age_and_size() -> None:
-    runs = [run(n, age_s=(20 - n) * DAY) for n in range(4)]
-    assert chosen(runs, older_than_s=DAY, keep=1) == ["job-0", "job-1", "job-2"]
-    assert chosen(runs, max_bytes=0, keep=3) == ["job-0"]
-
-
-def test_trimmed_runs_count_for_the_size_limit_and_are_not_pruned() -> None:
-    trimmed, whole = run(0, size=500, freed=0), run(1, size=100)
-    assert chosen([trimmed, whole], keep=0) == ["job-1"]
-    assert chosen([trimmed, whole], max_bytes=550) == ["job-1"]
+def test_oldest_runs_go_first_and_kept_and_trimmed_ones_never() -> None:
+    rows = (
+        (FIVE, {"max_bytes": 250}, [0, 1, 2]),
+        (FIVE, {"max_bytes": 500}, []),
+        # Runs pruned by age count for the size limit.
+        ([run(0, age_s=9 * DAY), *FIVE[1:4]], {"older_than_s": DAY, "max_bytes": 300}, [0]),
+        (AGED, {"older_than_s": DAY, "keep": 1}, [0, 1, 2]),
+        (AGED, {"max_bytes": 0, "keep": 3}, [0]),
+        # Trimmed runs count for the size limit, and are not pruned.
+        (TRIMMED, {"keep": 0}, [1]),
+        (TRIMMED, {"max_bytes": 550}, [1]),
+    )
+    for runs, terms, numbers in rows:
+        assert chosen(runs, **terms) == [f"job-{number}" for number in numbers], terms
 
 
 RUNS = st.lists(
@@ -124,9 +118,4 @@ def test_choice_respects_all_terms_for_any_runs(runs: list[PrunableRun], terms: 
     if terms.older_than_s is not None and not terms.keep:
         old = (each for each in left if each.ended_at is not None and not each.is_live and each.freed_bytes)
         assert not any(NOW - (each.ended_at or 0) > terms.older_than_s for each in old)
-
-
-@given(RUNS, TERMS)
-def test_second_prune_finds_nothing(runs: list[PrunableRun], terms: PruneTerms) -> None:
-    roots = {each.root for each in runs_to_prune(runs, terms, NOW)}
-    assert runs_to_prune([each for each in runs if each.root not in roots], terms, NOW) == []
+    assert runs_to_prune(left, terms, NOW) == [], "a second prune finds nothing"

@@ -1,21 +1,12 @@
-"""The installed command `orch prune` with real runs."""
+"""The command `orch prune`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from orch_command import Orch
-
-
-@pytest.fixture
-def orch(tmp_path: Path, state_dir: Path) -> Iterator[Orch]:
-    directory = tmp_path / "here"
-    directory.mkdir()
-    command = Orch(directory, state_dir)
-    yield command
-    command.end_all()
+from run_making import ended_run
 
 
 @pytest.mark.slow
@@ -64,10 +55,8 @@ def test_prune_and_other_commands_after_it(orch: Orch, tmp_path: Path) -> None:
 
 
 def test_prune_is_limited_to_this_directory_without_all(orch: Orch, tmp_path: Path) -> None:
-    there = tmp_path / "there"
-    there.mkdir()
-    orch("up", "--", "true", cwd=there)
-    orch("up", "--", "true")
+    for name in ("here", "there"):
+        ended_run(name=name, directory=str(tmp_path / name))
     here = orch("prune", "--keep", "0", "--name", "there")
     assert "orch prune --all" in here.err and len(orch.run_dirs()) == 2
     orch("prune", "--keep", "0", "-q")

@@ -40,7 +40,7 @@ def ids(report: PruneReport) -> list[str]:
     return [each.run.id for each in report.pruned]
 
 
-def test_ended_run_is_removed_and_its_size_reported(tmp_path: Path) -> None:
+def test_ended_run_is_removed_and_its_size_reported() -> None:
     run = ended_run()
     before = disk_bytes(run.root)
     run.samples.write_bytes(b"x" * 200_000)
@@ -52,31 +52,19 @@ def test_ended_run_is_removed_and_its_size_reported(tmp_path: Path) -> None:
     assert (report.left_runs, report.left_bytes) == (0, 0)
 
 
-def test_runs_younger_than_the_age_stay() -> None:
+def test_young_live_and_locked_runs_stay() -> None:
     old, young = ended_run(age_s=8 * DAY), ended_run(age_s=6 * DAY)
-    report = prune_all(PruneTerms(older_than_s=7 * DAY))
-    assert ids(report) == [old.run_id]
-    assert names(runs_dir()) == {young.run_id}
-    assert report.left_bytes == disk_bytes(young.root)
-
-
-def test_live_run_is_never_pruned() -> None:
     store = live_run(started_at=time.time() - 400 * DAY)
     before = names(store.paths.root)
-    assert prune_all(PruneTerms(older_than_s=0.0, max_bytes=0), checkpoints=True).pruned == ()
-    assert names(store.paths.root) == before
-    store.close()
-
-
-def test_run_that_was_locked_in_between_stays() -> None:
-    run = ended_run()
-    lock = Lock.acquire(run.lock)
+    report = prune_all(PruneTerms(older_than_s=7 * DAY))
+    assert ids(report) == [old.run_id]
+    assert report.left_bytes == disk_bytes(young.root) + disk_bytes(store.paths.root)
+    lock = Lock.acquire(young.lock)
     assert lock is not None
-    try:
-        prune_all()
-        assert run.events.exists()
-    finally:
-        lock.release()
+    prune_all(PruneTerms(older_than_s=0.0, max_bytes=0), checkpoints=True)
+    assert young.events.exists() and names(store.paths.root) == before
+    lock.release()
+    store.close()
 
 
 def test_checkpoints_stay_with_record_and_result() -> None:
@@ -88,20 +76,13 @@ def test_checkpoints_stay_with_record_and_result() -> None:
     assert report.pruned[0].kept_checkpoints == str(run.checkpoints)
     assert report.left_bytes == disk_bytes(run.root) == report.pruned[0].run.size_bytes - report.freed_bytes
     assert prune_all().pruned == ()  # all other files are removed
-    assert prune_all(checkpoints=True).freed_bytes == report.left_bytes
-    assert names(runs_dir()) == set()
-
-
-def test_trimmed_run_is_shown_correctly() -> None:
-    run = ended_run(checkpoint=b"w")
-    prune_all()
     view = catalog.find_run(run.run_id, Path.cwd())
     view.refresh()
-    assert view.state.phase == "failed"
-    assert {name: (task.phase, task.exit_code) for name, task in view.state.tasks.items()} == {
-        "worker:0": ("failed", 3)
-    }
-    assert not view.is_live
+    assert not view.is_live and view.state.phase == "failed"
+    (task,) = view.state.tasks.values()
+    assert (task.name, task.phase, task.exit_code) == ("worker:0", "failed", 3)
+    assert prune_all(checkpoints=True).freed_bytes == report.left_bytes
+    assert names(runs_dir()) == set()
 
 
 def test_run_in_a_log_dir_is_removed_with_its_link(tmp_path: Path) -> None:
@@ -127,10 +108,15 @@ def test_dangling_links_are_removed_unless_the_disk_may_be_unmounted(tmp_path: P
     assert names(runs_dir()) == {below.run_id, itself.run_id}
 
 
-def test_links_inside_a_run_are_removed_and_not_followed(tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "precious").write_text("x")
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    directory = tmp_path / "outside"
+    directory.mkdir()
+    (directory / "precious").write_text("x")
+    return directory
+
+
+def test_links_inside_a_run_are_removed_and_not_followed(outside: Path) -> None:
     run = ended_run()
     (run.logs / "link").symlink_to(outside)
     shutil.rmtree(run.scratch)
@@ -140,10 +126,7 @@ def test_links_inside_a_run_are_removed_and_not_followed(tmp_path: Path) -> None
     assert names(outside) == {"precious"}
 
 
-def test_linked_checkpoints_and_their_target_stay(tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "ckpt-1").write_text("x")
+def test_linked_checkpoints_and_their_target_stay(outside: Path) -> None:
     run = ended_run()
     run.checkpoints.rmdir()
     run.checkpoints.symlink_to(outside)
@@ -151,7 +134,7 @@ def test_linked_checkpoints_and_their_target_stay(tmp_path: Path) -> None:
     assert names(run.root) == LEFT_WITH_CHECKPOINTS
     prune_all(checkpoints=True)
     assert names(runs_dir()) == set()
-    assert names(outside) == {"ckpt-1"}
+    assert names(outside) == {"precious"}
 
 
 def test_copied_directory_is_not_pruned(tmp_path: Path) -> None:
@@ -204,16 +187,20 @@ def test_dry_run_reports_the_same_and_changes_nothing() -> None:
     assert planned.left_runs == done.left_runs == 1
 
 
-KILLED_WHILE_REMOVING = """
-import os, shutil, signal, sys
-sys.path[:0] = {path!r}
+PRUNES = f"""
+import os, signal, sys
+sys.path[:0] = {sys.path!r}
 from orchestrator.store.directory import Directory
-from orchestrator.store.runs import pruning
+from orchestrator.store.runs.pruning import Scope, prune
 from orchestrator.store.runs.prune_choice import PruneTerms
 def die(*args, **kwargs): os.kill(os.getpid(), signal.SIGKILL)
-Directory.remove_tree = die
-pruning.prune(pruning.Scope(), PruneTerms(keep=0), {checkpoints}, False)
+if sys.argv[1] == "die": Directory.remove_tree = die
+prune(Scope(), PruneTerms(keep=0), sys.argv[1] != "die", False)
 """
+
+
+def start_prune(how: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", PRUNES, how], stderr=subprocess.PIPE)
 
 
 @pytest.mark.parametrize("checkpoint", [b"", b"w"], ids=["whole", "trimmed"])
@@ -223,9 +210,8 @@ def test_killed_prune_leaves_no_partial_run_and_is_finished_by_the_next(
 ) -> None:
     log_dir = tmp_path / "logs" if where == "log_dir" else None
     run = ended_run(checkpoint=checkpoint, log_dir=log_dir)
-    program = KILLED_WHILE_REMOVING.format(path=sys.path, checkpoints=False)
-    done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
-    assert done.returncode == -signal.SIGKILL
+    with start_prune("die") as killed:
+        assert killed.wait(60) == -signal.SIGKILL
     if checkpoint:
         view = catalog.find_run(run.run_id, Path.cwd())
         view.refresh()
@@ -242,13 +228,7 @@ def test_killed_prune_leaves_no_partial_run_and_is_finished_by_the_next(
 def test_concurrent_prunes_do_not_conflict() -> None:
     for number in range(12):
         ended_run(checkpoint=b"w" if number % 2 else b"")
-    program = (
-        f"import sys; sys.path[:0] = {sys.path!r}\n"
-        "from orchestrator.store.runs.pruning import Scope, prune\n"
-        "from orchestrator.store.runs.prune_choice import PruneTerms\n"
-        "prune(Scope(), PruneTerms(keep=0), True, False)\n"
-    )
-    both = [subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) for _ in range(2)]
+    both = [start_prune("all") for _ in range(2)]
     errors = [process.communicate(timeout=60)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], errors
     until(lambda: prune_all(checkpoints=True).left_runs == 0)
