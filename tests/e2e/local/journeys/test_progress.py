@@ -31,15 +31,6 @@ if os.environ["ORCH_TASK"] == "worker:0":
 time.sleep(600)
 import tensorflow
 """
-FIT = """
-import numpy as np
-import tensorflow as tf
-
-x, y = np.ones((64, 4), np.float32), np.ones((64, 1), np.float32)
-model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
-model.compile("sgd", "mse", metrics=["mae"])
-model.fit(x, y, batch_size=8, epochs=3, verbose=2, validation_data=(x, y))
-"""
 # A float32 has 16 decimals or more in Python.
 LOOP = """
 for e in range(1, 6):
@@ -131,15 +122,3 @@ def test_stuck_start_and_its_timeout_name_the_missing_task(orch: Orch) -> None:
     cause = orch.result()["cause"]["text"]
     assert cause.startswith("not done after 10 s (--timeout); worker:0 waits for worker:1 (starting")
     assert cause in done.err
-
-
-@pytest.mark.slow
-def test_plain_script_reports_phase_epoch_and_metrics(orch: Orch) -> None:
-    done = orch("up", "--start", "spawn", "--", orch.script("fit.py", FIT))
-    assert done.code == 0, done.out + done.err
-    progress = orch.task("worker:0")["progress"]
-    assert (progress["phase"], progress["epoch"], progress["epochs"]) == ("training", 3, 3)
-    assert (progress["step"], progress["steps"]) == (8, 8)
-    assert progress["steps_per_s"] > 0 and progress["loss"] is not None
-    assert {"mae", "val_mae", "val_loss"} == set(progress["metrics"])
-    assert orch.events("task_progressed")[0]["progress"]["phase"] == "importing"

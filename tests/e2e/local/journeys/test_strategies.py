@@ -15,9 +15,6 @@ from pathlib import Path
 
 import pytest
 from orch_command import Orch
-from waiting import PATIENCE_S
-
-from orchestrator.host.devices import gpu_inventory
 
 ROOT = Path(__file__).resolve().parents[4]
 sys.path.insert(0, str(ROOT / "scripts/tools"))
@@ -34,32 +31,6 @@ LOOK = """
 import json, os
 names = ("ORCH_TASK", "ORCH_MESH", "CUDA_VISIBLE_DEVICES", "DTENSOR_CLIENT_ID", "DTENSOR_JOBS")
 print(json.dumps({name: os.environ.get(name) for name in names}))
-"""
-# From the tutorial of MirroredStrategy.
-TUTORIAL = """
-import tensorflow as tf
-
-strategy = tf.distribute.MirroredStrategy()
-print("Number of devices: {}".format(strategy.num_replicas_in_sync))
-with strategy.scope():
-    model = tf.keras.Sequential([tf.keras.Input((8,)), tf.keras.layers.Dense(1)])
-    model.compile(loss="mse", optimizer="adam")
-features = tf.random.normal((64, 8))
-dataset = tf.data.Dataset.from_tensor_slices((features, features[:, :1])).batch(16)
-model.fit(dataset, epochs=2, verbose=2)
-"""
-CLIENT = """
-import tensorflow as tf
-from tensorflow.experimental import dtensor
-
-kind = dtensor.initialize_accelerator_system()
-mesh = dtensor.create_distributed_mesh([("batch", 2), ("model", 2)], device_type=kind)
-layout = dtensor.Layout([dtensor.UNSHARDED, "model"], mesh)
-ones = dtensor.call_with_layout(tf.ones, layout, shape=(4, 4))
-local = dtensor.unpack(ones)
-print(f"client {dtensor.client_id()} of {dtensor.num_clients()}: {len(local)} of {mesh.size} devices,",
-      f"parts of {local[0].shape}, sum {tf.reduce_sum(ones).numpy():g}")
-dtensor.barrier(mesh)
 """
 
 
@@ -159,27 +130,3 @@ def test_tasks_with_different_environments_are_forked(orch: Orch) -> None:
     assert {each["CUDA_VISIBLE_DEVICES"] for each in variables.values()} == {"-1"}
     (jobs,) = {each["DTENSOR_JOBS"] for each in variables.values()}
     assert jobs.count("127.0.0.1:") == 2
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_tutorial_trains_on_requested_replicas(orch: Orch) -> None:
-    script = orch.script("tutorial.py", TUTORIAL)
-    words = ("--strategy", "mirrored", "--replicas", "2", "--", script)
-    done = orch("up", *words, timeout_s=4 * PATIENCE_S)
-    assert done.code == 0, done.err
-    assert "worker:0 | Number of devices: 2" in done.lines and "Epoch 2/2" in done.out
-    assert orch.methods() == {"fork"}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(bool(gpu_inventory().gpus), reason="this machine has GPUs")
-def test_dtensor_clients_form_one_mesh(orch: Orch) -> None:
-    script = orch.script("client.py", CLIENT)
-    done = orch("up", "--mesh", "batch=2,model=2", "-n", "2", "--", script, timeout_s=4 * PATIENCE_S)
-    assert done.code == 0, done.err
-    assert orch.methods() == {"fork"}
-    for index in (0, 1):
-        said = f"client {index} of 2: 2 of 4 devices, parts of (4, 2), sum 16"
-        assert f"worker:{index} | {said}" in done.lines
