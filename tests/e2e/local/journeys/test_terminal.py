@@ -9,7 +9,7 @@ import sys
 import pytest
 from orch_command import ORCH, Orch
 from terminal import OpenTerminal, Terminal
-from waiting import PATIENCE_S, lives, until, until_gone
+from waiting import PATIENCE_S, lives, until
 
 _COUNT = """
 import os, time
@@ -170,15 +170,6 @@ def test_ctrl_c_stops_then_kills(orch: Orch, terminal: OpenTerminal) -> None:
     assert term.finish() == 130
     assert not lives(pid) and _is_restored(term)
     assert "stopped" in term.shown[-1] and not any("TASK" in line for line in term.shown)
-
-
-def test_closed_window_stops_run(orch: Orch, terminal: OpenTerminal) -> None:
-    term = terminal(orch, "up", "-n", "2", "--", *_SLEEPER)
-    term.until_shown("worker:1  running")
-    pids = orch.pids()
-    term.close()
-    until_gone(*pids, term.process.pid)
-    assert orch.result()["exit_code"] == term.process.wait() == 143
 
 
 def test_dumb_terminal_gets_plain_lines(orch: Orch, terminal: OpenTerminal) -> None:
