@@ -1,25 +1,57 @@
-"""A cell of the matrix: a fault, its moment, and how the run must end. run_cell() checks it."""
+"""A cell of the matrix: a fault, its moment, and how the run must end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal
+from enum import StrEnum
+from typing import TYPE_CHECKING, Literal
 
-import leftovers
-from cell_failure import Kind, NotAvailable, require
-from injections import Injection
-from scene import Moment, Scene, Who
-from small_disk_cells import run_on_small_disk
-
-from orchestrator.client import api
 from orchestrator.core.state.result import CauseKind, Outcome, RunResult
-from orchestrator.host.network import probe_private_network
+
+if TYPE_CHECKING:
+    from scene import Scene
+
+
+class Moment(StrEnum):
+    """How far the run is when the fault is injected."""
+
+    JUST_STARTED = "just started"  # orch may not have started anything yet
+    BEFORE_SPAWN = "before spawn"  # the ports are held, and the tasks wait for the preloader
+    IMPORTING = "importing"  # the tasks run and do not listen yet
+    RENDEZVOUS = "rendezvous"  # all listen but the victim
+    TRAINING = "training"  # all are ready and have reported steps
+    CHECKPOINTING = "checkpointing"  # the chief has written half a checkpoint
+    FINISHING = "finishing"  # all have exited but the victim
+    STOPPING = "stopping"  # asked to stop, the tasks take their time
+    BACKOFF = "backoff"  # between two attempts
+    BETWEEN = "between two runs"  # the kept processes wait for the next run
+
+
+class Who(StrEnum):
+    """The processes that a fault may hit."""
+
+    VICTIM = "victim"
+    PEERS = "peers"
+    AGENT = "agent"
+    SUPERVISOR = "supervisor"
+    CLIENT = "client"
+    PRELOADER = "preloader"
+
+
+class Way(StrEnum):
+    """How the run and its tasks start."""
+
+    COLD = "cold"  # all processes are new
+    FORKED = "forked"  # the tasks are forked from the preloader
+    KEPT = "kept"  # the processes are those that an earlier run left (--warm)
+    TERMINAL = "terminal"  # `orch up` in the foreground of a terminal
+    TENSORFLOW = "tensorflow"  # the built-in program
+
 
 Culprit = Literal[Who.VICTIM, Who.PEERS]
-Check = Callable[[Scene, RunResult], None]
+Injection = Callable[["Scene"], None]
+Check = Callable[["Scene", RunResult], None]
 
 
 @dataclass(frozen=True)
@@ -65,6 +97,7 @@ def stopped(code: int = 143, attempts: int = 1) -> Ends:
 
 
 ORCH_FAILED = failed(125, None, CauseKind.ORCH, None)
+NO_STORAGE = failed(125, None, CauseKind.LIMIT, None)
 LOST = Ends("lost", 125, None, CauseKind.ORCH)
 
 
@@ -72,122 +105,48 @@ LOST = Ends("lost", 125, None, CauseKind.ORCH)
 class Cell:
     """One fault at one moment, and how the run must end.
 
-    `breaks`: what the tasks do themselves; `inject`: what is done from outside; `client`: the exit code of a foreground
-    `orch up` (None: the run belongs to this process); `vanishes`: the run's directory is removed; `or_ends`: another
-    allowed end, where the order of events is open; `disk_bytes`: size of the disk with orch's files; `check`: further
-    checks.
+    `expect`: None if the fault comes between two runs. `or_ends`: other allowed ends, where the order of events is
+    open. `serves`: whether the same kept processes serve the next run; None: either. `breaks`: what the tasks do
+    themselves, `inject`: what is done from outside. `times`: at how many visits of the moment a task breaks.
     """
 
     fault: str
     moment: Moment
-    ends: Ends
+    expect: Ends | None
+    way: Way = Way.COLD
+    gate: bool = False
     breaks: str = "nothing"
-    inject: Injection | None = None
-    client: int | None = None
+    inject: Injection = lambda _: None
     victim: int = 1
     workers: int = 2
     times: int = 1
     options: Mapping[str, object] = field(default_factory=dict)
-    vanishes: bool = False
-    or_ends: Ends | None = None
-    disk_bytes: int | None = None
+    or_ends: tuple[Ends, ...] = ()
+    serves: bool | None = None
     check: Check | None = None
 
     @property
     def name(self) -> str:
-        return f"{self.fault} | {self.moment}"
+        way = "" if self.way is Way.COLD else f" | {self.way}"
+        return f"{self.fault} | {self.moment}{way}"
 
+    @property
+    def as_command(self) -> bool:
+        """Whether a foreground `orch up` starts the run, instead of this process."""
+        return self.way is Way.TERMINAL or "client" in self.fault or "Ctrl-C" in self.fault or self.vanishes
 
-def cells(fault: str, moments: Iterable[Moment] | Moment, ends: Ends, **fields: object) -> tuple[Cell, ...]:
-    """The same fault at several moments, with the same end."""
-    each = (moments,) if isinstance(moments, Moment) else tuple(moments)
-    return tuple(Cell(fault, moment, ends, **fields) for moment in each)  # type: ignore[arg-type]
+    @property
+    def client_code(self) -> int | None:
+        """The exit code of that `orch up`."""
+        assert self.expect is not None
+        return -9 if self.fault.startswith("SIGKILL of the client") else self.expect.exit_code
 
+    @property
+    def vanishes(self) -> bool:
+        """Whether the run's directory is removed."""
+        return self.fault == "the run's directory is removed"
 
-def run_cell(cell: Cell, directory: Path, make: type[Scene] = Scene) -> None:
-    """Run one cell in `directory`. CellFailure (or AssertionError) for any finding, NotAvailable if it cannot run here.
-
-    `make`: the kind of tasks. XDG_STATE_HOME must belong to this cell alone.
-    """
-    if cell.disk_bytes is not None:
-        run_on_small_disk(cell, directory)
-    else:
-        run_here(cell, directory, make)
-
-
-def run_here(cell: Cell, directory: Path, make: type[Scene] = Scene) -> None:
-    """Run a cell in this process, on any disk."""
-    require_possible(cell.options)
-    here = directory / "here"
-    here.mkdir()
-    scene = make(
-        here,
-        cell.moment,
-        cell.breaks,
-        cell.victim,
-        cell.workers,
-        cell.times,
-        as_command=cell.client is not None,
-        options=cell.options,
-    )
-    with scene.started(), scene.run.view.keep_open() if cell.vanishes else nullcontext():
-        scene.reach_the_moment()
-        if cell.inject is not None:
-            cell.inject(scene)
-        result = scene.result()
-        if result.outcome != "lost":
-            leftovers.require_no_task_left(scene)
-        if scene.client is not None:
-            code = scene.client.wait(leftovers.GONE_WITHIN_S)
-            require(
-                code == cell.client, Kind.EXIT_CODE, f"{code}, not {cell.client}: {scene.client_output()}"
-            )
-    ends = cell.ends
-    if cell.or_ends is not None and result.outcome == cell.or_ends.outcome:
-        ends = cell.or_ends
-    check_end(ends, scene, result)
-    if result.outcome == "lost":
-        # The next command tidies up after a killed supervisor.
-        api.tidy()
-    elif not cell.vanishes:
-        leftovers.require_whole_events(scene)
-    leftovers.require_nothing_left(scene)
-    if cell.vanishes:
-        require(not scene.run.dir.exists(), Kind.FILE, scene.run.dir)
-    else:
-        _require_consistent_result(scene, result)
-    if cell.check is not None:
-        cell.check(scene, result)
-
-
-def require_possible(options: Mapping[str, object]) -> None:
-    """NotAvailable if this machine does not allow these options."""
-    if options.get("network") == "private" and (refused := probe_private_network()) is not None:
-        raise NotAvailable(refused.reason)
-
-
-def _require_consistent_result(scene: Scene, result: RunResult) -> None:
-    """CellFailure unless result.json, the status and the returned result agree."""
-    written, shown = scene.run.view.result(), scene.run.status().run.state
-    require(written == result, Kind.EVENTS, f"written {written}, returned {result}")
-    require(shown == result.outcome, Kind.EVENTS, f"{shown}, not {result.outcome}")
-
-
-def check_end(ends: Ends, scene: Scene, result: RunResult) -> None:
-    """CellFailure unless the run ended as it must."""
-    cause, first = result.cause, result.first_failure
-    for kind, seen, wanted in (
-        (Kind.OUTCOME, result.outcome, ends.outcome),
-        (Kind.EXIT_CODE, result.exit_code, ends.exit_code),
-        (Kind.CAUSE, None if cause is None else cause.kind, ends.kind),
-        (Kind.CAUSE, None if cause is None else _culprit(cause.task, scene), ends.cause),
-        (Kind.CAUSE, None if first is None else _culprit(first.task, scene), ends.first),
-        (Kind.CAUSE, result.attempts, ends.attempts),
-    ):
-        require(seen == wanted, kind, f"{seen}, not {wanted}, in {result.model_dump_json(indent=1)}")
-
-
-def _culprit(task: str | None, scene: Scene) -> Culprit | None:
-    if task is None:
-        return None
-    return Who.VICTIM if task == scene.victim_name else Who.PEERS
+    @property
+    def needs_disk(self) -> bool:
+        """Whether the cell needs mounts of its own, with all of orch's files on a small disk."""
+        return self.fault.startswith(("the disk is full", "all processes of the machine wait"))

@@ -1,17 +1,30 @@
-"""Faults that are injected into a run from outside. Each waits until it has taken effect."""
+"""The faults that are injected into a run from outside. Each waits until it has taken effect."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from scene import Scene, Who
+from cells import Injection, Moment, Who
+from kept_scene import (
+    connect_as_another_user,
+    fill_disk,
+    make_room,
+    remove_place,
+    replace_directory,
+    run_beside,
+    run_is_refused,
+    show_pressure,
+    take_memory,
+)
+from scene import Scene
 from waiting import PATIENCE_S, lives, until
 
 from orchestrator.client import api
@@ -20,8 +33,30 @@ from orchestrator.core.state.state import RunPhase
 from orchestrator.links import control
 from orchestrator.links.control import KillOrder, RestartOrder
 
-Injection = Callable[[Scene], None]
 _TASKS = (Who.VICTIM, Who.PEERS)
+
+
+def injection_of(fault: str) -> Injection:
+    """The steps before the semicolon, one after another. KeyError if one is unknown."""
+    steps = [_step(words) for words in fault.partition("; ")[0].split(", ")]
+
+    def inject(scene: Scene) -> None:
+        for step in steps:
+            step(scene)
+
+    return inject
+
+
+def _step(words: str) -> Injection:
+    if words not in _STEPS and (found := re.fullmatch(r"(SIG[A-Z]+) of (.*)", words)):
+        return send(_WHO[found[2]], signal.Signals[found[1]])
+    if found := re.fullmatch(r"(the \w+) gets no more memory", words):
+        return take_memory(_WHO[found[1]])
+    return _do_nothing if words.startswith("a worker ") and words not in _STEPS else _STEPS[words]
+
+
+def _do_nothing(_: Scene) -> None:
+    """The fault is one of the task itself."""
 
 
 def send(who: Who, number: signal.Signals) -> Injection:
@@ -38,18 +73,16 @@ def send(who: Who, number: signal.Signals) -> Injection:
                 assert nth > 0  # the first exit may have caused the others
             if number == signal.SIGSTOP:
                 until(lambda pid=pid: _letter(pid) in "TtZX")  # type: ignore[misc]
+            elif number == signal.SIGKILL and scene.moment is Moment.BETWEEN:
+                until(lambda pid=pid: not lives(pid))  # type: ignore[misc]
 
     return inject
 
 
-def wait_until_gone(who: Who) -> Injection:
-    """Wait until those tasks have exited."""
-
-    def inject(scene: Scene) -> None:
-        pids = scene.task_pids(who)
-        until(lambda: not any(lives(pid) for pid in pids))
-
-    return inject
+def kill_a_worker(scene: Scene) -> None:
+    pids = scene.task_pids(Who.VICTIM)
+    send(Who.VICTIM, signal.SIGKILL)(scene)
+    until(lambda: not any(lives(pid) for pid in pids))
 
 
 def kill_supervisor_and_agent(scene: Scene) -> None:
@@ -61,34 +94,30 @@ def kill_supervisor_and_agent(scene: Scene) -> None:
             os.kill(pid, number)
 
 
-def touch(name: str) -> Injection:
-    return lambda scene: scene.touch(name)
+def press_ctrl_c(scene: Scene) -> None:
+    if scene.terminal is None:
+        send(Who.CLIENT, signal.SIGINT)(scene)
+    else:
+        os.write(scene.terminal, b"\x03")
 
 
-def stopping(scene: Scene) -> None:
-    """Wait until orch is stopping the run."""
+def press_ctrl_c_twice(scene: Scene) -> None:
+    press_ctrl_c(scene)
     until(lambda: scene.run.status().run.state == RunPhase.STOPPING or scene.has_ended())
+    press_ctrl_c(scene)
 
 
-def wait_for_state(task_state: str) -> Injection:
-    """Wait until orch knows that the victim is in this state."""
+def lose_the_victim(scene: Scene) -> None:
+    """Let the peers fail as TensorFlow's do, once the victim has exited and orch knows it, or is stopped."""
 
-    def inject(scene: Scene) -> None:
-        def is_so() -> bool:
-            states = {task.task: task.state for task in scene.run.status().tasks}
-            return states[scene.victim_name] == task_state
+    def is_away() -> bool:
+        states = {task.task: task.state for task in scene.run.status().tasks}
+        return states[scene.victim_name] == "succeeded" or all(
+            _letter(pid) == "T" for pid in scene.task_pids(Who.VICTIM)
+        )
 
-        until(lambda: is_so() or scene.has_ended())
-
-    return inject
-
-
-def stop(scene: Scene) -> None:
-    scene.order_stop()
-
-
-def stop_by_force(scene: Scene) -> None:
-    scene.order_stop(force=True)
+    until(lambda: is_away() or scene.has_ended())
+    scene.touch("lost")
 
 
 def downs_at_once(scene: Scene) -> None:
@@ -101,31 +130,30 @@ def downs_at_once(scene: Scene) -> None:
         thread.join()
 
 
+def _ask(scene: Scene, order: KillOrder | RestartOrder) -> bool:
+    answer = control.ask(scene.run.view.paths.control, order, PATIENCE_S)
+    assert answer is not None
+    return bool(answer["ok"])
+
+
 def restart(scene: Scene) -> None:
-    """`orch restart`."""
-    answer = control.ask(scene.run.view.paths.control, RestartOrder(), PATIENCE_S)
-    assert answer is not None and answer["ok"], answer
+    assert _ask(scene, RestartOrder())
 
 
 def restart_is_refused(scene: Scene) -> None:
-    answer = control.ask(scene.run.view.paths.control, RestartOrder(), PATIENCE_S)
-    assert answer is not None and not answer["ok"], answer
+    assert not _ask(scene, RestartOrder())
 
 
 def kill_order(scene: Scene) -> None:
-    """`orch kill` of the victim."""
-    order = KillOrder(task=scene.victim_name, signal=signal.SIGKILL)
-    answer = control.ask(scene.run.view.paths.control, order, PATIENCE_S)
-    assert answer is not None and answer["ok"], answer
+    assert _ask(scene, KillOrder(task=scene.victim_name, signal=signal.SIGKILL))
 
 
 def wait_for_planned_stop(scene: Scene) -> None:
     """Wait until a planned fault has stopped a task and continued it: the stop itself may be too short to see."""
 
     def is_so() -> bool:
-        return any(
-            isinstance(event, SignalRequested) and event.signal == signal.SIGCONT for event in scene.events()
-        )
+        sent = [event.signal for event in scene.events() if isinstance(event, SignalRequested)]
+        return signal.SIGCONT in sent
 
     until(lambda: is_so() or scene.has_ended())
 
@@ -134,12 +162,15 @@ def bind_task_ports(scene: Scene) -> None:
     """Check that another program cannot bind the tasks' ports."""
     for address in scene.addresses():
         host, _, port = address.rpartition(":")
-        with socket.socket() as other:
-            try:
-                other.bind((host, int(port)))
-            except OSError:
-                continue
-        raise AssertionError(f"{address} could be bound")
+        for option in (None, socket.SO_REUSEADDR):
+            with socket.socket() as other:
+                if option is not None:
+                    other.setsockopt(socket.SOL_SOCKET, option, 1)
+                try:
+                    other.bind((host, int(port)))
+                except OSError:
+                    continue
+            raise AssertionError(f"{address} could be bound")
 
 
 def delete_run_directory(scene: Scene) -> None:
@@ -149,17 +180,6 @@ def delete_run_directory(scene: Scene) -> None:
         return not scene.run.dir.exists()
 
     until(is_gone)
-
-
-def fill_disk(_: Scene) -> None:
-    """Fill the disk with orch's own files."""
-    state = Path(os.environ["XDG_STATE_HOME"])
-    with (state / "filler").open("ab", buffering=0) as filler:
-        while (found := os.statvfs(state)).f_bavail:
-            try:
-                filler.write(b"\0" * min(found.f_bavail * found.f_frsize, 1 << 16))
-            except OSError:
-                return
 
 
 def connect_from_outside(scene: Scene) -> None:
@@ -180,36 +200,64 @@ def take_stacks(scene: Scene) -> None:
     A stopped task can only be read by py-spy, where that is installed and allowed; otherwise it is reported as stopped.
     """
     stacks = scene.run.stacks()
-    assert len(stacks) == scene.workers, stacks
+    assert len(stacks) == scene.cell.workers, stacks
     for task, stack in stacks.items():
         is_shown = any("staged_task.py" in frame for frame in stack.frames)
         assert is_shown or (stack.how, stack.state) == ("none", "T"), f"{task}: {stack}"
 
 
 def send_invalid_orders(scene: Scene) -> None:
-    """Send to the control socket an invalid, an incomplete and an overlong order."""
+    """Send an invalid, an incomplete, an unknown and an overlong order to the control socket."""
     directory = os.open(scene.run.dir, os.O_PATH | os.O_DIRECTORY)
-    try:
-        for data in (b"\xff\xfe\n", b'{"op": "stop"', b"x" * 100_000, b'{"op": "format disk"}\n', b""):
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-                client.settimeout(60.0)
-                client.connect(f"/proc/self/fd/{directory}/control")
-                try:
-                    client.sendall(data)
-                    client.shutdown(socket.SHUT_WR)
-                    client.recv(1 << 16)
-                except OSError:
-                    continue
-    finally:
-        os.close(directory)
+    for order in (b"\xff\xfe\n", b'{"op": "stop"', b'{"op": "format disk"}\n', b"x" * 100_000, b""):
+        # The connection may be closed before all is sent.
+        with socket.socket(socket.AF_UNIX) as client, suppress(ConnectionError):
+            client.settimeout(PATIENCE_S)
+            client.connect(f"/proc/self/fd/{directory}/control")
+            client.sendall(order)
+            client.shutdown(socket.SHUT_WR)
+            client.recv(1 << 16)
+    os.close(directory)
 
 
-def in_sequence(*injections: Injection) -> Injection:
-    def inject(scene: Scene) -> None:
-        for each in injections:
-            each(scene)
-
-    return inject
+_WHO = {
+    "a worker": Who.VICTIM,
+    "the chief": Who.VICTIM,
+    "three of four workers": Who.PEERS,
+    **{f"the {who}": who for who in (Who.AGENT, Who.SUPERVISOR, Who.CLIENT, Who.PRELOADER)},
+}
+_STEPS: dict[str, Injection] = {
+    "a worker dies": kill_a_worker,
+    "its peers lose it": lose_the_victim,
+    "SIGKILL of supervisor and agent": kill_supervisor_and_agent,
+    "Ctrl-C": press_ctrl_c,
+    "Ctrl-C twice": press_ctrl_c_twice,
+    "the terminal is closed": Scene.close_terminal,
+    "`down`": Scene.order_stop,
+    "`down --force`": lambda scene: scene.order_stop(force=True),
+    "four `down` at once": downs_at_once,
+    "`restart`": restart,
+    "`restart` is refused": restart_is_refused,
+    "`kill` of a worker": kill_order,
+    "`stacks`": take_stacks,
+    "a planned stop is over": wait_for_planned_stop,
+    "another program wants the ports": bind_task_ports,
+    "a connection from outside": connect_from_outside,
+    "invalid orders to the control socket": send_invalid_orders,
+    "the run's directory is removed": delete_run_directory,
+    "the disk is full": fill_disk,
+    "the disk has room again": make_room,
+    "no run starts": run_is_refused,
+    "another run": run_beside,
+    "the files of the kept processes are removed": remove_place,
+    "the directory is replaced": replace_directory,
+    "all processes of the machine wait for memory": show_pressure,
+    "another user connects": connect_as_another_user,
+    "a preloaded module cannot be imported": _do_nothing,
+    "no fault": _do_nothing,
+    "--timeout": _do_nothing,
+    "--chaos": _do_nothing,
+}
 
 
 def _letter(pid: int) -> str:

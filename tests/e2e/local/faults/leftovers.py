@@ -6,12 +6,14 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
 import psutil
 from cell_failure import Kind, require
-from scene import Scene, Who
+from cells import Who
+from scene import Scene
 from waiting import lives
 
 from orchestrator.core.state.events import (
@@ -23,12 +25,14 @@ from orchestrator.core.state.events import (
     TaskExited,
     TaskStarted,
 )
+from orchestrator.store.logs.merge import LogReader
 from orchestrator.store.runs import locks
 from orchestrator.store.runs.paths import names_dir, runs_dir
 
 # Seconds for a process to exit on a busy machine.
 GONE_WITHIN_S = 60.0
 _LOOK_S = 0.01
+_OWN_PROCESSES = ("orchestrator.supervisor", "worker.agent.agent", "preloader")
 
 T = TypeVar("T")
 
@@ -71,7 +75,7 @@ def _held_here(scene: Scene) -> set[str]:
 
     A private network is gone with its last process, and the same port outside belongs to another program.
     """
-    if scene.options.get("network") == "private":
+    if scene.cell.options.get("network") == "private":
         return set()
     last_addresses = scene.addresses() if scene.run.view.paths.events.exists() else []
     return scene.seen_addresses.union(last_addresses)
@@ -88,6 +92,23 @@ def require_whole_events(scene: Scene) -> None:
     began = [event.task for event in events if isinstance(event, TaskStarted)]
     ended = [event.task for event in events if isinstance(event, TaskExited)]
     require(sorted(began) == sorted(ended), Kind.EVENTS, f"started {began}, exited {ended}")
+
+
+def require_whole_logs(scene: Scene) -> None:
+    """CellFailure unless the reader returns each task's log as it was written."""
+    logs = scene.run.view.paths.root / "logs"
+    is_plain = scene.run.view.result() is not None and "truncates" not in scene.cell.breaks
+    if not is_plain or not logs.exists() or scene.run.status().run.attempt != 1:
+        return
+    replayed: dict[str, bytes] = {}
+    with closing(LogReader(logs)) as reader:
+        while chunks := reader.read(1 << 20) or reader.read_unindexed(1 << 20):
+            for chunk in chunks:
+                replayed[chunk.task] = replayed.get(chunk.task, b"") + chunk.data
+    written = {task.task: scene.run.log(task.task) for task in scene.run.status().tasks}
+    for task, log in written.items():
+        data = log.read_bytes() if log.exists() else b""
+        require(replayed.get(task, b"") == data, Kind.EVENTS, f"the log of {task} is read in another way")
 
 
 def _require_times_in_order(events: Sequence[Event]) -> None:
@@ -128,9 +149,7 @@ def _is_orchs(pid: int) -> bool:
         words = psutil.Process(pid).cmdline()
     except psutil.Error:
         return True
-    return not words or any(
-        "worker.agent.agent" in word or word == "orchestrator.supervisor" for word in words
-    )
+    return not words or any(name in word for word in words for name in _OWN_PROCESSES)
 
 
 def _is_free(address: str) -> bool:

@@ -1,40 +1,93 @@
-"""The matrix, part 1: every fault at every moment where it makes sense, and how orch must end the run."""
+"""The matrix: every fault at every moment where it makes sense, and how the run must end.
+
+A row's words say what happens. The steps before the semicolon are injected one after another (injections.py); of "a
+worker ..." the task itself does the rest (staged_task.py). Options and other conditions follow the semicolon.
+"""
 
 from __future__ import annotations
 
-import signal
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
 
-from cells import LOST, ORCH_FAILED, Cell, cells, failed, stopped, succeeded
-from injections import (
-    bind_task_ports,
-    downs_at_once,
-    in_sequence,
-    kill_supervisor_and_agent,
-    send,
-    send_invalid_orders,
-    stop,
-    stop_by_force,
-    stopping,
-    touch,
-    wait_for_state,
-    wait_until_gone,
+from cell_failure import Kind, require
+from cells import (
+    LOST,
+    NO_STORAGE,
+    ORCH_FAILED,
+    Cell,
+    Ends,
+    Moment,
+    Way,
+    Who,
+    failed,
+    stopped,
+    succeeded,
+    timed_out,
 )
-from matrix_environment import ENVIRONMENT
-from matrix_restarts import BETWEEN_ATTEMPTS, LIMITS, RESTARTS
-from scene import Moment, Scene, Who
+from injections import injection_of
+from scene import Scene
 
 from orchestrator.core.state.result import CauseKind, RunResult
 
-BEFORE_SPAWN, IMPORTING, RENDEZVOUS = Moment.BEFORE_SPAWN, Moment.IMPORTING, Moment.RENDEZVOUS
-TRAINING, CHECKPOINTING = Moment.TRAINING, Moment.CHECKPOINTING
-FINISHING, STOPPING = Moment.FINISHING, Moment.STOPPING
-# Moments at which all tasks run.
+JUST_STARTED, BEFORE_SPAWN, IMPORTING, RENDEZVOUS, TRAINING, *_later = Moment
+CHECKPOINTING, FINISHING, STOPPING, BACKOFF, BETWEEN = _later
+COLD, FORKED, KEPT, TERMINAL, TENSORFLOW = Way
+VICTIM, PEERS = Who.VICTIM, Who.PEERS
+# Moments at which all tasks run, and those before and after.
 RUNNING = (IMPORTING, RENDEZVOUS, TRAINING, CHECKPOINTING)
-KILL, STOP, TERM, CONT = signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT
-SHORT = {"grace": "300ms"}
-GO = touch("go")
-LOSE = touch("lost")
-INTERRUPT = send(Who.CLIENT, signal.SIGINT)
+STARTED = (*RUNNING, FINISHING)
+ALL = (BEFORE_SPAWN, *STARTED)
+TEARDOWN = (TRAINING, STOPPING)
+_TASKS_DO = {
+    "daemons that ignore SIGTERM": "daemonises",
+    "children without environment": "leaves a bare child",
+    "the tasks ignore SIGTERM": "all ignore SIGTERM",
+    "the worker prints": "keeps printing",
+    "each time": "raises",
+}
+
+
+def rows(
+    fault: str,
+    moments: Iterable[Moment] | Moment,
+    expect: Ends | None,
+    way: Way = COLD,
+    gate: Moment | None = None,
+    go: bool | None = None,
+    **fields: Any,
+) -> Iterator[Cell]:
+    """A cell for each moment. `gate`: the moment that runs in the gate. `go`: whether the tasks go on after the fault.
+
+    By default they do if the run must succeed in its first attempt."""
+    steps, _, conditions = fault.partition("; ")
+    by_itself = [
+        words.removeprefix("a worker ") for words in steps.split(", ")[:1] if words.startswith("a worker ")
+    ]
+    given: dict[str, Any] = {"breaks": by_itself[0]} if by_itself else {}
+    options: dict[str, object] = {}
+    for words in filter(None, conditions.split(", ")):
+        if words.startswith("--"):
+            name, _, value = words[2:].partition(" ")
+            options[name.replace("-", "_")] = value
+        else:
+            given["breaks"] = _TASKS_DO[words]
+    given |= {"options": options, "times": 2 if "each time" in fault else 1} | fields
+    if "the chief" in fault:
+        given["victim"] = 0
+    injection = injection_of(fault)
+    goes = expect in (succeeded(), None) if go is None else go
+
+    def inject(scene: Scene) -> None:
+        injection(scene)
+        if goes:
+            scene.touch("go")
+
+    for moment in (moments,) if isinstance(moments, Moment) else moments:
+        yield Cell(fault, moment, expect, way, moment is gate, inject=inject, **given)
+
+
+# -- further checks
 
 
 def _raised_boom(_: Scene, result: RunResult) -> None:
@@ -48,281 +101,318 @@ def _ran_out_of_descriptors(_: Scene, result: RunResult) -> None:
 
 
 def _were_killed(_: Scene, result: RunResult) -> None:
-    assert {task.signal for task in result.tasks} == {int(KILL)}
+    assert {task.signal for task in result.tasks} == {9}
 
+
+def _is_in_the_history(scene: Scene, result: RunResult) -> None:
+    """Check that the history has the failed attempt, and that the next one had other ports."""
+    (ended,) = result.earlier_attempts
+    cause = ended.cause
+    require(cause is not None and cause.task == scene.victim_name, Kind.CAUSE, ended)
+    addresses = scene.addresses()
+    require(len(set(addresses)) == len(addresses), Kind.PORT, addresses)
+
+
+def _was_requested(_: Scene, result: RunResult) -> None:
+    require([ended.cause for ended in result.earlier_attempts] == [None], Kind.CAUSE, result.earlier_attempts)
+
+
+def _fault_is_reported(_: Scene, result: RunResult) -> None:
+    (fault,) = result.faults
+    require(fault.at_s is not None and fault.detection_s is not None, Kind.CAUSE, fault)
+
+
+def _names_the_directory(scene: Scene, result: RunResult) -> None:
+    require(result.cause and str(scene.run.dir) in result.cause.text, Kind.CAUSE, result.cause)
+    require(str(scene.run.dir) in scene.client_output(), Kind.CAUSE, scene.client_output())
+
+
+def _names_the_disk(scene: Scene, result: RunResult) -> None:
+    text = result.cause.text if result.cause else ""
+    is_named = "No space left on device" in text and str(scene.run.dir) in text
+    require(is_named, Kind.CAUSE, result.cause)
+
+
+# -- the cells
+
+PEER_LOST_IT = failed(1, VICTIM, CauseKind.STOPPED, PEERS)
+STOPPED_ITSELF = timed_out(VICTIM, CauseKind.STOPPED)
+OVER_LIMIT = failed(137, VICTIM, CauseKind.LIMIT)
+PEER_KILLED = failed(137, PEERS, first=PEERS)
 
 TASKS = (
-    *cells("SIGKILL of a worker", (*RUNNING, FINISHING), failed(137), inject=send(Who.VICTIM, KILL)),
-    *cells("SIGKILL of a worker", STOPPING, stopped(), inject=in_sequence(send(Who.VICTIM, KILL), GO)),
-    *cells("SIGKILL of the chief", RUNNING, failed(137), inject=send(Who.VICTIM, KILL), victim=0),
-    *cells("SIGTERM of a worker", (*RUNNING, FINISHING), failed(143), inject=send(Who.VICTIM, TERM)),
-    *cells(
-        "SIGSTOP of a worker, its peers lose it",
-        (RENDEZVOUS, TRAINING, CHECKPOINTING),
-        failed(1, Who.VICTIM, CauseKind.STOPPED, Who.PEERS),
-        inject=in_sequence(send(Who.VICTIM, STOP), LOSE),
-    ),
-    *cells(
-        "SIGSTOP of a worker",
-        STOPPING,
-        stopped(),
-        inject=in_sequence(send(Who.VICTIM, STOP), GO),
-        options=SHORT,
-    ),
-    *cells(
-        "SIGSTOP of a worker, SIGCONT",
-        (IMPORTING, TRAINING, FINISHING),
-        succeeded(),
-        inject=in_sequence(send(Who.VICTIM, STOP), send(Who.VICTIM, CONT), GO),
-    ),
-    *cells("a worker exits with 3", (*RUNNING, FINISHING), failed(3), breaks="exits 3"),
-    *cells("a worker exits with 3", STOPPING, stopped(), breaks="exits 3", inject=GO),
-    *cells("a worker raises", (*RUNNING, FINISHING), failed(1), breaks="raises", check=_raised_boom),
-    *cells("a worker raises", STOPPING, stopped(), breaks="raises", inject=GO),
-    *cells("SIGSEGV in a worker", (*RUNNING, FINISHING), failed(139), breaks="crashes"),
-    *cells("SIGSEGV in a worker", STOPPING, stopped(), breaks="crashes", inject=GO),
-    *cells(
+    *rows("SIGKILL of a worker", STARTED, failed(137)),
+    *rows("SIGKILL of a worker", STOPPING, stopped(), go=True),
+    *rows("SIGKILL of the chief", RUNNING, failed(137), gate=CHECKPOINTING),
+    *rows("SIGKILL of three of four workers", TRAINING, PEER_KILLED, workers=4),
+    *rows("SIGTERM of a worker", STARTED, failed(143), gate=RENDEZVOUS),
+    *rows("SIGSTOP of a worker, its peers lose it", RUNNING[1:], PEER_LOST_IT, gate=TRAINING),
+    *rows("SIGSTOP of a worker; --grace 300ms", STOPPING, stopped(), go=True),
+    *rows("SIGSTOP of a worker, SIGCONT of a worker", (IMPORTING, TRAINING, FINISHING), succeeded()),
+    *rows("a worker exits with 3", STARTED, failed(3)),
+    *rows("a worker exits with 3", STOPPING, stopped(), gate=STOPPING, go=True),
+    *rows("a worker raises", STARTED, failed(1), gate=IMPORTING, check=_raised_boom),
+    *rows("a worker raises", STOPPING, stopped(), go=True),
+    *rows("a worker crashes with SIGSEGV", STARTED, failed(139), gate=FINISHING),
+    *rows("a worker crashes with SIGSEGV", STOPPING, stopped(), go=True),
+    *rows(
         "a worker exits with 0, its peers lose it",
         RUNNING,
-        failed(1, Who.VICTIM, CauseKind.LEFT_EARLY, Who.PEERS),
-        breaks="exits 0",
-        inject=in_sequence(wait_for_state("succeeded"), LOSE),
+        failed(1, VICTIM, CauseKind.LEFT_EARLY, PEERS),
     ),
-    *cells(
-        "a worker exits with 0, its peers continue",
-        (TRAINING, STOPPING),
-        succeeded(),
-        breaks="exits 0",
-        inject=in_sequence(wait_for_state("succeeded"), GO),
-    )[:1],
-    *cells(
-        "two of four workers die at once",
-        TRAINING,
-        failed(137, Who.PEERS, first=Who.PEERS),
-        workers=4,
-        inject=send(Who.PEERS, KILL),
-    ),
-    *cells("a worker closes its output", TRAINING, succeeded(), breaks="closes its output"),
-    *cells("a worker floods its output", TRAINING, succeeded(), breaks="floods"),
-    *cells("a worker truncates its log", TRAINING, succeeded(), breaks="truncates its log"),
-    *cells("a worker closes its progress pipe", TRAINING, succeeded(), breaks="closes its progress"),
-    *cells(
-        "a worker reports invalid progress",
-        (IMPORTING, TRAINING),
-        succeeded(),
-        breaks="reports invalid progress",
-    ),
-    *cells(
-        "a worker opens too many files",
-        TRAINING,
-        failed(1),
-        breaks="opens too many files",
-        check=_ran_out_of_descriptors,
-    ),
-    *cells(
-        "another program wants the ports",
-        (RENDEZVOUS, TRAINING),
-        succeeded(),
-        inject=in_sequence(bind_task_ports, GO),
-    ),
+    *rows("a worker exits with 0", TRAINING, succeeded()),
+    *rows("a worker closes its output", TRAINING, succeeded()),
+    *rows("a worker floods its output", TRAINING, succeeded()),
+    *rows("a worker truncates its log", TRAINING, succeeded()),
+    *rows("a worker closes its progress pipe", TRAINING, succeeded()),
+    *rows("a worker reports invalid progress", (IMPORTING, TRAINING), succeeded()),
+    *rows("a worker floods its progress; --timeout 8s", TRAINING, timed_out(None, CauseKind.LIMIT)),
+    *rows("a worker opens too many files", TRAINING, failed(1), check=_ran_out_of_descriptors),
+    *rows("another program wants the ports", (RENDEZVOUS, TRAINING), succeeded()),
+    *rows("a worker uses too much memory; --memory-limit 100MB", (IMPORTING, TRAINING), OVER_LIMIT),
 )
 
-DAEMONS = (
-    *cells(
-        "SIGKILL of a worker; daemons that ignore SIGTERM",
-        TRAINING,
-        failed(137),
-        breaks="daemonises",
-        inject=send(Who.VICTIM, KILL),
-    ),
-    *cells(
-        "`down`; daemons that ignore SIGTERM",
-        TRAINING,
-        stopped(),
-        breaks="daemonises",
-        inject=stop,
-        options=SHORT,
-    ),
-    *cells(
-        "SIGKILL of the agent; daemons that ignore SIGTERM",
-        TRAINING,
-        ORCH_FAILED,
-        breaks="daemonises",
-        inject=send(Who.AGENT, KILL),
-    ),
-    *cells(
-        "SIGKILL of the supervisor; daemons that ignore SIGTERM",
-        TRAINING,
-        LOST,
-        breaks="daemonises",
-        inject=send(Who.SUPERVISOR, KILL),
-    ),
-    *cells(
-        "SIGKILL of supervisor and agent; daemons that ignore SIGTERM",
-        TRAINING,
-        LOST,
-        breaks="daemonises",
-        inject=kill_supervisor_and_agent,
-    ),
-)
-
+DAEMONS = "; daemons that ignore SIGTERM"
 OWN_PROCESSES = (
-    *cells(
-        "SIGKILL of the agent",
-        (BEFORE_SPAWN, *RUNNING, FINISHING, STOPPING),
-        ORCH_FAILED,
-        inject=send(Who.AGENT, KILL),
-    ),
-    *cells("SIGTERM of the agent", (BEFORE_SPAWN, TRAINING), ORCH_FAILED, inject=send(Who.AGENT, TERM)),
-    *cells(
-        "SIGSTOP of the agent, then `down`",
-        (BEFORE_SPAWN, TRAINING),
-        ORCH_FAILED,
-        inject=in_sequence(send(Who.AGENT, STOP), stop),
-        options={"grace": "0s"},
-    ),
-    *cells(
-        "SIGKILL of the supervisor",
-        (BEFORE_SPAWN, *RUNNING, FINISHING, STOPPING),
-        LOST,
-        inject=send(Who.SUPERVISOR, KILL),
-    ),
-    *cells(
-        "SIGTERM of the supervisor",
-        (BEFORE_SPAWN, *RUNNING, FINISHING),
-        stopped(),
-        inject=send(Who.SUPERVISOR, TERM),
-    ),
-    *cells("SIGTERM of the supervisor", STOPPING, stopped(), inject=send(Who.SUPERVISOR, TERM)),
-    *cells(
-        "SIGSTOP of the supervisor, a worker dies, SIGCONT",
+    *rows(f"SIGKILL of a worker{DAEMONS}", TRAINING, failed(137)),
+    *rows(f"`down`{DAEMONS}, --grace 300ms", TRAINING, stopped()),
+    *rows(f"`down --force`{DAEMONS}", TRAINING, stopped()),
+    *rows(f"--timeout{DAEMONS}, --timeout 8s, --grace 300ms", TRAINING, timed_out(None, CauseKind.LIMIT)),
+    *rows(f"SIGKILL of the client{DAEMONS}, --grace 1s", TRAINING, stopped()),
+    *rows(f"SIGKILL of the agent{DAEMONS}", TRAINING, ORCH_FAILED, gate=TRAINING),
+    *rows(f"SIGTERM of the agent{DAEMONS}", TRAINING, ORCH_FAILED),
+    *rows(f"SIGKILL of the supervisor{DAEMONS}", TRAINING, LOST),
+    *rows(f"SIGKILL of supervisor and agent{DAEMONS}", TRAINING, LOST),
+    *rows("SIGKILL of the agent; children without environment", TRAINING, ORCH_FAILED),
+    *rows("SIGKILL of the agent", (*ALL, STOPPING), ORCH_FAILED),
+    *rows("SIGTERM of the agent", (BEFORE_SPAWN, TRAINING), ORCH_FAILED),
+    *rows("SIGSTOP of the agent, `down`; --grace 0s", (BEFORE_SPAWN, TRAINING), ORCH_FAILED),
+    *rows("SIGKILL of the supervisor", (*ALL, STOPPING), LOST, gate=BEFORE_SPAWN),
+    *rows("SIGTERM of the supervisor", (*ALL, STOPPING), stopped()),
+    *rows("SIGINT of the supervisor", TRAINING, stopped()),
+    *rows("SIGHUP of the supervisor", TRAINING, stopped()),
+    *rows(
+        "SIGSTOP of the supervisor, a worker dies, SIGCONT of the supervisor",
         (IMPORTING, TRAINING),
         failed(137),
-        inject=in_sequence(
-            send(Who.SUPERVISOR, STOP),
-            send(Who.VICTIM, KILL),
-            wait_until_gone(Who.VICTIM),
-            send(Who.SUPERVISOR, CONT),
-        ),
     ),
-    *cells(
-        "SIGKILL of supervisor and agent",
-        (BEFORE_SPAWN, RENDEZVOUS, CHECKPOINTING, STOPPING),
-        LOST,
-        inject=kill_supervisor_and_agent,
-    ),
-    *cells(
-        "SIGKILL of the preloader",
-        BEFORE_SPAWN,
-        succeeded(),
-        inject=in_sequence(send(Who.PRELOADER, KILL), GO),
-    ),
-    *cells(
-        "SIGSTOP of the preloader, then `down`",
-        BEFORE_SPAWN,
-        stopped(),
-        inject=in_sequence(send(Who.PRELOADER, STOP), stop),
-    ),
-    *cells(
-        "a preloaded module cannot be imported",
-        BEFORE_SPAWN,
-        succeeded(),
-        breaks="fails to import",
-        inject=GO,
-    ),
-    *cells(
-        "invalid orders to the control socket",
-        TRAINING,
-        succeeded(),
-        inject=in_sequence(send_invalid_orders, GO),
-    ),
+    *rows("SIGKILL of supervisor and agent", (BEFORE_SPAWN, RENDEZVOUS, CHECKPOINTING, STOPPING), LOST),
+    *rows("SIGKILL of the preloader", BEFORE_SPAWN, succeeded(), gate=BEFORE_SPAWN),
+    *rows("SIGSTOP of the preloader, `down`", BEFORE_SPAWN, stopped()),
+    *rows("a preloaded module cannot be imported", BEFORE_SPAWN, succeeded()),
+    *rows("invalid orders to the control socket", TRAINING, succeeded()),
+    *rows("SIGKILL of the preloader", (IMPORTING, TRAINING), succeeded(), FORKED, gate=TRAINING),
+    *rows("SIGKILL of the agent", TRAINING, ORCH_FAILED, FORKED),
+    *rows("SIGKILL of the supervisor", TRAINING, LOST, FORKED),
+    *rows("SIGKILL of a worker", TRAINING, failed(137), FORKED),
+    *rows("`down`", TRAINING, stopped(), FORKED),
 )
 
 USERS = (
-    *cells("Ctrl-C", (BEFORE_SPAWN, *RUNNING, FINISHING), stopped(130), client=130, inject=INTERRUPT),
-    *cells(
-        "Ctrl-C twice; the tasks ignore SIGTERM",
+    *rows("Ctrl-C", (JUST_STARTED, *ALL), stopped(130)),
+    *rows("Ctrl-C twice; the tasks ignore SIGTERM", TRAINING, stopped(130)),
+    *rows("SIGTERM of the client", (JUST_STARTED, TRAINING), stopped()),
+    *rows("SIGHUP of the client", (BEFORE_SPAWN, TRAINING), stopped()),
+    *rows(
+        "SIGKILL of the client; --grace 1s", (BEFORE_SPAWN, IMPORTING, *TEARDOWN), stopped(), gate=TRAINING
+    ),
+    *rows("SIGSTOP of the client, a worker dies, SIGCONT of the client", TRAINING, failed(137)),
+    *rows("SIGSTOP of the supervisor, SIGKILL of the client, SIGCONT of the supervisor", TRAINING, stopped()),
+    *rows("`down`", (JUST_STARTED, *ALL), stopped(), gate=JUST_STARTED),
+    *rows("`down`", STOPPING, stopped(), go=True),
+    *rows("four `down` at once", TRAINING, stopped()),
+    *rows("`down`; the tasks ignore SIGTERM, --grace 300ms", TRAINING, stopped(), check=_were_killed),
+    *rows("`down --force`", (BEFORE_SPAWN, *TEARDOWN), stopped()),
+    *rows("Ctrl-C", (BEFORE_SPAWN, TRAINING), stopped(130), TERMINAL),
+    *rows("Ctrl-C twice; the tasks ignore SIGTERM", TRAINING, stopped(130), TERMINAL),
+    *rows("the terminal is closed", TRAINING, stopped(), TERMINAL),
+    *rows("SIGKILL of the client; --grace 1s", TRAINING, stopped(), TERMINAL, gate=TRAINING),
+)
+
+AGAIN = "; --on-failure restart"
+RESTARTS = (
+    *rows(
+        f"SIGKILL of a worker{AGAIN}",
+        (TRAINING, CHECKPOINTING, FINISHING),
+        succeeded(2),
+        gate=TRAINING,
+        check=_is_in_the_history,
+    ),
+    *rows(f"SIGKILL of a worker{AGAIN}", (IMPORTING, RENDEZVOUS), failed(137)),
+    *rows(f"SIGKILL of the chief{AGAIN}", RUNNING[2:], succeeded(2), check=_is_in_the_history),
+    *rows(f"SIGTERM of a worker{AGAIN}", (IMPORTING, TRAINING), succeeded(2)),
+    *rows(f"a worker exits with 42{AGAIN}", (RENDEZVOUS, TRAINING), succeeded(2)),
+    *rows(f"a worker raises{AGAIN}, --max-restarts 1, each time", TRAINING, failed(1, attempts=2)),
+    *rows(f"a worker uses too much memory{AGAIN}, --memory-limit 100MB", TRAINING, succeeded(2)),
+    *rows(f"SIGKILL of the agent{AGAIN}", TRAINING, ORCH_FAILED),
+    *rows(f"`down`{AGAIN}", TEARDOWN, stopped(), go=True),
+    *rows("`restart`", STARTED, succeeded(2), gate=IMPORTING, check=_was_requested),
+    *rows("`restart`", BEFORE_SPAWN, succeeded(2), go=True, check=_was_requested),
+    *rows("`restart` is refused", STOPPING, stopped(), go=True),
+    *rows("SIGKILL of a worker; --on-failure restart-task", RUNNING[2:], succeeded()),
+    *rows("a worker exits with 3; --on-failure continue", RUNNING[2:], failed(3), go=True),
+)
+
+# The first failure is that of the last attempt.
+_STOPPED = Ends("stopped", 143, first=VICTIM, attempts=2)
+_LOST = replace(LOST, attempts=2)
+BETWEEN_ATTEMPTS = tuple(
+    replace(cell, breaks="exits with 3", times=2, options={"on_failure": "restart", **cell.options})
+    for cell in (
+        *rows("`down`", BACKOFF, _STOPPED),
+        *rows("`down --force`", BACKOFF, _STOPPED),
+        *rows("`restart`", BACKOFF, succeeded(3)),
+        *rows("no fault", BACKOFF, succeeded(3)),
+        *rows("SIGTERM of the supervisor", BACKOFF, _STOPPED),
+        *rows("SIGKILL of the supervisor", BACKOFF, _LOST),
+        *rows("SIGKILL of supervisor and agent", BACKOFF, _LOST),
+        *rows("SIGKILL of the agent", BACKOFF, replace(ORCH_FAILED, first=VICTIM, attempts=2)),
+        *rows("SIGKILL of the client", BACKOFF, _STOPPED),
+        *rows("Ctrl-C", BACKOFF, replace(_STOPPED, exit_code=130)),
+    )
+)
+
+# Longer than a busy machine needs to reach the moment.
+STALL = "--stall-timeout 4s"
+CHAOS = "--chaos kill worker:0 at step 8"
+LIMITS = (
+    *rows(f"SIGSTOP of a worker; the worker prints, {STALL}", TRAINING, STOPPED_ITSELF, gate=TRAINING),
+    *rows(f"SIGSTOP of a worker; the worker prints, {STALL}, --on-failure restart", TRAINING, succeeded(2)),
+    *rows(f"a worker falls silent; {STALL}", TRAINING, timed_out(VICTIM, CauseKind.STALLED)),
+    *rows("a worker never listens; --start-timeout 4s", RENDEZVOUS, timed_out(VICTIM, CauseKind.LIMIT)),
+    *rows("SIGSTOP of a worker; --start-timeout 4s", RENDEZVOUS, STOPPED_ITSELF),
+    *rows("--timeout; --timeout 8s", ALL, timed_out(None, CauseKind.LIMIT)),
+    *rows("`kill` of a worker", RUNNING[2:], failed(137)),
+    *rows(f"--chaos; {CHAOS}", TRAINING, PEER_KILLED, gate=TRAINING, check=_fault_is_reported),
+    *rows(f"--chaos; {CHAOS}, --on-failure restart", TRAINING, succeeded(2), check=_fault_is_reported),
+    *rows("a planned stop is over; --chaos stop worker:0 at step 8 for 300ms", TRAINING, succeeded()),
+)
+
+PRIVATE = "--network private"
+DISK = "the disk is full"
+GONE = "the run's directory is removed"
+ENVIRONMENT = (
+    # Nothing is sampled before the tasks start: the removal is noticed when a task's log cannot be opened.
+    *rows(GONE, BEFORE_SPAWN, failed(126, PEERS, first=PEERS), go=True, check=_names_the_directory),
+    *rows(GONE, STARTED, NO_STORAGE, gate=TRAINING, check=_names_the_directory),
+    *rows(DISK, STARTED, NO_STORAGE, gate=TRAINING, check=_names_the_disk),
+    *rows(f"{DISK}{AGAIN}", TRAINING, NO_STORAGE, check=_names_the_disk),
+    *rows(f"{DISK}, `down`", STOPPING, stopped(), go=True),
+    *rows(f"{DISK}, SIGKILL of the agent", TRAINING, ORCH_FAILED),
+    *rows(f"{DISK}, SIGKILL of the supervisor", TRAINING, LOST),
+    *rows(f"SIGKILL of a worker; {PRIVATE}", (IMPORTING, TRAINING), failed(137)),
+    *rows(f"SIGKILL of the agent; {PRIVATE}", (BEFORE_SPAWN, TRAINING), ORCH_FAILED),
+    *rows(f"SIGKILL of the supervisor; {PRIVATE}", (BEFORE_SPAWN, TRAINING), LOST),
+    *rows(f"SIGKILL of supervisor and agent; {PRIVATE}", (BEFORE_SPAWN, TRAINING), LOST),
+    *rows(f"SIGKILL of the agent{DAEMONS}, {PRIVATE}", TRAINING, ORCH_FAILED),
+    *rows(f"SIGKILL of supervisor and agent{DAEMONS}, {PRIVATE}", TRAINING, LOST),
+    *rows(f"`down`{DAEMONS}, --grace 300ms, {PRIVATE}", TRAINING, stopped()),
+    *rows(f"Ctrl-C; {PRIVATE}", TRAINING, stopped(130)),
+    *rows(f"`restart`; {PRIVATE}", TRAINING, succeeded(2)),
+    *rows(f"a connection from outside; {PRIVATE}", (RENDEZVOUS, TRAINING), succeeded()),
+    *rows("`stacks`", (IMPORTING, TRAINING, CHECKPOINTING), succeeded()),
+    *rows("`stacks`", STOPPING, stopped(), go=True),
+    *rows("SIGSTOP of a worker, `stacks`, SIGCONT of a worker", TRAINING, succeeded()),
+)
+
+_MEMORY = "gets no more memory"
+_PRESSURE = "all processes of the machine wait for memory"
+KEPT_PROCESSES = (
+    *rows("SIGKILL of the supervisor", BETWEEN, None, KEPT, gate=BETWEEN, serves=False),
+    *rows("SIGKILL of the agent", BETWEEN, None, KEPT, serves=False),
+    *rows("SIGKILL of the preloader", BETWEEN, None, KEPT, serves=True),
+    *rows("SIGSTOP of the supervisor", BETWEEN, None, KEPT, serves=False),
+    *rows("SIGSTOP of the agent", BETWEEN, None, KEPT, serves=False),
+    *rows("SIGSTOP of the preloader", BETWEEN, None, KEPT, gate=BETWEEN, serves=False),
+    *rows(f"the supervisor {_MEMORY}", BETWEEN, None, KEPT),
+    *rows(f"the agent {_MEMORY}", BETWEEN, None, KEPT),
+    *rows(f"the preloader {_MEMORY}", BETWEEN, None, KEPT),
+    *rows(_PRESSURE, BETWEEN, None, KEPT, serves=False),
+    *rows("the files of the kept processes are removed", BETWEEN, None, KEPT, serves=False),
+    *rows("the directory is replaced", BETWEEN, None, KEPT, serves=False),
+    *rows(f"{DISK}, no run starts, the disk has room again", BETWEEN, None, KEPT),
+    *rows("another user connects", BETWEEN, None, KEPT, serves=True),
+    *rows("SIGKILL of a worker", TRAINING, failed(137), KEPT, serves=True),
+    *rows(f"SIGKILL of a worker{DAEMONS}", TRAINING, failed(137), KEPT, serves=True),
+    *rows("a worker exits with 3", TRAINING, failed(3), KEPT, serves=True),
+    *rows("SIGKILL of the client; --grace 1s", TRAINING, stopped(), KEPT, gate=TRAINING, serves=True),
+    *rows("`down`", TRAINING, stopped(), KEPT, serves=True),
+    *rows("SIGKILL of the supervisor", TRAINING, LOST, KEPT, serves=False),
+    *rows("SIGKILL of the agent", TRAINING, ORCH_FAILED, KEPT, gate=TRAINING, serves=False),
+    *rows("SIGKILL of the preloader", TRAINING, succeeded(), KEPT, serves=True),
+    *rows(
+        "SIGSTOP of the supervisor, another run, SIGCONT of the supervisor",
         TRAINING,
-        stopped(130),
-        client=130,
-        breaks="all ignore SIGTERM",
-        inject=in_sequence(INTERRUPT, stopping, INTERRUPT),
+        succeeded(),
+        KEPT,
+        serves=True,
     ),
-    *cells("SIGTERM of the client", TRAINING, stopped(), client=143, inject=send(Who.CLIENT, TERM)),
-    *cells(
-        "SIGHUP of the client",
-        (BEFORE_SPAWN, TRAINING),
-        stopped(),
-        client=143,
-        inject=send(Who.CLIENT, signal.SIGHUP),
-    ),
-    *cells(
-        "SIGKILL of the client",
-        (BEFORE_SPAWN, IMPORTING, TRAINING, STOPPING),
-        stopped(),
-        options={"grace": "1s"},
-        client=-9,
-        inject=send(Who.CLIENT, KILL),
-    ),
-    *cells(
-        "SIGSTOP of the client, a worker dies, SIGCONT",
+    *rows("SIGSTOP of the agent, `down`; --grace 0s", TRAINING, ORCH_FAILED, KEPT, serves=False),
+    *rows("SIGSTOP of the preloader", TRAINING, succeeded(), KEPT, serves=False),
+    *rows(f"the supervisor {_MEMORY}", TRAINING, succeeded(), KEPT, or_ends=(LOST,)),
+    *rows(f"the agent {_MEMORY}", TRAINING, succeeded(), KEPT, or_ends=(ORCH_FAILED,)),
+    *rows(f"the preloader {_MEMORY}", TRAINING, succeeded(), KEPT, or_ends=(ORCH_FAILED,)),
+    *rows(_PRESSURE, TRAINING, succeeded(), KEPT, serves=False),
+    *rows("the files of the kept processes are removed", TRAINING, succeeded(), KEPT, serves=False),
+    *rows(GONE, TRAINING, NO_STORAGE, KEPT),
+    *rows(DISK, TRAINING, NO_STORAGE, KEPT),
+    *rows("another user connects", TRAINING, succeeded(), KEPT, serves=True),
+)
+
+# The built-in program on two workers.
+TENSORFLOW_CELLS = (
+    *rows("SIGKILL of the agent", (BEFORE_SPAWN, TRAINING), ORCH_FAILED, TENSORFLOW),
+    *rows("SIGKILL of the supervisor", BEFORE_SPAWN, LOST, TENSORFLOW),
+    *rows("SIGKILL of supervisor and agent", TRAINING, LOST, TENSORFLOW),
+    *rows("SIGKILL of a worker", RUNNING[:3], failed(137), TENSORFLOW, gate=TRAINING),
+    *rows("SIGKILL of the chief", TRAINING, failed(137), TENSORFLOW),
+    *rows("SIGTERM of a worker", TRAINING, failed(143), TENSORFLOW),
+    # Its TensorFlow peers lose it after 7 to 20 s.
+    *rows("SIGSTOP of a worker", TRAINING, PEER_LOST_IT, TENSORFLOW),
+    *rows("`down`", RUNNING[:3], stopped(), TENSORFLOW),
+    *rows("Ctrl-C", (BEFORE_SPAWN, *RUNNING[:3]), stopped(130), TENSORFLOW),
+    *rows(
+        "SIGSTOP of a worker; --stall-timeout 5s",
         TRAINING,
-        failed(137),
-        client=137,
-        inject=in_sequence(
-            send(Who.CLIENT, STOP),
-            send(Who.VICTIM, KILL),
-            wait_until_gone(Who.VICTIM),
-            send(Who.CLIENT, CONT),
-        ),
+        STOPPED_ITSELF,
+        TENSORFLOW,
+        or_ends=(PEER_LOST_IT,),
     ),
-    *cells("`down`", (BEFORE_SPAWN, *RUNNING, FINISHING), stopped(), inject=stop),
-    *cells("`down`", STOPPING, stopped(), inject=in_sequence(stop, GO)),
-    *cells("four `down` at once", TRAINING, stopped(), inject=downs_at_once),
-    *cells(
-        "`down`; the tasks ignore SIGTERM",
-        TRAINING,
-        stopped(),
-        breaks="all ignore SIGTERM",
-        inject=stop,
-        options=SHORT,
-        check=_were_killed,
+    *rows("a worker never comes; --start-timeout 3s", RENDEZVOUS, STOPPED_ITSELF, TENSORFLOW),
+    *rows(f"SIGKILL of a worker{AGAIN}", CHECKPOINTING, succeeded(2), TENSORFLOW),
+    *rows(
+        "a planned stop is over; --chaos stop worker:1 at step 20 for 3s", TRAINING, succeeded(), TENSORFLOW
     ),
-    *cells("`down --force`", (BEFORE_SPAWN, TRAINING, STOPPING), stopped(), inject=stop_by_force),
+    *rows("--chaos; --chaos kill worker:1 at step 20", TRAINING, failed(137), TENSORFLOW),
 )
 
 MATRIX: tuple[Cell, ...] = (
     *TASKS,
-    *DAEMONS,
     *OWN_PROCESSES,
     *USERS,
     *RESTARTS,
     *BETWEEN_ATTEMPTS,
     *LIMITS,
     *ENVIRONMENT,
+    *KEPT_PROCESSES,
+    *TENSORFLOW_CELLS,
 )
 BY_NAME = {cell.name: cell for cell in MATRIX}
 assert len(BY_NAME) == len(MATRIX), "two cells have the same name"
 
-# The cells of the quick gate: one of every kind of fault, each moment at least once.
-REPRESENTATIVE = frozenset(
-    {
-        "a worker raises | importing",
-        "SIGTERM of a worker | rendezvous",
-        "SIGKILL of the chief | checkpointing",
-        "SIGSTOP of a worker, its peers lose it | training",
-        "SIGSEGV in a worker | finishing",
-        "a worker exits with 3 | stopping",
-        "a worker reports invalid progress | training",
-        "SIGKILL of the agent; daemons that ignore SIGTERM | training",
-        "SIGKILL of the supervisor | before spawn",
-        "SIGKILL of the client | training",
-        "Ctrl-C twice; the tasks ignore SIGTERM | training",
-        "SIGKILL of the preloader | before spawn",
-        "SIGKILL of a worker; --on-failure restart | training",
-        "`restart` | importing",
-        "SIGSTOP of a worker; --stall-timeout | training",
-        "--chaos kill at a step | training",
-    }
-)
-assert set(BY_NAME) >= REPRESENTATIVE
+
+def table() -> str:
+    """The matrix in Markdown. Moments of a fault with the same end share a row."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    serves = {True: "warm", False: "cold", None: "warm or cold"}
+    for cell in MATRIX:
+        ends = [str(cell.expect)] if cell.expect is not None else []
+        ends += [f"or {other}" for other in cell.or_ends]
+        ends += [f"the next run is {serves[cell.serves]}"] if cell.way is Way.KEPT else []
+        found.setdefault((cell.fault, cell.way, "; ".join(ends)), []).append(cell.moment)
+    lines = ["| fault | start | at | how the run ends |", "|---|---|---|---|"]
+    lines += [
+        f"| {fault} | {way} | {', '.join(moments)} | {ends} |"
+        for (fault, way, ends), moments in found.items()
+    ]
+    return "\n".join(lines)

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import leftovers
 from cell_failure import CellFailure, Kind, require
-from cells import LOST, ORCH_FAILED, Ends, check_end, failed, require_possible, stopped, succeeded, timed_out
-from scene import Moment, Scene, Who
+from cell_run import check_end, require_possible
+from cells import LOST, ORCH_FAILED, Cell, Ends, Moment, Who, failed, stopped, succeeded, timed_out
+from scene import Scene
 
 from orchestrator.client import api
 from orchestrator.core.state.result import CauseKind, RunResult
@@ -98,20 +99,20 @@ class RandomRun:
 
 
 def run_random(random_run: RandomRun, directory: Path) -> None:
-    """Run it as cells.run_cell does; CellFailure unless it ends in one of the allowed ways."""
-    require_possible(random_run.options)
-    here = directory / "here"
-    here.mkdir()
-    is_client_hit = any(fault.who is Who.CLIENT for fault in random_run.faults)
-    scene = Scene(
-        here,
+    """Run it as run_cell() does; CellFailure unless it ends in one of the allowed ways."""
+    cell = Cell(
+        random_run.name,
         Moment.TRAINING,
-        random_run.breaks,
-        random_run.victim,
-        random_run.workers,
-        as_command=is_client_hit,
+        None,
+        breaks=random_run.breaks,
+        victim=random_run.victim,
+        workers=random_run.workers,
         options={"grace": "2s", **random_run.options},
     )
+    require_possible(cell)
+    here = directory / "here"
+    here.mkdir()
+    scene = Scene(cell, here)
     scene.touch("break")
     with scene.started():
         began = time.monotonic()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
+import threading
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from enum import StrEnum
 from pathlib import Path
 
 import psutil
+from cells import Cell, Moment, Way, Who
 from waiting import child_with, lives, until
 
 from orchestrator import Cluster, Run
@@ -31,54 +34,16 @@ ORCH = Path(sys.executable).with_name("orch")
 LONG = "10m"
 
 
-class Moment(StrEnum):
-    """How far the run is when the fault is injected."""
-
-    BEFORE_SPAWN = "before spawn"  # the ports are held, and the tasks wait for the preloader
-    IMPORTING = "importing"  # the tasks run and do not listen yet
-    RENDEZVOUS = "rendezvous"  # all listen but the victim
-    TRAINING = "training"  # all are ready and have reported steps
-    CHECKPOINTING = "checkpointing"  # the chief has written half a checkpoint
-    FINISHING = "finishing"  # all have exited but the victim
-    STOPPING = "stopping"  # asked to stop, the tasks take their time
-    BACKOFF = "backoff"  # between two attempts
-
-
-class Who(StrEnum):
-    """The processes that a fault may hit."""
-
-    VICTIM = "victim"
-    PEERS = "peers"
-    AGENT = "agent"
-    SUPERVISOR = "supervisor"
-    CLIENT = "client"
-    PRELOADER = "preloader"
-
-
 class Scene:
-    """A run in `directory`; `as_command`: started by an `orch up` in the foreground instead of this process."""
+    """The run of a cell in `directory`."""
 
-    def __init__(
-        self,
-        directory: Path,
-        moment: Moment,
-        breaks: str,
-        victim: int = 1,
-        workers: int = 2,
-        times: int = 1,
-        as_command: bool = False,
-        options: Mapping[str, object] | None = None,
-    ) -> None:
+    def __init__(self, cell: Cell, directory: Path) -> None:
+        self.cell = cell
+        self.moment = cell.moment
         self.directory = directory
-        self.moment = moment
-        self.breaks = breaks
-        self.victim = victim
-        self.workers = workers
-        self.times = times
-        self._as_command = as_command
-        self.options = dict(options or {})
         self._run: Run | None = None
         self.client: subprocess.Popen[bytes] | None = None
+        self.terminal: int | None = None
         self.seen: set[int] = set()
         self.seen_addresses: set[str] = set()
 
@@ -89,7 +54,7 @@ class Scene:
 
     @property
     def victim_name(self) -> str:
-        return f"worker:{self.victim}"
+        return f"worker:{self.cell.victim}"
 
     # -- start and end
 
@@ -97,66 +62,93 @@ class Scene:
     def started(self) -> Iterator[None]:
         """Start the run; at the end stop it if it is still live."""
         try:
-            if self._as_command:
+            if self.cell.as_command:
                 self._run = self._start_command()
                 yield
             else:
-                with Cluster(
-                    workers=self.workers, command=self.command(), directory=self.directory, **self.flags()
-                ) as run:
-                    self._run = run
+                with self.start() as self._run:
                     yield
         finally:
             self._end()
 
+    def start(self) -> Cluster:
+        options: dict[str, object] = {**self.flags(), **self.cell.options}
+        return Cluster(workers=self.cell.workers, command=self.command(), directory=self.directory, **options)
+
     def flags(self) -> dict[str, object]:
-        """The options of `up`."""
-        started = {"start": "auto", "preload": "held_import", "env": self._preload_env()}
-        common = started if self._is_preloaded() else {"start": "spawn"}
-        return {"grace": LONG, **common, **self.options}
+        """The options of `up`, without those of the cell."""
+        if self.moment is Moment.BEFORE_SPAWN:
+            return {"grace": LONG, "start": "auto", "preload": "held_import", "env": self._preload_env()}
+        if self.cell.way in (Way.FORKED, Way.KEPT):
+            return {"grace": LONG, "start": "auto", "preload": "decimal"}
+        return {"grace": LONG, "start": "spawn"}
 
     def _preload_env(self) -> dict[str, str]:
         """Pack the preloaded module into an archive: a file in a directory would count as the script's source."""
         archive = self.directory / "held_import.zip"
         with zipfile.ZipFile(archive, "w") as packed:
             packed.write(HERE / "archived" / "held_import.py", "held_import.py")
-        env = {"PYTHONPATH": str(archive), "HELD_IMPORT_HERE": str(self.directory)}
-        return env | ({"HELD_IMPORT": "fails"} if self.breaks == "fails to import" else {})
+        fails = {"HELD_IMPORT": "fails"} if "cannot be imported" in self.cell.fault else {}
+        return {"PYTHONPATH": str(archive), "HELD_IMPORT_HERE": str(self.directory), **fails}
 
-    def command(self) -> list[str]:
+    def command(self, moment: Moment | None = None) -> list[str]:
         """The words after `--`."""
-        scripts = ("preloaded_task.py", "staged_task.py") if self._is_preloaded() else ("staged_task.py",)
-        moment = Moment.TRAINING if self.moment is Moment.BACKOFF else self.moment
-        breaks = "nothing" if self.breaks == "fails to import" else self.breaks
-        words = [moment, breaks, str(self.victim), str(self.times)]
+        forked = {"held_import": ("preloaded_task.py",), "decimal": ("forked_task.py",)}
+        scripts = (*forked.get(str(self.flags().get("preload")), ()), "staged_task.py")
+        pauses_at = Moment.TRAINING if self.moment is Moment.BACKOFF else self.moment
+        words = [moment or pauses_at, self.cell.breaks, str(self.cell.victim), str(self.cell.times)]
         return [*(str(HERE / script) for script in scripts), *words]
 
-    def _is_preloaded(self) -> bool:
-        return self.moment is Moment.BEFORE_SPAWN
-
     def _start_command(self) -> Run:
-        words = [str(ORCH), "up", "--workers", str(self.workers)]
-        for name, value in self.flags().items():
+        before = {run.paths.root for run in catalog.all_runs()}
+        words = [str(ORCH), "up", "--workers", str(self.cell.workers)]
+        for name, value in {**self.flags(), **self.cell.options}.items():
             option = f"--{name.replace('_', '-')}"
             if isinstance(value, dict):
                 words += [word for key, text in value.items() for word in (option, f"{key}={text}")]
             else:
                 words += [option, str(value)]
-        with (self.directory / "client.out").open("wb") as out:
-            self.client = subprocess.Popen(
-                [*words, "--", *self.command()],
-                cwd=self.directory,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
-        return Run(until(self._find_run))
+        words += ["--", *self.command()]
+        if self.cell.way in (Way.TERMINAL, Way.KEPT):
+            self._start_on_terminal([*words[:2], *(["--warm"] * (self.cell.way is Way.KEPT)), *words[2:]])
+        else:
+            with (self.directory / "client.out").open("wb") as out:
+                self.client = subprocess.Popen(
+                    words, cwd=self.directory, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+                )
 
-    def _find_run(self) -> RunView | None:
-        runs = catalog.all_runs()
-        assert runs or (self.client and self.client.poll() is None), self.client_output()
-        return runs[0] if runs else None
+        def new_run() -> RunView | None:
+            runs = [run for run in catalog.all_runs() if run.paths.root not in before]
+            assert runs or (self.client and self.client.poll() is None), self.client_output()
+            return runs[0] if runs else None
+
+        return Run(until(new_run))
+
+    def _start_on_terminal(self, words: list[str]) -> None:
+        self.terminal, slave = os.openpty()
+        self.client = subprocess.Popen(
+            words,
+            cwd=self.directory,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(slave)
+        self._reader = threading.Thread(target=self._read_terminal, args=(os.dup(self.terminal),))
+        self._reader.start()
+
+    def _read_terminal(self, terminal: int) -> None:
+        with (self.directory / "client.out").open("wb", buffering=0) as out, suppress(OSError):
+            while data := os.read(terminal, 1 << 16):
+                out.write(data)
+        os.close(terminal)
+
+    def close_terminal(self) -> None:
+        assert self.terminal is not None
+        os.close(self.terminal)
+        self.terminal = None
 
     def client_output(self) -> str:
         return (self.directory / "client.out").read_text(errors="replace")
@@ -172,24 +164,25 @@ class Scene:
         if self.client is not None:
             self.client.kill()
             self.client.wait()
+        if self.terminal is not None:
+            self.close_terminal()
+            self._reader.join()
 
     # -- progress
 
     def reach_the_moment(self) -> None:
         """Wait until the run is at its moment and orch knows it; then let the victim break."""
         match self.moment:
+            case Moment.JUST_STARTED | Moment.BETWEEN:
+                return
             case Moment.BEFORE_SPAWN:
                 self.wait_for("at-preloading")
                 until(lambda: self.run.status().tasks)
             case Moment.FINISHING:
-                self.wait_for(f"at-{self.moment}-{self.victim}-1")
-                until(
-                    lambda: all(
-                        t.state == "succeeded" for t in self.run.status().tasks if self.is_peer(t.task)
-                    )
-                )
+                self.wait_for(f"at-{self.moment}-{self.cell.victim}-1")
+                until(lambda: self._states_of_peers() == {"succeeded"})
             case Moment.STOPPING:
-                self.wait_for(*(f"up-{index}" for index in range(self.workers)))
+                self.wait_for(*(f"up-{index}" for index in range(self.cell.workers)))
                 until(lambda: self.run.status().run.state == RunPhase.RUNNING)
                 self.note_pids()
                 self.order_stop()
@@ -203,22 +196,23 @@ class Scene:
                 wanted = RunPhase.RUNNING if is_ready else RunPhase.STARTING
                 until(lambda: self.run.status().run.state == wanted or self.has_ended())
         if self.moment is Moment.RENDEZVOUS:
-            until(lambda: all(t.state == "running" for t in self.run.status().tasks if self.is_peer(t.task)))
+            until(lambda: self._states_of_peers() == {"running"})
         self.note_pids()
         self.touch("break")
+
+    def _states_of_peers(self) -> set[str]:
+        return {task.state for task in self.run.status().tasks if self.is_peer(task.task)}
 
     def _is_before_the_last_attempt(self) -> bool:
         """Later attempts have longer delays: enough time for a fault."""
         self.run.view.refresh()
         state = self.run.view.state
-        return (state.restart_due_mono is not None and len(state.history) == self.times) or self.has_ended()
+        return (
+            state.restart_due_mono is not None and len(state.history) == self.cell.times
+        ) or self.has_ended()
 
     def _marks(self) -> tuple[str, ...]:
-        ignores_stop = self.moment is Moment.STOPPING and self.breaks in (
-            "ignores SIGTERM",
-            "all ignore SIGTERM",
-        )
-        return () if ignores_stop else tuple(f"at-{self.moment}-{index}-1" for index in range(self.workers))
+        return tuple(f"at-{self.moment}-{index}-1" for index in range(self.cell.workers))
 
     def is_peer(self, task: str) -> bool:
         return task != self.victim_name

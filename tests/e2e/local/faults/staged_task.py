@@ -37,10 +37,13 @@ _listeners: list[socket.socket] = []
 
 def main() -> None:
     signal.signal(signal.SIGTERM, _on_sigterm)
-    if BREAKS == "daemonises":
-        _leave_a_daemon()
-    if BREAKS == "all ignore SIGTERM" or (BREAKS == "ignores SIGTERM" and INDEX == VICTIM):
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    match BREAKS:
+        case "daemonises":
+            _leave_a_daemon()
+        case "leaves a bare child":
+            _leave_a_bare_child()
+        case "all ignore SIGTERM":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print(f"worker:{INDEX} begins", flush=True)
     reach("importing")
     if not (MOMENT == "rendezvous" and INDEX == VICTIM):
@@ -83,10 +86,10 @@ def _mark(moment: str, index: int, visit: int) -> Path:
     return Path(f"at-{moment}-{index}-{visit}")
 
 
-def _write(path: Path) -> None:
-    """Create a file with this process's id atomically."""
+def _write(path: Path, pid: int | None = None) -> None:
+    """Create a file with a process id, by default this process's, atomically."""
     new = path.with_name(f"{path.name}.new")
-    new.write_text(str(os.getpid()))
+    new.write_text(str(pid or os.getpid()))
     new.rename(path)
 
 
@@ -179,10 +182,6 @@ def _raise() -> None:
     raise ValueError("boom")
 
 
-def _end_by(number: int) -> Callable[[], None]:
-    return lambda: os.kill(os.getpid(), number)
-
-
 def _lose_a_peer() -> None:
     print(
         'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n'
@@ -206,45 +205,56 @@ def _leave_a_daemon() -> None:
     _wait_for(Path(f"grandchild-{INDEX}"))
 
 
+def _leave_a_bare_child() -> None:
+    """Start a child in its own session, without the environment by which orch finds a run's processes."""
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        os.execve("/bin/sleep", ["sleep", "600"], {})
+    while Path(f"/proc/{pid}/comm").read_text() != "sleep\n":
+        time.sleep(_LOOK_S)
+    _write(Path(f"grandchild-{INDEX}"), pid)
+
+
 def _close_output() -> None:
     os.close(1)
     os.close(2)
     sys.stdout = sys.stderr = Path(os.devnull).open("w")
-    _let_run_continue()
 
 
 def _flood() -> None:
     lines = b"a line of a flood\n" * 4096
     for _ in range(FLOOD_BYTES // len(lines)):
         os.write(1, lines)
-    _let_run_continue()
 
 
 def _truncate_its_log() -> None:
     os.ftruncate(1, 0)
     print("output after the truncation", flush=True)
-    _let_run_continue()
 
 
-def _close_progress() -> None:
-    os.close(PROGRESS_FD)
-    _let_run_continue()
+def _flood_progress() -> None:
+    while True:
+        _send(b"{}\n" * 20_000)
 
 
 def _report_invalid_progress() -> None:
-    invalid = (
+    for data in (
         b"\xff\xfe\0\n[[[\n{}\nnull\n" + b'{"step": 1e999, "epoch": -1, "phase": "\\ud800"}\n',
         b'{"metrics": ' + b'{"a":' * 300 + b"1" + b"}" * 301 + b"\n",
         b'{"sigterm": "later", "step": ' + b"9" * 5000 + b"}\n",
         b"x" * 300_000 + b"\n{",
-    )
-    for data in invalid:
-        while data:
-            try:
-                data = data[os.write(PROGRESS_FD, data) :]
-            except BlockingIOError:
-                time.sleep(_LOOK_S)
-    _let_run_continue()
+    ):
+        _send(data)
+
+
+def _send(data: bytes) -> None:
+    """Write to the progress pipe, which may be full."""
+    while data:
+        try:
+            data = data[os.write(PROGRESS_FD, data) :]
+        except BlockingIOError:
+            time.sleep(_LOOK_S)
 
 
 def _open_too_many_files() -> None:
@@ -260,42 +270,35 @@ def _use_too_much_memory() -> None:
     _pause()
 
 
-def _let_run_continue() -> None:
-    """Let the run continue: this fault is harmless."""
-    _write(Path("go"))
-
-
 def _work() -> None:
-    """Work for a while without a fault."""
+    """Work for a while without a fault, then let the run continue."""
     until = time.monotonic() + WORK_S
     while time.monotonic() < until:
         print(f"worker:{INDEX} works", flush=True)
         time.sleep(_REPORT_S)
-    _let_run_continue()
+    _write(Path("go"))
 
 
 def _nothing() -> None:
-    """The fault comes from outside, or has existed from the start."""
+    pass
 
 
+# Of these nothing breaks at the moment: the fault comes from outside, or has existed from the start.
 _BREAKS: dict[str, Callable[[], object]] = {
-    "nothing": _nothing,
-    "keeps printing": _nothing,
-    "ignores SIGTERM": _nothing,
-    "all ignore SIGTERM": _nothing,
+    **dict.fromkeys(("nothing", "keeps printing", "all ignore SIGTERM", "daemonises"), _nothing),
+    **dict.fromkeys(("falls silent", "never listens", "leaves a bare child"), _nothing),
     "works": _work,
-    "daemonises": _nothing,
-    "exits 3": lambda: os._exit(3),
-    "exits 42": lambda: os._exit(42),
-    "exits 0": lambda: os._exit(0),
+    "exits with 3": lambda: os._exit(3),
+    "exits with 42": lambda: os._exit(42),
+    "exits with 0": lambda: os._exit(0),
     "raises": _raise,
-    "crashes": _end_by(signal.SIGSEGV),
-    "kills itself": _end_by(signal.SIGKILL),
+    "crashes with SIGSEGV": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "closes its output": _close_output,
-    "floods": _flood,
+    "floods its output": _flood,
     "truncates its log": _truncate_its_log,
-    "closes its progress": _close_progress,
+    "closes its progress pipe": lambda: os.close(PROGRESS_FD),
     "reports invalid progress": _report_invalid_progress,
+    "floods its progress": _flood_progress,
     "opens too many files": _open_too_many_files,
     "uses too much memory": _use_too_much_memory,
 }
