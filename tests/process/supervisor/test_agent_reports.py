@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from making import JOB
+from making import JOB, event, started
 from run_records import make_run, one_task
 from waiting import until
 
@@ -27,6 +29,8 @@ from orchestrator.supervisor.tensorboard_task import TensorBoardTask
 
 RUN = "run-1"
 BOARD = TensorBoard(python="/usr/bin/python3", program="/serve.py")
+# Types that differ from the names of their classes.
+_TYPES = {"progress_made": "progress", "sampled": "sample"}
 OWN_ERROR = 'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\nValueError: boom\n'
 PEER_ERROR = OWN_ERROR.replace(
     "ValueError: boom", "tensorflow.python.framework.errors_impl.UnavailableError: Socket closed"
@@ -65,8 +69,8 @@ class Desk:
             None,
             self.queue,
         )
-        for event in one_task(1.0):
-            self.state = apply(self.state, event)
+        for each in one_task(1.0):
+            self.state = apply(self.state, each)
 
     @property
     def state(self) -> RunState:
@@ -76,32 +80,40 @@ class Desk:
     def state(self, state: RunState) -> None:
         self.lifecycle.state = state
 
-    def exits(self, task: str, code: int, peers: dict[str, str] | None = None) -> events.TaskExited:
-        self.reports.take(
-            agent_link.Exited(
-                run_id=RUN,
-                type="exited",
-                task=task,
-                exit_code=code,
-                signal=None,
-                order=0,
-                mono=1.0,
-                peers=peers or {},
-            )
-        )
+    def take(self, kind: type[Any], **fields: Any) -> None:
+        """Report a message of this kind. Its type is the name of its class in lower case."""
+        name = re.sub("(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
+        self.reports.take(kind(run_id=RUN, type=_TYPES.get(name, name), **fields))
+
+    def exits(self, task: str, code: int, peers: dict[str, str] | None = None) -> None:
+        how = {"exit_code": code, "signal": None, "order": 0, "mono": 1.0}
+        self.take(agent_link.Exited, task=task, peers=peers or {}, **how)
+
+    def failure(self, task: str, peers: dict[str, str]) -> events.TaskExited:
+        """The event of a task that exits with 1. `peers`: the process states of the others."""
+        self.exits(task, 1, peers)
         reported = self.queue[-1]
         assert isinstance(reported, events.TaskExited)
         return reported
 
-    def tear_down(self, reason: TeardownReason) -> None:
-        self.state = apply(self.state, events.TeardownBegan(at=2, mono=2, reason=reason, grace_s=0.5))
+    def progress(self, text: str) -> None:
+        self.take(agent_link.ProgressMade, task="worker:0", progress=text)
 
-    def is_empty(self, swept: int) -> list[str]:
-        """Report the end of the last task and return the texts of the notices."""
-        self.reports.take(agent_link.Empty(run_id=RUN, type="empty", swept=swept))
-        *before, last = self.queue
-        assert isinstance(last, events.TeardownEnded) and last.swept == swept
-        return [event.text for event in before if isinstance(event, events.Noticed)]
+    def logs_end(self, *texts: str) -> None:
+        """Write the logs of worker:0, worker:1 ..."""
+        for index, text in enumerate(texts):
+            self.store.paths.task_log(f"worker:{index}").write_text(text)
+
+    def sample(self) -> dict[str, Any] | None:
+        """Return the sample.json if it was written anew."""
+        self.reports.write_sample()
+        path = self.store.paths.sample
+        document = json.loads(path.read_text()) if path.exists() else None
+        path.unlink(missing_ok=True)
+        return document
+
+    def tear_down(self, reason: TeardownReason) -> None:
+        self.state = apply(self.state, event(events.TeardownBegan, 2.0, reason=reason, grace_s=0.5))
 
 
 @pytest.fixture
@@ -112,166 +124,132 @@ def desk() -> Iterator[Desk]:
 
 
 def test_agent_is_lost_if_ports_cannot_be_held(desk: Desk) -> None:
-    desk.reports.take(agent_link.HoldFailed(run_id=RUN, type="hold_failed", reason="Too many open files"))
+    desk.take(agent_link.HoldFailed, reason="Too many open files")
     (lost,) = desk.queue
     assert isinstance(lost, events.AgentLost) and lost.reason == "no ports: Too many open files"
 
 
-def test_invalid_progress_is_ignored(desk: Desk) -> None:
+# -- progress and usage
+
+
+def test_invalid_progress_is_ignored_and_delayed_progress_is_reported_before_the_exit(desk: Desk) -> None:
     for progress in ("[]", "nonsense", '{"step": "many"}'):
-        desk.reports.take(
-            agent_link.ProgressMade(run_id=RUN, type="progress", task="worker:0", progress=progress)
-        )
+        desk.progress(progress)
     assert desk.throttle.due() is None
-    assert [event.type for event in (desk.exits("worker:0", 0),)] == ["task_exited"]
-    assert len(desk.queue) == 1
-
-
-def test_progress_is_in_the_sample_before_its_event_is_due(desk: Desk) -> None:
-    """An event is written once a second; the table shows newer progress."""
-
-    def report(step: int) -> None:
-        made = agent_link.ProgressMade(
-            run_id=RUN, type="progress", task="worker:0", progress=f'{{"step": {step}}}'
-        )
-        desk.reports.take(made)
-
-    def shown_step() -> object:
-        desk.reports.write_sample()
-        return json.loads(desk.store.paths.sample.read_text())["progress"]["worker:0"]["step"]
-
-    report(1)
-    desk.throttle.take(desk.reports.due or 0.0)
-    assert shown_step() == 1 and desk.reports.due is None
-    report(2)
-    until(lambda: shown_step() == 2)
-
-
-def test_delayed_progress_is_reported_before_the_exit(desk: Desk) -> None:
-    message = agent_link.ProgressMade(run_id=RUN, type="progress", task="worker:0", progress='{"step": 7}')
-    desk.reports.take(message)
+    desk.progress('{"step": 7}')
     desk.exits("worker:0", 0)
     first, second = desk.queue
     assert isinstance(first, events.TaskProgressed) and first.progress.step == 7
     assert isinstance(second, events.TaskExited) and desk.logs.finished == ["worker:0"]
 
 
+def test_progress_is_in_the_sample_before_its_event_is_due(desk: Desk) -> None:
+    """An event is written once a second; the table shows newer progress."""
+    desk.progress('{"step": 1}')
+    desk.throttle.take(desk.reports.due or 0.0)
+    for step in (1, 2):
+        desk.progress(f'{{"step": {step}}}')
+        written = until(desk.sample)
+        assert written["progress"]["worker:0"]["step"] == step
+
+
+def test_usage_is_written_at_intervals_if_it_is_new(desk: Desk) -> None:
+    def use(index: int) -> None:
+        usage = agent_link.Usage(cpu_percent=5.0, memory_bytes=index)
+        desk.take(agent_link.Sampled, mono=1.0, tasks={f"worker:{index}": usage})
+
+    use(0)
+    assert not desk.store.paths.sample.exists(), "it waits until nothing else is to be done"
+    first = desk.sample()
+    assert first is not None and first["tasks"]["worker:0"]["memory_bytes"] == 0
+    assert desk.reports.due is None and desk.sample() is None
+    use(1)
+    assert desk.sample() is None and desk.reports.due is not None
+    assert until(desk.sample)["tasks"].keys() == {"worker:0", "worker:1"}
+
+
+# -- the logs of peers
+
+
 def test_log_tails_of_peers_are_read_at_the_first_failure_only(desk: Desk) -> None:
-    for index, words in enumerate((PEER_ERROR, OWN_ERROR, OWN_ERROR)):
-        desk.store.paths.task_log(f"worker:{index}").write_text(words)
-    assert desk.exits("worker:1", 0, {"worker:0": "R"}).peer_symptoms == {}
-    first = desk.exits("worker:0", 1, {"worker:2": "R"})
+    desk.logs_end(PEER_ERROR, OWN_ERROR, OWN_ERROR)
+    desk.exits("worker:1", 0, {"worker:0": "R"})
+    first = desk.failure("worker:0", {"worker:2": "R"})
     assert first.symptom is not None and first.symptom.kind is SymptomKind.COLLATERAL
-    assert first.peer_symptoms["worker:2"].kind is SymptomKind.OWN
-    assert desk.exits("worker:0", 1, {"worker:2": "R"}).peer_symptoms == {}
-
-
-def test_few_of_many_peers_are_read_first_those_with_an_exception(desk: Desk) -> None:
-    many = [f"worker:{index}" for index in range(1, 300)]
-    for peer in many:
-        desk.store.paths.task_log(peer).write_text(OWN_ERROR)
-    desk.store.paths.task_log("worker:0").write_text(PEER_ERROR)
-    exception = desk.store.paths.task_exception(many[-1])
-    exception.parent.mkdir(exist_ok=True)
-    exception.write_text(json.dumps({"type": "KeyError", "message": "'x'", "text": "KeyError: 'x'"}))
-    found = desk.exits("worker:0", 1, dict.fromkeys(many, "R")).peer_symptoms
-    assert found[many[-1]].exception == "KeyError: 'x'"
-    assert len(found) == 100
+    assert {task: one.kind for task, one in first.peer_symptoms.items()} == {"worker:2": SymptomKind.OWN}
+    assert desk.failure("worker:0", {"worker:2": "R"}).peer_symptoms == {}
 
 
 def test_log_tails_of_peers_are_not_read_after_a_failure_of_its_own(desk: Desk) -> None:
-    for index in range(2):
-        desk.store.paths.task_log(f"worker:{index}").write_text(OWN_ERROR)
-    failed = desk.exits("worker:0", 1, {"worker:1": "R"})
+    desk.logs_end(OWN_ERROR, OWN_ERROR)
+    failed = desk.failure("worker:0", {"worker:1": "R"})
     assert failed.symptom is not None and failed.symptom.exception == "ValueError: boom"
     assert failed.peer_symptoms == {}
 
 
-def test_usage_is_written_when_nothing_else_is_waiting(desk: Desk) -> None:
-    usage = agent_link.Usage(cpu_percent=5.0, memory_bytes=7)
-    desk.reports.take(agent_link.Sampled(run_id=RUN, type="sample", mono=1.0, tasks={"worker:0": usage}))
-    assert not desk.store.paths.sample.exists()
-    desk.reports.write_sample()
-    assert json.loads(desk.store.paths.sample.read_text())["tasks"]["worker:0"]["memory_bytes"] == 7
-    desk.store.paths.sample.unlink()
-    assert desk.reports.due is None
-    desk.reports.write_sample()
-    assert not desk.store.paths.sample.exists()  # no new usage
+def test_log_tails_of_peers_are_not_read_during_teardown(desk: Desk) -> None:
+    desk.logs_end(PEER_ERROR, OWN_ERROR)
+    desk.tear_down(TeardownReason.REQUEST)
+    assert desk.failure("worker:0", {"worker:1": "R"}).peer_symptoms == {}
 
 
-def test_usage_of_many_hosts_is_written_at_intervals(desk: Desk) -> None:
-    for index in range(2):
-        usage = agent_link.Usage(cpu_percent=5.0, memory_bytes=index)
-        sampled = agent_link.Sampled(run_id=RUN, type="sample", mono=1.0, tasks={f"worker:{index}": usage})
-        desk.reports.take(sampled)
-        desk.reports.write_sample()
-    assert json.loads(desk.store.paths.sample.read_text())["tasks"].keys() == {"worker:0"}
-    assert desk.reports.due is not None
+def test_few_of_many_peers_are_read_first_those_with_an_exception(desk: Desk) -> None:
+    desk.logs_end(PEER_ERROR, *[OWN_ERROR] * 299)
+    exception = desk.store.paths.task_exception("worker:299")
+    exception.parent.mkdir(exist_ok=True)
+    exception.write_text(json.dumps({"type": "KeyError", "message": "'x'", "text": "KeyError: 'x'"}))
+    peers = {f"worker:{index}": "R" for index in range(1, 300)}
+    found = desk.failure("worker:0", peers).peer_symptoms
+    assert found["worker:299"].exception == "KeyError: 'x'"
+    assert len(found) == 100
 
-    def both_are_written() -> bool:
-        desk.reports.write_sample()
-        return len(json.loads(desk.store.paths.sample.read_text())["tasks"]) == 2
 
-    until(both_are_written)
+# -- ends
 
 
 def test_full_disk_is_reported_after_the_exit(desk: Desk) -> None:
-    desk.state = apply(desk.state, desk.exits("worker:0", 1))
-    desk.reports.take(
-        agent_link.DiskFull(
-            run_id=RUN, type="disk_full", task="worker:0", reason="/x: No space left on device"
-        )
-    )
-    state = apply(desk.state, desk.queue[-1])
-    assert state.tasks["worker:0"].full_disk == "/x: No space left on device"
-    again = events.TaskRestartPlanned(at=2, mono=2, task="worker:0", delay_s=1, text="again")
-    waits = apply(apply(desk.state, again), desk.queue[-1]).tasks["worker:0"]
-    assert (
-        waits.full_disk is None
-        and waits.before_restart is not None
-        and waits.before_restart.full_disk is not None
-    )
-    restarted = events.TaskStarted(at=3, mono=3, task="worker:0", pid=1, start_ticks=1)
-    late = apply(apply(apply(desk.state, again), restarted), desk.queue[-1])
-    assert late.tasks["worker:0"].full_disk is None
+    full = "/x: No space left on device"
+    failed = apply(desk.state, desk.failure("worker:0", {}))
+    desk.take(agent_link.DiskFull, task="worker:0", reason=full)
+    report = desk.queue[-1]
+    assert apply(failed, report).tasks["worker:0"].full_disk == full
+    planned = apply(failed, event(events.TaskRestartPlanned, 2.0, task=0, delay_s=1, text="again"))
+    waits = apply(planned, report).tasks["worker:0"]
+    assert waits.full_disk is None
+    assert waits.before_restart is not None and waits.before_restart.full_disk == full
+    assert apply(apply(planned, started(mono=3.0)), report).tasks["worker:0"].full_disk is None
 
 
-def test_log_tails_of_peers_are_not_read_during_teardown(desk: Desk) -> None:
-    desk.store.paths.task_log("worker:0").write_text(PEER_ERROR)
-    desk.store.paths.task_log("worker:1").write_text(OWN_ERROR)
-    desk.tear_down(TeardownReason.REQUEST)
-    assert desk.exits("worker:0", 1, {"worker:1": "R"}).peer_symptoms == {}
-
-
-@pytest.mark.parametrize(
-    ("reason", "swept", "reported"),
-    [
-        (TeardownReason.FINISHED, 0, []),
-        (TeardownReason.FINISHED, 1, ["killed 1 process that the tasks had left running"]),
-        (TeardownReason.FINISHED, 3, ["killed 3 processes that the tasks had left running"]),
-        (TeardownReason.REQUEST, 3, []),
-    ],
+LEFT_RUNNING = (
+    (TeardownReason.FINISHED, 0, []),
+    (TeardownReason.FINISHED, 1, ["killed 1 process that the tasks had left running"]),
+    (TeardownReason.FINISHED, 3, ["killed 3 processes that the tasks had left running"]),
+    (TeardownReason.REQUEST, 3, []),
 )
-def test_remaining_processes_of_a_finished_run_are_reported(
-    desk: Desk, reason: TeardownReason, swept: int, reported: list[str]
-) -> None:
-    desk.tear_down(reason)
-    assert desk.is_empty(swept) == reported
 
 
-def test_tensorboard_is_not_reported_as_a_task(desk: Desk) -> None:
-    start = agent_link.Started(run_id=RUN, type="started", task=TASK, pid=7, start_ticks=1)
-    desk.reports.take(start)
+def test_remaining_processes_of_a_finished_run_are_reported(desk: Desk) -> None:
+    running = desk.state
+    for reason, swept, reported in LEFT_RUNNING:
+        desk.queue.clear()
+        desk.state = running
+        desk.tear_down(reason)
+        desk.take(agent_link.Empty, swept=swept)
+        *before, last = desk.queue
+        assert isinstance(last, events.TeardownEnded) and last.swept == swept
+        assert [each.text for each in before if isinstance(each, events.Noticed)] == reported
+
+
+def test_tensorboard_is_reported_not_as_a_task(desk: Desk) -> None:
+    desk.take(agent_link.Started, task=TASK, pid=7, start_ticks=1)
     assert not desk.queue
-    assert desk.exits("worker:0", 1, {TASK: "S", "worker:1": "R"}).peers == {"worker:1": "R"}
-
-
-def test_start_and_end_of_tensorboard_are_reported(desk: Desk) -> None:
+    assert desk.failure("worker:0", {TASK: "S", "worker:1": "R"}).peers == {"worker:1": "R"}
+    desk.queue.clear()
     for _ in range(2):
-        desk.reports.take(agent_link.Listening(run_id=RUN, type="listening", task=TASK))
-    desk.reports.take(_board_exits())
+        desk.take(agent_link.Listening, task=TASK)
+    desk.exits(TASK, 3)
     *served, gone, notice = desk.queue
-    assert [event.type for event in served] == ["tensorboard_serves", "noticed", "tensorboard_serves"]
+    assert [each.type for each in served] == ["tensorboard_serves", "noticed", "tensorboard_serves"]
     assert isinstance(gone, events.TensorBoardServes) and gone.url is None
     assert isinstance(notice, events.Noticed)
     assert "TensorBoard ended (exit 3); the training continues" in notice.text
@@ -279,21 +257,14 @@ def test_start_and_end_of_tensorboard_are_reported(desk: Desk) -> None:
 
 def test_end_of_tensorboard_in_teardown_is_not_reported(desk: Desk) -> None:
     desk.tear_down(TeardownReason.FINISHED)
-    desk.reports.take(_board_exits())
+    desk.exits(TASK, 3)
     assert not desk.queue
-
-
-def _board_exits() -> agent_link.Exited:
-    return agent_link.Exited(
-        run_id=RUN, type="exited", task=TASK, exit_code=3, signal=None, order=0, mono=1.0, peers={}
-    )
 
 
 def test_versions_are_recorded_once_and_quick_saves_up_to_a_limit(desk: Desk) -> None:
     def report(text: str) -> list[Event]:
         desk.queue.clear()
-        said = agent_link.ProgressMade(run_id=RUN, type="progress", task="worker:0", progress=text)
-        desk.reports.take(said)
+        desk.progress(text)
         return list(desk.queue)
 
     versions = '{"phase": "starting", "versions": {"tensorflow": "2.21.0"}}'

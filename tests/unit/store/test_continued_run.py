@@ -13,13 +13,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from making import JOB, changed
+from making import JOB, attempt_end, cause, changed, event, planned_task, progressed, run_result
 from pydantic import BaseModel
 from run_records import make_run, one_task, view_of
 
 from orchestrator.core.state import events
-from orchestrator.core.state.events import NoticeSource, Progress, StopReason
-from orchestrator.core.state.result import AttemptEnd, Cause, CauseKind, LeftProcess, RunResult
+from orchestrator.core.state.events import NoticeSource, StopReason
+from orchestrator.core.state.result import CauseKind, LeftProcess, RunResult
 from orchestrator.links.client_link import ClientLink, QueuedOrder, RefusedOrder
 from orchestrator.links.control import NoticeOrder, StopOrder
 from orchestrator.links.signal_inbox import NOTICE_SIGNAL, SignalInbox
@@ -30,8 +30,9 @@ from orchestrator.supervisor.queued import Waiting
 
 # By this the clock of the other machine is ahead.
 _AHEAD_S = 5000.0
-_LEFT = LeftProcess(pid=7, start_ticks=7, user="other", command="train")
 _SPEC = changed(JOB, link_timeout_s=10.0, grace_s=10.0, failure_grace_s=0.5)
+_REFUSED = RefusedOrder(text="too few nodes")
+_NOTICE = NoticeOrder(source=NoticeSource.SIGNAL)
 
 
 @pytest.fixture(autouse=True)
@@ -45,13 +46,16 @@ def own_signals() -> Iterator[None]:
 def interrupted(*more: events.Event, age_s: float = 100.0) -> RunStore:
     """A run that began `age_s` ago on another machine. Its supervisor was killed."""
     at, mono = time.time() - age_s, time.monotonic() - age_s + _AHEAD_S
-    store = make_run(job="7")
     plan, *rest = one_task(mono)
-    assert isinstance(plan, events.AttemptPlanned)
-    (task,) = plan.tasks
-    planned = plan.model_copy(update={"tasks": (replace(task, host="n2"),)})
-    for event in (planned, *rest, *more):
-        store.append(event.model_copy(update={"at": at, "mono": mono}))
+    planned = plan.model_copy(update={"tasks": (planned_task(host="n2"),)})
+    with closing(make_run(job="7")) as store:
+        for each in (planned, *rest, *more):
+            store.append(each.model_copy(update={"at": at, "mono": mono}))
+    return store
+
+
+def unstarted() -> RunStore:
+    store = make_run(job="7")
     store.close()
     return store
 
@@ -120,55 +124,59 @@ def test_times_are_converted_again_by_the_next_supervisor() -> None:
     assert last.mono == pytest.approx(time.monotonic(), abs=30)
 
 
-@pytest.mark.parametrize(
-    ("ends", "age_s", "delay_s"),
-    [
-        ((events.TeardownEnded(at=0, mono=0),), 1.0, 0.0),
-        ((events.TeardownEnded(at=0, mono=0, left=(_LEFT,)),), 1.0, 29.5),
+_EMPTY = event(events.TeardownEnded)
+_LEFT = event(events.TeardownEnded, left=(LeftProcess(pid=7, start_ticks=7, user="other", command="train"),))
+_LOST = event(events.HostLost, host="n2", reason="cut")
+
+
+def test_attempt_waits_for_the_hosts_that_did_not_report_their_end() -> None:
+    rows: tuple[tuple[tuple[events.Event, ...], float, float], ...] = (
+        ((_EMPTY,), 1.0, 0.0),
+        ((_LEFT,), 1.0, 29.5),
         ((), 1.0, 29.5),
         ((), 100.0, 0.0),
-        (
-            (events.HostLost(at=0, mono=0, host="n2", reason="cut"), events.TeardownEnded(at=0, mono=0)),
-            1.0,
-            29.5,
-        ),
-    ],
-)
-def test_attempt_waits_for_the_hosts_that_did_not_report_their_end(
-    ends: tuple[events.Event, ...], age_s: float, delay_s: float
-) -> None:
-    restart = continued(interrupted(*ends, age_s=age_s)).restart
-    assert restart is not None
-    assert restart.delay_s == pytest.approx(delay_s, abs=20 if delay_s else 0.0)
+        ((_LOST, _EMPTY), 1.0, 29.5),
+    )
+    for ends, age_s, delay_s in rows:
+        restart = continued(interrupted(*ends, age_s=age_s)).restart
+        assert restart is not None
+        assert restart.delay_s == pytest.approx(delay_s, abs=20 if delay_s else 0.0), (ends, age_s)
 
 
 def test_attempt_whose_tasks_may_have_started_is_waited_for() -> None:
     """The supervisor was killed after its order to start the tasks, before it had heard of one."""
-    store = interrupted(events.TeardownEnded(at=0, mono=0), age_s=1.0)
+    store = interrupted(_EMPTY, age_s=1.0)
     (plan, *_) = one_task(time.monotonic())
-    adopted = RunStore.adopt(store.paths.root, None)
-    adopted.append(plan.model_copy(update={"attempt": 2, "at": time.time()}))
-    adopted.close()
+    with closing(RunStore.adopt(store.paths.root, None)) as adopted:
+        adopted.append(plan.model_copy(update={"attempt": 2, "at": time.time()}))
     restart = continued(store).restart
     assert restart is not None
     assert restart.delay_s > 0
 
 
+def test_run_that_only_waited_begins_its_first_attempt() -> None:
+    with closing(RunStore.adopt(unstarted().paths.root, None)) as adopted:
+        assert read_earlier(adopted, adopted.record, _SPEC).restart is None
+
+
+# -- while the nodes are checked
+
+
 def test_refusal_before_the_next_attempt_keeps_the_earlier_ones() -> None:
-    store = interrupted(events.TeardownEnded(at=0, mono=0))
-    _, result = waited(store, RefusedOrder(text="too few nodes"))
+    _, result = waited(interrupted(_EMPTY), _REFUSED)
     assert (result.exit_code, result.attempts, len(result.earlier_attempts)) == (2, 1, 1)
     assert [task.task for task in result.tasks] == ["worker:0"]
 
 
-@pytest.mark.parametrize("has_trained", [True, False])
-def test_notice_while_the_nodes_are_checked_ends_the_wait(has_trained: bool) -> None:
-    store = interrupted(events.TeardownEnded(at=0, mono=0)) if has_trained else make_run(job="7")
-    store.close()
-    waiting, result = waited(store, NoticeOrder(source=NoticeSource.SIGNAL))
-    assert (result.outcome, result.exit_code, waiting.is_requeued) == ("stopped", 42, False)
-    assert result.cause is not None
-    assert result.cause.text == "its machines go in 2m (SIGUSR2); no task had started"
+def test_notice_while_the_nodes_are_checked_ends_the_wait() -> None:
+    for store in (interrupted(_EMPTY), unstarted()):
+        waiting, result = waited(store, _NOTICE)
+        assert (result.outcome, result.exit_code, waiting.is_requeued) == ("stopped", 42, False)
+        assert result.cause is not None
+        assert result.cause.text == "its machines go in 2m (SIGUSR2); no task had started"
+    # It has no effect on a run without machines.
+    queued = QueuedOrder(job="7", reason="Resources", start="")
+    assert waited(unstarted(), queued, _NOTICE, _REFUSED)[1].exit_code == 2
 
 
 def test_signal_between_two_inboxes_reaches_the_next() -> None:
@@ -181,97 +189,53 @@ def test_signal_between_two_inboxes_reaches_the_next() -> None:
         assert second.take() == [NOTICE_SIGNAL]
 
 
-def test_notice_to_a_run_without_machines_has_no_effect() -> None:
-    store = make_run(job="7")
-    store.close()
-    queued = QueuedOrder(job="7", reason="Resources", start="")
-    notice = NoticeOrder(source=NoticeSource.SIGNAL)
-    assert waited(store, queued, notice, RefusedOrder(text="too few nodes"))[1].exit_code == 2
-
-
-# `restarts`: those that `scontrol show job` reports; None for a preempted job that will not start again.
-@pytest.mark.parametrize(
-    ("order", "state", "restarts", "expected"),
-    [
-        (StopOrder(reason=StopReason.TERMINATE), "COMPLETING", 1, (42, True)),
-        (RefusedOrder(text="n2: Slurm's job 7 is ending"), "COMPLETING", 1, (42, True)),
-        (None, "COMPLETING", 1, (42, True)),  # the client was killed
-        (None, "COMPLETING", 0, (143, False)),  # scancel
-        (None, "COMPLETING", None, (42, False)),
-        (StopOrder(reason=StopReason.TERMINATE), "RUNNING", 0, (143, False)),
-        (StopOrder(reason=StopReason.DOWN), "COMPLETING", 1, (143, False)),
-        (RefusedOrder(text="too few nodes"), "RUNNING", 0, (2, False)),
-    ],
+# The order; the job's state and its restarts by `scontrol show job` (None: a preempted job that will not start again);
+# the exit code, and whether the job continues the run.
+_ENDS = (
+    (StopOrder(reason=StopReason.TERMINATE), "COMPLETING", 1, (42, True)),
+    (RefusedOrder(text="n2: Slurm's job 7 is ending"), "COMPLETING", 1, (42, True)),
+    (None, "COMPLETING", 1, (42, True)),  # the client was killed
+    (None, "COMPLETING", 0, (143, False)),  # scancel
+    (None, "COMPLETING", None, (42, False)),
+    (StopOrder(reason=StopReason.TERMINATE), "RUNNING", 0, (143, False)),
+    (StopOrder(reason=StopReason.DOWN), "COMPLETING", 1, (143, False)),
+    (_REFUSED, "RUNNING", 0, (2, False)),
 )
+
+
 def test_end_of_the_job_while_the_nodes_are_checked_is_a_notice(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    order: StopOrder | RefusedOrder | None,
-    state: str,
-    restarts: int | None,
-    expected: tuple[int, bool],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If Slurm starts the job again, the run has not ended: the job continues it."""
-    preempted = "2026-11-23T20:17:48" if restarts is None else "None"
-    pretend_slurm(tmp_path, monkeypatch, state, f"Restarts={restarts or 0}", preempted)
-    waiting, result = waited(interrupted(events.TeardownEnded(at=0, mono=0)), *([order] if order else []))
-    assert (result.exit_code, waiting.is_requeued) == expected
+    for order, state, restarts, expected in _ENDS:
+        preempted = "2026-11-23T20:17:48" if restarts is None else "None"
+        pretend_slurm(tmp_path, monkeypatch, state, f"Restarts={restarts or 0}", preempted)
+        waiting, result = waited(interrupted(_EMPTY), *([order] if order else []))
+        assert (result.exit_code, waiting.is_requeued) == expected, (order, state, restarts)
 
 
-_STEP = events.TaskProgressed(at=0, mono=0, task="worker:0", progress=Progress(phase="training", step=3))
-
-
-@pytest.mark.parametrize(
-    ("kind", "happened", "is_requeued"),
-    [
-        (CauseKind.HOST, (_STEP,), True),
-        (CauseKind.HOST, (), False),  # the next start would meet the same node
-        (CauseKind.EXITED, (_STEP,), False),
-        (CauseKind.NOTICE, (), True),
-    ],
-)
 def test_batch_job_is_requeued_after_a_notice_or_the_loss_of_a_node(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: CauseKind,
-    happened: tuple[events.Event, ...],
-    is_requeued: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend_slurm(tmp_path, monkeypatch, "RUNNING", "Restarts=0")
-    view = view_of(interrupted(*happened).paths)
-    view.refresh()
-    run = SimpleNamespace(state=view.state, worked=True)
-    result = _result(kind)
-    notices = Notices(changed(_SPEC, slurm_job="7"), run, deque())
-    requeued = notices.requeued(result)
-    assert (requeued is not None) == is_requeued
-    if requeued is not None and requeued.cause is not None:
-        assert requeued.cause.text.endswith(
-            "Slurm starts its job again, and the run continues with attempt 2"
-        )
-    # After the loss of a host, the job is not requeued either if the next attempt had not begun.
-    ended = AttemptEnd(attempt=1, cause=result.cause, first_failure=None, exit_code=137)
-    run.state = replace(view.state, history=(ended,))
-    assert (notices.requeued(result) is not None) == (kind is CauseKind.NOTICE)
-
-
-def _result(kind: CauseKind) -> RunResult:
-    return RunResult(
-        run_id="run",
-        outcome="failed",
-        exit_code=137,
-        attempts=1,
-        cause=Cause(task=None, kind=kind, text="n3 was lost", host="n3"),
-        first_failure=None,
-        detection_s=None,
-        teardown_s=None,
-        tasks=(),
-    )
-
-
-def test_run_that_only_waited_begins_its_first_attempt() -> None:
-    store = make_run(job="7")
-    store.close()
-    adopted = RunStore.adopt(store.paths.root, None)
-    assert read_earlier(adopted, adopted.record, _SPEC).restart is None
-    adopted.close()
+    step = progressed(step=3)
+    for kind, happened, is_requeued in (
+        (CauseKind.HOST, (step,), True),
+        (CauseKind.HOST, (), False),  # the next start would meet the same node
+        (CauseKind.EXITED, (step,), False),
+        (CauseKind.NOTICE, (), True),
+    ):
+        view = view_of(interrupted(*happened).paths)
+        view.refresh()
+        run = SimpleNamespace(state=view.state, worked=True)
+        why = cause(None, "n3 was lost", kind, host="n3")
+        result = run_result("failed", cause=why, exit_code=137)
+        notices = Notices(changed(_SPEC, slurm_job="7"), run, deque())
+        requeued = notices.requeued(result)
+        assert (requeued is not None) == is_requeued, kind
+        if requeued is not None and requeued.cause is not None:
+            text = "Slurm starts its job again, and the run continues with attempt 2"
+            assert requeued.cause.text.endswith(text)
+        # After the loss of a host, the job is not requeued either if the next attempt had not begun.
+        run.state = replace(view.state, history=(attempt_end(code=137, cause=why),))
+        assert (notices.requeued(result) is not None) == (kind is CauseKind.NOTICE)

@@ -7,7 +7,6 @@ import itertools
 import os
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,37 +29,40 @@ from orchestrator.store.runs.liveness import Liveness
 from orchestrator.store.runs.reader import RunView
 from orchestrator.store.runs.slurm_jobs import NOT_SHARED, own_cluster
 
-_SQUEUE = """#!/bin/sh
-case "$*" in
+_SQUEUE = """case "$*" in
   *exit_code*) echo "{status}" ;;
   *) {answer} ;;
-esac
-"""
+esac"""
 _UNKNOWN = "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1"
 # An answer is used for a second, so each test asks about another job.
 _JOBS = itertools.count(1)
 
-Answer = Callable[..., None]
+
+class Programs:
+    """The programs of Slurm, as scripts. Calling it sets what squeue prints: a state with its reason, or a line of
+    shell that writes to stderr."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def write(self, name: str, text: str) -> None:
+        path = self.directory / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+
+    def __call__(self, answer: str, exit_code: int = 0) -> None:
+        shell = answer if ">&2" in answer else f"echo '{answer}'"
+        self.write("squeue", _SQUEUE.format(answer=shell, status=exit_code << 8))
 
 
 @pytest.fixture
-def slurm_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answer:
-    """Sets what squeue prints: a state with its reason, or a line of shell."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
-
-    def write(name: str, text: str) -> None:
-        (programs / name).write_text(text)
-        (programs / name).chmod(0o755)
-
-    def say(answer: str, exit_code: int = 0) -> None:
-        shell = answer if ">&2" in answer else f"echo '{answer}'"
-        write("squeue", _SQUEUE.format(answer=shell, status=exit_code << 8))
-
-    write("scontrol", "#!/bin/sh\necho 'ClusterName             = one'\n")
+def slurm_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    programs = Programs(tmp_path / "bin")
+    programs.directory.mkdir()
+    monkeypatch.setenv("PATH", f"{programs.directory}:/usr/bin:/bin")
+    programs.write("scontrol", "echo 'ClusterName             = one'")
     monkeypatch.setattr(slurm_jobs, "_known", slurm_jobs._Known())
-    return say
+    return programs
 
 
 def free_run(cluster: str = "one") -> RunView:
@@ -71,9 +73,9 @@ def free_run(cluster: str = "one") -> RunView:
     return view_of(store.paths)
 
 
-@pytest.mark.parametrize(
-    ("answer", "liveness", "phase"),
-    [
+def test_state_of_the_job_decides(slurm_says: Programs) -> None:
+    """The reason of a queued run and its expected start are those of Slurm."""
+    for answer, liveness, phase in (
         ("PENDING|Resources|2026-11-23T17:00:00", Liveness.LIVE, RunPhase.QUEUED),
         ("REQUEUE_HOLD|launch failure|N/A", Liveness.LIVE, RunPhase.QUEUED),
         ("RUNNING|None|N/A", Liveness.LIVE, RunPhase.STARTING),
@@ -81,33 +83,24 @@ def free_run(cluster: str = "one") -> RunView:
         ("NODE_FAIL|None|N/A", Liveness.DEAD, RunPhase.LOST),
         (_UNKNOWN, Liveness.DEAD, RunPhase.LOST),
         ("echo Unable to contact slurm controller >&2; exit 1", Liveness.UNKNOWN, RunPhase.STARTING),
-    ],
-)
-def test_state_of_the_job_decides(
-    slurm_says: Answer, answer: str, liveness: Liveness, phase: RunPhase
-) -> None:
-    slurm_says(answer)
-    run = free_run()
-    assert run.liveness is liveness
-    run.refresh()
-    assert run.state.phase is phase
+    ):
+        slurm_says(answer)
+        run = free_run()
+        assert run.liveness is liveness, answer
+        run.refresh()
+        assert run.state.phase is phase, answer
+        if answer.startswith("PENDING"):
+            assert run.state.queued is not None
+            assert (run.state.queued.reason, run.state.queued.start) == ("Resources", "2026-11-23T17:00:00")
 
 
-def test_reason_and_expected_start_are_those_of_slurm(slurm_says: Answer) -> None:
-    slurm_says("PENDING|Resources|2026-11-23T17:00:00")
-    run = free_run()
-    run.refresh()
-    assert run.state.queued is not None
-    assert (run.state.queued.reason, run.state.queued.start) == ("Resources", "2026-11-23T17:00:00")
-
-
-def test_job_of_another_cluster_is_not_asked_about(slurm_says: Answer) -> None:
+def test_job_of_another_cluster_is_not_asked_about(slurm_says: Programs) -> None:
     """Two clusters may have the same home directory."""
     slurm_says(_UNKNOWN)
     assert free_run("two").liveness is Liveness.UNKNOWN
 
 
-def test_recorded_end_needs_no_slurm(slurm_says: Answer) -> None:
+def test_recorded_end_needs_no_slurm(slurm_says: Programs) -> None:
     slurm_says("RUNNING|None|N/A")
     run = free_run()
     assert run.is_live
@@ -117,50 +110,40 @@ def test_recorded_end_needs_no_slurm(slurm_says: Answer) -> None:
     assert not run.is_live
 
 
-@pytest.mark.parametrize(
-    ("answer", "exit_code", "text"),
-    [
+def test_lost_run_is_closed_with_the_end_of_its_job(slurm_says: Programs) -> None:
+    for answer, exit_code, text in (
         ("CANCELLED|None|N/A", 0, "was cancelled"),
         ("FAILED|NonZeroExitCode|N/A", 127, "has failed; see "),
         ("FAILED|NonZeroExitCode|N/A", NOT_SHARED, "is not on the nodes of Slurm's job"),
         (_UNKNOWN, 0, "is not known to Slurm any more"),
-    ],
-)
-def test_lost_run_is_closed_with_the_end_of_its_job(
-    slurm_says: Answer, answer: str, exit_code: int, text: str
-) -> None:
-    slurm_says(answer, exit_code)
-    run = free_run()
-    (run.paths.root / "job.log").touch()
-    lost_runs.close_lost_runs(catalog.survey())
-    result = run.result()
-    assert result is not None
-    assert result.cause is not None
-    assert (result.outcome, result.exit_code) == ("lost", 125)
-    assert text in result.cause.text
+    ):
+        slurm_says(answer, exit_code)
+        run = free_run()
+        (run.paths.root / "job.log").touch()
+        lost_runs.close_lost_runs(catalog.survey())
+        result = run.result()
+        assert result is not None and result.cause is not None
+        assert (result.outcome, result.exit_code) == ("lost", 125)
+        assert text in result.cause.text
 
 
-@pytest.mark.parametrize("order", [1, -1])
-def test_words_of_the_command_explain_the_end_of_a_step(slurm_says: Answer, order: int) -> None:
+def test_words_of_the_command_explain_the_end_of_a_step(slurm_says: Programs) -> None:
     slurm_says("RUNNING|None|N/A")
     lines = ["sh: 1: /no/python: not found", "srun: error: n1: task 0: Exited with exit code 127"]
-    assert "/no/python: not found" in SlurmEngine("1").explain("n1", 127, "\n".join(lines[::order]))
+    for said in (lines, lines[::-1]):
+        assert "/no/python: not found" in SlurmEngine("1").explain("n1", 127, "\n".join(said))
     assert "exit code 127" in SlurmEngine("1").explain("n1", 127, lines[1])
 
 
 def test_job_of_an_interrupted_submission_is_cancelled(
-    slurm_says: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slurm_says: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program of the site prints text before the id, and the user has set SBATCH_WAIT."""
     slurm_says("PENDING|Resources|N/A")
     monkeypatch.setenv("SBATCH_WAIT", "1")
-    for name, text in (
-        ("sbatch", "touch began; until [ -e go ]; do sleep 0.02; done; echo Welcome; echo 7$SBATCH_WAIT"),
-        ("scancel", 'echo "$*" >cancelled'),
-    ):
-        program = tmp_path / "bin" / name
-        program.write_text(f"#!/bin/sh\ncd {tmp_path}\n{text}\n")
-        program.chmod(0o755)
+    waits = "touch began; until [ -e go ]; do sleep 0.02; done; echo Welcome; echo 7$SBATCH_WAIT"
+    slurm_says.write("sbatch", f"cd {tmp_path}; {waits}")
+    slurm_says.write("scancel", f'echo "$*" >{tmp_path}/cancelled')
     words = (ORCH, "up", "-d", "--engine", "slurm", "--nodes", "1", "--", "true")
     process = subprocess.Popen(
         words, cwd=tmp_path, start_new_session=True, preexec_fn=restore_terminal_signals
@@ -172,7 +155,7 @@ def test_job_of_an_interrupted_submission_is_cancelled(
     assert (tmp_path / "cancelled").read_text() == "7\n"
 
 
-def test_node_that_starts_no_step_is_named_with_what_to_do(slurm_says: Answer) -> None:
+def test_node_that_starts_no_step_is_named_with_what_to_do(slurm_says: Programs) -> None:
     slurm_says("RUNNING|None|N/A")
     engine, by_the_way = SlurmEngine("1"), "srun: cluster configuration lacks support for cpu binding\n"
     failed = f"{by_the_way}srun: error: Application launch failed: Socket timed out on send/recv operation"
@@ -185,18 +168,14 @@ def test_node_that_starts_no_step_is_named_with_what_to_do(slurm_says: Answer) -
     assert all('--slurm "--exclude=n2"' in text for text in (said, silent))
 
 
-def test_options_of_the_user_change_no_answer(
-    slurm_says: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_of_the_user_change_no_answer(slurm_says: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQUEUE_USERS filters what squeue prints, and SLURM_LABELIO makes srun number its lines."""
     for name in ("SQUEUE_USERS", "SLURM_LABELIO"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("SLURM_CONF", "/etc/this.conf")
     slurm_says('echo "${SQUEUE_USERS-RUNNING}|None|N/A"; : >&2')
     assert free_run().is_live
-    srun = tmp_path / "bin/srun"
-    srun.write_text("#!/bin/sh\nenv\n")
-    srun.chmod(0o755)
+    slurm_says.write("srun", "env")
     connection = SlurmEngine("1").connect("n1", ["true"])
     with connection.stream.makefile() as printed:
         names = {line.partition("=")[0] for line in printed}
@@ -206,18 +185,16 @@ def test_options_of_the_user_change_no_answer(
     assert "SLURM_LABELIO" not in names
 
 
-def test_cluster_is_asked_for_again(slurm_says: Answer, tmp_path: Path) -> None:
+def test_cluster_is_asked_for_again(slurm_says: Programs) -> None:
     """A page that is opened while Slurm's controller restarts is right afterwards."""
-    scontrol = tmp_path / "bin/scontrol"
-    answer = scontrol.read_text()
-    scontrol.write_text("#!/bin/sh\nexit 1\n")
+    slurm_says.write("scontrol", "exit 1")
     assert not own_cluster()
-    scontrol.write_text(answer)
+    slurm_says.write("scontrol", "echo 'ClusterName             = one'")
     assert own_cluster() == "one"
 
 
 def test_controller_that_hangs_delays_one_question(
-    slurm_says: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slurm_says: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slurm_jobs, "_ASK_S", 0.3)
     slurm_says(f"echo asked >>{tmp_path}/asked; exec sleep 60 >&2")
@@ -229,7 +206,7 @@ def test_controller_that_hangs_delays_one_question(
 
 
 def test_steps_that_end_together_ask_once(
-    slurm_says: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slurm_says: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slurm, "_STATE_S", PATIENCE_S)
     slurm_says(f"echo CANCELLED; echo asked >>{tmp_path}/asked; : >&2")
@@ -241,86 +218,65 @@ def test_steps_that_end_together_ask_once(
     assert (tmp_path / "asked").read_text().count("asked") == 1
 
 
-@pytest.mark.parametrize(("restarts", "expected"), [(1, True), (0, False)])
-def test_comment_of_a_job_is_not_read_as_its_fields(
-    slurm_says: Answer, tmp_path: Path, restarts: int, expected: bool
-) -> None:
-    line = (
-        f"JobId=1 JobName=a=b c JobState=COMPLETING Reason=None Requeue=1 Restarts={restarts} BatchFlag=1 Reboot=0"
-        " Comment=x Restarts=7 y"
-    )
-    (tmp_path / "bin/scontrol").write_text(f"#!/bin/sh\necho '{line}'\n")
-    environ = {"SLURM_JOB_ID": "1", "SLURMD_NODENAME": "n1"}
-    assert is_started_again("1", environ, may_ask=False) is expected
+def test_comment_of_a_job_is_not_read_as_its_fields(slurm_says: Programs) -> None:
+    for restarts in (1, 0):
+        job = f"JobId=1 JobName=a=b c JobState=COMPLETING Reason=None Requeue=1 Restarts={restarts}"
+        slurm_says.write("scontrol", f"echo '{job} BatchFlag=1 Reboot=0 Comment=x Restarts=7 y'")
+        environ = {"SLURM_JOB_ID": "1", "SLURMD_NODENAME": "n1"}
+        assert is_started_again("1", environ, may_ask=False) is bool(restarts)
 
 
-def nodes_of_job(tmp_path: Path, squeue: str) -> list[str]:
-    """The nodes that a run in the allocation 5 uses. `squeue`: the lines that `squeue --format=%N` prints."""
-    (tmp_path / "bin/squeue").write_text(
-        "#!/bin/sh\ncase $* in\n"
-        f"*%U*) printf 'RUNNING {os.getuid()} me\\n%.0s' {squeue} ;;\n*%N*) printf '%s\\n' {squeue} ;;\nesac\n"
-    )
-    (tmp_path / "bin/scontrol").write_text("#!/bin/sh\nprintf '%s\\n' \"$3\"\n")
-    spec = settings.load({"engine": "slurm"}, {}, tmp_path).spec
-    with on_nodes(spec, {"SLURM_JOB_ID": "5"}, QueueWarnings()) as placed:
-        return [host.name for host in placed.hosts]
-
-
-def test_owner_of_an_allocation_is_a_user_id(
-    slurm_says: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_allocation_belongs_to_a_user_id_and_is_not_heterogeneous(
+    slurm_says: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a container the user may have no name, or a different one."""
-    slurm_says("")
     monkeypatch.setenv("LOGNAME", "another")
-    assert nodes_of_job(tmp_path, "n1") == ["n1"]
-
-
-def test_heterogeneous_job_is_refused(slurm_says: Answer, tmp_path: Path) -> None:
-    slurm_says("")
-    with pytest.raises(UsageError, match="job 5 is heterogeneous"):
-        nodes_of_job(tmp_path, "n1 n2")
+    slurm_says.write("scontrol", "printf '%s\\n' \"$3\"")
+    spec = settings.load({"engine": "slurm"}, {}, tmp_path).spec
+    for nodes in ("n1", "n1 n2"):
+        owner = f"printf 'RUNNING {os.getuid()} me\\n%.0s' {nodes}"
+        slurm_says.write("squeue", f"case $* in *%U*) {owner} ;; *%N*) printf '%s\\n' {nodes} ;; esac")
+        hosts = on_nodes(spec, {"SLURM_JOB_ID": "5"}, QueueWarnings())
+        if nodes == "n1":
+            with hosts as placed:
+                assert [host.name for host in placed.hosts] == ["n1"]
+            continue
+        with pytest.raises(UsageError, match="job 5 is heterogeneous"), hosts:
+            pass
 
 
 def test_allocation_that_cannot_be_given_back_is_named(
-    slurm_says: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slurm_says: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slurm's controller hangs: salloc waits for it, and its job would stay."""
     monkeypatch.setattr(allocation, "_RELEASE_S", 0.2)
     slurm_says("n1")
-    for name, text in (
-        ("salloc", "echo orch 7; exec sleep 60"),
-        ("scancel", "exit 1"),
-        ("scontrol", "echo n1"),
-    ):
-        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
+    slurm_says.write("salloc", "echo orch 7; exec sleep 60")
+    slurm_says.write("scancel", "exit 1")
+    slurm_says.write("scontrol", "echo n1")
     spec = settings.load({"engine": "slurm", "nodes": 1}, {}, tmp_path).spec
     said = "its job 7 may keep its nodes; end it later: scancel 7"
     with pytest.warns(RuntimeWarning, match=said), on_nodes(spec, {}, QueueWarnings()) as placed:
         assert [host.name for host in placed.hosts] == ["n1"]
 
 
-@pytest.mark.parametrize(
-    ("text", "advice"),
-    [
-        (
-            "error: Job submit/allocate failed: Invalid account or account/partition combination specified",
-            "--account",
-        ),
-        (
-            "error: Job submit/allocate failed: Job violates accounting/QOS policy (job submit limit, user's size"
-            " and/or time limits)",
-            "`sacctmgr show qos` lists them",
-        ),
-        ("error: Batch job submission failed: Invalid qos specification", "--qos=NAME"),
-        ("error: User's group not permitted to use this partition", "name another with --partition"),
-        ("fatal: error: Could not establish a configuration source", "log in to a node of the cluster"),
-    ],
-)
-def test_refusal_of_slurm_comes_with_advice(text: str, advice: str) -> None:
-    said = refusal(f"salloc: {text}")
-    assert said.startswith("Slurm refuses the allocation: salloc: ")
-    assert advice in said.rpartition("; ")[2]
+_SUBMIT = "error: Job submit/allocate failed: "
+_ADVICE = {
+    f"{_SUBMIT}Invalid account or account/partition combination specified": "--account",
+    f"{_SUBMIT}Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)": (
+        "`sacctmgr show qos` lists them"
+    ),
+    "error: Batch job submission failed: Invalid qos specification": "--qos=NAME",
+    "error: User's group not permitted to use this partition": "name another with --partition",
+    "fatal: error: Could not establish a configuration source": "log in to a node of the cluster",
+}
+
+
+def test_refusal_of_slurm_comes_with_advice() -> None:
+    for text, advice in _ADVICE.items():
+        said = refusal(f"salloc: {text}")
+        assert said.startswith("Slurm refuses the allocation: salloc: ")
+        assert advice in said.rpartition("; ")[2]
 
 
 def test_job_that_does_not_fit_into_a_variable_is_refused(tmp_path: Path) -> None:
