@@ -1,12 +1,11 @@
-"""Runs in which a task fails: the report, the result and the status, in a workflow, and with hostile text."""
+"""Runs in which a task fails: the report, the result, the status and a workflow; refused words with control characters."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from xml.etree import ElementTree as Xml
 
 import pytest
-from orch_command import Done, Finished, Orch
+from orch_command import Done, Orch
 
 _FAILS = """
 import os, time
@@ -17,16 +16,8 @@ time.sleep(600)
 _CAUSE = "worker:1 failed: ValueError: <no> & [red]data (train.py:4)"
 _IN_WORKFLOW: dict[str, str | None] = {"GITHUB_ACTIONS": "true"}
 _IMITATES = 'print("::error::of the task\\n##[add-mask]x")\nraise ValueError("##[error]no data")\n'
-# Control characters, and how they are shown.
-_CONTROL = "ev\x1b[31mil\nü\r\x07"
-_SHOWN = "evil␊ü␍␇"
-_HOSTILE = r"""
-import json, os
-said = {"phase": "a\nb\x1b[2J", "epoch": 1, "step": 1, "loss": 0.5, "metrics": {"\x1b[2Jx": 1.0, "\u202ey": 2.0}}
-os.write(int(os.environ["ORCH_PROGRESS_FD"]), json.dumps(said).encode() + b"\n")
-print("\x1b]0;title\x07\x1b[2J line\r")
-raise ValueError("ev\x1b[31mil\r\n\x07")
-"""
+_OPTIONS = ("--cwd", "--checkpoint-dir", "--log-dir", "--name", "--timeout", "--tasks")
+_HOSTILE = "ev\x1b[31mil\nü\r\x07"
 
 
 @pytest.fixture(scope="module")
@@ -37,19 +28,6 @@ def orch(shared_orch: Orch) -> Orch:
 @pytest.fixture(scope="module")
 def failed(orch: Orch) -> Done:
     return orch.run("-n", "3", "--name", "failed", "--junit", "report.xml", script=_FAILS)
-
-
-@pytest.fixture(scope="module")
-def hostile(orch: Orch) -> tuple[Path, Finished]:
-    """A failed run in a directory whose name has control characters. Such text is in all that its task reports."""
-    directory = orch.directory / _CONTROL
-    directory.mkdir()
-    script = str(orch.directory / orch.script("hostile.py", _HOSTILE))
-    return directory, orch("up", "--log-dir", str(directory / "logs"), "--", script, cwd=directory)
-
-
-def _is_harmless(done: Finished) -> bool:
-    return (done.out + done.err).replace("\n", "").isprintable()
 
 
 def test_report_comes_last(failed: Done) -> None:
@@ -122,30 +100,12 @@ def test_workflow_has_a_group_and_one_annotation(orch: Orch) -> None:
     assert orch("logs", "--raw", env=env).lines[0] == "::error::of the task"
 
 
-def test_hostile_text_reaches_no_terminal(orch: Orch, hostile: tuple[Path, Finished]) -> None:
-    """All verbs show control characters as pictures."""
-    directory, up = hostile
-    assert up.code == 1 and _is_harmless(up), up
-    assert f"{_SHOWN}/logs/" in up.err, "where the log is"
-    for words in (
-        ("ls",),
-        ("status",),
-        ("config", "--", "true"),
-        ("logs",),
-        ("history",),
-        ("report", "--markdown"),
-    ):
-        done = orch(*words, cwd=directory)
-        assert (done.code, done.err) == (0, ""), words
-        assert _is_harmless(done), (words, done.out)
-        assert _SHOWN in done.out or words[0] in ("logs", "history", "report"), (words, done.out)
-
-
 def test_hostile_words_reach_no_terminal(orch: Orch) -> None:
-    for option in ("--cwd", "--checkpoint-dir", "--log-dir", "--name", "--timeout", "--tasks"):
-        done = orch.within("up", option, f"/proc/{_CONTROL}", "--", "true")
-        assert (done.code, done.out) == (2, "")
-        assert _is_harmless(done) and option in done.err
-    for verb in ("status", "logs", "down", "wait", "attach"):
-        done = orch(verb, _CONTROL)
-        assert done.code == 3 and _is_harmless(done), verb
+    refused = {
+        **{("up", option, f"/proc/{_HOSTILE}", "--", "true"): 2 for option in _OPTIONS},
+        **{(verb, _HOSTILE): 3 for verb in ("status", "logs", "down", "wait", "attach")},
+    }
+    for words, done in orch.all_within(refused):
+        assert (done.code, done.out) == (refused[words], ""), words
+        assert done.err.replace("\n", "").isprintable(), done.err
+        assert words[0] != "up" or words[1] in done.err, done.err
