@@ -1,4 +1,4 @@
-"""Runs in which a task fails: the report, the result, the status and a workflow; refused words with control characters."""
+"""Runs in which a task fails: report, result, status and workflow. Refused words may have control characters."""
 
 from __future__ import annotations
 
