@@ -162,8 +162,10 @@ def test_keras_2_has_all_names() -> None:
     assert [name for name, works in answers(keras_2=True).items() if not works] == []
 
 
+# IPython is an optional import, and brings modules of its own where it is installed.
 _MODULES = """
 import json, sys
+sys.modules["IPython"] = None
 before = set(sys.modules)
 import tensorflow, keras
 tensorflow.keras.Sequential

@@ -1,9 +1,10 @@
-"""`orch doctor` on this machine, with and without faults made for the test."""
+"""`orch doctor` on this machine, with and without faults made for the test. Each call shows several faults."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,11 @@ import pytest
 from orch_within import run_within
 from waiting import PATIENCE_S
 
+from orchestrator.cli.doctor_context import doctor_context
+from orchestrator.host.checks import run_checks
+
 ORCH = Path(sys.executable).with_name("orch")
+Topics = dict[str, list[dict[str, Any]]]
 
 
 class Doctor:
@@ -53,18 +58,16 @@ class Doctor:
         out, err = (traces.with_suffix(end).read_text() for end in (".out", ".err"))
         return subprocess.CompletedProcess(words, code, out, err)
 
-    def findings(
-        self, *words: str, before: tuple[str, ...] = (), env: dict[str, str] | None = None, code: int = 0
-    ) -> dict[str, list[dict[str, Any]]]:
-        """The findings of `--json`, by topic."""
-        done = self.run("--json", *words, before=before, env=env)
+    def document(self, *words: str, code: int = 0, **given: Any) -> tuple[dict[str, Any], Topics]:
+        """The document of `--json`, and its findings by topic."""
+        done = self.run("--json", *words, **given)
         assert (done.returncode, done.stderr) == (code, "")
         document = json.loads(done.stdout)
         assert document["healthy"] is (code == 0)
-        topics: dict[str, list[dict[str, Any]]] = {}
+        topics: Topics = {}
         for finding in document["findings"]:
             topics.setdefault(finding["topic"], []).append(finding)
-        return topics
+        return document, topics
 
 
 @pytest.fixture
@@ -75,125 +78,92 @@ def doctor(tmp_path: Path) -> Iterator[Doctor]:
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
 
 
-def limited(*limit: str) -> tuple[str, ...]:
-    """Words that start the command after them with a limit of the shell."""
-    return ("sh", "-c", f'ulimit {" ".join(limit)}; exec "$0" "$@"')
+def limited(*limits: str) -> tuple[str, ...]:
+    """Words that start the command after them with limits of the shell."""
+    return ("sh", "-c", f'{" ".join(f"ulimit {limit};" for limit in limits)} exec "$0" "$@"')
 
 
 def test_columns_on_this_machine(doctor: Doctor) -> None:
-    done = doctor.run("--workers", "2", before=("env",))
+    done = doctor.run("--workers", "2", before=limited("-Sn 200"))
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
     lines = done.stdout.splitlines()
     assert lines[0].split()[:2] == ["ok", "python"]
+    assert any(line.startswith("warning  open files") and "200 files" in line for line in lines)
     assert any(line.startswith("multi-worker-mirrored") and "with orch's fix" in line for line in lines)
     assert not (doctor.directory.parent / "state").exists()
 
 
-def test_colour_option(doctor: Doctor) -> None:
-    assert "\x1b[32mok" in doctor.run("--color", "always").stdout
-
-
-def test_quiet_shows_no_ok_and_no_notes(doctor: Doctor) -> None:
-    assert not any(line.startswith(("ok", "note")) for line in doctor.run("-q").stdout.splitlines())
-
-
-def test_more_workers_than_fit(doctor: Doctor) -> None:
-    found = doctor.findings("--workers", "9000", code=1)
-    assert found["memory"][0]["level"] == "problem"
-    assert "--workers " in found["memory"][0]["fix"]
-    assert "at most 4,000 tasks, not 9,000" in found["settings"][0]["text"]
+def test_limits_of_the_shell_an_open_state_directory_and_a_proxy(doctor: Doctor, tmp_path: Path) -> None:
+    (tmp_path / "open/orch").mkdir(parents=True)
+    (tmp_path / "open/orch").chmod(0o777)
     (doctor.directory / "orch.toml").write_text("[roles.ps]\ncount = 498\n[roles.evaluator]\n")
-    found = doctor.findings("--workers", "500", before=limited("-n", "100"), code=1)
-    text = "enough for 26 tasks, not 1,000 tasks (1 chief, 500 workers, 498 ps, 1 evaluator)"
-    assert any(text in f["text"] for f in found["open files"])
+    document, found = doctor.document(
+        *("--workers", "500"),
+        before=limited("-n 100", "-t 3600", "-f 999999"),
+        env={
+            "XDG_STATE_HOME": f"{tmp_path}/open",
+            "https_proxy": "http://me:hunter2@proxy.example:3128",
+        },
+        code=1,
+    )
+    assert (document["workers"], document["tasks"]) == (500, 1000)
+    tasks = "enough for 26 tasks, not 1,000 tasks (1 chief, 500 workers, 498 ps, 1 evaluator)"
+    assert any(each["level"] == "problem" and tasks in each["text"] for each in found["open files"])
+    assert found["memory"][0]["level"] == "problem"
+    assert found["cpu time"][0]["level"] == found["file size"][0]["level"] == "warning"
+    (state,) = found["state"]
+    assert state["level"] == "problem" and f"chmod -R go-w {tmp_path}/open/orch" in state["fix"]
+    assert "gRPC would use https_proxy" in str(found["proxies"]) and "hunter2" not in str(document)
 
 
-def test_script_whose_workers_would_train_separate_models(doctor: Doctor) -> None:
+def test_wrong_settings_are_reported_with_everything_else(doctor: Doctor, tmp_path: Path) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("")
+    (doctor.directory / "orch.toml").write_text("worker = 2\n")
+    done = doctor.run("-q", "--color", "always", env={"XDG_STATE_HOME": str(in_the_way)})
+    assert done.returncode == 1
+    assert 'unknown key "worker"; did you mean "workers"?' in done.stdout
+    assert f"{in_the_way} is not a directory" in done.stdout
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("\x1b[1;31mproblem")
+    levels = {re.sub(r"\x1b\[[\d;]*m", "", line).split(" ")[0] for line in lines}
+    assert not levels & {"ok", "note"}, "-q"
+
+
+def test_settings_and_python_of_the_command(doctor: Doctor, tmp_path: Path) -> None:
+    """The active environment has no TensorFlow."""
+    bare = tmp_path / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True, timeout=PATIENCE_S)
+    python, active = str(bare / "bin/python"), {"VIRTUAL_ENV": str(bare)}
     (doctor.directory / "train.py").write_text("import tensorflow as tf\nmodel.fit(x)\n")
-    (found,) = doctor.findings("--workers", "2", "--", "train.py")["cluster"]
-    assert found["level"] == "warning" and "2 workers would train 2 independent copies" in found["text"]
-    assert found["fix"] == "create a MultiWorkerMirroredStrategy, or use --workers 1"
+    (doctor.directory / "orch.toml").write_text("workers = 3\ncommand = 'train.py'\n")
+    document, found = doctor.document(env=active, code=1)
+    assert (document["workers"], document["command"]) == (3, "train.py")
+    assert found["python"][0]["where"] == python
+    assert found["tensorflow"][0]["fix"].startswith(f"{python} -m pip install tensorflow")
+    (cluster,) = found["cluster"]
+    assert cluster["level"] == "warning"
+    assert "3 workers would train 3 independent copies" in cluster["text"]
+    assert cluster["fix"] == "create a MultiWorkerMirroredStrategy, or use --workers 1"
 
+    def of_tensorflow(*words: str) -> list[str]:
+        context, _ = doctor_context("2", words, doctor.env | active, doctor.directory)
+        return [each.level.value for each in run_checks(context) if each.topic in ("tensorflow", "keras")]
 
-def test_few_open_files(doctor: Doctor) -> None:
-    (soft,) = (f for f in doctor.findings(before=limited("-Sn", "200"))["open files"] if f["fix"])
-    assert soft["level"] == "warning" and "200 files" in soft["text"]
-    found = doctor.findings("--workers", "50", before=limited("-n", "100"), code=1)
-    assert any(f["level"] == "problem" and "enough for 26 tasks" in f["text"] for f in found["open files"])
+    assert of_tensorflow(python, "-m", "json.tool") == ["note"]
+    assert of_tensorflow(python, "-m", "installed.train") == ["warning"]
+    document, found = doctor.document("--", "true", env=active)
+    assert document["strategies"] == [] and not {"tensorflow", "keras"} & set(found)
+    missing, _ = doctor_context(None, ("nosuch.py",), doctor.env, doctor.directory)
+    assert (missing.settings_error or "").startswith("script not found: nosuch.py")
 
 
 def test_many_hosts_under_a_low_soft_limit_on_open_files(doctor: Doctor) -> None:
     hosts = ",".join(f"n{number}" for number in range(40))
     words = ("--hosts", hosts, "--ssh-command", "false")
-    found = doctor.findings(*words, before=limited("-Sn", "40"), code=1)["host"]
+    found = doctor.document(*words, before=limited("-Sn 40"), code=1)[1]["host"]
     assert len(found) == 40 and all("its login shell ended with" in each["text"] for each in found), found
-
-
-def test_other_limits_of_the_shell(doctor: Doctor) -> None:
-    found = doctor.findings(before=limited("-t", "3600;", "ulimit", "-f", "999999"))
-    assert found["cpu time"][0]["level"] == found["file size"][0]["level"] == "warning"
-
-
-def test_state_directory_that_cannot_be_written(doctor: Doctor, tmp_path: Path) -> None:
-    in_the_way = tmp_path / "file"
-    in_the_way.write_text("")
-    (found,) = doctor.findings(env={"XDG_STATE_HOME": str(in_the_way)}, code=1)["state"]
-    assert found["level"] == "problem" and "is not a directory" in found["text"]
-
-
-def test_state_directory_that_others_can_write(doctor: Doctor, tmp_path: Path) -> None:
-    (tmp_path / "open/orch").mkdir(parents=True)
-    (tmp_path / "open/orch").chmod(0o777)
-    (found,) = doctor.findings(env={"XDG_STATE_HOME": f"{tmp_path}/open"}, code=1)["state"]
-    assert found["level"] == "problem" and f"chmod -R go-w {tmp_path}/open/orch" in found["fix"]
-
-
-def test_proxy_is_shown_without_its_password(doctor: Doctor) -> None:
-    done = doctor.run(env={"https_proxy": "http://me:hunter2@proxy.example:3128"})
-    assert "gRPC would use https_proxy" in done.stdout
-    assert "hunter2" not in done.stdout + done.stderr
-
-
-def test_wrong_orch_toml_is_reported_with_everything_else(doctor: Doctor) -> None:
-    (doctor.directory / "orch.toml").write_text("worker = 2\n")
-    found = doctor.findings(code=1)
-    assert "workers" in found["settings"][0]["text"] and found["python"][0]["level"] == "ok"
-
-
-def test_settings_of_orch_toml_count(doctor: Doctor) -> None:
-    (doctor.directory / "train.py").write_text("import tensorflow\n")
-    (doctor.directory / "orch.toml").write_text("workers = 3\ncommand = 'train.py'\n")
-    document = json.loads(doctor.run("--json").stdout)
-    assert (document["workers"], document["command"]) == (3, "train.py")
-
-
-def test_missing_script(doctor: Doctor) -> None:
-    (found,) = doctor.findings("--", "nosuch.py", code=1)["settings"]
-    assert "script not found: nosuch.py" in found["text"]
-
-
-def test_interpreter_of_the_command_is_asked(doctor: Doctor, tmp_path: Path) -> None:
-    bare = tmp_path / "env"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True, timeout=PATIENCE_S)
-    (doctor.directory / "train.py").write_text("import tensorflow\n")
-    python = str(bare / "bin/python")
-    found = doctor.findings("--", python, "train.py", code=1)
-    assert found["python"][0]["where"] == python
-    assert found["tensorflow"][0]["fix"].startswith(f"{python} -m pip install tensorflow")
-    for module, level in (("json.tool", "note"), ("installed.train", "warning")):
-        assert doctor.findings("--", python, "-m", module)["tensorflow"][0]["level"] == level
-    active = doctor.findings(env={"VIRTUAL_ENV": str(bare)}, code=1)
-    assert active["python"][0]["where"] == python
-
-
-def test_program_that_is_not_python_needs_no_tensorflow(doctor: Doctor, tmp_path: Path) -> None:
-    bare = tmp_path / "env"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True, timeout=PATIENCE_S)
-    done = doctor.run("--json", "--", "true", env={"VIRTUAL_ENV": str(bare)})
-    document = json.loads(done.stdout)
-    assert (done.returncode, document["strategies"]) == (0, [])
-    assert not {"tensorflow", "keras"} & {finding["topic"] for finding in document["findings"]}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a network namespace")
@@ -202,15 +172,14 @@ def test_loopback_interface_that_is_down(doctor: Doctor) -> None:
     apart = ("unshare", "-n")
     if not shutil.which("unshare") or subprocess.run([*apart, "true"], capture_output=True).returncode:
         pytest.skip("a new network namespace is not allowed here")
-    found = doctor.findings(before=apart, code=1)
-    assert any(f["level"] == "problem" and "127.0.0.1" in f["text"] for f in found["ports"])
+    found = doctor.document(before=apart, code=1)[1]
+    assert any(each["level"] == "problem" and "127.0.0.1" in each["text"] for each in found["ports"])
 
 
-@pytest.mark.parametrize("words", [("--workers", "0"), ("--workers", "x"), ("--nope",)])
-def test_wrong_options_are_a_usage_error(doctor: Doctor, words: tuple[str, ...]) -> None:
-    done = doctor.run(*words)
-    assert done.returncode == 2 and done.stdout == ""
-    assert words[0] in done.stderr
+def test_wrong_options_are_a_usage_error(doctor: Doctor) -> None:
+    for words in (("--workers", "0"), ("--workers", "x"), ("--nope",)):
+        done = doctor.run(*words)
+        assert done.returncode == 2 and done.stdout == "" and words[0] in done.stderr, words
 
 
 def test_doctor_does_not_import_tensorflow() -> None:

@@ -61,32 +61,22 @@ def test_packages_on_pythonpath_count(tmp_path: Path) -> None:
     assert found.modules == ("tensorflow",) and found.versions == {"tensorflow": "9.9"}
 
 
-@pytest.mark.parametrize(
-    ("program", "error"),
-    [
-        ("#!/bin/sh\necho nothing of use", "exit code 0"),
-        ("#!/bin/sh\necho out of order >&2; exit 3", "out of order"),
-        ("#!/bin/sh\nkill -9 $$", "exit code -9"),
-        ("#!/bin/sh\necho '[]'", "exit code 0"),
-    ],
-)
-def test_program_that_is_not_python_is_reported_as_error(tmp_path: Path, program: str, error: str) -> None:
-    python = write(tmp_path / "python", program, 0o755)
-    assert ask_interpreter([str(python)], os.environ, tmp_path, PATIENCE_S).error == error
-
-
-def test_missing_python(tmp_path: Path) -> None:
-    assert (
-        ask_interpreter([str(tmp_path / "none")], os.environ, tmp_path).error == "No such file or directory"
-    )
-
-
-def test_python_that_never_answers_is_killed(tmp_path: Path) -> None:
-    python = write(tmp_path / "python", "#!/bin/sh\nexec sleep 600", 0o755)
-    assert (
-        ask_interpreter([str(python)], os.environ, tmp_path, patience_s=0.05).error
-        == "no answer within 0.05 s"
-    )
+def test_python_that_does_not_answer_is_reported(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    table = {
+        "echo nothing of use": "exit code 0",
+        "echo out of order >&2; exit 3": "out of order",
+        "kill -9 $$": "exit code -9",
+        "echo '[]'": "exit code 0",
+    }
+    for program, error in table.items():
+        write(python, f"#!/bin/sh\n{program}", 0o755)
+        assert ask_interpreter([str(python)], os.environ, tmp_path, PATIENCE_S).error == error, program
+    write(python, "#!/bin/sh\nexec sleep 600", 0o755)
+    late = ask_interpreter([str(python)], os.environ, tmp_path, patience_s=0.05)
+    assert late.error == "no answer within 0.05 s"
+    missing = ask_interpreter([str(tmp_path / "none")], os.environ, tmp_path)
+    assert missing.error == "No such file or directory"
 
 
 def test_output_of_sitecustomize_is_ignored(tmp_path: Path) -> None:
@@ -95,16 +85,19 @@ def test_output_of_sitecustomize_is_ignored(tmp_path: Path) -> None:
     assert ask_interpreter([sys.executable], environ, tmp_path, PATIENCE_S).version
 
 
-def smi_path(tmp_path: Path, program: str) -> dict[str, str]:
-    """An environment whose nvidia-smi is this shell program."""
-    write(tmp_path / "bin/nvidia-smi", f"#!/bin/sh\n{program}", 0o755)
-    return {"PATH": f"{tmp_path}/bin:/bin:/usr/bin"}
-
-
-def test_gpus_that_nvidia_smi_lists(tmp_path: Path) -> None:
+def test_nvidia_smi(tmp_path: Path) -> None:
     listing = "GPU 0: NVIDIA A100 (UUID: GPU-1-2)\nGPU 1: NVIDIA A100 (UUID: GPU-3-4)\n"
-    environ = smi_path(tmp_path, f"printf '%s' '{listing}'")
-    assert ask_nvidia_smi(environ, PATIENCE_S) == (("GPU 0: NVIDIA A100", "GPU 1: NVIDIA A100"), None)
+    mismatch = "Driver/library version mismatch"
+    table: list[tuple[str, float, tuple[tuple[str, ...] | None, str | None]]] = [
+        (f"printf '%s' '{listing}'", PATIENCE_S, (("GPU 0: NVIDIA A100", "GPU 1: NVIDIA A100"), None)),
+        (f"echo; echo '{mismatch}'; exit 18", PATIENCE_S, ((), mismatch)),
+        ("exit 9", PATIENCE_S, ((), "exit code 9")),
+        ("exec sleep 600", 0.05, ((), "no answer within 0.05 s")),
+    ]
+    for program, patience_s, answer in table:
+        write(tmp_path / "bin/nvidia-smi", f"#!/bin/sh\n{program}", 0o755)
+        assert ask_nvidia_smi({"PATH": f"{tmp_path}/bin:/bin:/usr/bin"}, patience_s) == answer, program
+    assert ask_nvidia_smi({"PATH": ""}, PATIENCE_S) == (None, None)
 
 
 def test_devices_of_gpus(tmp_path: Path) -> None:
@@ -112,26 +105,6 @@ def test_devices_of_gpus(tmp_path: Path) -> None:
         write(tmp_path / name, "")
     assert gpu_devices(tmp_path) == ("nvidia0", "nvidia1", "nvidia10")
     assert gpu_devices(tmp_path / "none") == ()
-
-
-@pytest.mark.parametrize(
-    ("program", "error"),
-    [
-        ("echo; echo 'Driver/library version mismatch'; exit 18", "Driver/library version mismatch"),
-        ("exit 9", "exit code 9"),
-    ],
-)
-def test_error_of_nvidia_smi(tmp_path: Path, program: str, error: str) -> None:
-    assert ask_nvidia_smi(smi_path(tmp_path, program), PATIENCE_S)[1] == error
-
-
-def test_nvidia_smi_that_never_answers_is_killed(tmp_path: Path) -> None:
-    environ = smi_path(tmp_path, "exec sleep 600")
-    assert ask_nvidia_smi(environ, patience_s=0.05)[1] == "no answer within 0.05 s"
-
-
-def test_missing_nvidia_smi() -> None:
-    assert ask_nvidia_smi({"PATH": ""}) == (None, None)
 
 
 def test_this_machine() -> None:
@@ -243,17 +216,8 @@ nonsense
 """
 
 
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/", "ext4"),
-        ("/home/me", "overlay"),
-        ("/homes", "ext4"),
-        ("/with space/x", "tmpfs"),
-        ("/with", "ext4"),
-    ],
-)
-def test_file_system_of_a_path(path: str, kind: str) -> None:
+def test_file_system_of_a_path() -> None:
     """The longest mount point counts, and of mounts at one place the last."""
-    assert filesystem_of(Path(path), MOUNTS) == kind
-    assert filesystem_of(Path(path), "") == ""
+    table = {"/": "ext4", "/home/me": "overlay", "/homes": "ext4", "/with space/x": "tmpfs", "/with": "ext4"}
+    assert {path: filesystem_of(Path(path), MOUNTS) for path in table} == table
+    assert filesystem_of(Path("/"), "") == ""

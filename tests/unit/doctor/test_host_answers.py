@@ -120,39 +120,27 @@ def test_the_program_runs_on_old_interpreters(version: str) -> None:
 
 
 @pytest.mark.usefixtures("no_leaked_descriptors")
-@pytest.mark.parametrize(
-    ("before", "reason"),
-    [
-        ("echo no entry >&2; exit 3;", "n1: its login shell ended with exit code 3 before Python started"),
-        ("echo 'orch-host {}';", "n1: its answer cannot be read"),
-        ("echo 'orch-host [1';", "n1: its answer cannot be read"),
-        ("exit 0;", "n1: its login shell ended with exit code 0 before Python started; run `ssh n1 true`"),
-        ("cat /dev/zero;", "n1: it prints without end; correct what its login files"),
-        ("yes;", "n1: it prints without end; correct what its login files"),
-        ("kill -9 $$;", "n1: ssh was ended by signal 9 on this machine"),
-    ],
-    ids=["exit", "forged", "torn", "exit without an error", "endless line", "endless lines", "killed"],
-)
-def test_a_host_that_does_not_answer_is_explained(before: str, reason: str) -> None:
-    report = _ask(before, {})
-    assert report.error is not None
-    assert report.error.startswith(reason)
+def test_a_host_that_does_not_answer_is_explained() -> None:
+    endless = "n1: it prints without end; correct what its login files"
+    table = {
+        "echo no entry >&2; exit 3;": "n1: its login shell ended with exit code 3 before Python started",
+        "echo 'orch-host {}';": "n1: its answer cannot be read",
+        "echo 'orch-host [1';": "n1: its answer cannot be read",
+        "exit 0;": "n1: its login shell ended with exit code 0 before Python started; run `ssh n1 true`",
+        "cat /dev/zero;": endless,
+        "yes;": endless,
+        "kill -9 $$;": "n1: ssh was ended by signal 9 on this machine",
+    }
+    found = {before: _ask(before, {}).error or "" for before in table}
+    assert {before: error[: len(table[before])] for before, error in found.items()} == table
 
 
-def test_an_address_of_two_hosts_is_refused() -> None:
-    """The bridge of containers has the same address on every host."""
-    reports = [_report(N1, machine=("boot", "n1")), _report(N2, machine=("boot", "n2"))]
-    (text,) = _problems(reports)
-    assert text == "n2 and n1 have the same address 10.0.0.1"
-
-
-def test_two_names_of_a_machine_are_one_problem() -> None:
-    """Its address is the same under both names, whatever --interface says."""
+def test_what_the_answers_of_hosts_contradict() -> None:
+    """The bridge of containers has the same address on every host. A gateway may pass ssh on to the host."""
+    two = [_report(N1, machine=("boot", "n1")), _report(N2, machine=("boot", "n2"))]
+    assert _problems(two) == ["n2 and n1 have the same address 10.0.0.1"]
+    # Its address is the same under both names of a machine, whatever --interface says.
     assert _problems([_report(N1), _report(N2)]) == ["n1 and n2 are names of one machine"]
-
-
-def test_an_address_that_is_not_of_the_host_itself_is_refused() -> None:
-    """A gateway may pass ssh on to the host."""
     answers = Answers(hold=Held(error="Cannot assign requested address"))
     (text,) = _problems([_report(N1, answers)])
     assert text == "n1 cannot open a port at its address 10.0.0.1 (Cannot assign requested address)"
