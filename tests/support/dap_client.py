@@ -13,7 +13,8 @@ from waiting import PATIENCE_S
 
 
 class DapClient:
-    """Attached to a debugger that listens on 127.0.0.1. Leaving the `with` disconnects, and the program continues."""
+    """Attached to a debugger that listens on 127.0.0.1. Leaving the `with` closes the connection without a request, and
+    the program continues."""
 
     def __init__(self, port: int) -> None:
         self._stream = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
@@ -27,7 +28,8 @@ class DapClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.vanish()
+        self._file.close()
+        self._stream.close()
 
     def attach(self, file: Path, *lines: int) -> None:
         """Attach, with breakpoints at these lines."""
@@ -52,14 +54,6 @@ class DapClient:
 
     def resume(self, thread: int) -> None:
         self.request("continue", threadId=thread)
-
-    def disconnect(self) -> None:
-        self.request("disconnect", terminateDebuggee=False)
-
-    def vanish(self) -> None:
-        """Close the connection without a word."""
-        self._file.close()
-        self._stream.close()
 
     def request(self, command: str, **arguments: Any) -> dict[str, Any]:
         return self._answer(self._send(command, **arguments))

@@ -111,7 +111,6 @@ def test_each_task_has_a_port_and_a_stop_ends_one_that_waits(orch: Orch, train: 
     with DapClient(ports["worker:0"]) as client:
         client.attach(train)
         client.event("terminated")
-        client.disconnect()
     until(lambda: [task["state"] for task in orch.status()["tasks"]] == ["succeeded", "running"])
     until(lambda: (orch.status()["tasks"][1]["progress"] or {}).get("debugger"))
     status = orch("status")

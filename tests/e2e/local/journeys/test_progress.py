@@ -110,7 +110,7 @@ def _have_validated(orch: Orch) -> bool:
 
 def test_stuck_start_and_its_timeout_name_the_missing_task(orch: Orch) -> None:
     # Longer than two busy cores need to start the tasks.
-    words = ("-n", "2", "--start", "spawn", "--timeout", "10s", "--", orch.script("stuck.py", STUCK))
+    words = ("-n", "2", "--start", "spawn", "--timeout", "15s", "--", orch.script("stuck.py", STUCK))
     started = orch.start("up", *words)
     until(lambda: orch.run_dirs() and orch.status()["tasks"])
     until(lambda: [task["waiting_for"] for task in orch.status()["tasks"]] == [["worker:1"], []])
@@ -120,5 +120,5 @@ def test_stuck_start_and_its_timeout_name_the_missing_task(orch: Orch) -> None:
     done = started.finish()
     assert done.code == 124
     cause = orch.result()["cause"]["text"]
-    assert cause.startswith("not done after 10 s (--timeout); worker:0 waits for worker:1 (starting")
+    assert cause.startswith("not done after 15 s (--timeout); worker:0 waits for worker:1 (starting")
     assert cause in done.err
