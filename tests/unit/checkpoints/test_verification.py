@@ -92,46 +92,42 @@ def test_changed_bytes_of_a_keras_model_are_found(tmp_path: Path) -> None:
     assert verify(path).problems == ("it holds no config.json",)
 
 
-def test_incomplete_checkpoint_needs_no_interpreter(tmp_path: Path) -> None:
-    write_bundle(tmp_path / "ckpt-1", 5).unlink()
-    (one,) = list_checkpoints(tmp_path)
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    """The index of a whole checkpoint ckpt-1."""
+    return write_bundle(tmp_path / "ckpt-1", 5)
+
+
+def test_incomplete_checkpoint_needs_no_interpreter(index: Path) -> None:
+    index.unlink()
+    (one,) = list_checkpoints(index.parent)
     assert verify(one, python="/no/such/python").problems == one.problems
 
 
-def test_invalid_input_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="ckpt-1: there is no checkpoint of that name"):
-        verify(tmp_path / "ckpt-1")
-    write_bundle(tmp_path / "ckpt-1", 5)
+def test_invalid_input_is_an_error(index: Path) -> None:
+    with pytest.raises(UsageError, match="ckpt-2: there is no checkpoint of that name"):
+        verify(index.parent / "ckpt-2")
     with pytest.raises(UsageError, match="/no/such/python: the interpreter cannot be started: No such file"):
-        verify(tmp_path / "ckpt-1", python="/no/such/python")
+        verify(index.parent / "ckpt-1", python="/no/such/python")
 
 
-def test_interpreter_without_an_answer_is_an_error(tmp_path: Path) -> None:
-    write_bundle(tmp_path / "ckpt-1", 5)
-    python = script(tmp_path / "python", "#!/bin/sh\necho first >&2; echo last; exit 9\n")
-    with pytest.raises(EngineError, match=r"did not read .*ckpt-1: it exited with code 9: last"):
-        verify(tmp_path / "ckpt-1", python=python)
-
-
-def test_interpreter_without_tensorflow_is_an_error(tmp_path: Path) -> None:
+def test_interpreter_without_an_answer_or_tensorflow_is_reported(index: Path) -> None:
     """-S leaves out all that is installed."""
-    write_bundle(tmp_path / "ckpt-1", 5)
-    (problem,) = verify(tmp_path / "ckpt-1", python=[sys.executable, "-S"]).problems
+    python = script(index.parent / "python", "#!/bin/sh\necho first >&2; echo last; exit 9\n")
+    with pytest.raises(EngineError, match=r"did not read .*ckpt-1: it exited with code 9: last"):
+        verify(index.parent / "ckpt-1", python=python)
+    (problem,) = verify(index.parent / "ckpt-1", python=[sys.executable, "-S"]).problems
     assert "cannot read this kind of checkpoint: ModuleNotFoundError: No module named 'tensorflow'" in problem
 
 
-def test_slow_interpreter_is_killed_with_its_children(tmp_path: Path) -> None:
-    write_bundle(tmp_path / "ckpt-1", 5)
-    python = script(
-        tmp_path / "python", f"#!/bin/sh\nsleep 600 & echo $! > {tmp_path}/child; exec sleep 600\n"
-    )
+def test_slow_interpreter_is_killed_with_its_children(index: Path) -> None:
+    child = index.with_name("child")
+    python = script(index.with_name("python"), f"#!/bin/sh\nsleep 600 & echo $! > {child}; exec sleep 600\n")
 
     def inspect() -> CheckpointInfo:
-        checked = verify(tmp_path / "ckpt-1", python=python, timeout_s=0.5)
+        checked = verify(index.parent / "ckpt-1", python=python, timeout_s=0.5)
         assert checked.problems == ("it was not read within 0.5 s",)
         return checked.info
 
-    until(
-        lambda: inspect().whole and (tmp_path / "child").exists() and (tmp_path / "child").read_text().strip()
-    )
-    until_gone(int((tmp_path / "child").read_text()))
+    until(lambda: inspect().whole and child.exists() and child.read_text().strip())
+    until_gone(int(child.read_text()))
