@@ -6,15 +6,16 @@ import ast
 import json
 import os
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from making import planned_task
 from orch_command import Orch
 from run_records import make_run, one_task
 
 from orchestrator.checkpoints import list_checkpoints
-from orchestrator.core.state import events
 from orchestrator.store.runs.paths import RunPaths, names_dir, runs_dir
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,15 +33,11 @@ def canary(tmp_path: Path) -> Path:
 
 def lost_run(directory: Path, task: str = "worker:0") -> RunPaths:
     """A run whose supervisor was killed, with one task of this name."""
-    store = make_run(directory=str(directory))
-    for event in one_task(time.monotonic()):
-        match event:
-            case events.AttemptPlanned():
-                planned = replace(event.tasks[0], task=task)
-                store.append(event.model_copy(update={"tasks": (planned,)}))
-            case _:
-                store.append(event.model_copy(update={"task": task}))
-    store.close()
+    with closing(make_run(directory=str(directory))) as store:
+        plan, *rest = one_task(time.monotonic())
+        store.append(plan.model_copy(update={"tasks": (replace(planned_task(), task=task),)}))
+        for each in rest:
+            store.append(each.model_copy(update={"task": task}))
     return store.paths
 
 
@@ -53,15 +50,16 @@ def shown_by_all_verbs(orch: Orch, *words: str) -> str:
     return shown
 
 
-@pytest.mark.parametrize(
-    "name", ["", ".", "..", "-rf", "../../x", "/tmp/x", "a/b", "a\nb", "$(x)", "a b", "\u202ea"]
-)
-def test_run_name_is_never_a_path_or_an_option(orch: Orch, name: str) -> None:
-    for words in ((f"--name={name}",), ()):
-        if not words:
-            (orch.directory / "orch.toml").write_text(f"name = {json.dumps(name)}\n")
-        done = orch("up", *words, "--", "true")
-        assert done.code == 2, done.err
+NAMES = ("", ".", "..", "-rf", "../../x", "/tmp/x", "a/b", "a\nb", "$(x)", "a b", "\u202ea")
+
+
+def test_run_name_is_never_a_path_or_an_option(orch: Orch) -> None:
+    settings = orch.directory / "orch.toml"
+    for name in NAMES:
+        settings.unlink(missing_ok=True)
+        assert orch("up", f"--name={name}", "--", "true").code == 2, name
+        settings.write_text(f"name = {json.dumps(name)}\n")
+        assert orch("up", "--", "true").code == 2, name
     assert orch.run_dirs() == []
 
 
@@ -82,26 +80,25 @@ def test_task_name_of_a_record_leads_to_no_file_outside(orch: Orch, canary: Path
     assert canary.read_text() == PRECIOUS
 
 
-@pytest.mark.parametrize("kind", ["link", "pipe", "directory"])
-def test_other_kinds_of_file_in_place_of_logs_and_documents(orch: Orch, canary: Path, kind: str) -> None:
+def test_other_kinds_of_file_in_place_of_logs_and_documents(orch: Orch, canary: Path) -> None:
     """A link is not followed and a pipe is not waited for."""
-    paths = lost_run(orch.directory)
-    places = (
-        *(paths.task_log("worker:0"), paths.logs / "index", paths.sample, paths.result, paths.record),
-        *(paths.task_exception("worker:0"), paths.task_stacks("worker:0"), paths.control, paths.agent_log),
-    )
-    for place in places:
-        place.unlink(missing_ok=True)
-        match kind:
-            case "link":
-                place.symlink_to(canary)
-            case "pipe":
-                os.mkfifo(place)
-            case _:
-                place.mkdir()
-    assert PRECIOUS not in shown_by_all_verbs(orch, paths.run_id)
-    assert orch("prune", "--all", "--keep", "0").code == 0
-    assert canary.read_text() == PRECIOUS
+    for make in (lambda place: place.symlink_to(canary), os.mkfifo, Path.mkdir):
+        paths = lost_run(orch.directory)
+        places = (
+            *(paths.task_log("worker:0"), paths.logs / "index", paths.sample, paths.result, paths.record),
+            *(
+                paths.task_exception("worker:0"),
+                paths.task_stacks("worker:0"),
+                paths.control,
+                paths.agent_log,
+            ),
+        )
+        for place in places:
+            place.unlink(missing_ok=True)
+            make(place)
+        assert PRECIOUS not in shown_by_all_verbs(orch, paths.run_id)
+        assert orch("prune", "--all", "--keep", "0").code == 0
+        assert canary.read_text() == PRECIOUS
 
 
 def test_hard_link_in_place_of_a_document_keeps_the_content_of_the_file(orch: Orch, canary: Path) -> None:
@@ -117,15 +114,14 @@ def test_hard_link_in_place_of_a_document_keeps_the_content_of_the_file(orch: Or
     assert canary.read_text() == PRECIOUS
 
 
-@pytest.mark.parametrize("where", ["file", "nothing"])
-def test_link_in_place_of_a_name_is_not_followed(orch: Orch, canary: Path, where: str) -> None:
-    target = canary if where == "file" else canary.with_name("new")
+def test_link_in_place_of_a_name_is_not_followed(orch: Orch, canary: Path) -> None:
     names_dir().mkdir(parents=True, mode=0o700)
     names_dir().parent.chmod(0o700)
-    (names_dir() / "job").symlink_to(target)
-    done = orch("up", "--name", "job", "--", "true")
-    assert done.code != 0
-    assert "Traceback" not in done.err
+    for target in (canary, canary.with_name("new")):
+        (names_dir() / "job").unlink(missing_ok=True)
+        (names_dir() / "job").symlink_to(target)
+        done = orch("up", "--name", "job", "--", "true")
+        assert done.code != 0 and "Traceback" not in done.err
     assert canary.read_text() == PRECIOUS
     assert not canary.with_name("new").exists()
 
