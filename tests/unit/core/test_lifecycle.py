@@ -68,47 +68,27 @@ def test_first_failure_ends_the_run_with_its_exit_code() -> None:
 
 
 def test_end_of_a_run() -> None:
-    timeout = {"timeout_s": 30.0}
+    timeout, by_3, not_found = {"timeout_s": 30.0}, "failed 3: exited worker:0", "failed 127: exited worker:1"
+    peers = (
+        running(3).exits(0, code=1, symptom=OWN).exits(1, code=1, symptom=COLLATERAL).exits(2, signal=KILL)
+    )
+    saved = running().stops().exits(0, code=42).exits(1, code=143)
     rows = {
         "failures at the same time": (running(3).exits(0, 1, code=1), "failed 1: exited worker:0"),
-        "command not found": (
-            Story(JOB).starts(0).cannot_start(1),
-            *("failed 127: exited worker:1", STOPPED, "failed"),
-        ),
-        "a failed start has a place among the exits": (
-            Story(JOB).starts(0).cannot_start(1).exits(0, code=1),
-            "failed 127: exited worker:1",
-        ),
-        "a peer that fails, too": (
-            running(3)
-            .exits(0, code=1, symptom=OWN)
-            .exits(1, code=1, symptom=COLLATERAL)
-            .exits(2, signal=KILL),
-            *("failed 1: exited worker:0", "failed", "failed because of it", STOPPED),
-        ),
-        "started during the teardown": (
-            Story(JOB).starts(0).exits(0, code=3).ready(),
-            *("failed 3: exited worker:0", "failed", STOPPED),
-        ),
+        "command not found": (Story(JOB).starts(0).cannot_start(1), not_found, STOPPED, "failed"),
+        "its place among the exits": (Story(JOB).starts(0).cannot_start(1).exits(0, code=1), not_found),
+        "peers": (peers, "failed 1: exited worker:0", "failed", "failed because of it", STOPPED),
+        "started too late": (Story(JOB).starts(0).exits(0, code=3).ready(), by_3, "failed", STOPPED),
         "stopped, and then a failure": (running().stops().exits(0, code=1), "stopped 130", STOPPED, STOPPED),
-        "a failure, and then stopped": (running().exits(0, code=3).stops(), "failed 3: exited worker:0"),
+        "a failure, and then stopped": (running().exits(0, code=3).stops(), by_3),
         "done, and then stopped": (running().exits(0, 1).stops(), "succeeded 0"),
         "stopped, and a restart is asked for": (running().stops().restarts(), "stopped 130"),
-        "stopped with its state saved": (
-            running().stops().exits(0, code=42).exits(1, code=143),
-            *("stopped 130", SAVED, STOPPED),
-        ),
+        "stopped with its state saved": (saved, "stopped 130", SAVED, STOPPED),
         "--timeout": (running(**timeout).at(30), "timed_out 124: limit", STOPPED, STOPPED),
-        "--timeout during a teardown": (
-            running(**timeout).exits(0, code=3).at(30),
-            "failed 3: exited worker:0",
-        ),
+        "--timeout during a teardown": (running(**timeout).exits(0, code=3).at(30), by_3),
         "a client's time-out": (running().stops(StopReason.TIMEOUT), "timed_out 124: limit"),
-        "the agent is lost": (running().loses_agent(), ORCH, LOST, LOST),
-        "a failure, and the agent is lost": (
-            running().exits(0, code=3).loses_agent(),
-            "failed 3: exited worker:0",
-        ),
+        "lost agent": (running().loses_agent(), ORCH, LOST, LOST),
+        "a failure, and then a lost agent": (running().exits(0, code=3).loses_agent(), by_3),
         "the agent does not end the tasks": (running().stops().at(60), ORCH, LOST, LOST),
         "the agent does not hold the ports": (Story(JOB).at(PLAN_MARGIN_S), ORCH),
     }
@@ -117,9 +97,13 @@ def test_end_of_a_run() -> None:
 
 def test_text_of_causes() -> None:
     started = Story(JOB).starts(0).cannot_start(1).result()
-    late = running(timeout_s=30.0).at(30).result()
     assert started.cause is not None and "no such file" in started.cause.text
-    assert late.cause == Cause(task=None, kind=CauseKind.LIMIT, text="not done after 30 s (--timeout)")
+    late = running(timeout_s=30.0)
+    assert late.due == (30, Deadline.TIMEOUT)
+    assert late.at(30).ordered() == [TearDown(TeardownReason.REQUEST, JOB.grace_s)]
+    assert late.result().cause == Cause(
+        task=None, kind=CauseKind.LIMIT, text="not done after 30 s (--timeout)"
+    )
     gone = running().happens(events.TeardownEnded).result().cause
     assert gone == Cause(task=None, kind=CauseKind.ORCH, text="the run ended before its tasks did")
 
@@ -242,38 +226,24 @@ def test_tasks_end_before_the_machine_goes() -> None:
 
 
 def test_end_of_a_run_with_a_notice() -> None:
-    by_itself = {"asked": False}
+    by_itself, notice = {"asked": False}, "stopped 42: notice"
     slurm = {"left_s": 30.0, "source": NoticeSource.SLURM}
+    # worker:1 failed before SIGTERM reached it, because its peer had gone.
+    no_handler = running().warns().exits(0, code=143).exits(1, code=1, **by_itself)
+    in_place = Story(RESTART).ready().at(1).exits(1, code=42).warns().at(2).exits(0, code=42)
     rows = {
-        # worker:1 failed before SIGTERM reached it, because its peer had gone.
-        "no handler": (
-            running().warns().exits(0, code=143).exits(1, code=1, **by_itself),
-            "stopped 42: notice",
-        ),
+        "no handler": (no_handler, notice),
         "done by themselves": (running().warns().exits(0, 1, **by_itself), "succeeded 0"),
         "a failure before": (running().exits(1, code=3).warns(), "failed 3: exited worker:1"),
-        "no restart in place": (
-            Story(RESTART).ready().at(1).exits(1, code=42).warns().at(2).exits(0, code=42),
-            "stopped 42: notice",
-        ),
-        "Slurm signals the batch script, too": (
-            running().warns(**slurm).stops(StopReason.TERMINATE),
-            "stopped 42: notice",
-        ),
-        "Slurm signals the batch script first": (
-            running().stops(StopReason.TERMINATE).warns(**slurm),
-            "stopped 42: notice",
-        ),
+        "no restart in place": (in_place, notice),
+        "between two attempts": (Story(RESTART).ready().exits(1, 0, code=42).torn_down().warns(), notice),
+        # Slurm signals the batch script, too.
+        "SIGTERM by Slurm": (running().warns(**slurm).stops(StopReason.TERMINATE), notice),
+        "SIGTERM by Slurm first": (running().stops(StopReason.TERMINATE).warns(**slurm), notice),
         "another stop": (running().warns(**slurm).stops(StopReason.DOWN), "stopped 143"),
         "SIGTERM and a person's notice": (running().stops(StopReason.TERMINATE).warns(), "stopped 143"),
-        "between two attempts": (
-            Story(RESTART).ready().exits(1, code=42).exits(0, code=42).torn_down().warns(),
-            "stopped 42: notice",
-        ),
     }
     assert other_ends(rows) == {}
-    no_handler = rows["no handler"][0]
-    assert isinstance(no_handler, Story)
     assert "no task said that the state is saved" in str(no_handler.result().cause)
 
 

@@ -61,36 +61,25 @@ def test_task_that_is_blamed_for_a_silence() -> None:
     """A stopped task explains the silence of all others; one in TensorFlow may wait for them."""
     both = (AT_WORK, AT_WORK)
     continued = stall(workers=3, on_failure=FailurePolicy.CONTINUE).exits(2, code=5).at(4).writes(2).at(5)
-    idle = stall().at(4).busy(1).writes(0).at(5).stacks(*both)
-    waits = stall().at(4).writes(0).at(5).stacks(AT_WORK, IN_TENSORFLOW)
+    idle = stall().at(4).busy(1).writes(0).at(5).stacks(*both).busy().at(9).writes(0).at(10)
+    waits = stall().at(4).writes(0).at(5).stacks(AT_WORK, IN_TENSORFLOW).at(9).writes(0).at(10)
+    long = stall().busy(0, 1).at(5).stacks(*both).at(10).stacks(*both).at(15)
     rows = {
         # It was busy in the last sample before it was stopped, and wrote last.
-        "stopped, and any is silent": (
-            stall().busy(0, 1).at(4.5).writes(1).at(5).stacks(AT_WORK, STOPPED),
-            STOPPED_1,
-        ),
+        "stopped": (stall().busy(0, 1).at(4.5).writes(1).at(5).stacks(AT_WORK, STOPPED), STOPPED_1),
         "stopped, and all are busy": (stall().busy(0, 1).at(5).stacks(AT_WORK, STOPPED), STOPPED_1),
-        "busy, and then idle": (
-            idle.busy().at(9).writes(0).at(10).stacks(*both),
-            STALLED_1,
-        ),
-        "outside TensorFlow": (
-            waits.at(9).writes(0).at(10).stacks(IN_TENSORFLOW, AT_WORK),
-            STALLED_1,
-        ),
-        "busy for thrice the limit": (
-            stall().busy(0, 1).at(5).stacks(*both).at(10).stacks(*both).at(15).stacks(AT_WORK, IN_TENSORFLOW),
-            "timed_out 124: stalled worker:0",
-        ),
-        "after fewer steps, but with output": (
+        "busy, and then idle": (idle.stacks(*both), STALLED_1),
+        "outside TensorFlow": (waits.stacks(IN_TENSORFLOW, AT_WORK), STALLED_1),
+        "busy for thrice the limit": (long.stacks(AT_WORK, IN_TENSORFLOW), "timed_out 124: stalled worker:0"),
+        "fewer steps": (
             stall().at(1).trains(0, 3).trains(1, 20).at(5.5).writes(0).at(6).stacks(*both),
             STALLED_1,
         ),
         # The output of an ended task is not a sign of life.
-        "after the end of another": (continued.stacks(AT_WORK, STOPPED), STOPPED_1),
+        "the end of another": (continued.stacks(AT_WORK, STOPPED), STOPPED_1),
     }
     assert other_ends(rows) == {}
-    assert cause_of(rows["after fewer steps, but with output"][0]).endswith("; in load_data (train.py:31)")
+    assert cause_of(rows["fewer steps"][0]).endswith("; in load_data (train.py:31)")
     looks = [sum(order == AT_STALL for order in row[0].orders) for row in rows.values()]
     assert looks == [1, 1, 2, 2, 3, 1, 1]
 

@@ -58,84 +58,56 @@ def without_restarts_left() -> Story:
 
 
 def test_end_of_a_coordinated_run() -> None:
-    others = (ENDED, ENDED, ENDED)
+    others, chief_3 = (ENDED, ENDED, ENDED), "failed 3: exited chief:0"
     abort = {"role_settings": policies({})}
     both = {"role_settings": policies({"worker": FailurePolicy.RESTART, "ps": FailurePolicy.RESTART})}
+    alone = {"on_failure": FailurePolicy.CONTINUE, **abort}
+    restarted = training().at(1).exits(1, signal=KILL).at(2).ready(1)
     last_worker = without_restarts_left().at(4).exits(0, code=4).at(5).ready(0).at(6).exits(0, code=4)
+    ps_4, left_1 = "failed 137: exited ps:0", "failed 1: left_early worker:1"
+    because = training().exits(PS, signal=KILL).exits(CHIEF, code=1, symptom=COLLATERAL)
+    waits = at_work().reports(CHIEF, "waiting").exits(1, code=1)
     rows = {
-        "the chief is done": (training().exits(CHIEF), OK, "done", *others),
-        "codes of servers after that": (
-            training().exits(CHIEF).exits(PS, code=1).exits(0, code=139),
-            *(OK, "done", ENDED, ENDED, ENDED),
-        ),
-        "ps killed, and the chief fails because of it": (
-            training().exits(PS, signal=KILL).exits(CHIEF, code=1, symptom=COLLATERAL),
-            *("failed 137: exited ps:0", "failed because of it", ENDED, ENDED, "failed"),
-        ),
-        "a worker was restarted": (
-            training().at(1).exits(1, signal=KILL).at(2).ready(1).exits(CHIEF),
-            OK,
-            "done",
-            *others,
-        ),
-        "a worker waits for its restart": (
+        "chief done": (training().exits(CHIEF), OK, "done", *others),
+        "servers' codes": (training().exits(CHIEF).exits(PS, code=1).exits(0, code=139), OK, "done", *others),
+        "killed ps": (because, ps_4, "failed because of it", ENDED, ENDED, "failed"),
+        "restarted worker": (restarted.exits(CHIEF), OK, "done", *others),
+        "waiting worker": (
             training().exits(1, code=3).exits(CHIEF),
             *(OK, "done", ENDED, "not started again", ENDED),
         ),
-        "a worker has no restarts left": (
-            without_restarts_left().exits(CHIEF),
-            *(OK, "done", ENDED, DONE_WITHOUT, ENDED),
-        ),
-        "the last worker has no restarts left": (
-            last_worker,
-            *("failed 4: exited worker:0", ENDED, "failed", DONE_WITHOUT, ENDED),
-        ),
-        "a later failure than that of a lost worker": (
+        "worker given up": (without_restarts_left().exits(CHIEF), OK, "done", ENDED, DONE_WITHOUT, ENDED),
+        "last worker": (last_worker, "failed 4: exited worker:0", ENDED, "failed", DONE_WITHOUT, ENDED),
+        "later failure": (
             without_restarts_left().at(99).exits(PS, signal=KILL),
-            *("failed 137: exited ps:0", ENDED, ENDED, DONE_WITHOUT, "failed"),
+            *(ps_4, ENDED, ENDED, DONE_WITHOUT, "failed"),
         ),
-        "a worker fails before the chief trains": (
-            at_work().reports(CHIEF, "waiting").at(30).exits(1, code=1),
-            "failed 1: exited worker:1",
-        ),
-        "the chief fails": (training().exits(CHIEF, code=3), "failed 3: exited chief:0"),
-        "the chief fails, continue": (
-            training(on_failure=FailurePolicy.CONTINUE, **abort).exits(CHIEF, code=3),
-            "failed 3: exited chief:0",
-        ),
-        "the chief fails, others restart": (
-            training(**both).exits(CHIEF, code=3),
-            "failed 3: exited chief:0",
-        ),
-        "ps leaves": (
-            training().exits(PS),
-            *("failed 1: left_early ps:0", ENDED, ENDED, ENDED, "left early"),
-        ),
-        "a worker leaves before the chief trains": (
-            at_work(**abort).reports(CHIEF, "waiting").exits(1),
-            "failed 1: left_early worker:1",
-        ),
+        "worker before the chief trains": (waits, "failed 1: exited worker:1"),
+        "chief fails": (training().exits(CHIEF, code=3), chief_3),
+        "chief fails, continue": (training(**alone).exits(CHIEF, code=3), chief_3),
+        "chief fails, others restart": (training(**both).exits(CHIEF, code=3), chief_3),
+        "ps leaves": (training().exits(PS), "failed 1: left_early ps:0", ENDED, ENDED, ENDED, "left early"),
+        "worker leaves early": (at_work(**abort).reports(CHIEF, "waiting").exits(1), left_1),
         # Some workers train by themselves.
-        "workers leave while the chief trains": (training().exits(1, 0, CHIEF), OK),
+        "workers leave": (training().exits(1, 0, CHIEF), OK),
         "plain commands leave": (at_work(serves=False).exits(PS, 0, 1, CHIEF), OK),
         "worker:0 decides": (
             at_work(roles={"worker": 2, "ps": 1}).trains(0, 3).exits(0),
             OK,
             "done",
-            ENDED,
-            ENDED,
+            *others[1:],
         ),
     }
     assert other_ends(rows) == {}
     results = {name: row[0].result() for name, row in rows.items()}
     assert results["ps leaves"].first_failure is None
-    assert "join" in str(results["a worker leaves before the chief trains"].cause)
-    assert "SIGKILL" in str(results["ps killed, and the chief fails because of it"].cause)
+    assert "join" in str(results["worker leaves early"].cause)
+    assert "SIGKILL" in str(results["killed ps"].cause)
     refused = {name: result.not_restarted for name, result in results.items()}
-    assert refused["a worker fails before the chief trains"] == f"worker:1: {NO_STEP}"
-    assert refused["the last worker has no restarts left"] == "worker:0: restarted once already"
-    assert [task.restarts for task in results["a worker was restarted"].tasks] == [0, 0, 1, 0]
-    assert rows["a worker has no restarts left"][0].notices[-1] == (
+    assert refused["worker before the chief trains"] == f"worker:1: {NO_STEP}"
+    assert refused["last worker"] == "worker:0: restarted once already"
+    assert [task.restarts for task in results["restarted worker"].tasks] == [0, 0, 1, 0]
+    assert rows["worker given up"][0].notices[-1] == (
         "worker:1: exit 3; not restarted: restarted once already; the other tasks continue"
     )
 
@@ -200,50 +172,30 @@ def test_run_waits_for_the_evaluator_after_the_training() -> None:
 
 
 def test_end_of_an_evaluated_run() -> None:
-    never = {"max_restarts": 0}
+    never, by_5 = {"max_restarts": 0}, "failed 5: exited evaluator:0"
     trained = evaluated(timeout_s=60.0).exits(0, 1).at(60)
+    peer = evaluated().exits(EVALUATOR).exits(0, code=1, symptom=COLLATERAL)
+    again = evaluated().trains(0, 3).at(1).exits(EVALUATOR, code=1).exits(0, 1).at(2).ready(EVALUATOR)
+    failed = evaluated(**never).trains(0, 3).exits(EVALUATOR, code=5)
+    worker = evaluated(**never).trains(0, 3).exits(EVALUATOR, code=5).exits(1, code=3)
+    after = [with_evaluator().exits(CHIEF).exits(name, code=1).exits(EVALUATOR) for name in (1, PS)]
     rows = {
-        "it is done": (evaluated().exits(0, 1, EVALUATOR), OK, "done", "done", "done"),
-        "it is late": (evaluated().exits(0, 1).at(600), OK, "done", "done", ENDED),
+        "done": (evaluated().exits(0, 1, EVALUATOR), OK, "done", "done", "done"),
+        "late": (evaluated().exits(0, 1).at(600), OK, "done", "done", ENDED),
         "--timeout": (trained, "timed_out 124: limit"),
-        "a stop": (evaluated().exits(0, 1).stops(), "stopped 130"),
-        "it exits early": (evaluated().exits(EVALUATOR, 0, 1), OK),
-        "it is not blamed for a lost peer": (
-            evaluated().exits(EVALUATOR).exits(0, code=1, symptom=COLLATERAL),
-            "failed 1: exited worker:0",
-        ),
-        "it fails and is restarted alone": (
-            evaluated()
-            .trains(0, 3)
-            .at(1)
-            .exits(EVALUATOR, code=1)
-            .exits(0, 1)
-            .at(2)
-            .ready(EVALUATOR)
-            .exits(EVALUATOR),
-            OK,
-        ),
-        "it failed before the training ended": (
-            evaluated(**never).trains(0, 3).exits(EVALUATOR, code=5).exits(0, 1),
-            *("failed 5: exited evaluator:0", "done", "done", "failed"),
-        ),
-        "it fails after the training": (
-            evaluated(**never).trains(0, 3).exits(0, 1).exits(EVALUATOR, code=5),
-            "failed 5: exited evaluator:0",
-        ),
-        "a worker fails after it": (
-            evaluated(**never).trains(0, 3).exits(EVALUATOR, code=5).exits(1, code=3),
-            "failed 3: exited worker:1",
-        ),
+        "stop": (evaluated().exits(0, 1).stops(), "stopped 130"),
+        "early": (evaluated().exits(EVALUATOR, 0, 1), OK),
+        "not blamed for a lost peer": (peer, "failed 1: exited worker:0"),
+        "restarted alone": (again.exits(EVALUATOR), OK),
+        "failed before the end": (failed.exits(0, 1), by_5, "done", "done", "failed"),
+        "failed after the end": (evaluated(**never).trains(0, 3).exits(0, 1).exits(EVALUATOR, code=5), by_5),
+        "a worker fails later": (worker, "failed 3: exited worker:1"),
         # A server fails just before it is dismissed.
-        "a worker fails after the training": (
-            with_evaluator().exits(CHIEF).exits(1, code=1).exits(EVALUATOR),
-            OK,
-        ),
-        "ps fails after the training": (with_evaluator().exits(CHIEF).exits(PS, code=1).exits(EVALUATOR), OK),
+        "a worker fails after the training": (after[0], OK),
+        "ps fails after the training": (after[1], OK),
     }
     assert other_ends(rows) == {}
-    refused = rows["it fails after the training"][0].result().not_restarted
+    refused = rows["failed after the end"][0].result().not_restarted
     assert refused == "evaluator:0: --max-restarts is 0"
     text = "not done after 60 s (--timeout); the training had ended, and evaluator:0 had not"
     assert trained.result().cause == Cause(task=None, kind=CauseKind.LIMIT, text=text)
