@@ -1,21 +1,18 @@
-"""No pattern of the project backtracks over long text: a task, a host or a file may send any text.
-
-Run as a program, `list` prints all patterns, and `search N LENGTH` feeds them, from number N on, text
-of this length that is hard for them.
-"""
+"""No pattern of the project backtracks over long text: a task, a host or a file may send any text."""
 
 from __future__ import annotations
 
 import ast
 import importlib
-import json
+import multiprocessing
 import re
 import signal
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from re import _constants as kinds  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
@@ -47,39 +44,59 @@ _FILLERS = (" x", "1", ".")
 _OF_ALL = {"search", "match", "fullmatch"}
 
 
+@dataclass(frozen=True)
+class Used:
+    """A pattern (None if it is not known before it is used), and the methods that are called with it."""
+
+    where: str
+    pattern: re.Pattern[Any] | None
+    methods: tuple[str, ...]
+
+
 @pytest.mark.parametrize("length", [5_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_each_pattern_needs_little_time_for_long_text(length: int) -> None:
-    listed = _run("list", "")
-    patterns = [json.loads(line) for line in listed.stdout.splitlines()]
-    assert listed.returncode == 0 and len(patterns) > 100, listed.stderr
-    assert {pattern["where"] for pattern in patterns if pattern["unknown"]} == {OWN_PATTERN}
-    slow, first = [], 0
-    while first < len(patterns):
-        done = _run("search", listed.stdout, str(first), str(length))
-        if done.returncode == 0:
-            break
-        # The text took too long.
-        assert done.returncode == -signal.SIGVTALRM, done.stderr
-        number, text = json.loads(done.stdout.splitlines()[-1])
-        slow.append((patterns[number]["where"], patterns[number]["pattern"], text))
-        first = number + 1
-    assert not slow, "\n".join(map(str, slow))
+    context = multiprocessing.get_context("fork")
+    slow, first, code = [], 0, -1
+    while code != 0:
+        reader, writer = context.Pipe(duplex=False)
+        searching = context.Process(target=search, args=(first, length, writer))
+        searching.start()
+        writer.close()
+        number, what = first, ""
+        with reader, suppress(EOFError):
+            while True:
+                number, what = reader.recv()
+        searching.join()
+        code = searching.exitcode or 0
+        assert code in (0, -signal.SIGVTALRM), what
+        if code:  # the text took too long
+            slow.append(what)
+            first = number + 1
+    assert not slow, "\n".join(slow)
 
 
-def _run(*words: str) -> subprocess.CompletedProcess[str]:
-    verb, stdin, *rest = words
-    return subprocess.run(
-        [sys.executable, __file__, verb, *rest],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
+def search(first: int, length: int, tell: Connection) -> None:
+    """Search hard texts, from this pattern on. SIGVTALRM ends this process if one takes too long; it is told before."""
+    patterns = list(list_patterns())
+    assert len(patterns) > 100
+    assert {used.where for used in patterns if used.pattern is None} == {OWN_PATTERN}
+    for number, used in enumerate(patterns[first:], first):
+        if used.pattern is None:
+            continue
+        for hard in hard_texts(used.pattern, length):
+            subject: Any = hard.encode("latin-1") if isinstance(used.pattern.pattern, bytes) else hard
+            for method in used.methods:
+                tell.send((number, f"{used.where}: {used.pattern.pattern!r}: {method}: {hard[:60]!r}"))
+                signal.setitimer(signal.ITIMER_VIRTUAL, LIMITS_S[length])
+                call = getattr(used.pattern, method)
+                result = call(subject[:0], subject) if method.startswith("sub") else call(subject)
+                if method == "finditer":
+                    list(result)
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
-def list_patterns() -> Iterator[dict[str, object]]:
-    """Yield all patterns of the project, each with the methods that are called with it. Without TensorFlow."""
+def list_patterns() -> Iterator[Used]:
+    """Yield all patterns of the project. TensorFlow is not imported."""
     for name in ("tensorflow", "keras"):
         sys.modules[name] = MagicMock()
     for package in ("orchestrator", "worker"):
@@ -103,7 +120,7 @@ class _Calls(ast.NodeVisitor):
         self._calls: list[tuple[str, ast.Call, Any]] = []
 
     @property
-    def found(self) -> Iterator[dict[str, object]]:
+    def found(self) -> Iterator[Used]:
         others = set().union(
             *(its for name, its in self._methods.items() if name not in self._names.values())
         )
@@ -119,15 +136,8 @@ class _Calls(ast.NodeVisitor):
                     made = self._evaluate(value, over)
                     break
             for each in made:
-                text = None if each is None else each[0]
-                yield {
-                    "where": self._module.__name__,
-                    "unknown": each is None,
-                    "pattern": text.decode("latin-1") if isinstance(text, bytes) else text,
-                    "bytes": isinstance(text, bytes),
-                    "flags": 0 if each is None else int(sum(each[1:])),
-                    "methods": sorted(methods),
-                }
+                pattern = None if each is None else re.compile(each[0], int(sum(each[1:])))
+                yield Used(self._module.__name__, pattern, tuple(sorted(methods)))
 
     def _evaluate(self, value: ast.expr, loop: Any) -> list[Any]:
         over = [] if loop is None else loop.generators
@@ -224,30 +234,3 @@ def _example(items: Any, choice: int) -> str:
             ]
             text += possible[choice % len(possible)] if possible else ""
     return text
-
-
-def search(patterns: list[dict[str, Any]], first: int, length: int) -> None:
-    """Search hard texts. SIGVTALRM ends this process if one takes too long. Its output ends with that one."""
-    for number, its in enumerate(patterns[first:], first):
-        if its["unknown"]:
-            continue
-        text = its["pattern"]
-        pattern = re.compile(text.encode("latin-1") if its["bytes"] else text, its["flags"])
-        for hard in hard_texts(pattern, length):
-            subject: Any = hard.encode("latin-1") if its["bytes"] else hard
-            for method in its["methods"]:
-                print(json.dumps([number, f"{method}: {hard[:60]}"]), flush=True)
-                signal.setitimer(signal.ITIMER_VIRTUAL, LIMITS_S[length])
-                call = getattr(pattern, method)
-                result = call(subject[:0], subject) if method.startswith("sub") else call(subject)
-                if method == "finditer":
-                    list(result)
-                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-
-
-if __name__ == "__main__":
-    if sys.argv[1] == "list":
-        for each in list_patterns():
-            print(json.dumps(each))
-    else:
-        search([json.loads(line) for line in sys.stdin], int(sys.argv[2]), int(sys.argv[3]))

@@ -6,7 +6,6 @@ import socket
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 from agent_driving import POLITE, Driver, python
 from waiting import until
@@ -28,8 +27,9 @@ SAYS_NETWORK = "import os; print(os.readlink('/proc/self/ns/net'))"
 
 
 def test_readiness_samples_and_stops(tmp_path: Path) -> None:
-    with Driver(tmp_path, network=NetworkOption.PRIVATE) as agent:
-        (port,) = agent.hold(1)
+    """A program outside may use the same port."""
+    with Driver(tmp_path, network=NetworkOption.PRIVATE) as agent, socket.socket() as outside:
+        port = bound(outside, agent.hold(20))
         agent.start("worker:0", [*python(LISTENER), str(port)], port=port, serves=True)
         agent.start("worker:1", python(POLITE))
         agent.wait_for(Listening, "worker:0")
@@ -37,14 +37,6 @@ def test_readiness_samples_and_stops(tmp_path: Path) -> None:
         agent.until_uses("worker:0", 1 << 20)
         agent.end(grace_s=60)
         assert {message.task: message.exit_code for message in agent.exits()}["worker:1"] == 5
-
-
-def test_private_ports_can_be_in_use_outside(tmp_path: Path) -> None:
-    """A program outside may use the same port."""
-    with Driver(tmp_path, network=NetworkOption.PRIVATE) as agent, socket.socket() as outside:
-        port = bound(outside, agent.hold(20))
-        agent.start("worker:0", [*python(LISTENER), str(port)], port=port, serves=True)
-        agent.wait_for(Listening, "worker:0")
 
 
 def bound(outside: socket.socket, ports: tuple[int, ...]) -> int:
@@ -69,11 +61,3 @@ def test_session_switches_between_networks() -> None:
                 seen.append(until(lambda run=run: run.log("worker:0").read_text()).strip())  # type: ignore[misc]
     assert [network == host for network in seen] == [True, False, False, True]
     assert seen[1] == seen[2], "the agent was kept"
-
-
-@pytest.mark.parametrize("network", list(NetworkOption))
-def test_command_line_of_the_agent_names_its_network(tmp_path: Path, network: NetworkOption) -> None:
-    """An agent that starts before its run is known gets the network with the run."""
-    with Driver(tmp_path, network=network) as agent:
-        words = psutil.Process(agent.pid).cmdline()
-    assert ("--network" in words) is ("private" in words) is (network is NetworkOption.PRIVATE)

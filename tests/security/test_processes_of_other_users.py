@@ -53,22 +53,28 @@ def named(pid: int) -> str:
     return f"orch may not end pid {pid} (user {ORDINARY}: sleep 600)"
 
 
-def test_down_names_the_process_and_fails(orch: Orch) -> None:
+@pytest.fixture
+def pid(orch: Orch) -> int:
+    """The process of another user, the only one of a live run."""
     started = orch.start(*UP, "-d", "--", *AS_ANOTHER.split(), before=WITHOUT_RIGHTS)
     assert started.finish().code == 0
-    pid = pid_of_another(orch)
+    return pid_of_another(orch)
+
+
+def test_down_names_the_process_and_fails_until_it_has_ended(orch: Orch, pid: int) -> None:
     # The second one finds a run that has ended.
     for _ in range(2):
         down = orch.start("down", before=WITHOUT_RIGHTS).finish()
-        assert (down.code, down.err) == (
-            125,
-            f"orch: {orch.run_dir().name}: {named(pid)}. End them as their user or as root: kill -KILL {pid}\n",
-        )
+        remedy = f"End them as their user or as root: kill -KILL {pid}"
+        assert (down.code, down.err) == (125, f"orch: {orch.run_dir().name}: {named(pid)}. {remedy}\n")
     assert lives(pid)
     result = orch.result()
     assert (result["outcome"], result["exit_code"], result["cause"]["text"]) == ("failed", 125, named(pid))
     assert result["tasks"][0]["end"] == "still running"
     assert [(each["pid"], each["user"]) for each in result["left"]] == [(pid, str(ORDINARY))]
+    os.kill(pid, signal.SIGKILL)
+    until_gone(pid)
+    assert orch("down").code == 0
 
 
 def test_interrupted_foreground_run_names_the_process_and_fails(orch: Orch) -> None:
@@ -91,12 +97,8 @@ def test_failure_is_reported_with_the_process_that_is_left(orch: Orch) -> None:
     assert "worker:0 failed: exit 3" in done.err
 
 
-def test_down_names_the_process_of_a_lost_run(orch: Orch) -> None:
-    started = orch.start(*UP, "-d", "--", *AS_ANOTHER.split(), before=WITHOUT_RIGHTS)
-    assert started.finish().code == 0
-    pid = pid_of_another(orch)
-    (task,) = orch.pids()
-    assert task == pid
+def test_down_names_the_process_of_a_lost_run(orch: Orch, pid: int) -> None:
+    assert orch.pids() == [pid]
     pids = [found for found in (orch.supervisor(), orch.agent()) if found]
     for each in pids:
         os.kill(each, signal.SIGKILL)
@@ -105,16 +107,6 @@ def test_down_names_the_process_of_a_lost_run(orch: Orch) -> None:
         down = orch.start("down", before=WITHOUT_RIGHTS).finish()
         assert (down.code, named(pid) in down.err) == (125, True)
     assert lives(pid)
-
-
-def test_down_succeeds_once_the_process_has_ended(orch: Orch) -> None:
-    started = orch.start(*UP, "-d", "--", *AS_ANOTHER.split(), before=WITHOUT_RIGHTS)
-    assert started.finish().code == 0
-    pid = pid_of_another(orch)
-    assert orch.start("down", before=WITHOUT_RIGHTS).finish().code == 125
-    os.kill(pid, signal.SIGKILL)
-    until_gone(pid)
-    assert orch("down").code == 0
 
 
 def test_setuid_program_of_an_ordinary_user_is_named(state_dir: Path) -> None:

@@ -63,26 +63,33 @@ import json, os, pathlib
 fields = dict(line.split(":\\t", 1) for line in open("/proc/self/status") if line.startswith("Cap"))
 pathlib.Path(os.environ["ORCH_CHECKPOINT_DIR"], "written").write_text("x")
 print(json.dumps({
-    "uids": os.getresuid(), "gids": os.getresgid(), "effective": int(fields["CapEff"], 16),
-    "permitted": int(fields["CapPrm"], 16), "bounding": int(fields["CapBnd"], 16),
-    "net": os.readlink("/proc/self/ns/net"), "interfaces": [line.split(":")[0].strip() for line in
-    open("/proc/self/net/dev").readlines()[2:]],
-}))
+    "uids": os.getresuid(), "effective": int(fields["CapEff"], 16), "permitted": int(fields["CapPrm"], 16),
+    "bounding": int(fields["CapBnd"], 16), "net": os.readlink("/proc/self/ns/net"),
+    "interfaces": [line.split(":")[0].strip() for line in open("/proc/self/net/dev").readlines()[2:]],
+}), flush=True)
 """
 
 
 def serving(user: User, network: str) -> tuple[Path, int]:
     """A run whose worker:1 has reached worker:0, and the port where that listens."""
-    user.script("servers.py", SERVERS)
+    user.script("servers.py", LOOKS + SERVERS)
     run = user.detached("-n", "2", "--network", network, "--", "servers.py")
     user.until_logged(run, "reached it", "worker-1")
     return run, int(user.until_logged(run, "listens at").split()[-1])
 
 
 def test_private_run_is_unreachable_from_outside(user: User) -> None:
+    """Its tasks have their user and no new capabilities."""
     run, port = serving(user, "private")
     assert reached(port) == []
     assert not reaches_abstract(run.name)
+    seen = json.loads(user.until_logged(run, "{").splitlines()[0])
+    assert seen["interfaces"] == ["lo"]
+    assert seen["net"] != str(Path("/proc/self/ns/net").readlink())
+    assert set(seen["uids"]) == {user.uid}
+    if user.uid != 0:
+        assert (seen["permitted"], seen["effective"], seen["bounding"]) == (0, 0, 0)
+    assert (run / "checkpoints/written").stat().st_uid == user.uid
 
 
 def test_run_on_the_host_network_is_reachable(ordinary_user: User) -> None:
@@ -93,35 +100,19 @@ def test_run_on_the_host_network_is_reachable(ordinary_user: User) -> None:
 
 @pytest.mark.slow
 def test_private_runs_cannot_reach_each_other(ordinary_user: User) -> None:
-    _, port = serving(ordinary_user, "private")
+    """The same program reaches a run on the host network."""
     intruder = ordinary_user.script("intruder.py", INTRUDER)
-    for network in ("private", "host"):
-        done = ordinary_user(
-            "up", "--no-prefix", "--network", network, "--", intruder, str(port), *addresses()
-        )
-        assert done.stdout.splitlines() == ["tried all"], done.stderr
-
-
-@pytest.mark.slow
-def test_intruder_program_reaches_an_open_server(ordinary_user: User) -> None:
-    """Checks the intruder of the test above."""
-    _, port = serving(ordinary_user, "host")
-    done = ordinary_user(
-        "up", "--no-prefix", "--", ordinary_user.script("intruder.py", INTRUDER), str(port), "127.0.0.1"
-    )
-    assert done.stdout.splitlines() == ["reached 127.0.0.1", "tried all"], done.stderr
-
-
-def test_private_task_has_its_user_and_no_new_capabilities(user: User) -> None:
-    done = user("up", "--no-prefix", "--network", "private", "--", user.script("looks.py", LOOKS))
-    seen = json.loads(done.stdout)
-    assert seen["interfaces"] == ["lo"]
-    assert seen["net"] != str(Path("/proc/self/ns/net").readlink())
-    assert set(seen["uids"]) == {user.uid}
-    if user.uid != 0:
-        assert (seen["permitted"], seen["effective"], seen["bounding"]) == (0, 0, 0)
-    (run,) = user.runs()
-    assert (run / "checkpoints/written").stat().st_uid == user.uid
+    for served, network, found in (
+        ("private", "private", []),
+        ("private", "host", []),
+        ("host", "host", addresses()),
+    ):
+        run, port = serving(ordinary_user, served)
+        words = ("--no-prefix", "--network", network, "--", intruder, str(port), *addresses())
+        done = ordinary_user("up", *words)
+        shown = [*(f"reached {address}" for address in found), "tried all"]
+        assert done.stdout.splitlines() == shown, done.stderr
+        ordinary_user("down", run.name)
 
 
 def test_root_without_network_capability_gains_nothing(state_dir: Path) -> None:
