@@ -62,7 +62,9 @@ def test_task_that_is_blamed_for_a_silence() -> None:
     both = (AT_WORK, AT_WORK)
     continued = stall(workers=3, on_failure=FailurePolicy.CONTINUE).exits(2, code=5).at(4).writes(2).at(5)
     idle = stall().at(4).busy(1).writes(0).at(5).stacks(*both).busy().at(9).writes(0).at(10)
-    waits = stall().at(4).writes(0).at(5).stacks(AT_WORK, IN_TENSORFLOW).at(9).writes(0).at(10)
+    waits = stall().at(4).writes(0).at(5).stacks(AT_WORK, IN_TENSORFLOW)
+    assert waits.due == (9, Deadline.STALL_LIMIT)  # when the other one reaches the limit
+    waits.at(8).writes(0).at(10)
     long = stall().busy(0, 1).at(5).stacks(*both).at(10).stacks(*both).at(15)
     rows = {
         # It was busy in the last sample before it was stopped, and wrote last.

@@ -175,8 +175,9 @@ def test_finished_run_is_not_restarted() -> None:
 
 
 def test_processes_that_are_left_prevent_a_restart() -> None:
-    left = {"pid": 9, "start_ticks": 7, "user": "nobody", "command": "sleep"}
-    story = at_step().exits(0, 1, code=3).torn_down(left=(left,))
+    left = {"pid": 101, "start_ticks": 7, "user": "nobody", "command": "sleep"}
+    story = at_step().exits(0, code=3).happens(events.TeardownEnded, left=(left,))
+    assert (story.end(), story.ends()) == ("failed 3: exited worker:0", ["failed", "still running"])
     assert story.result().not_restarted == "processes of this attempt are still running"
 
 
