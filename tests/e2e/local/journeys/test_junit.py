@@ -10,10 +10,10 @@ from xml.etree import ElementTree as Xml
 
 from hypothesis import given
 from hypothesis import strategies as st
+from making import cause, first_failure, run_result, task_end
 from orch_command import Orch
 
 from orchestrator.client.junit import junit_document
-from orchestrator.core.state.result import Cause, CauseKind, FirstFailure, RunResult, TaskEnd
 
 FAILS = """import os, time
 if os.environ["ORCH_TASK"] == "worker:1":
@@ -21,20 +21,6 @@ if os.environ["ORCH_TASK"] == "worker:1":
     raise ValueError("<no> & data")
 time.sleep(600)
 """
-_FIRST = FirstFailure(
-    task="worker:0", exit_code=1, signal=None, exception=None, log="/log", advice=None, lines=()
-)
-_RESULT = RunResult(
-    run_id="digits-1",
-    outcome="failed",
-    exit_code=1,
-    attempts=1,
-    cause=Cause(task="worker:0", kind=CauseKind.EXITED, text="exit 1"),
-    first_failure=_FIRST,
-    detection_s=None,
-    teardown_s=None,
-    tasks=(TaskEnd(task="worker:0", state="failed", exit_code=1, signal=None),),
-)
 
 
 class Case(NamedTuple):
@@ -132,14 +118,9 @@ texts = st.text(st.characters(codec=None)) | st.sampled_from(
 
 @given(texts, texts)
 def test_any_text_gives_a_document_that_can_be_read(exception: str, line: str) -> None:
-    changes = {"exception": exception, "log": line, "advice": line, "lines": (line,)}
-    result = _RESULT.model_copy(
-        update={
-            "cause": Cause(task="worker:0", kind=CauseKind.EXITED, text=line),
-            "first_failure": _FIRST.model_copy(update=changes),
-            "tasks": (_RESULT.tasks[0].model_copy(update={"end": line}),),
-        }
-    )
+    first = first_failure(0, exception=exception, log=line, advice=line, lines=(line,))
+    ended = task_end(0, "failed", end=line)
+    result = run_result("failed", ended, cause=cause(0, line), first_failure=first)
     document = junit_document(result, {}, name=exception, host=line, started_at=0.0)
     assert [case.verdict for case in cases(document)] == ["failure", "failure"]
 
@@ -153,7 +134,6 @@ def test_verdicts() -> None:
         ("lost", "lost"): ["error", "error"],
     }
     for (outcome, state), expected in verdicts.items():
-        task = _RESULT.tasks[0].model_copy(update={"state": state})
-        changes = {"outcome": outcome, "cause": None, "first_failure": None, "tasks": (task,)}
-        document = junit_document(_RESULT.model_copy(update=changes), {}, name="n", host="", started_at=0.0)
+        result = run_result(outcome, task_end(0, state, code=1))
+        document = junit_document(result, {}, name="n", host="", started_at=0.0)
         assert [case.verdict for case in cases(document)] == expected, (outcome, state)
