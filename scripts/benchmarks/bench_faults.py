@@ -29,7 +29,8 @@ from bench_pairs import Bench, bench, say
 _TESTS = Path(__file__).resolve().parents[2] / "tests"
 sys.path[:0] = [str(_TESTS / "e2e/local/faults"), str(_TESTS / "support")]
 
-from scene import Moment, Scene, Who  # noqa: E402
+from cells import Cell, Moment, Who  # noqa: E402
+from scene import Scene  # noqa: E402
 from waiting import lives  # noqa: E402
 
 from orchestrator.core.state.events import TaskExited, TaskReady, TaskStarted, TeardownBegan  # noqa: E402
@@ -107,7 +108,8 @@ class Faults:
     @contextmanager
     def _run(self, moment: Moment, breaks: str, **flags: object) -> Iterator[Scene]:
         workers = self._bench.given.workers
-        scene = Scene(self._bench.folder(), moment, breaks, workers=workers, options=flags)
+        cell = Cell("measured", moment, None, breaks=breaks, workers=workers, options=flags)
+        scene = Scene(cell, self._bench.folder())
         with scene.started():
             scene.reach_the_moment()
             yield scene
