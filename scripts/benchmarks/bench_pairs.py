@@ -125,7 +125,7 @@ def bench(name: str, description: str | None, rounds: int, **more: int | str) ->
     with tempfile.TemporaryDirectory(prefix="orch-bench-") as directory:
         made = Bench(given, Path(directory))
         yield made
-    report(name, made.lines, given.json)
+    report(name, [line for line in made.lines if line.orch], given.json)
 
 
 def pair(compared: Compared, ours: Measurement, theirs: Measurement, round_: int) -> None:
