@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from making import attempt_planned, planned_task, progressed
+
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle.actions import (
     Action,
@@ -23,7 +25,6 @@ from orchestrator.core.lifecycle.lifecycle import Lifecycle
 from orchestrator.core.state import events
 from orchestrator.core.state.events import (
     Event,
-    Progress,
     StopReason,
     TeardownReason,
     event_line,
@@ -157,22 +158,16 @@ class World:
         self.agent.orders.popleft()()
 
     def _held(self, attempt: int) -> None:
-        plans = tuple(
-            events.PlannedTask(
-                task=name,
-                role=name.partition(":")[0],
-                index=int(name.partition(":")[2]),
+        plans = (
+            planned_task(
+                name,
                 address=f"127.0.0.1:{attempt * 100 + index}",
-                argv=("true",),
-                cwd="/",
-                env={},
-                log=f"/logs/{name.replace(':', '-')}.log",
                 serves=self.serves and name != "evaluator:0",
             )
             for index, name in enumerate(self.names)
         )
         self.planned += 1
-        self.happened(events.AttemptPlanned(**self.stamp(), attempt=attempt, tasks=plans))
+        self.happened(attempt_planned(list(plans), attempt, self.now))
 
     def _start(self, name: str) -> None:
         if self.agent.is_ending:
@@ -240,8 +235,7 @@ class World:
         self.happened(events.TaskReady(**self.stamp(), task=name))
 
     def steps(self, name: str, step: int) -> None:
-        progress = Progress(phase="training", epoch=1, epochs=2, step=step, steps=50)
-        self.happened(events.TaskProgressed(**self.stamp(), task=name, progress=progress))
+        self.happened(progressed(name, self.now, epoch=1, epochs=2, step=step, steps=50))
 
     # -- what people do
 

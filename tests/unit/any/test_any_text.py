@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from fuzzing import any_text, documents, fuzzed
@@ -25,6 +26,7 @@ from worker.agent.processes import read_stat
 from worker.agent.task_process import injected_env
 from worker.bootstrap.install import Options
 
+T = TypeVar("T")
 figures = st.text("0123456789.eE+-_ \u0663\u00b2\uff11naif", max_size=12)
 lengths = st.lists(figures | st.sampled_from(["ms", "s", "m", "h", "d", "S", " "]), max_size=6).map("".join)
 amounts = st.lists(figures | st.sampled_from(["k", "Ki", "MiB", "GB", "g", "b", "i", " "]), max_size=5).map(
@@ -32,28 +34,31 @@ amounts = st.lists(figures | st.sampled_from(["k", "Ki", "MiB", "GB", "g", "b", 
 )
 
 
+def parsed(parse: Callable[[str], T], text: str) -> T | None:
+    """None for a ValueError that has an explanation."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        assert str(error)
+        return None
+
+
 @given(lengths | any_text)
 @fuzzed(100)
 def test_any_length_of_time(text: str) -> None:
-    try:
-        seconds = parse_duration(text)
-    except ValueError as error:
-        assert str(error)
-        return
-    assert 0 <= seconds <= MAX_DURATION_S
-    assert math.isclose(parse_duration(format_duration(seconds)), seconds, abs_tol=0.0006)
+    seconds = parsed(parse_duration, text)
+    if seconds is not None:
+        assert 0 <= seconds <= MAX_DURATION_S
+        assert math.isclose(parse_duration(format_duration(seconds)), seconds, abs_tol=0.0006)
 
 
 @given(amounts | any_text)
 @fuzzed(100)
 def test_any_amount_of_memory(text: str) -> None:
-    try:
-        size = parse_size(text)
-    except ValueError as error:
-        assert str(error)
-        return
-    assert 1 <= size <= MAX_SIZE
-    assert parse_size(str(size)) == size
+    size = parsed(parse_size, text)
+    if size is not None:
+        assert 1 <= size <= MAX_SIZE
+        assert parse_size(str(size)) == size
 
 
 refs = st.lists(
@@ -68,13 +73,10 @@ refs = st.lists(
 @example("9" * 5000)
 @fuzzed(100)
 def test_any_name_of_a_task(text: str) -> None:
-    try:
-        task = TaskRef.parse(text)
-    except ValueError as error:
-        assert str(error)
-        return
-    assert text.isascii()
-    assert TaskRef.parse(str(task)) == task
+    task = parsed(TaskRef.parse, text)
+    if task is not None:
+        assert text.isascii()
+        assert TaskRef.parse(str(task)) == task
 
 
 @given(

@@ -203,13 +203,11 @@ def start_prune(how: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", PRUNES, how], stderr=subprocess.PIPE)
 
 
-@pytest.mark.parametrize("checkpoint", [b"", b"w"], ids=["whole", "trimmed"])
-@pytest.mark.parametrize("where", ["state", "log_dir"])
+@pytest.mark.parametrize("checkpoint", [b"", b"w"], ids=["whole", "trimmed in a log directory"])
 def test_killed_prune_leaves_no_partial_run_and_is_finished_by_the_next(
-    tmp_path: Path, checkpoint: bytes, where: str
+    tmp_path: Path, checkpoint: bytes
 ) -> None:
-    log_dir = tmp_path / "logs" if where == "log_dir" else None
-    run = ended_run(checkpoint=checkpoint, log_dir=log_dir)
+    run = ended_run(checkpoint=checkpoint, log_dir=tmp_path / "logs" if checkpoint else None)
     with start_prune("die") as killed:
         assert killed.wait(60) == -signal.SIGKILL
     if checkpoint:
