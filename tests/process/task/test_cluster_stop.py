@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tasks import Task, running
+from tasks import LONGEST_RUN_S, Task, running
 
 # A busy machine may take several times as long as an idle one.
 pytestmark = pytest.mark.timeout(300)
@@ -60,12 +60,19 @@ def wait_for_tensorflows_handler(task: Task) -> None:
     task.wait_for_report(sigterm="again")
 
 
-def test_stop_during_the_wait_for_peers_that_never_come(tmp_path: Path) -> None:
-    with started(tmp_path, {"worker": 2}, ["worker:0"], "short") as [task]:
-        task.wait_for_report(phase="waiting")
-        task.wait_for_line("Waiting for 1/2 tasks")
-        wait_for_tensorflows_handler(task)
-        assert task.stop() == 143
+def test_stop_during_the_wait_for_a_leader_that_does_not_answer(tmp_path: Path) -> None:
+    """The first connection to it looks whether it listens: gRPC would send its greeting."""
+    with socket.create_server(("127.0.0.1", 0)) as leader:
+        leader.settimeout(LONGEST_RUN_S)
+        cluster = {"worker": [f"127.0.0.1:{leader.getsockname()[1]}", "127.0.0.1:1"]}
+        env = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}})}
+        with running(tmp_path, [SCRIPT, "short"], env=env, name="worker:1") as task:
+            first, _ = leader.accept()
+            assert first.recv(1) == b""
+            first.close()
+            task.wait_for_report(phase="waiting")
+            wait_for_tensorflows_handler(task)
+            assert task.stop() == 143
         assert said(task) == ["blocking", "finally", "atexit"]
         assert task.phases == ["importing", "starting", "waiting"]
         assert not task.exception_file.exists()
@@ -89,6 +96,7 @@ def test_signals_end_every_wait(
         process.wait_for_report(phase=phase)
         if task.startswith("worker"):
             wait_for_tensorflows_handler(process)
+            process.wait_for_line("Waiting for 1/2 tasks" if task == "worker:0" else "")
         process.process.send_signal(number)
         assert process.wait() == code
         assert said(process) == ["blocking", "finally", "atexit"]

@@ -22,17 +22,13 @@ def port_of(task: Task) -> int:
     return port
 
 
-def test_a_bare_breakpoint_ends_the_task_with_one_line_of_advice(tmp_path: Path) -> None:
-    train = script(tmp_path, "import sys\nbreakpoint()\nprint('after')\n")
+def test_a_bare_breakpoint_ends_the_task_in_an_orderly_way_with_one_line_of_advice(tmp_path: Path) -> None:
+    train = script(tmp_path, "try:\n    breakpoint()\nfinally:\n    print('cleaned up')\nprint('after')\n")
     task = finished(tmp_path, [train])
     assert task.wait() == 1
-    (line,) = task.output.splitlines()
+    line, then = task.output.splitlines()
     assert line.startswith(f"orch: breakpoint() at {train}:2: ") and "PYTHONBREAKPOINT=0" in line
-
-
-def test_the_exit_is_an_orderly_one(tmp_path: Path) -> None:
-    train = script(tmp_path, "try:\n    breakpoint()\nfinally:\n    print('cleaned up')\n")
-    assert finished(tmp_path, [train]).output.endswith("\ncleaned up\n")
+    assert then == "cleaned up"
 
 
 @pytest.mark.parametrize("choice", ["0", "builtins.print"])
@@ -55,8 +51,8 @@ def test_advice_in_another_thread_does_not_end_the_task(tmp_path: Path) -> None:
     assert "orch: breakpoint() at " in task.output and task.output.endswith("after\n")
 
 
-def test_a_client_stops_at_a_breakpoint_and_lets_the_script_continue(tmp_path: Path) -> None:
-    train = script(tmp_path, "x = 6\ny = x * 7\nprint('y is', y)\n")
+def test_a_client_stops_at_breakpoints_of_both_kinds(tmp_path: Path) -> None:
+    train = script(tmp_path, "x = 6\ny = x * 7\nprint('y is', y)\nx = 5\nbreakpoint()\nprint('after')\n")
     with running(tmp_path, [train], debugger={"port": 0, "waits": True}) as task:
         port = port_of(task)
         with DapClient(port) as client:
@@ -66,31 +62,17 @@ def test_a_client_stops_at_a_breakpoint_and_lets_the_script_continue(tmp_path: P
             assert "y is" not in task.output
             task.wait_for_report(debugger={"state": "attached", "port": port})
             client.resume(thread)
+            thread = client.stopped()
+            assert client.evaluate(thread, "x") == "5"
+            assert task.output == "y is 42\n"
+            client.resume(thread)
             assert task.wait() == 0
-        assert task.output == "y is 42\n"
+        assert task.output == "y is 42\nafter\n"
 
 
-def test_breakpoint_stops_in_an_attached_client(tmp_path: Path) -> None:
-    train = script(tmp_path, "x = 6\nbreakpoint()\nprint('after')\n")
-    with (
-        running(tmp_path, [train], debugger={"port": 0, "waits": True}) as task,
-        DapClient(port_of(task)) as client,
-    ):
-        client.attach(train)
-        thread = client.stopped()
-        assert client.evaluate(thread, "x") == "6"
-        client.resume(thread)
-        assert task.wait() == 0 and task.output == "after\n"
-
-
-def test_breakpoint_is_ignored_while_no_client_is_attached(tmp_path: Path) -> None:
-    train = script(tmp_path, "breakpoint()\nprint('after')\n")
-    task = finished(tmp_path, [train], debugger={"port": 0, "waits": False})
-    assert task.wait() == 0 and task.output == "after\n"
-
-
-def test_a_port_that_is_in_use_is_replaced(tmp_path: Path) -> None:
-    train = script(tmp_path, "print('after')\n")
+def test_a_debugger_without_a_client_takes_another_port_and_changes_nothing(tmp_path: Path) -> None:
+    """Its port is in use, breakpoint() is ignored, and the environment is the script's."""
+    train = script(tmp_path, "import os\nbreakpoint()\nprint('PYDEVD' in str(os.environ))\n")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -98,8 +80,4 @@ def test_a_port_that_is_in_use_is_replaced(tmp_path: Path) -> None:
         with running(tmp_path, [train], debugger={"port": port, "waits": False}) as task:
             assert port_of(task) != port
             assert task.wait() == 0
-
-
-def test_debugpy_changes_no_variable(tmp_path: Path) -> None:
-    train = script(tmp_path, "import os\nprint('PYDEVD' in str(os.environ))\n")
-    assert finished(tmp_path, [train], debugger={"port": 0, "waits": False}).output == "False\n"
+    assert task.output == "False\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from pathlib import Path
 
@@ -42,25 +43,31 @@ def script(directory: Path, wait: str, before: str = "", after: str = "") -> Pat
     return path
 
 
-@pytest.mark.parametrize("wait", list(WAITS.values()), ids=list(WAITS))
-def test_clean_up_runs(tmp_path: Path, wait: str) -> None:
-    with running(tmp_path, [script(tmp_path, wait, before="import asyncio, queue, subprocess")]) as task:
-        task.wait_for_line("ready")
-        if wait == WAITS["child"]:
-            wait_for_child(task)
-        if wait != WAITS["python"]:
-            # Earlier, asyncio would warn of a coroutine that is not awaited, and a child process would stay.
-            wait_until_asleep(task)
-        assert task.stop() == 143
-        assert task.output.splitlines() == ["ready", "finally", "done", "atexit"]
-        assert (tmp_path / "unclosed.txt").read_text() == "buffered"
-        assert not task.exception_file.exists()
+def test_clean_up_runs(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        tasks = {}
+        for name, wait in WAITS.items():
+            (tmp_path / name).mkdir()
+            command = [script(tmp_path / name, wait, before="import asyncio, queue, subprocess")]
+            tasks[name] = stack.enter_context(running(tmp_path / name, command))
+        for name, task in tasks.items():
+            task.wait_for_line("ready")
+            if name == "child":
+                wait_for_child(task)
+            if name != "python":
+                # Earlier, asyncio would warn of a coroutine that is not awaited, and a child process would stay.
+                wait_until_asleep(task)
+            assert task.stop() == 143, name
+            assert task.output.splitlines() == ["ready", "finally", "done", "atexit"], name
+            assert (tmp_path / name / "unclosed.txt").read_text() == "buffered"
+            assert not task.exception_file.exists()
 
 
 def test_a_second_sigterm_does_not_interrupt_the_clean_up(tmp_path: Path) -> None:
     after = "print('again', flush=True); os.kill(os.getpid(), 15)\n    while not os.path.exists('go'): pass"
     with running(tmp_path, [script(tmp_path, WAITS["lock"], after=after)]) as task:
         task.wait_for_line("ready")
+        wait_until_asleep(task)
         task.process.send_signal(signal.SIGTERM)
         task.wait_for_line("again")
         task.process.send_signal(signal.SIGTERM)
@@ -83,6 +90,7 @@ def test_the_scripts_own_handler_replaces_ours(
 ) -> None:
     with running(tmp_path, [script(tmp_path, WAITS["lock"], before=before)]) as task:
         task.wait_for_line("ready")
+        wait_until_asleep(task)
         assert task.stop() == code
         assert task.output.splitlines() == ["ready", *said]
 
@@ -99,6 +107,7 @@ def test_a_script_may_catch_the_stop(tmp_path: Path, catch: str, code: int) -> N
     wait = f"try:\n        print('within', flush=True); time.sleep(1000)\n    except SystemExit {catch}"
     with running(tmp_path, [script(tmp_path, wait)]) as task:
         task.wait_for_line("within")
+        wait_until_asleep(task)
         assert task.stop() == code
         assert task.output.splitlines()[-1] == "atexit"
         assert "SystemExit 143" in task.output or code != 0
@@ -107,6 +116,7 @@ def test_a_script_may_catch_the_stop(tmp_path: Path, catch: str, code: int) -> N
 def test_sigint_raises_keyboard_interrupt(tmp_path: Path) -> None:
     with running(tmp_path, [script(tmp_path, WAITS["lock"])]) as task:
         task.wait_for_line("ready")
+        wait_until_asleep(task)
         task.process.send_signal(signal.SIGINT)
         assert task.wait() == -signal.SIGINT
         assert "KeyboardInterrupt" in task.output and "done" in task.output
@@ -174,7 +184,7 @@ def wait_for_child(task: Task) -> None:
 
 
 def wait_until_asleep(task: Task) -> None:
-    """Wait until its main thread sleeps in the kernel. It does not sleep before the wait that is tested."""
+    """Wait until its main thread sleeps in the kernel. A signal right before a sleep would be handled after it."""
     until(lambda: psutil.Process(task.process.pid).status() == psutil.STATUS_SLEEPING)
 
 
