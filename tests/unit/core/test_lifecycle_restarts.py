@@ -51,41 +51,36 @@ def test_failure_after_a_step_is_restarted() -> None:
 
 def test_what_is_restarted() -> None:
     """A program that never worked would fail again, unless it asks for the restart."""
-    loop = {"phase": "training"}
     silent_fit = {"phase": "training", "fit": FitSteps(done=13, start=0)}
-    rows = {
-        "no step": (Story(RESTART).ready().at(5).exits(1, code=3), False),
-        "a step": (at_step().at(5).exits(1, code=3), True),
-        "no step in a resumed attempt": (
-            Story(RESTART).ready().trains(1, 0, epoch=4, steps=20).exits(1, code=3),
-            False,
-        ),
-        "counted steps of a silent fit": (
-            Story(RESTART).ready().reports(1, **silent_fit).exits(1, code=3),
-            True,
-        ),
-        "a loop without steps, 4.9 s": (
-            Story(RESTART).ready().at(20).reports(1, **loop).at(24.9).exits(1, code=3),
-            False,
-        ),
-        "a loop without steps, 5 s": (
-            Story(RESTART).ready().at(20).reports(1, **loop).at(25).exits(1, code=3),
-            True,
-        ),
-        "a plain command, 4.9 s": (Story(RESTART, serves=False).ready().at(4.9).exits(1, code=3), False),
-        "a plain command, 5 s": (Story(RESTART, serves=False).ready().at(5).exits(1, code=3), True),
-        "a command that is not found": (Story(RESTART).starts(0).cannot_start(1), False),
-        "the state is saved": (Story(RESTART).ready().exits(1, code=42), True),
-        "SIGTERM": (Story(RESTART).ready().exits(1, code=143), True),
-        "other policy": (at_step(on_failure=FailurePolicy.ABORT).exits(1, code=3), False),
+    no_step = Story(RESTART).ready().at(5).exits(1, code=3)
+    restarted = {
+        "a step": at_step().at(5).exits(1, code=3),
+        "counted steps of a silent fit": Story(RESTART).ready().reports(1, **silent_fit).exits(1, code=3),
+        "a loop without steps": Story(RESTART).ready().at(20).reports(1, "training").at(25).exits(1, code=3),
+        "a plain command": Story(RESTART, serves=False).ready().at(5).exits(1, code=3),
+        "the state is saved": Story(RESTART).ready().exits(1, code=42),
+        "SIGTERM": Story(RESTART).ready().exits(1, code=143),
     }
-    wrong = {}
-    for name, (story, again) in rows.items():
-        due = story.torn_down().due
-        if due != ((story.now + 1, Deadline.RESTART) if again else None):
-            wrong[name] = due
-    assert not wrong, wrong
-    assert rows["no step"][0].result().not_restarted == NO_STEP
+    refused = {
+        "no step": no_step,
+        "no step in a resumed attempt": Story(RESTART)
+        .ready()
+        .trains(1, 0, epoch=4, steps=20)
+        .exits(1, code=3),
+        "a loop without steps": Story(RESTART)
+        .ready()
+        .at(20)
+        .reports(1, "training")
+        .at(24.9)
+        .exits(1, code=3),
+        "a plain command": Story(RESTART, serves=False).ready().at(4.9).exits(1, code=3),
+        "command not found": Story(RESTART).starts(0).cannot_start(1),
+        "other policy": at_step(on_failure=FailurePolicy.ABORT).exits(1, code=3),
+    }
+    due = {name: story.torn_down().due for name, story in restarted.items()}
+    assert due == {name: (story.now + 1, Deadline.RESTART) for name, story in restarted.items()}
+    assert {name: story.torn_down().due for name, story in refused.items()} == dict.fromkeys(refused)
+    assert no_step.result().not_restarted == NO_STEP
 
 
 def test_preempted_tasks_get_the_whole_grace_period() -> None:

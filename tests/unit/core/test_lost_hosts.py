@@ -64,28 +64,23 @@ def test_end_of_a_run_on_hosts() -> None:
     silent = [running().at(13).silent("b").at(14) for _ in range(3)]
     early = running().at(9).exits(0, code=1, symptom=COLLATERAL).at(13).silent("b").at(21).loses("b")
     two = running(3, 3).at(12).silent("c").at(13).silent("b").at(20).loses("b").at(20.1).loses("c")
-    host = "failed 137: host b"
+    before = Story(job(hosts="a:1,b:1")).joins("a").at(5).loses("b", "ssh: connection refused")
+    unused = running(2).exits(1).at(5).loses("b", "it was switched off").exits(0)
+    host, by_0 = "failed 137: host b", "failed 1: exited worker:0"
     rows = {
         "a host that is back": (running().at(13).silent("b").at(16).back("b").exits(0, 1, 2, 3), DONE),
         "a peer loses its peers": (silent[0].exits(0, code=1, symptom=COLLATERAL).at(21).loses("b"), host),
         "a peer says nothing": (silent[1].exits(0, code=1).at(21).loses("b"), host),
-        "a peer fails by itself": (
-            silent[2].exits(0, code=1, symptom=OWN).at(21).loses("b"),
-            "failed 1: exited worker:0",
-        ),
-        "a peer fails before": (early, "failed 1: exited worker:0"),
-        "lost before the plan": (
-            Story(job(hosts="a:1,b:1")).joins("a").at(5).loses("b", "ssh: connection refused"),
-            host,
-        ),
-        "its tasks have ended": (running(2).exits(1).at(5).loses("b", "it was switched off").exits(0), DONE),
+        "a peer fails by itself": (silent[2].exits(0, code=1, symptom=OWN).at(21).loses("b"), by_0),
+        "a peer fails before": (early, by_0),
+        "lost before the plan": (before, host),
+        "its tasks have ended": (unused, DONE),
         # The first that was no longer heard.
         "two hosts": (two, "failed 137: host c"),
     }
     assert other_ends(rows) == {}
-    assert "b was lost: ssh: connection refused" in str(rows["lost before the plan"][0].result().cause)
-    notices = rows["its tasks have ended"][0].notices
-    assert notices == ("b is lost, but has no tasks: it was switched off",)
+    assert "b was lost: ssh: connection refused" in str(before.result().cause)
+    assert unused.notices == ("b is lost, but has no tasks: it was switched off",)
 
 
 def test_silent_host_and_its_return() -> None:
