@@ -23,10 +23,8 @@ _HOSTILE = r"w\$(touch pwned)"
 
 def _offered(orch: Orch, line: str) -> list[str]:
     """The completions that bash gets for the last word of `line`."""
-    words = line.split(" ")
-    done = orch(
-        env={"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1), "_ORCH_COMPLETE": "complete_bash"}
-    )
+    env = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), "_ORCH_COMPLETE": "complete_bash"}
+    done = orch(env={**env})
     assert (done.code, done.err) == (0, "")
     return [line for line in done.lines if line]
 
@@ -37,15 +35,12 @@ def test_completion_script_of_calling_shell(orch: Orch) -> None:
     assert b"_ORCH_COMPLETE=complete_bash" in done.stdout and b"complete -o default" in done.stdout
 
 
-def test_completion_of_verbs_and_options(orch: Orch) -> None:
+def test_completion_of_verbs_options_runs_and_tasks(orch: Orch) -> None:
     verbs = {"up", "config", "status", "logs", "down", "wait", "ls", "attach", "doctor"}
     verbs |= {"kill", "restart", "stacks", "prune", "export", "history", "report", "ui", "warm", "notice"}
     assert set(_offered(orch, "orch ")) == verbs
     assert _offered(orch, "orch do") == ["down", "doctor"]
     assert _offered(orch, "orch up --work") == ["--workers"]
-
-
-def test_completion_of_runs_and_tasks(orch: Orch) -> None:
     assert _offered(orch, "orch status ") == []
     assert orch("up", "-q", "--name", "alpha", "-n", "2", "--", "true").code == 0
     assert orch("up", "-q", "--name", "beta", "--", "true").code == 0
