@@ -89,12 +89,11 @@ def test_state_directory_on_a_dead_mount_is_named(orch: Orch, dead_mount: Callab
     assert _NOT_CONNECTED in found["state"] and "set XDG_STATE_HOME" in found["state"]
 
 
-@pytest.mark.parametrize("option", ["--log-dir", "--checkpoint-dir"])
 def test_directory_for_results_on_a_dead_mount_is_refused(
-    orch: Orch, dead_mount: Callable[[Path], str], option: str
+    orch: Orch, dead_mount: Callable[[Path], str]
 ) -> None:
     place = orch.directory / "results"
-    for named in (place, place / "below"):
+    for option, named in (("--log-dir", place), ("--checkpoint-dir", place / "below")):
         done = within(orch, dead_mount(place), "up", "-n", "1", option, str(named), "--", "true")
         assert done.code == 2
         assert f"{option}: {named} cannot be written ({_NOT_CONNECTED})" in done.err
@@ -155,28 +154,26 @@ def test_name_of_the_state_directory_must_be_text(orch: Orch, tmp_path: Path, va
     place.mkdir()
     env = {"XDG_STATE_HOME": None, variable: str(place)}
     for verb in (("ls",), ("up", "-n", "1", "--", "true")):
-        done = orch(*verb, env=env)
+        done = orch.within(*verb, env=env)
         assert done.code == 2
         assert "is not valid UTF-8" in done.err and "set XDG_STATE_HOME" in done.err
-    found = problems(orch("doctor", "--json", env=env))
+    found = problems(orch.within("doctor", "--json", env=env))
     assert "is not valid UTF-8" in found["state"] and "XDG_STATE_HOME" in found["state"]
     assert list(place.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("target", "reason"), [("/nowhere/x", "/nowhere/x, which does not"), ("orch", "itself")]
-)
-def test_state_directory_that_is_a_broken_link_is_named(orch: Orch, target: str, reason: str) -> None:
+def test_state_directory_that_is_a_broken_link_is_named(orch: Orch) -> None:
     link = orch.state / "orch"
     link.parent.mkdir(exist_ok=True)
-    link.symlink_to(target)
-    for verb in (("ls",), ("status",), ("down",), ("up", "-n", "1", "--", "true")):
-        done = orch(*verb)
-        assert done.code == 2
-        assert str(link) in done.err and reason in done.err and "remove the link" in done.err
-    found = problems(orch("doctor", "--json"))
-    assert reason in found["state"] and "remove the link" in found["state"]
-    link.unlink()
+    for target, reason in (("/nowhere/x", "/nowhere/x, which does not"), ("orch", "itself")):
+        link.symlink_to(target)
+        for verb in (("ls",), ("status",), ("down",), ("up", "-n", "1", "--", "true")):
+            done = orch(*verb)
+            assert done.code == 2
+            assert str(link) in done.err and reason in done.err and "remove the link" in done.err
+        found = problems(orch.within("doctor", "--json"))
+        assert reason in found["state"] and "remove the link" in found["state"]
+        link.unlink()
 
 
 @pytest.mark.parametrize("umask", ["0400", "0700"])
