@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from case import BATCH, Place, Values, compiled, data, outcome, topic
+from case import BATCH, SEED, Place, Values, compiled, data, outcome, topic
 from state_cases import normalising, statistics
 
 case = topic("")
@@ -105,7 +105,7 @@ def restored(place: Place) -> Values:
         place_has_backup = Path(backup, "latest.weights.h5").exists()
     keras.utils.set_random_seed(99)  # state that is not restored would differ
     second = fit(place, [keras.callbacks.BackupAndRestore(backup, double_checkpoint=True), note])
-    keras.utils.set_random_seed(7)
+    keras.utils.set_random_seed(SEED)
     whole = fit(place, [])
     return outcome(second) | {
         "epochs": np.array(epochs),
