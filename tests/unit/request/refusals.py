@@ -141,6 +141,7 @@ REFUSALS = (
     row("network", "vpn", '"vpn" is not known'),
     row("network", "private", "a private network exists on one machine only", hosts="a"),
     row("gpus", "0", "there is no GPU 0: this machine has no NVIDIA GPU"),
+    row("gpus", "per-task 99", '"per-task 99": a task gets 1 to'),
     row("gpus", 1, '1 may be a name or a number of GPUs; write "1" or "per-task 1"'),
     row("gpu_memory", "much", '"much" is not a size'),
     row("gpu_memory", "4", '"4" is too little to train in'),
@@ -148,6 +149,9 @@ REFUSALS = (
     row("strategy", "horovod", '"horovod" is not known; write multi-worker-mirrored, '),
     row("strategy", "dtensor", "dtensor needs a mesh"),
     row("ps", "1", "mirrored has no parameter servers", strategy="mirrored"),
+    row("ps", "0", "parameter-server needs at least 1", strategy="parameter-server"),
+    row("evaluator", True, "dtensor has only workers, all equal; leave it out", mesh="batch=2"),
+    row("chief", "separate", "mirrored runs as one process", strategy="mirrored"),
     *(
         row("workers", "2", f"{strategy} runs as one process, since ", strategy=strategy)
         for strategy in ("mirrored", "one-device", "central-storage", "tpu")
@@ -207,6 +211,9 @@ REFUSALS = (
     row("hosts", "a:2,b:2", "5 tasks need 5 slots, and a:2, b:2 have 4", workers=5),
     row("hosts", "a,b", "5 tasks need 5 slots, and a:2, b:2 have 4", workers=5, tasks_per_host=2),
     row("hosts", "a:2,b:2", "5 tasks need 5 slots", workers="2..5"),
+    row("hosts", "a", "Slurm chooses the hosts; write --nodes, or --slurm", engine="slurm"),
+    row("sync", True, "it copies over ssh; under Slurm", engine="slurm"),
+    row("time", "1m", "1m is not longer than --notice 2m", engine="slurm", notice="2m"),
     row("engine", "rsh", '"rsh" is not known'),
     row("engine", "ssh", "ssh needs hosts: add --hosts a:2,b:2"),
     row("engine", "local", "local runs all tasks on this machine", hosts="a"),

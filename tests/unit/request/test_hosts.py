@@ -119,6 +119,8 @@ def test_hosts_of_a_file_or_a_list(load_here: Load, tmp_path: Path) -> None:
         assert load_here(hosts=hosts).spec.hosts == (A, B)
     assert load_here('hosts = ["a:2", "b"]').spec.hosts == (A, B)
     assert load_here('hosts = "@rack"').spec.hosts == (A, B)
+    (tmp_path / "wrong").write_text("a\nb c\n")
+    assert refusal(load_here, "", hosts="@wrong").startswith(f"--hosts: {tmp_path}/wrong, line 2:")
     missing = refusal(load_here, "", hosts="@none")
     assert missing == f"--hosts: {tmp_path}/none does not exist; name a file with one host a line"
     assert "cannot be read (Is a directory)" in refusal(load_here, "", hosts="@.")

@@ -321,6 +321,7 @@ def test_flag_over_variable_over_file_over_default(load_here: Load) -> None:
     assert (spec.workers, spec.grace_s, spec.failure_grace_s, spec.stall_timeout_s) == (4, 3.0, 2.0, None)
     assert (spec.fixes, spec.threads) == (True, None)
     assert load_here(toml, environ, threads="Auto").spec.threads is None
+    assert load_here('threads = "auto"').spec.threads is None
     # What is empty or absent is not given.
     empty = load_here("workers = 2", {"ORCH_WORKERS": ""}, workers=None, env=[], name=None)
     assert empty.spec.workers == 2
@@ -347,6 +348,8 @@ def test_words_of_the_command_replace_those_of_the_file_unless_they_are_options(
     assert longer == ("/bin/echo", "a", "--epochs", "3")
     assert load_here(toml, command=["/bin/true"]).spec.command.argv == ("/bin/true",)
     assert load_here(toml, command=["-m", "mod"]).spec.command.kind is CommandKind.MODULE
+    said = refusal(load_here, toml, command=["no-such-program"])
+    assert said.startswith("command not found: no-such-program"), "the user has just typed these words"
 
 
 def test_number_of_restarts_means_restart_unless_a_policy_is_given(load_here: Load) -> None:

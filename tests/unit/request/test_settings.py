@@ -51,6 +51,9 @@ MISTAKES = {
         "line 3: hosts of ps: ps: c is not a host of the run; it has a"
     ),
     "hosts = 'a'\n[roles.ps]\nhosts = ['a:2']": 'line 3: hosts of ps: write "a"; users and numbers',
+    "[roles.ps]\non-failure = 'abort'\non_failure = 'abort'": (
+        'line 1: [roles]: ps: "on_failure" is given twice, once with - and once with _'
+    ),
     "roles = 3": "line 1: [roles]: 3 is not a table; write [roles.ps]",
     "[roles]\nps = 2": "line 1: [roles]: ps is 2, not a table; write [roles.ps]",
 }
