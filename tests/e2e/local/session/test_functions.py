@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -14,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from making import cause, first_failure, run_result
 
 import orchestrator
 from orchestrator import OrchError, RunTimedOut, Session, TaskFailed, UsageError
-from orchestrator.client import api
+from orchestrator.client import api, launch
 from orchestrator.client.functions import blamed
-from orchestrator.core.state.result import Cause, CauseKind, FirstFailure, RunResult
+from orchestrator.core.state.result import CauseKind
+from orchestrator.links.client_link import ClientLink, Descriptor, Lifetime, Request
+from orchestrator.links.supervisor_link import start_supervisor
 
 pytestmark = pytest.mark.usefixtures("no_leaked_descriptors")
 RATE = 0.5
@@ -276,26 +280,13 @@ def test_no_value(session: Session) -> None:
 
 
 def test_exception_of_the_cause_is_preferred() -> None:
-    first = FirstFailure(task="worker:0", exit_code=1, signal=None, exception=None, log="", advice=None)
-    nothing: dict[str, Any] = {"detection_s": None, "teardown_s": None, "tasks": ()}
-    wrong = []
-    for cause, kind, tasks in (
-        ("worker:1", CauseKind.EXITED, ("worker:1",)),
-        ("worker:1", CauseKind.LEFT_EARLY, ("worker:1", "worker:0")),
+    for task, kind, tasks in (
+        (1, CauseKind.EXITED, ("worker:1",)),
+        (1, CauseKind.LEFT_EARLY, ("worker:1", "worker:0")),
         (None, CauseKind.LIMIT, ("worker:0",)),
     ):
-        result = RunResult(
-            run_id="r",
-            outcome="failed",
-            exit_code=1,
-            attempts=1,
-            cause=Cause(task=cause, kind=kind, text=""),
-            first_failure=first,
-            **nothing,
-        )
-        if blamed(result) != tasks:
-            wrong.append((cause, kind, blamed(result)))
-    assert not wrong, wrong
+        result = run_result("failed", cause=cause(task, kind=kind), first_failure=first_failure(0))
+        assert blamed(result) == tasks
 
 
 def test_stopped_parameter_server_has_no_value(session: Session) -> None:
@@ -306,3 +297,34 @@ def test_stopped_parameter_server_has_no_value(session: Session) -> None:
 
     chief, _, server = session.run(serves, workers=1, ps=1)
     assert (chief, server) == ("chief:0", None)
+
+
+# -- the descriptors through which a call goes
+
+
+def test_next_run_has_nothing_of_a_call(session: Session) -> None:
+    session.run(int)
+    with session.up(command=["sh", "-c", "echo [$ORCH_DESCRIPTORS]; readlink /proc/$$/fd/*; true"]) as run:
+        run.wait()
+    none, *opened = run.log("worker:0").read_text().splitlines()
+    assert none == "[]" and not [link for link in opened if "memfd" in link]
+
+
+def test_descriptors_are_not_passed_to_another_host(tmp_path: Path) -> None:
+    up = launch.load_request(None, ["true"], tmp_path, {"hosts": "a:2"})
+    given = {Descriptor(name="all"): 0}
+    refused = pytest.raises(UsageError, match=r"cannot be passed to another host \(a\)")
+    with start_supervisor() as supervisor, refused:
+        launch.create_run(supervisor, up, Lifetime.CLIENT, given)
+
+
+@pytest.mark.parametrize("passed", [0, 2])
+def test_request_with_another_number_of_descriptors_is_not_served(passed: int, tmp_path: Path) -> None:
+    spec = launch.load_request(1, ["true"], tmp_path, {}).spec
+    request = Request(spec=spec, lifetime=Lifetime.CLIENT, descriptors=(Descriptor(name="all"),))
+    ours, its = socket.socketpair()
+    with ours, its:
+        socket.send_fds(ours, [request.model_dump_json().encode() + b"\n"], [0, 0][:passed])
+        link = ClientLink(its)
+        assert link.read_request() is None
+        link.close()
