@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_run import RESUMES, BatchRun
-from hosts_run import HOSTS, HostsRun, counting_command, host_files
-from slurm import Slurm
-from slurm import reason_to_skip as why_no_slurm
+from hosts_run import BUNDLES, HOSTS, HostsRun, counting_command, host_files, without_caches
 from testbed import Testbed, reason_to_skip
 from waiting import until
 
@@ -27,10 +24,15 @@ def all_machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
     made.close()
 
 
+@pytest.fixture(scope="session")
+def own_files(all_machines: Testbed) -> dict[str, set[str]]:
+    """The files of each machine between tests, without bundles, which stay there."""
+    return {name: machine.files() for name, machine in all_machines.machines.items()}
+
+
 @pytest.fixture
-def machines(all_machines: Testbed) -> Iterator[Testbed]:
+def machines(all_machines: Testbed, own_files: dict[str, set[str]]) -> Iterator[Testbed]:
     """The machines with a network that works. Fails a test that leaves a process on one of them."""
-    files = {name: machine.files() for name, machine in all_machines.machines.items()}
     yield all_machines
     all_machines.heal()
     try:
@@ -41,8 +43,9 @@ def machines(all_machines: Testbed) -> Iterator[Testbed]:
     finally:
         for name, machine in all_machines.machines.items():
             machine.kill_all()
-            for path in machine.files() - files[name]:
-                machine.run("rm", "-f", path)
+            left = [path for path in machine.files() - own_files[name] if BUNDLES not in path]
+            if left:
+                machine.run("rm", "-f", *left)
 
 
 @pytest.fixture
@@ -55,9 +58,9 @@ def project(machines: Testbed, request: pytest.FixtureRequest) -> Iterator[Path]
 
 
 @pytest.fixture
-def up(machines: Testbed, project: Path) -> Iterator[Any]:
+def up(machines: Testbed, own_files: dict[str, set[str]], project: Path) -> Iterator[Any]:
     """Starts `orch up` on n0. At the end, no process and no file of a run is left on the hosts."""
-    before = {name: host_files(machines[name]) for name in HOSTS}
+    before = {name: without_caches(own_files[name]) for name in HOSTS}
     started: list[HostsRun] = []
 
     def start(*words: str, **options: Any) -> HostsRun:
@@ -78,30 +81,3 @@ def up(machines: Testbed, project: Path) -> Iterator[Any]:
 def counting(project: Path) -> tuple[str, ...]:
     """A command whose tasks print until the file `end` exists."""
     return counting_command(project)
-
-
-@pytest.fixture
-def slurm(up: Any, machines: Testbed) -> Iterator[Slurm]:
-    """A Slurm of three nodes. At the end its queue is empty, and no step is left on a node."""
-    if reason := why_no_slurm():
-        pytest.skip(reason)
-    started = Slurm(machines)
-    try:
-        yield started
-        machines.heal()
-        until(lambda: not started.queue())
-        for name in HOSTS:
-            until(lambda name=name: len(machines[name].programs()) == len(started.daemons(name)))
-    finally:
-        started.close()
-
-
-@pytest.fixture
-def batch(machines: Testbed, slurm: Slurm, project: Path) -> Iterator[BatchRun]:
-    (project / "resumes.py").write_text(RESUMES)
-    run = BatchRun(machines, slurm, project)
-    yield run
-    if run.job:
-        machines["n0"].run("scancel", run.job, env=slurm.environ, check=False)
-    for name in ("n0", "n1"):
-        machines[name].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")

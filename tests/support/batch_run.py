@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 from hosts_run import kill_victim
+from login_node import NODES
 from orch_command import ORCH
 from slurm import Slurm
 from testbed import Testbed
@@ -74,7 +75,7 @@ class BatchRun:
     def command(self, *words: str) -> tuple[str, ...]:
         verb, *options = words
         places = ("--checkpoint-dir", str(self.project / "kept"), "--log-dir", str(self.project / "runs"))
-        return (str(ORCH), verb, "--as-root-anyway", *_ENGINE, *places, *options)
+        return (str(ORCH), verb, "--as-root-anyway", *NODES, *places, *options)
 
     @property
     def directory(self) -> Path:

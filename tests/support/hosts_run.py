@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,20 @@ for number in itertools.count():
     time.sleep(0.01)
 print("last", number, flush=True)
 """
+# Runs commands of orch in one process: each line of the input is [directory, words, changes of the environment].
+_COMMANDS = """
+import json, os, sys
+from pathlib import Path
+from orch_within import run_within
+for line in sys.stdin:
+    directory, words, environ = json.loads(line)
+    code = run_within(words, Path(directory), {**os.environ, **environ}, Path("/tmp/traces"))
+    print(json.dumps([code, Path("/tmp/traces.err").read_text()]))
+os.unlink("/tmp/traces.err"), os.unlink("/tmp/traces.out")
+"""
 HOSTS = ("n1", "n2", "n3")
 LOST = 137
+BUNDLES = "/.cache/orch/bundles/"
 _STATE = "home/.local/state/orch"
 
 
@@ -124,6 +136,19 @@ class HostsRun:
             return []  # the run has no directory yet
 
 
+def run_commands(
+    machine: Machine, commands: Sequence[tuple[str, Sequence[str], Mapping[str, str]]]
+) -> list[tuple[int, str]]:
+    """Run commands of orch (directory, words, changes of the environment) in one process.
+
+    Return the exit code and stderr of each.
+    """
+    lines = "".join(f"{json.dumps(command)}\n" for command in commands)
+    path = {"PYTHONPATH": str(Path(__file__).parent)}
+    done = machine.run(sys.executable, "-c", _COMMANDS, stdin=lines.encode(), env=path)
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
 def counting_command(project: Path) -> tuple[str, ...]:
     """A command whose tasks print until the file `end` is in the project."""
     (project / "count.py").write_text(COUNT)
@@ -131,9 +156,13 @@ def counting_command(project: Path) -> tuple[str, ...]:
 
 
 def host_files(machine: Machine) -> set[str]:
-    """The files of a machine without the cached bundle, and without those of Keras and ssh themselves."""
-    kept = ("/.cache/orch/bundles/", "/.keras/", "/.ssh/")
-    return {path for path in machine.files() if not any(part in path for part in kept)}
+    return without_caches(machine.files())
+
+
+def without_caches(files: set[str]) -> set[str]:
+    """Remove the cached bundle, and the files of Keras and ssh themselves."""
+    kept = (BUNDLES, "/.keras/", "/.ssh/")
+    return {path for path in files if not any(part in path for part in kept)}
 
 
 def is_whole(log: str) -> bool:

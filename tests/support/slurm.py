@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
-from testbed import Testbed
+from testbed import SLURM_DAEMONS, Testbed
 from waiting import until
 
 NEEDED = ("munged", "slurmctld", "slurmd", "srun", "salloc", "sbatch")
 NODES = ("n1", "n2", "n3")
 _FREEZER = Path("/sys/fs/cgroup/freezer")
-_DAEMONS = ("munged", "slurmctld", "slurmscriptd", "slurmd")
+# Seconds in which nodes are idle again after the last job.
+_SETTLING_S = 30.0
 _CONFIG = """\
 ClusterName=pretend
 SlurmctldHost=n0
@@ -74,6 +75,9 @@ class Slurm:
     def __init__(self, machines: Testbed) -> None:
         self.machines = machines
         self.directory = machines.shared / "slurm"
+        self._start_all()
+
+    def _start_all(self) -> None:
         self._write_files()
         try:
             self._start("n0", "munged", *self._munge_words())
@@ -84,6 +88,22 @@ class Slurm:
         except BaseException:
             self.close()
             raise
+
+    def settle(self) -> None:
+        """Wait until no job is left, and prepare for other tests. AssertionError if one is left."""
+        try:
+            until(lambda: not self.queue())
+            if self._is_changed:
+                self._configure(self._config)
+                self._is_changed = False
+            until(lambda: self.idle_nodes() == len(NODES), _SETTLING_S)
+            # It may outlive an orch that was killed.
+            self._kill("n0", "salloc")
+        except AssertionError:
+            is_empty = not self.queue()
+            self.close()
+            self._start_all()
+            assert is_empty, "jobs are left in the queue"
 
     @property
     def environ(self) -> Mapping[str, str]:
@@ -107,9 +127,9 @@ class Slurm:
 
     def daemons(self, name: str, *programs: str) -> list[psutil.Process]:
         """The daemons of a machine."""
-        wanted = programs or _DAEMONS
+        wanted = programs or SLURM_DAEMONS
         found = []
-        for each in self.machines[name].processes():
+        for each in self.machines[name].all_processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 if each.name() in wanted:
                     found.append(each)
@@ -117,13 +137,13 @@ class Slurm:
 
     def restart_controller(self) -> None:
         """Kill the controller and start it again with its state."""
-        for process in self.daemons("n0", "slurmctld"):
-            process.kill()
+        self._kill("n0", "slurmctld")
         self._start("n0", "slurmctld")
 
     def turn_off(self, name: str) -> None:
         """Kill all processes of a node and cut its network, as a loss of power would, until turn_on()."""
         self.machines.cut(name)
+        self._kill(name, *SLURM_DAEMONS)
         self.machines[name].kill_all()
 
     def turn_on(self, name: str) -> None:
@@ -138,20 +158,26 @@ class Slurm:
         self.configure(Prolog=str(prolog))
 
     def configure(self, **values: str) -> None:
-        """Set values in slurm.conf, and let the daemons read it again."""
-        path = self.directory / "slurm.conf"
-        kept = [line for line in path.read_text().splitlines() if line.partition("=")[0] not in values]
-        path.write_text("\n".join([*kept, *(f"{name}={value}" for name, value in values.items()), ""]))
+        """Set values in slurm.conf until the end of the test, and let the daemons read it again."""
+        kept = [line for line in self._config.splitlines() if line.partition("=")[0] not in values]
+        self._is_changed = True
+        self._configure("\n".join([*kept, *(f"{name}={value}" for name, value in values.items()), ""]))
+
+    def _configure(self, text: str) -> None:
+        (self.directory / "slurm.conf").write_text(text)
         self.machines["n0"].run("scontrol", "reconfigure", env=self.environ)
 
     def close(self) -> None:
         """End all daemons, and a salloc that outlives an orch that was killed, as it sometimes does."""
         for name in ("n1", "n2", "n3", "n0"):
-            for process in self.daemons(name, *_DAEMONS, "salloc"):
-                with contextlib.suppress(psutil.NoSuchProcess):  # it ends with another one
-                    process.kill()
-            until(lambda name=name: not self.daemons(name, *_DAEMONS, "salloc"))  # type: ignore[misc]
+            self._kill(name, *SLURM_DAEMONS, "salloc")
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _kill(self, name: str, *programs: str) -> None:
+        for process in self.daemons(name, *programs):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ends with another one
+                process.kill()
+        until(lambda: not self.daemons(name, *programs))
 
     def _start(self, name: str, program: str, *words: str) -> None:
         path = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin") or program
@@ -172,8 +198,9 @@ class Slurm:
         key.touch(0o600)
         key.write_bytes(os.urandom(128))
         proctrack = "cgroup" if _FREEZER.is_dir() else "linuxproc"
-        text = _CONFIG.format(directory=self.directory, proctrack=proctrack)
-        (self.directory / "slurm.conf").write_text(text)
+        self._config = _CONFIG.format(directory=self.directory, proctrack=proctrack)
+        self._is_changed = False
+        (self.directory / "slurm.conf").write_text(self._config)
         if proctrack == "cgroup":
             (self.directory / "cgroup.conf").write_text(_CGROUP)
         for name in NODES:

@@ -32,6 +32,7 @@ _NETWORK = "10.77.0"
 _NO_MACHINE = "02:00:00:00:00:77"
 _SESSION = "sshd: "
 _SSHD_MARK = "-f/run/sshd_config"
+SLURM_DAEMONS = ("munged", "slurmctld", "slurmscriptd", "slurmd")
 _CLIENT_CONFIG = """\
 Host n*
   User root
@@ -119,11 +120,11 @@ class Machine:
         return done
 
     def processes(self) -> list[psutil.Process]:
-        """The live processes of this machine but process 1 and its sshd, with the pids they have outside."""
-        return [process for process in self.all_processes() if not _is_sshd(process)]
+        """The live processes of this machine but process 1 and its daemons, with the pids they have outside."""
+        return [process for process in self.all_processes() if not _is_daemon(process)]
 
     def all_processes(self) -> list[psutil.Process]:
-        """processes() and the listening sshd."""
+        """processes(), the listening sshd and the daemons of Slurm."""
         namespace, found = _processes_of(self.pid), []
         # This is called often, and reads all processes outside: psutil.process_iter() takes ten times as long.
         for name in os.listdir("/proc"):  # noqa: PTH208
@@ -413,6 +414,12 @@ def _command_line(process: psutil.Process) -> list[str]:
         return list(process.cmdline())
     except psutil.NoSuchProcess:
         return []
+
+
+def _is_daemon(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.name() in SLURM_DAEMONS or _is_sshd(process)
+    return False
 
 
 def _is_sshd(process: psutil.Process) -> bool:

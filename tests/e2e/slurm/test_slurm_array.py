@@ -20,12 +20,13 @@ def test_each_element_of_a_job_array_is_a_run(slurm: Slurm, machines: Testbed, p
     places = ("--log-dir", str(project / "runs"), "--name", "sweep")
     command = (str(ORCH), "up", "--as-root-anyway", "--engine", "slurm", "--workers", "1", *places)
     script = f"#!/bin/sh\nexec {' '.join(command)} -- {sys.executable} -c 'while True: pass'\n"
-    machines["n0"].run(
-        *("sbatch", "--array=1-2", "--nodes=1", "--exclusive", f"--output={project}/out-%a"),
+    submitted = machines["n0"].run(
+        *("sbatch", "--parsable", "--array=1-2", "--nodes=1", "--exclusive", f"--output={project}/out-%a"),
         stdin=script.encode(),
         env=slurm.environ,
         cwd=project,
     )
+    job = submitted.stdout.strip()
 
     def started() -> int:
         events = [path.read_text() for path in (project / "runs").glob("[!.]*/events.jsonl")]
@@ -34,12 +35,12 @@ def test_each_element_of_a_job_array_is_a_run(slurm: Slurm, machines: Testbed, p
     try:
         until(lambda: started() == 2)
         # The notice that Slurm gives to one element is not one for the other.
-        machines["n0"].run("scancel", "1_2", env=slurm.environ)
+        machines["n0"].run("scancel", f"{job}_2", env=slurm.environ)
         until(lambda: len(slurm.queue()) == 1)
         (left,) = slurm.queue()
-        assert left == "1_1 RUNNING"
+        assert left == f"{job}_1 RUNNING"
     finally:
-        machines["n0"].run("scancel", "1", env=slurm.environ)
+        machines["n0"].run("scancel", job, env=slurm.environ)
         until(lambda: not slurm.queue())
         for name in HOSTS:
             machines[name].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")
@@ -49,4 +50,4 @@ def test_each_element_of_a_job_array_is_a_run(slurm: Slurm, machines: Testbed, p
     ] * 2
     assert {each["run_id"][:8] for each in results} == {"sweep-1-", "sweep-2-"}
     records = [json.loads(path.read_text()) for path in (project / "runs").glob("*/run.json")]
-    assert "1_2" in {record["job"] for record in records}
+    assert f"{job}_2" in {record["job"] for record in records}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from batch_run import BatchRun
+from login_node import NODES
 from orch_command import ORCH
 from slurm import Slurm
 from testbed import Testbed
@@ -19,7 +20,6 @@ _HELD = """\
 while [ "$(hostname)" = n2 ] && [ -e {hold} ]; do sleep 0.1; done
 exec {python} "$@"
 """
-_ENGINE = ("--engine", "slurm", "--nodes", "3", "--workers", "3")
 _LOST = 137
 _NOTICE = 42
 # An interpreter that hangs on n2: always, or only when it is to start an agent.
@@ -51,7 +51,7 @@ def test_node_that_never_starts_its_agent_is_named(
         hanging.write_text(_HANGS.format(python=sys.executable, is_known=is_known))
         hanging.chmod(0o755)
         words = ("--remote-python", str(hanging))
-    run = up(*_ENGINE, *words, *counting, hosts=None, env=slurm.environ)
+    run = up(*NODES, *words, *counting, hosts=None, env=slurm.environ)
     code = run.process.wait(200)
     (project / "end").touch()
     if what == "slurmd":
@@ -141,7 +141,7 @@ def test_lost_node_is_named_before_slurm_misses_it(
     up: Any, slurm: Slurm, machines: Testbed, counting: tuple[str, ...], how: str
 ) -> None:
     slurm.configure(SlurmdTimeout="60")
-    run = up(*_ENGINE, *counting, hosts=None, env=slurm.environ)
+    run = up(*NODES, *counting, hosts=None, env=slurm.environ)
     run.until_event("task_started", 3)
     until(lambda: "line 1\n" in run.log("worker:1"))
     machines.cut("n2") if how == "cut" else slurm.turn_off("n2")

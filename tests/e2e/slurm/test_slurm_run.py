@@ -1,4 +1,4 @@
-"""Runs under a real Slurm on the pretend machines: the outcomes of a local run, and an empty queue afterwards."""
+"""Runs under a real Slurm on the pretend machines: refused requests, and the outcomes of a local run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 import psutil
 import pytest
-from hosts_run import is_whole
+from hosts_run import is_whole, run_commands
+from login_node import NODES, LoginNode
 from orch_command import ORCH
 from slurm import Slurm
 from testbed import Testbed
@@ -25,25 +26,10 @@ if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
     sys.exit(7)
 time.sleep(600)
 """
-_ENGINE = ("--engine", "slurm", "--nodes", "3", "--workers", "3")
 
 
-def up_under(up: Any, slurm: Slurm, *words: str, within: tuple[str, ...] = ()) -> Any:
-    return up(*words, hosts=None, before=within, env=slurm.environ)
-
-
-@pytest.mark.slow
-def test_logs_arrive_from_a_new_allocation(
-    up: Any, slurm: Slurm, project: Path, counting: tuple[str, ...]
-) -> None:
-    run = up_under(up, slurm, *_ENGINE, *counting)
-    run.until_event("task_started", 3)
-    assert [line.partition(" ")[2] for line in slurm.queue()] == ["RUNNING"]
-    (project / "end").touch()
-    result = run.finish()
-    assert result["outcome"] == "succeeded"
-    assert [task["host"] for task in result["tasks"]] == ["n1", "n2", "n3"]
-    assert all(is_whole(run.log(f"worker:{index}")) for index in range(3))
+def up_under(up: Any, slurm: Slurm, *words: str) -> Any:
+    return up(*NODES, *words, hosts=None, env=slurm.environ)
 
 
 def test_allocation_of_the_shell_is_used_and_kept(up: Any, slurm: Slurm, machines: Testbed) -> None:
@@ -85,7 +71,7 @@ def test_exported_script_runs_as_it_is(slurm: Slurm, machines: Testbed, project:
 
 def test_exit_code_is_that_of_the_task_that_failed(up: Any, slurm: Slurm, project: Path) -> None:
     (project / "fail.py").write_text(_FAIL)
-    run = up_under(up, slurm, *_ENGINE, "--", sys.executable, "fail.py")
+    run = up_under(up, slurm, "--", sys.executable, "fail.py")
     result = run.finish()
     assert (result["exit_code"], result["cause"]["task"]) == (7, "worker:1")
 
@@ -97,17 +83,17 @@ def test_end_of_the_job_is_a_notice(
 ) -> None:
     """A cancelled job is not meant to start again: its exit code is that of SIGTERM."""
     limit = ("--time", "60s", "--notice", "30s") if how == "time limit" else ()
-    run = up_under(up, slurm, *_ENGINE, *limit, *counting)
+    run = up_under(up, slurm, *limit, *counting)
     run.until_event("task_started", 3)
+    (job,) = (line.split()[0] for line in slurm.queue())
     if how == "scancel":
-        (job,) = slurm.queue()
-        machines["n0"].run("scancel", job.split()[0], env=slurm.environ)
+        machines["n0"].run("scancel", job, env=slurm.environ)
     elif how == "preemption":
         machines["n0"].run("srun", "-p", "urgent", "-N3", "--exclusive", "true", env=slurm.environ)
     run.process.wait(200)
     result = run.finish()
     said, code = {
-        "scancel": ("Slurm's job 1 was cancelled", 143),
+        "scancel": (f"Slurm's job {job} was cancelled", 143),
         "preemption": ("Slurm ends its job", _NOTICE),
         "time limit": ("the time limit of its job is reached in ", _NOTICE),
     }[how]
@@ -121,7 +107,7 @@ def test_end_of_the_job_is_a_notice(
 def test_nothing_is_left_after_a_kill(
     up: Any, slurm: Slurm, machines: Testbed, project: Path, counting: tuple[str, ...], victim: str
 ) -> None:
-    run = up_under(up, slurm, *_ENGINE, *counting)
+    run = up_under(up, slurm, *counting)
     run.until_event("task_started", 3)
     for process in machines["n0"].processes():
         # Killing one process may end another one.
@@ -140,70 +126,64 @@ def test_nothing_is_left_after_a_kill(
     until(lambda: not slurm.queue())
 
 
-def test_controller_may_restart(up: Any, slurm: Slurm, project: Path, counting: tuple[str, ...]) -> None:
-    run = up_under(up, slurm, *_ENGINE, *counting)
-    run.until_event("task_started", 3)
-    slurm.restart_controller()
-    (project / "end").touch()
-    assert run.finish()["outcome"] == "succeeded"
+# Options besides --engine slurm, changes of the environment, and what orch says.
+REFUSED: list[tuple[tuple[str, ...], dict[str, str], str]] = [
+    (("--nodes", "5"), {}, "the partition does not have such nodes"),
+    (("--nodes", "1", "--partition", "nope"), {}, "name one with --partition"),
+    ((), {}, "how many nodes? write --nodes 3"),
+    ((), {"SLURM_JOB_ID": "999"}, "SLURM_JOB_ID=999: Slurm does not know this job"),
+    (("--nodes", "1", "--hosts", "n1"), {}, "Slurm chooses the hosts"),
+    (("--nodes", "1", "--network", "private"), {}, "a private network exists on one machine only"),
+    (("--nodes", "1", "--sync"), {}, "on a file system that all nodes have"),
+    (("--nodes", "1", "--time", "2m"), {}, "2m is not longer than --notice 2m"),
+    (("--nodes", "1", "--slurm", "--nonsense"), {}, "Slurm refuses the allocation"),
+    (("-d", "--nodes", "5"), {}, "the partition does not have such nodes"),
+    (("-d", "--nodes", "1", "--partition", "nope"), {}, "name one with --partition"),
+    (("-d", "--nodes", "1"), {"SLURM_JOB_ID": "7"}, "in the allocation of Slurm's job 7"),
+    (("-d", "--nodes", "1", "--slurm", "--nonsense"), {}, "Slurm refuses the allocation"),
+]
 
 
-@pytest.mark.parametrize(
-    ("words", "environ", "text"),
-    [
-        (("--nodes", "5"), {}, "the partition does not have such nodes"),
-        (("--nodes", "1", "--partition", "nope"), {}, "name one with --partition"),
-        ((), {}, "how many nodes? write --nodes 3"),
-        ((), {"SLURM_JOB_ID": "999"}, "SLURM_JOB_ID=999: Slurm does not know this job"),
-        (("--nodes", "1", "--hosts", "n1"), {}, "Slurm chooses the hosts"),
-        (("--nodes", "1", "--network", "private"), {}, "a private network exists on one machine only"),
-        (("--nodes", "1", "--sync"), {}, "on a file system that all nodes have"),
-        (("--nodes", "1", "--time", "2m"), {}, "2m is not longer than --notice 2m"),
-        (("--nodes", "1", "--slurm", "--nonsense"), {}, "Slurm refuses the allocation"),
-    ],
-)
-def test_bad_request_is_refused(
-    up: Any, slurm: Slurm, words: tuple[str, ...], environ: dict[str, str], text: str
-) -> None:
-    run = up("--engine", "slurm", *words, "--", "true", hosts=None, env={**slurm.environ, **environ})
-    assert run.process.wait(60) == 2
-    assert text in run.text
-    assert not slurm.queue()
-
-
-def test_machine_without_slurm_is_named(up: Any, slurm: Slurm, project: Path) -> None:
-    programs = project / "bin"
-    programs.mkdir()
-    (programs / "setpriv").symlink_to("/usr/bin/setpriv")
-    path = ("/usr/bin/env", f"PATH={programs}")
-    run = up(
-        "--engine", "slurm", "--nodes", "1", "--", "/bin/true", hosts=None, before=path, env=slurm.environ
+def test_bad_request_is_refused_and_leaves_nothing(login: LoginNode, machines: Testbed, slurm: Slurm) -> None:
+    """Among them the allocations that have ended or belong to another user, and programs of Slurm that are missing."""
+    ended, foreign = (
+        machines["n0"]
+        .run(
+            "sbatch",
+            "--output=/dev/null",
+            "--chdir=/",
+            "--parsable",
+            *options,
+            "--wrap=true",
+            env=slurm.environ,
+        )
+        .stdout.strip()
+        for options in ((), ("--uid=nobody",))
     )
-    assert run.process.wait(60) == 2
-    assert "salloc was not found on this machine" in run.text
-
-
-def test_program_that_is_missing_is_named(up: Any, slurm: Slurm, project: Path) -> None:
-    programs = project / "bin"
-    programs.mkdir()
-    for name in ("setpriv", "salloc", "squeue", "scontrol", "sh", "sleep"):
-        (programs / name).symlink_to(f"/usr/bin/{name}")
-    path = ("/usr/bin/env", f"PATH={programs}")
-    run = up_under(up, slurm, "--engine", "slurm", "--nodes", "1", "--", "/bin/true", within=path)
-    assert run.process.wait(60) == 2, run.text
-    assert "srun could not be started" in run.text
+    few, most = login.project / "few", login.project / "most"
+    for directory, names in ((few, ()), (most, ("salloc", "squeue", "scontrol", "sh", "sleep"))):
+        directory.mkdir()
+        for name in ("setpriv", *names):
+            (directory / name).symlink_to(f"/usr/bin/{name}")
     until(lambda: not slurm.queue())
-
-
-@pytest.mark.parametrize("whose", ["own", "of nobody"])
-def test_allocation_that_cannot_be_used_is_refused(
-    up: Any, slurm: Slurm, machines: Testbed, whose: str
-) -> None:
-    options = () if whose == "own" else ("--uid=nobody",)
-    words = ("--output=/dev/null", "--chdir=/", "--parsable", *options)
-    job = machines["n0"].run("sbatch", *words, "--wrap=true", env=slurm.environ).stdout.strip()
+    cases = [
+        *REFUSED,
+        ((), {"SLURM_JOB_ID": ended}, f"SLURM_JOB_ID={ended}: this allocation has ended (completed)"),
+        ((), {"SLURM_JOB_ID": foreign}, f"SLURM_JOB_ID={foreign}: this job belongs to nobody"),
+        (("--nodes", "1"), {"PATH": str(few)}, "salloc was not found on this machine"),
+        (("--nodes", "1"), {"PATH": str(most)}, "srun could not be started"),
+    ]
+    up = ("up", "--as-root-anyway", "--engine", "slurm")
+    commands = [
+        (str(login.project), (*up, *words, "--", "/bin/true"), {**login.environ, **environ})
+        for words, environ, _ in cases
+    ]
+    done = run_commands(machines["n0"], commands)
+    wrong = [
+        (case, code, err)
+        for case, (code, err) in zip(cases, done, strict=True)
+        if code != 2 or case[-1] not in " ".join(err.split())
+    ]
+    assert not wrong
     until(lambda: not slurm.queue())
-    run = up("--engine", "slurm", "--", "true", hosts=None, env={**slurm.environ, "SLURM_JOB_ID": job})
-    assert run.process.wait(60) == 2
-    text = "this allocation has ended (completed)" if whose == "own" else "this job belongs to nobody"
-    assert f"SLURM_JOB_ID={job}: {text}" in run.text
+    assert not list(login.runs.glob("*"))
