@@ -13,14 +13,14 @@ import psutil
 from orch_command import ORCH, Finished, Orch
 from waiting import PATIENCE_S, lives, until
 
+ECHO = ("--", "sh", "-c", "echo said")
+
 
 class WarmOrch:
     """Runs `orch` with a terminal as its standard input: within this process, or with words before it as a new one."""
 
     def __init__(self, orch: Orch) -> None:
         self.orch = orch
-        # The state directory, by a path that this process can use.
-        self.state = orch.state
 
     def __call__(
         self, *words: str, env: dict[str, str | None] | None = None, before: tuple[str, ...] = ()
@@ -44,15 +44,22 @@ class WarmOrch:
     ) -> OnTerminal:
         return OnTerminal([*before, str(ORCH), *words], self.orch.directory, self.orch.environ(env))
 
+    def supervisor(self) -> int:
+        """The pid of the last run's supervisor, which has ended its run."""
+        run = self.orch.run_dirs()[-1]
+        self.orch.result(run)
+        pid: int = self.orch.record(run)["supervisor_pid"]
+        return pid
+
     @property
     def places(self) -> list[Path]:
         """The places of holders, of those that have left also."""
-        directory = self.state / "orch" / "warm"
+        directory = self.orch.state / "orch" / "warm"
         return sorted(directory.iterdir()) if directory.exists() else []
 
-    def holding(self, directory: Path | None = None) -> dict[str, Any] | None:
-        """The description of a directory's holder."""
-        wanted = str(directory or self.orch.directory)
+    def holding(self) -> dict[str, Any] | None:
+        """The description of the directory's holder."""
+        wanted = str(self.orch.directory)
         for place in self.places:
             try:
                 found = json.loads((place / "holder.json").read_text())
@@ -63,11 +70,11 @@ class WarmOrch:
                 return found
         return None
 
-    def until_waiting(self, directory: Path | None = None) -> psutil.Process:
+    def until_waiting(self) -> psutil.Process:
         """Wait until the holder waits for a run, and return its process."""
 
         def waits() -> psutil.Process | None:
-            holding = self.holding(directory)
+            holding = self.holding()
             if holding is None or holding["until"] is None or not lives(holding["pid"]):
                 return None
             return psutil.Process(holding["pid"])

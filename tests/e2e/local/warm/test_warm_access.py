@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ import pytest
 from acting_as import needs_root
 from users import ORDINARY
 from waiting import lives, until, until_gone
-from warm_command import WarmOrch
+from warm_command import ECHO, WarmOrch
 
 from orchestrator.client.launch import load_request
 from orchestrator.client.warm import choose_start
@@ -30,8 +30,6 @@ from orchestrator.store.runs.liveness import start_ticks
 from orchestrator.store.runs.locks import Lock
 from orchestrator.store.runs.paths import make_warm, warm_name
 from orchestrator.store.runs.record import boot_id
-
-ECHO = ("--", "sh", "-c", "echo said")
 
 
 @contextmanager
@@ -56,6 +54,29 @@ def forged(directory: Path, pid: int) -> Iterator[tuple[Directory, Holding]]:
             yield place, holding
         finally:
             lock.release()
+
+
+@contextmanager
+def listening(place: Directory, serve: Callable[[socket.socket], None], user: int = 0) -> Iterator[None]:
+    """A process of `user` listens in place of the holder, and serves one connection."""
+    with listen_in(place, "socket") as listener:
+        listener.setblocking(True)
+        if user:
+            os.seteuid(user)
+            listener.listen()
+            os.seteuid(0)
+
+        def accept() -> None:
+            connection, _ = listener.accept()
+            # The client may have closed it before it has read the line.
+            with connection, suppress(ConnectionError):
+                serve(connection)
+
+        server = threading.Thread(target=accept)
+        server.start()
+        yield
+        server.join()
+    place.unlink("socket")
 
 
 @pytest.fixture
@@ -86,20 +107,13 @@ def test_never_with_hosts_or_files_of_another_user(tmp_path: Path, early: Superv
 def test_holder_that_leaves_after_its_greeting(warm: WarmOrch) -> None:
     with forged(warm.orch.directory, os.getpid()) as (place, holding):
         same = holding.model_copy(update={"conditions": conditions(str(warm.orch.directory))})
-        with listen_in(place, "socket") as listener:
-            listener.setblocking(True)
 
-            def greet() -> None:
-                connection, _ = listener.accept()
-                with connection:
-                    connection.sendall(same.model_dump_json().encode() + b"\n")
-                    connection.recv(1)
+        def greet(connection: socket.socket) -> None:
+            connection.sendall(same.model_dump_json().encode() + b"\n")
+            connection.recv(1)
 
-            server = threading.Thread(target=greet)
-            server.start()
+        with listening(place, greet):
             done = warm("-v", "up", *ECHO)
-            server.join()
-        place.unlink("socket")
     assert "warm start: 1 run before" in done.err
     assert (done.code, done.lines) == (0, ["worker:0 | said"])
 
@@ -110,29 +124,25 @@ def test_socket_of_another_user_is_not_used(tmp_path: Path, user: int) -> None:
     """The kernel notes the user of the process that listens."""
     received: list[bytes] = []
     with forged(tmp_path, os.getpid()) as (place, holding):
-        with listen_in(place, "socket") as listener:
-            listener.setblocking(True)
-            os.seteuid(user)
-            listener.listen()
-            os.seteuid(0)
 
-            def serve() -> None:
-                connection, _ = listener.accept()
-                # The client may have closed it before it has read the line.
-                with connection, suppress(ConnectionError):
-                    connection.sendall(holding.model_dump_json().encode() + b"\n")
-                    if data := connection.recv(1):
-                        received.append(data)
+        def serve(connection: socket.socket) -> None:
+            connection.sendall(holding.model_dump_json().encode() + b"\n")
+            if data := connection.recv(1):
+                received.append(data)
 
-            server = threading.Thread(target=serve)
-            server.start()
+        with listening(place, serve, user):
             found = take_over(str(tmp_path))
             if found is not None:
                 found[0].close()
-            server.join()
-        place.unlink("socket")
     assert (found is None) == (user == ORDINARY)
     assert received == []
+
+
+def test_holder_of_another_version_is_dismissed(tmp_path: Path) -> None:
+    with forged(tmp_path, os.getpid()) as (place, _):
+        with listening(place, lambda connection: connection.sendall(b'{"schema_version": 99}\n')):
+            assert take_over(str(tmp_path)) is None
+        assert not place.exists("holder.json")
 
 
 def test_process_that_a_forged_description_names_is_not_killed(tmp_path: Path) -> None:
@@ -167,20 +177,21 @@ def test_files_of_a_killed_holder_are_removed(warm: WarmOrch) -> None:
     assert warm.places == []
 
 
-@pytest.mark.parametrize("sends", [b"", b"what\n", b"\0" * 100_000])
-def test_client_without_a_request_does_not_end_the_holder(warm: WarmOrch, sends: bytes) -> None:
+def test_client_without_a_request_does_not_end_the_holder(warm: WarmOrch) -> None:
     warm("up", "--warm", *ECHO)
     holder = warm.until_waiting()
     file = warm.places[0] / "socket"
-    before = file.stat().st_ctime_ns
-    found = take_over(str(warm.orch.directory))
-    assert found is not None
-    with found[0] as connection:
-        connection.sendall(sends)
-    # The holder listens again.
-    until(lambda: file.exists() and file.stat().st_ctime_ns != before)
-    assert warm("up", *ECHO).lines == ["worker:0 | said"]
-    assert warm.orch.record(warm.orch.run_dirs()[-1])["supervisor_pid"] == holder.pid
+    for sends in (b"", b"what\n", b"\0" * 100_000):
+        before = file.stat().st_ctime_ns
+        found = take_over(str(warm.orch.directory))
+        assert found is not None
+        with found[0] as connection:
+            connection.sendall(sends)
+        # The holder listens again.
+        until(lambda before=before: file.exists() and file.stat().st_ctime_ns != before)  # type: ignore[misc]
+        assert warm("up", *ECHO).lines == ["worker:0 | said"], sends
+        assert warm.supervisor() == holder.pid
+        warm.until_waiting()
 
 
 @pytest.mark.slow
@@ -196,4 +207,4 @@ def test_client_that_asks_nothing_does_not_keep_the_holder(warm: WarmOrch) -> No
         assert connection.recv(1) == b""
         assert file.stat().st_ctime_ns == before  # it has listened meanwhile
         assert warm("up", *ECHO).lines == ["worker:0 | said"]
-    assert warm.orch.record(warm.orch.run_dirs()[-1])["supervisor_pid"] == holder.pid
+    assert warm.supervisor() == holder.pid

@@ -1,4 +1,4 @@
-"""After any change, a warm run prints what a cold one prints; and many warm runs leak nothing."""
+"""After any change, a warm run prints what a cold one prints."""
 
 from __future__ import annotations
 
@@ -9,17 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
 import pytest
-from waiting import until
 from warm_command import WarmOrch
 
-from orchestrator.client.launch import create_run, load_request
-from orchestrator.links.client_link import Lifetime, Warm
-from orchestrator.links.supervisor_link import SupervisorLink
-from orchestrator.links.warm import take_over
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-LIBRARY = """
+_LIBRARY = """
 import decimal, os
 from library import inner
 SETTINGS = open(os.environ["SETTINGS"]).read()
@@ -29,7 +24,7 @@ try:
 except ImportError:
     EXTRA = None
 """
-LOOKS = """
+_LOOKS = """
 import json, os, resource, sys
 import library, decimal, part
 own = ("TF_CONFIG", "_", "PYTHONPATH", "COLUMNS", "LINES")  # readline sets the last two in the test's process
@@ -37,7 +32,18 @@ env = {n: v for n, v in os.environ.items() if not n.startswith("ORCH_") and n no
 status = [line for line in open("/proc/self/status") if line.startswith(("Umask", "SigIgn"))]
 print(json.dumps(["VERSION", library.inner.VALUE, library.SETTINGS, library.SEEN, library.EXTRA, part.VALUE,
     getattr(decimal, "__file__", ""), sys.argv, list(sys.flags), sys.warnoptions, sys.executable, os.getcwd(), status,
-    os.nice(0), resource.getrlimit(resource.RLIMIT_NOFILE), sys.path[0], sorted(env.items())]))
+    os.nice(0), resource.getrlimit(resource.RLIMIT_NOFILE), sys.path[0], *sorted(env.items())]))
+"""
+_FITS = """
+import tensorflow as tf
+from part import UNITS
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = tf.keras.Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(UNITS)])
+    model.compile("sgd", "mse")
+data = tf.data.Dataset.from_tensor_slices((tf.ones((32, 4)), tf.ones((32, UNITS)))).batch(8).repeat()
+history = model.fit(data, epochs=1, steps_per_epoch=3, verbose=0)
+print("fitted", UNITS, len(history.history["loss"]))
 """
 
 
@@ -59,7 +65,8 @@ class World:
         return self.warm.orch.directory
 
     def lay_out(self, place: Path) -> None:
-        (place / "look.py").write_text(LOOKS)
+        place.mkdir(exist_ok=True)
+        (place / "look.py").write_text(_LOOKS)
         (place / "part.py").write_text("VALUE = 1")
 
     def lines(self, *options: str) -> list[str]:
@@ -70,16 +77,16 @@ class World:
         return sorted(done.lines)
 
 
-def edit(name: str, text: str) -> Callable[[World], object]:
-    return lambda world: (world.here / name).write_text(text)
-
-
-def installed(name: str, text: str) -> Callable[[World], object]:
-    return lambda world: (world.installed / name).write_text(text)
+def write(name: str, text: str, installed: bool = False) -> Callable[[World], object]:
+    return lambda world: ((world.installed if installed else world.here) / name).write_text(text)
 
 
 def variable(name: str, value: str | None) -> Callable[[World], object]:
     return lambda world: world.env.update({name: value})
+
+
+def run_by(*words: str) -> Callable[[World], object]:
+    return lambda world: setattr(world, "before", words)
 
 
 def search_path(world: World) -> None:
@@ -95,38 +102,33 @@ def another_interpreter(world: World) -> None:
 
 def another_directory(world: World) -> None:
     world.here.rename(world.here.with_name("moved"))
-    world.here.mkdir()
     world.lay_out(world.here)
+    (world.here / "settings").write_text("other")
 
 
 def subdirectory(world: World) -> None:
-    (world.here / "below").mkdir()
     world.lay_out(world.here / "below")
     world.options += ["--cwd", "below"]
 
 
-def run_by(*words: str) -> Callable[[World], object]:
-    return lambda world: setattr(world, "before", words)
-
-
 CHANGES: dict[str, Callable[[World], object]] = {
-    "the script": edit("look.py", LOOKS.replace("VERSION", "version 2")),
-    "a local module": edit("part.py", "VALUE = 2"),
-    "a module of the script's directory with the name of a preloaded one": edit("decimal.py", ""),
+    "the script": write("look.py", _LOOKS.replace("VERSION", "version 2")),
+    "a local module": write("part.py", "VALUE = 2"),
+    "a module of the script's directory with the name of a preloaded one": write("decimal.py", ""),
     "that module is removed": lambda world: (world.here / "decimal.py").unlink(),
-    "an installed module": installed("library/inner.py", "VALUE = 2"),
-    "a new package that an import tries": installed("extra.py", "VALUE = 1"),
+    "an installed module": write("library/inner.py", "VALUE = 2", True),
+    "a new package that an import tries": write("extra.py", "VALUE = 1", True),
     "a removed package": lambda world: (world.installed / "extra.py").unlink(),
-    "a .pth file": installed("more.pth", "import os; os.environ['BY_PTH'] = '1'\n"),
-    "the contents of a .pth file": installed("more.pth", "import os; os.environ['BY_PTH'] = '2'\n"),
-    "a file that an import has read": edit("settings", "other"),
+    "a .pth file": write("more.pth", "import os; os.environ['BY_PTH'] = '1'\n", True),
+    "the contents of a .pth file": write("more.pth", "import os; os.environ['BY_PTH'] = '2'\n", True),
+    "a file that an import has read": write("settings", "other"),
     "a variable that an import has read": variable("SEEN", "1"),
     "a variable of the terminal that an import has read": variable("SSH_TTY", "/dev/pts/9"),
     "a variable of the terminal": variable("TMUX", "socket"),
     "another variable": variable("MINE", "1"),
     "an unset variable": variable("MINE", None),
     "PYTHONPATH": search_path,
-    "a module on PYTHONPATH with the name of a preloaded one": edit("beside/decimal.py", ""),
+    "a module on PYTHONPATH with the name of a preloaded one": write("beside/decimal.py", ""),
     "an option of the interpreter": lambda world: world.flags.append("-O"),
     "another interpreter": another_interpreter,
     "the preloaded modules": lambda world: world.options.extend(["--preload", "fractions"]),
@@ -142,23 +144,11 @@ CHANGES: dict[str, Callable[[World], object]] = {
 }
 
 
-def differences(found: list[str], cold: list[str]) -> list[object]:
-    """Return what two lists of lines with JSON lists do not share, in the order of the lines."""
-    unlike: list[object] = [] if len(found) == len(cold) else [found, cold]
-    for ours, theirs in zip(found, cold, strict=False):
-        documents = [json.loads(line.partition(" | ")[2]) for line in (ours, theirs)]
-        pairs = zip(*([*document[:-1], *document[-1]] for document in documents), strict=False)
-        unlike += [pair for pair in pairs if pair[0] != pair[1]]
-    return unlike
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_warm_run_equals_a_cold_one_after_any_change(warm: WarmOrch, tmp_path: Path) -> None:
     venv.create(tmp_path / "env", symlinks=True, with_pip=False)
     (site_packages,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
     (site_packages / "library").mkdir()
-    (site_packages / "library" / "__init__.py").write_text(LIBRARY)
+    (site_packages / "library" / "__init__.py").write_text(_LIBRARY)
     (site_packages / "library" / "inner.py").write_text("VALUE = 1")
     world = World(warm, tmp_path / "env" / "bin" / "python", site_packages)
     world.lay_out(world.here)
@@ -174,49 +164,29 @@ def test_warm_run_equals_a_cold_one_after_any_change(warm: WarmOrch, tmp_path: P
     for name, change in CHANGES.items():
         warm.until_waiting()
         change(world)
-        if name == "the directory":
-            (world.here / "settings").write_text("other")
-        found = world.lines("--warm")
-        cold = world.lines("--warm=off")
-        assert differences(found, cold) == [], name
+        found, cold = (
+            [json.loads(line.partition(" | ")[2]) for line in world.lines(option)]
+            for option in ("--warm", "--warm=off")
+        )
+        unlike = [pair for ours, theirs in zip(found, cold, strict=True) for pair in _unlike(ours, theirs)]
+        assert unlike == [], name
         assert found != before or name in same, name
         before = found
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_200_warm_runs_leak_nothing(warm: WarmOrch) -> None:
-    script = warm.orch.script("look.py", "import decimal; print('said')")
-    words = ["--preload", "decimal", "--", sys.executable, script]
-    assert warm("up", "--warm", *words).code == 0
-    holder = warm.until_waiting()
-    up = load_request(1, words[3:], warm.orch.directory, {"preload": "decimal"})
+def _unlike(ours: list[object], theirs: list[object]) -> list[tuple[object, object]]:
+    return [pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1]]
 
-    def run_warm() -> None:
-        found = take_over(str(warm.orch.directory))
-        assert found is not None
-        keeps = Warm(idle_s=600.0, conditions=found[1].conditions)
-        with SupervisorLink(None, found[0]) as supervisor:
-            run = create_run(supervisor, up, Lifetime.CLIENT, warm=keeps)
-            assert run.wait().succeeded
-            until(supervisor.has_left)
-        warm.until_waiting()
 
-    def used() -> tuple[list[tuple[int, int]], int]:
-        processes = [holder, *holder.children(recursive=True)]
-        return [(each.pid, each.num_fds()) for each in processes], sum(
-            each.memory_info().rss for each in processes
-        )
-
-    for _ in range(20):
-        run_warm()
-    processes, memory = used()
-    for _ in range(200):
-        run_warm()
-    processes_after, memory_after = used()
-    assert processes_after == processes and len(processes) == 3
-    assert memory_after - memory < 8 << 20
-    holding = warm.holding()
-    assert holding is not None and holding["runs"] == 221
-    assert json.loads((warm.orch.run_dirs()[-1] / "result.json").read_text())["outcome"] == "succeeded"
-    assert psutil.pid_exists(holder.pid)
+def test_next_run_does_not_import_tensorflow_again(warm: WarmOrch) -> None:
+    script = warm.orch.script("train.py", _FITS)
+    for units in ("1", "2"):
+        warm.orch.script("part.py", f"UNITS = {units}")
+        env: dict[str, str | None] = {"SSH_TTY": f"/dev/pts/{units}"}
+        done = warm("-v", "up", "--warm", "-n", "2", "--", sys.executable, script, env=env)
+        assert done.code == 0, done.err
+        fitted = sorted(line for line in done.lines if "fitted" in line)
+        assert fitted == [f"worker:{n} | fitted {units} 1" for n in range(2)]
+        run = warm.orch.run_dirs()[-1]
+        assert warm.orch.methods(run) == {"fork"}
+    assert warm.orch.events("preloaded", run)[0]["seconds"] == 0

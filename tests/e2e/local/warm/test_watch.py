@@ -36,7 +36,7 @@ def watching(warm: WarmOrch, *words: str) -> Started:
     return warm.orch.start("up", "--watch", *words)
 
 
-def said(started: Started) -> list[list[str]]:
+def said_words(started: Started) -> list[list[str]]:
     """The words of each line of the tasks."""
     return [line.split()[3:] for line in started.out.splitlines() if " | said " in line]
 
@@ -59,14 +59,14 @@ def test_saved_module_starts_again_until_ctrl_c(warm: WarmOrch, script: str) -> 
     started.signal(signal.SIGINT)
     assert started.finish().code == 130
     assert started.err.count("part.py changed: starting again") == 4
-    assert len({words[1] for words in said(started)}) == 4  # new checkpoints each time
+    assert len({words[1] for words in said_words(started)}) == 4  # new checkpoints each time
     assert holder is not None
     until_gone(holder["pid"])
     results = [warm.orch.result(run)["outcome"] for run in warm.orch.run_dirs()]
     assert results == ["stopped"] * 4
 
 
-@pytest.mark.parametrize("prefix", [False, True])
+@pytest.mark.parametrize("prefix", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_save_of_the_same_second_and_length_is_run(warm: WarmOrch, script: str, prefix: bool) -> None:
     """Python's compiled code of the text before would look like that of the new one."""
     part, new = warm.orch.directory / "part.py", warm.orch.directory / "new"
@@ -99,7 +99,7 @@ def test_run_that_ended_starts_again(warm: WarmOrch) -> None:
     assert started.finish().code == 130
 
 
-def test_missing_module_is_awaited(warm: WarmOrch, script: str) -> None:
+def test_missing_module_and_wrong_settings_are_awaited(warm: WarmOrch, script: str) -> None:
     part = warm.orch.directory / "part.py"
     part.rename(warm.orch.directory / "away")
     started = watching(warm, "--", sys.executable, script)
@@ -107,13 +107,6 @@ def test_missing_module_is_awaited(warm: WarmOrch, script: str) -> None:
     (warm.orch.directory / "away").rename(part)
     started.until_out("said 1")
     assert "part.py changed: starting again" in started.err
-    started.signal(signal.SIGINT)
-    assert started.finish().code == 130
-
-
-def test_wrong_settings_are_shown_and_awaited(warm: WarmOrch, script: str) -> None:
-    started = watching(warm, "--", sys.executable, script)
-    started.until_out("said 1")
     warm.orch.script("orch.toml", "workers = none")
     until(lambda: "orch.toml" in started.err and "waiting until a file changes" in started.err)
     warm.orch.script("orch.toml", "workers = 2")
@@ -122,25 +115,23 @@ def test_wrong_settings_are_shown_and_awaited(warm: WarmOrch, script: str) -> No
     assert started.finish().code == 143
 
 
-def test_continue_from_the_checkpoints(warm: WarmOrch, script: str) -> None:
-    started = watching(warm, "--watch-from", "checkpoint", "--", sys.executable, script)
+@pytest.mark.parametrize(
+    ("words", "places"),
+    [
+        (("--checkpoint-dir", "kept", "--watch-from", "checkpoint"), ("kept", "kept")),
+        (("--checkpoint-dir", "kept"), ("kept", "kept/watch-2")),
+    ],
+)
+def test_checkpoints_of_the_next_run(
+    warm: WarmOrch, script: str, words: tuple[str, ...], places: tuple[str, ...]
+) -> None:
+    started = watching(warm, *words, "--", sys.executable, script)
     started.until_out("said 1")
     warm.orch.script("part.py", "VALUE = 2  # saved")
     started.until_out("said 2")
     started.signal(signal.SIGINT)
     started.finish()
-    assert len({words[1] for words in said(started)}) == 1
-
-
-def test_new_checkpoints_below_a_named_directory(warm: WarmOrch, script: str) -> None:
-    started = watching(warm, "--checkpoint-dir", "kept", "--", sys.executable, script)
-    started.until_out("said 1")
-    warm.orch.script("part.py", "VALUE = 2")
-    started.until_out("said 2")
-    started.signal(signal.SIGINT)
-    started.finish()
-    kept = warm.orch.directory / "kept"
-    assert [words[1] for words in said(started)] == [str(kept), str(kept / "watch-2")]
+    assert [said[1] for said in said_words(started)] == [str(warm.orch.directory / place) for place in places]
 
 
 def test_processes_of_warm_outlive_a_watch(warm: WarmOrch, script: str) -> None:
@@ -170,17 +161,15 @@ def test_killed_client_leaves_nothing(warm: WarmOrch, script: str) -> None:
     until_gone(holder.pid, *(child.pid for child in children))
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (("--watch", "--", "sleep", "1"), "has no Python source in this directory"),
-        (("--watch", "-d", "--", "train.py"), "leave out --detach"),
-        (("--watch=", "--", "train.py"), "the pattern is empty"),
-    ],
-)
-def test_refused(orch: Orch, script: str, words: tuple[str, ...], reason: str) -> None:
-    done = orch("up", *words)
-    assert done.code == 2 and reason in done.err and not orch.run_dirs()
+def test_refused(orch: Orch, script: str) -> None:
+    refused = {
+        ("--watch", "--", "sleep", "1"): "has no Python source in this directory",
+        ("--watch", "-d", "--", "train.py"): "leave out --detach",
+        ("--watch=", "--", "train.py"): "the pattern is empty",
+    }
+    for words, reason in refused.items():
+        done = orch("up", *words)
+        assert done.code == 2 and reason in done.err and not orch.run_dirs(), words
 
 
 @pytest.fixture
