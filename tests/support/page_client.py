@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from http.cookies import SimpleCookie
 from types import MappingProxyType
@@ -44,13 +45,16 @@ class _Browser:
         self.origin = origin
         self.cookies: dict[str, str] = {}
 
+    @property
+    def cookie(self) -> str:
+        return "; ".join(f"{name}={value}" for name, value in self.cookies.items())
+
     def get(self, path: str, headers: Headers = _NONE) -> Answer:
         return self.request("GET", path, headers)
 
     def request(self, method: str, path: str, headers: Headers = _NONE, body: bytes = b"") -> Answer:
         """Send a request. `path` may be a whole address of this origin."""
-        cookies = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
-        own = {"host": urlsplit(self.origin).netloc, **({"cookie": cookies} if cookies else {})}
+        own = {"host": urlsplit(self.origin).netloc, **({"cookie": self.cookie} if self.cookies else {})}
         sent = own | {name.lower(): value for name, value in headers.items()}
         answer = self.exchange(method, path.removeprefix(self.origin), sent, body)
         given = SimpleCookie(answer.headers.get("set-cookie", ""))
@@ -112,13 +116,8 @@ class PageBrowser(_Browser):
         return urlsplit(self.origin).port or 0
 
     def exchange(self, method: str, path: str, headers: Headers, body: bytes) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
-        try:
-            connection.request(method, path, body or None, dict(headers))
-            got = connection.getresponse()
+        with self._sent(method, path, headers, body) as got:
             return Answer(got.status, {name.lower(): value for name, value in got.getheaders()}, got.read())
-        finally:
-            connection.close()
 
     def read(self, path: str) -> Any:
         """Return a document of the server."""
@@ -135,17 +134,23 @@ class PageBrowser(_Browser):
         document = self.read(f"/api/runs/{run}")
         lines = self.read(f"/api/runs/{run}/lines?tail=100")
         yield "opened", {"document": document, **lines}
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
-        try:
-            state = f"{document['feed']}.{lines['cursor']}"
-            cookies = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
-            connection.request("GET", f"/api/runs/{run}/feed?state={state}", headers={"cookie": cookies})
-            answer, kind = connection.getresponse(), ""
+        path = f"/api/runs/{run}/feed?state={document['feed']}.{lines['cursor']}"
+        with self._sent("GET", path, {"cookie": self.cookie}) as answer:
+            kind = ""
             while line := answer.readline():
                 name, _, value = line.decode().rstrip("\n").partition(": ")
                 if name == "event":
                     kind = value
                 elif name == "data":
                     yield kind, json.loads(value)
+
+    @contextlib.contextmanager
+    def _sent(
+        self, method: str, path: str, headers: Headers, body: bytes = b""
+    ) -> Iterator[http.client.HTTPResponse]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        try:
+            connection.request(method, path, body or None, dict(headers))
+            yield connection.getresponse()
         finally:
             connection.close()

@@ -7,10 +7,11 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from damage import ALL_DAMAGES, Damage
 from orch_command import Orch
 from waiting import lives, until, until_gone
 
@@ -53,52 +54,41 @@ def start(cold_orch: Orch) -> Iterator[Start]:
         until_gone(*live.pids)
 
 
-def _swap(path: Path) -> None:
-    """Replace a file by a new one, which is not locked."""
-    path.unlink()
-    path.touch(0o600)
+def _garbage_without_a_lock(run: Path) -> None:
+    for name in ("run.json: garbage", "lock: missing"):
+        ALL_DAMAGES[name](run)
 
 
-def _link(path: Path) -> None:
-    path.rename(path.with_name("moved"))
-    path.symlink_to("moved")
+def _planted(run: Path) -> None:
+    (run / "result.json").write_text('{"schema_version": 1, "run_id": "x", "outcome": "succeeded"}')
 
 
-def _garbage(path: Path) -> None:
-    path.write_bytes(os.urandom(1000))
+def _all_but_the_lock(run: Path) -> None:
+    for path in run.iterdir():
+        if path.is_file() and path.name != "lock":
+            path.unlink(missing_ok=True)
 
 
-def _planted(path: Path) -> None:
-    path.write_text('{"schema_version": 1, "run_id": "x", "outcome": "succeeded"}')
-
-
-HARM: dict[str, Callable[[RunPaths], object]] = {
-    "its lock is removed": lambda paths: paths.lock.unlink(),
-    "its lock is another file": lambda paths: _swap(paths.lock),
-    "its control socket is removed": lambda paths: paths.control.unlink(),
-    "its record is garbage and its lock is gone": lambda paths: (_garbage(paths.record), paths.lock.unlink()),
-    "its lock is a link": lambda paths: _link(paths.lock),
-    "its lock is a pipe": lambda paths: (paths.lock.unlink(), os.mkfifo(paths.lock)),
-    "its control socket is a file": lambda paths: (paths.control.unlink(), paths.control.touch()),
-    "its record is removed": lambda paths: paths.record.unlink(),
-    "its record is garbage": lambda paths: _garbage(paths.record),
-    "its events are removed": lambda paths: paths.events.unlink(),
-    "its events are garbage": lambda paths: (paths.events.unlink(), _garbage(paths.events)),
-    "a result is put there": lambda paths: _planted(paths.result),
-    "everything but the lock is removed": lambda paths: [
-        path.unlink(missing_ok=True)
-        for path in paths.root.iterdir()
-        if path.is_file() and path.name != "lock"
-    ],
+QUICK: dict[str, Damage] = {name: ALL_DAMAGES[name] for name in ("lock: missing", "control: missing")}
+SLOW: dict[str, Damage] = {
+    **{
+        name: ALL_DAMAGES[name]
+        for name in (
+            *("lock: empty", "lock: a link", "lock: a pipe", "control: empty", "run.json: missing"),
+            *("run.json: garbage", "events.jsonl: missing", "events.jsonl: garbage"),
+        )
+    },
+    "run.json: garbage, lock: missing": _garbage_without_a_lock,
+    "a result is put there": _planted,
+    "everything but the lock is removed": _all_but_the_lock,
 }
-QUICK = ("its lock is removed", "its control socket is removed")
 
 
-def check_damaged(orch: Orch, start: Start, subtests: pytest.Subtests, kinds: Iterable[str]) -> None:
-    for how in kinds:
-        with subtests.test(how):
+def check_damaged(orch: Orch, start: Start, subtests: pytest.Subtests, kinds: dict[str, Damage]) -> None:
+    for name, damage in kinds.items():
+        with subtests.test(name):
             run = start()
-            HARM[how](run.paths)
+            damage(run.paths.root)
             status = orch("status", run.id, "--json")
             assert (status.code, status.document["run"]["state"]) == (0, "running"), status.err
             listed = {row["id"]: row["state"] for row in orch("ls", "--all", "--json").document["runs"]}
@@ -125,7 +115,7 @@ def test_damaged_live_run_stays_live_and_can_be_ended(
 def test_live_run_with_any_damage_stays_live_and_can_be_ended(
     cold_orch: Orch, start: Start, subtests: pytest.Subtests
 ) -> None:
-    check_damaged(cold_orch, start, subtests, HARM.keys() - set(QUICK))
+    check_damaged(cold_orch, start, subtests, SLOW)
 
 
 def test_copy_of_a_live_run_is_dead_and_affects_no_process(
