@@ -62,193 +62,165 @@ def test_healthy_machine_has_no_findings_but_ok(machine: HealthyMachine) -> None
 
 @dataclass(frozen=True)
 class Case:
-    """What a machine with these changes is found to have: parts of the text and of the fix (None: no fix)."""
+    """What a machine with these changes is found to have: parts of the text and of the fix ("": no fix)."""
 
     level: Level
     topic: str
     text: str
-    fix: str | None
+    fix: str
     changes: dict[str, Any]
 
     def is_found(self, finding: Finding) -> bool:
-        has_fix = finding.fix is None if self.fix is None else self.fix in (finding.fix or "")
+        has_fix = self.fix in finding.fix if finding.fix else not self.fix
         is_named = (finding.level, finding.topic) == (self.level, self.topic) and self.text in finding.text
         return is_named and has_fix and is_healthy([finding]) is (self.level is not PROBLEM)
 
 
-def note(topic: str, text: str, fix: str | None, **changes: Any) -> Case:
-    return Case(NOTE, topic, text, fix, changes)
+def case(found: str, **changes: Any) -> Case:
+    """`found`: LEVEL TOPIC: TEXT | FIX."""
+    said, _, fix = found.partition(" |")
+    named, _, text = said.partition(": ")
+    level, _, topic = named.partition(" ")
+    return Case(Level(level), topic, text, fix.strip(), changes)
 
 
-def warning(topic: str, text: str, fix: str, **changes: Any) -> Case:
-    return Case(WARNING, topic, text, fix, changes)
-
-
-def problem(topic: str, text: str, fix: str, **changes: Any) -> Case:
-    return Case(PROBLEM, topic, text, fix, changes)
-
-
+MOUNTS, MEMINFO = "proc/self/mountinfo", "proc/meminfo"
+PORTS = "proc/sys/net/ipv4/ip_local_port_range"
+CLOCK = "sys/devices/system/clocksource/clocksource0/current_clocksource"
 CASES = [
-    problem("settings", "orch.toml: no", "orch config", settings_error="orch.toml: no"),
-    problem("python", "/opt/python does not", "another Python", python={"error": "no such file"}),
-    problem("tensorflow", "incompletely", "--force-reinstall", python={"modules": ("keras",)}),
-    warning(
-        "tensorflow",
-        "2.9.1 was not tested",
-        "tested version",
+    case("problem settings: orch.toml: no | orch config", settings_error="orch.toml: no"),
+    case("problem python: /opt/python does not | another Python", python={"error": "no such file"}),
+    case("problem tensorflow: incompletely | --force-reinstall", python={"modules": ("keras",)}),
+    case(
+        "warning tensorflow: 2.9.1 was not tested | tested version",
         python=packages(tensorflow="2.9.1", tf_keras="2.9.0"),
     ),
-    warning("keras", "it stays off", "'keras<3.16'", python=packages(keras="3.16.0")),
-    warning("keras", "too old for TensorFlow 2.21.0", "-U keras", python=packages(keras="2.15.0")),
-    warning("keras", "not installed", "pip install keras", python=packages(keras=None)),
-    note("tf_keras", "not installed", "tf_keras~=2.21.0", python=packages(tf_keras=None)),
-    warning("tf_keras", "another TensorFlow", "~=2.21.0", python=packages(tf_keras="2.18.0")),
-    warning("keras", "KERAS_BACKEND is jax", "--env KERAS_BACKEND", **env(KERAS_BACKEND="jax")),
-    note("environment", "its own instead", "unset TF_CONFIG", environ={"TF_CONFIG": "{}"}),
-    note("environment", "hides", None, environ={"TF_CPP_MIN_LOG_LEVEL": "2"}),
-    note("environment", "SO_REUSEADDR", "unset", environ={"TF_GRPC_REUSE_PORT": "0"}),
-    note("cores", "9 workers share 8 of 8", "--workers 8", spec={"roles": {"worker": 9}}),
-    warning(
-        "cores",
-        "time of 3 cores, but TensorFlow sizes its thread pools by the 64",
-        "--threads 3",
+    case("warning keras: it stays off | 'keras<3.16'", python=packages(keras="3.16.0")),
+    case("warning keras: too old for TensorFlow 2.21.0 | -U keras", python=packages(keras="2.15.0")),
+    case("warning keras: not installed | pip install keras", python=packages(keras=None)),
+    case("note tf_keras: not installed | tf_keras~=2.21.0", python=packages(tf_keras=None)),
+    case("warning tf_keras: another TensorFlow | ~=2.21.0", python=packages(tf_keras="2.18.0")),
+    case("warning keras: KERAS_BACKEND is jax | --env KERAS_BACKEND", **env(KERAS_BACKEND="jax")),
+    case("note environment: its own instead | unset TF_CONFIG", environ={"TF_CONFIG": "{}"}),
+    case("note environment: hides |", environ={"TF_CPP_MIN_LOG_LEVEL": "2"}),
+    case("note environment: SO_REUSEADDR | unset", environ={"TF_GRPC_REUSE_PORT": "0"}),
+    case("note cores: 9 workers share 8 of 8 | --workers 8", spec={"roles": {"worker": 9}}),
+    case(
+        "warning cores: time of 3 cores, but TensorFlow sizes its thread pools by the 64 | --threads 3",
         spec={"cores": Cores(64, 64, 3.0, "/sys/fs/cgroup/cpu.max")},
     ),
-    problem("memory", "enough for 1 task, not 2", "--workers 1", rooms=room(Limit.MEMORY, 1)),
-    problem(
-        "memory",
-        "not 4 tasks (2 workers, 1 ps, 1 evaluator)",
-        "3 tasks",
+    case("problem memory: enough for 1 task, not 2 | --workers 1", rooms=room(Limit.MEMORY, 1)),
+    case(
+        "problem memory: not 4 tasks (2 workers, 1 ps, 1 evaluator) | 3 tasks",
         rooms=room(Limit.MEMORY, 3),
         spec={"roles": {"worker": 2, "ps": 1, "evaluator": 1}},
     ),
-    problem(
-        "open files",
-        "enough for 3 tasks, not 4 tasks (2 workers, 2 ps)",
-        "raise it",
+    case(
+        "problem open files: enough for 3 tasks, not 4 tasks (2 workers, 2 ps) | raise it",
         rooms=room(Limit.FILES, 3),
         spec={"roles": {"worker": 2, "ps": 2}},
     ),
-    warning(
-        "memory",
-        "1.0 GiB free, and 2 workers take about 0.8 GiB",
-        "fewer workers",
+    case(
+        "warning memory: 1.0 GiB free, and 2 workers take about 0.8 GiB | fewer workers",
         files=memory_of_group(GIB),
     ),
-    warning(
-        "memory",
-        "strict overcommit leaves 1.0",
-        "--start spawn",
+    case(
+        "warning memory: strict overcommit leaves 1.0 | --start spawn",
         files={
             "proc/sys/vm/overcommit_memory": "2\n",
-            "proc/meminfo": FILES["proc/meminfo"] + "CommitLimit: 2097152 kB\nCommitted_AS: 1048576 kB\n",
+            MEMINFO: FILES[MEMINFO] + "CommitLimit: 2097152 kB\nCommitted_AS: 1048576 kB\n",
         },
     ),
-    warning(
-        "memory",
-        "--memory-limit 40 GiB for each of 2 tasks is 80 GiB together, more than this machine has (64 GiB)",
-        "fewer tasks",
+    case(
+        "warning memory: --memory-limit 40 GiB for each of 2 tasks is 80 GiB together, more than this machine has"
+        " (64 GiB) | fewer tasks",
         spec={"memory_limit_bytes": 40 * GIB},
     ),
-    problem("open files", "enough for 1 task, not 2", "LimitNOFILE", rooms=room(Limit.FILES, 1)),
-    problem("threads", "enough for 0", "--pids-limit", rooms=room(Limit.THREADS, 0)),
-    problem("ports", "enough for 1", "ip_local_port_range", rooms=room(Limit.PORTS, 1)),
-    warning("open files", "may open 256 files", "ulimit -n 1024", limits={resource.RLIMIT_NOFILE: 256}),
-    problem("open files", "is 10 (ulimit -Sn)", "raise it", limits={resource.RLIMIT_NOFILE: 10}),
-    problem(
-        "open files",
-        "the limit on open files is 4,096 (ulimit -Hn), and 600 hosts with 2 tasks need 4,830",
-        "raise it to 4,830 at least (ulimit -Hn as root,",
+    case("problem open files: enough for 1 task, not 2 | LimitNOFILE", rooms=room(Limit.FILES, 1)),
+    case("problem threads: enough for 0 | --pids-limit", rooms=room(Limit.THREADS, 0)),
+    case("problem ports: enough for 1 | ip_local_port_range", rooms=room(Limit.PORTS, 1)),
+    case("warning open files: may open 256 files | ulimit -n 1024", limits={resource.RLIMIT_NOFILE: 256}),
+    case("problem open files: is 10 (ulimit -Sn) | raise it", limits={resource.RLIMIT_NOFILE: 10}),
+    case(
+        "problem open files: the limit on open files is 4,096 (ulimit -Hn), and 600 hosts with 2 tasks need 4,830"
+        " | raise it to 4,830 at least (ulimit -Hn as root,",
         limits={resource.RLIMIT_NOFILE: 4096},
         spec={"hosts": HOSTS},
     ),
-    warning("file size", "1,024 bytes", "ulimit -f unlimited", limits={resource.RLIMIT_FSIZE: 1024}),
-    warning("cpu time", "60 s", "ulimit -t unlimited", limits={resource.RLIMIT_CPU: 60}),
-    warning("address space", "2.0 GiB", "ulimit -v unlimited", limits={resource.RLIMIT_AS: 2 * GIB}),
-    problem("address space", "1 GiB (ulimit -v)", "ulimit -v unlimited", limits={resource.RLIMIT_AS: GIB}),
-    problem("platform", "this kernel is 4.19.0", "5.4 or newer", kernel="4.19.0"),
-    problem("processor", "SIGILL", "-cpu host", files={"proc/cpuinfo": "flags\t\t: fpu\n"}),
-    warning("shared memory", "Permission denied", "1777", shm=OSError(errno.EACCES, "Permission denied")),
-    warning("shared memory", "0 MiB", "--shm-size", shm=disk(0)),
-    note(
-        "processes",
-        "hidepid=2",
-        None,
-        files={"proc/self/mountinfo": "23 22 0:22 / /proc rw - proc proc rw,hidepid=2\n"},
+    case("warning file size: 1,024 bytes | ulimit -f unlimited", limits={resource.RLIMIT_FSIZE: 1024}),
+    case("warning cpu time: 60 s | ulimit -t unlimited", limits={resource.RLIMIT_CPU: 60}),
+    case("warning address space: 2.0 GiB | ulimit -v unlimited", limits={resource.RLIMIT_AS: 2 * GIB}),
+    case("problem address space: 1 GiB (ulimit -v) | ulimit -v unlimited", limits={resource.RLIMIT_AS: GIB}),
+    case(
+        "problem platform: orch runs on Linux only (it needs pidfds), and this is darwin |", system="darwin"
     ),
-    note("debuggers", "py-spy", "ptrace_scope=0", files={"proc/sys/kernel/yama/ptrace_scope": "1\n"}),
-    warning("clock", "years behind", "set-ntp", now=0.0),
-    note(
-        "clock",
-        "hpet is slow",
-        "tsc",
-        files={"sys/devices/system/clocksource/clocksource0/current_clocksource": "hpet\n"},
+    case(
+        "problem platform: orch needs Linux 5.4 or newer, and this kernel is 5.3.0-generic |",
+        kernel="5.3.0-generic",
     ),
-    problem("ports", "on 127.0.0.1: Perm", "lo up", loopback_error=lambda: "Permission denied"),
-    problem("ports", "SO_REUSEPORT", "REUSE_PORT=0", port_sharing_error=lambda: "Protocol not available"),
-    warning(
-        "ports",
-        "232 of the kernel's 232",
-        "ss -tan",
-        files={"proc/sys/net/ipv4/ip_local_port_range": "40000\t40231\n"},
+    case(
+        "problem platform: orch needs Python 3.11 to 3.13, and this is 3.10 | install it under",
+        orch_python=(3, 10, 9),
     ),
-    warning(
-        "port server",
-        "does not answer: Connection refused",
-        "unset PORTSERVER_ADDRESS",
+    case(
+        "problem platform: orch needs Python 3.11 to 3.13, and this is 3.14 | install it under",
+        orch_python=(3, 14, 0),
+    ),
+    case("problem platform: this kernel is 4.19.0 | 5.4 or newer", kernel="4.19.0"),
+    case("problem processor: SIGILL | -cpu host", files={"proc/cpuinfo": "flags\t\t: fpu\n"}),
+    case("warning shared memory: Permission denied | 1777", shm=OSError(errno.EACCES, "Permission denied")),
+    case("warning shared memory: 0 MiB | --shm-size", shm=disk(0)),
+    case("note processes: hidepid=2 |", files={MOUNTS: "23 22 0:22 / /proc rw - proc proc rw,hidepid=2\n"}),
+    case("note debuggers: py-spy | ptrace_scope=0", files={"proc/sys/kernel/yama/ptrace_scope": "1\n"}),
+    case("warning clock: years behind | set-ntp", now=0.0),
+    case("note clock: hpet is slow | tsc", files={CLOCK: "hpet\n"}),
+    case("problem ports: on 127.0.0.1: Perm | lo up", loopback_error=lambda: "Permission denied"),
+    case("problem ports: SO_REUSEPORT | REUSE_PORT=0", port_sharing_error=lambda: "Protocol not available"),
+    case("warning ports: 232 of the kernel's 232 | ss -tan", files={PORTS: "40000\t40231\n"}),
+    case(
+        "warning port server: does not answer: Connection refused | unset PORTSERVER_ADDRESS",
         environ={"PORTSERVER_ADDRESS": "@orch-tests-no-such-server"},
     ),
-    note("exposure", "without authentication", "firewall", addresses=lambda: ("10.0.0.7",)),
-    note("exposure", "without authentication", "--network private", addresses=lambda: ("10.0.0.7",)),
-    note(
-        "exposure",
-        "without authentication",
-        "is refused here: user.max_user_namespaces is 0; to allow it: sysctl -w it",
+    case("note exposure: without authentication | firewall", addresses=lambda: ("10.0.0.7",)),
+    case("note exposure: without authentication | --network private", addresses=lambda: ("10.0.0.7",)),
+    case(
+        "note exposure: without authentication | is refused here: user.max_user_namespaces is 0;"
+        " to allow it: sysctl -w it",
         addresses=lambda: ("10.0.0.7",),
         probe_private_network=lambda: REFUSED,
     ),
-    problem(
-        "exposure",
-        "is refused here: user.max_user_namespaces is 0",
-        "sysctl -w it",
+    case(
+        "problem exposure: is refused here: user.max_user_namespaces is 0 | sysctl -w it",
         spec={"network": NetworkOption.PRIVATE},
         probe_private_network=lambda: REFUSED,
     ),
-    warning("exposure", "a public address", "firewall", addresses=lambda: ("10.0.0.7", "2a00:1450::5")),
-    note("proxies", "gRPC would use http_proxy", "no_proxy", environ={"http_proxy": "x", "ALL_PROXY": "x"}),
-    problem(
-        "state",
-        "files do not work here, and every run needs them: Disk quota exceeded",
-        "local disk",
+    case("warning exposure: a public address | firewall", addresses=lambda: ("10.0.0.7", "2a00:1450::5")),
+    case("note proxies: gRPC would use http_proxy | no_proxy", environ={"http_proxy": "x", "ALL_PROXY": "x"}),
+    case(
+        "problem state: files do not work here, and every run needs them: Disk quota exceeded | local disk",
         content_errors=lambda directory: {"files": "Disk quota exceeded"},
     ),
-    problem(
-        "state",
-        "locks do not work here, and every run needs them: No locks",
-        "local disk",
+    case(
+        "problem state: locks do not work here, and every run needs them: No locks | local disk",
         content_errors=lambda directory: {"locks": "No locks available"},
     ),
-    problem(
-        "state",
-        "unix sockets do not work here",
-        "local disk",
+    case(
+        "problem state: unix sockets do not work here | local disk",
         content_errors=lambda directory: {"unix sockets": "Operation not permitted"},
     ),
-    problem("state", "others may write", "chmod -R go-w", state_mode=511),
-    note("state", "names of your runs", "chmod 700", state_mode=493),
-    note("state", "is a symbolic link to", None, state_link=True),
-    warning(
-        "state",
-        "network file system (nfs4)",
-        "local disk",
-        files={"proc/self/mountinfo": "20 1 8:1 / / rw - nfs4 server:/ rw\n"},
+    case("problem state: others may write | chmod -R go-w", state_mode=0o777),
+    case("note state: names of your runs | chmod 700", state_mode=0o755),
+    case("note state: is a symbolic link to |", state_link=True),
+    case(
+        "warning state: network file system (nfs4) | local disk",
+        files={MOUNTS: "20 1 8:1 / / rw - nfs4 server:/ rw\n"},
     ),
-    warning("disk", "512 MiB", "--log-dir", disk=disk(GIB // 2)),
-    problem("disk", "0 MiB", "--log-dir", disk=disk(0)),
-    warning("disk", "3 files", "df -i", disk=disk(free_files=3)),
-    warning("gpus", "driver 550.1 is loaded, but /dev/nvidia0 is missing", "--gpus all", files=DRIVER),
-    warning("gpus", "no libcuda", "libcuda1", files={"dev/nvidia0": ""}),
-    warning("gpus", "fails: mismatch", "driver", ask_nvidia_smi=lambda environ: ((), "mismatch")),
+    case("warning disk: 512 MiB | --log-dir", disk=disk(GIB // 2)),
+    case("problem disk: 0 MiB | --log-dir", disk=disk(0)),
+    case("warning disk: 3 files | df -i", disk=disk(free_files=3)),
+    case("warning gpus: driver 550.1 is loaded, but /dev/nvidia0 is missing | --gpus all", files=DRIVER),
+    case("warning gpus: no libcuda | libcuda1", files={"dev/nvidia0": ""}),
+    case("warning gpus: fails: mismatch | driver", ask_nvidia_smi=lambda environ: ((), "mismatch")),
 ]
 
 
@@ -259,6 +231,11 @@ def test_only_the_fault_is_found(machine: HealthyMachine) -> None:
         if len(found) != 1 or not case.is_found(found[0]):
             wrong.append((case, found))
     assert not wrong, wrong
+
+
+def test_supported_kernels_are_accepted(machine: HealthyMachine) -> None:
+    for kernel in ("5.4.0", "6.18.44-fc", "without a number"):
+        assert not machine.bad(kernel=kernel), kernel
 
 
 def test_checks_of_up_are_checks_of_the_doctor() -> None:

@@ -31,6 +31,8 @@ _ONE_DEVICE = "means the one device that everything is put on, which mirrored do
 _SUMMED = "means how the gradients of several workers are summed, which dtensor does not use"
 _SLURM_ENDS = "orch has to learn when"
 
+_RANGE: dict[str, object] = {"workers": "2..4", "hosts": "a:2,b:2"}
+
 REFUSALS = (
     # Numbers of tasks.
     row("workers", "0", "must be at least 1, not 0"),
@@ -113,8 +115,7 @@ REFUSALS = (
         "on_failure",
         "abort",
         "abort never starts the run with fewer workers, which --workers 2..4 asks for; leave it out",
-        workers="2..4",
-        hosts="a:2,b:2",
+        **_RANGE,
     ),
     row("max_restarts", "-1", "must be between 0 and"),
     row("stop_on_nan", "perhaps", '"perhaps" is neither true nor false'),
@@ -176,20 +177,8 @@ REFUSALS = (
     row("communication", "nccl", "NCCL sums on GPUs", strategy="multi-worker-mirrored"),
     row("global_batch", "0", "must be between 1 and 2,147,483,647, not 0"),
     row("global_batch", "50", "3 workers cannot share 50 examples equally; write 48 or 51", workers=3),
-    row(
-        "global_batch",
-        "256",
-        "3 workers cannot share 256 examples equally; write 252 or 264",
-        workers="2..4",
-        hosts="a:2,b:2",
-    ),
-    row(
-        "global_batch",
-        "5",
-        "2 workers cannot share 5 examples equally; write 12",
-        workers="2..4",
-        hosts="a:2,b:2",
-    ),
+    row("global_batch", "256", "3 workers cannot share 256 examples equally; write 252 or 264", **_RANGE),
+    row("global_batch", "5", "2 workers cannot share 5 examples equally; write 12", **_RANGE),
     row(
         "global_batch",
         "12",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,27 +104,28 @@ def test_gpu_under_two_names_is_shared() -> None:
 
 
 def test_same_gpu_twice_in_a_task_is_refused() -> None:
-    with pytest.raises(SettingMisfit, match="worker:0 would see one GPU twice"):
-        split("0,0,1,1", 2, 2)
+    assert re.search("worker:0 would see one GPU twice", refusal(split, "0,0,1,1", 2, 2))
 
 
 def test_nccl_is_refused_where_it_cannot_work() -> None:
     nccl = StrategyChoice(Strategy.MULTI_WORKER_MIRRORED, communication=Communication.NCCL)
     assert visible(split("0,1", 2, 2, strategy=nccl)) == {"worker:0": "0", "worker:1": "1"}
-    with pytest.raises(SettingMisfit, match=r"NCCL refuses two processes on one GPU.*share GPU 0.*ring"):
-        split("0,0", 1, 2, strategy=nccl)
-    with pytest.raises(SettingMisfit, match=r"NCCL sums on GPUs, and worker:0 has none: .* no NVIDIA GPU"):
-        split(None, 0, 2, strategy=nccl)
-    with pytest.raises(SettingMisfit, match="worker:0 sees none"):
-        split("none", 2, 2, strategy=nccl)
+    assert re.search(
+        r"NCCL refuses two processes on one GPU.*share GPU 0.*ring",
+        refusal(split, "0,0", 1, 2, strategy=nccl),
+    )
+    assert re.search(
+        r"NCCL sums on GPUs, and worker:0 has none: .* no NVIDIA GPU",
+        refusal(split, None, 0, 2, strategy=nccl),
+    )
+    assert re.search("worker:0 sees none", refusal(split, "none", 2, 2, strategy=nccl))
 
 
 def test_too_few_gpus_are_not_used_unless_asked() -> None:
     plan = split(None, 1, 2)
     assert visible(plan) == {"worker:0": "-1", "worker:1": "-1"}
     assert plan.notes == ("1 GPU for 2 tasks: none gets one, all train on the CPU; --gpus 0,0 shares it",)
-    with pytest.raises(SettingMisfit, match=r"too few; to share on purpose .* --gpus 0,0"):
-        split("0", 1, 2)
+    assert re.search(r"too few; to share on purpose .* --gpus 0,0", refusal(split, "0", 1, 2))
 
 
 def test_only_computing_roles_get_gpus() -> None:
@@ -161,8 +164,10 @@ def test_cuda_visible_devices_of_the_user_limits_the_gpus() -> None:
     # An index keeps its meaning in the user's variable.
     assert "CUDA_DEVICE_ORDER" not in plan.env["worker:0"]
     assert split(None, 4, 2).env["worker:0"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    with pytest.raises(SettingMisfit, match="GPU 0 is hidden by your CUDA_VISIBLE_DEVICES, which shows 3,1"):
-        split("0,1", 4, 2, users=shown)
+    assert re.search(
+        "GPU 0 is hidden by your CUDA_VISIBLE_DEVICES, which shows 3,1",
+        refusal(split, "0,1", 4, 2, users=shown),
+    )
     assert not split(None, 4, 2, users={"CUDA_VISIBLE_DEVICES": ""}).shares
 
 
@@ -177,8 +182,7 @@ def test_mig_names_are_accepted_unchecked() -> None:
     assert visible(plan) == {"worker:0": "MIG-1-2", "worker:1": "MIG-3-4"}
     pool = {"CUDA_VISIBLE_DEVICES": "MIG-1-2"}
     assert visible(split(None, 1, 1, users=pool)) == {"worker:0": "MIG-1-2"}
-    with pytest.raises(SettingMisfit, match="there is no GPU MIG-9"):
-        split("MIG-9", 1, 1, users=pool)
+    assert re.search("there is no GPU MIG-9", refusal(split, "MIG-9", 1, 1, users=pool))
 
 
 def test_missing_gpu_is_refused_with_the_reason() -> None:
@@ -199,8 +203,9 @@ def test_memory_is_set_and_must_be_available() -> None:
     assert (grow["ORCH_GPU_MEMORY"], grow["TF_FORCE_GPU_ALLOW_GROWTH"]) == ("grow", "true")
     kept = split("0,1", 2, 2, memory="grow", users={"TF_FORCE_GPU_ALLOW_GROWTH": "false"}).env["worker:0"]
     assert "TF_FORCE_GPU_ALLOW_GROWTH" not in kept
-    with pytest.raises(SettingMisfit, match=r"2 tasks share GPU 0: .* ask for 8,589,934,592 or less"):
-        split("0,0", 1, 2, memory=10 * GIB)
+    assert re.search(
+        r"2 tasks share GPU 0: .* ask for 8,589,934,592 or less", refusal(split, "0,0", 1, 2, memory=10 * GIB)
+    )
     assert split(None, 0, 1, memory="grow").notes == (
         "--gpu-memory: no task sees a GPU, so it changes nothing",
     )
@@ -217,8 +222,7 @@ def test_logical_cpus_hide_the_gpus() -> None:
 def test_device_must_be_visible_to_the_task() -> None:
     second = StrategyChoice(Strategy.ONE_DEVICE, device="GPU:1")
     assert visible(split(None, 2, 1, strategy=second)) == {"worker:0": "0,1"}
-    with pytest.raises(SettingMisfit, match="there is no GPU:1: the process sees 1 GPU"):
-        split("0", 2, 1, strategy=second)
+    assert re.search("there is no GPU:1: the process sees 1 GPU", refusal(split, "0", 2, 1, strategy=second))
     cpu = StrategyChoice(Strategy.ONE_DEVICE, device="CPU:0")
     assert visible(split(None, 2, 1, strategy=cpu)) == {"worker:0": "-1"}
 
@@ -229,8 +233,9 @@ def test_mesh_needs_a_gpu_for_each_device_or_none() -> None:
     plan = split(None, 3, 2, strategy=mesh)
     assert visible(plan) == {"worker:0": "-1", "worker:1": "-1"}
     assert "which need 2 each" in plan.notes[0]
-    with pytest.raises(SettingMisfit, match="needs 2 GPUs each, and worker:0 would see 1; name 4"):
-        split("0,1", 4, 2, strategy=mesh)
+    assert re.search(
+        "needs 2 GPUs each, and worker:0 would see 1; name 4", refusal(split, "0,1", 4, 2, strategy=mesh)
+    )
 
 
 def test_gpu_choice_is_read() -> None:
