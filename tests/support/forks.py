@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import importlib
 import json
@@ -14,6 +15,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import termios
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, ClassVar, NoReturn
@@ -94,7 +96,10 @@ class ForkServer:
         cwd: Path,
         supervisor: socket.socket | None = None,
     ) -> ForkedProcess:
-        """Run `python WORDS`. `supervisor`: a connection to the kept supervisor, for `orch up`."""
+        """Run `python WORDS`. If `out` is a terminal, it becomes the one that the program controls.
+
+        `supervisor`: a connection to the kept supervisor, for `orch up`.
+        """
         ForkServer.started += 1
         reader, writer = os.pipe()
         request = json.dumps({"words": list(words), "env": dict(env), "cwd": str(cwd)}).encode()
@@ -172,6 +177,9 @@ def _watch(request: dict[str, Any], status: int, out: int, err: int, *supervisor
 def _run(words: list[str], env: dict[str, str], cwd: str, out: int, err: int, *supervisor: int) -> NoReturn:
     """Run the program as `python` would, up to the exit of the process."""
     os.setsid()
+    if os.isatty(out):
+        fcntl.ioctl(out, termios.TIOCSCTTY, 0)
+        os.dup2(out, 0)
     os.dup2(out, 1)
     os.dup2(err, 2)
     os.close(out)

@@ -167,7 +167,7 @@ class Orch:
     def __init__(self, directory: Path, state: Path, kept: Kept | None = None) -> None:
         self.directory = directory
         self.state = state
-        self._kept = kept
+        self.kept = kept
         self._started: list[Started] = []
 
     def __call__(
@@ -205,7 +205,7 @@ class Orch:
         self, *words: str, env: dict[str, str | None] | None = None, cwd: Path | None = None
     ) -> Finished:
         """Run a command in this process, with the kept processes if it can use them."""
-        with self._kept.lend() if self._kept is not None and is_kept_run(words) else nullcontext():
+        with self.kept.lend() if self.kept is not None and is_kept_run(words) else nullcontext():
             return self.within(*words, env=env, cwd=cwd)
 
     def within(
@@ -228,7 +228,7 @@ class Orch:
         """Start the command and do not wait; `before`: words in front of it (nohup). `cold`: as `cold_orch` does."""
         # Python reads these variables when it starts, so a fork would ignore them.
         is_new = cold or before or any(name.startswith("PYTHON") for name in env or {})
-        kept = None if is_new else self._kept
+        kept = None if is_new else self.kept
         argv = words if kept is not None else [*before, str(ORCH), *words]
         traces = self.state.parent / f"command-{len(self._started)}"
         self._started.append(Started(argv, self.directory, self.environ(env), traces, kept))

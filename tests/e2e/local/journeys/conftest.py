@@ -22,8 +22,9 @@ def terminal() -> Iterator[OpenTerminal]:
         env: dict[str, str | None] | None = None,
         **settings: Any,
     ) -> Terminal:
-        command = [*argv] or [str(ORCH), *words]
-        opened.append(Terminal(command, orch.directory, orch.environ(env), **settings))
+        kept = None if argv else orch.kept
+        command = argv or (words if kept else (str(ORCH), *words))
+        opened.append(Terminal([*command], orch.directory, orch.environ(env), kept=kept, **settings))
         return opened[-1]
 
     yield open_one

@@ -14,12 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pyte
+from forks import ForkedProcess
+from kept import Kept
 from scrolling_screen import ScrollingScreen
 from waiting import PATIENCE_S, until
 
 
 class Terminal:
     """`argv` runs as the leader of the terminal's session. close() acts like closing the window."""
+
+    process: subprocess.Popen[bytes] | ForkedProcess
 
     def __init__(
         self,
@@ -29,8 +33,9 @@ class Terminal:
         columns: int = 100,
         lines: int = 24,
         erase: bytes | None = None,
+        kept: Kept | None = None,
     ) -> None:
-        """`erase`: the key that deletes a character."""
+        """`erase`: the key that deletes a character. `kept` starts `orch ARGV`."""
         self.screen = ScrollingScreen(columns, lines)
         self._stream = pyte.ByteStream(self.screen)
         self._master, slave = pty.openpty()
@@ -41,13 +46,13 @@ class Terminal:
             termios.tcsetattr(slave, termios.TCSANOW, self.modes_before)
         self._slave = slave
         self.raw = b""
+        env = {"TERM": "xterm-256color", **env}
+        if kept is not None:
+            with open(slave, "wb", buffering=0, closefd=False) as both:
+                self.process = kept.start(argv, both, both, env, cwd)
+            return
         self.process = subprocess.Popen(
-            ["setsid", "--ctty", "--wait", *argv],
-            cwd=cwd,
-            env={"TERM": "xterm-256color", **env},
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
+            ["setsid", "--ctty", "--wait", *argv], cwd=cwd, env=env, stdin=slave, stdout=slave, stderr=slave
         )
 
     def resize(self, columns: int, lines: int) -> None:

@@ -19,9 +19,9 @@ for i in range(300):
     while i == 150 and not os.path.exists("go"):
         time.sleep(0.01)
 """
-# Prints 100 lines, then the name of each file that the test puts into `say`.
+# Prints as many lines as its argument says, then the name of each file that the test puts into `say`.
 _TALKS = """
-import os, time
+import os, sys, time
 
 def wait_for_words(said):
     for word in sorted(set(os.listdir("say")) - said):
@@ -29,7 +29,7 @@ def wait_for_words(said):
         print(word, "of", os.environ["ORCH_TASK"])
     time.sleep(0.02)
 
-for number in range(100):
+for number in range(int(sys.argv[1])):
     print("line", number)
 os.makedirs("say", exist_ok=True)
 said = set()
@@ -75,8 +75,8 @@ def _say(orch: Orch, word: str) -> None:
 @pytest.fixture(scope="module")
 def live(shared_orch: Orch) -> Orch:
     """A live run of one task, without a client."""
-    started = shared_orch.within("up", "--wait", "ready", "--", shared_orch.script("talks.py", _TALKS))
-    assert started.code == 0
+    script = shared_orch.script("talks.py", _TALKS)
+    assert shared_orch.within("up", "--wait", "ready", "--", script, "100").code == 0
     until((shared_orch.directory / "say").exists)
     return shared_orch
 
@@ -181,9 +181,9 @@ def test_dumb_terminal_gets_plain_lines(orch: Orch, terminal: OpenTerminal) -> N
 
 def test_keys_show_the_keys_one_task_and_stacks(orch: Orch, terminal: OpenTerminal) -> None:
     script = orch.script("talks.py", _TALKS)
-    term = terminal(orch, "up", "-n", "2", "--all-lines", "--", script, columns=140)
-    term.until_shown("? for keys")
-    until((orch.directory / "say").exists)
+    term = terminal(orch, "up", "-n", "2", "--all-lines", "--", script, "3", columns=140)
+    for shown in ("worker:0 | line 2", "worker:1 | line 2", "? for keys"):
+        term.until_shown(shown)
     term.type("?")
     term.until_shown("orch: d leaves, and the run continues; f shows one task or all; s shows the stacks")
     for number, task in enumerate(("worker:0", "worker:1", None), 1):
@@ -254,7 +254,7 @@ def test_job_control_of_a_shell(orch: Orch, terminal: OpenTerminal) -> None:
         type_for("clear; stty -a\n", " echo ")
 
     term.until_shown("prompt>")
-    type_for(f"'{ORCH}' up -- {orch.script('talks.py', _TALKS)}\n", "? for keys")
+    type_for(f"'{ORCH}' up -- {orch.script('talks.py', _TALKS)} 3\n", "? for keys")
     type_for("\x1a", "Stopped")
     check_echo()
     type_for("clear; fg\n", "? for keys")
