@@ -46,7 +46,7 @@ def write(directory: Path, text: str, name: str = "t.py") -> None:
 
 
 METRIC = TF + "m = tf.keras.metrics.Mean()\nm.reset_states()\n"
-# The line and what is found there, and a source after `import tensorflow as tf`.
+# The line and what is found there, and a source after `import tensorflow as tf`. A name counts wherever it stands.
 KERAS_2_BELOW_TF = [
     ("3 uses reset_states of a metric", "m = tf.keras.metrics.Mean()\nm.reset_states()"),
     ("3 uses reset_states of a model", "MODEL\nmodel.reset_states()"),
@@ -106,39 +106,8 @@ KERAS_2_BELOW_TF = [
         "2 gives batch_input_shape to Embedding",
         "d = tf.keras.layers.Embedding(2, 3, weights=w, batch_input_shape=s)",
     ),
-    ("3 uses tf.keras.optimizers.legacy", "def main():\n  a = OLD\nif __name__ == '__main__':\n  main()"),
-    (
-        "3 uses tf.keras.optimizers.legacy",
-        "def main():\n  a = OLD\ntry:\n  main()\nexcept KeyboardInterrupt:\n  pass",
-    ),
-    (
-        "4 uses tf.keras.optimizers.legacy",
-        "@tf.function\ndef step():\n  a = OLD\nstrategy.run(step, args=(1,))",
-    ),
-    ("4 uses tf.keras.optimizers.legacy", "from absl import app\ndef main(_):\n  a = OLD\napp.run(main)"),
-    (
-        "8 uses reset_states of a metric",
-        (
-            "m = tf.keras.metrics.Mean()\nfor e in range(3):\n  while go():\n    if x():\n      break\n"
-            "  with y():\n    m.reset_states()"
-        ),
-    ),
-    (
-        "9 uses ParameterServerStrategy with fit",
-        (
-            "def main():\n  if resolver.task_type in ('worker', 'ps'):\n    server.join()\n    return\n"
-            "  elif resolver.task_type == 'evaluator':\n    pass\n  else:\n"
-            "    s = tf.distribute.ParameterServerStrategy(resolver)\n  model = tf.keras.Sequential()\n"
-            "  model.fit(x)\nmain()"
-        ),
-    ),
-    ("4 uses", "if not x:\n  raise ValueError\na = OLD"),
     ("4 uses reset_states of a metric", "m = tf.keras.metrics.Mean()\ndef f(m):\n  m.reset_states()"),
     ("2 uses tf.keras.optimizers.legacy", "a = tf.keras.optimizers.Adam() if K3 else OLD"),
-    ("5 uses tf.keras.optimizers.legacy", "def f():\n  if K3:\n    return 1\n  return OLD\na = f()"),
-    ("6 uses tf.keras.optimizers.legacy", "import sys\nif K3:\n  go()\n  sys.exit()\na = OLD"),
-    ("6 uses tf.keras.optimizers.legacy", "def f():\n  for x in y:\n    if x:\n      return\n  OLD\nf()"),
-    ("5 uses tf.keras.optimizers.legacy", "for x in y:\n  if x:\n    continue\n  OLD"),
     (
         "7 uses reset_states of a metric",
         (
@@ -151,11 +120,7 @@ KERAS_2_BELOW_TF = [
         "MODEL\nif x:\n  model.save('dir')\nelse:\n  model.save('x.keras')",
     ),
     ("3 uses tf.keras.optimizers.legacy", "def f():\n  OLD"),
-    ("4 uses tf.keras.optimizers.legacy", "class T:\n  def f(self):\n    OLD\nT()"),
-    ("3 uses tf.keras.optimizers.legacy", "def f():\n  OLD\nif x:\n  f()"),
     ("3 uses tf.keras.optimizers.legacy", "def f():\n  return OLD\nways = {'old': f, 'lambda': lambda: f()}"),
-    ("3 uses tf.keras.optimizers.legacy", "if task_type == 'chief' and x:\n  OLD"),
-    ("5 uses tf.keras.optimizers.legacy", "for x in y:\n  pass\nelse:\n  OLD"),
     ("4 uses tf.keras.optimizers.legacy", "match x:\n  case 1:\n    OLD"),
     ("3 uses reset_states of a metric", "for metric in model.metrics:\n  metric.reset_states()"),
     (
