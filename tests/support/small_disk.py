@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -51,18 +52,11 @@ class SmallDisk:
         """The disk's contents, by a path that this process can use."""
         return Path(f"/proc/{self._holder.pid}/root{self.path}")
 
-    def fill(self, leave: int = 0) -> None:
-        """Fill the disk except for `leave` bytes."""
-        with (self.seen / "filler").open("ab", buffering=0) as filler:
-            while (free := self.free() - leave) > 0:
-                try:
-                    filler.write(b"\0" * min(free, 1 << 16))
-                except OSError:
-                    return
+    def fill(self) -> None:
+        with (self.seen / "filler").open("ab", buffering=0) as filler, suppress(OSError):
+            while True:
+                filler.write(b"\0" * (1 << 12))
 
     def free(self) -> int:
         found = os.statvfs(self.seen)
         return found.f_bavail * found.f_frsize
-
-    def make_room(self) -> None:
-        (self.seen / "filler").unlink()

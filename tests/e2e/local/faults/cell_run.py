@@ -20,6 +20,7 @@ from cell_failure import CellFailure, Kind, NotAvailable, require
 from cells import Cell, Culprit, Ends, Way, Who
 from kept_scene import KeptScene
 from scene import Scene
+from small_disk import NoDisk, SmallDisk
 from tensorflow_scene import TensorFlowScene
 
 from orchestrator.client import api
@@ -28,8 +29,6 @@ from orchestrator.host.network import probe_private_network
 
 # Room for all files of several short runs.
 _DISK_BYTES = 8 << 20
-_MOUNT = 'mount -t tmpfs -o "size=$1,mode=700" tmpfs "$XDG_STATE_HOME" || exit 77; shift; exec "$@"'
-_NOT_MOUNTED = 77
 _FOUND = 78
 # Longer than any wait inside.
 _TIMEOUT_S = 240
@@ -128,19 +127,13 @@ def _culprit(task: str | None, scene: Scene) -> Culprit | None:
 
 def _run_on_small_disk(cell: Cell, directory: Path) -> None:
     """Run a cell in a new process; NotAvailable if no disk can be mounted."""
-    state = Path(os.environ["XDG_STATE_HOME"])
-    state.mkdir(parents=True, exist_ok=True)
-    as_root = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    argv = ["unshare", *as_root, "--mount", "--propagation", "private", "sh", "-c", _MOUNT, "sh"]
-    argv += [str(_DISK_BYTES), sys.executable, __file__, cell.name, str(directory)]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    except FileNotFoundError as error:
-        raise NotAvailable(str(error)) from error
+        with SmallDisk(Path(os.environ["XDG_STATE_HOME"]), _DISK_BYTES) as disk:
+            argv = [*disk.before(directory), sys.executable, __file__, cell.name, str(directory)]
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except NoDisk as reason:
+        raise NotAvailable(str(reason)) from reason
     kind, _, text = done.stdout.partition("\n")
-    # unshare exits with 1 if it fails itself, before anything has run.
-    if done.returncode == _NOT_MOUNTED or (done.returncode == 1 and "unshare:" in done.stderr):
-        raise NotAvailable(f"no disk can be mounted: {done.stderr.strip()}")
     if done.returncode == _FOUND and kind == NotAvailable.__name__:
         raise NotAvailable(text)
     if done.returncode == _FOUND:

@@ -139,7 +139,7 @@ class Cell:
     def client_code(self) -> int | None:
         """The exit code of that `orch up`."""
         assert self.expect is not None
-        return -9 if self.fault.startswith("SIGKILL of the client") else self.expect.exit_code
+        return -9 if "SIGKILL of the client" in self.fault else self.expect.exit_code
 
     @property
     def vanishes(self) -> bool:

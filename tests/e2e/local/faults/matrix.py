@@ -38,6 +38,8 @@ VICTIM, PEERS = Who.VICTIM, Who.PEERS
 RUNNING = (IMPORTING, RENDEZVOUS, TRAINING, CHECKPOINTING)
 STARTED = (*RUNNING, FINISHING)
 ALL = (BEFORE_SPAWN, *STARTED)
+EARLY, LATER = (IMPORTING, TRAINING), (TRAINING, CHECKPOINTING)
+FIRST = (BEFORE_SPAWN, TRAINING)
 TEARDOWN = (TRAINING, STOPPING)
 _TASKS_DO = {
     "daemons that ignore SIGTERM": "daemonises",
@@ -139,6 +141,8 @@ PEER_LOST_IT = failed(1, VICTIM, CauseKind.STOPPED, PEERS)
 STOPPED_ITSELF = timed_out(VICTIM, CauseKind.STOPPED)
 OVER_LIMIT = failed(137, VICTIM, CauseKind.LIMIT)
 PEER_KILLED = failed(137, PEERS, first=PEERS)
+LEFT_EARLY = failed(1, VICTIM, CauseKind.LEFT_EARLY, PEERS)
+LATE = timed_out(None, CauseKind.LIMIT)
 
 TASKS = (
     *rows("SIGKILL of a worker", STARTED, failed(137)),
@@ -155,21 +159,17 @@ TASKS = (
     *rows("a worker raises", STOPPING, stopped(), go=True),
     *rows("a worker crashes with SIGSEGV", STARTED, failed(139), gate=FINISHING),
     *rows("a worker crashes with SIGSEGV", STOPPING, stopped(), go=True),
-    *rows(
-        "a worker exits with 0, its peers lose it",
-        RUNNING,
-        failed(1, VICTIM, CauseKind.LEFT_EARLY, PEERS),
-    ),
+    *rows("a worker exits with 0, its peers lose it", RUNNING, LEFT_EARLY),
     *rows("a worker exits with 0", TRAINING, succeeded()),
     *rows("a worker closes its output", TRAINING, succeeded()),
     *rows("a worker floods its output", TRAINING, succeeded()),
     *rows("a worker truncates its log", TRAINING, succeeded()),
     *rows("a worker closes its progress pipe", TRAINING, succeeded()),
-    *rows("a worker reports invalid progress", (IMPORTING, TRAINING), succeeded()),
-    *rows("a worker floods its progress; --timeout 8s", TRAINING, timed_out(None, CauseKind.LIMIT)),
+    *rows("a worker reports invalid progress", EARLY, succeeded()),
+    *rows("a worker floods its progress; --timeout 8s", TRAINING, LATE),
     *rows("a worker opens too many files", TRAINING, failed(1), check=_ran_out_of_descriptors),
     *rows("another program wants the ports", (RENDEZVOUS, TRAINING), succeeded()),
-    *rows("a worker uses too much memory; --memory-limit 100MB", (IMPORTING, TRAINING), OVER_LIMIT),
+    *rows("a worker uses too much memory; --memory-limit 100MB", EARLY, OVER_LIMIT),
 )
 
 DAEMONS = "; daemons that ignore SIGTERM"
@@ -177,7 +177,7 @@ OWN_PROCESSES = (
     *rows(f"SIGKILL of a worker{DAEMONS}", TRAINING, failed(137)),
     *rows(f"`down`{DAEMONS}, --grace 300ms", TRAINING, stopped()),
     *rows(f"`down --force`{DAEMONS}", TRAINING, stopped()),
-    *rows(f"--timeout{DAEMONS}, --timeout 8s, --grace 300ms", TRAINING, timed_out(None, CauseKind.LIMIT)),
+    *rows(f"--timeout{DAEMONS}, --timeout 8s, --grace 300ms", TRAINING, LATE),
     *rows(f"SIGKILL of the client{DAEMONS}, --grace 1s", TRAINING, stopped()),
     *rows(f"SIGKILL of the agent{DAEMONS}", TRAINING, ORCH_FAILED, gate=TRAINING),
     *rows(f"SIGTERM of the agent{DAEMONS}", TRAINING, ORCH_FAILED),
@@ -185,23 +185,19 @@ OWN_PROCESSES = (
     *rows(f"SIGKILL of supervisor and agent{DAEMONS}", TRAINING, LOST),
     *rows("SIGKILL of the agent; children without environment", TRAINING, ORCH_FAILED),
     *rows("SIGKILL of the agent", (*ALL, STOPPING), ORCH_FAILED),
-    *rows("SIGTERM of the agent", (BEFORE_SPAWN, TRAINING), ORCH_FAILED),
-    *rows("SIGSTOP of the agent, `down`; --grace 0s", (BEFORE_SPAWN, TRAINING), ORCH_FAILED),
+    *rows("SIGTERM of the agent", FIRST, ORCH_FAILED),
+    *rows("SIGSTOP of the agent, `down`; --grace 0s", FIRST, ORCH_FAILED),
     *rows("SIGKILL of the supervisor", (*ALL, STOPPING), LOST, gate=BEFORE_SPAWN),
     *rows("SIGTERM of the supervisor", (*ALL, STOPPING), stopped()),
     *rows("SIGINT of the supervisor", TRAINING, stopped()),
     *rows("SIGHUP of the supervisor", TRAINING, stopped()),
-    *rows(
-        "SIGSTOP of the supervisor, a worker dies, SIGCONT of the supervisor",
-        (IMPORTING, TRAINING),
-        failed(137),
-    ),
+    *rows("SIGSTOP of the supervisor, a worker dies, SIGCONT of the supervisor", EARLY, failed(137)),
     *rows("SIGKILL of supervisor and agent", (BEFORE_SPAWN, RENDEZVOUS, CHECKPOINTING, STOPPING), LOST),
     *rows("SIGKILL of the preloader", BEFORE_SPAWN, succeeded(), gate=BEFORE_SPAWN),
     *rows("SIGSTOP of the preloader, `down`", BEFORE_SPAWN, stopped()),
     *rows("a preloaded module cannot be imported", BEFORE_SPAWN, succeeded()),
     *rows("invalid orders to the control socket", TRAINING, succeeded()),
-    *rows("SIGKILL of the preloader", (IMPORTING, TRAINING), succeeded(), FORKED, gate=TRAINING),
+    *rows("SIGKILL of the preloader", EARLY, succeeded(), FORKED, gate=TRAINING),
     *rows("SIGKILL of the agent", TRAINING, ORCH_FAILED, FORKED),
     *rows("SIGKILL of the supervisor", TRAINING, LOST, FORKED),
     *rows("SIGKILL of a worker", TRAINING, failed(137), FORKED),
@@ -212,7 +208,7 @@ USERS = (
     *rows("Ctrl-C", (JUST_STARTED, *ALL), stopped(130)),
     *rows("Ctrl-C twice; the tasks ignore SIGTERM", TRAINING, stopped(130)),
     *rows("SIGTERM of the client", (JUST_STARTED, TRAINING), stopped()),
-    *rows("SIGHUP of the client", (BEFORE_SPAWN, TRAINING), stopped()),
+    *rows("SIGHUP of the client", FIRST, stopped()),
     *rows(
         "SIGKILL of the client; --grace 1s", (BEFORE_SPAWN, IMPORTING, *TEARDOWN), stopped(), gate=TRAINING
     ),
@@ -223,7 +219,7 @@ USERS = (
     *rows("four `down` at once", TRAINING, stopped()),
     *rows("`down`; the tasks ignore SIGTERM, --grace 300ms", TRAINING, stopped(), check=_were_killed),
     *rows("`down --force`", (BEFORE_SPAWN, *TEARDOWN), stopped()),
-    *rows("Ctrl-C", (BEFORE_SPAWN, TRAINING), stopped(130), TERMINAL),
+    *rows("Ctrl-C", FIRST, stopped(130), TERMINAL),
     *rows("Ctrl-C twice; the tasks ignore SIGTERM", TRAINING, stopped(130), TERMINAL),
     *rows("the terminal is closed", TRAINING, stopped(), TERMINAL),
     *rows("SIGKILL of the client; --grace 1s", TRAINING, stopped(), TERMINAL, gate=TRAINING),
@@ -239,8 +235,8 @@ RESTARTS = (
         check=_is_in_the_history,
     ),
     *rows(f"SIGKILL of a worker{AGAIN}", (IMPORTING, RENDEZVOUS), failed(137)),
-    *rows(f"SIGKILL of the chief{AGAIN}", RUNNING[2:], succeeded(2), check=_is_in_the_history),
-    *rows(f"SIGTERM of a worker{AGAIN}", (IMPORTING, TRAINING), succeeded(2)),
+    *rows(f"SIGKILL of the chief{AGAIN}", LATER, succeeded(2), check=_is_in_the_history),
+    *rows(f"SIGTERM of a worker{AGAIN}", EARLY, succeeded(2)),
     *rows(f"a worker exits with 42{AGAIN}", (RENDEZVOUS, TRAINING), succeeded(2)),
     *rows(f"a worker raises{AGAIN}, --max-restarts 1, each time", TRAINING, failed(1, attempts=2)),
     *rows(f"a worker uses too much memory{AGAIN}, --memory-limit 100MB", TRAINING, succeeded(2)),
@@ -249,8 +245,8 @@ RESTARTS = (
     *rows("`restart`", STARTED, succeeded(2), gate=IMPORTING, check=_was_requested),
     *rows("`restart`", BEFORE_SPAWN, succeeded(2), go=True, check=_was_requested),
     *rows("`restart` is refused", STOPPING, stopped(), go=True),
-    *rows("SIGKILL of a worker; --on-failure restart-task", RUNNING[2:], succeeded()),
-    *rows("a worker exits with 3; --on-failure continue", RUNNING[2:], failed(3), go=True),
+    *rows("SIGKILL of a worker; --on-failure restart-task", LATER, succeeded()),
+    *rows("a worker exits with 3; --on-failure continue", LATER, failed(3), go=True),
 )
 
 # The first failure is that of the last attempt.
@@ -281,8 +277,8 @@ LIMITS = (
     *rows(f"a worker falls silent; {STALL}", TRAINING, timed_out(VICTIM, CauseKind.STALLED)),
     *rows("a worker never listens; --start-timeout 4s", RENDEZVOUS, timed_out(VICTIM, CauseKind.LIMIT)),
     *rows("SIGSTOP of a worker; --start-timeout 4s", RENDEZVOUS, STOPPED_ITSELF),
-    *rows("--timeout; --timeout 8s", ALL, timed_out(None, CauseKind.LIMIT)),
-    *rows("`kill` of a worker", RUNNING[2:], failed(137)),
+    *rows("--timeout; --timeout 8s", ALL, LATE),
+    *rows("`kill` of a worker", LATER, failed(137)),
     *rows(f"--chaos; {CHAOS}", TRAINING, PEER_KILLED, gate=TRAINING, check=_fault_is_reported),
     *rows(f"--chaos; {CHAOS}, --on-failure restart", TRAINING, succeeded(2), check=_fault_is_reported),
     *rows("a planned stop is over; --chaos stop worker:0 at step 8 for 300ms", TRAINING, succeeded()),
@@ -300,10 +296,10 @@ ENVIRONMENT = (
     *rows(f"{DISK}, `down`", STOPPING, stopped(), go=True),
     *rows(f"{DISK}, SIGKILL of the agent", TRAINING, ORCH_FAILED),
     *rows(f"{DISK}, SIGKILL of the supervisor", TRAINING, LOST),
-    *rows(f"SIGKILL of a worker; {PRIVATE}", (IMPORTING, TRAINING), failed(137)),
-    *rows(f"SIGKILL of the agent; {PRIVATE}", (BEFORE_SPAWN, TRAINING), ORCH_FAILED),
-    *rows(f"SIGKILL of the supervisor; {PRIVATE}", (BEFORE_SPAWN, TRAINING), LOST),
-    *rows(f"SIGKILL of supervisor and agent; {PRIVATE}", (BEFORE_SPAWN, TRAINING), LOST),
+    *rows(f"SIGKILL of a worker; {PRIVATE}", EARLY, failed(137)),
+    *rows(f"SIGKILL of the agent; {PRIVATE}", FIRST, ORCH_FAILED),
+    *rows(f"SIGKILL of the supervisor; {PRIVATE}", FIRST, LOST),
+    *rows(f"SIGKILL of supervisor and agent; {PRIVATE}", FIRST, LOST),
     *rows(f"SIGKILL of the agent{DAEMONS}, {PRIVATE}", TRAINING, ORCH_FAILED),
     *rows(f"SIGKILL of supervisor and agent{DAEMONS}, {PRIVATE}", TRAINING, LOST),
     *rows(f"`down`{DAEMONS}, --grace 300ms, {PRIVATE}", TRAINING, stopped()),
@@ -361,7 +357,7 @@ KEPT_PROCESSES = (
 
 # The built-in program on two workers.
 TENSORFLOW_CELLS = (
-    *rows("SIGKILL of the agent", (BEFORE_SPAWN, TRAINING), ORCH_FAILED, TENSORFLOW),
+    *rows("SIGKILL of the agent", FIRST, ORCH_FAILED, TENSORFLOW),
     *rows("SIGKILL of the supervisor", BEFORE_SPAWN, LOST, TENSORFLOW),
     *rows("SIGKILL of supervisor and agent", TRAINING, LOST, TENSORFLOW),
     *rows("SIGKILL of a worker", RUNNING[:3], failed(137), TENSORFLOW, gate=TRAINING),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -32,6 +33,7 @@ HERE = Path(__file__).parent
 ORCH = Path(sys.executable).with_name("orch")
 # A grace period so long that a test which waits for it fails.
 LONG = "10m"
+_LOOK_S = 0.02
 
 
 class Scene:
@@ -95,7 +97,7 @@ class Scene:
         """The words after `--`."""
         forked = {"held_import": ("preloaded_task.py",), "decimal": ("forked_task.py",)}
         scripts = (*forked.get(str(self.flags().get("preload")), ()), "staged_task.py")
-        pauses_at = Moment.TRAINING if self.moment is Moment.BACKOFF else self.moment
+        pauses_at = Moment.TRAINING if self.moment in (Moment.JUST_STARTED, Moment.BACKOFF) else self.moment
         words = [moment or pauses_at, self.cell.breaks, str(self.cell.victim), str(self.cell.times)]
         return [*(str(HERE / script) for script in scripts), *words]
 
@@ -136,19 +138,21 @@ class Scene:
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
         os.close(slave)
-        self._reader = threading.Thread(target=self._read_terminal, args=(os.dup(self.terminal),))
+        self._reader = threading.Thread(target=self._read_terminal, args=(self.terminal,))
         self._reader.start()
 
     def _read_terminal(self, terminal: int) -> None:
+        """Write what the terminal shows to a file, until close_terminal() or the end of the client."""
         with (self.directory / "client.out").open("wb", buffering=0) as out, suppress(OSError):
-            while data := os.read(terminal, 1 << 16):
-                out.write(data)
-        os.close(terminal)
+            while self.terminal is not None:
+                if select.select([terminal], [], [], _LOOK_S)[0]:
+                    out.write(os.read(terminal, 1 << 16))
 
     def close_terminal(self) -> None:
-        assert self.terminal is not None
-        os.close(self.terminal)
-        self.terminal = None
+        if (terminal := self.terminal) is not None:
+            self.terminal = None
+            self._reader.join()
+            os.close(terminal)
 
     def client_output(self) -> str:
         return (self.directory / "client.out").read_text(errors="replace")
@@ -164,9 +168,7 @@ class Scene:
         if self.client is not None:
             self.client.kill()
             self.client.wait()
-        if self.terminal is not None:
-            self.close_terminal()
-            self._reader.join()
+        self.close_terminal()
 
     # -- progress
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -108,20 +107,6 @@ def test_wrong_request_starts_nothing() -> None:
     assert list(ls()) == []
 
 
-def test_name_is_of_one_live_run() -> None:
-    with cluster(name="mine") as run:
-        with pytest.raises(NameTaken) as caught, cluster(name="mine"):
-            pass
-        assert caught.value.exit_code == 4
-        assert [each.id for each in ls()] == [run.id]
-        with cluster(name="mine", replace=True) as other:
-            assert run.wait(check=False).outcome == "stopped"
-            assert other.status().run.state in ("starting", "running")
-    with cluster() as one, cluster() as two:
-        assert one.name == two.name and one.id != two.id
-        assert status().run.id == two.id
-
-
 def test_run_that_takes_the_name_while_another_is_replaced_is_named() -> None:
     request = load_request(1, ["true"], None, {"name": "mine", "replace": True})
     make_room(request)
@@ -160,11 +145,9 @@ def test_progress_just_before_the_exit_is_recorded() -> None:
 @pytest.mark.parametrize("clusters", [6, pytest.param(20, marks=pytest.mark.slow)])
 def test_simultaneous_clusters_share_no_port(clusters: int) -> None:
     made = [cluster(grace="0s") for _ in range(clusters)]
-    each: Callable[[Cluster], Run]
     with ExitStack() as stack:
-        each = stack.enter_context
         with ThreadPoolExecutor(8) as pool:
-            runs = list(pool.map(each, made))
+            runs = list(pool.map(lambda each: stack.enter_context(each), made))
         for run in runs:
             run.wait_ready()
         addresses = [task.address for run in runs for task in run.status().tasks]

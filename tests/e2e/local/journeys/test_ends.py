@@ -255,8 +255,7 @@ def test_signal_during_blocked_report_does_not_change_exit_code(cold_orch: Orch)
     assert client.returncode == 3
 
 
-@pytest.mark.parametrize("while_it_runs", [True, False])
-@pytest.mark.parametrize("blocked", ["stdout", "stderr"])
+@pytest.mark.parametrize(("blocked", "while_it_runs"), [("stdout", True), ("stderr", False)])
 def test_two_signals_end_the_client_of_a_blocked_pipe(
     cold_orch: Orch, blocked: str, while_it_runs: bool
 ) -> None:
