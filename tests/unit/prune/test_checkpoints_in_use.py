@@ -65,33 +65,31 @@ def through_target(source: RunPaths, place: Path) -> Path:
     return place / "outside" / "moved"
 
 
-@pytest.mark.parametrize(
-    "find_path",
-    [
-        lambda source, place: source.checkpoints,
-        lambda source, place: source.root,
-        through_link,
-        through_link_above,
-        through_chain,
-        through_target,
-    ],
-    ids=["checkpoints", "run directory", "link", "link above", "chain of links", "target of a link"],
-)
-def test_checkpoints_in_use_stay_whatever_path_leads_to_them(
-    find_path: Callable[[RunPaths, Path], Path], stores: ExitStack, tmp_path: Path
-) -> None:
-    source = ended_run(checkpoint=b"w")
+PATHS: dict[str, Callable[[RunPaths, Path], Path]] = {
+    "checkpoints": lambda source, place: source.checkpoints,
+    "run directory": lambda source, place: source.root,
+    "link": through_link,
+    "link above": through_link_above,
+    "chain of links": through_chain,
+    "target of a link": through_target,
+}
+
+
+def test_checkpoints_in_use_stay_whatever_path_leads_to_them(stores: ExitStack, tmp_path: Path) -> None:
+    sources = {name: ended_run(checkpoint=b"w") for name in PATHS}
     other = ended_run(checkpoint=b"w")
-    used = find_path(source, tmp_path)
-    live = live_on(stores, used)
-    assert {each.run.id: bool(each.kept_checkpoints) for each in prune_all(dry_run=True).pruned} == {
-        source.run_id: True,
-        other.run_id: False,
-    }
+    live = set()
+    for name, find_path in PATHS.items():
+        (tmp_path / name).mkdir()
+        live.add(live_on(stores, find_path(sources[name], tmp_path / name)).run_id)
+    used = {source.run_id for source in sources.values()}
+    planned = {each.run.id: bool(each.kept_checkpoints) for each in prune_all(dry_run=True).pruned}
+    assert planned == {**dict.fromkeys(used, True), other.run_id: False}
     prune_all()
-    assert names(source.root) == LEFT
-    assert (source.checkpoints / "ckpt-1").read_bytes() == b"w"
-    assert names(runs_dir()) == {source.run_id, live.run_id}
+    left = {name: names(source.root) for name, source in sources.items()}
+    assert left == dict.fromkeys(PATHS, LEFT)
+    assert {(source.checkpoints / "ckpt-1").read_bytes() for source in sources.values()} == {b"w"}
+    assert names(runs_dir()) == used | live
 
 
 def test_checkpoints_in_use_are_compared_by_inode(
@@ -117,35 +115,28 @@ def test_checkpoints_in_use_are_compared_by_inode(
     assert not os.path.lexists(source.root)
 
 
-@pytest.mark.parametrize("file", ["run.json", "events.jsonl"])
-def test_checkpoints_in_use_by_a_newer_orch_stay(file: str, stores: ExitStack) -> None:
-    source, free = ended_run(checkpoint=b"w"), ended_run(checkpoint=b"w")
-    paths = live_on(stores, source.checkpoints)
-    if file == "run.json":
-        change(paths, schema_version=99)
-    else:
-        paths.events.write_bytes(
-            paths.events.read_bytes().replace(b'"schema_version":1', b'"schema_version":99', 1)
-        )
+def test_checkpoints_in_use_by_a_newer_orch_stay(stores: ExitStack) -> None:
+    sources, free = [ended_run(checkpoint=b"w") for _ in range(2)], ended_run(checkpoint=b"w")
+    change(live_on(stores, sources[0].checkpoints), schema_version=99)
+    events = live_on(stores, sources[1].checkpoints).events
+    events.write_bytes(events.read_bytes().replace(b'"schema_version":1', b'"schema_version":99', 1))
     prune_all()
-    assert names(source.root) == LEFT
+    assert names(sources[0].root) == names(sources[1].root) == LEFT
     assert names(free.root) == set()
 
 
-@pytest.mark.parametrize("newer", [False, True], ids=["this version", "newer version"])
-def test_all_checkpoints_stay_if_the_record_of_a_live_run_is_unreadable(
-    newer: bool, stores: ExitStack
-) -> None:
-    source, other, empty = ended_run(checkpoint=b"w"), ended_run(checkpoint=b"w"), ended_run()
-    paths = live_on(stores, source.checkpoints)
-    paths.events.write_bytes(b"")
-    if newer:
-        paths.record.write_text('{"schema_version": 99, "checkpoint_dir": null}')
-    else:
-        paths.record.unlink()
-    prune_all()
-    assert names(source.root) == names(other.root) == LEFT
-    assert names(empty.root) == set()
+def test_all_checkpoints_stay_if_the_record_of_a_live_run_is_unreadable() -> None:
+    for record in (None, '{"schema_version": 99, "checkpoint_dir": null}'):
+        source, other, empty = ended_run(checkpoint=b"w"), ended_run(checkpoint=b"w"), ended_run()
+        with ExitStack() as stores:
+            paths = live_on(stores, source.checkpoints)
+            paths.events.write_bytes(b"")
+            paths.record.unlink()
+            if record is not None:
+                paths.record.write_text(record)
+            prune_all()
+        assert names(source.root) == names(other.root) == LEFT
+        assert names(empty.root) == set()
 
 
 @pytest.mark.parametrize("moment", ["before", "after it was renamed"])
