@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 import pytest
 from orch_command import ORCH, Orch
@@ -13,7 +12,7 @@ import orchestrator
 _AGAIN = f"""
 import os, subprocess, sys
 print("depth", os.environ["ORCH_DEPTH"])
-up = ["{ORCH}", "up", "-d", "--wait", "done", "--", sys.executable, *sys.argv]
+up = ["{ORCH}", "up", "--", sys.executable, *sys.argv]
 sys.exit(subprocess.run(up).returncode)
 """
 _REFUSED = (
@@ -22,11 +21,11 @@ _REFUSED = (
 
 
 def test_the_fourth_level_is_refused(orch: Orch) -> None:
-    done = orch("up", "--", sys.executable, orch.script("again.py", _AGAIN))
+    """The run is the third one, and its task starts it again."""
+    done = orch.run(script=_AGAIN, env={"ORCH_DEPTH": "2"})
     assert done.code == 2
-    logs = [(run / "logs/worker-0.log").read_text() for run in orch.run_dirs()]
-    assert [log.partition("\n")[0] for log in logs] == ["depth 1", "depth 2", "depth 3"]
-    assert _REFUSED in logs[-1]
+    assert done.log("worker-0").startswith("depth 3\n") and _REFUSED in done.log("worker-0")
+    assert orch.run_dirs() == [done.run]
 
 
 def test_the_variable_counts_the_runs_around(orch: Orch) -> None:
