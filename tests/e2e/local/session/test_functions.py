@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import signal
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kept_session import kept_session
 from making import cause, first_failure, run_result
 
 import orchestrator
@@ -70,12 +70,7 @@ def waits_for(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    directory = tmp_path_factory.mktemp("functions")
-    with contextlib.chdir(directory), Session() as session:
-        with pytest.MonkeyPatch.context() as patch:
-            # The kept processes are not those of the first test.
-            patch.setenv("XDG_STATE_HOME", str(directory))
-            assert session.run(int) == [0]
+    with kept_session(tmp_path_factory.mktemp("functions")) as session:
         yield session
 
 

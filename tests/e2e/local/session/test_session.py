@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from kept_session import kept_session
 from making import JOB, changed
 from waiting import lives, until, until_gone
 
@@ -104,8 +105,14 @@ def test_next_run_with_the_same_name_works_after_each_end() -> None:
     assert not wrong, wrong
 
 
-def test_session_is_usable_after_a_refused_run() -> None:
-    with Session() as session, Cluster(command=SLEEPS, name="taken") as other:
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    with kept_session(tmp_path_factory.mktemp("session")) as session:
+        yield session
+
+
+def test_session_is_usable_after_a_refused_run(session: Session) -> None:
+    with Cluster(command=SLEEPS, name="taken") as other:
         with pytest.raises(NameTaken), session.up(command=["true"], name="taken"):
             pass
         # Text is a sequence of characters, too.
@@ -141,16 +148,14 @@ def test_close_stops_the_live_run() -> None:
     cluster.__exit__(None, None, None)
 
 
-def test_run_gets_the_current_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_gets_the_current_environment(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     said = []
-    with Session() as session:
-        for value in ("first", b"\xff".decode(errors="surrogateescape"), None):
-            if value is None:
-                monkeypatch.delenv("SHOWN")
-            else:
-                monkeypatch.setenv("SHOWN", value)
-            run = ran(session, "sh", "-c", 'printf "[%s]" "$SHOWN"')
-            said.append(run.log("worker:0").read_bytes())
+    for value in ("first", b"\xff".decode(errors="surrogateescape"), None):
+        if value is None:
+            monkeypatch.delenv("SHOWN")
+        else:
+            monkeypatch.setenv("SHOWN", value)
+        said.append(ran(session, "sh", "-c", 'printf "[%s]" "$SHOWN"').log("worker:0").read_bytes())
     assert said == [b"[first]", b"[\xff]", b"[]"]
 
 
@@ -264,19 +269,18 @@ def test_interrupted_creation_does_not_affect_the_next_run(interrupts: signal.Si
         assert [ran(session, name=name).name for name in ("interrupted", "next")] == ["interrupted", "next"]
 
 
-def test_second_thread_gets_an_error_while_a_run_is_created() -> None:
+def test_second_thread_gets_an_error_while_a_run_is_created(session: Session) -> None:
     runs: list[Run] = []
-    with Session() as session:
-        supervisor = supervisor_of(ran(session))
-        supervisor.suspend()
-        with beside(lambda: runs.append(ran(session, name="first"))) as asking:
-            try:
-                until(lambda: waits_for_an_answer(asking.ident))
-                with pytest.raises(UsageError, match="another thread"), session.up(command=["true"]):
-                    pass
-            finally:
-                supervisor.resume()
-        ran(session, name="second")
+    supervisor = supervisor_of(ran(session))
+    supervisor.suspend()
+    with beside(lambda: runs.append(ran(session, name="first"))) as asking:
+        try:
+            until(lambda: waits_for_an_answer(asking.ident))
+            with pytest.raises(UsageError, match="another thread"), session.up(command=["true"]):
+                pass
+        finally:
+            supervisor.resume()
+    ran(session, name="second")
     assert [run.name for run in runs] == ["first"]
 
 

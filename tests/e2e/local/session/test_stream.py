@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+from kept_session import kept_session
 from waiting import until
 
 from orchestrator import Cluster, RunStopped, Session, UsageError
@@ -30,28 +32,33 @@ print("bye from", os.environ["ORCH_TASK"])
 """
 
 
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    with kept_session(tmp_path_factory.mktemp("stream")) as session:
+        yield session
+
+
 def lines_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("lines of")]
 
 
-def test_lines_are_shown_while_the_run_is_live(tmp_path: Path) -> None:
+def test_lines_are_shown_while_the_run_is_live(session: Session, tmp_path: Path) -> None:
     shown = io.StringIO()
 
     def has(attempt: int) -> bool:
         said = shown.getvalue().splitlines()
         return all(f"worker:{n} | hello from worker:{n} {attempt}" in said for n in (0, 1))
 
-    with redirect_stdout(shown), Session() as session:
-        cluster = session.up(2, [sys.executable, "-c", TALKS], tmp_path, stream=True)
-        with cluster as run:
-            until(lambda: has(1))
-            run.restart()
-            # The view of `run` takes the events, which are shown, too.
-            until(lambda: run.status().run.attempt == 2)
-            until(lambda: has(2))
-            (tmp_path / "go").touch()
-            run.wait()
-            print("after wait")
+    talks = session.up(2, [sys.executable, "-c", TALKS], tmp_path, stream=True)
+    with redirect_stdout(shown), talks as run:
+        until(lambda: has(1))
+        run.restart()
+        # The view of `run` takes the events, which are shown, too.
+        until(lambda: run.status().run.attempt == 2)
+        until(lambda: has(2))
+        (tmp_path / "go").touch()
+        run.wait()
+        print("after wait")
     lines = shown.getvalue().splitlines()
     assert lines_threads() == []
     assert lines[-1] == "after wait" and "worker:1 | bye from worker:1" in lines
@@ -59,12 +66,10 @@ def test_lines_are_shown_while_the_run_is_live(tmp_path: Path) -> None:
     assert "\x1b" not in shown.getvalue()
 
 
-def test_flood_is_bounded_and_its_end_is_shown(tmp_path: Path) -> None:
+def test_flood_is_bounded_and_its_end_is_shown(session: Session) -> None:
     shown = io.StringIO()
-    with (
-        redirect_stdout(shown),
-        Cluster(command=["sh", "-c", "seq 1 400000; echo end"], directory=tmp_path, stream=True) as run,
-    ):
+    floods = session.up(command=["sh", "-c", "seq 1 400000; echo end"], stream=True)
+    with redirect_stdout(shown), floods as run:
         run.wait()
     lines = shown.getvalue().splitlines()
     notes = [line for line in lines if line.startswith("... ")]
@@ -77,17 +82,17 @@ class Broken(io.StringIO):
         raise OSError("no space left")
 
 
-def test_stream_that_fails_does_not_affect_the_run(tmp_path: Path) -> None:
-    with redirect_stdout(Broken()):
-        cluster = Cluster(command=["echo", "hello"], directory=tmp_path, stream=True)
-        with pytest.warns(RuntimeWarning, match="no space left; `orch logs` shows them"), cluster as run:
-            assert run.wait().succeeded
+def test_stream_that_fails_does_not_affect_the_run(session: Session) -> None:
+    greets = session.up(command=["echo", "hello"], stream=True)
+    warned = pytest.warns(RuntimeWarning, match="no space left; `orch logs` shows them")
+    with redirect_stdout(Broken()), warned, greets as run:
+        assert run.wait().succeeded
 
 
-def test_character_that_the_stream_cannot_encode_is_replaced(tmp_path: Path) -> None:
+def test_character_that_the_stream_cannot_encode_is_replaced(session: Session) -> None:
     shown = io.BytesIO()
     with redirect_stdout(io.TextIOWrapper(shown, "ascii")) as stream:
-        with Cluster(command=["printf", "schön \\377"], directory=tmp_path, stream=True) as run:
+        with session.up(command=["printf", "schön \\377"], stream=True) as run:
             run.wait()
         assert shown.getvalue() == b"worker:0 | sch?n ?\n"
         stream.detach()
@@ -102,15 +107,12 @@ def test_lines_of_a_run_that_the_block_stops(tmp_path: Path) -> None:
     assert shown.getvalue().endswith("worker:0 | ending\n")
 
 
-def test_interrupted_wait_shows_the_rest(tmp_path: Path) -> None:
+def test_interrupted_wait_shows_the_rest(session: Session) -> None:
     shown = io.StringIO()
     main = threading.main_thread().ident
     assert main is not None
-    with (
-        redirect_stdout(shown),
-        pytest.raises(KeyboardInterrupt),
-        Cluster(command=["sh", "-c", "echo began; sleep 600"], directory=tmp_path, stream=True) as run,
-    ):
+    sleeps = session.up(command=["sh", "-c", "echo began; sleep 600"], stream=True)
+    with redirect_stdout(shown), pytest.raises(KeyboardInterrupt), sleeps as run:
         until(lambda: "began" in shown.getvalue())
         signal.pthread_kill(main, signal.SIGINT)
         run.wait()
@@ -133,9 +135,9 @@ sys.exit(7)
     assert (done.returncode, done.stderr) == (7, "")
 
 
-def test_forked_process_may_wait_for_the_run(tmp_path: Path) -> None:
+def test_forked_process_may_wait_for_the_run(session: Session) -> None:
     shown = io.StringIO()
-    with redirect_stdout(shown), Cluster(command=["echo", "hello"], directory=tmp_path, stream=True) as run:
+    with redirect_stdout(shown), session.up(command=["echo", "hello"], stream=True) as run:
         child = os.fork()
         if child == 0:
             try:
@@ -147,12 +149,12 @@ def test_forked_process_may_wait_for_the_run(tmp_path: Path) -> None:
     assert shown.getvalue() == "worker:0 | hello\n"
 
 
-def test_nothing_is_shown_unless_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Cluster(command=["echo", "hello"], directory=tmp_path) as run:
+def test_nothing_is_shown_unless_asked(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    with session.up(command=["echo", "hello"]) as run:
         run.wait()
     assert capsys.readouterr() == ("", "")
     with pytest.raises(UsageError):
-        Cluster(command=["true"], directory=tmp_path, streams=True)  # type: ignore[call-arg]
+        Cluster(command=["true"], streams=True)  # type: ignore[call-arg]
 
 
 def test_rate_of_a_flood_is_limited() -> None:
