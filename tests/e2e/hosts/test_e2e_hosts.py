@@ -31,7 +31,11 @@ while [ -e expected ] && [ $(ls -d connection-* | wc -l) -lt $(cat expected) ]; 
 exec sh -c "$word"
 """
 UNREACHED = "the agent on a, which orch does not reach, ends everything there by itself"
-SHOW = "import os; print(os.environ['ORCH_TASK'], os.environ['TF_CONFIG'].count(':'), flush=True)"
+SHOW = """
+import os
+directory = os.environ["ORCH_CHECKPOINT_DIR"]
+print(os.environ["ORCH_TASK"], os.environ["TF_CONFIG"].count(":"), os.path.isdir(directory), directory, flush=True)
+"""
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
 FAIL = """
 import os, time
@@ -39,13 +43,12 @@ if os.environ['ORCH_TASK'] == 'worker:2':
     raise ValueError('a fault of its own')
 time.sleep(600)
 """
-# Its first attempt waits for the end of its host.
-TWICE = r"""
+# Each attempt waits for the end of its host.
+TRAIN = r"""
 import os, time
 os.write(int(os.environ['ORCH_PROGRESS_FD']), b'{"phase": "training", "step": 1}\n')
 print('attempt', os.environ['ORCH_ATTEMPT'], flush=True)
-if os.environ['ORCH_ATTEMPT'] == '1':
-    time.sleep(600)
+time.sleep(600)
 """
 
 
@@ -99,34 +102,34 @@ def agent_of(orch: Orch) -> psutil.Process:
     return psutil.Process(task["pid"]).parent()
 
 
-def kill_agent(orch: Orch) -> None:
-    agent_of(orch).kill()
-
-
 def assert_nothing_left(orch: Orch) -> None:
     until(lambda: not processes_of(orch.result()["run_id"]))
     # The keeper removes the directory last.
     until(lambda: not list(Path("/tmp").glob(f"hosts-*/orch-*/{orch.result()['run_id']}")))
 
 
-def test_tasks_run_on_their_hosts(orch: Orch, up: list[str]) -> None:
-    done = orch(*up, *python(SHOW))
-    assert (done.code, sorted(done.out.splitlines())) == (
-        0,
-        [f"worker:{index} | worker:{index} 8" for index in range(3)],
-    ), done.err
+def test_tasks_run_on_their_hosts_whose_agents_start_while_they_are_checked(
+    orch: Orch, up: list[str], tmp_path: Path
+) -> None:
+    """The checkpoint directory is created there."""
+    (tmp_path / "expected").write_text("2")
+    *words, named = up
+    done = orch(*words, named, *python(SHOW))
+    shown = [f"worker:{index} | worker:{index} 8 True {named}" for index in range(3)]
+    assert (done.code, sorted(done.out.splitlines())) == (0, shown), done.err
+    assert len(list(tmp_path.glob("connection-*"))) == 2
     result = orch.result()
     assert [task["host"] for task in result["tasks"]] == ["a", "a", "a"]
     assert [host["host"] for host in result["hosts"]] == ["a"]
     assert_nothing_left(orch)
 
 
-def test_agents_start_while_the_hosts_are_checked(orch: Orch, up: list[str], tmp_path: Path) -> None:
-    (tmp_path / "expected").write_text("2")
-    done = orch(*up, *python(SHOW))
-    assert done.code == 0, done.err
-    assert len(list(tmp_path.glob("connection-*"))) == 2
-    assert_nothing_left(orch)
+def test_checkpoint_directory_is_in_the_private_directory_of_the_host(orch: Orch, up: list[str]) -> None:
+    *words, option, _ = up
+    assert option == "--checkpoint-dir"
+    done = orch(*words, *python(SHOW))
+    assert (done.code, done.out.count(" True ")) == (0, 3), done.err
+    assert str(orch.state) not in done.out
 
 
 def test_agents_of_a_refused_job_leave(orch: Orch, up: list[str], tmp_path: Path, temporary: Path) -> None:
@@ -162,15 +165,18 @@ def test_own_failure_on_a_host_is_named(orch: Orch, up: list[str]) -> None:
     assert_nothing_left(orch)
 
 
-def test_lost_host_ends_the_run(orch: Orch, up: list[str]) -> None:
-    running = orch.start(*up, *python(SLEEP))
-    running.until_out("up", 3)
-    kill_agent(orch)
+def test_run_restarts_after_a_lost_host_until_no_restart_is_left(orch: Orch, up: list[str]) -> None:
+    running = orch.start(*up, "--max-restarts", "1", "--on-failure", "restart", *python(TRAIN))
+    running.until_out("attempt 1", 3)
+    agent_of(orch).kill()
+    running.until_out("attempt 2", 3)
+    agent_of(orch).kill()
     done = running.finish()
     result = orch.result()
     assert (done.code, result["cause"]["kind"], result["cause"]["host"]) == (137, "host", "a")
     assert "a was lost" in done.err
     assert [task["state"] for task in result["tasks"]] == ["lost"] * 3
+    assert result["attempts"] == 2
     assert_nothing_left(orch)
 
 
@@ -203,35 +209,12 @@ def test_down_names_a_host_that_is_lost(orch: Orch, up: list[str]) -> None:
     assert_nothing_left(orch)
 
 
-def test_run_restarts_after_a_lost_host(orch: Orch, up: list[str]) -> None:
-    running = orch.start(*up, "--max-restarts", "1", "--on-failure", "restart", *python(TWICE))
-    running.until_out("attempt 1", 3)
-    kill_agent(orch)
-    done = running.finish()
-    assert done.code == 0, done.err
-    assert done.out.count("attempt 2") == 3
-    assert orch.result()["attempts"] == 2
-    assert_nothing_left(orch)
-
-
 def test_stop_ends_all_hosts(orch: Orch, up: list[str]) -> None:
     running = orch.start(*up, *python(SLEEP))
     running.until_out("up", 3)
     running.signal(signal.SIGINT)
     assert running.finish().code == 130
     assert_nothing_left(orch)
-
-
-def test_checkpoint_directory_is_made_on_the_host(orch: Orch, up: list[str]) -> None:
-    """The one that is named, or else one in the private directory of the host."""
-    show = "import os; print(os.path.isdir(os.environ['ORCH_CHECKPOINT_DIR']), os.environ['ORCH_CHECKPOINT_DIR'])"
-    *words, option, named = up
-    assert option == "--checkpoint-dir"
-    done = orch(*words, option, f"{named}/new", *python(show))
-    assert (done.code, done.out.count(f"True {named}/new\n")) == (0, 3), done.err
-    done = orch(*words, *python(show))
-    assert (done.code, done.out.count("True ")) == (0, 3), done.err
-    assert str(orch.state) not in done.out
 
 
 def test_many_hosts_under_a_low_soft_limit_on_open_files(orch: Orch) -> None:
@@ -263,32 +246,33 @@ def test_nothing_is_left_after_the_supervisor_was_killed(orch: Orch, up: list[st
     until(lambda: not any(map(psutil.Process.is_running, started)))
 
 
-@pytest.mark.parametrize(
-    ("log", "text", "said"),
-    [
-        # As an old ssh, or another program: all is on stderr.
-        ("", f"REMOTE HOST IDENTIFICATION HAS CHANGED{' x' * 1500}", "a: ssh failed: REMOTE HOST IDENT"),
-        ("", f"UNPROTECTED PRIVATE KEY FILE{' x' * 1500}", "a: ssh failed: UNPROTECTED"),
-        ("", "ann@a: Permission denied (publickey).", "a: it does not let you in without a password"),
-        # As ssh, whose messages go to the file of -E. What is on stderr, the host has printed.
-        (
-            "client_loop: send disconnect: Broken pipe",
-            "ann@a: Permission denied (publickey).",
-            "a: the connection broke (client_loop",
-        ),
-        ("true", "ann@a: Permission denied (publickey).", "a: its login shell ended with exit code 255"),
-    ],
-    ids=["changed key", "open key", "other program", "broken", "imitated"],
-)
+# What ssh writes into the file of -E, what is on stderr, and what orch says. None: ssh has no -E.
+MESSAGES: list[tuple[str | None, str, str]] = [
+    # As an old ssh, or another program: all is on stderr.
+    (None, f"REMOTE HOST IDENTIFICATION HAS CHANGED{' x' * 1500}", "a: ssh failed: REMOTE HOST IDENT"),
+    (None, f"UNPROTECTED PRIVATE KEY FILE{' x' * 1500}", "a: ssh failed: UNPROTECTED"),
+    (None, "ann@a: Permission denied (publickey).", "a: it does not let you in without a password"),
+    # As ssh, whose messages go to the file of -E. What is on stderr, the host has printed.
+    (
+        "client_loop: send disconnect: Broken pipe",
+        "ann@a: Permission denied (publickey).",
+        "a: the connection broke (client_loop",
+    ),
+    ("", "ann@a: Permission denied (publickey).", "a: its login shell ended with exit code 255"),
+]
+
+
 def test_text_of_a_host_neither_delays_orch_nor_imitates_ssh(
-    orch: Orch, tmp_path: Path, log: str, text: str, said: str
+    orch: Orch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writes = f"while [ $1 != -E ]; do shift; done; echo '{'' if log == 'true' else log}' >$2" if log else ""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
     ssh = tmp_path / "ssh"
-    ssh.write_text(f"#!/bin/sh\n{writes}\necho '{text}' >&2\nexit 255\n")
-    ssh.chmod(0o700)
-    (tmp_path / "temporary").mkdir()
-    words = ("up", "--engine", "ssh", "--hosts", "a", "--ssh-command", str(ssh), "--", "true")
-    done = orch(*words, env={"TMPDIR": str(tmp_path / "temporary")})
-    assert done.code == 2 and said in done.err, done.err
-    assert not list((tmp_path / "temporary").glob("orch-ssh-*"))
+    for log, text, said in MESSAGES:
+        writes = "" if log is None else f"while [ $1 != -E ]; do shift; done; echo '{log}' >$2"
+        ssh.write_text(f"#!/bin/sh\n{writes}\necho '{text}' >&2\nexit 255\n")
+        ssh.chmod(0o700)
+        done = orch.within("up", "--engine", "ssh", "--hosts", "a", "--ssh-command", str(ssh), "--", "true")
+        assert done.code == 2 and said in done.err, done.err
+    assert not list(temporary.glob("orch-ssh-*"))

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hosts_run import run_commands
 from orch_command import ORCH
 from testbed import Testbed
 
 ODD_NAMES = {"new\nline.py", "-rf", "#hash", "[a]*?\\b", "\udcff\udcfe.py", " "}
-TRUE = ("--", "true")
 # The name is also the text of a message of git.
 REPOSITORY = "not a git repository"
 WORK = f"{REPOSITORY}/work"
@@ -48,6 +49,19 @@ def sync(machines: Testbed, *command: str, hosts: str = "n1", **env: str) -> sub
     return machines["n0"].run(*words, cwd=place, check=False, env=env)
 
 
+# The copy and the checks before a run, without the run.
+CHECK = """
+from pathlib import Path
+from orchestrator.client.launch import check_hosts, load_request
+check_hosts(load_request(1, ["true"], Path.cwd(), {"hosts": "n1", "sync": True}).spec)
+"""
+
+
+def copy(machines: Testbed, **env: str) -> None:
+    cwd = Path(f"{machines.directory}/home/{WORK}")
+    machines["n0"].run(sys.executable, "-c", CHECK, cwd=cwd, env=env)
+
+
 def copied(machines: Testbed, host: str = "n1") -> set[str]:
     """The paths that a host has below `work`. A slash marks a directory."""
     top = machines[host].home / WORK
@@ -75,7 +89,8 @@ def test_hosts_get_what_git_does_not_ignore(machines: Testbed, work: Path) -> No
     (work / "empty").mkdir()
     work.chmod(0o750)
     write(machines["n1"].home / WORK, ".env", "only there", text="there")
-    done = sync(machines, *TRUE, hosts="n1,n2")
+    # The script is looked for after the copy.
+    done = sync(machines, "--", "train.py", hosts="n1,n2")
     assert done.returncode == 0, done.stderr
     expected = {"train.py", "kept.log", "empty/", "logs/", "part/", "part/data.py", "linked", *ODD_NAMES}
     assert copied(machines, "n2") == expected
@@ -99,8 +114,7 @@ def test_repositories_inside_are_copied_by_their_own_rules(machines: Testbed, wo
     shutil.rmtree(work / "elsewhere")
     for link, target in (("elsewhere", "../module"), ("here", "."), ("here again", ".")):
         (work / link).symlink_to(target)
-    done = sync(machines, *TRUE)
-    assert done.returncode == 0, done.stderr
+    copy(machines)
     top = {".gitmodules", "train.py", "elsewhere", "here", "here again", "module/new.py"}
     places = ("", "module/", "inner/", "inner/innermost/")
     files = {f"{place}{name}" for place in places for name in (".gitignore", "code.py")}
@@ -118,45 +132,53 @@ def test_a_repository_runs_no_program_and_variables_of_a_hook_are_ignored(
     git(work, "config", "core.fsmonitor", str(program))
     git(work.parent, "init")
     other = f"{machines.directory}/home/{REPOSITORY}/.git"
-    done = sync(machines, *TRUE, GIT_DIR=other, GIT_WORK_TREE="/", GIT_INDEX_FILE="/nowhere/index")
-    assert done.returncode == 0, done.stderr
+    copy(machines, GIT_DIR=other, GIT_WORK_TREE="/", GIT_INDEX_FILE="/nowhere/index")
     assert copied(machines) == {"train.py", ".gitignore"}
     assert not (machines.shared / "ran").exists()
 
 
-@pytest.mark.parametrize("how", ["another owner", "no git", "damaged", "broken"])
-def test_nothing_is_copied_if_git_cannot_list_the_files(machines: Testbed, work: Path, how: str) -> None:
-    git(work.parent, "init")
-    write(work, "secret", ".gitignore", text="secret\n")
-    env = {}
-    match how:
-        case "another owner":
-            os.chown(work.parent, 12345, 12345)
-            os.chown(work.parent / ".git", 12345, 12345)
-            reason = "fatal: detected dubious ownership in repository"
-        case "no git":
-            env["PATH"] = path_without_git(machines.shared / "programs")
-            reason = "git could not be started: No such file or directory"
-        case "damaged":
-            (work.parent / ".git/HEAD").unlink()
-            reason = "fatal: not a git repository"
-        case _:
-            write(work.parent, ".git/config", text="[core\n")
-            reason = "fatal: bad config line 1"
-    done = sync(machines, *TRUE, **env)
-    assert done.returncode == 2
-    place = f"{machines.directory}/home/{WORK}/"
-    assert f"--sync: git cannot list the files in {place} ({reason}" in " ".join(done.stderr.split())
-    assert not copied(machines)
+# What is done to a repository on n0, and the reason that orch gives.
+UNLISTED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "of another owner": (
+        lambda top: [os.chown(path, 12345, 12345) for path in (top, top / ".git")],
+        "git cannot list the files in PLACE (fatal: detected dubious ownership in repository",
+    ),
+    "without git": (
+        lambda top: None,
+        "git cannot list the files in PLACE (git could not be started: No such file",
+    ),
+    "damaged": (
+        lambda top: (top / ".git/HEAD").unlink(),
+        "git cannot list the files in PLACE (fatal: not a git repository",
+    ),
+    "broken": (
+        lambda top: write(top, ".git/config", text="[core\n"),
+        "git cannot list the files in PLACE (fatal: bad config line 1",
+    ),
+    "ignored": (lambda top: write(top, ".gitignore", text="work/\n"), "git ignores all files in"),
+}
 
 
-def test_a_directory_that_git_ignores_is_not_copied(machines: Testbed, work: Path) -> None:
-    git(work.parent, "init")
-    write(work.parent, ".gitignore", text=f"{work.name}/\n")
-    done = sync(machines, *TRUE)
-    assert done.returncode == 2
-    assert "--sync: git ignores all files in" in " ".join(done.stderr.split())
-    assert not copied(machines)
+def test_nothing_is_copied_if_git_lists_no_files(machines: Testbed, work: Path) -> None:
+    home = f"{machines.directory}/home/{REPOSITORY}"
+    up = ("up", "--as-root-anyway", "--sync", "--hosts", "n1", "--", "true")
+    commands, expected = [], []
+    for name, (change, said) in UNLISTED.items():
+        write(work.parent, f"{name}/work/train.py")
+        git(work.parent / name, "init")
+        change(work.parent / name)
+        place = f"{home}/{name}/work"
+        path = {"PATH": path_without_git(machines.shared / "programs")} if name == "without git" else {}
+        commands.append((place, up, path))
+        expected.append(f"--sync: {said}".replace("PLACE", f"{place}/"))
+    done = run_commands(machines["n0"], commands)
+    wrong = [
+        (said, code, err)
+        for said, (code, err) in zip(expected, done, strict=True)
+        if code != 2 or said not in " ".join(err.split())
+    ]
+    assert not wrong
+    assert not (machines["n1"].home / REPOSITORY).exists()
 
 
 @pytest.mark.parametrize("has_git", [True, False])
@@ -164,10 +186,7 @@ def test_a_directory_outside_of_a_repository_is_copied_by_its_own_gitignore(
     machines: Testbed, work: Path, has_git: bool
 ) -> None:
     write(work, "secret", "a/secret", "a/b", ".gitignore", text="secret\n")
-    done = sync(
-        machines, *TRUE, **({} if has_git else {"PATH": path_without_git(machines.shared / "programs")})
-    )
-    assert done.returncode == 0, done.stderr
+    copy(machines, **({} if has_git else {"PATH": path_without_git(machines.shared / "programs")}))
     assert copied(machines) == {"train.py", "a/", "a/b", ".gitignore"}
 
 
