@@ -12,22 +12,45 @@ from orch_command import remove_variables
 
 
 @pytest.fixture(scope="session")
-def _kept_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    """The agent of this test process, which starts in 0.2 s."""
+def _kept_agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Driver]]:
+    """The agent of this test process, which starts in 0.2 s. Empty after a failure of its."""
+    agents = [_start(tmp_path_factory)]
+    yield agents
+    for each in agents:
+        _end(each)
+
+
+def _start(tmp_path_factory: pytest.TempPathFactory) -> Driver:
     with pytest.MonkeyPatch.context() as patch:
         remove_variables(patch)
-        driver = Driver(tmp_path_factory.mktemp("agent"))
-    with driver:
-        LASTING.add(driver.pid)
-        yield driver
-        LASTING.discard(driver.pid)
+        patch.delenv("XDG_STATE_HOME", raising=False)  # the mark of a test
+        driver = Driver(tmp_path_factory.mktemp("agent")).__enter__()
+    LASTING.add(driver.pid)
+    return driver
+
+
+def _end(driver: Driver) -> None:
+    LASTING.discard(driver.pid)
+    driver.__exit__()
 
 
 @pytest.fixture
-def agent(_kept_agent: Driver, tmp_path: Path, no_leaked_descriptors: None) -> Iterator[Driver]:
+def agent(
+    _kept_agents: list[Driver],
+    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> Iterator[Driver]:
     """An agent that serves a new run in `tmp_path`, and has served others."""
-    with _kept_agent.run_in(tmp_path):
-        yield _kept_agent
+    driver = _kept_agents.pop() if _kept_agents else _start(tmp_path_factory)
+    request.getfixturevalue("no_leaked_descriptors")
+    try:
+        with driver.run_in(tmp_path):
+            yield driver
+        _kept_agents.append(driver)
+    finally:
+        if driver not in _kept_agents:
+            _end(driver)
 
 
 @pytest.fixture

@@ -146,7 +146,11 @@ class Driver:
         if (preloader := child_with(self.pid, "preloader")) is not None:
             os.kill(preloader, signal.SIGKILL)
             until_gone(preloader)
-        until(lambda: self._children() == before and self._descriptors() <= opened)
+        try:
+            until(lambda: self._children() == before and self._descriptors() <= opened)
+        except AssertionError:
+            more = f"processes {self._children() - before}, descriptors {opened} -> {self._descriptors()}"
+            raise AssertionError(f"the run has left in the agent: {more}") from None
         self._check_log()
 
     def _children(self) -> set[int]:
