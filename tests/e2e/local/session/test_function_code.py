@@ -1,11 +1,9 @@
-"""Where the code of a called function comes from: scripts, notebooks, modules; and that nothing comes from a file."""
+"""A function of a script, and that what is unpickled never comes from a file."""
 
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import json
-import linecache
 import os
 import re
 import subprocess
@@ -17,8 +15,6 @@ from typing import Any
 import cloudpickle
 import pytest
 
-import orchestrator
-from orchestrator import TaskFailed
 from orchestrator.client.function_pickle import NotImportedHere, ReturnUnpickler
 from worker.programs import call_function
 
@@ -50,54 +46,6 @@ print(orchestrator.run(train, (21,), workers=2) == [(Point(42, Color.RED), False
         [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
     assert (script.stdout, script.stderr) == ("True\n", "")
-
-
-CELL = """
-import inspect, os
-
-class Failed(Exception):
-    pass
-
-def look():
-    return inspect.getsource(look)
-
-def fail():
-    raise Failed("in a cell")
-"""
-
-
-def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The code of a cell is in no file. AutoGraph reads it as `inspect` does."""
-    cell = ModuleType("__main__")
-    file = str(tmp_path / "ipykernel_1/2.py")
-    monkeypatch.setitem(linecache.cache, file, (len(CELL), None, CELL.splitlines(keepends=True), file))
-    monkeypatch.setitem(sys.modules, "__main__", cell)
-    exec(compile(CELL, file, "exec"), vars(cell))
-    assert orchestrator.run(cell.look, directory=tmp_path) == [CELL.split("\n\n")[2] + "\n"]
-    with pytest.raises(cell.Failed, match="in a cell") as caught:
-        orchestrator.run(cell.fail, directory=tmp_path)
-    cause = caught.value.__cause__
-    assert isinstance(cause, TaskFailed) and 'raise Failed("in a cell")' in cause.__notes__[0]
-
-
-def test_module_that_a_task_cannot_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As pytest's --import-mode=importlib loads test modules."""
-    (tmp_path / "aside.py").write_text(
-        "def own():\n    return __name__, helper()\n\ndef helper():\n    return 1\n"
-    )
-    spec = importlib.util.spec_from_file_location("tests.aside", tmp_path / "aside.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    assert orchestrator.run(module.own, directory=tmp_path) == [("tests.aside", 1)]
-    assert cloudpickle.list_registry_pickle_by_value() == set()
-    cloudpickle.register_pickle_by_value(module)
-    try:
-        assert orchestrator.run(module.own, directory=tmp_path) == [("tests.aside", 1)]
-        assert cloudpickle.list_registry_pickle_by_value() == {"tests.aside"}
-    finally:
-        cloudpickle.unregister_pickle_by_value(module)
 
 
 def called_with(descriptor: int, tmp_path: Path) -> subprocess.CompletedProcess[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
+import linecache
 import os
 import signal
 import socket
@@ -11,8 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import cloudpickle
 import pytest
 from kept_session import kept_session
 from making import cause, first_failure, run_result
@@ -292,6 +296,58 @@ def test_stopped_parameter_server_has_no_value(session: Session) -> None:
 
     chief, _, server = session.run(serves, workers=1, ps=1)
     assert (chief, server) == ("chief:0", None)
+
+
+# -- code that is in no file, or in none that a task imports
+
+CELL = """
+import inspect, os
+
+class Failed(Exception):
+    pass
+
+def look():
+    return inspect.getsource(look)
+
+def fail():
+    raise Failed("in a cell")
+"""
+
+
+def test_function_of_a_notebook(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code of a cell is in no file. AutoGraph reads it as `inspect` does."""
+    cell = ModuleType("__main__")
+    file = str(tmp_path / "ipykernel_1/2.py")
+    monkeypatch.setitem(linecache.cache, file, (len(CELL), None, CELL.splitlines(keepends=True), file))
+    monkeypatch.setitem(sys.modules, "__main__", cell)
+    exec(compile(CELL, file, "exec"), vars(cell))
+    assert session.run(cell.look) == [CELL.split("\n\n")[2] + "\n"]
+    with pytest.raises(cell.Failed, match="in a cell") as caught:
+        session.run(cell.fail)
+    cause = caught.value.__cause__
+    assert isinstance(cause, TaskFailed) and 'raise Failed("in a cell")' in cause.__notes__[0]
+
+
+def test_module_that_a_task_cannot_import(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pytest's --import-mode=importlib loads test modules."""
+    (tmp_path / "aside.py").write_text(
+        "def own():\n    return __name__, helper()\n\ndef helper():\n    return 1\n"
+    )
+    spec = importlib.util.spec_from_file_location("tests.aside", tmp_path / "aside.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    assert session.run(module.own) == [("tests.aside", 1)]
+    assert cloudpickle.list_registry_pickle_by_value() == set()
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        assert session.run(module.own) == [("tests.aside", 1)]
+        assert cloudpickle.list_registry_pickle_by_value() == {"tests.aside"}
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
 
 
 # -- the descriptors through which a call goes
