@@ -100,17 +100,13 @@ def test_another_environment_or_other_options(agent: Driver) -> None:
     ]
 
 
-def test_another_interpreter(agent: Driver) -> None:
-    agent.preload("json", flags=["-O"])
-    agent.flags = ()
-    assert started_otherwise(agent) == ["it runs under another interpreter, or with other options"]
-
-
 def test_options_that_are_the_preloaders_too(agent: Driver) -> None:
     agent.preload("json", flags=["-O", "-W", "error"])
     agent.run_task("a", ["-c", "import sys; print(__debug__, sys.warnoptions, sys.orig_argv[1:])"], fork=True)
     assert agent.ending("a").text.startswith("False ['error'] ['-O', '-W', 'error', '-c', ")
     assert agent.method_of("a") == "fork"
+    agent.flags = ()
+    assert started_otherwise(agent, "b") == ["it runs under another interpreter, or with other options"]
 
 
 def test_variable_changed_before_the_import_is_reported(agent: Driver, tmp_path: Path) -> None:

@@ -133,16 +133,11 @@ def lost_reason(
         driver.close()
 
 
-def test_text_of_the_shell_is_shown_if_the_start_fails(tmp_path: Path) -> None:
+def test_start_that_fails_is_explained(tmp_path: Path) -> None:
+    """By the text of the shell, the name of a missing Python, or the version of an old one."""
     reason = lost_reason(tmp_path, "echo Account expired; echo call us >&2; exit 9; ")
     assert reason == "exit code 9: Account expired\ncall us"
-
-
-def test_missing_python_is_named(tmp_path: Path) -> None:
     assert "/no/python3" in lost_reason(tmp_path, python="/no/python3")
-
-
-def test_old_python_is_refused(tmp_path: Path) -> None:
     old = tmp_path / "old python"
     program = "import sys; sys.version_info = (3, 9, 2); exec(sys.stdin.buffer.raw.readline())"
     old.write_text(f"#!/bin/sh\nexec {sys.executable} -I -S -c '{program}'\n")
