@@ -206,12 +206,12 @@ def test_strategies_have_one_spelling_in_messages_and_documentation() -> None:
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "mkdocs.yml"]
     found = [f"{path}: {word}" for path in pages for word in other.findall(path.read_text())]
     for path in (*ROOT.glob("orchestrator/**/*.py"), *ROOT.glob("worker/**/*.py")):
-        texts = (
-            node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)
-        )
-        found += [
-            f"{path}: {word}" for text in texts if isinstance(text, str) for word in other.findall(text)
+        source = path.read_text()
+        nodes = ast.walk(ast.parse(source)) if other.search(source) else ()
+        texts = [
+            node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
         ]
+        found += [f"{path}: {word}" for text in texts for word in other.findall(text)]
     assert found == []
 
 
