@@ -10,11 +10,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from making import attempt_planned, event, exited, planned_task, started
 from run_records import make_run, view_of
 
 from orchestrator.client.page.document import RunPage
 from orchestrator.core.state import events
-from orchestrator.core.state.events import Event, PlannedTask, Progress
+from orchestrator.core.state.events import Event, Progress
 from orchestrator.store.runs.run_end import result_from_events
 from orchestrator.store.runs.writer import RunStore
 
@@ -37,35 +38,36 @@ class WrittenRun:
         self.index.close()
         self.store.close()
 
-    def at(self, seconds: float, jump: float = 0.0) -> dict[str, float]:
-        return {"at": STARTED_AT + seconds + jump, "mono": STARTED_AT + seconds}
+    def at(self, seconds: float) -> dict[str, float]:
+        return {"at": STARTED_AT + seconds, "mono": STARTED_AT + seconds}
 
     def append(self, *happened: Event) -> None:
-        for event in happened:
-            self.store.append(event)
+        for each in happened:
+            self.store.append(each)
 
     def start(self, attempt: int = 1, seconds: float = 0.0, **env: str) -> None:
         """Plan and start all tasks, which listen a second later."""
-        self.append(
-            events.AttemptPlanned(
-                **self.at(seconds),
-                attempt=attempt,
-                tasks=tuple(self._planned(task, env) for task in self.tasks),
-                cluster={"worker": tuple(f"127.0.0.1:{9000 + n}" for n in range(len(self.tasks)))},
+        plans = [
+            planned_task(
+                task,
+                address=f"127.0.0.1:{9000 + n}",
+                argv=("python", "train.py"),
+                env=env,
+                log=str(self.store.paths.task_log(task)),
             )
-        )
-        for n, task in enumerate(self.tasks):
-            self.append(events.TaskStarted(**self.at(seconds), task=task, pid=100 + n, start_ticks=1))
-        for task in self.tasks:
-            self.append(events.TaskReady(**self.at(seconds + 1), task=task))
+            for n, task in enumerate(self.tasks)
+        ]
+        cluster = {"worker": tuple(str(plan.address) for plan in plans)}
+        mono = STARTED_AT + seconds
+        self.append(attempt_planned(plans, attempt, mono).model_copy(update={"cluster": cluster}))
+        self.append(*(started(task, mono) for task in self.tasks))
+        self.append(*(event(events.TaskReady, mono + 1, task=task) for task in self.tasks))
 
     def progress(self, seconds: float, task: str, **values: Any) -> None:
         self.append(events.TaskProgressed(**self.at(seconds), task=task, progress=Progress(**values)))
 
     def exit(self, seconds: float, task: str, exit_code: int = 0, order: int = 0) -> None:
-        self.append(
-            events.TaskExited(**self.at(seconds), task=task, exit_code=exit_code, signal=None, order=order)
-        )
+        self.append(exited(task, exit_code, mono=STARTED_AT + seconds, order=order))
 
     def end(self, seconds: float, outcome: str = "succeeded", exit_code: int = 0) -> None:
         self.append(events.RunEndedEvent(**self.at(seconds), outcome=outcome, exit_code=exit_code))
@@ -82,20 +84,6 @@ class WrittenRun:
         made = RunPage(view_of(self.store.paths))
         made.refresh()
         return made
-
-    def _planned(self, task: str, env: dict[str, str]) -> PlannedTask:
-        role, _, index = task.partition(":")
-        return PlannedTask(
-            task=task,
-            role=role,
-            index=int(index),
-            address=f"127.0.0.1:{9000 + int(index)}",
-            argv=("python", "train.py"),
-            cwd="/",
-            env=env,
-            log=str(self.store.paths.task_log(task)),
-            serves=True,
-        )
 
 
 def write_run(name: str = "job", *, code: int = 0, is_lost: bool = False) -> Path:

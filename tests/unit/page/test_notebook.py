@@ -45,23 +45,9 @@ def test_run_and_result_are_shown_and_all_text_is_escaped(tmp_path: Path) -> Non
     assert result._repr_html_() == html
     assert "ValueError: &lt;script&gt;alert(1)" in html and "<figcaption>loss: " in html
     assert "<script" not in html and not re.search("[\\u202e\\x1b]", html)
-    expected = {
-        "div",
-        "style",
-        "p",
-        "b",
-        "table",
-        "tr",
-        "th",
-        "td",
-        "i",
-        "figure",
-        "figcaption",
-        "svg",
-        "path",
-    }
-    attributes = {"class", "colspan", "viewbox", "role", "aria-label", "d"}
-    assert Tags(html).names <= expected | attributes | {"title", "small", "span"}
+    elements = "div style p b table tr th td i figure figcaption svg path title small span"
+    attributes = "class colspan viewbox role aria-label d"
+    assert Tags(html).names <= {*elements.split(), *attributes.split()}
 
 
 def test_colours_are_those_of_the_page() -> None:
