@@ -1,21 +1,22 @@
-"""The page in a real browser: every view at both widths, light and dark, by keyboard, and with hostile data."""
+"""The page in a real browser: logs, curves, rows, orders, by keyboard, and with hostile data."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from orchestrator.client.page.comparison import comparison
 from tests.e2e.local.browser import sample_documents as samples
-from tests.e2e.local.browser.conftest import accessibility_faults, live_page, report_page
+from tests.e2e.local.browser.conftest import live_page, report_page
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 OpenPage = Callable[..., Any]
 NAMES = samples.task_names(4)
 VIEWS = ("", "logs", "failure", "plan")
+SHOWN = ".log-row:visible, .task-row:visible, .block:visible"
 _ATTACKS = (
     "<script>window.attacked = 1</script>",
     "</script><script>window.attacked = 1</script>",
@@ -26,50 +27,55 @@ _ATTACKS = (
 )
 
 
-def _open_run(open_page: OpenPage, document: samples.Document, lines: int = 400, **given: Any) -> Any:
+def _open_run(open_page: OpenPage, document: samples.Document, lines: int = 400) -> Any:
     names = [task["task"] for task in document["tasks"]]
-    return open_page(report_page([document], [samples.log_rows(names or ["worker:0"], lines)]), **given)
+    return open_page(report_page([document], [samples.log_rows(names or ["worker:0"], lines)]))
 
 
-def _go(page: Any, tab: str, **query: object) -> None:
+def _open_live(open_page: OpenPage, document: samples.Document) -> Any:
+    """Open the page of a live run, whose feed is `feed`."""
+    page = open_page(live_page([document["run"] | {"tasks": 4, "loss": 0.1}]))
+    page.get_by_role("link", name="digits").click()
+    page.wait_for_function("() => window.feed.view")
+    page.evaluate("doc => feed.view.document(doc)", document)
+    return page
+
+
+def _live_document(**of_tasks: object) -> samples.Document:
+    document = samples.run_document(state="running", live=True)
+    for task in document["tasks"]:
+        task |= of_tasks
+    return document
+
+
+def _go(page: Any, tab: str) -> None:
     page.wait_for_function("() => Orch.page && Orch.page.view && Orch.page.view.doc")
-    page.evaluate("([tab, query]) => Orch.go(Orch.address(Orch.page.view.id, tab, query))", [tab, query])
+    page.evaluate("tab => Orch.go(Orch.address(Orch.page.view.id, tab))", tab)
     page.wait_for_function("tab => Orch.page.view.tab === tab", arg=tab)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
-def test_every_view_is_accessible_and_fits(open_page: OpenPage, width: int, scheme: str) -> None:
-    page = _open_run(open_page, samples.run_document(state="failed"), width=width, scheme=scheme)
-    for tab in VIEWS:
-        _go(page, tab)
-        page.locator(".log-row:visible, .task-row:visible, .block:visible").first.wait_for()
-        assert accessibility_faults(page) == [], tab
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), tab
+def _add_lines(page: Any, rows: samples.Document, where: str = "append") -> None:
+    page.evaluate("([rows, where]) => feed.view.lines(rows, where)", [rows, where])
 
 
-def test_comparison_and_list_are_accessible(open_page: OpenPage) -> None:
-    documents = [samples.run_document(), samples.run_document(state="failed", seed=2)]
-    page = open_page(report_page(documents, [], samples.comparison(documents)))
-    page.locator(".chart canvas").first.wait_for()
-    for where in ("#/compare", "#/runs"):
-        page.goto(f"{page.url.split('#')[0]}{where}")
-        page.locator("table:visible").first.wait_for()
-        assert accessibility_faults(page) == []
-    assert page.locator(".runs tbody tr").count() == 2
+def _until_lines(page: Any, count: int, more: str = "true") -> None:
+    page.wait_for_function(f"() => Orch.page.view.logs.store.size === {count} && {more}")
 
 
-@pytest.mark.parametrize("attack", _ATTACKS)
-def test_text_of_tasks_is_data(open_page: OpenPage, attack: str) -> None:
+def _numbered(rows: samples.Document, text: str) -> samples.Document:
+    """The rows with other texts: this one, with the number of the row."""
+    return rows | {"text": [text.format(number) for number, _ in enumerate(rows["text"])]}
+
+
+def test_text_of_tasks_is_data(open_page: OpenPage) -> None:
+    attack = " ".join(_ATTACKS)
     document = _with_text(samples.run_document(state="failed"), attack)
-    document["run"] |= {"state": "failed", "live": False, "tensorboard": attack}
+    document["run"] |= {"state": "failed", "live": False, "tensorboard": "javascript:window.attacked=1"}
     document["end"]["outcome"] = "failed"
-    rows = samples.log_rows(NAMES, 60)
-    rows["text"] = [f"{attack} {number}" for number, _ in enumerate(rows["text"])]
-    page = open_page(report_page([document], [rows]))
+    page = open_page(report_page([document], [_numbered(samples.log_rows(NAMES, 60), f"{attack} {{}}")]))
     for tab in VIEWS:
         _go(page, tab)
-        page.locator(".log-row:visible, .task-row:visible, .block:visible").first.wait_for()
+        page.locator(SHOWN).first.wait_for()
         shown = page.evaluate("document.body.innerText")
         assert not set(shown) & set("\x1b\x9b\u202e\u2066"), tab
         assert page.evaluate("document.querySelectorAll('img, iframe, object, #page script').length") == 0
@@ -120,17 +126,11 @@ def test_logs_are_searched_filtered_and_folded(open_page: OpenPage) -> None:
 
 
 def test_number_of_a_match_is_that_of_the_word_that_was_typed_last(open_page: OpenPage) -> None:
-    document = samples.run_document()
-    document["run"]["live"] = True
-    page = open_page(live_page([document["run"]]))
-    page.get_by_role("link", name="digits").click()
-    page.wait_for_function("() => window.feed.view")
-    page.evaluate("doc => feed.view.document(doc)", document)
-    rows = samples.log_rows(NAMES, 60_000)
-    rows["text"] = [f"line {number:06}" for number, _ in enumerate(rows["text"])]
-    page.evaluate("rows => feed.view.lines(rows, 'append')", rows)
+    page = _open_live(open_page, _live_document())
+    rows = _numbered(samples.log_rows(NAMES, 60_000), "line {:06}")
+    _add_lines(page, rows)
     _go(page, "logs")
-    page.wait_for_function("() => Orch.page.view.logs.store.size === 60000")
+    _until_lines(page, 60_000)
     page.evaluate("() => Orch.page.view.logs.rows.moveTo(30000)")
     # The second word is typed while the lines are searched for the first.
     page.evaluate(
@@ -142,7 +142,7 @@ def test_number_of_a_match_is_that_of_the_word_that_was_typed_last(open_page: Op
         }"""
     )
     page.locator(".found", has_text=re.compile("^1 of 11$")).wait_for()
-    page.evaluate("rows => feed.view.lines(rows, 'prepend')", rows)
+    _add_lines(page, rows, "prepend")
     page.locator(".found", has_text=re.compile("^12 of 22$")).wait_for()
     page.get_by_role("button", name="Errors").click()
     page.locator(".found", has_text="no match").wait_for()
@@ -184,7 +184,7 @@ def test_the_page_is_used_by_keyboard_alone(open_page: OpenPage) -> None:
     for _ in range(80):
         page.keyboard.press("Tab")
         reached.add(page.evaluate("document.activeElement.className || document.activeElement.tagName"))
-    assert {"skip", "plot", "timeline-box", "chip", "task-box scroll"} <= reached
+    assert {"skip", "plot", "timeline-box", "chip", "task-box scroll wide"} <= reached
     page.locator(".plot").first.focus()
     page.keyboard.press("+")
     assert page.get_by_role("button", name="Reset zoom").first.is_visible()
@@ -196,12 +196,17 @@ def test_the_page_is_used_by_keyboard_alone(open_page: OpenPage) -> None:
     page.locator(".log-row[aria-selected=true]", has_text="Traceback").wait_for()
 
 
+def _lines_of(page: Any, chart: str) -> str:
+    """Wait until the chart is drawn. Return the expression for its lines."""
+    page.wait_for_function(
+        f"() => ((Orch.page.view.curves.charts.get('{chart}') || {{}}).lines || []).length"
+    )
+    return f"Orch.page.view.curves.charts.get('{chart}').lines"
+
+
 def test_equal_lines_of_the_curves_are_one(open_page: OpenPage) -> None:
     page = _open_run(open_page, samples.run_document())
-    page.locator(".chart canvas").first.wait_for()
-    charts = "[...Orch.page.view.curves.charts.values()].map(chart => (chart.lines || []).length)"
-    page.wait_for_function(f"{charts}[0] > 0")
-    assert page.evaluate(charts)[0] == 1
+    assert page.evaluate(f"{_lines_of(page, 'loss')}.length") == 1
     label = page.locator(".plot").first.get_attribute("aria-label")
     assert label.startswith("Loss; last values: worker:0-3 0.")
 
@@ -212,10 +217,8 @@ def test_curves_of_runs_are_never_one(open_page: OpenPage) -> None:
     documents[1]["run"] |= {"id": "digits-2", "name": "again"}
     for columns in documents[1]["series"]["tasks"].values():
         columns["time"] = [2 * seconds for seconds in columns["time"]]
-    page = open_page(report_page(documents, [], samples.comparison(documents)))
-    page.locator(".chart canvas").first.wait_for()
-    page.wait_for_function("() => [...Orch.page.view.curves.charts.values()].some(chart => chart.lines)")
-    assert page.evaluate("Orch.page.view.curves.charts.get('loss').lines.length") == 2
+    page = open_page(report_page(documents, [], comparison(documents)))
+    assert page.evaluate(f"{_lines_of(page, 'loss')}.length") == 2
 
 
 def test_lines_of_an_axis_have_different_labels(open_page: OpenPage) -> None:
@@ -223,44 +226,28 @@ def test_lines_of_an_axis_have_different_labels(open_page: OpenPage) -> None:
     for columns in document["series"]["tasks"].values():
         columns["cpu_percent"] = [0.4 + 0.001 * row for row, _ in enumerate(columns["time"])]
     page = _open_run(open_page, document)
-    page.locator(".chart canvas").first.wait_for()
-    page.wait_for_function("() => (Orch.page.view.curves.charts.get('cpu_percent') || {}).plot")
+    _lines_of(page, "cpu_percent")
     labels = page.evaluate("Orch.page.view.curves.charts.get('cpu_percent').plot.axes[1]._values")
     assert len(set(labels)) == len(labels) > 2 and labels[-1].endswith(" %")
 
 
 def test_a_curve_has_a_gap_between_attempts(open_page: OpenPage) -> None:
-    document = samples.run_document(state="failed", points=12)
-    page = _open_run(open_page, document)
-    page.locator(".chart canvas").first.wait_for()
-    page.wait_for_function("() => [...Orch.page.view.curves.charts.values()].every(chart => chart.lines)")
-    first = "Orch.page.view.curves.charts.get('loss').lines[0].values"
+    page = _open_run(open_page, samples.run_document(state="failed", points=12))
+    first = f"{_lines_of(page, 'loss')}[0].values"
     after = f"{first}.slice({first}.findIndex(value => value === null))"
     assert page.evaluate(f"{first}.filter(value => value === null).length") > 10
     assert page.evaluate(f"{after}.filter(value => typeof value === 'number').length") == 6
 
 
-def test_the_time_of_an_unchanged_task_goes_on(open_page: OpenPage) -> None:
-    document = samples.run_document(state="running", live=True)
-    for task in document["tasks"]:
-        task["uptime_s"] = 20.0
-    page = open_page(live_page([document["run"]]))
-    page.get_by_role("link", name="digits").click()
-    page.wait_for_function("() => window.feed.view")
-    page.evaluate("doc => feed.view.document(doc)", document)
-    page.evaluate("delta => feed.view.change(delta)", {"tasks": [{"task": "worker:1", "state": "failed"}]})
-    page.locator(".task-row", has_text="worker:0").locator(".uptime", has_text="22 s").wait_for()
+def test_row_of_a_live_task_changes(open_page: OpenPage) -> None:
+    """The time of an unchanged task goes on. Restarts are counted."""
+    page = _open_live(open_page, _live_document(uptime_s=20.0))
+    changes = [{"task": "worker:1", "state": "failed"}, {"task": "worker:2", "restarts": 3}]
+    page.evaluate("delta => feed.view.change(delta)", {"tasks": changes})
+    later = re.compile(r"^(2[1-9] s|[3-9]\d s|\d+ min.*)$")
+    page.locator(".task-row", has_text="worker:0").locator(".uptime", has_text=later).wait_for()
     assert page.locator(".task-row", has_text="worker:1").locator(".uptime").inner_text() == "20 s"
-
-
-def test_restarts_of_a_live_run_are_counted(open_page: OpenPage) -> None:
-    document = samples.run_document(state="running", live=True)
-    page = open_page(live_page([document["run"]]))
-    page.get_by_role("link", name="digits").click()
-    page.wait_for_function("() => window.feed.view")
-    page.evaluate("doc => feed.view.document(doc)", document)
-    page.evaluate("delta => feed.view.change(delta)", {"tasks": [{"task": "worker:1", "restarts": 3}]})
-    page.locator(".task-row", has_text="worker:1").locator(".restarts", has_text=re.compile("^3$")).wait_for()
+    page.locator(".task-row", has_text="worker:2").locator(".restarts", has_text=re.compile("^3$")).wait_for()
 
 
 @pytest.mark.parametrize("live", [True, False])
@@ -268,16 +255,11 @@ def test_heads_stand_above_their_columns(open_page: OpenPage, live: bool) -> Non
     document = samples.run_document(state="running" if live else "succeeded", live=live)
     for task in document["tasks"]:
         task |= {"restarts": 1, "host": "node-1.example"}
-    page = open_page(live_page([document["run"]]))
-    page.get_by_role("link", name="digits").click()
-    page.wait_for_function("() => window.feed.view")
-    page.evaluate("doc => feed.view.document(doc)", document)
+    page = _open_live(open_page, document)
     page.locator(".task-row .loss").first.wait_for()
     for column in ("progress", "loss", "pid"):
-        left = [
-            page.locator(f".{row} .{column}").first.bounding_box()["x"] for row in ("task-head", "task-row")
-        ]
-        assert left[0] == pytest.approx(left[1], abs=1)
+        head, row = (page.locator(f".{each} .{column}").first for each in ("task-head", "task-row"))
+        assert head.bounding_box()["x"] == pytest.approx(row.bounding_box()["x"], abs=1)
 
 
 def test_runs_without_data_and_with_strange_data_are_shown(open_page: OpenPage) -> None:
@@ -301,44 +283,30 @@ def test_runs_without_data_and_with_strange_data_are_shown(open_page: OpenPage) 
 
 
 def test_new_lines_do_not_move_what_is_read(open_page: OpenPage) -> None:
-    document = samples.run_document(state="running", live=True)
-    page = open_page(live_page([document["run"] | {"tasks": 4, "loss": 0.1}]))
-    run_id = document["run"]["id"]
-    page.get_by_role("link", name="digits").click()
-    page.wait_for_function("() => window.feed.view")
-    rows = samples.log_rows(NAMES, 3000)
-    page.evaluate(
-        "([doc, rows]) => { feed.view.document(doc); feed.view.lines(rows, 'append'); }", [document, rows]
-    )
+    document = _live_document()
+    page = _open_live(open_page, document)
+    _add_lines(page, samples.log_rows(NAMES, 3000))
     _go(page, "logs")
-    page.wait_for_function(
-        "() => Orch.page.view.logs.store.size === 3000 && Orch.page.view.logs.rows.isAtEnd"
-    )
+    at_end = "Orch.page.view.logs.rows.isAtEnd"
+    _until_lines(page, 3000, at_end)
     page.evaluate("() => Orch.page.view.logs.rows.moveTo(1000)")
     first = "() => Orch.page.view.logs.store.line(Math.ceil(Orch.page.view.logs.rows.first)).text"
     before = page.evaluate(first)
-    page.evaluate("rows => feed.view.lines(rows, 'append')", samples.log_rows(NAMES, 100))
-    older = samples.log_rows(NAMES, 5000)
-    older["text"] = [f"older {number}" for number, _ in enumerate(older["text"])]
-    page.evaluate("rows => feed.view.lines(rows, 'prepend')", older)
-    page.wait_for_function("() => Orch.page.view.logs.store.size === 8100")
+    _add_lines(page, samples.log_rows(NAMES, 100))
+    _add_lines(page, _numbered(samples.log_rows(NAMES, 5000), "older {}"), "prepend")
+    _until_lines(page, 8100)
     assert page.evaluate(first) == before
     page.get_by_role("button", name="100 new lines").click()
-    page.wait_for_function("() => Orch.page.view.logs.rows.isAtEnd")
-    page.evaluate("rows => feed.view.lines(rows, 'append')", samples.log_rows(NAMES, 50))
-    page.wait_for_function(
-        "() => Orch.page.view.logs.rows.isAtEnd && Orch.page.view.logs.store.size === 8150"
-    )
-    assert page.evaluate("feed.opened") == run_id
+    page.wait_for_function(f"() => {at_end}")
+    _add_lines(page, samples.log_rows(NAMES, 50))
+    _until_lines(page, 8150, at_end)
+    assert page.evaluate("feed.opened") == document["run"]["id"]
 
 
 def test_orders_are_confirmed_and_name_run_and_task(open_page: OpenPage) -> None:
-    document = samples.run_document(state="running", live=True)
+    document = _live_document()
     run_id = document["run"]["id"]
-    page = open_page(live_page([document["run"] | {"tasks": 4, "loss": 0.1}]))
-    page.get_by_role("link", name="digits").click()
-    page.wait_for_function("() => window.feed.view")
-    page.evaluate("doc => feed.view.document(doc)", document)
+    page = _open_live(open_page, document)
     page.get_by_role("button", name="Stop…").click()
     page.locator("dialog", has_text=run_id).get_by_role("button", name="Cancel").click()
     assert page.evaluate("feed.sent") == []
@@ -348,17 +316,15 @@ def test_orders_are_confirmed_and_name_run_and_task(open_page: OpenPage) -> None
     dialog.get_by_role("button", name="Send a signal").click()
     dialog.wait_for(state="detached")
     assert page.evaluate("feed.sent") == [[run_id, "kill", {"task": "worker:2", "signal": "SIGKILL"}]]
-    page.evaluate(
-        "delta => feed.view.change(delta)", json.loads('{"tasks": [{"task": "worker:2", "state": "failed"}]}')
-    )
+    page.evaluate("feed.view.change({tasks: [{task: 'worker:2', state: 'failed'}]})")
     page.locator(".task-row", has_text="worker:2").get_by_text("failed").wait_for()
 
 
 def test_only_visible_rows_are_in_the_document(open_page: OpenPage) -> None:
-    names = samples.task_names(1000)
-    page = open_page(report_page([samples.run_document(1000, points=20)], [samples.log_rows(names, 200_000)]))
+    names = samples.task_names(200)
+    page = open_page(report_page([samples.run_document(200, points=20)], [samples.log_rows(names, 200_000)]))
     _go(page, "logs")
-    page.wait_for_function("() => Orch.page.view.logs.store.size === 200000")
+    _until_lines(page, 200_000)
     assert page.evaluate("document.querySelectorAll('*').length") < 3000
     page.evaluate("() => Orch.page.view.logs.rows.moveTo(100000)")
     page.wait_for_function("() => Orch.page.view.logs.rows.from > 99000")
