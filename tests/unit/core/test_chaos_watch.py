@@ -29,6 +29,8 @@ def story(chaos: str, workers: int = 2, **fields: Any) -> Story:
 
 def sent(run: Story) -> list[Sent]:
     faults = [each for each in run.events if isinstance(each, SignalRequested)]
+    for each in faults:
+        assert (each.by, each.at, each.text) == ("chaos", each.mono, str(run.spec.chaos[each.fault or 0]))
     return [(round(each.mono - START, 6), each.task, each.signal) for each in faults]
 
 
