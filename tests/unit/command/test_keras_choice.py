@@ -65,6 +65,7 @@ KERAS_2_BELOW_TF = [
     ("3 uses minimize of an optimizer", "o = tf.keras.optimizers.SGD()\no.minimize(f, v)"),
     ("3 calls variables", "o = tf.keras.optimizers.SGD()\no.variables()"),
     ("2 uses tf.keras.utils.experimental", "d = tf.keras.utils.experimental.DatasetCreator(f)"),
+    ("3 uses tf.keras.optimizers.legacy", "try:\n  a = OLD\nexcept KeyboardInterrupt:\n  pass"),
     ("2 uses tf.keras.experimental", "m = tf.keras.experimental.LinearModel()"),
     ("3 saves a model under a name", "MODEL\nmodel.save('dir')"),
     ("4 saves a model under a name", "MODEL\npath = 'dir/x'\nmodel.save(path)"),

@@ -52,28 +52,22 @@ def test_order_of_tasks_is_fixed() -> None:
 
 
 def test_invalid_field_is_refused() -> None:
-    too_many = "a job has at most 4,000 tasks, not 4,001"
+    """Those of options are in refusals.py."""
     table: list[tuple[dict[str, Any], str]] = [
-        ({"roles": {"worker": 0}}, "must be at least 1, not 0"),
-        ({"roles": {"worker": -1}}, "must be at least 1, not -1"),
         ({"roles": {"boss": 1}}, "'boss' is not a task type"),
         ({"roles": {"ps": 1}}, "parameter servers need a worker"),
         ({"roles": {}}, "at least 1 item"),
-        ({"roles": {"worker": 1, "ps": 4001}}, too_many),
-        ({"roles": {"worker": 3600, "ps": 401}}, too_many),
+        ({"roles": {"worker": 3600, "ps": 401}}, "a job has at most 4,000 tasks, not 4,001"),
         ({"name": ""}, "is not a name; use 1 to 63"),
         ({"name": ".hidden"}, '".hidden" is not a name'),
         ({"name": "a" * 64}, "1 to 63"),
         ({"name": "a\n"}, "is not a name"),
-        ({"env": {"TF_CONFIG": "x"}}, "TF_CONFIG is set by orch for each task"),
         ({"env": {"ORCH_RUN_ID": "x"}}, "ORCH_RUN_ID is set by orch for each task"),
         ({"env": {"": "x"}}, "not the name of an environment variable"),
         ({"env": {"A=B": "x"}}, "not the name of an environment variable"),
         ({"env": {"A": "x\0y"}}, "NUL"),
         ({"cwd": Path("here")}, "here is not an absolute path"),
         ({"grace_s": -1.0}, "not a length of time"),
-        ({"grace_s": float("nan")}, "not a length of time"),
-        ({"timeout_s": 0.0}, "leave it out for no limit"),
         ({"wrokers": 3}, "Extra inputs"),
     ]
     wrong = [
