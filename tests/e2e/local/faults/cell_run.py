@@ -87,8 +87,9 @@ def _check_client(cell: Cell, scene: Scene) -> None:
 
 def _check_run(cell: Cell, scene: Scene, result: RunResult) -> None:
     assert cell.expect is not None
-    also = [ends for ends in cell.or_ends if ends.outcome == result.outcome]
-    check_end(also[0] if also and result.outcome != cell.expect.outcome else cell.expect, scene, result)
+    seen = (result.outcome, result.cause and result.cause.kind)
+    fitting = [ends for ends in (cell.expect, *cell.or_ends) if (ends.outcome, ends.kind) == seen]
+    check_end(fitting[0] if fitting else cell.expect, scene, result)
     if cell.vanishes:
         require(not scene.run.dir.exists(), Kind.FILE, scene.run.dir)
         return

@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 from acting_as import as_user
 from cell_failure import Kind, NotAvailable, require
@@ -128,7 +127,7 @@ def show_pressure(scene: Scene) -> None:
     if done.returncode != 0:
         raise NotAvailable(f"{target} cannot be replaced here: {done.stderr.decode().strip()}")
     scene.touch("go")
-    until(lambda: not psutil.pid_exists(_kept(scene).holder))
+    until(lambda: not lives(_kept(scene).holder))
     shown.write_text(_NO_PRESSURE)
 
 

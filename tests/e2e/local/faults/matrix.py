@@ -294,7 +294,7 @@ ENVIRONMENT = (
     *rows(DISK, STARTED, NO_STORAGE, gate=TRAINING, check=_names_the_disk),
     *rows(f"{DISK}{AGAIN}", TRAINING, NO_STORAGE, check=_names_the_disk),
     *rows(f"{DISK}, `down`", STOPPING, stopped(), go=True),
-    *rows(f"{DISK}, SIGKILL of the agent", TRAINING, ORCH_FAILED),
+    *rows(f"{DISK}, SIGKILL of the agent", TRAINING, ORCH_FAILED, or_ends=(NO_STORAGE,)),
     *rows(f"{DISK}, SIGKILL of the supervisor", TRAINING, LOST),
     *rows(f"SIGKILL of a worker; {PRIVATE}", EARLY, failed(137)),
     *rows(f"SIGKILL of the agent; {PRIVATE}", FIRST, ORCH_FAILED),

@@ -56,7 +56,7 @@ def test_runs_that_leave_the_others_alone(shared: WarmOrch, holder: psutil.Proce
 def test_second_run_at_the_same_moment_is_cold(shared: WarmOrch, holder: psutil.Process) -> None:
     before = len(shared.orch.run_dirs())
     sleeps = ("--", "sh", "-c", "touch started-$ORCH_RUN_ID; sleep 600")
-    started = [shared.start("up", "--warm", *sleeps) for _ in range(2)]
+    started = [shared.start("up", *sleeps) for _ in range(2)]
     until(lambda: len([*shared.orch.directory.glob("started-*")]) == 2)
     pids = {shared.orch.record(run)["supervisor_pid"] for run in shared.orch.run_dirs()[before:]}
     assert len(pids) == 2 and holder.pid in pids
