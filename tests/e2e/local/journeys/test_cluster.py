@@ -100,9 +100,10 @@ def test_leaving_the_block_stops_the_run() -> None:
     assert run.wait(check=False).outcome == "stopped"
 
 
-def test_wrong_request_starts_nothing() -> None:
-    for workers in (0, 10_000):
-        with pytest.raises(UsageError), cluster(workers=workers):
+def test_wrong_request_starts_nothing(here: Path) -> None:
+    (here / "link").symlink_to("/nonexistent/place")
+    for wrong in ({"workers": 0}, {"workers": 10_000}, {"checkpoint_dir": "link"}):
+        with pytest.raises(UsageError), cluster(**wrong):
             pass
     assert list(ls()) == []
 
