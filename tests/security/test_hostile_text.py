@@ -72,7 +72,7 @@ def hostile(shared_orch: Orch) -> Hostile:
     place.mkdir()
     (place / SCRIPT).write_text(f"for text in {OUTPUT!r}:\n    print(text)\nraise ValueError({HOSTILE!r})\n")
     options = ("--log-dir", str(place / "logs"), "--junit", "junit.xml", "--color", "always")
-    late = shared_orch("up", "--timeout", "0.1", "--", "sleep", "600", f"{HOSTILE}", cwd=place)
+    late = shared_orch("up", "--timeout", "0.1", "--", "sh", "-c", "sleep 600", HOSTILE, cwd=place)
     done = shared_orch("up", *options, "--", SCRIPT, cwd=place)
     assert (late.code, done.code) == (124, 1), (late, done)
     with pytest.MonkeyPatch.context() as patch:
