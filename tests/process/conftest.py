@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +13,9 @@ from orch_command import remove_variables
 
 
 @pytest.fixture(scope="session")
-def _kept_agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Driver]]:
-    """The agent of this test process, which starts in 0.2 s. Empty after a failure of its."""
-    agents = [_start(tmp_path_factory)]
+def _kept_agents() -> Iterator[list[Driver]]:
+    """The agent of this test process, once there is one. It starts in 0.2 s."""
+    agents: list[Driver] = []
     yield agents
     for each in agents:
         _end(each)
@@ -41,13 +42,14 @@ def agent(
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> Iterator[Driver]:
-    """An agent that serves a new run in `tmp_path`, and has served others."""
+    """An agent that serves a new run in `tmp_path`, and has served others. With ORCH_TEST_COLD=1, a new one."""
     driver = _kept_agents.pop() if _kept_agents else _start(tmp_path_factory)
     request.getfixturevalue("no_leaked_descriptors")
     try:
         with driver.run_in(tmp_path):
             yield driver
-        _kept_agents.append(driver)
+        if os.environ.get("ORCH_TEST_COLD") != "1":
+            _kept_agents.append(driver)
     finally:
         if driver not in _kept_agents:
             _end(driver)
