@@ -239,7 +239,7 @@ def test_named_pipe_is_refused_without_waiting_for_a_writer(place: CommandPlace)
 
 
 def test_accepted_programs(place: CommandPlace) -> None:
-    """A question to Python is no program on standard input."""
+    """A question to Python is not a program on standard input."""
     for words in (("python", "-V"), ("python", "-h"), ("python", "--version")):
         assert resolve(place, *words).words == words
     for name, text in {"a": "#!/bin/sh\n", "b": "#! /bin/sh -e\n", "c": "#!\n", "d": "exit\n"}.items():

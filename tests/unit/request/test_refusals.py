@@ -33,7 +33,7 @@ def typed(option: Option, value: object) -> object:
     return int(value) if option.kind in _NUMBERS and value.lstrip("-").isdecimal() else value
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def up() -> Any:
     """The command line of `orch up`."""
     verbs: Any = typer.main.get_command(app)
@@ -79,10 +79,11 @@ class Sources:
 def test_all_sources_refuse_with_the_same_sentence(tmp_path: Path, up: Any) -> None:
     (tmp_path / "train.py").touch()
     sources = Sources(tmp_path, up)
-    wrong = [
-        f"{row}: {said!r}"
-        for row in REFUSALS
-        for source, said in sources.refusals(row)
-        if not said.startswith(f"{source}: {row.says}")
-    ]
+    wrong = []
+    for row in REFUSALS:
+        found = list(sources.refusals(row))
+        assert found, f"no source takes {row}"
+        wrong += [
+            f"{row}: {said!r}" for source, said in found if not said.startswith(f"{source}: {row.says}")
+        ]
     assert not wrong, "\n".join(wrong)
