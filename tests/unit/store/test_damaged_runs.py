@@ -62,6 +62,7 @@ def test_any_damage_changes_neither_the_outcome_nor_other_logs(
                 damage(run)
                 found, text = read_all(run)
                 assert (found, "a line of worker:1" in text) == (state, True)
+                assert "a line of worker:0" in text or name.startswith("logs/worker-0.log")
             shutil.rmtree(place)
 
 
