@@ -1,0 +1,333 @@
+"""Ordinary TensorFlow scripts on several workers, forked and spawned: the documentation's tutorials from an empty
+directory, scripts with a cluster of their own or without a strategy, failures and exits, another Python."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree as Xml
+
+import pytest
+from orch_command import Finished, Orch
+from waiting import lives
+
+import worker
+
+# Two workers that start TensorFlow on two busy cores.
+_START_S = 180.0
+pytestmark = pytest.mark.timeout(400)
+
+TUTORIALS = Path(__file__).resolve().parents[1] / "tutorials"
+DIGITS = Path(worker.__file__).parent / "training" / "data" / "digits.npz"
+# Relative tolerance. Printed numbers are rounded, and sums depend on the order in which workers' shares arrive.
+_CLOSE = 2e-3
+
+# Sets TF_CONFIG itself and reads the index from the command line, as tutorials do.
+OWN_CLUSTER = """
+import json, os, sys
+os.environ["TF_CONFIG"] = json.dumps({
+    "cluster": {"worker": ["localhost:%d", "localhost:%d"]},
+    "task": {"type": "worker", "index": int(sys.argv[1])},
+})
+import tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+total = strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(lambda: tf.ones([])), axis=None)
+print("sum", int(total), json.loads(os.environ["TF_CONFIG"])["task"]["index"], flush=True)
+"""
+ALONE = """
+import tensorflow as tf
+weight = tf.Variable(1.0)
+with tf.GradientTape() as tape:
+    loss = weight * weight
+weight.assign_sub(tape.gradient(loss, weight))
+print("trained", flush=True)
+"""
+# worker:1 exits in a callback.
+EXITS = """
+import os, sys
+import tensorflow as tf
+
+class Exit(tf.keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 3 and os.environ["ORCH_TASK"] == "worker:1":
+            print("now", flush=True)
+            {end}
+
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+model.fit(tf.ones([640, 4]), tf.ones([640, 1]), batch_size=4, verbose=0, callbacks=[Exit()])
+"""
+LEVEL = """
+import os
+print("before", os.environ.get("TF_CPP_MIN_LOG_LEVEL"))
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "{}"
+import tensorflow as tf
+print("after", os.environ["TF_CPP_MIN_LOG_LEVEL"], int(tf.constant(1) + 1))
+"""
+# An INFO line that TensorFlow prints when it is imported.
+BANNER = "This TensorFlow binary is optimized"
+FOREIGN = """
+import os, sys
+import orchestrator, thing, worker
+print("found", worker.WHOSE, orchestrator.WHOSE, thing.WHOSE, os.environ["PYTHONPATH"], sys.executable)
+import tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+model.fit(tf.ones([64, 4]), tf.ones([64, 1]), batch_size=32, verbose=0)
+print("fitted")
+"""
+# Both workers raise the same exception in code that TensorFlow or Keras calls.
+BOTH_RAISE = """
+import atexit, os, pathlib, time
+import numpy as np
+import tensorflow as tf
+
+class BadRecord(Exception):
+    def __init__(self, kind, sentence):
+        super().__init__(sentence)
+
+def both(sign):
+    pathlib.Path(sign + os.environ["ORCH_TASK"][-1]).touch()
+    while not all(pathlib.Path(sign + index).exists() for index in "01"):
+        time.sleep(0.01)
+
+atexit.register(both, "raised")  # the second worker raises, too, before orch stops it
+"""
+_FUNCTION = """
+@tf.function
+def step(x):
+    return x * {"label": 1}["image"]  # raises
+
+both("ready")
+step(tf.ones([3]))
+"""
+_LAYER = """
+import tf_keras as keras
+
+class Scale(keras.layers.Layer):
+    def call(self, x):
+        raise BadRecord("data", f"got {x.shape[-1]} features")  # raises
+
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = keras.Sequential([keras.layers.Dense(3), Scale()])
+    model.compile("sgd", "mse")
+both("ready")
+model.fit(np.ones((8, 3), "float32"), np.ones((8, 1), "float32"), verbose=0)
+"""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run of a tutorial. `results`: the printed numbers of each worker."""
+
+    done: Finished
+    results: list[list[float]]
+    files: Path
+
+
+def _train(orch: Orch, tutorial: str, *words: str, method: str = "fork") -> Trained:
+    """Run `orch up WORDS TUTORIAL`."""
+    files = orch.directory.parent / f"files-{len(orch.run_dirs())}"
+    env = {"DIGITS": str(DIGITS), "OUTPUT": str(files), "EPOCHS": "2", "STEPS": "5", "SEED": "7"}
+    started = orch.start("-v", "up", "-n", "2", *words, str(TUTORIALS / tutorial), env={**env})
+    done = started.finish(_START_S)
+    assert done.code == 0, done.out + done.err
+    run = orch.run_dirs()[-1]
+    assert orch.methods(run) == {method}
+    assert not any(lives(event["pid"]) for event in orch.events("task_started", run))
+    assert not list(orch.directory.iterdir()), "a run leaves nothing in the user's directory"
+    results = [_results((run / "logs" / f"worker-{index}.log").read_text()) for index in (0, 1)]
+    return Trained(done, results, files)
+
+
+def _results(log: str) -> list[float]:
+    """The losses of the Keras tutorial, accuracies and losses of the custom loop."""
+    lines = re.findall(r"^losses .*|^Epoch: .*", log, re.MULTILINE)
+    return [float(number) for line in lines for number in re.findall(r"\d+\.\d+", line)]
+
+
+def _up(orch: Orch, text: str, *words: str, then: tuple[str, ...] = (), code: int = 0) -> Finished:
+    """Run `orch up WORDS -- train.py THEN` with this text of train.py."""
+    unset = {"TF_CPP_MIN_LOG_LEVEL": None}
+    done = orch.start("up", *words, "--", orch.script("train.py", text), *then, env=unset).finish(_START_S)
+    assert done.code == code, done.out + done.err
+    return done
+
+
+def _two_ports() -> tuple[int, int]:
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("", 0))
+        other.bind(("", 0))
+        return one.getsockname()[1], other.getsockname()[1]
+
+
+def test_keras_tutorial_trains_on_forked_workers(orch: Orch) -> None:
+    trained = _train(orch, "multi_worker_keras.py", "--expect-cluster", "--")
+    assert "orch: preloaded tensorflow, keras in " in trained.done.err
+    assert "never joined" not in trained.done.err
+    assert [task["joined"] for task in orch.result()["tasks"]] == [True, True]
+    first, second = trained.results
+    assert len(first) == 2 and first == second, "all workers see the same losses"
+    assert (trained.files / "keras-model.keras").stat().st_size > 10_000
+    assert list((trained.files / "ckpt").glob("ckpt-*.index"))
+    assert not list(trained.files.glob("backup-*")), "which Keras removes when it is done"
+    # worker:0 trains the loaded model then.
+    progress = orch.task("worker:1")["progress"]
+    steps = {"phase": "training", "epoch": 2, "epochs": 2, "step": 5, "steps": 5}
+    assert steps.items() <= progress.items()
+    assert progress["loss"] > 0 and progress["steps_per_s"] > 0 and set(progress["metrics"]) == {"accuracy"}
+    assert orch.events("task_progressed")[0]["progress"]["phase"] == "importing"
+
+
+def test_script_without_a_strategy_is_called_copies_and_refused_on_request(orch: Orch) -> None:
+    done = orch("up", "-n", "2", "--expect-cluster", "--", orch.script("train.py", ALONE))
+    assert done.code == 1, done.out + done.err
+    assert done.out.count("trained") == 2
+    first, *_, last = done.err.splitlines()
+    assert first == (
+        "orch: train.py creates no strategy for several workers: 2 workers would train 2 independent copies;"
+        " create a MultiWorkerMirroredStrategy, or use --workers 1"
+    )
+    said = "train.py never joined the cluster: 2 independent copies were trained."
+    assert said in last and orch.result()["cause"]["kind"] == "not_distributed"
+
+
+@pytest.mark.slow
+def test_script_with_a_cluster_of_its_own_trains_in_orchs(orch: Orch) -> None:
+    done = _up(orch, OWN_CLUSTER % _two_ports(), "-n", "2", "--expect-cluster", then=("0",))
+    assert orch.methods() == {"fork"}
+    for index in (0, 1):
+        assert f"worker:{index} | sum 2 {index}\n" in done.out
+        assert done.out.count(f"worker:{index} | orch: train.py line 3 sets TF_CONFIG; the task keeps ") == 1
+    assert [task["joined"] for task in orch.result()["tasks"]] == [True, True]
+
+
+@pytest.mark.slow
+def test_wait_at_an_address_of_the_scripts_own_is_ended_and_named(orch: Orch) -> None:
+    """Each task waits at a different port, since TensorFlow may refuse a second task with the same index."""
+    port, other = _two_ports()
+    mine = f'"localhost:" + ("{port}" if os.environ["ORCH_TASK"] == "worker:0" else "{_two_ports()[0]}")'
+    text = (OWN_CLUSTER % (port, other)).replace(f'"localhost:{port}"', mine)
+    # Long enough for the second task to start on a busy machine.
+    limits = ("--start-timeout", "8s", "--timeout", "2m")
+    _up(orch, text, "-n", "2", "--script-tf-config", *limits, then=("0",), code=124)
+    cause = orch.result()["cause"]
+    assert (cause["task"], cause["kind"]) == ("worker:0", "limit")
+    assert cause["text"].startswith(
+        f"not joined after 8s (--start-timeout): it waits for the others at localhost:{port},"
+        " not at its own address 127.0.0.1:"
+    )
+
+
+@pytest.mark.slow
+def test_custom_loop_has_the_same_results_forked_and_spawned(orch: Orch) -> None:
+    """Under a named Python, too."""
+    forked = _train(orch, "custom_loop.py", "--", sys.executable)
+    spawned = _train(orch, "custom_loop.py", "--start", "spawn", "--", method="spawn")
+    assert "orch: preloaded tensorflow, tf_keras in " in forked.done.err
+    assert "orch: not preloaded: --start spawn asks for it" in spawned.done.err
+    why = "uses reset_states of a metric, which Keras 3 does not have: tf_keras is used"
+    for trained in (forked, spawned):
+        assert why in trained.done.err
+        assert len(trained.results[0]) == 4, "an accuracy and a loss in each of two epochs"
+        assert trained.results[0] == trained.results[1]
+        assert list((trained.files / "ckpt").glob("ckpt-*.index"))
+    assert forked.results[0] == pytest.approx(spawned.results[0], rel=_CLOSE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "code", "last"), [("sys.exit('rate too high')", 1, "rate too high"), ("os._exit(4)", 4, "now")]
+)
+def test_script_that_exits_in_training(orch: Orch, end: str, code: int, last: str) -> None:
+    done = _up(orch, EXITS.format(end=end), "-n", "2", code=code)
+    assert orch.methods() == {"fork"}
+    first = orch.result()["first_failure"]
+    assert (first["task"], first["exit_code"], first["exception"]) == ("worker:1", code, None)
+    assert orch.result()["cause"]["task"] == "worker:1"
+    assert (orch.run_dir() / "logs" / "worker-1.log").read_text().splitlines()[-1] == last
+    report = done.err.splitlines()
+    assert report[-1] == f"orch: worker:1 failed: exit {code}"
+    # The worker that waits in a collective may be stopped before it reports its own error.
+    peers = {f"  other tasks    worker:0: {how}" for how in ("failed because of it", "stopped by orch")}
+    assert [line in peers for line in report if line.startswith("  other tasks ")] == [True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("keras", "body", "exception"),
+    [
+        pytest.param("3", _FUNCTION, "KeyError: 'image'", id="function"),
+        pytest.param("legacy", _LAYER, "BadRecord: got 3 features", id="layer"),
+    ],
+)
+def test_equal_failures_in_tensorflow_are_one(orch: Orch, keras: str, body: str, exception: str) -> None:
+    """The cause is the user's own message and line, wherever it is shown."""
+    text = BOTH_RAISE + body
+    line = text[: text.index("# raises")].count("\n") + 1
+    done = _up(orch, text, "-n", "2", "--keras", keras, "--junit", "report.xml", code=1)
+    cause = f"both workers failed: {exception} (train.py:{line})"
+    assert done.err.splitlines()[-1] == f"orch: {cause}", done.err
+    (run,) = (
+        case
+        for case in Xml.parse(orch.directory / "report.xml").iter("testcase")
+        if case.get("name") == "run"
+    )
+    assert [failure.get("message") for failure in run] == [cause]
+    first = orch.result()["first_failure"]
+    assert (first["exception"], first["place"]) == (exception, f"{orch.directory}/train.py:{line}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("level", "says"), [("0", True), ("3", False)])
+def test_log_level_of_the_script_applies_to_the_preloaded_import(orch: Orch, level: str, says: bool) -> None:
+    done = _up(orch, LEVEL.format(level))
+    assert orch.methods() == {"fork"}
+    assert "worker:0 | before None" in done.lines and f"worker:0 | after {level} 2" in done.lines
+    assert (BANNER in (orch.run_dir() / "preloader.log").read_text() + done.out) == says
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_python_without_orch(orch: Orch, method: str) -> None:
+    """It has modules with the names of orch's packages, a sitecustomize, and PYTHONPATH is set."""
+    python = _python_without_orch(orch.directory.parent / "venv")
+    lib = orch.directory.parent / "lib"
+    lib.mkdir()
+    for name in ("worker.py", "orchestrator.py"):
+        orch.script(name, f"WHOSE = 'my {name}'")
+    (lib / "thing.py").write_text("WHOSE = 'my thing'")
+    (lib / "sitecustomize.py").write_text("print('customised', flush=True)")
+    start = "auto" if method == "fork" else "spawn"
+    words = ("-v", "up", "-n", "2", "--start", start, "--", str(python), orch.script("train.py", FOREIGN))
+    done = orch.start(*words, env={"PYTHONPATH": str(lib)}).finish(_START_S)
+    assert done.code == 0, done.out + done.err
+    assert orch.methods() == {method}
+    found = f"customised\nfound my worker.py my orchestrator.py my thing {lib} {python}\n"
+    for index in (0, 1):
+        log = (orch.run_dir() / "logs" / f"worker-{index}.log").read_text()
+        assert log.startswith(found) and "fitted" in log, log
+
+
+def _python_without_orch(venv: Path) -> Path:
+    """A virtual environment with the packages that are installed here, without orch."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=_START_S)
+    (site,) = venv.glob("lib/python*/site-packages")
+    (site / "more.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    python = venv / "bin" / "python"
+    imported = subprocess.run(
+        [python, "-c", "import orchestrator"], capture_output=True, cwd=venv, check=False
+    )
+    if imported.returncode == 0:
+        pytest.skip("orch is installed as files here, so the other environment sees it too")
+    return python
