@@ -229,9 +229,12 @@ def test_report_of_each_fault() -> None:
 
 
 def test_report_names_the_fault_and_its_task() -> None:
-    first, second = story(f"{KILLED}; kill any#3 at epoch 9").ready().exits(0, 1).result().faults
-    assert (first.fault, first.task) == (KILLED, "worker:1")
-    assert second.task in ("worker:0", "worker:1")
+    """Also one that is not sent."""
+    for ends_at in (1, 4):
+        run = story(f"{KILLED}; kill any#3 at epoch 9").ready().at(ends_at).exits(0, 1)
+        first, second = run.result().faults
+        assert (first.fault, first.task, first.at_s) == (KILLED, "worker:1", None if ends_at < 3 else 3.0)
+        assert second.fault == "kill any#3 at epoch 9" and second.task in ("worker:0", "worker:1")
 
 
 VERBS, TARGETS = ["kill", "stop", "term", "signal USR1"], ["0", "1", "any#1", "any#2"]
