@@ -24,15 +24,13 @@ def all_machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
     made.close()
 
 
-@pytest.fixture(scope="session")
-def own_files(all_machines: Testbed) -> dict[str, set[str]]:
-    """The files of each machine between tests, without bundles, which stay there."""
-    return {name: machine.files() for name, machine in all_machines.machines.items()}
-
-
 @pytest.fixture
-def machines(all_machines: Testbed, own_files: dict[str, set[str]]) -> Iterator[Testbed]:
-    """The machines with a network that works. Fails a test that leaves a process on one of them."""
+def machines(all_machines: Testbed) -> Iterator[Testbed]:
+    """The machines with a network that works. Fails a test that leaves a process on one of them.
+
+    Its files are removed, but for bundles.
+    """
+    own_files = all_machines.own_files
     yield all_machines
     all_machines.heal()
     try:
@@ -58,9 +56,9 @@ def project(machines: Testbed, request: pytest.FixtureRequest) -> Iterator[Path]
 
 
 @pytest.fixture
-def up(machines: Testbed, own_files: dict[str, set[str]], project: Path) -> Iterator[Any]:
+def up(machines: Testbed, project: Path) -> Iterator[Any]:
     """Starts `orch up` on n0. At the end, no process and no file of a run is left on the hosts."""
-    before = {name: without_caches(own_files[name]) for name in HOSTS}
+    before = {name: without_caches(machines.own_files[name]) for name in HOSTS}
     started: list[HostsRun] = []
 
     def start(*words: str, **options: Any) -> HostsRun:

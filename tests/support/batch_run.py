@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 import psutil
 from hosts_run import kill_victim
 from login_node import NODES
-from orch_command import ORCH
+from orch_command import ORCH, read_document, read_events
 from slurm import Slurm
 from testbed import Testbed
 from waiting import until
@@ -88,10 +87,7 @@ class BatchRun:
         return "".join(log.read_text(errors="replace") for log in logs if log.exists())
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        if not [*(self.project / "runs").glob("[!.]*")]:
-            return []
-        *lines, _ = (self.directory / "events.jsonl").read_bytes().split(b"\n")
-        return [event for event in map(json.loads, lines) if event["type"] == kind]
+        return read_events(self.directory, kind) if [*(self.project / "runs").glob("[!.]*")] else []
 
     def until_trains(self, attempt: int) -> None:
         """Wait until each task has reported a step in this attempt."""
@@ -173,6 +169,4 @@ class BatchRun:
 
     def result(self) -> dict[str, Any]:
         until(lambda: not self.slurm.queue(), 400)
-        document = json.loads((self.directory / "result.json").read_text())
-        assert isinstance(document, dict)
-        return document
+        return read_document(self.directory / "result.json")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from orch_command import ORCH
+from orch_command import ORCH, read_document, read_events
 from testbed import Machine, Testbed
 from waiting import PATIENCE_S, until
 
@@ -97,9 +97,7 @@ class HostsRun:
         return self.messages.read_text(errors="replace")
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        path = self.directory / "events.jsonl"
-        *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
-        return [event for event in map(json.loads, lines) if event["type"] == kind]
+        return read_events(self.directory, kind) if (self.directory / "events.jsonl").exists() else []
 
     def until_event(self, kind: str, count: int = 1, **fields: str) -> dict[str, Any]:
         """Wait for an event with these fields; fails if the run ends before."""
@@ -111,8 +109,7 @@ class HostsRun:
     def finish(self) -> dict[str, Any]:
         """Wait for the end, and return the result."""
         self.process.wait(PATIENCE_S)
-        document = json.loads((self.directory / "result.json").read_text())
-        assert isinstance(document, dict)
+        document = read_document(self.directory / "result.json")
         assert document["exit_code"] == self.process.returncode, self.text
         return document
 

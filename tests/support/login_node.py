@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orch_command import ORCH
+from orch_command import ORCH, read_document, read_events
 from slurm import Slurm
 from testbed import Testbed
 from waiting import PATIENCE_S, until
@@ -50,16 +50,13 @@ class LoginNode:
         return run
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        *lines, _ = (self.directory / "events.jsonl").read_bytes().split(b"\n")
-        return [event for event in map(json.loads, lines) if event["type"] == kind]
+        return read_events(self.directory, kind)
 
     def result(self, run: Path | None = None) -> dict[str, Any]:
         """Wait for the result of a run (default: the only one)."""
         path = (run or self.directory) / "result.json"
         until(path.exists)
-        document = json.loads(path.read_text())
-        assert isinstance(document, dict)
-        return document
+        return read_document(path)
 
 
 @contextlib.contextmanager

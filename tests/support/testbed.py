@@ -7,6 +7,7 @@ monotonic clock that is days off. No namespace has a name outside, so the end of
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -195,6 +196,11 @@ class Testbed:
 
     def __getitem__(self, name: str) -> Machine:
         return self.machines[name]
+
+    @functools.cached_property
+    def own_files(self) -> dict[str, set[str]]:
+        """The files of each machine when this was first asked for: before any test."""
+        return {name: machine.files() for name, machine in self.machines.items()}
 
     def cut(self, *names: str) -> None:
         """Lose all frames to and from these machines, without any error."""
