@@ -52,6 +52,7 @@ def start(cold_orch: Orch) -> Iterator[Start]:
         if lives(live.supervisor):
             os.kill(live.supervisor, signal.SIGKILL)
         until_gone(*live.pids)
+        shutil.rmtree(live.paths.root, ignore_errors=True)
 
 
 def _garbage_without_a_lock(run: Path) -> None:
@@ -69,53 +70,41 @@ def _all_but_the_lock(run: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-QUICK: dict[str, Damage] = {name: ALL_DAMAGES[name] for name in ("lock: missing", "control: missing")}
-SLOW: dict[str, Damage] = {
+HARM: dict[str, Damage] = {
     **{
         name: ALL_DAMAGES[name]
         for name in (
-            *("lock: empty", "lock: a link", "lock: a pipe", "control: empty", "run.json: missing"),
-            *("run.json: garbage", "events.jsonl: missing", "events.jsonl: garbage"),
+            *("lock: missing", "control: missing", "lock: empty", "lock: a link", "lock: a pipe"),
+            *("control: empty", "run.json: missing", "run.json: garbage"),
+            *("events.jsonl: missing", "events.jsonl: garbage"),
         )
     },
     "run.json: garbage, lock: missing": _garbage_without_a_lock,
     "a result is put there": _planted,
     "everything but the lock is removed": _all_but_the_lock,
 }
+QUICK = ("lock: missing", "control: missing")
 
 
-def check_damaged(orch: Orch, start: Start, subtests: pytest.Subtests, kinds: dict[str, Damage]) -> None:
-    for name, damage in kinds.items():
-        with subtests.test(name):
-            run = start()
-            damage(run.paths.root)
-            status = orch("status", run.id, "--json")
-            assert (status.code, status.document["run"]["state"]) == (0, "running"), status.err
-            listed = {row["id"]: row["state"] for row in orch("ls", "--all", "--json").document["runs"]}
-            assert listed[run.id] == "running"
-            assert "said by worker:0" in orch("logs", run.id).out
-            assert orch("wait", run.id, "--timeout", "50ms").code == 124
-            assert orch("up", "--name", "live", "--", *PROGRAM).code == 4
-            assert orch("prune", "--keep", "0", "--all").code == 0
-            assert run.paths.root.exists() and run.is_whole()
-            ended = orch("down", run.id)
-            assert ended.code == 0 and "was not running" not in ended.err, ended.err
-            until_gone(*run.pids)
-            state = orch("status", run.id, "--json").document["run"]["state"]
-            assert state in ("stopped", "lost", "failed")
-
-
-def test_damaged_live_run_stays_live_and_can_be_ended(
-    cold_orch: Orch, start: Start, subtests: pytest.Subtests
-) -> None:
-    check_damaged(cold_orch, start, subtests, QUICK)
-
-
-@pytest.mark.slow
-def test_live_run_with_any_damage_stays_live_and_can_be_ended(
-    cold_orch: Orch, start: Start, subtests: pytest.Subtests
-) -> None:
-    check_damaged(cold_orch, start, subtests, SLOW)
+@pytest.mark.parametrize(
+    "how", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in HARM]
+)
+def test_damaged_live_run_stays_live_and_can_be_ended(how: str, cold_orch: Orch, start: Start) -> None:
+    orch, run = cold_orch, start()
+    HARM[how](run.paths.root)
+    status = orch("status", run.id, "--json")
+    assert (status.code, status.document["run"]["state"]) == (0, "running"), status.err
+    listed = orch("ls", "--all", "--json").document["runs"]
+    assert [(row["id"], row["state"]) for row in listed] == [(run.id, "running")]
+    assert "said by worker:0" in orch("logs", run.id).out
+    assert orch("wait", run.id, "--timeout", "50ms").code == 124
+    assert orch("up", "--name", "live", "--", *PROGRAM).code == 4
+    assert orch("prune", "--keep", "0", "--all").code == 0
+    assert run.paths.root.exists() and run.is_whole()
+    ended = orch("down", run.id)
+    assert ended.code == 0 and "was not running" not in ended.err, ended.err
+    until_gone(*run.pids)
+    assert orch("status", run.id, "--json").document["run"]["state"] in ("stopped", "lost", "failed")
 
 
 def test_copy_of_a_live_run_is_dead_and_affects_no_process(

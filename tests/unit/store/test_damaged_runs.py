@@ -116,6 +116,7 @@ def test_damaged_run_has_one_outcome_for_all_verbs(orch: Orch, subtests: pytest.
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_run_with_any_damage_has_one_outcome_for_all_verbs(orch: Orch, subtests: pytest.Subtests) -> None:
     kinds = [name for name in ALL_DAMAGES if not name.startswith("result.json")]
     check_verbs(orch, subtests, ALL_DAMAGES, kinds)
