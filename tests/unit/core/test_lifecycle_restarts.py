@@ -113,6 +113,7 @@ def test_delays_grow_to_30_s_and_reset_after_a_healthy_minute() -> None:
 def test_lost_steps_are_counted_at_the_next_first_step() -> None:
     story = Story(RESTART).ready().trains(0, 18, epoch=3, steps=20)
     story.at(5).exits(1, code=3).torn_down().at(7).ready().at(9).trains(0, 1, epoch=3, steps=20)
+    story.at(10).trains(0, 2, epoch=3, steps=20)
     (ended,) = story.state.history
     assert (ended.position, ended.resumed_at, ended.steps_lost, ended.recovery_s) == (58, 40, 18, 4.0)
     assert ended.exact
@@ -185,9 +186,10 @@ def test_requested_restart_does_not_count_as_a_failure() -> None:
     assert story.restarts().ordered() == [TearDown(TeardownReason.RESTART, JOB.grace_s)]
     assert story.at(1).torn_down().due == (1, Deadline.RESTART)
     assert story.at(1).ordered() == [PlanAttempt(2)]
-    result = story.ready().exits(0, 1).result()
-    assert (result.exit_code, result.attempts, result.earlier_attempts[0].cause) == (0, 2, None)
-    assert result.earlier_attempts[0].exit_code == 0
+    result = story.ready().at(3).trains(0, 1).exits(0, 1).result()
+    (ended,) = result.earlier_attempts
+    assert (result.exit_code, result.attempts, ended.cause, ended.exit_code) == (0, 2, None, 0)
+    assert ended.recovery_s == 3.0  # since the request
 
 
 def test_requested_restart_skips_the_delay() -> None:
