@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,17 +60,15 @@ class Task:
 
     def wait_for_report(self, **facts: object) -> None:
         """Wait until one line on the progress pipe has reported all of `facts`."""
-        deadline = time.monotonic() + LONGEST_RUN_S
-        while not any(facts.items() <= line.items() for line in self.reports):
-            assert time.monotonic() < deadline, f"reported only {self.reports}:\n{self.output}"
-            ended = self.process.poll() is not None
-            if not self._read(0.05):
-                assert not ended, f"ended, and reported only {self.reports}:\n{self.output}"
+        self._wait_for_line_of_pipe(lambda line: facts.items() <= line.items())
 
     def wait_for_first(self, name: str) -> Any:
         """Wait until a line on the progress pipe has this name; return its value in the first one."""
+        return self._wait_for_line_of_pipe(lambda line: name in line)[name]
+
+    def _wait_for_line_of_pipe(self, is_wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         deadline = time.monotonic() + LONGEST_RUN_S
-        while not (found := [line[name] for line in self.reports if name in line]):
+        while not (found := [line for line in self.reports if is_wanted(line)]):
             assert time.monotonic() < deadline, f"reported only {self.reports}:\n{self.output}"
             ended = self.process.poll() is not None
             if not self._read(0.05):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,91 +16,84 @@ from tasks import finished, running
 from worker.bootstrap.keras_fix import EACH_STRATEGY, repair_each_strategy, reporter
 
 SCRIPT = Path(__file__).with_name("replicas_script.py")
-# A busy machine may take several times as long as an idle one: a test that reaches this limit hangs.
-LONGEST_RUN_S = 300.0
+# All cases. A busy machine may take ten times as long as an idle one: a test that reaches this limit hangs.
+LONGEST_RUN_S = 900.0
 TWO_REPLICAS = {"ORCH_REPLICAS": "2", "CUDA_VISIBLE_DEVICES": "-1", "TF_CONFIG": None}
 
 
-def found_by(directory: Path, *cases: str, fixes: bool) -> tuple[dict[str, Any], list[str]]:
+Results = tuple[dict[str, Any], list[str]]
+
+
+def slow(test: Callable[..., None]) -> Callable[..., None]:
+    return pytest.mark.slow(pytest.mark.timeout(1000)(test))
+
+
+def results(directory: Path, *, fixes: bool) -> Results:
     """The result of each case of the script, and the lines that orch logged."""
-    with running(directory, [SCRIPT, *cases], env=TWO_REPLICAS, fixes=fixes) as task:
+    with running(directory, [SCRIPT], env=TWO_REPLICAS, fixes=fixes) as task:
         assert task.process.wait(LONGEST_RUN_S) == 0, task.output
     lines = task.output.splitlines()
     found = [json.loads(line) for line in lines if line.startswith("{")]
     return {one["case"]: one["found"] for one in found}, [line for line in lines if line.startswith("orch:")]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(360)
-def test_metrics_under_central_storage(tmp_path: Path) -> None:
-    found, said = found_by(tmp_path, "metrics one", "metrics central-storage", fixes=True)
-    assert found["metrics central-storage"] == pytest.approx(found["metrics one"], rel=1e-5)
-    assert [line for line in said if "sums up metrics wrongly under CentralStorageStrategy" in line] == said
-    assert len(said) == 1
+@pytest.fixture(scope="module")
+def fixed(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return results(tmp_path_factory.mktemp("fixed"), fixes=True)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(360)
-def test_an_overflow_in_one_replica(tmp_path: Path) -> None:
-    found, said = found_by(tmp_path, "overflow mirrored", "overflow central-storage", fixes=True)
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The same script with Keras as released."""
+    return results(tmp_path_factory.mktemp("released"), fixes=False)
+
+
+# What orch logs once for each fault.
+FAULTS = (
+    "sums up metrics wrongly under CentralStorageStrategy",
+    "looks for overflow in the first replica alone",
+    "cannot make an optimizer's variables",
+    "created outside of the strategy's scope",
+)
+# A case, and the one of a single replica that has the same numbers.
+EQUAL = {
+    "metrics central-storage": "metrics one",
+    "late mirrored": "late one",
+    "late mirrored scaled": "late one",
+    "outside mirrored": "outside one",
+    "outside mirrored, made before": "outside one",
+}
+
+
+@slow
+@pytest.mark.parametrize("case", EQUAL)
+def test_numbers_are_those_of_one_replica(fixed: Results, case: str) -> None:
+    found, _ = fixed
+    assert found[case] == pytest.approx(found[EQUAL[case]], rel=1e-5)
+
+
+@slow
+def test_an_overflow_in_one_replica(fixed: Results) -> None:
     # The step in which one replica's gradient overflows is left out by both, and the scale is halved.
-    assert set(found) == {"overflow mirrored", "overflow central-storage"}
-    for steps in found.values():
-        assert steps == [[0.75, 4.0, 1.0], [0.75, 2.0, 1.0], [0.5, 2.0, 2.0]]
-    assert [line for line in said if "looks for overflow in the first replica alone" in line] == said
-    assert len(said) == 1
+    for case in ("overflow mirrored", "overflow central-storage"):
+        assert fixed[0][case] == [[0.75, 4.0, 1.0], [0.75, 2.0, 1.0], [0.5, 2.0, 2.0]]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(360)
-def test_an_optimizer_that_was_not_built(tmp_path: Path) -> None:
-    found, said = found_by(tmp_path, "late one", "late mirrored", "late mirrored scaled", fixes=True)
-    assert found["late mirrored"] == pytest.approx(found["late one"], rel=1e-5)
-    assert found["late mirrored scaled"] == pytest.approx(found["late one"], rel=1e-5)
-    assert sum("cannot make an optimizer's variables" in line for line in said) == 1
+@slow
+def test_each_fault_is_logged_once(fixed: Results) -> None:
+    assert [sum(fault in line for line in fixed[1]) for fault in FAULTS] == [1] * len(FAULTS), fixed[1]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(360)
-def test_a_model_that_is_compiled_outside_of_the_scope(tmp_path: Path) -> None:
-    cases = ("outside one", "outside mirrored", "outside mirrored, made before")
-    found, said = found_by(tmp_path, *cases, fixes=True)
-    assert found["outside mirrored"] == pytest.approx(found["outside one"], rel=1e-5)
-    assert found["outside mirrored, made before"] == pytest.approx(found["outside one"], rel=1e-5)
-    assert sum("created outside of the strategy's scope" in line for line in said) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(360)
-def test_without_the_fixes_a_model_that_is_compiled_outside_of_the_scope_fails(tmp_path: Path) -> None:
-    found, said = found_by(tmp_path, "outside mirrored", fixes=False)
-    assert "Mixing different tf.distribute.Strategy objects" in found["outside mirrored"]
-    assert said == []
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(360)
-def test_without_the_fixes_central_storage_computes_other_metrics(tmp_path: Path) -> None:
-    found, said = found_by(tmp_path, "metrics one", "metrics central-storage", fixes=False)
-    assert found["metrics central-storage"][-1] == pytest.approx(found["metrics one"][-1], rel=1e-5)
-    assert found["metrics central-storage"] != pytest.approx(found["metrics one"], rel=1e-2)
-    assert said == []
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(360)
-def test_without_the_fixes_an_overflow_destroys_the_weights_or_fails(tmp_path: Path) -> None:
-    found, said = found_by(tmp_path, "overflow mirrored", "overflow central-storage", fixes=False)
+@slow
+def test_without_the_fixes_each_fault_shows_and_nothing_is_logged(released: Results) -> None:
+    found, said = released
+    metrics = found["metrics central-storage"]
+    assert metrics[-1] == pytest.approx(found["metrics one"][-1], rel=1e-5)
+    assert metrics != pytest.approx(found["metrics one"], rel=1e-2)
     assert not math.isfinite(found["overflow mirrored"][-1][0])
     assert "must specify an aggregation method" in found["overflow central-storage"]
-    assert said == []
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(360)
-def test_without_the_fixes_an_optimizer_that_was_not_built_fails(tmp_path: Path) -> None:
-    found, said = found_by(tmp_path, "late mirrored", fixes=False)
     assert "You must feed a value for placeholder tensor" in found["late mirrored"]
+    assert "Mixing different tf.distribute.Strategy objects" in found["outside mirrored"]
     assert said == []
 
 
