@@ -1,4 +1,4 @@
-"""Starts the same training script by `orch up` and by hand, and tells when its steps ended and what it took."""
+"""Starts the same training script by `orch up` and by hand, and measures its steps and its memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ wait
 
 @dataclass(frozen=True)
 class Script:
-    """A training script and what it is given; `env` on top of this process's."""
+    """A training script and its arguments; `env` is added to the environment of this process."""
 
     name: str
     workers: int
@@ -96,7 +96,7 @@ class Clusters:
         return steps
 
     def second_of_session(self, script: Script, kept: str = "kept.py") -> float:
-        """Seconds from the order for a second cluster of a kept session to its first step. `kept`: what orders it."""
+        """Seconds from the request for the second cluster of a session to its first step. `kept`: its script."""
         folders = [self.bench.folder(), self.bench.folder()]
         began = self.bench.folder() / "began"
         argv = [sys.executable, str(SCRIPTS / kept), str(script.workers), str(began)]
@@ -119,7 +119,7 @@ class Clusters:
         master, terminal = os.openpty()
         try:
             began = time.monotonic()
-            # The directory of the command is the same, that of its files another one.
+            # The working directory is the same, the directory of the run's files is another one.
             with self._started(up, script, out, stdin=terminal, cwd=self.bench.directory) as process:
                 process.wait(PATIENCE_S)
                 return read_steps(out, script.workers, began)
@@ -158,7 +158,7 @@ class Clusters:
         return self.trained(script, by_orch=by_orch).first
 
     def megabytes(self, script: Script, by_orch: bool) -> float:
-        """PSS after the first step: of the tasks, and orch's agent and preloader with them."""
+        """PSS after the first step: the tasks, and with orch also its agent and preloader."""
         out = self.bench.folder()
         began = time.monotonic()
         with self.orch(script, out) if by_orch else self.by_hand(script, out) as process:

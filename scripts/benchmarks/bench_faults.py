@@ -40,7 +40,7 @@ KNOWN_AIM_S, GONE_AIM_S = 0.05, 1.0
 LIMIT_S = 5.0
 STALL_AIM_S, START_AIM_S = 7.0, 6.0
 _LOOK_S = 0.001
-# Says when it has begun to wait, and then when the process of this id has ended (monotonic seconds).
+# Prints a line when it starts to wait, and then the time when the process with this id ends (monotonic seconds).
 _BARE_WATCHER = """
 import os, select, sys, time
 poller = select.epoll()
@@ -53,7 +53,7 @@ print(time.monotonic())
 
 @dataclass(frozen=True)
 class Killed:
-    """Seconds from the SIGKILL of a worker to what came of it."""
+    """Seconds from the SIGKILL of a worker to each of its effects."""
 
     bare_s: float
     known_s: float
@@ -67,7 +67,7 @@ class Faults:
         self._bench = measured
 
     def killed(self, breaks: str) -> Killed:
-        """A worker is killed: until a bare process knows, until orch does, until none of the tasks is left."""
+        """Kill a worker: the times until a bare process notices it, until orch does, and until no task is left."""
         with self._run(Moment.TRAINING, breaks) as scene:
             (victim,) = scene.task_pids(Who.VICTIM)
             pids = [victim, *scene.task_pids(Who.PEERS)]
@@ -83,7 +83,7 @@ class Faults:
         return Killed(bare - began, known - began, gone - began)
 
     def stopped(self) -> float:
-        """Seconds from the SIGSTOP of a worker to its being named."""
+        """Seconds from the SIGSTOP of a worker until it is named as the cause."""
         with self._run(Moment.TRAINING, "nothing", stall_timeout=f"{LIMIT_S}s") as scene:
             began = time.monotonic()
             os.kill(scene.task_pids(Who.VICTIM)[0], signal.SIGSTOP)
@@ -91,14 +91,14 @@ class Faults:
             return _teardown_mono(scene) - began
 
     def missing(self) -> float:
-        """Seconds from the first worker's being ready to the naming of the one that is not."""
+        """Seconds from the time when the first worker is ready until the missing one is named."""
         with self._run(Moment.RENDEZVOUS, "nothing", start_timeout=f"{LIMIT_S}s") as scene:
             _require(scene.result(), 124, scene.victim_name)
             ready = [event.mono for event in scene.events() if isinstance(event, TaskReady)]
             return _teardown_mono(scene) - min(ready)
 
     def restarted(self) -> float:
-        """Seconds from the SIGKILL of a worker to the last start of the next attempt, a pause of 1 s included."""
+        """Seconds from the SIGKILL of a worker to the last start of the next attempt, including the delay of 1 s."""
         with self._run(Moment.TRAINING, "nothing", on_failure="restart") as scene:
             began = time.monotonic()
             os.kill(scene.task_pids(Who.VICTIM)[0], signal.SIGKILL)
@@ -117,7 +117,7 @@ class Faults:
 
 @contextmanager
 def _bare_watcher(pid: int) -> Iterator[Callable[[], str]]:
-    """A process that waits for the end of this one; the next line that it says."""
+    """Start a process that waits for the end of process `pid`. Yield a function that reads its next line."""
     argv = [sys.executable, "-I", "-S", "-c", _BARE_WATCHER, str(pid)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as watcher:
         assert watcher.stdout is not None

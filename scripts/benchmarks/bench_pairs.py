@@ -137,7 +137,7 @@ def pair(compared: Compared, ours: Measurement, theirs: Measurement, round_: int
 
 
 def say(text: str) -> None:
-    """How far the measurement is, beside its results."""
+    """Print a text about the progress of the measurement."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -2,8 +2,9 @@
 
     scripts/bench teardown [--rounds 5] [--workers 4] [--json FILE]
 
-Of an ordinary end, and of a SIGKILL of one of the tasks (from the kill to everything gone). The shell loop's `wait`
-returns when the tasks have exited by themselves; it has nothing to compare with the kill, after which it waits on.
+It measures an ordinary end, and a SIGKILL of one of the tasks (from the kill until everything is gone). The `wait` of
+the shell loop returns when all tasks have exited by themselves: after a kill it waits for the others, so the kill
+has no comparison.
 """
 
 from __future__ import annotations
@@ -41,19 +42,19 @@ def up(measured: Bench, out: Path, how: str) -> subprocess.Popen[bytes]:
 
 
 def ordinary(measured: Bench) -> float:
-    """Seconds from the last task's last words to the exit of `orch up`."""
+    """Seconds from the last task's last output to the exit of `orch up`."""
     out = measured.folder()
     code = up(measured, out, "end").wait()
     gone = time.monotonic()
     if code != 0:
         raise SystemExit(f"orch up ended with {code}")
-    return gone - last_words(measured, out)
+    return gone - last_output(measured, out)
 
 
 def by_loop(measured: Bench) -> float:
     out = measured.folder()
     measured.timed(["bash", "-c", LOOP, "-", str(measured.given.workers), sys.executable, TASK, out])
-    return time.monotonic() - last_words(measured, out)
+    return time.monotonic() - last_output(measured, out)
 
 
 def killed(measured: Bench) -> float:
@@ -73,7 +74,7 @@ def killed(measured: Bench) -> float:
     return seconds
 
 
-def last_words(measured: Bench, out: Path) -> float:
+def last_output(measured: Bench, out: Path) -> float:
     times = [float(file.read_text()) for file in out.iterdir()]
     if len(times) != measured.given.workers:
         raise SystemExit(f"{len(times)} of {measured.given.workers} tasks ran")

@@ -9,7 +9,7 @@ from pathlib import Path
 import coverage
 
 LINES_PERCENT = 95.0
-# Where a path that no test has taken would be a run that ends wrongly.
+# Modules in which an untested path could end a run wrongly.
 BRANCHES_PERCENT = 95.0
 BRANCHES_OF = (
     "orchestrator/core/lifecycle",
