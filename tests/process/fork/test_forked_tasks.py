@@ -90,8 +90,7 @@ def test_a_task_of_a_cluster_on_several_hosts_is_forked(agent: Driver) -> None:
     assert (agent.ending("a").text, agent.method_of("a")) == ("localhost,10.0.0.1,10.0.0.2\n", "fork")
 
 
-def test_libraries_come_back_with_all_they_bring(agent: Driver) -> None:
-    """And with no more: sys.modules is what it is after the same import in a spawned task."""
+def test_import_loads_the_same_modules_as_in_a_spawned_task(agent: Driver) -> None:
     program = "import decimal, sys\nimport logging.handlers\n" + LOOK
     agent.preload()
     forked, spawned = seen(agent, "a", True, program), seen(agent, "b", False, program)
@@ -117,7 +116,7 @@ def test_siblings_draw_different_numbers(agent: Driver, tmp_path: Path) -> None:
     assert texts[0][-1] == texts[1][-1] == texts[2][-1]
 
 
-def test_numpy_has_its_threads(agent: Driver) -> None:
+def test_numpy_has_as_many_threads_as_in_a_spawned_task(agent: Driver) -> None:
     program = "import os, numpy, json; print(json.dumps({'n': len(os.listdir('/proc/self/task'))}))"
     agent.preload("numpy")
     assert seen(agent, "a", True, program) == seen(agent, "b", False, program)

@@ -1,4 +1,4 @@
-"""For which tasks and runs a preloader will do: neither too few of them, nor one that it would be wrong for."""
+"""A preloader serves all tasks and runs whose imports would be the same, and no others."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ names = ["json", "decimal", "logging.config", "multiprocessing.pool", "concurren
          "unittest.mock", "asyncio", "email.message", "http.client"]
 failed = []
 together = threading.Barrier(len(names))
-def bring(name):
+def import_it(name):
     together.wait()
     try:
         __import__(name)
     except BaseException:
         failed.append(traceback.format_exc())
-threads = [threading.Thread(target=bring, args=(name,)) for name in names]
+threads = [threading.Thread(target=import_it, args=(name,)) for name in names]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 print(*failed)
 sys.exit(len(failed))
 """
-BROUGHT = (
+MODULES = (
     *("json", "decimal", "logging.config", "multiprocessing.pool", "concurrent.futures.thread"),
     *("xml.dom.minidom", "unittest.mock", "asyncio", "email.message", "http.client"),
 )
 
 
-def test_the_next_test_of_a_suite(agent: Driver) -> None:
-    """Its name is in the environment, and concerns no import."""
+def test_next_test_of_a_suite_uses_the_same_preloader(agent: Driver) -> None:
+    """PYTEST_CURRENT_TEST differs, which does not affect imports."""
     agent.preload("json", env={"PYTEST_CURRENT_TEST": "one"})
     agent.wait_until_preloaded()
     agent.messages.clear()
@@ -55,7 +55,7 @@ def test_the_next_test_of_a_suite(agent: Driver) -> None:
     assert agent.method_of("a") == "fork", agent.refusals()
 
 
-def test_a_module_that_has_been_edited_since(agent: Driver, tmp_path: Path) -> None:
+def test_edited_module_is_imported_again(agent: Driver, tmp_path: Path) -> None:
     directory = tmp_path / "library" / "mine"
     directory.mkdir(parents=True)
     (directory / "__init__.py").write_text("from .part import text")
@@ -73,8 +73,8 @@ def test_a_module_that_has_been_edited_since(agent: Driver, tmp_path: Path) -> N
     assert agent.method_of("b") == "fork", agent.refusals()
 
 
-def test_an_interpreter_behind_a_shim(agent: Driver, tmp_path: Path) -> None:
-    """A script that is used as the Python may change variables. Forked tasks see these changes, too."""
+def test_forked_task_has_the_variables_that_a_shim_sets(agent: Driver, tmp_path: Path) -> None:
+    """A shim is a script that is used as the Python."""
     shim = tmp_path / "python"
     shim.write_text(SHIM.format(python=PYTHON))
     shim.chmod(0o700)
@@ -92,7 +92,7 @@ def test_an_interpreter_behind_a_shim(agent: Driver, tmp_path: Path) -> None:
     assert "/of/the/shim" in forked.text and "TAKEN" not in forked.text
 
 
-def test_an_interpreter_behind_a_script_that_adds_words(agent: Driver, tmp_path: Path) -> None:
+def test_shim_that_adds_arguments_prevents_preloading(agent: Driver, tmp_path: Path) -> None:
     shim = tmp_path / "python"
     shim.write_text(f'#!/bin/sh\nexec {PYTHON} "$@" added\n')
     shim.chmod(0o700)
@@ -101,7 +101,7 @@ def test_an_interpreter_behind_a_script_that_adds_words(agent: Driver, tmp_path:
     assert "adds words" in agent.wait_for(NotPreloaded).reason
 
 
-def test_an_error_longer_than_a_message(agent: Driver, tmp_path: Path) -> None:
+def test_long_error_of_a_preload_is_cut(agent: Driver, tmp_path: Path) -> None:
     (tmp_path / "library").mkdir()
     (tmp_path / "library/bad.py").write_text("raise ValueError('x' * 1_000_000)")
     agent.preload("bad", env={"PYTHONPATH": str(tmp_path / "library")})
@@ -111,8 +111,8 @@ def test_an_error_longer_than_a_message(agent: Driver, tmp_path: Path) -> None:
     assert agent.ending("a").text == "hello\n"
 
 
-def test_threads_that_import_at_once(agent: Driver) -> None:
-    agent.preload(*BROUGHT)
+def test_threads_of_a_forked_task_import_preloaded_modules_at_once(agent: Driver) -> None:
+    agent.preload(*MODULES)
     for number in range(12):
         agent.run_task(f"t{number}", ["-c", THREADS], fork=True)
         ending = agent.ending(f"t{number}")
@@ -124,8 +124,9 @@ def reasons_to_preload_again(agent: Driver) -> list[str]:
     return [each.reason for each in agent.messages if isinstance(each, NotPreloaded) and each.again]
 
 
-def test_variables_of_another_terminal(agent: Driver, tmp_path: Path) -> None:
-    """They do not matter, unless an import has read them."""
+def test_variables_of_another_terminal_matter_only_if_an_import_reads_them(
+    agent: Driver, tmp_path: Path
+) -> None:
     library = tmp_path / "library"
     library.mkdir()
     (library / "mine.py").write_text("import os; os.environ.get('TMUX')")
@@ -145,7 +146,9 @@ def test_variables_of_another_terminal(agent: Driver, tmp_path: Path) -> None:
     assert replaced.again and replaced.reason == "the variable TMUX has changed"
 
 
-def test_file_that_an_import_has_read(agent: Driver, tmp_path: Path) -> None:
+def test_change_of_a_file_that_an_import_has_read_replaces_the_preloader(
+    agent: Driver, tmp_path: Path
+) -> None:
     library, settings = tmp_path / "library", tmp_path / "settings.json"
     library.mkdir()
     settings.write_text("old")
@@ -164,7 +167,7 @@ def test_file_that_an_import_has_read(agent: Driver, tmp_path: Path) -> None:
 
 
 def test_new_module_on_the_search_path(agent: Driver, tmp_path: Path) -> None:
-    """A plain Python would import it instead of the preloaded one."""
+    """Plain Python would import it instead of the preloaded one."""
     first, second = tmp_path / "first", tmp_path / "second"
     for directory in (first, second):
         directory.mkdir()

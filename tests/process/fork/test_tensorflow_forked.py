@@ -96,7 +96,7 @@ def test_fifty_forks_train_a_step(agent: Driver) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_what_tensorflow_brings_is_what_it_brings_to_a_spawned_task(agent: Driver) -> None:
+def test_import_of_tensorflow_has_the_same_effects_as_in_a_spawned_task(agent: Driver) -> None:
     program = (
         "import sys, warnings\nimport tensorflow as tf\n"
         "modules = [n for n in sys.modules if not n.startswith('_orch_')]\nimport json, os\n"

@@ -1,4 +1,4 @@
-"""Whenever forking cannot be sure to be right, tasks are started the ordinary way, and the reason is told."""
+"""Tasks are spawned, and the reason is reported, if a forked one could differ from a spawned one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from orchestrator.links.agent_link import NotPreloaded, Preloaded, PreloadOrder,
 HELLO = ["-c", "print('hello')"]
 
 
-def started_otherwise(agent: Driver, name: str = "a", *words: str) -> list[str]:
-    """Start a task that is asked to be forked; the reasons told when it was not."""
+def reasons_for_spawn(agent: Driver, name: str = "a", *words: str) -> list[str]:
+    """Order a forked task, check that it was spawned, and return the reported reasons."""
     agent.run_task(name, words or HELLO, fork=True)
     ending = agent.ending(name)
     assert agent.method_of(name) == "spawn"
@@ -35,20 +35,20 @@ UNSUITABLE = {
 }
 
 
-def test_what_cannot_be_forked_after_the_imports(agent: Driver, tmp_path: Path) -> None:
+def test_unsuitable_modules_prevent_a_fork(agent: Driver, tmp_path: Path) -> None:
     (tmp_path / "library").mkdir()
     wrong = []
     for number, (module, reason) in enumerate(UNSUITABLE.items()):
         (tmp_path / f"library/unsuitable_{number}.py").write_text(module)
         agent.preload("json", f"unsuitable_{number}", env={"PYTHONPATH": str(tmp_path / "library")})
-        told = started_otherwise(agent, f"t{number}")
+        told = reasons_for_spawn(agent, f"t{number}")
         if len(told) != 1 or reason not in told[0]:
             wrong.append((module, reason, told))
         agent.forget(NotPreloaded)
     assert not wrong
 
 
-def test_no_such_interpreter(agent: Driver, tmp_path: Path) -> None:
+def test_missing_interpreter_is_reported_and_the_task_spawned(agent: Driver, tmp_path: Path) -> None:
     interpreter, log = str(tmp_path / "python"), str(tmp_path / "log")
     agent.link.preload(PreloadOrder((interpreter,), {}, str(tmp_path), ("json",), {}, log))
     assert "no such file" in agent.wait_for(NotPreloaded).reason
@@ -56,19 +56,21 @@ def test_no_such_interpreter(agent: Driver, tmp_path: Path) -> None:
     assert agent.ending("a").exit_code == 0
 
 
-def test_nothing_preloaded(own_agent: Driver) -> None:
-    assert started_otherwise(own_agent) == ["nothing has been preloaded"]
+def test_task_is_spawned_if_nothing_was_preloaded(own_agent: Driver) -> None:
+    assert reasons_for_spawn(own_agent) == ["nothing has been preloaded"]
 
 
-def test_a_module_of_the_scripts_own_directory(agent: Driver, tmp_path: Path) -> None:
+def test_module_with_a_preloaded_name_beside_the_script_prevents_a_fork(
+    agent: Driver, tmp_path: Path
+) -> None:
     (tmp_path / "decimal.py").write_text("text = 'hello'")
-    (tmp_path / "namespace").mkdir()  # without __init__.py it stands behind any module
+    (tmp_path / "namespace").mkdir()  # without __init__.py, any module has precedence
     agent.preload("decimal", "json")
-    (told,) = started_otherwise(agent, "a", "-c", "import decimal; print(decimal.text)")
+    (told,) = reasons_for_spawn(agent, "a", "-c", "import decimal; print(decimal.text)")
     assert told == f"{tmp_path} has a module decimal of its own"
 
 
-def test_a_module_that_the_script_puts_in_front(agent: Driver, tmp_path: Path) -> None:
+def test_module_that_the_script_puts_first_is_imported_and_reported(agent: Driver, tmp_path: Path) -> None:
     (tmp_path / "library").mkdir()
     (tmp_path / "library/decimal.py").write_text("text = 'hello'")
     agent.preload("decimal", "json")
@@ -80,7 +82,7 @@ def test_a_module_that_the_script_puts_in_front(agent: Driver, tmp_path: Path) -
     assert lines[0].startswith("orch: library/decimal is another decimal")
 
 
-def test_another_environment_or_other_options(agent: Driver) -> None:
+def test_task_with_another_environment_or_other_options_is_spawned(agent: Driver) -> None:
     agent.preload("json")
     agent.run_task("a", HELLO, fork=True, env={"TF_DETERMINISTIC_OPS": "1"})
     assert agent.ending("a").text == "hello\n"
@@ -100,13 +102,13 @@ def test_another_environment_or_other_options(agent: Driver) -> None:
     ]
 
 
-def test_options_that_are_the_preloaders_too(agent: Driver) -> None:
+def test_task_with_the_options_of_the_preloader_is_forked(agent: Driver) -> None:
     agent.preload("json", flags=["-O", "-W", "error"])
     agent.run_task("a", ["-c", "import sys; print(__debug__, sys.warnoptions, sys.orig_argv[1:])"], fork=True)
     assert agent.ending("a").text.startswith("False ['error'] ['-O', '-W', 'error', '-c', ")
     assert agent.method_of("a") == "fork"
     agent.flags = ()
-    assert started_otherwise(agent, "b") == ["it runs under another interpreter, or with other options"]
+    assert reasons_for_spawn(agent, "b") == ["it runs under another interpreter, or with other options"]
 
 
 def test_variable_changed_before_the_import_is_reported(agent: Driver, tmp_path: Path) -> None:
@@ -124,18 +126,18 @@ def test_variable_changed_before_the_import_is_reported(agent: Driver, tmp_path:
     assert text.count("\n") == 1 and "--start spawn" in text
 
 
-def test_a_preloader_that_is_killed(agent: Driver) -> None:
+def test_task_is_spawned_after_the_preloader_was_killed(agent: Driver) -> None:
     agent.preload()
     agent.wait_until_preloaded()
     (preloader,) = psutil.Process(agent.pid).children()
     preloader.kill()
     agent.wait_for(NotPreloaded)
-    assert len(started_otherwise(agent)) == 1
+    assert len(reasons_for_spawn(agent)) == 1
     until_gone(preloader.pid)
 
 
-def test_a_preloader_that_never_answers(agent: Driver, tmp_path: Path) -> None:
-    """Tasks wait for it, a stop does not, and the next run gets a new one."""
+def test_preloader_that_never_answers_delays_tasks_but_not_a_stop(agent: Driver, tmp_path: Path) -> None:
+    """The next run gets a new preloader."""
     (tmp_path / "library").mkdir()
     (tmp_path / "library/slow.py").write_text(SLEEPER)
     agent.preload("slow", env={"PYTHONPATH": str(tmp_path / "library")})
@@ -148,8 +150,8 @@ def test_a_preloader_that_never_answers(agent: Driver, tmp_path: Path) -> None:
     assert agent.method_of("b") == "fork"
 
 
-def test_a_stop_between_the_order_and_the_fork(agent: Driver, tmp_path: Path) -> None:
-    """A preloader that is stopped has been asked, and does not answer; woken, it starts nothing."""
+def test_task_is_not_forked_after_a_stop(agent: Driver, tmp_path: Path) -> None:
+    """The preloader is suspended when it gets the order, and continues after the stop."""
     agent.preload()
     agent.wait_until_preloaded()
     (preloader,) = psutil.Process(agent.pid).children()
@@ -165,7 +167,7 @@ def test_a_stop_between_the_order_and_the_fork(agent: Driver, tmp_path: Path) ->
     assert not any(isinstance(message, Started) and message.task == "a" for message in agent.messages)
 
 
-def test_the_preloader_outlives_a_teardown_and_serves_again(agent: Driver) -> None:
+def test_preloader_outlives_a_teardown_and_serves_again(agent: Driver) -> None:
     agent.preload("json", env={"ORCH_RUN_ID": "one"})
     agent.run_task("a", ["-c", SLEEPER], fork=True)
     agent.pid_of("a")
@@ -186,7 +188,7 @@ def test_the_preloader_outlives_a_teardown_and_serves_again(agent: Driver) -> No
     until_gone(preloader.pid)
 
 
-def test_an_agent_that_leaves_takes_the_preloader_along(own_agent: Driver) -> None:
+def test_preloader_exits_with_its_agent(own_agent: Driver) -> None:
     own_agent.preload()
     own_agent.wait_until_preloaded()
     (preloader,) = psutil.Process(own_agent.pid).children()

@@ -57,7 +57,7 @@ def library(directory: Path, **modules: str) -> dict[str, str]:
     return {"PYTHONPATH": str(place)}
 
 
-def test_a_task_whose_agent_is_killed_before_it_has_looked_around(own_agent: Driver, tmp_path: Path) -> None:
+def test_task_whose_agent_is_killed_during_the_fork_never_starts(own_agent: Driver, tmp_path: Path) -> None:
     own_agent.preload("held_up", env=library(tmp_path, held_up=HELD_UP))
     own_agent.run_task("a", ["-c", "open('began', 'w')"], fork=True)
     forked = int(until(lambda: (tmp_path / "forked").exists() and (tmp_path / "forked").read_text()))
@@ -81,7 +81,7 @@ def test_what_a_script_leaves_open_is_written(fork: bool, agent: Driver, tmp_pat
     assert (tmp_path / "log.csv").read_text() == "step,loss"
 
 
-def test_siblings_share_no_secret_and_know_themselves(agent: Driver) -> None:
+def test_forked_siblings_have_different_secrets_and_identities(agent: Driver) -> None:
     agent.preload("multiprocessing", "logging")
     for name in "ab":
         agent.run_task(name, ["-c", IDENTITY], fork=True)
