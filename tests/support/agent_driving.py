@@ -52,7 +52,7 @@ def python(program: str) -> list[str]:
 
 SLEEPER = "import time; time.sleep(600)"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); {SLEEPER}"
-# In short sleeps: a signal that comes right before one begins is heard after it.
+# It sleeps in short intervals: a signal that arrives right before a sleep is handled after it.
 POLITE = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
@@ -78,7 +78,7 @@ print("up", flush=True)
 
 @dataclass(frozen=True)
 class Ending:
-    """How a command ended and all it wrote, stdout and stderr in one."""
+    """The end of a command, and its stdout and stderr in one text."""
 
     exit_code: int | None
     signal: int | None
@@ -86,7 +86,7 @@ class Ending:
 
     @classmethod
     def of(cls, exit_code: int | None, signal: int | None, text: str) -> Ending:
-        """Without addresses in memory, which differ from process to process."""
+        """Leave out addresses in memory, which differ from process to process."""
         return cls(exit_code, signal, re.sub("0x[0-9a-f]+", "0x", text))
 
 
@@ -123,7 +123,7 @@ class Driver:
             os.kill(self.pid, signal.SIGCONT)
         gone = self._connection.wait(PATIENCE_S)
         self._connection.kill()
-        assert gone, "the agent did not leave"
+        assert gone, "the agent did not exit"
         self._check_log()
 
     def next_run(self, directory: Path) -> None:
@@ -219,14 +219,14 @@ class Driver:
         return self.log(name).read_text() if self.log(name).exists() else ""
 
     def wait_for_line(self, name: str, text: str = "up\n") -> str:
-        """Until the task's log holds `text` (by default: that it is up); the log."""
+        """Wait until the task's log contains `text` (by default its first line). Return the log."""
         return until(lambda: self.text(name) if text in self.text(name) else None)
 
     def pid_of(self, name: str) -> int:
         return self.wait_for(Started, name).pid
 
     def grandchild_of(self, name: str) -> int:
-        """The pid that a task which daemonises has written down."""
+        """The pid of the daemon, which the task has written to its log."""
         self.wait_for_line(name)
         found = until(lambda: re.search(r"grandchild (\d+)\n", self.text(name)))
         return int(found[1])
@@ -253,38 +253,38 @@ class Driver:
         return self.all_of(Exited)
 
     def all_of(self, kind: type[M]) -> list[M]:
-        """The messages of this kind that have come."""
+        """The messages of this kind that have arrived."""
         return [message for message in self.messages if isinstance(message, kind)]
 
     def forget(self, kind: type[M]) -> None:
         self.messages = [message for message in self.messages if not isinstance(message, kind)]
 
     def wait_for(self, kind: type[M], task: str | None = None) -> M:
-        """The first message of that kind (of that task), come or to come."""
+        """Return the first message of this kind (and task), which may have arrived already."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             for message in self.messages:
                 if isinstance(message, kind) and task in (None, getattr(message, "task", None)):
                     return message
-            assert self.open, f"the agent left without {kind.__name__}: {self.messages}"
+            assert self.open, f"the agent exited without {kind.__name__}: {self.messages}"
             assert time.monotonic() < deadline, f"no {kind.__name__}: {self.messages}"
             self.receive()
 
     def receive(self) -> None:
-        """Take in what has come, or wait a moment for it."""
+        """Receive the messages that have arrived, or wait briefly for one."""
         select.select([self.link], [], [], 0.2)
         messages, self.open = self.link.read()
         self.messages += messages
 
     def receive_all(self) -> list[AgentMessage]:
-        """Everything up to the agent's own end."""
+        """Receive until the agent exits, and return all messages."""
         while self.open:
             self.receive()
         return self.messages
 
 
 def signal_and_wait(pid: int, number: int, letters: str) -> None:
-    """Send a signal and wait until the process has come into one of these states."""
+    """Send a signal and wait until the process is in one of these states."""
     os.kill(pid, number)
     until(lambda: state_letter(pid) in letters)
 

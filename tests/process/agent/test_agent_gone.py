@@ -1,4 +1,4 @@
-"""The supervisor's end of a stream whose other end is gone: every order says so, and nothing raises."""
+"""The supervisor's end of a stream whose other end is gone: every order reports it, and nothing raises."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def pair() -> Iterator[Pair]:
 
 @pytest.mark.parametrize("unread", [False, True], ids=["end-of-file", "reset"])
 def test_gone_agent_is_noticed_and_every_order_to_it_fails(pair: Pair, unread: bool) -> None:
-    """Whether it has read what it was told or not: its end of file, or a reset."""
+    """The stream ends with an end of file, or with a reset if the agent has not read all messages."""
     link = pair.link
     assert link.read() == ([], True)
     if unread:
@@ -59,20 +59,20 @@ def test_order_to_an_agent_that_has_just_gone_fails(pair: Pair) -> None:
     assert not pair.takes_another_run()
 
 
-def test_living_agent_takes_a_run(pair: Pair) -> None:
+def test_live_agent_takes_a_run(pair: Pair) -> None:
     assert pair.takes_another_run()
     assert b'"run_id": "run-2"' in pair.agent.recv(1 << 16)
 
 
 def test_order_waits_for_room_and_blocks_nothing(pair: Pair) -> None:
-    """An agent that reads nothing for a while: orders are kept, and arrive whole and in order."""
+    """An agent reads nothing for a while. Orders are queued, and arrive complete and in order."""
     env = {"FILLER": "x" * 100_000}
     names = [f"worker:{number}" for number in range(40)]
     for name in names:
         assert pair.link.start(StartOrder(name, ("true",), env, "/", "/dev/null", None, False))
     received = bytearray()
     while received.count(b"\n") < len(names):
-        # Readable for its owner as soon as there is room for more.
+        # The link is readable as soon as there is room for more.
         received += pair.agent.recv(1 << 20)
         if select.select([pair.link], [], [], 0)[0]:
             assert pair.link.read() == ([], True)

@@ -25,14 +25,14 @@ from orchestrator.links.agent_link import Empty, Exited, Started
 from orchestrator.store.runs.leftovers import end_leftovers
 from orchestrator.store.runs.paths import RunPaths
 
-# Its child is in the task's group, and says so in the log when it hears the signal. In short sleeps: one that comes
-# right before a sleep begins is heard after it.
+# Its child is in the task's group. Both log the signal. They sleep in short intervals, because a signal that arrives
+# right before a sleep is handled after it.
 WITH_A_CHILD = """
 import os, signal, time
-def heard(*_):
+def log_signal(*_):
     os.write(1, b"parent heard\\n" if os.getpid() == leader else b"child heard\\n")
 leader = os.getpid()
-signal.signal(signal.SIGUSR1, heard)
+signal.signal(signal.SIGUSR1, log_signal)
 print("parent up" if os.fork() else "child up", flush=True)
 while True:
     time.sleep(0.1)
@@ -41,7 +41,7 @@ while True:
 
 def test_signal_reaches_the_whole_group(agent: Driver) -> None:
     agent.start("a", python(WITH_A_CHILD))
-    # A child that has only just been forked forgets signals.
+    # A child that was just forked may lose signals.
     for said in ("child up", "parent up"):
         agent.wait_for_line("a", said)
     agent.link.signal("a", signal.SIGUSR1)
@@ -63,15 +63,15 @@ def test_signal_reaches_only_the_named_task(agent: Driver) -> None:
     agent.link.signal("b", signal.SIGKILL)
     assert agent.wait_for(Exited, "b").signal == signal.SIGKILL
     assert state_letter(pids["a"]) == "S"
-    for name in ("b", "never-there"):  # of no effect
+    for name in ("b", "never-there"):  # without effect
         agent.link.signal(name, signal.SIGKILL)
     agent.start("c", python("print('up')"))
     assert agent.wait_for(Exited, "c").exit_code == 0
 
 
 def test_tasks_that_stop_in_time_are_not_killed(agent: Driver) -> None:
-    """Neither one whose child gets SIGTERM, nor one that was stopped, nor one that has lost the first SIGTERM, as a
-    library does that has just installed its own handler."""
+    """One has a child, which gets SIGTERM too; one was stopped; one loses the first SIGTERM, as when a library has just
+    installed its own handler."""
     child = "import os, sys, subprocess; subprocess.run([sys.executable, '-I', '-S', '-c', sys.argv[1]])"
     say = "os.write(int(os.environ['ORCH_PROGRESS_FD']), b'{\"sigterm\":\"again\"}\\n')"
     # Without a SIGTERM sent before, the report has no effect.
@@ -96,7 +96,7 @@ def test_tasks_that_ignore_sigterm_are_killed_with_their_daemons(agent: Driver) 
     agent.wait_for_line("b")
     grandchild = agent.grandchild_of("a")
     empty = agent.end(grace_s=0.1)
-    # "Empty" is a promise: by then they are gone, not about to go.
+    # All processes are gone before "empty" is reported.
     assert not lives(grandchild)
     assert not any(lives(agent.pid_of(name)) for name in "ab")
     assert {exit.signal for exit in agent.exits()} == {signal.SIGKILL}
@@ -133,7 +133,7 @@ def test_stop_without_tasks_is_empty_immediately_and_releases_the_ports(agent: D
 
 
 def test_agent_sleeps_while_tasks_stop(agent: Driver) -> None:
-    """They may be saving: what was due to be measured is not measured, and must not keep the agent awake."""
+    """Tasks may be saving then. No sample is taken, and one that is due must not keep the agent awake."""
     agent.start("a", python(DEAF), memory_limit=1 << 40)
     agent.wait_for_line("a")
     agent.link.stop(FOREVER_S)
@@ -149,7 +149,7 @@ def test_end_of_stream_ends_everything(tmp_path: Path) -> None:
         agent.wait_for_line("b")
         grandchild = agent.grandchild_of("a")
         pids = [grandchild, *(agent.pid_of(name) for name in "ab")]
-    # The agent has left by itself (the driver saw to that): nothing may be left at that moment.
+    # The driver has checked that the agent has exited by itself. Nothing may be left at that moment.
     assert not any(lives(pid) for pid in pids)
 
 
@@ -172,7 +172,7 @@ def test_tasks_die_with_a_killed_agent_and_orphans_can_be_swept(own_agent: Drive
     pids = [own_agent.pid_of(name) for name in "ab"]
     os.kill(own_agent.pid, signal.SIGKILL)
     until_gone(*pids)
-    # Daemonised, it is out of the kernel's reach: this is what the sweep is for.
+    # The kernel does not kill a daemonised process with the agent, so the sweep must.
     assert lives(grandchild)
     assert end_leftovers(RunPaths(own_agent.directory / "another-run")).ended == 0
     assert lives(grandchild)
@@ -181,7 +181,7 @@ def test_tasks_die_with_a_killed_agent_and_orphans_can_be_swept(own_agent: Drive
 
 
 def test_task_without_its_agent_never_starts(own_agent: Driver) -> None:
-    """The agent dies while tasks start: whichever of them got that far dies too."""
+    """The agent is killed while tasks start. Those that it has started are killed, too."""
     for index in range(20):
         own_agent.start(f"t{index}", python(f"open('{index}', 'w'); {SLEEPER}"))
     own_agent.pid_of("t0")

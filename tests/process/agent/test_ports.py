@@ -115,7 +115,7 @@ def test_every_connection_reaches_the_task(mode: HoldMode) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_no_port_is_held_twice(mode: HoldMode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two agents that pick the same free port at the same moment: both ask with the same option set."""
+    """Two agents pick the same free port at the same moment, and bind it with the same socket option."""
     first, second = free_ports(2)
     monkeypatch.setenv("PORTSERVER_ADDRESS", str(tmp_path / "server"))
     answers = [first, first, second, second]
@@ -145,7 +145,7 @@ def test_port_server_of_the_site_is_used(
     with port_server(address, ports) as asked:
         agent.next_run(tmp_path)  # with this variable
         assert agent.hold(3) == tuple(ports)
-        # The server lends ports to a process, for as long as that lives: it must be the agent.
+        # The server assigns ports to a process as long as it lives. That process must be the agent.
         assert asked == [str(agent.pid)] * 3
 
 

@@ -47,7 +47,7 @@ def test_progress_arrives_complete_and_before_the_exit(agent: Driver) -> None:
 
 
 def test_invalid_progress_is_ignored(agent: Driver) -> None:
-    """A task writes what it likes into that pipe; the run must not end for it."""
+    """A task can write anything into that pipe, which must not end the run."""
     for number, line in enumerate(INVALID):
         (agent.directory / str(number)).write_bytes(line + b"\n")
         agent.start(f"t{number}", python(WRITES + f"os.write(fd, open('{number}', 'rb').read())"))

@@ -25,7 +25,7 @@ from worker.agent.sampling import Sample, Sampler
 from worker.agent.task_process import TaskProcess
 
 MIB = 1 << 20
-# A parent and a child that share 64 MiB; both say when they are there.
+# A parent and a child that share 64 MiB; both print when they run.
 SHARES = f"""
 import os, time
 block = bytearray(b"x") * {64 * MIB}
@@ -53,7 +53,7 @@ def process(program: str, lines: int = 0) -> Iterator[TaskProcess]:
 
 
 def look(sampler: Sampler, now: float, tasks: Sequence[TaskProcess]) -> list[Sample]:
-    """All that it has to tell at that time."""
+    """Take all samples that are due at that time."""
     frames = []
     while tasks and sampler.due <= now:
         frames.append(sampler.take(now, tasks))
@@ -88,10 +88,10 @@ def test_shared_memory_is_counted_once() -> None:
 
 
 def test_cpu_is_that_of_the_task_and_its_children() -> None:
-    # The child does the work, and as much of it each second as it gets.
+    # The child does all the work.
     burns = "import os, time\nif os.fork() == 0:\n    print('up', flush=True)\n    while True: pass\n"
     burns += SLEEPER
-    # Its start is work too, and so is the way from its word to its sleep.
+    # It uses CPU only when it starts, and until it sleeps after its output.
     idles = "print('up', flush=True)\n" + SLEEPER
     with process(burns, lines=1) as busy, process(idles, lines=1) as idle:
         until(lambda: psutil.Process(idle.pid).status() == psutil.STATUS_SLEEPING)
@@ -101,16 +101,16 @@ def test_cpu_is_that_of_the_task_and_its_children() -> None:
         child = psutil.Process(busy.pid).children()[0]
         spent = child.cpu_times().user
         until(lambda: child.cpu_times().user > spent + 0.1)
-        # The more processes there are, the later it is due.
+        # The next sample is due later if there are more processes.
         (sample,) = look(sampler, max(now + 10, sampler.due), [busy, idle])
-    # At least 0.1 s of work in what the sampler was told were 10 s or more.
+    # At least 0.1 s of work in an interval that is 10 s or more for the sampler.
     assert 0.0 < sample[busy.name]["cpu_percent"] < 100
-    # A tick or two of the kernel's clock may still be counted for the way to its sleep.
+    # One or two ticks of the kernel's clock may be counted until it sleeps.
     assert sample[idle.name]["cpu_percent"] < 1.0
 
 
 def test_restarted_task_is_measured_from_its_own_start() -> None:
-    """Under the same name, and while the one before had used much more."""
+    """The process before it had the same name and had used much more."""
     burns = "while True: pass"
     sampler = Sampler(0.0)
     with process(burns) as before:
@@ -121,7 +121,7 @@ def test_restarted_task_is_measured_from_its_own_start() -> None:
         assert again.name == before.name
         until(lambda: psutil.Process(again.pid).cpu_times().user > 0.05)
         (sample,) = look(sampler, max(now + 10, sampler.due), [again])
-    # At least 0.05 s of work in what the sampler was told were some 12 s or more.
+    # At least 0.05 s of work in an interval of about 12 s or more for the sampler.
     assert sample[again.name]["cpu_percent"] > 0.0
 
 
@@ -130,7 +130,7 @@ def test_task_that_has_just_started_does_not_use_many_cores() -> None:
         until(lambda: psutil.Process(task.pid).cpu_times().user >= 0.01)
         (sample,) = look(Sampler(0.0), task.started_mono + 0.001, [task])
         used_s = sum(psutil.Process(task.pid).cpu_times()[:2])
-    # The process works on while it is measured; more than one core is never used.
+    # The process continues to work while it is measured. It never uses more than one core.
     assert sample[task.name]["cpu_percent"] <= 100 * used_s / 0.25
 
 
@@ -146,7 +146,7 @@ def test_no_sample_before_due_or_without_tasks() -> None:
     # Samples of many tasks are split into frames.
     assert sorted(name for frame in frames for name in frame) == sorted(each.name for each in tasks)
     assert len(frames) == 4
-    # A task that has gone costs nothing.
+    # A task that has exited has a sample of zeros.
     (sample,) = look(Sampler(0.0), 1e6, [task])
     assert sample[task.name] == {"cpu_percent": 0.0, "memory_bytes": 0}
 

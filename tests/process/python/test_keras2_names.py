@@ -162,7 +162,7 @@ def test_keras_2_has_all_names() -> None:
     assert [name for name, works in answers(keras_2=True).items() if not works] == []
 
 
-# IPython is an optional import, and brings modules of its own where it is installed.
+# IPython is an optional import. Where it is installed, it imports further modules.
 _MODULES = """
 import json, sys
 sys.modules["IPython"] = None

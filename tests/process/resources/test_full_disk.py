@@ -166,7 +166,7 @@ def on_disk(orch: Orch, disk: SmallDisk) -> Iterator[OnDisk]:
 
 
 def test_run_ends_even_if_the_task_ignores_write_errors(on_disk: OnDisk) -> None:
-    """TensorFlow ignores errors of its log lines, too; orch notices them. What has been written can be read."""
+    """TensorFlow ignores errors of its log lines, too; orch notices them. Everything that was written can be read."""
     done = on_disk.up(_IGNORES_ERRORS)
     run = on_disk.run_dir()
     result = json.loads((run / "result.json").read_text())

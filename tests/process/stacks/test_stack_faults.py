@@ -28,7 +28,7 @@ from worker.agent.run_logs import RunFile
 from worker.agent.stack_taking import StackTaking
 from worker.agent.task_process import TaskProcess
 
-# Answers as the bootstrap has it.
+# Dumps its stacks on SIGURG, as the bootstrap does.
 ANSWERS = """
 import faulthandler, signal, sys, time
 faulthandler.register(signal.SIGURG, open(sys.argv[1], "a"))
@@ -56,7 +56,7 @@ def task(name: str, directory: Path) -> Iterator[TaskProcess]:
 def test_unreadable_stacks_file_does_not_end_the_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_leaked_descriptors: None
 ) -> None:
-    """No disk here fails on demand: the read does."""
+    """The failing read stands for a broken disk."""
     answers: dict[str, dict[str, Any]] = {}
     read = os.pread
 
@@ -82,7 +82,7 @@ def test_unreadable_stacks_file_does_not_end_the_agent(
         assert "<module>" in answers["whole"]["text"]
         assert answers["broken"]["how"] == "none"
         assert "signal: [Errno 5] Input/output error" in answers["broken"]["note"]
-        # Its next question is not in the way of anything that the last one left.
+        # The failed request does not affect the next one.
         monkeypatch.undo()
         monkeypatch.setattr(stack_sources, "_DUMP_TIMEOUT_S", PATIENCE_S)
         answers.clear()

@@ -105,7 +105,7 @@ class Desk:
             self.store.paths.task_log(f"worker:{index}").write_text(text)
 
     def sample(self) -> dict[str, Any] | None:
-        """Return the sample.json if it was written anew."""
+        """Return the sample.json if it was written again."""
         self.reports.write_sample()
         path = self.store.paths.sample
         document = json.loads(path.read_text()) if path.exists() else None

@@ -42,7 +42,7 @@ def cost_of(directory: Path, hosts: int) -> Cost:
 
 
 def counted_calls(profile: Path) -> int:
-    """Without those of the links: their pings go on for as long as a busy machine takes."""
+    """The calls, without those of the links: their number depends on how long a busy machine takes."""
     stats = pstats.Stats(str(profile)).stats  # type: ignore[attr-defined]
     return sum(
         calls for (file, _, _), (_, calls, *_) in stats.items() if any(part in file for part in COUNTED)
@@ -56,7 +56,7 @@ def test_run_on_many_hosts_is_complete(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_cost_of_a_host_does_not_grow_with_their_number(tmp_path: Path) -> None:
     few, more, many = (cost_of(tmp_path / str(hosts), hosts) for hosts in (10, 60, 210))
-    # The cost of one more host, each time.
+    # The cost of one more host among few, and among many.
     early, late = (more.calls - few.calls) / 50, (many.calls - more.calls) / 150
     assert late < 1.2 * early
     early, late = (more.written - few.written) / 50, (many.written - more.written) / 150

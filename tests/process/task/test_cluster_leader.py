@@ -11,13 +11,13 @@ from worker.bootstrap.cluster_facts import await_listener
 
 
 def held_port() -> socket.socket:
-    """A port that refuses connections until its holder listens."""
+    """A port that refuses connections until its owner listens."""
     held = socket.socket()
     held.bind(("127.0.0.1", 0))
     return held
 
 
-def test_it_waits_until_the_leader_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_lasts_until_the_leader_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     with held_port() as held:
         # The first attempt is refused.
         monkeypatch.setattr(cluster_facts.time, "sleep", lambda seconds: held.listen())
@@ -27,7 +27,7 @@ def test_it_waits_until_the_leader_listens(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("longest_s", [0.0, 0.05])
-def test_it_leaves_a_leader_that_does_not_come_to_tensorflow(
+def test_wait_ends_without_an_error_if_no_leader_listens(
     monkeypatch: pytest.MonkeyPatch, longest_s: float
 ) -> None:
     monkeypatch.setattr(cluster_facts, "_LONGEST_WAIT_S", longest_s)

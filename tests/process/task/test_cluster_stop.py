@@ -108,7 +108,7 @@ def test_stop_of_all_workers_during_training(tmp_path: Path, kind: str) -> None:
     with started(tmp_path, {"worker": 2}, ["worker:0", "worker:1"], kind, fixes=True) as tasks:
         for task in tasks:
             task.wait_for_line("ready")
-        # Steps of both fail when one has gone, so both have their SIGTERM before one of them runs on.
+        # Steps of both fail when one has gone, so both have their SIGTERM before one of them continues.
         stops = (signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT)
         for number in stops if kind in ("steps", "fit") else (signal.SIGTERM,):
             for task in tasks:
@@ -146,8 +146,8 @@ finally:
 
 
 @pytest.mark.slow
-def test_clean_up_that_would_join_the_cluster_again(tmp_path: Path) -> None:
-    """It would wait for the same peers, and no signal would end it."""
+def test_clean_up_does_not_join_the_cluster_again(tmp_path: Path) -> None:
+    """Joining would wait for the same peers, and no signal would end the wait."""
     script = tmp_path / "train.py"
     script.write_text(CLEAN_UP_WITH_TENSORFLOW)
     with started(tmp_path, {"worker": 2}, ["worker:0"], script=script) as [task]:
@@ -175,7 +175,7 @@ def test_workers_that_are_not_stopped_exit_with_0(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_error_while_joining_is_tensorflows_own(tmp_path: Path) -> None:
+def test_error_while_joining_is_that_of_tensorflow(tmp_path: Path) -> None:
     last_lines = []
     for bootstrap in (False, True):
         with socket.create_server(("127.0.0.1", 0)) as taken:

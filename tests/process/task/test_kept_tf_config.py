@@ -79,5 +79,5 @@ def test_other_uses_are_not_reported(tmp_path: Path) -> None:
     assert not wrong
 
 
-def test_the_scripts_own_wins_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_the_scripts_own_tf_config_has_effect_if_requested(tmp_path: Path) -> None:
     assert list(outputs(tmp_path, CHANGES["an assignment"], keep=False)) == [["seen False"]]
