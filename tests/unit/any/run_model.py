@@ -1,4 +1,4 @@
-"""A made-up world around a lifecycle: an agent with tasks, a clock, people. It does what the supervisor does."""
+"""Simulates what is around a lifecycle: the supervisor, an agent with tasks, a clock and users."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MANY = 3000
 
 @dataclass
 class Agent:
-    """`orders` it has not obeyed yet, oldest first; `running` tasks with the times they began at."""
+    """`orders`: not executed yet, oldest first. `running`: the tasks, and when they started."""
 
     orders: deque[Callable[[], None]] = field(default_factory=deque)
     running: dict[str, float] = field(default_factory=dict)
@@ -51,10 +51,10 @@ class Agent:
 
 
 class World:
-    """`queue` holds what has happened and has not been taken in; `written` all events taken in, as on disk."""
+    """`queue`: the events that are not handled yet. `written`: the state by the handled events, as on disk."""
 
     def __init__(self, spec: JobSpec, tasks: int, serves: bool, names: Sequence[str] | None = None) -> None:
-        """`names` of the tasks; without them so many workers."""
+        """`names`: of the tasks. Without names, there are `tasks` workers."""
         self.spec = spec
         self.lifecycle = Lifecycle(spec, "run-1", START)
         self.names = list(names or (f"worker:{index}" for index in range(tasks)))
@@ -85,12 +85,12 @@ class World:
         return {"at": self.now, "mono": self.now}
 
     def take_in(self) -> list[Action]:
-        """The next of what has happened, and what the lifecycle wants done about it."""
+        """Handle the next event, and execute the actions of the lifecycle."""
         event = self.queue.popleft()
         before = self.written
         self.written = apply(self.written, parse_event(event_line(event)))
         actions = self.lifecycle.handle(event)
-        assert self.lifecycle.state == self.written, "the fold of what is on disk is another"
+        assert self.lifecycle.state == self.written, "the events on disk give another state"
         match event:
             case events.StopRequested():
                 self.has_stopped = True
@@ -144,7 +144,7 @@ class World:
                 self.results.append(action.result)
 
     def _may_start(self) -> None:
-        assert not self.is_torn_down, "a start while the attempt is taken down"
+        assert not self.is_torn_down, "a start during the teardown of the attempt"
         assert not self.has_stopped, "a start after a stop"
 
     def _order(self, order: Callable[[], None]) -> None:
@@ -154,7 +154,7 @@ class World:
     # -- what the agent does
 
     def obey(self) -> None:
-        """The agent's next order."""
+        """Execute the agent's next order."""
         self.agent.orders.popleft()()
 
     def _held(self, attempt: int) -> None:
@@ -171,13 +171,13 @@ class World:
 
     def _start(self, name: str) -> None:
         if self.agent.is_ending:
-            return  # the stop was quicker
+            return  # the stop came first
         self.agent.running[name] = self.now
         pid = 100 + self.agent.exits * 10 + self.names.index(name)
         self.happened(events.TaskStarted(**self.stamp(), task=name, pid=pid, start_ticks=pid))
 
     def cannot_start(self) -> None:
-        """The next start fails, if a start is what the agent has to do next."""
+        """Let the next order fail if it is a start."""
         self.obey()
         if self.queue and isinstance(self.queue[-1], events.TaskStarted):
             started = self.queue.pop()
@@ -204,7 +204,7 @@ class World:
         self.agent.is_ending = True
 
     def emptied(self) -> None:
-        """The agent's teardown is done: nothing is left."""
+        """End the teardown of the agent: no process is left."""
         assert self.agent.is_ending
         for name in list(self.agent.running):
             self.exits(name, None, 15)
@@ -237,7 +237,7 @@ class World:
     def steps(self, name: str, step: int) -> None:
         self.happened(progressed(name, self.now, epoch=1, epochs=2, step=step, steps=50))
 
-    # -- what people do
+    # -- what users do
 
     def stop(self, reason: StopReason, *, force: bool) -> None:
         self.happened(events.StopRequested(**self.stamp(), reason=reason, force=force))
@@ -245,7 +245,7 @@ class World:
     # -- the clock
 
     def wait(self, seconds: float) -> None:
-        """Time passes, and whatever is due meanwhile is told in its time."""
+        """Let the time pass. Each deadline is reported when it is due."""
         until = self.now + seconds
         while (wanted := self.lifecycle.next_deadline()) is not None and wanted[0] <= until:
             self.now = max(self.now, wanted[0])
@@ -253,7 +253,7 @@ class World:
         self.now = until
 
     def reach(self, wanted: tuple[float, str]) -> None:
-        """Tell the lifecycle that what it asked for is due: something must come of it, or it would ask for ever."""
+        """Report a deadline. It must have an effect, because the lifecycle would otherwise request it for ever."""
         before = self.lifecycle.state
         self.take_in_all()
         if self.is_over or self.lifecycle.next_deadline() != wanted:
@@ -262,7 +262,7 @@ class World:
         self.happened(events.DeadlineReached(**self.stamp(), deadline=wanted[1], quiet_s=quiet_s))
         actions = self.take_in()
         moved = self.lifecycle.next_deadline() != wanted or self.lifecycle.state != before
-        assert actions or moved, f"{wanted} at {self.now} led to nothing"
+        assert actions or moved, f"{wanted} at {self.now} had no effect"
         self.take_in_all()
 
     def take_in_all(self) -> None:

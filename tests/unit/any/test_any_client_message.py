@@ -148,7 +148,7 @@ def test_order_after_many_idle_connections(tmp_path: Path) -> None:
 
 
 def test_client_with_an_order_waits_for_a_place(tmp_path: Path) -> None:
-    """However many are before it, and although none is let in just now."""
+    """Many clients are before it, and the queue of connections is full."""
     server = served_in(tmp_path)
     accepted: list[socket.socket] = []
     callers: list[socket.socket] = []
@@ -167,7 +167,8 @@ def test_client_with_an_order_waits_for_a_place(tmp_path: Path) -> None:
         while last is None:
             select.select([server], [], [], PATIENCE_S)
             accepted += filter(None, [server.accept()])
-            if len(accepted) == len(callers):  # one of them was not let in, and the one who asks was
+            # The last caller found the queue full, so the last connection is that of the client with the order.
+            if len(accepted) == len(callers):
                 last = accepted.pop()
         select.select([last], [], [], PATIENCE_S)
         assert control.read_order(last) == RestartOrder()
@@ -182,8 +183,8 @@ def test_client_with_an_order_waits_for_a_place(tmp_path: Path) -> None:
 
 @given(st.lists(any_order, max_size=4))
 @fuzzed(60)
-def test_anything_from_the_client_that_started_it(lines: list[bytes]) -> None:
-    """Stop orders are heard up to the first thing that is none."""
+def test_any_message_from_the_starting_client_is_an_order_or_an_error(lines: list[bytes]) -> None:
+    """Orders are read up to the first message that is not one."""
     ours, its = socket.socketpair()
     with its, ours:
         link = ClientLink(ours)

@@ -1,4 +1,4 @@
-"""A lifecycle in a world where anything may happen at any moment, under every policy: it ends, once, and rightly."""
+"""Any events at any moment, under every policy: each run ends once, with the right result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from orchestrator.core.state.events import StopReason
 from orchestrator.core.state.result import CauseKind, RunResult, shell_code
 from orchestrator.core.state.state import TaskPhase
 
-# Hundreds of whole runs: on a busy machine they take their time.
+# Hundreds of whole runs take long on a busy machine.
 pytestmark = pytest.mark.timeout(900)
 
 CLUSTERS = (
@@ -71,7 +71,7 @@ _STOPPED = {
 
 
 class AnyRun(RuleBasedStateMachine):
-    """Each rule is an event that may happen next; events are taken in sooner or later."""
+    """Each rule is an event that may happen next. Events are handled at any later moment."""
 
     @initialize(spec=JOBS, names=st.sampled_from(CLUSTERS), serves=st.booleans())
     def begin(self, spec: JobSpec, names: tuple[str, ...], serves: bool) -> None:
@@ -142,7 +142,7 @@ class AnyRun(RuleBasedStateMachine):
         if name in self.world.agent.running:
             self.world.steps(name, step)
 
-    # -- people, and the machine
+    # -- users, and the machine
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 3.0, 20.0, 70.0]))
     def time_passes(self, seconds: float) -> None:
@@ -150,24 +150,24 @@ class AnyRun(RuleBasedStateMachine):
             self.world.wait(seconds)
 
     @rule(reason=st.sampled_from([*StopReason]), force=st.booleans(), chance=st.integers(0, 2))
-    def somebody_stops_it(self, reason: StopReason, force: bool, chance: int) -> None:
+    def a_user_stops_the_run(self, reason: StopReason, force: bool, chance: int) -> None:
         if chance == 0:
             self.world.stop(reason, force=force)
 
     @rule()
-    def somebody_restarts_it(self) -> None:
+    def a_user_restarts_the_run(self) -> None:
         self.users_restarts += 1
         self.world.happened(events.RestartRequested(**self.world.stamp()))
 
     @rule(name=NAMES, number=st.sampled_from([9, 19]))
-    def somebody_signals_a_task(self, name: str, number: int) -> None:
+    def a_user_signals_a_task(self, name: str, number: int) -> None:
         if name in self.world.lifecycle.state.tasks:
             self.world.happened(
                 events.SignalRequested(**self.world.stamp(), task=name, signal=number, by="user")
             )
 
     @rule(name=NAMES)
-    def a_task_takes_too_much(self, name: str) -> None:
+    def a_task_exceeds_its_memory_limit(self, name: str) -> None:
         if name in self.world.agent.running and name in self.world.lifecycle.state.tasks:
             self.world.happened(
                 events.MemoryExceeded(**self.world.stamp(), task=name, memory_bytes=2, limit_bytes=1)
@@ -189,7 +189,7 @@ class AnyRun(RuleBasedStateMachine):
     # -- what holds at every moment
 
     @invariant()
-    def there_are_no_more_restarts_than_agreed(self) -> None:
+    def restarts_stay_within_the_limit(self) -> None:
         if not hasattr(self, "world"):
             return
         spec = self.world.spec
@@ -199,11 +199,11 @@ class AnyRun(RuleBasedStateMachine):
         assert len(self.world.restarts) - len(by_itself) <= self.users_restarts
         for name, delays in self.world.task_restarts.items():
             assert spec.policy_of(name.partition(":")[0]) is FailurePolicy.RESTART_TASK
-            follows_the_rule(delays)
-        follows_the_rule(by_itself)
+            check_delays(delays)
+        check_delays(by_itself)
 
     @invariant()
-    def an_end_is_an_end(self) -> None:
+    def the_run_ends_once(self) -> None:
         if not hasattr(self, "world") or not self.world.is_over:
             return
         assert len(self.world.results) == 1
@@ -214,24 +214,24 @@ class AnyRun(RuleBasedStateMachine):
             return
         self.world.run_to_end(code=1 if self.world.planned % 2 else 0)
         (result,) = self.world.results
-        every_start_has_an_end(self.world)
-        agrees_with_itself(self.world, result)
+        check_ends_of_tasks(self.world)
+        check_result(self.world, result)
 
 
-def follows_the_rule(delays: list[float]) -> None:
-    """1, 2, 4 ... 30 seconds; from 1 again after a time of health."""
+def check_delays(delays: list[float]) -> None:
+    """The delays are 1, 2, 4 ... 30 seconds, and start again from 1 after a healthy minute."""
     for before, delay in zip([0.0, *delays], delays, strict=False):
         assert delay in (1.0, min(LONGEST_DELAY_S, 2 * before)), delays
 
 
-def every_start_has_an_end(world: World) -> None:
+def check_ends_of_tasks(world: World) -> None:
     state = world.lifecycle.state
     assert all(task.phase.is_end or task.phase is TaskPhase.PENDING for task in state.tasks.values()), state
     assert [past.attempt for past in state.history] == list(range(1, len(state.history) + 1))
 
 
-def agrees_with_itself(world: World, result: RunResult) -> None:
-    """The exit code is that of the table in docs/cli.md."""
+def check_result(world: World, result: RunResult) -> None:
+    """The parts of the result agree, and the exit code is that of the table in docs/cli.md."""
     state = world.lifecycle.state
     cause, first = result.cause, result.first_failure
     assert (result.exit_code == 0) == (result.outcome == "succeeded")
@@ -264,7 +264,7 @@ def agrees_with_itself(world: World, result: RunResult) -> None:
                 blamed = world.spec.policy_of(first.task.partition(":")[0])
             if blamed in (FailurePolicy.RESTART, FailurePolicy.RESTART_TASK) and first is not None:
                 lost = state.stop is not None or state.agent_lost is not None
-                assert result.not_restarted or lost, f"it could have gone on: {result}"
+                assert result.not_restarted or lost, f"it could have been restarted: {result}"
             if _policies(world.spec) | {blamed} == {FailurePolicy.CONTINUE}:
                 workers = {task.state for task in result.tasks if task.task in deciding(world)}
                 assert workers <= {"succeeded", "failed"}
@@ -279,7 +279,7 @@ def deciding(world: World) -> set[str]:
     return {name for name in world.names if name != "evaluator:0"}
 
 
-# -- what was found so
+# -- failures that the test above has found
 
 
 def at_work(policy: FailurePolicy) -> World:
@@ -298,7 +298,7 @@ def step_all(world: World) -> None:
 
 
 def settle(world: World) -> None:
-    """Until nothing more comes of what has happened by itself."""
+    """Handle events and orders until none is left."""
     while not world.is_over and (world.queue or world.agent.orders or world.agent.is_ending):
         world.take_in_all()
         while world.agent.orders:
