@@ -1,4 +1,4 @@
-"""The grammar of planned faults: what is read, what is refused and how it is told, and that it reads what it writes."""
+"""The grammar of planned faults: which forms are read or refused, the messages, and reading back what was written."""
 
 from __future__ import annotations
 

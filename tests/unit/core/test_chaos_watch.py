@@ -217,7 +217,7 @@ def test_report_of_each_fault() -> None:
             story("int worker:1 at 3s").ready().at(3.7).exits(1, code=1, symptom=OWN).at(3.95).torn_down(),
             [(3.0, 0.7, 0.25, None)],
         ),
-        # However the run ended at last, that end was not the fault's.
+        # The fault did not cause the later end of the run.
         "a run that continued without the killed task": (
             killed(3.1, 3, on_failure=CONTINUE).at(50).exits(0, code=3).exits(2).at(51).torn_down(),
             [(3.0, 0.1, None, None)],

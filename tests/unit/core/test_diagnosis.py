@@ -202,7 +202,7 @@ def test_stop_that_was_sent_on_purpose_is_named() -> None:
     for how, story in rows.items():
         cause = cause_of(story.result())
         assert (cause.task, cause.kind, cause.text) == ("worker:1", STOPPED, f"{how}, so its peers lost it")
-    # One that was survived is not the cause.
+    # A signal that the task survived is not the cause.
     survived = sends(sends(running(), STOP), CONT).at(60).exits(0, code=1, symptom=OWN)
     assert cause_of(survived.result()).task == "worker:0"
 

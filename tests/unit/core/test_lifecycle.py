@@ -211,7 +211,7 @@ def test_preload_option_without_effect_is_a_notice() -> None:
     assert not_asked.notices == ()
 
 
-# -- notices that the machines will go
+# -- preemption notices
 
 
 def test_tasks_end_before_the_machine_goes() -> None:
@@ -254,7 +254,7 @@ def test_notice_between_two_attempts_prevents_the_next() -> None:
     assert not [order for order in story.orders if isinstance(order, PlanAttempt)]
 
 
-def test_later_notices_and_stops_hasten() -> None:
+def test_later_notices_and_stops_shorten_the_grace_period_of_a_notice() -> None:
     for hasten, grace_s in (
         (lambda it: it.warns(8).warns(60), 6.0),
         (lambda it: it.stops(StopReason.DOWN), JOB.grace_s),
@@ -277,7 +277,7 @@ def test_end_of_the_allocation_gives_a_notice(left_s: float | None) -> None:
 
 
 def test_time_left_as_slurm_writes_it() -> None:
-    # A limit that was taken away is no reason for a notice.
+    # A limit that was removed never causes a notice.
     texts = {
         "1-02:03:04": 93784.0,
         "2:03:04": 7384.0,

@@ -150,7 +150,7 @@ def test_any_order_of_losses_and_returns(happened: list[tuple[str, str]]) -> Non
     story, here, reopened = Story(ELASTIC), set[str](), {*"abc"}
 
     def take(what: str, host: str) -> None:
-        """One step, and what follows from it: a teardown ends, and lost hosts are tried."""
+        """Apply one step, then end the teardown and try lost hosts if that is due."""
         due = story.due
         if what == "joins" and host in reopened - here:
             here.add(host)

@@ -233,7 +233,7 @@ def test_silent_and_idle_task_is_reported_and_not_ended() -> None:
     assert len(story.notices) == 2
 
 
-def test_task_that_is_reported_as_silent() -> None:
+def test_only_the_task_that_blocks_others_is_reported_as_silent() -> None:
     silent = "worker:1 has been silent and idle for 5m: "
     blocks = f"{silent}in load_data (train.py:31), while the other one waits in TensorFlow"
     rows: dict[str, tuple[Story, tuple[str, ...]]] = {

@@ -316,7 +316,7 @@ def test_tasks_of_a_killed_supervisor_are_lost() -> None:
     assert {task.phase for task in continued(killed).state.tasks.values()} == {TaskPhase.LOST}
 
 
-def test_what_ended_the_earlier_supervisor_does_not_end_the_next() -> None:
+def test_end_of_the_earlier_supervisor_does_not_end_the_next() -> None:
     assert continued(Story(JOB).ready().loses_agent().state).at(1000).ordered() == [PlanAttempt(2)]
 
 

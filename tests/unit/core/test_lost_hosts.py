@@ -75,7 +75,7 @@ def test_end_of_a_run_on_hosts() -> None:
         "a peer fails before": (early, by_0),
         "lost before the plan": (before, host),
         "its tasks have ended": (unused, DONE),
-        # The first that was no longer heard.
+        # The host that was silent first.
         "two hosts": (two, "failed 137: host c"),
     }
     assert other_ends(rows) == {}

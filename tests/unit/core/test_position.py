@@ -1,4 +1,4 @@
-"""Steps over all epochs: what a task says of its place, where it began to count, and what was the furthest."""
+"""Steps over all epochs: the position that a task reports, its first step, and the furthest step of a run."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ phases = st.sampled_from([None, "training", "evaluating", "saving"])
 @given(
     st.lists(st.builds(Progress, phase=phases, epoch=counts, step=counts, steps=counts, start_step=counts))
 )
-def test_course_never_goes_back(said: list[Progress]) -> None:
+def test_course_never_decreases(said: list[Progress]) -> None:
     course = Course()
     for progress in said:
         later = course.after(progress)

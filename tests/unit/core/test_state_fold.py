@@ -81,11 +81,11 @@ def test_phase_of_the_run() -> None:
 
 
 def test_failed_start_counts_in_the_order_of_exits() -> None:
-    """Which are counted over all attempts: it does not come before one that was earlier in its own."""
+    """Exits are numbered over all attempts, and a failed start has the next number."""
     first = attempt_planned(3), exited(0, 1, order=4)
     later = state_of(*first, not_started(1, order=5))
     assert [task.exit_order for task in later.tasks.values()] == [4, 5, None]
-    # As it was written before it had a place: behind all that had ended by then.
+    # In older files a failed start has no number: it comes after all tasks that had ended.
     older = state_of(*first, not_started(1), not_started(2))
     assert [task.exit_order for task in older.tasks.values()] == [4, 5, 6]
     assert state_of(ONE, not_started(0)).tasks["worker:0"].exit_order == 0

@@ -43,22 +43,22 @@ def test_symptom_of_last_output() -> None:
         "": (UNKNOWN, None),
         "epoch 3\nloss 0.1\n": (UNKNOWN, None),
         TRACEBACK + "KeyError: 'x'\n\nmore output\n": (OWN, "KeyError: 'x'"),
-        # An earlier one that was handled says nothing; the last one ended it.
+        # The earlier exception was handled. The last one ended the task.
         TRACEBACK + "ConnectionResetError: peer\nretrying\n" + TRACEBACK + "OSError: mine\n": (
             OWN,
             "OSError: mine",
         ),
-        # Its own exception, though its log speaks of peers too.
+        # The task's own exception counts, although its log also names a lost peer.
         "E: Connection reset by peer\n" + TRACEBACK + "ValueError: x\n": (OWN, "ValueError: x"),
         "W coordination: unhealthy (stopped sending heartbeats)\n": (LOST, None),
         "The tasks have crashed: /job:worker\n": (LOST, None),
-        # It went on: that one was handled, what ended it is another.
+        # Output after an exception shows that it was handled. Something else ended the task.
         TRACEBACK + "ValueError: x\n" + "step\n" * 20 + "UNAVAILABLE: Socket closed\n": (LOST, None),
         TRACEBACK + "ValueError: x\n" + "step\n" * 20: (UNKNOWN, None),
-        # Up to five lines after it, however short, are the interpreter's.
+        # Up to five lines after the exception, of any length, can be those of the interpreter.
         TRACEBACK + "ValueError: x\n" + "}\n" * 5: (OWN, "ValueError: x"),
         TRACEBACK + "ValueError: x\n" + "}\n" * 6: (UNKNOWN, None),
-        # An exception's message can be long, and the interpreter can print more when it exits.
+        # The message of an exception can be long, and the interpreter can print more when it exits.
         TRACEBACK + "ValueError: x\n" + "  more of it\n" * 20 + "W resource_tracker: leaked\n" * 2: (
             (OWN, "ValueError: x")
         ),
@@ -76,7 +76,7 @@ def test_symptom_of_last_output() -> None:
         "\t [[{{node MatMul}}]] [Op:f]\n": (OWN, f"{failed_graph} Incompatible shapes: [8,20] vs. [32,20]"),
         "curl: (7) Connection refused\n": (UNKNOWN, None),
         "W tensorflow/core/x.cc:1] Connection reset by peer\n": (LOST, None),
-        # An hour ago is not the end.
+        # Much output came after the message, so that it does not explain the end.
         "Socket closed\n" + "step\n" * 2000: (UNKNOWN, None),
     }
     found = {tail: read_symptom(tail) for tail in rows}
@@ -91,7 +91,7 @@ def raised(program: str) -> BaseException:
     except Exception as error:
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
         return error
-    raise AssertionError("the program ended well")
+    raise AssertionError("the program succeeded")
 
 
 def written(program: str) -> Uncaught:
@@ -103,7 +103,7 @@ def written(program: str) -> Uncaught:
 
 
 def printed(program: str) -> str:
-    """What the interpreter itself prints about the exception of a program."""
+    """The text that the interpreter prints for the exception of a program."""
     error = raised(program)
     with contextlib.redirect_stderr(io.StringIO()) as output:
         sys.__excepthook__(type(error), error, error.__traceback__)
@@ -146,7 +146,7 @@ UNAVAILABLE = 'class UnavailableError(Exception): pass\nraise UnavailableError("
 
 
 def test_exception_that_the_task_wrote_gives_line_and_kind() -> None:
-    last_words = "the last words, without any traceback"
+    last_line = "the last line, without any traceback"
     mine = '[ValueError("a"), ConnectionResetError("peer gone: tensorflow")]'
     peers = '[RuntimeError("Socket closed"), RuntimeError("UNAVAILABLE: x")]'
     rows = {
@@ -161,9 +161,9 @@ def test_exception_that_the_task_wrote_gives_line_and_kind() -> None:
     }
     wrong = {}
     for program, (kind, line) in rows.items():
-        symptom = read_symptom(f"{last_words}\n", written(program))
+        symptom = read_symptom(f"{last_line}\n", written(program))
         is_right = symptom.kind is kind and (symptom.exception or "").startswith(line)
-        if not is_right or symptom.lines != (last_words,):
+        if not is_right or symptom.lines != (last_line,):
             wrong[program] = symptom
     assert not wrong, wrong
 

@@ -62,7 +62,7 @@ def test_healthy_machine_has_no_findings_but_ok(machine: HealthyMachine) -> None
 
 @dataclass(frozen=True)
 class Case:
-    """What a machine with these changes is found to have: parts of the text and of the fix ("": no fix)."""
+    """The finding on a machine with these changes. `text`, `fix`: parts of them ("": no fix)."""
 
     level: Level
     topic: str

@@ -135,7 +135,7 @@ def test_models_are_built_on_first_use() -> None:
     assert set(done.stdout.split()) <= {"TaskStack"}  # a module keeps an instance of it
 
 
-def test_no_module_stands_in_the_way_of_a_public_name() -> None:
+def test_no_module_hides_a_public_name() -> None:
     """A submodule, once imported, is an attribute of the package: under a verb's name it would replace it."""
     names = {name for path in sources("orchestrator") for name in (path.stem, path.parent.name)}
     assert not names & set(orchestrator.__all__)

@@ -46,7 +46,7 @@ def test_texts_are_what_the_terminal_shows_and_bounded() -> None:
     assert list(found.values()) == [[text] for text in shown.values()]
 
 
-def test_truncated_log_is_said() -> None:
+def test_truncated_log_is_reported() -> None:
     assert log_rows([block(b"", lost=5)], CLOCK)["text"] == ["worker:0 truncated its own log: 5 bytes lost"]
 
 
@@ -67,7 +67,7 @@ def numbered(run: WrittenRun, lines: int, task: str = "worker:0") -> list[str]:
     return texts
 
 
-def test_report_holds_all_lines_if_they_find_room() -> None:
+def test_report_holds_all_lines_if_they_fit() -> None:
     with WrittenRun(2) as run:
         texts = [numbered(run, 100, task) for task in run.tasks]
         page = run.page()

@@ -1,4 +1,4 @@
-"""What the objects of the Python API show of themselves."""
+"""The text that the objects of the Python API show in a shell or a notebook."""
 
 from __future__ import annotations
 

@@ -322,7 +322,7 @@ def test_flag_over_variable_over_file_over_default(load_here: Load) -> None:
     assert (spec.fixes, spec.threads) == (True, None)
     assert load_here(toml, environ, threads="Auto").spec.threads is None
     assert load_here('threads = "auto"').spec.threads is None
-    # What is empty or absent is not given.
+    # An empty value counts as not given.
     empty = load_here("workers = 2", {"ORCH_WORKERS": ""}, workers=None, env=[], name=None)
     assert empty.spec.workers == 2
 

@@ -39,7 +39,7 @@ def sample(name: str) -> Stacked:
 
 
 def cluster(what: str, but: str = "") -> dict[str, TaskStack]:
-    """The stacks of one recorded cluster, of each task the one by its own dump, `but` in its place if it has none."""
+    """The stacks of a recorded cluster: each task's own dump, or the one taken by `but` if it has none."""
     names = sorted(path.name for path in SAMPLES.glob(f"{what}-*"))
     own = {sample(name).task: name for name in names if "faulthandler" in name}
     other = {sample(name).task: name for name in names if but and name.endswith(f"{but}.txt")}
@@ -47,7 +47,7 @@ def cluster(what: str, but: str = "") -> dict[str, TaskStack]:
 
 
 def test_stuck_worker_of_real_clusters_is_named() -> None:
-    """By each way of taking its stack."""
+    """It is named whichever way its stack was taken."""
     alone, others = "while the other one waits in TensorFlow", "while the others wait in TensorFlow"
     rows = [
         ("sleep", "", 2, f"in on_train_batch_end (train.py:29), {alone}"),
@@ -124,19 +124,19 @@ STOPPED = stack(IN_A_COLLECTIVE, "T")
 ALL_WAIT = three(WAITS, WAITS, WAITS)
 
 
-def test_the_order_of_evidence() -> None:
+def test_order_of_the_evidence() -> None:
     quiet_1 = {"worker:0": 9.0, "worker:1": 5.0, "worker:2": 5.0}
     silent_first = {"worker:0": 5.0, "worker:1": 5.0, "worker:2": 10.2}
     in_tensorflow = "in TensorFlow, called from main (train.py:9)"
     Row = tuple[dict[str, TaskStack], dict[str, float], dict[str, Progress], str | None, str | None]
     rows: list[Row] = [
-        # Stopped counts before anything else,
+        # A stopped task is named first.
         (three(WORKS, WAITS, STOPPED), {"worker:0": 9.0}, steps(1, 2, 3), "worker:2", "stopped by SIGSTOP"),
         (three(WAITS, STOPPED, STOPPED), {}, {}, "worker:1", "stopped by SIGSTOP, as is worker:2"),
         (three(STOPPED, STOPPED, STOPPED), {}, {}, None, "all tasks are alike, stopped by SIGSTOP"),
         (three(WAITS, WAITS, stack(state="Z")), {}, {}, "worker:2", "ended"),
         (three(WAITS, stack(state="t"), WAITS), {}, {}, "worker:1", "stopped by a debugger"),
-        # then who is not in TensorFlow,
+        # Next comes a task that is not in TensorFlow.
         (
             three(WAITS, WORKS, WAITS),
             quiet_1,
@@ -144,7 +144,7 @@ def test_the_order_of_evidence() -> None:
             "worker:1",
             "in load_data (train.py:31), while the others wait in TensorFlow",
         ),
-        # of several of those the one that is behind,
+        # Of several such tasks, the one with the fewest steps is named.
         (
             three(WORKS, WORKS, WAITS),
             {},
@@ -153,12 +153,12 @@ def test_the_order_of_evidence() -> None:
             "it and 1 more are not in TensorFlow as the others are; it is in load_data (train.py:31); it is at step 4,"
             " the other one is at step 5",
         ),
-        # then the steps,
+        # If all are in TensorFlow, the steps count.
         (ALL_WAIT, {}, steps(20, 19, 20), "worker:1", "it is at step 19, the others are at step 20"),
         (ALL_WAIT, {}, steps(19, 19, 20), "worker:0", "it and 1 more are at step 19, others at step 20"),
         (ALL_WAIT, {}, steps(20, None, 20), None, f"all tasks are alike, {in_tensorflow}"),
         (three(SILENT, SILENT, SILENT), {}, steps(None, None, 3), None, "all tasks are alike"),
-        # then silence.
+        # With equal steps, the longest silence counts.
         (
             ALL_WAIT,
             silent_first,
@@ -167,9 +167,9 @@ def test_the_order_of_evidence() -> None:
             f"it was silent first, 5.2 s before the others; {in_tensorflow}",
         ),
         (ALL_WAIT, {"worker:0": 5.0, "worker:1": 5.0, "worker:2": 5.4}, {}, None, None),
-        # One that did not answer at all may still be the one.
+        # A task without a stack can be named, too.
         ({"worker:0": SILENT}, {"worker:0": 5.0, "worker:1": 9.0}, {}, "worker:1", None),
-        # Who is silent by nature is not suspected, unless it is stopped.
+        # A task that is usually silent is named only if it is stopped.
         ({"worker:0": WAITS, "evaluator:0": WORKS}, {"worker:0": 5.0}, {}, "worker:0", None),
         ({"worker:0": WAITS, "ps:0": STOPPED}, {"worker:0": 5.0}, {}, "ps:0", "stopped by SIGSTOP"),
         ({"worker:0": WORKS}, {"worker:0": 5.0}, {}, "worker:0", "in load_data (train.py:31)"),

@@ -1,4 +1,4 @@
-"""The whole texts of stacks, written down and found again."""
+"""The whole texts of stacks are saved and can be read back."""
 
 from __future__ import annotations
 

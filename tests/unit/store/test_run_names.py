@@ -1,4 +1,4 @@
-"""Locks have one holder and end with its process. Those of run names are removed when unused for long."""
+"""Locks have one holder and end with its process. The locks of run names are removed a day after their last use."""
 
 from __future__ import annotations
 

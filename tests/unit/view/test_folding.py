@@ -146,7 +146,7 @@ def test_line_waits_no_longer_than_the_window_and_keeps_its_place() -> None:
     assert folded.release(WINDOW_S + 0.2) == ["worker:1 | b"]
     assert folded.feed("a\n", "worker:1", 1.0) == []
     assert folded.feed("a\n", "worker:0", 1.1 + WINDOW_S) == ["worker:1 | a"]
-    # Those of a single task never wait.
+    # The lines of a single task never wait.
     assert Folded("worker:0").feed("a\n") == ["worker:0 | a"]
 
 
