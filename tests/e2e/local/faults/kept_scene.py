@@ -33,9 +33,9 @@ _NO_PRESSURE = (
 
 
 class KeptScene(Scene):
-    """A run that uses the processes of a run before it; of a fault between two runs the latter alone.
+    """A run that uses the processes of an earlier run. For a fault between two runs, only the earlier run is started.
 
-    `until_the_end`: what a fault needs until the run has ended."""
+    `until_the_end`: the resources that a fault needs until the run has ended."""
 
     holder: int
 
@@ -72,7 +72,7 @@ class KeptScene(Scene):
             for worker in range(self.cell.workers):
                 log = run.log(f"worker:{worker}").read_text()
                 require(f"worker:{worker} is done\n" in log, Kind.OTHER, log)
-        # The description of a killed one is there until the next has replaced it.
+        # The description of a killed supervisor stays until the next one replaces it.
         until(lambda: any(row.until is not None and lives(row.pid) for row in warm_rows()))
         return run
 

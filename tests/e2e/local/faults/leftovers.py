@@ -120,7 +120,7 @@ def _require_times_in_order(events: Sequence[Event]) -> None:
         is_in_order = event.mono >= latest or event.mono in times
         require(is_in_order, Kind.EVENTS, f"{latest - event.mono} s before an earlier one: {event}")
         times.add(event.mono)
-        # These two are written while an exit is taken in, before its event, which has the time of the exit's notice.
+        # These two are written before the event of the exit, which has the time when the exit was noticed.
         if not isinstance(event, StacksTaken | LogTruncated):
             latest = max(latest, event.mono)
 

@@ -59,9 +59,8 @@ def rows(
     go: bool | None = None,
     **fields: Any,
 ) -> Iterator[Cell]:
-    """A cell for each moment. `gate`: the moment that runs in the gate. `go`: whether the tasks go on after the fault.
-
-    By default they do if the run must succeed in its first attempt."""
+    """A cell for each moment. `gate`: the moment that runs in the gate. `go`: whether the tasks continue after the
+    fault. By default they do if the run must succeed in its first attempt."""
     steps, _, conditions = fault.partition("; ")
     by_itself = [
         words.removeprefix("a worker ") for words in steps.split(", ")[:1] if words.startswith("a worker ")
@@ -374,7 +373,7 @@ TENSORFLOW_CELLS = (
         TENSORFLOW,
         or_ends=(PEER_LOST_IT,),
     ),
-    *rows("a worker never comes; --start-timeout 3s", RENDEZVOUS, STOPPED_ITSELF, TENSORFLOW),
+    *rows("a worker never joins; --start-timeout 3s", RENDEZVOUS, STOPPED_ITSELF, TENSORFLOW),
     *rows(f"SIGKILL of a worker{AGAIN}", CHECKPOINTING, succeeded(2), TENSORFLOW),
     *rows(
         "a planned stop is over; --chaos stop worker:1 at step 20 for 3s", TRAINING, succeeded(), TENSORFLOW

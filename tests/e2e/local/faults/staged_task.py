@@ -283,7 +283,7 @@ def _nothing() -> None:
     pass
 
 
-# Of these nothing breaks at the moment: the fault comes from outside, or has existed from the start.
+# For these the task does nothing at the moment: the fault comes from outside, or exists from the start.
 _BREAKS: dict[str, Callable[[], object]] = {
     **dict.fromkeys(("nothing", "keeps printing", "all ignore SIGTERM", "daemonises"), _nothing),
     **dict.fromkeys(("falls silent", "never listens", "leaves a bare child"), _nothing),

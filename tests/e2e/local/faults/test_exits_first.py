@@ -79,7 +79,7 @@ def test_removed_directory_is_noticed_at_the_first_sample(tmp_path: Path) -> Non
 
 
 def _is_idle(process: psutil.Process) -> bool:
-    """Whether it waits for inputs alone. After a log has grown, it also wakes once more by the clock."""
+    """Whether the supervisor waits for inputs only. After a log has grown, a timer wakes it once more."""
     switches, looked = process.num_ctx_switches(), time.monotonic()
     until(lambda: time.monotonic() > looked + 0.1)
     return process.status() == psutil.STATUS_SLEEPING and process.num_ctx_switches() == switches
