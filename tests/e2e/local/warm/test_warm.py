@@ -27,8 +27,8 @@ def warm_rows(warm: WarmOrch, *words: str) -> list[dict[str, object]]:
 # -- what the next run gets
 
 
-def test_next_run_takes_the_processes_over(shared: WarmOrch, holder: psutil.Process) -> None:
-    """In another terminal, and without the option. It counts the runs around itself."""
+def test_next_run_uses_the_processes(shared: WarmOrch, holder: psutil.Process) -> None:
+    """It may be in another terminal, without the option, and nested in another run."""
     (agent,) = holder.children()
     say = ("--", "sh", "-c", "echo said $MINE $ORCH_DEPTH")
     done = shared("-v", "up", "-n", "2", *say, env={"MINE": "2", "TERM": "vt100", "ORCH_DEPTH": "2"})
@@ -42,7 +42,7 @@ def test_next_run_takes_the_processes_over(shared: WarmOrch, holder: psutil.Proc
     assert shared("up", *ECHO, env={"ORCH_DEPTH": "3"}).code == 2
 
 
-def test_runs_that_leave_the_others_alone(shared: WarmOrch, holder: psutil.Process) -> None:
+def test_runs_that_do_not_use_the_processes(shared: WarmOrch, holder: psutil.Process) -> None:
     """--warm=off, no terminal, and refused settings."""
     assert shared("up", "--warm=off", *ECHO).code == 0
     assert shared.supervisor() != holder.pid == shared.until_waiting().pid
@@ -205,7 +205,9 @@ def _change_orch(warm: WarmOrch, _: psutil.Process) -> None:
     ],
     ids=["removed directory", "last logout", "changed orch", "signal", "stopped agent"],
 )
-def test_what_ends_them(warm: WarmOrch, ends: Callable[[WarmOrch, psutil.Process], object]) -> None:
+def test_events_that_end_the_processes(
+    warm: WarmOrch, ends: Callable[[WarmOrch, psutil.Process], object]
+) -> None:
     here = warm.orch.directory
     (here / "runtime").mkdir()
     env: dict[str, str | None] = {"XDG_RUNTIME_DIR": str(here / "runtime")}
@@ -222,7 +224,7 @@ def test_what_ends_them(warm: WarmOrch, ends: Callable[[WarmOrch, psutil.Process
     assert warm.places == []
 
 
-def test_memory_pressure(tmp_path: Path) -> None:
+def test_memory_pressure_is_read_from_the_kernels_file(tmp_path: Path) -> None:
     file = tmp_path / "memory"
     file.write_text(
         "some avg10=99.00 avg60=1.00 avg300=0.26 total=1\nfull avg10=12.34 avg60=0.00 avg300=0.00 total=0\n"

@@ -36,8 +36,8 @@ def watching(warm: WarmOrch, *words: str) -> Started:
     return warm.orch.start("up", "--watch", *words)
 
 
-def said_words(started: Started) -> list[list[str]]:
-    """The words of each line of the tasks."""
+def printed_words(started: Started) -> list[list[str]]:
+    """The words of each line that the tasks print."""
     return [line.split()[3:] for line in started.out.splitlines() if " | said " in line]
 
 
@@ -59,7 +59,7 @@ def test_saved_module_starts_again_until_ctrl_c(warm: WarmOrch, script: str) -> 
     started.signal(signal.SIGINT)
     assert started.finish().code == 130
     assert started.err.count("part.py changed: starting again") == 4
-    assert len({words[1] for words in said_words(started)}) == 4  # new checkpoints each time
+    assert len({words[1] for words in printed_words(started)}) == 4  # new checkpoints each time
     assert holder is not None
     until_gone(holder["pid"])
     results = [warm.orch.result(run)["outcome"] for run in warm.orch.run_dirs()]
@@ -122,7 +122,7 @@ def test_missing_module_and_wrong_settings_are_awaited(warm: WarmOrch, script: s
         (("--checkpoint-dir", "kept"), ("kept", "kept/watch-2")),
     ],
 )
-def test_checkpoints_of_the_next_run(
+def test_next_run_has_new_checkpoints_unless_it_continues(
     warm: WarmOrch, script: str, words: tuple[str, ...], places: tuple[str, ...]
 ) -> None:
     started = watching(warm, *words, "--", sys.executable, script)
@@ -131,7 +131,9 @@ def test_checkpoints_of_the_next_run(
     started.until_out("said 2")
     started.signal(signal.SIGINT)
     started.finish()
-    assert [said[1] for said in said_words(started)] == [str(warm.orch.directory / place) for place in places]
+    assert [said[1] for said in printed_words(started)] == [
+        str(warm.orch.directory / place) for place in places
+    ]
 
 
 def test_processes_of_warm_outlive_a_watch(warm: WarmOrch, script: str) -> None:
@@ -161,7 +163,7 @@ def test_killed_client_leaves_nothing(warm: WarmOrch, script: str) -> None:
     until_gone(holder.pid, *(child.pid for child in children))
 
 
-def test_refused(orch: Orch, script: str) -> None:
+def test_wrong_requests_are_refused(orch: Orch, script: str) -> None:
     refused = {
         ("--watch", "--", "sleep", "1"): "has no Python source in this directory",
         ("--watch", "-d", "--", "train.py"): "leave out --detach",
@@ -234,7 +236,7 @@ def test_only_code_that_may_be_stale_is_removed(tmp_path: Path) -> None:
     assert {file.name for file in place.iterdir()} == {names[2], names[3], kept.name}
 
 
-def test_syntax_errors(tmp_path: Path) -> None:
+def test_syntax_error_is_named_with_its_line(tmp_path: Path) -> None:
     good, bad = tmp_path / "good.py", tmp_path / "bad.py"
     good.write_text("x = 1")
     bad.write_text("x = 1\ny = (\n")
