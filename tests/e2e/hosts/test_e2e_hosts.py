@@ -132,7 +132,7 @@ def test_checkpoint_directory_is_in_the_private_directory_of_the_host(orch: Orch
     assert str(orch.state) not in done.out
 
 
-def test_agents_of_a_refused_job_leave(orch: Orch, up: list[str], tmp_path: Path, temporary: Path) -> None:
+def test_agents_of_a_refused_job_exit(orch: Orch, up: list[str], tmp_path: Path, temporary: Path) -> None:
     (tmp_path / "expected").write_text("4")
     done = orch(*up, "--hosts", "a:2,b:1", *python(SHOW))
     assert (done.code, done.out) == (2, "")
@@ -141,10 +141,10 @@ def test_agents_of_a_refused_job_leave(orch: Orch, up: list[str], tmp_path: Path
     until(lambda: not any(temporary.iterdir()))
 
 
-def test_another_job_than_the_prepared_one(
+def test_agents_prepared_for_another_job_are_replaced(
     orch: Orch, up: list[str], tmp_path: Path, temporary: Path
 ) -> None:
-    """The prepared agents leave, and others start."""
+    """The prepared agents exit, and others start."""
     request, other = (
         load_request(workers, python("pass")[1:], tmp_path, {"hosts": "a:3", "ssh_command": up[-3]})
         for workers in (2, 3)
@@ -246,13 +246,13 @@ def test_nothing_is_left_after_the_supervisor_was_killed(orch: Orch, up: list[st
     until(lambda: not any(map(psutil.Process.is_running, started)))
 
 
-# What ssh writes into the file of -E, what is on stderr, and what orch says. None: ssh has no -E.
+# Rows: the text that ssh writes into the file of -E, the text on stderr, and orch's message. None: ssh has no -E.
 MESSAGES: list[tuple[str | None, str, str]] = [
     # As an old ssh, or another program: all is on stderr.
     (None, f"REMOTE HOST IDENTIFICATION HAS CHANGED{' x' * 1500}", "a: ssh failed: REMOTE HOST IDENT"),
     (None, f"UNPROTECTED PRIVATE KEY FILE{' x' * 1500}", "a: ssh failed: UNPROTECTED"),
     (None, "ann@a: Permission denied (publickey).", "a: it does not let you in without a password"),
-    # As ssh, whose messages go to the file of -E. What is on stderr, the host has printed.
+    # As ssh, whose messages go to the file of -E. The text on stderr is that of the host.
     (
         "client_loop: send disconnect: Broken pipe",
         "ann@a: Permission denied (publickey).",

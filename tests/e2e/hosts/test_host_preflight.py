@@ -166,7 +166,7 @@ def test_names_of_one_machine_are_refused(machines: Testbed, project: Path) -> N
     assert "host key is not known" in " ".join(_found(document))
 
 
-def test_a_missing_interpreter_and_an_old_one_are_told_apart(machines: Testbed, project: Path) -> None:
+def test_missing_interpreter_and_old_one_are_distinguished(machines: Testbed, project: Path) -> None:
     code = "import sys; sys.version_info = (3, 9, 18, 'final', 0)"
     words = shlex.join([sys.executable, "-I", "-S", "-c", f"{code}; exec(sys.stdin.buffer.raw.readline())"])
     machines["n2"].run("tee", "/tmp/python", stdin=f"#!/bin/sh\nexec {words}\n".encode())
@@ -177,7 +177,7 @@ def test_a_missing_interpreter_and_an_old_one_are_told_apart(machines: Testbed, 
     assert f"n2: orch needs Python 3.11 or newer, and {sys.executable} is 3.9.18" in others
 
 
-def test_an_interface_that_a_host_does_not_have(machines: Testbed, project: Path) -> None:
+def test_interface_that_a_host_does_not_have_is_a_problem(machines: Testbed, project: Path) -> None:
     """A checkpoint directory that is not shared is a warning, unless the run may restart."""
     machines["n1"].run("ip", "link", "add", "ib0", "type", "dummy", check=False)
     own = ("--checkpoint-dir", "/var/tmp/checkpoints")

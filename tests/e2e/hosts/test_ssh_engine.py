@@ -9,7 +9,7 @@ from typing import Any
 
 from testbed import Testbed
 
-# Runs on n0: connects, sends "question", closes, and says what came back.
+# Runs on n0: connects, sends "question", closes, and prints the answer.
 _CONNECT = """
 import json, pathlib, socket, sys, tempfile
 from orchestrator.engines.ssh import SshEngine
@@ -52,7 +52,7 @@ def _connect(machines: Testbed, *cases: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_bytes_pass_in_both_directions_with_the_user_s_own_options(machines: Testbed) -> None:
-    """Whatever a login file writes, and without a shared connection that would stay."""
+    """A login file may write any text. No shared connection is left."""
     home = machines.directory / "home"
     config = machines.shared / "other config"
     config.write_text(
@@ -74,7 +74,7 @@ def test_bytes_pass_in_both_directions_with_the_user_s_own_options(machines: Tes
     assert machines["n0"].command_lines() == []
 
 
-def test_reasons_are_told_apart(machines: Testbed) -> None:
+def test_reasons_are_distinguished(machines: Testbed) -> None:
     """Wherever ssh's messages are. The user's own log is used, and orch does not read it."""
     machines.cut("n3")
     log = machines.shared / "own log"

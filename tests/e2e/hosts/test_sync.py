@@ -137,7 +137,7 @@ def test_a_repository_runs_no_program_and_variables_of_a_hook_are_ignored(
     assert not (machines.shared / "ran").exists()
 
 
-# What is done to a repository on n0, and the reason that orch gives.
+# Rows: a change to a repository on n0, and the reason in orch's message.
 UNLISTED: dict[str, tuple[Callable[[Path], object], str]] = {
     "of another owner": (
         lambda top: [os.chown(path, 12345, 12345) for path in (top, top / ".git")],

@@ -211,7 +211,7 @@ def test_equal_lines_of_the_curves_are_one(open_page: OpenPage) -> None:
     assert label.startswith("Loss; last values: worker:0-3 0.")
 
 
-def test_curves_of_runs_are_never_one(open_page: OpenPage) -> None:
+def test_curves_of_two_runs_are_never_merged(open_page: OpenPage) -> None:
     """Two runs with the same seed have the same loss at the same steps, at other times."""
     documents = [samples.run_document(), samples.run_document()]
     documents[1]["run"] |= {"id": "digits-2", "name": "again"}
@@ -240,7 +240,7 @@ def test_a_curve_has_a_gap_between_attempts(open_page: OpenPage) -> None:
 
 
 def test_row_of_a_live_task_changes(open_page: OpenPage) -> None:
-    """The time of an unchanged task goes on. Restarts are counted."""
+    """The time of an unchanged task still advances. Restarts are counted."""
     page = _open_live(open_page, _live_document(uptime_s=20.0))
     changes = [{"task": "worker:1", "state": "failed"}, {"task": "worker:2", "restarts": 3}]
     page.evaluate("delta => feed.view.change(delta)", {"tasks": changes})
@@ -251,7 +251,7 @@ def test_row_of_a_live_task_changes(open_page: OpenPage) -> None:
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_heads_stand_above_their_columns(open_page: OpenPage, live: bool) -> None:
+def test_headings_are_above_their_columns(open_page: OpenPage, live: bool) -> None:
     document = samples.run_document(state="running" if live else "succeeded", live=live)
     for task in document["tasks"]:
         task |= {"restarts": 1, "host": "node-1.example"}

@@ -52,7 +52,7 @@ def test_interrupted_wait_leaves_the_run(orch: Orch) -> None:
 
 
 def test_stacks_recorded_by_a_limit_are_shown(orch: Orch) -> None:
-    """Long after, all of them and those of one task."""
+    """After the run, the stacks of all tasks and of one task are shown."""
     done = orch.run("-q", "-n", "2", "--stall-timeout", "6s", script=_HANGS)
     assert done.code == 124, done.err
     recorded = done.result["stacks"]

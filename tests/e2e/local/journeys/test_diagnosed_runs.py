@@ -45,7 +45,7 @@ def raise_at_stop():
     touch("up")
     while True: time.sleep(0.1)
 """
-# How the interpreter ends is part of the case: none goes on by itself.
+# The case decides how the interpreter ends: without a fault, it runs for ever.
 _REST = "\nwhile True: time.sleep(0.1)\n"
 _AGAIN = ("--max-restarts", "1")
 

@@ -1,4 +1,4 @@
-"""One live run of three tasks, without a client: what each verb shows of it and does to it, and what its end does."""
+"""One live run of three tasks, without a client: the output and effect of each verb, and the effects of its end."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _MOST_FILES = 64 + 60
 
 @pytest.fixture(scope="module")
 def up(shared_orch: Orch) -> Finished:
-    """`orch up` of the live run, whose name is one. A run that failed came before."""
+    """`orch up` of the live run `one`, after a run that failed."""
     assert shared_orch("up", "-q", "--name", "early", "--", "sh", "-c", "exit 3").code == 3
     script = shared_orch.script("tasks.py", _TASKS)
     return shared_orch.within("up", "--wait", "ready", "--json", "-n", "3", "--name", "one", "--", script)
@@ -323,8 +323,8 @@ def test_idle_and_invalid_callers_do_not_disturb_the_run(orch: Orch, run: Path) 
 
 
 @pytest.mark.slow
-def test_supervisor_that_does_not_answer(orch: Orch) -> None:
-    """It is waited for, but not for ever."""
+def test_supervisor_that_does_not_answer_is_reported(orch: Orch) -> None:
+    """A command waits for it for a limited time."""
     supervisor = orch.supervisor()
     assert supervisor is not None
     os.kill(supervisor, signal.SIGSTOP)

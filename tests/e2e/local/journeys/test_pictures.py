@@ -1,4 +1,4 @@
-"""The README's pictures show what orch shows now, and a script of the project names what it knows."""
+"""The README's pictures show what orch shows now, and scripts/bench names its measurements."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_words_are_those_of_orch(tmp_path: Path) -> None:
     }
 
 
-def test_numbers_do_not_matter_and_words_do(tmp_path: Path) -> None:
+def test_pictures_with_other_words_differ_and_with_other_numbers_do_not(tmp_path: Path) -> None:
     old = picture(tmp_path / "a.svg", SCREEN.format(n=17, column="STATE"))
     assert differences(old, picture(tmp_path / "b.svg", SCREEN.format(n=4, column="STATE"))) == []
     assert differences(old, picture(tmp_path / "c.svg", SCREEN.format(n=4, column="DOES"))) == [

@@ -1,4 +1,4 @@
-"""`orch report`: any run can be kept as a file. What cannot be done is reported in one sentence."""
+"""`orch report`: any run can be kept as a file. A request that cannot be served is reported in one sentence."""
 
 from __future__ import annotations
 

@@ -433,7 +433,7 @@ def test_second_server_names_the_first(shared_orch: Orch, page: PageBrowser) -> 
 
 
 def test_other_machines_are_served_only_on_purpose(orch: Orch) -> None:
-    """Nor is a port used that is in use, or a page served to nobody."""
+    """A port in use, an impossible port, and `--ui` of a detached run are refused, too."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for words, said in (
             (("ui", "--host", "0.0.0.0", "--port", "0"), "--i-know"),

@@ -189,7 +189,7 @@ def test_runs_are_kept_outside_of_the_state_directory_of_the_user(inner: Inner) 
     assert len(list((state / "orch/runs").iterdir())) > 10
 
 
-# What the report of a test has, in this order.
+# The texts in the report of a test, in this order.
 REPORTS = {
     "test_broken": (
         r"- orch run ",

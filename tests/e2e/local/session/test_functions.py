@@ -144,7 +144,7 @@ def raise_needing_two() -> None:
     raise NeedsTwo(1, 2)
 
 
-def test_exception_that_cannot_be_made_here(session: Session) -> None:
+def test_exception_that_cannot_be_rebuilt_here_is_a_failed_task(session: Session) -> None:
     for function, text, line in (
         (raise_needing_two, "NeedsTwo: 3", "raise NeedsTwo(1, 2)"),
         (raise_with_lock, "ZeroDivisionError", "raise error"),
@@ -265,7 +265,7 @@ NO_VALUE: list[tuple[Callable[[], object], dict[str, Any], type[Exception], str,
 ]
 
 
-def test_no_value(session: Session) -> None:
+def test_call_without_a_value_raises_an_error(session: Session) -> None:
     """A process that the function forks returns nothing. The session serves the next call."""
     wrong = []
     for function, options, kind, text, task in NO_VALUE:
@@ -328,7 +328,7 @@ def test_function_of_a_notebook(session: Session, tmp_path: Path, monkeypatch: p
     assert isinstance(cause, TaskFailed) and 'raise Failed("in a cell")' in cause.__notes__[0]
 
 
-def test_module_that_a_task_cannot_import(
+def test_function_of_a_module_that_a_task_cannot_import(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As pytest's --import-mode=importlib loads test modules."""

@@ -1,4 +1,4 @@
-"""Several clusters from one session: what is kept between them, what they get anew, and that nothing survives it."""
+"""Several clusters from one session: what they share, what is new for each, and that nothing is left after it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_runs_share_only_the_supervisor_and_the_agent() -> None:
     assert {(run.dir / name).read_text() for run in runs for name in ("supervisor.log", "agent.log")} == {""}
 
 
-# What happens to a live run, its outcome, and which processes the next run gets: the same ones or others.
+# Rows: an event in a live run, its outcome, and whether the next run gets the same processes or others.
 ENDS: dict[str, tuple[Callable[[Run], object], str, tuple[bool, bool]]] = {
     "the block ends": (lambda run: None, "stopped", (True, True)),
     "the task is killed": (lambda run: os.kill(task_of(run), signal.SIGKILL), "failed", (True, True)),
