@@ -37,7 +37,7 @@ Process = subprocess.Popen[bytes] | ForkedProcess
 
 @dataclass(frozen=True)
 class Outcome:
-    """What processes have written into `directory`, and the output and exit code of each."""
+    """The files that processes have written into `directory`, and the output and exit code of each."""
 
     directory: Path
     outputs: list[str]

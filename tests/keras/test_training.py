@@ -200,7 +200,7 @@ def test_a_step_takes_one_collective_whatever_the_metrics(tmp_path: Path) -> Non
         assert values["at once"] == 0
 
 
-# -- without the fix. If one of these fails, Keras has repaired the fault, and the fix must go.
+# -- without the fix. If one of these fails, Keras has repaired the fault, and the fix must be removed.
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""In a directory that somebody else prepared, `orch config` and `orch doctor` do not run its code."""
+"""In a directory that another user prepared, `orch config` and `orch doctor` do not run its code."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _FLAGS = {
 }
 _REPEATS = (kinds.MAX_REPEAT, kinds.MIN_REPEAT, kinds.POSSESSIVE_REPEAT)
 _FILLERS = (" x", "1", ".")
-# The methods of a pattern that stands in a table and is called in a loop.
+# The methods of a pattern that is stored in a table and called in a loop.
 _OF_ALL = {"search", "match", "fullmatch"}
 
 

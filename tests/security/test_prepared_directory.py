@@ -1,4 +1,4 @@
-"""A directory that somebody else prepared: an unpacked state directory, a project with planted files, chosen names."""
+"""A directory that another user prepared: an unpacked state directory, a project with planted files, chosen names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the kernel forbids a private network: found out before anything starts, said why, and never gone without."""
+"""Where the kernel forbids a private network: the run is refused with the reason before anything starts."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from orchestrator.core.text.secrets import MASK, mask_secrets, mask_words
 
 IN_WORD, IN_NEXT_WORD, IN_URL, GIVEN, INHERITED = (f"hunter{number}" for number in range(2, 7))
 SECRETS = (IN_WORD, IN_NEXT_WORD, IN_URL, GIVEN, INHERITED)
-# A value that is no secret by its name, as long as GIVEN. Command lines do not show it either.
+# A value whose name does not mark it as a secret, as long as GIVEN. Command lines do not show it either.
 OTHER = "visible"
 OPTIONS = ("--env", f"MY_API_KEY={GIVEN}", f"--env=OTHER={OTHER}", "-te", f"A={OTHER}", f"-eB={OTHER}")
 # The words after `--` are the task's own, although one looks like an option of orch.

@@ -257,23 +257,23 @@ class Story:
             self.tell(exited(task, code, signal, self.mono, **{"order": self._exits} | facts))
         return self
 
-    # -- what people and machines ask for
+    # -- requests of users and machines
 
     def stops(self, reason: StopReason = StopReason.INTERRUPT, *, force: bool = False) -> Self:
         return self.happens(events.StopRequested, reason=reason, force=force)
 
     def restarts(self) -> Self:
-        """A person asks for another attempt."""
+        """A user asks for another attempt."""
         return self.happens(events.RestartRequested)
 
     def warns(self, left_s: float | None = 60.0, source: NoticeSource = NoticeSource.USER) -> Self:
-        """The machines of the run will go."""
+        """A preemption notice for the machines of the run."""
         return self.happens(events.NoticeGiven, source=source, left_s=left_s)
 
     # -- anything
 
     def made(self, kind: type[Any], **fields: Any) -> Event:
-        """An event of now, to tell later."""
+        """Return an event with the current time, for a later tell()."""
         made: Event = event(kind, self.mono, **fields)
         return made
 

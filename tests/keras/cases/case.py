@@ -15,7 +15,7 @@ Values = dict[str, Any]
 # Two and three workers share a batch evenly, except the last one of UNEVEN examples.
 BATCH, EXAMPLES, UNEVEN = 12, 36, 31
 FEATURES, CLASSES = 6, 3
-# Of each case; what it makes without one of its own follows from this.
+# The seed of each case. Seeds that a case does not set follow from it.
 SEED = 11
 
 

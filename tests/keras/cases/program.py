@@ -37,7 +37,7 @@ MODULES = (
 for _module in MODULES:
     importlib.import_module(f"{_module}_cases")
 
-# A worker that waits this long for the others waits in vain.
+# Limit of a worker's wait for the others.
 LONGEST_CASE_S = 900
 
 
