@@ -71,13 +71,13 @@ class Faults:
         with self._run(Moment.TRAINING, breaks) as scene:
             (victim,) = scene.task_pids(Who.VICTIM)
             pids = [victim, *scene.task_pids(Who.PEERS)]
-            with _bare_watcher(victim) as told:
+            with _bare_watcher(victim) as next_line:
                 began = time.monotonic()
                 os.kill(victim, signal.SIGKILL)
                 while any(lives(pid) for pid in pids):
                     time.sleep(_LOOK_S)
                 gone = time.monotonic()
-                bare = float(told())
+                bare = float(next_line())
             _require(scene.result(), 137, scene.victim_name)
             (known, *_) = [event.mono for event in scene.events() if isinstance(event, TaskExited)]
         return Killed(bare - began, known - began, gone - began)
@@ -139,15 +139,15 @@ def _require(result: RunResult, code: int, task: str | None) -> None:
 def main() -> None:
     with bench("faults", __doc__, rounds=50, limits=5, workers=4) as measured:
         line = measured.line
-        known = line("SIGKILL of a worker to orch's knowing", "s", KNOWN_AIM_S)
+        known = line("SIGKILL of a worker until orch notices it", "s", KNOWN_AIM_S)
         worst = line("the worst of them", "s", KNOWN_AIM_S)
-        bare = line("the same, to a bare process's knowing", "s")
-        own = line("how much later orch knows than that", "s", KNOWN_AIM_S)
-        gone = line("SIGKILL of a worker to nothing left", "s", GONE_AIM_S)
-        deaf = line("the same, the peers deaf to SIGTERM", "s", GONE_AIM_S)
-        stall = line(f"SIGSTOP to its name, --stall-timeout {LIMIT_S:g}", "s", STALL_AIM_S)
-        start = line(f"first ready to the missing's name, --start-timeout {LIMIT_S:g}", "s", START_AIM_S)
-        again = line("SIGKILL of a worker to the next attempt's tasks", "s")
+        bare = line("the same, until a bare process notices it", "s")
+        own = line("orch later than the bare process", "s", KNOWN_AIM_S)
+        gone = line("SIGKILL of a worker until no task is left", "s", GONE_AIM_S)
+        ignoring = line("the same, the peers ignore SIGTERM", "s", GONE_AIM_S)
+        stall = line(f"SIGSTOP until it is named, --stall-timeout {LIMIT_S:g}", "s", STALL_AIM_S)
+        start = line(f"first ready until the other is named, --start-timeout {LIMIT_S:g}", "s", START_AIM_S)
+        again = line("SIGKILL of a worker until the next attempt has started", "s")
         os.environ["XDG_STATE_HOME"] = str(measured.state)
         faults = Faults(measured)
         for round_ in measured.rounds:
@@ -156,7 +156,7 @@ def main() -> None:
             bare.orch.append(killed.bare_s)
             own.orch.append(killed.known_s - killed.bare_s)
             gone.orch.append(killed.gone_s)
-            deaf.orch.append(faults.killed("all ignore SIGTERM").gone_s)
+            ignoring.orch.append(faults.killed("all ignore SIGTERM").gone_s)
             if round_ < measured.given.limits:
                 stall.orch.append(faults.stopped())
                 start.orch.append(faults.missing())

@@ -8,9 +8,9 @@ time counts from the cut or the kill.
 - cuts: one of three hosts cannot be reached, in both directions or in one; then for 6 s only, after which every log is
   compared byte for byte;
 - kills: SIGKILL of orch, of an agent, of an agent and its keeper, until nothing is left on any host;
-- ssh: SIGKILL of all ssh processes. The run must go on;
+- ssh: SIGKILL of all ssh processes. The run must continue;
 - flood: two tasks of a host print 100,000 lines a second for 60 s, after which both logs are compared; then the same
-  until a Ctrl-C, which the tasks must hear;
+  until a Ctrl-C, which must end the tasks;
 - draws: one task fails and its peers fail because of it (tests/e2e/hosts/first_failure.py). The first must be named.
 
 Aims are for the worst of all rounds. `--load` starts busy processes beside them.
@@ -54,7 +54,7 @@ PARTS = ("cuts", "kills", "ssh", "draws", "flood")
 CUTS = ("both", "to the host", "from the host")
 KILLS = ("orch", "agent", "agent and keeper")
 SHOWN_AIM_S, NAMED_AIM_S, REST_AIM_S, GONE_AIM_S = 4.0, 12.0, 5.0, 12.0
-HEARD_AIM_S, AGENT_AIM_MB = 0.5, 40.0
+CTRL_C_AIM_S, AGENT_AIM_MB = 0.5, 40.0
 SHORT_CUT_S = 6.0
 FLOOD_S, FLOOD_LINES = 60, 50_000
 # Prints so many lines a second, for so many seconds.
@@ -146,7 +146,7 @@ class Links:
                 self.note(f"SIGKILL of {victim}: orch has exited", ended, aim=GONE_AIM_S)
 
     def kill_ssh(self) -> None:
-        """Kill all connections. The run must go on, with whole logs."""
+        """Kill all connections. The run must continue, with complete logs."""
         with self._counting() as run:
             began = time.monotonic()
             kill_victim(self._machines, "ssh")
@@ -155,7 +155,7 @@ class Links:
             seen = _times(
                 began,
                 {
-                    "heard": lambda: (
+                    "marked": lambda: (
                         run.process.poll() is not None or all("marked\n" in run.log(name) for name in logs)
                     )
                 },
@@ -167,11 +167,11 @@ class Links:
                 say(run.message_text)
             else:
                 self._expect_whole(run)
-            self.note("SIGKILL of all ssh: all hosts answer again", seen["heard"])
+            self.note("SIGKILL of all ssh: all hosts answer again", seen["marked"])
             self.note("SIGKILL of all ssh: runs lost", lost, "", 0)
 
     def flood(self) -> None:
-        """Lines arrive faster than anybody reads them. None may be missing, and the agent stays small."""
+        """Lines arrive faster than they are read. No line may be missing, and the agent stays small."""
         with self._flooding(FLOOD_S) as run:
             began, memory = time.monotonic(), 0
             while run.process.poll() is None:
@@ -190,8 +190,8 @@ class Links:
             began = time.monotonic()
             (command,) = self._tasks("n0", "orch up")
             os.kill(command, signal.SIGINT)
-            heard = _times(began, {"heard": lambda: not any(map(lives, tasks))})["heard"]
-            self.note("flood: the tasks are gone after Ctrl-C", heard, aim=HEARD_AIM_S)
+            ended = _times(began, {"ended": lambda: not any(map(lives, tasks))})["ended"]
+            self.note("flood: the tasks are gone after Ctrl-C", ended, aim=CTRL_C_AIM_S)
 
     @contextmanager
     def _flooding(self, seconds: int) -> Iterator[HostsRun]:
