@@ -41,9 +41,9 @@ def test_unsuitable_modules_prevent_a_fork(agent: Driver, tmp_path: Path) -> Non
     for number, (module, reason) in enumerate(UNSUITABLE.items()):
         (tmp_path / f"library/unsuitable_{number}.py").write_text(module)
         agent.preload("json", f"unsuitable_{number}", env={"PYTHONPATH": str(tmp_path / "library")})
-        told = reasons_for_spawn(agent, f"t{number}")
-        if len(told) != 1 or reason not in told[0]:
-            wrong.append((module, reason, told))
+        reasons = reasons_for_spawn(agent, f"t{number}")
+        if len(reasons) != 1 or reason not in reasons[0]:
+            wrong.append((module, reason, reasons))
         agent.forget(NotPreloaded)
     assert not wrong
 
@@ -66,8 +66,8 @@ def test_module_with_a_preloaded_name_beside_the_script_prevents_a_fork(
     (tmp_path / "decimal.py").write_text("text = 'hello'")
     (tmp_path / "namespace").mkdir()  # without __init__.py, any module has precedence
     agent.preload("decimal", "json")
-    (told,) = reasons_for_spawn(agent, "a", "-c", "import decimal; print(decimal.text)")
-    assert told == f"{tmp_path} has a module decimal of its own"
+    (reason,) = reasons_for_spawn(agent, "a", "-c", "import decimal; print(decimal.text)")
+    assert reason == f"{tmp_path} has a module decimal of its own"
 
 
 def test_module_that_the_script_puts_first_is_imported_and_reported(agent: Driver, tmp_path: Path) -> None:
