@@ -76,7 +76,7 @@ def test_each_pattern_needs_little_time_for_long_text(length: int) -> None:
 
 
 def search(first: int, length: int, tell: Connection) -> None:
-    """Search hard texts, from this pattern on. SIGVTALRM ends this process if one takes too long; it is told before."""
+    """Search hard texts, from this pattern on. SIGVTALRM ends the process if any takes too long; each is sent first."""
     patterns = list(list_patterns())
     assert len(patterns) > 100
     assert {used.where for used in patterns if used.pattern is None} == {OWN_PATTERN}

@@ -118,9 +118,9 @@ def test_doctor_reports_the_refusal(ordinary_user: User) -> None:
 
 
 @needs_a_filter
-@pytest.mark.parametrize("told", ["at its start", "by a message"])
-def test_agent_without_private_network_holds_and_starts_nothing(tmp_path: Path, told: str) -> None:
-    """Should it be forbidden between the trial and the run: never a run that is open to all instead."""
+@pytest.mark.parametrize("ordered", ["at its start", "by a message"])
+def test_agent_without_private_network_holds_and_starts_nothing(tmp_path: Path, ordered: str) -> None:
+    """The network is forbidden after the check: the tasks never start on the host's network instead."""
     program = f"""
 import sys
 sys.path[:0] = {[str(HERE.parent / "support")]!r}
@@ -131,7 +131,7 @@ from agent_driving import Driver
 from orchestrator.links.agent_link import Empty, HoldFailed
 from orchestrator.core.job.choices import NetworkOption
 directory = Path({str(tmp_path)!r})
-at_start = {told == "at its start"!r}
+at_start = {ordered == "at its start"!r}
 with Driver(directory, network=NetworkOption.PRIVATE if at_start else NetworkOption.HOST) as agent:
     if not at_start:
         agent.link.serve("run-2", 0.1, str(directory / "agent.log"), None, {{}}, NetworkOption.PRIVATE)

@@ -51,7 +51,7 @@ def python(program: str) -> list[str]:
 
 
 SLEEPER = "import time; time.sleep(600)"
-DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); {SLEEPER}"
+IGNORES_SIGTERM = f"import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=True); {SLEEPER}"
 # It sleeps in short intervals: a signal that arrives right before a sleep is handled after it.
 POLITE = """
 import signal, sys, time

@@ -29,11 +29,11 @@ def end_leftovers(state_dir: Path, before: Set[int]) -> None:
     while left and time.monotonic() < deadline:
         psutil.wait_procs(left, timeout=_LOOK_S)
         left = [process for process in left if _lives(process)]
-    told = [_description(process) for process in left]
+    named = [_description(process) for process in left]
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    assert not told, f"left behind: {told}"
+    assert not named, f"left behind: {named}"
 
 
 def processes_of(state_dir: Path) -> list[psutil.Process]:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from agent_driving import (
     DAEMONISES,
-    DEAF,
     FOREVER_S,
+    IGNORES_SIGTERM,
     POLITE,
     SLEEPER,
     Driver,
@@ -30,7 +30,7 @@ from orchestrator.store.runs.paths import RunPaths
 WITH_A_CHILD = """
 import os, signal, time
 def log_signal(*_):
-    os.write(1, b"parent heard\\n" if os.getpid() == leader else b"child heard\\n")
+    os.write(1, b"parent got it\\n" if os.getpid() == leader else b"child got it\\n")
 leader = os.getpid()
 signal.signal(signal.SIGUSR1, log_signal)
 print("parent up" if os.fork() else "child up", flush=True)
@@ -45,7 +45,7 @@ def test_signal_reaches_the_whole_group(agent: Driver) -> None:
     for said in ("child up", "parent up"):
         agent.wait_for_line("a", said)
     agent.link.signal("a", signal.SIGUSR1)
-    for said in ("parent heard", "child heard"):
+    for said in ("parent got it", "child got it"):
         agent.wait_for_line("a", said)
 
 
@@ -92,7 +92,7 @@ def test_tasks_that_stop_in_time_are_not_killed(agent: Driver) -> None:
 
 def test_tasks_that_ignore_sigterm_are_killed_with_their_daemons(agent: Driver) -> None:
     agent.start("a", python(DAEMONISES))
-    agent.start("b", python(DEAF))
+    agent.start("b", python(IGNORES_SIGTERM))
     agent.wait_for_line("b")
     grandchild = agent.grandchild_of("a")
     empty = agent.end(grace_s=0.1)
@@ -112,7 +112,7 @@ def test_daemon_gets_a_short_grace_after_the_tasks_are_gone(agent: Driver) -> No
 
 
 def test_second_stop_never_extends_the_deadline_and_no_task_starts_after_the_first(agent: Driver) -> None:
-    agent.start("a", python(DEAF))
+    agent.start("a", python(IGNORES_SIGTERM))
     agent.wait_for_line("a")
     agent.link.stop(FOREVER_S)
     agent.start("b", ["touch", "started"])
@@ -134,7 +134,7 @@ def test_stop_without_tasks_is_empty_immediately_and_releases_the_ports(agent: D
 
 def test_agent_sleeps_while_tasks_stop(agent: Driver) -> None:
     """Tasks may be saving then. No sample is taken, and one that is due must not keep the agent awake."""
-    agent.start("a", python(DEAF), memory_limit=1 << 40)
+    agent.start("a", python(IGNORES_SIGTERM), memory_limit=1 << 40)
     agent.wait_for_line("a")
     agent.link.stop(FOREVER_S)
     due = time.monotonic() + 1.0
@@ -145,7 +145,7 @@ def test_agent_sleeps_while_tasks_stop(agent: Driver) -> None:
 def test_end_of_stream_ends_everything(tmp_path: Path) -> None:
     with Driver(tmp_path) as agent:
         agent.start("a", python(DAEMONISES))
-        agent.start("b", python(DEAF))
+        agent.start("b", python(IGNORES_SIGTERM))
         agent.wait_for_line("b")
         grandchild = agent.grandchild_of("a")
         pids = [grandchild, *(agent.pid_of(name) for name in "ab")]
@@ -166,7 +166,7 @@ def test_tasks_die_with_a_killed_agent_and_orphans_can_be_swept(own_agent: Drive
     run = RunPaths(own_agent.directory / "run-1")
     marks = {"ORCH_RUN_ID": run.run_id, "ORCH_RUN_DIR": str(run.root)}
     own_agent.start("a", python(DAEMONISES), marks)
-    own_agent.start("b", python(DEAF), marks)
+    own_agent.start("b", python(IGNORES_SIGTERM), marks)
     own_agent.wait_for_line("b")
     grandchild = own_agent.grandchild_of("a")
     pids = [own_agent.pid_of(name) for name in "ab"]

@@ -53,10 +53,10 @@ def test_invalid_progress_is_ignored(agent: Driver) -> None:
         agent.start(f"t{number}", python(WRITES + f"os.write(fd, open('{number}', 'rb').read())"))
     for number in range(len(INVALID)):
         agent.wait_for(Exited, f"t{number}")
-    told = (
+    reported = (
         (line[:20], made.checked()) for n, line in enumerate(INVALID) for made in progress_of(agent, f"t{n}")
     )
-    wrong = [each for each in told if each[1] not in (None, Progress())]
+    wrong = [each for each in reported if each[1] not in (None, Progress())]
     assert not wrong
     agent.start("valid", python(WRITES + 'os.write(fd, b\'{"epoch": 1, "loss": NaN}\\n\')'))
     agent.wait_for(Exited, "valid")

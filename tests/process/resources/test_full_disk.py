@@ -39,13 +39,13 @@ def make_room(): os.unlink({disk!r} + "/filler")
 
 def notice(n):
     store.append(events.Noticed(at=float(n), mono=float(n), text="x" * 500 + str(n)))
-    told.append(store.take_failure())
+    failures.append(store.take_failure())
 
 store = make_run()
-told = []
+failures = []
 {steps}
 store.close()
-print(json.dumps({{"told": told, "written": store.result_is_written, "root": str(store.paths.root)}}))
+print(json.dumps({{"failures": failures, "written": store.result_is_written, "root": str(store.paths.root)}}))
 """
 # The task writes more than the disk holds.
 _FLOOD = "import sys\nprint('up', flush=True)\nfor n in range(10**9): print(n, 'x' * 90)\n"
@@ -82,7 +82,7 @@ def test_events_wait_for_space_and_keep_their_order(disk: SmallDisk) -> None:
     """The failure is reported once."""
     answer, run = stored(disk, "notice(0)\nfill()\nfor n in range(1, 60): notice(n)\nmake_room()\nnotice(60)")
     assert numbers(run) == list(range(61))
-    (reason,) = [reason for reason in answer["told"] if reason]
+    (reason,) = [reason for reason in answer["failures"] if reason]
     assert reason == f"{answer['root']}/events.jsonl: {NO_SPACE}"
 
 
@@ -92,7 +92,7 @@ def test_result_is_written_into_the_reserved_space(disk: SmallDisk) -> None:
 store.write_sample(1.0, 1.0, {"worker:0": {"cpu_percent": 1.0}})
 fill()
 store.write_sample(2.0, 2.0, {f"worker:{n}": {"cpu_percent": 1.0} for n in range(500)})
-told.append(store.take_failure())
+failures.append(store.take_failure())
 for n in range(100): notice(n)
 store.write_result(RunResult(run_id="x", outcome="failed", exit_code=125, attempts=1, cause=None, first_failure=None,
                              detection_s=None, teardown_s=None, tasks=()))
@@ -101,7 +101,7 @@ store.write_result(RunResult(run_id="x", outcome="failed", exit_code=125, attemp
     assert answer["written"]
     assert json.loads((run / "result.json").read_text())["exit_code"] == 125
     assert numbers(run) == list(range(100))
-    assert answer["told"][0] == f"{answer['root']}/sample.json: {NO_SPACE}"
+    assert answer["failures"][0] == f"{answer['root']}/sample.json: {NO_SPACE}"
     assert json.loads((run / "sample.json").read_text())["at"] == 1.0
     assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
 
@@ -117,16 +117,16 @@ def publish_without_room():
 
 def refused(make):
     try: make()
-    except OSError as error: told.append(os.strerror(error.errno))
+    except OSError as error: failures.append(os.strerror(error.errno))
 
 fill()
 refused(lambda: make_run("second"))
 make_room()
 refused(publish_without_room)
-told += sorted(path.name for path in store.paths.root.parent.iterdir())
+failures += sorted(path.name for path in store.paths.root.parent.iterdir())
 """
     answer, run = stored(disk, steps)
-    assert answer["told"] == [NO_SPACE, NO_SPACE, run.name]
+    assert answer["failures"] == [NO_SPACE, NO_SPACE, run.name]
 
 
 def test_full_disk_is_found_by_writing(disk: SmallDisk, tmp_path: Path) -> None:

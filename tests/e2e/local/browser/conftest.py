@@ -48,9 +48,9 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Open HTML, a file or an address: 1,280 pixels wide, light, unless told otherwise.
+    """Open HTML, a file or an address: 1,280 pixels wide and light by default.
 
-    An error of its script fails the test. So does one on its console, unless errors are expected.
+    An error of its script or on its console fails the test, unless errors are expected.
     """
     contexts: list[Any] = []
     problems: list[str] = []

@@ -125,7 +125,7 @@ def test_intact_files_have_no_damage(written: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "says"),
+    ("description", "says"),
     [
         ({"classes": 10}, "cannot be understood .'shape'"),
         ({"shape": [8, 8], "classes": 10}, "shape must be"),
@@ -140,8 +140,8 @@ def test_intact_files_have_no_damage(written: Path) -> None:
         ([], "cannot be understood"),
     ],
 )
-def test_description_that_does_not_fit_is_an_error(told: object, says: str, copy: Path) -> None:
-    (copy / "dataset.json").write_text(json.dumps(told))
+def test_description_that_does_not_fit_is_an_error(description: object, says: str, copy: Path) -> None:
+    (copy / "dataset.json").write_text(json.dumps(description))
     with pytest.raises(DatasetError, match=says):
         load_dataset(str(copy), 0)
 

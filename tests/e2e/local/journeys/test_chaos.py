@@ -56,8 +56,8 @@ def test_faults_of_several_attempts(orch: Orch) -> None:
         assert report["recovery_s"] == end["recovery_s"] > 0
     assert 0 < first["at_s"] < second["at_s"] < result["took_s"]
     assert third["at_s"] is None
-    told = [line for line in done.err.splitlines() if line.startswith("  chaos ")]
-    assert "kill worker:1 at step 5: after" in told[0] and "all ended in" in told[0]
+    reports = [line for line in done.err.splitlines() if line.startswith("  chaos ")]
+    assert "kill worker:1 at step 5: after" in reports[0] and "all ended in" in reports[0]
     assert "kill worker:0 at ready in attempt 4: not triggered" in done.err
 
 

@@ -1,4 +1,4 @@
-"""`orch notice` and SIGUSR2: the tasks are told to save their state, and the run ends with exit code 42."""
+"""`orch notice` and SIGUSR2: the tasks are asked to save their state, and the run ends with exit code 42."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from orch_command import Orch
 from waiting import until
 
-# worker:0 saves when it is told to, as PreemptionCheckpointHandler does. worker:1 sets no handler, worker:2 ignores it.
+# worker:0 saves after SIGTERM, as PreemptionCheckpointHandler does. worker:1 sets no handler, worker:2 ignores it.
 _TASKS = """
 import os, pathlib, signal, sys, time
 
@@ -35,8 +35,8 @@ finally:
 def test_notice_lets_tasks_save_clean_up_and_kills_those_that_ignore_it(orch: Orch) -> None:
     command = orch.start("up", "-n", "3", "--on-failure", "restart", "--", orch.script("tasks.py", _TASKS))
     command.until_out("| up", 3)
-    told = orch("notice", "--in", "3s")
-    assert told.code == 0 and "within 3s" in told.err, told.err
+    done = orch("notice", "--in", "3s")
+    assert done.code == 0 and "within 3s" in done.err, done.err
     ended = command.finish()
     assert ended.code == 42, ended.err
     assert (orch.directory / "saved").exists() and "worker:1 | cleaned up" in ended.out
