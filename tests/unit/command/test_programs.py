@@ -15,7 +15,7 @@ from orchestrator.request.command.program import PythonTarget, find_program, pyt
 # -- command lines
 
 
-def test_targets() -> None:
+def test_target_of_a_python_command_is_found() -> None:
     script = PythonTarget(script="t.py")
     table: dict[tuple[str, ...], PythonTarget] = {
         ("t.py", "-m", "x"): script,
@@ -62,7 +62,7 @@ def test_options_of_the_interpreter() -> None:
 # -- first lines
 
 
-def test_first_lines(tmp_path: Path) -> None:
+def test_first_line_of_a_script_names_its_interpreter(tmp_path: Path) -> None:
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("python", "other"):

@@ -79,7 +79,7 @@ def test_what_a_task_ran_out_of() -> None:
     assert {error: advice_on(not_started(start_error=error)) for error in advised} == advised
 
 
-def test_signals_of_limits() -> None:
+def test_signal_of_a_limit_is_explained() -> None:
     rows = {signal.SIGXCPU: "CPU time (ulimit -t)", signal.SIGXFSZ: "a file's size (ulimit -f)"}
     for number, says in rows.items():
         lack = find_shortage(failed(exit_code=None, signal=number))
@@ -126,7 +126,7 @@ def test_exceeded_limit_is_reported_once() -> None:
     assert not MemoryWatch(None).exceeds("a", 1 << 60)
 
 
-def test_size_text() -> None:
+def test_formatted_size_can_be_read_back() -> None:
     for size, like, text in (
         (0, None, "0 B"),
         (1023, None, "1023 B"),

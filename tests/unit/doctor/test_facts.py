@@ -85,7 +85,7 @@ def test_output_of_sitecustomize_is_ignored(tmp_path: Path) -> None:
     assert ask_interpreter([sys.executable], environ, tmp_path, PATIENCE_S).version
 
 
-def test_nvidia_smi(tmp_path: Path) -> None:
+def test_answer_or_error_of_nvidia_smi_is_reported(tmp_path: Path) -> None:
     listing = "GPU 0: NVIDIA A100 (UUID: GPU-1-2)\nGPU 1: NVIDIA A100 (UUID: GPU-3-4)\n"
     mismatch = "Driver/library version mismatch"
     table: list[tuple[str, float, tuple[tuple[str, ...] | None, str | None]]] = [
@@ -100,7 +100,7 @@ def test_nvidia_smi(tmp_path: Path) -> None:
     assert ask_nvidia_smi({"PATH": ""}, PATIENCE_S) == (None, None)
 
 
-def test_devices_of_gpus(tmp_path: Path) -> None:
+def test_devices_of_gpus_are_listed_by_number(tmp_path: Path) -> None:
     for name in ("nvidia10", "nvidia1", "nvidia0", "nvidiactl", "nvidia-uvm"):
         write(tmp_path / name, "")
     assert gpu_devices(tmp_path) == ("nvidia0", "nvidia1", "nvidia10")

@@ -69,13 +69,13 @@ NO_FILES = {
 }
 
 
-def test_list_of_hosts() -> None:
+def test_list_of_hosts_is_read_or_refused() -> None:
     assert {text: parse_hosts(text) for text in LISTS} == LISTS
     wrong = {text: said for text in NO_LISTS if NO_LISTS[text] not in (said := refusal(parse_hosts, text))}
     assert wrong == {}
 
 
-def test_file_of_hosts() -> None:
+def test_file_of_hosts_is_read_or_refused() -> None:
     assert parse_hosts_file("# the rack\na:2  # the fast one\n\n\tb\r\n", "rack") == (A, B)
     for text, message in NO_FILES.items():
         assert message in refusal(parse_hosts_file, text, "rack"), text[:40]
@@ -166,7 +166,7 @@ def job(cwd: Path, *hosts: Host) -> JobSpec:
     return make_spec(engine=EngineName.SSH, hosts=hosts, cwd=cwd)
 
 
-def test_end_of_rsync(tmp_path: Path, rsync: Callable[[str], None]) -> None:
+def test_failure_of_rsync_is_reported_with_its_reason(tmp_path: Path, rsync: Callable[[str], None]) -> None:
     """A file may vanish while others are copied. The reason of another program comes before those of rsync."""
     cause = "mkdir: cannot create directory 'work': File exists"
     ended = (

@@ -81,7 +81,7 @@ def test_this_machine_has_headroom_and_a_limit() -> None:
         assert room.what
 
 
-def test_memory(machine: Machine) -> None:
+def test_memory_is_that_of_the_tightest_limit(machine: Machine) -> None:
     free, total = (read(machine.proc, machine.cgroups) for read in (free_memory, total_memory))
     assert (free.size, free.where) == (49 * GIB, "this machine")
     assert (total.size, total.where) == (72 * GIB, "this machine")

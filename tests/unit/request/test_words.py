@@ -58,7 +58,7 @@ SIZES = {
 NO_SIZES = ["", "B", "i", "1iB", "-1", "1e9", "1.2.3M", "1 G G", "9" * 30, "0.1"]
 
 
-def test_durations() -> None:
+def test_durations_are_read_or_refused() -> None:
     assert {text: parse_duration(text) for text in DURATIONS} == DURATIONS
     said = {text: refusal(parse_duration, text) for text in NO_DURATIONS}
     assert all("is not a duration; write 30, 1.5, 500ms" in each for each in said.values()), said
@@ -83,7 +83,7 @@ def test_any_text_is_seconds_or_a_value_error(text: str) -> None:
     assert 0 <= seconds <= MAX_DURATION_S
 
 
-def test_sizes() -> None:
+def test_sizes_are_read_or_refused() -> None:
     assert {text: parse_size(text) for text in SIZES} == SIZES
     assert [text for text in NO_SIZES if not refusal(parse_size, text)] == []
 
@@ -91,7 +91,7 @@ def test_sizes() -> None:
 # -- devices and meshes
 
 
-def test_devices() -> None:
+def test_devices_are_read_or_refused() -> None:
     table = {"cpu:0": "CPU:0", "/gpu:1": "GPU:1", "/device:GPU:12": "GPU:12", "GPU:01": "GPU:1"}
     assert {text: parse_device(text) for text in table} == table
 
@@ -108,7 +108,7 @@ def cluster(**addresses: list[str]) -> ClusterSpec:
     return ClusterSpec(addresses={role: tuple(those) for role, those in addresses.items()})
 
 
-def test_names_of_tasks() -> None:
+def test_names_of_tasks_are_read_or_refused() -> None:
     table = {
         "worker:1": "worker:1",
         "3": "worker:3",
@@ -122,7 +122,7 @@ def test_names_of_tasks() -> None:
     assert all(re.search("is not a task|names a role", each) for each in said.values()), said
 
 
-def test_addresses() -> None:
+def test_addresses_have_a_host_and_a_port() -> None:
     for address in ("[::1]:80", "node-3.cluster_x:65535", "10.0.0.1:1"):
         assert cluster(worker=[address]).addresses["worker"] == (address,)
     wrong = ["", "host", ":80", "host:", "host:0", "host:65536", "ho st:80", "host:8o", "a:b:80", "-a:1"]
@@ -159,7 +159,7 @@ def test_tf_config_has_the_documented_form() -> None:
 # -- misspelt and other words
 
 
-def test_nearest_word() -> None:
+def test_only_a_similar_word_is_suggested() -> None:
     table: list[tuple[str, tuple[str, ...], str | None]] = [
         ("mirored", ("mirrored", "tpu"), "mirrored"),
         ("LOG_DIR", ("log-dir", "name"), "log-dir"),

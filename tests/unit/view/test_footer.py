@@ -176,7 +176,7 @@ def test_cut_text_ends_with_an_ellipsis() -> None:
     assert fit([Cell("red", ("31",))], None, colour=True) == "\x1b[31mred\x1b[0m"
 
 
-def test_amounts() -> None:
+def test_amounts_are_short_and_have_units() -> None:
     durations = {
         None: "",
         0: "0s",
