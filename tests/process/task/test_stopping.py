@@ -63,6 +63,14 @@ def test_clean_up_runs(tmp_path: Path) -> None:
             assert not task.exception_file.exists()
 
 
+def test_a_stop_before_the_script_is_quiet(tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "sitecustomize.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGTERM)\n")
+    with running(tmp_path, ["-c", "print('begun')"], env={"PYTHONPATH": str(library)}) as task:
+        assert (task.wait(), task.output) == (143, "")
+
+
 def test_a_second_sigterm_does_not_interrupt_the_clean_up(tmp_path: Path) -> None:
     after = "print('again', flush=True); os.kill(os.getpid(), 15)\n    while not os.path.exists('go'): pass"
     with running(tmp_path, [script(tmp_path, WAITS["lock"], after=after)]) as task:

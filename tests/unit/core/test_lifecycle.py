@@ -104,6 +104,9 @@ def test_text_of_causes() -> None:
     assert late.result().cause == Cause(
         task=None, kind=CauseKind.LIMIT, text="not done after 30 s (--timeout)"
     )
+    unheld, unended = Story(JOB).at(PLAN_MARGIN_S).result(), running().stops().at(60).result()
+    assert unheld.cause is not None and "did not hold the ports in time" in unheld.cause.text
+    assert unended.cause is not None and "did not end the tasks in time; is it stopped?" in unended.cause.text
     gone = running().happens(events.TeardownEnded).result().cause
     assert gone == Cause(task=None, kind=CauseKind.ORCH, text="the run ended before its tasks did")
 

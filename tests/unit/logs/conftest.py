@@ -10,7 +10,7 @@ from log_making import Writer
 
 
 @pytest.fixture
-def writer(tmp_path: Path) -> Iterator[Writer]:
+def writer(tmp_path: Path, no_leaked_descriptors: None) -> Iterator[Writer]:
     made = Writer(tmp_path)
     yield made
     made.close()

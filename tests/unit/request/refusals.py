@@ -154,9 +154,14 @@ REFUSALS = (
     row("evaluator", True, "dtensor has only workers, all equal; leave it out", mesh="batch=2"),
     row("chief", "separate", "mirrored runs as one process", strategy="mirrored"),
     *(
-        row("workers", "2", f"{strategy} runs as one process, since ", strategy=strategy)
-        for strategy in ("mirrored", "one-device", "central-storage", "tpu")
+        row("workers", "2", f"{strategy} runs as one process, since {why}; {remedy}", strategy=strategy)
+        for strategy, why, remedy in (
+            ("mirrored", "it mirrors the model on the devices of one process", "use --replicas 2, or --s"),
+            ("one-device", "it puts everything on one device", "leave it out, or use --strategy multi-"),
+            ("tpu", "one process drives all cores of a TPU", "leave it out, or use --strategy multi-"),
+        )
     ),
+    row("workers", "2", "central-storage runs as one process, since ", strategy="central-storage"),
     row(
         "replicas",
         "2",
@@ -190,8 +195,18 @@ REFUSALS = (
     # Options of another strategy.
     row("replicas", "2", "means logical CPU devices, which one-device does not use", strategy="one-device"),
     row("device", "GPU:0", f"{_ONE_DEVICE}; add --strategy one-device", strategy="mirrored"),
-    row("tpu", "mine", "means the name of a TPU, which mirrored does not use", strategy="mirrored"),
-    row("mesh", "batch=2", "means a DTensor mesh, which mirrored does not use", strategy="mirrored"),
+    row(
+        "tpu",
+        "mine",
+        "means the name of a TPU, which mirrored does not use; add --strategy tpu",
+        strategy="mirrored",
+    ),
+    row(
+        "mesh",
+        "batch=2",
+        "means a DTensor mesh, which mirrored does not use; add --strategy dtensor",
+        strategy="mirrored",
+    ),
     row("communication", "ring", f"{_SUMMED}; add --strategy multi-worker-mirrored", strategy="dtensor"),
     # Hosts.
     row("hosts", "a,a", "a is named twice"),
@@ -206,12 +221,18 @@ REFUSALS = (
     row("engine", "rsh", '"rsh" is not known'),
     row("engine", "ssh", "ssh needs hosts: add --hosts a:2,b:2"),
     row("engine", "local", "local runs all tasks on this machine", hosts="a"),
-    row("network", "private", "a private network exists on one machine only", engine="slurm"),
+    row(
+        "network",
+        "private",
+        "a private network exists on one machine only, and tasks on several hosts could not reach each other; "
+        "leave it out, or leave out --engine slurm",
+        engine="slurm",
+    ),
     row("slurm", "--no-shell", f"--no-shell: {_SLURM_ENDS}", engine="slurm"),
     row("slurm", "-p x --wait", f"--wait: {_SLURM_ENDS}", engine="slurm"),
     row("tensorboard", True, "it reads the event files on this machine", hosts="a"),
     row("tasks_per_host", "0", "must be between 1 and", hosts="a"),
-    row("ssh_command", "", "names no program; write", hosts="a"),
+    row("ssh_command", "", 'names no program; write "ssh -F FILE", or leave it out', hosts="a"),
     row("ssh_command", [""], "names no program", hosts="a"),
     row("interface", "eth 0", '"eth 0" is not the name of a network interface', hosts="a"),
     row("placement", "packed", '"packed" is not known; did you mean "pack"?', hosts="a"),

@@ -87,3 +87,17 @@ def test_all_sources_refuse_with_the_same_sentence(tmp_path: Path, up: Any) -> N
             f"{row}: {said!r}" for source, said in found if not said.startswith(f"{source}: {row.says}")
         ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_variables_say_how_they_are_written(tmp_path: Path) -> None:
+    refused = {
+        ("ORCH_ENV", "'"): '"\'" cannot be split into words',
+        ("ORCH_DETACH", "maybe"): '"maybe" is neither true nor false; write 1 or 0',
+    }
+    for (name, value), says in refused.items():
+        assert refusal(load, {}, {name: value}, tmp_path).startswith(f"{name}: {says}")
+
+
+def test_an_empty_list_of_faults_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "orch.toml").write_text("chaos = []")
+    assert "0 faults" in refusal(load, {}, {}, tmp_path)

@@ -109,3 +109,10 @@ def test_hostile_words_reach_no_terminal(orch: Orch) -> None:
         assert (done.code, done.out) == (refused[words], ""), words
         assert done.err.replace("\n", "").isprintable(), done.err
         assert words[0] != "up" or words[1] in done.err, done.err
+        assert words[0] != "up" or "/proc/" in done.err, done.err
+
+
+def test_success_in_a_workflow_is_a_group_without_an_annotation(orch: Orch) -> None:
+    done = orch("up", "--", "echo", "hi", env=_IN_WORKFLOW)
+    assert [line.partition(" ")[0] for line in done.lines] == ["::group::output", "worker:0", "::endgroup::"]
+    assert "::error" not in done.err

@@ -37,6 +37,8 @@ for e in range(1, 6):
     print(f"Epoch {e}, Loss: {2.4 if e < 3 else 2.2204127311706543}")
 print("Finished epoch 6, accuracy is 0.7604166865348816.")
 """
+# TensorFlow's tutorial for parameter servers prints no loss, and counts from 0.
+WITHOUT_LOSS = "for e in range(4): print('Finished epoch %d, accuracy is %f.' % (e, 0.76))"
 DIVERGES = """
 import time
 print("Epoch 1/2", "7/7 - 1s - 16ms/step - loss: 0.5000", sep="\\n")
@@ -122,3 +124,10 @@ def test_stuck_start_and_its_timeout_name_the_missing_task(orch: Orch) -> None:
     cause = orch.result()["cause"]["text"]
     assert cause.startswith("not done after 15 s (--timeout); worker:0 waits for worker:1 (starting")
     assert cause in done.err
+
+
+def test_epochs_without_a_loss_are_in_the_last_line(orch: Orch) -> None:
+    done = orch.run(script=WITHOUT_LOSS)
+    assert done.err.splitlines()[-1].endswith(": 4 epochs, accuracy 0.76"), done.err
+    training = done.result["training"]
+    assert (training["epoch"], training["loss"], training["metrics"]) == (4, None, {"accuracy": 0.76})

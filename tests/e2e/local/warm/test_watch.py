@@ -120,6 +120,7 @@ def test_missing_module_and_wrong_settings_are_awaited(warm: WarmOrch, script: s
     [
         (("--checkpoint-dir", "kept", "--watch-from", "checkpoint"), ("kept", "kept")),
         (("--checkpoint-dir", "kept"), ("kept", "kept/watch-2")),
+        (("--watch-from", "checkpoint"), ()),
     ],
 )
 def test_next_run_has_new_checkpoints_unless_it_continues(
@@ -131,9 +132,9 @@ def test_next_run_has_new_checkpoints_unless_it_continues(
     started.until_out("said 2")
     started.signal(signal.SIGINT)
     started.finish()
-    assert [said[1] for said in printed_words(started)] == [
-        str(warm.orch.directory / place) for place in places
-    ]
+    said = [said[1] for said in printed_words(started)]
+    # Without a place of its own, the next run continues in that of the last one.
+    assert said == [str(warm.orch.directory / place) for place in places or (said[0], said[0])]
 
 
 def test_processes_of_warm_outlive_a_watch(warm: WarmOrch, script: str) -> None:
