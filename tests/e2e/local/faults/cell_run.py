@@ -17,14 +17,15 @@ if __name__ == "__main__":
 
 import leftovers
 from cell_failure import CellFailure, Kind, NotAvailable, require
-from cells import Cell, Culprit, Ends, Way, Who
+from cells import Cell, Culprit, Ends, Moment, Way, Who
 from kept_scene import KeptScene
 from scene import Scene
 from small_disk import NoDisk, SmallDisk
 from tensorflow_scene import TensorFlowScene
 
 from orchestrator.client import api
-from orchestrator.core.state.result import RunResult
+from orchestrator.core.state.events import TaskStarted
+from orchestrator.core.state.result import CauseKind, RunResult
 from orchestrator.host.network import probe_private_network
 
 # Room for all files of several short runs.
@@ -99,6 +100,11 @@ def _check_run(cell: Cell, scene: Scene, result: RunResult) -> None:
         require(not api.tidy(), Kind.PROCESS, "after tidy()")
     else:
         leftovers.require_whole_events(scene)
+        if cell.moment is Moment.BEFORE_SPAWN and result.outcome == "stopped":
+            has_started = any(isinstance(event, TaskStarted) for event in scene.events())
+            require(not has_started, Kind.EVENTS, "a task started after the stop")
+    if "of the agent" in cell.fault and result.cause is not None and result.cause.kind is CauseKind.ORCH:
+        require("agent" in result.cause.text, Kind.CAUSE, result.cause)
     leftovers.require_whole_logs(scene)
     # result.json, the status and the returned result agree.
     written, shown = scene.run.view.result(), scene.run.status().run.state
