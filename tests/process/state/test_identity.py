@@ -184,14 +184,14 @@ def test_process_decides_where_locks_do_not_work(
 
 
 def test_run_of_unknown_liveness_is_reported_and_left_alone(
-    paths: RunPaths, no_locks: None, orch: Orch
+    paths: RunPaths, no_locks: None, cold_orch: Orch
 ) -> None:
     view = change(paths, boot_id="another", host="elsewhere")
     assert view.liveness is Liveness.UNKNOWN
-    status = orch("status", paths.run_id)
+    status = cold_orch("status", paths.run_id)
     assert status.code == 0 and "is unknown" in status.err
     for verb in ("wait", "down"):
-        output = orch(verb, paths.run_id)
+        output = cold_orch(verb, paths.run_id)
         assert output.code == 125
         assert "is unknown" in output.err and "elsewhere" in output.err
     assert not paths.result.exists()

@@ -12,7 +12,8 @@ _SESSION = """
 import decimal, os, sys, termios, time
 if os.environ["ORCH_TASK"] == "worker:1":
     while not os.path.exists("go"):
-        print("beside")
+        if os.path.exists("here"):
+            print("beside")
         time.sleep(0.05)
     raise SystemExit
 erase = termios.tcgetattr(0)[6][termios.VERASE]
@@ -20,6 +21,7 @@ print("size", os.get_terminal_size().columns, os.isatty(0), os.isatty(1), os.isa
 while (word := input("> ")) != "debug":
     try:
         print("got", word, os.get_terminal_size().columns)
+        open("here", "w").close()
         while word == "sleep":
             time.sleep(0.01)
     except KeyboardInterrupt:
@@ -110,9 +112,9 @@ def test_session_in_a_task(orch: Orch, terminal: OpenTerminal, start: str) -> No
         return sum(text in line for line in term.everything)
 
     term.until_shown("size 87 True True True b'#'")
-    until(lambda: "beside" in _log(orch, "worker-1"))
     term.resize(93, 24)
     type_for("a\r", "got a 93")
+    until(lambda: "beside" in _log(orch, "worker-1"))
     type_for("sleep\r", "got sleep")
     type_for("\x03", "interrupted")
     assert count("beside") == 0
