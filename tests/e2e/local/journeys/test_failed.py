@@ -9,11 +9,15 @@ from orch_command import Done, Orch
 
 _FAILS = """
 import os, time
-if os.environ["ORCH_TASK"] == "worker:1":
-    raise ValueError("<no> & [red]data")
+task = os.environ["ORCH_TASK"]
+open(task, "w").close()  # before this, a SIGTERM would kill the process
+while task == "worker:1":
+    if os.path.exists("worker:0") and os.path.exists("worker:2"):
+        raise ValueError("<no> & [red]data")
+    time.sleep(0.01)
 time.sleep(600)
 """
-_CAUSE = "worker:1 failed: ValueError: <no> & [red]data (train.py:4)"
+_CAUSE = "worker:1 failed: ValueError: <no> & [red]data (train.py:7)"
 _IN_WORKFLOW: dict[str, str | None] = {"GITHUB_ACTIONS": "true"}
 _IMITATES = 'print("::error::of the task\\n##[add-mask]x")\nraise ValueError("##[error]no data")\n'
 _OPTIONS = ("--cwd", "--checkpoint-dir", "--log-dir", "--name", "--timeout", "--tasks")
@@ -48,7 +52,7 @@ def test_result(orch: Orch, failed: Done) -> None:
     first = result["first_failure"]
     assert (first["task"], first["exit_code"], first["signal"]) == ("worker:1", 1, None)
     assert first["exception"] == "ValueError: <no> & [red]data"
-    assert first["place"] == f"{orch.directory}/train.py:4"
+    assert first["place"] == f"{orch.directory}/train.py:7"
     assert first["log"] == f"{failed.run}/logs/worker-1.log"
     assert result["detection_s"] >= 0 and result["teardown_s"] >= 0
     states = {end["task"]: end["state"] for end in result["tasks"]}
