@@ -146,6 +146,6 @@ def test_prefix_time_and_colour() -> None:
 def test_task_has_fixed_colour_that_differs_from_neighbours() -> None:
     colours = [task_colour(f"worker:{n}") for n in range(8)]
     assert len(set(colours)) == 8
-    assert colours == [task_colour(f"worker:{n}") for n in range(8)]
+    # The same in each process, whatever its hash seed is.
+    assert [*colours[:2], task_colour("trainer:0")] == ["36", "33", "95"]
     assert len({task_colour(task) for task in ("chief:0", "worker:0", "ps:0", "evaluator:0")}) == 4
-    assert task_colour("trainer:0") == task_colour("trainer:0")
