@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from forks import ForkedProcess, ForkServer, start_python
+from held_ports import held_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 ORCH = Path(sys.executable).with_name("orch")
@@ -98,17 +98,6 @@ def run_cases(
             started.append(process)
         codes = [process.wait(LONGEST_RUN_S) for process in started]
     return Outcome(directory, [log.read_text(errors="replace") for log in logs], codes)
-
-
-@contextlib.contextmanager
-def held_ports(count: int) -> Iterator[list[int]]:
-    """Free ports that only TensorFlow's server can take: bound with SO_REUSEADDR on all interfaces, not listening."""
-    with contextlib.ExitStack() as stack:
-        holders = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for holder in holders:
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            holder.bind(("", 0))
-        yield [holder.getsockname()[1] for holder in holders]
 
 
 def _end(process: Process) -> None:

@@ -17,7 +17,7 @@ from testbed import Testbed
 ODD_NAMES = {"new\nline.py", "-rf", "#hash", "[a]*?\\b", "\udcff\udcfe.py", " "}
 # The name is also the text of a message of git.
 REPOSITORY = "not a git repository"
-WORK = f"{REPOSITORY}/work"
+WORK = f"{REPOSITORY}/training"
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def copy(machines: Testbed, **env: str) -> None:
 
 
 def copied(machines: Testbed, host: str = "n1") -> set[str]:
-    """The paths that a host has below `work`. A slash marks a directory."""
+    """The paths that a host has below `training`. A slash marks a directory."""
     top = machines[host].home / WORK
     return {
         f"{path.relative_to(top)}{'/' * (path.is_dir() and not path.is_symlink())}" for path in top.rglob("*")
@@ -72,7 +72,7 @@ def copied(machines: Testbed, host: str = "n1") -> set[str]:
 
 def test_hosts_get_what_git_does_not_ignore(machines: Testbed, work: Path) -> None:
     git(work.parent, "init")
-    write(work.parent, ".gitignore", text=".env\n*.log\n/work/.venv/\nlogs/*\n")
+    write(work.parent, ".gitignore", text=".env\n*.log\n/training/.venv/\nlogs/*\n")
     write(work.parent, ".git/info/exclude", text="*.pem\n")
     write(work.parent, "beside.py")
     write(
@@ -155,7 +155,7 @@ UNLISTED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda top: write(top, ".git/config", text="[core\n"),
         "git cannot list the files in PLACE (fatal: bad config line 1",
     ),
-    "ignored": (lambda top: write(top, ".gitignore", text="work/\n"), "git ignores all files in"),
+    "ignored": (lambda top: write(top, ".gitignore", text="training/\n"), "git ignores all files in"),
 }
 
 
@@ -164,10 +164,10 @@ def test_nothing_is_copied_if_git_lists_no_files(machines: Testbed, work: Path) 
     up = ("up", "--as-root-anyway", "--sync", "--hosts", "n1", "--", "true")
     commands, expected = [], []
     for name, (change, said) in UNLISTED.items():
-        write(work.parent, f"{name}/work/train.py")
+        write(work.parent, f"{name}/training/train.py")
         git(work.parent / name, "init")
         change(work.parent / name)
-        place = f"{home}/{name}/work"
+        place = f"{home}/{name}/training"
         path = {"PATH": path_without_git(machines.shared / "programs")} if name == "without git" else {}
         commands.append((place, up, path))
         expected.append(f"--sync: {said}".replace("PLACE", f"{place}/"))

@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import psutil
 from forks import ForkedProcess, ForkServer, start_python
+from held_ports import held_ports
 
 ROOT = Path(__file__).resolve().parents[4]
 # Seconds. Long, because the machine may be busy; a test that reaches it hangs.
@@ -228,18 +228,6 @@ def run_roles(
             yield started
         finally:
             started.end()
-
-
-@contextlib.contextmanager
-def held_ports(count: int) -> Iterator[list[int]]:
-    """Yield free ports, bound with SO_REUSEADDR on all interfaces and not listening: only TensorFlow's server can take
-    them."""
-    with contextlib.ExitStack() as stack:
-        holders = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for holder in holders:
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            holder.bind(("", 0))
-        yield [holder.getsockname()[1] for holder in holders]
 
 
 def _end(process: Process) -> None:
