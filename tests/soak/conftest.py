@@ -34,8 +34,13 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 @pytest.fixture(scope="session")
-def has_own_shared_memory() -> bool:
-    """Give this process its own /dev/shm: what is left in it is from its own runs. False without root."""
+def has_own_shared_memory(pytestconfig: pytest.Config) -> bool:
+    """Give this process its own /dev/shm: what is left in it is from its own runs. False without root.
+
+    Not in a process that runs other tests, too: the options are known only to scripts/tools/soak.
+    """
+    if pytestconfig.getoption("runs", None) is None:
+        return False
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNS) != 0:
         return False
