@@ -6,7 +6,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,8 +40,8 @@ _LOGS_ELSEWHERE = re.compile(r"-[46AaCfGgKkMNnqsTtVvXxYy]*[Ey]")
 _BEFORE_LOGIN = ("kex_exchange_identification", "UNKNOWN port 65535")
 
 # A line of ssh's messages, and the sentence for it; the first pattern that matches a line counts. `{host}` is the host,
-# other names are those of the pattern. ssh never translates its messages. ssh puts words such as
-# "Received disconnect from" before a text of the server.
+# other names are those of the pattern, or of a row above without a sentence. ssh never translates its messages. It puts
+# words such as "Received disconnect from" before a text of the server.
 _FAILURES = tuple(
     (re.compile(pattern), sentence)
     for pattern, sentence in (
@@ -68,8 +68,12 @@ _FAILURES = tuple(
         ),
         (
             r"^Offending \S+ key in (?P<file>.+)",
-            "its host key is not the one in {file}: it was installed again, or somebody answers in its place; ask"
-            " its administrator, then remove the old key with ssh-keygen -R",
+            "",
+        ),
+        (
+            r"^Host key for (?P<name>\S+) has changed",
+            "the host key of {name} is not the one in {file}: it was installed again, or somebody answers in its place;"
+            " ask its administrator, then remove the old key with `ssh-keygen -R {name}`",
         ),
         (
             r"^Host key verification failed",
@@ -111,6 +115,22 @@ _FAILURES = tuple(
         (
             r"^Timeout, server|closed by remote host|^client_loop:|Broken pipe|[Cc]onnection reset",
             "the connection broke ({line}); check the network and sshd there",
+        ),
+    )
+)
+# The same for what a host writes that does not start Python.
+_OF_THE_HOST = tuple(
+    (re.compile(pattern), sentence)
+    for pattern, sentence in (
+        (
+            r"^pyenv: (?:version \S+ is not installed|\S+: command not found)",
+            "its Python is a shim of pyenv that has no such version ({line}); install that version, or name the"
+            " interpreter itself with --remote-python",
+        ),
+        (
+            r"^This account is currently not available",
+            "the login shell of this account is nologin, which runs no command; log in as another user, or ask the"
+            " administrator for another shell",
         ),
     )
 )
@@ -196,7 +216,7 @@ class SshEngine:
     def explain(self, host: str, exit_code: int | None, errors: str, messages: str | None = None) -> str:
         """Why a connection to `host` ended, and what to do, from ssh's exit code, the last text on stderr and ssh's
         own messages, which are None if they are on stderr."""
-        return f"{host}: {next(_explanations(host, exit_code, errors, messages))}"
+        return f"{host}: {_explanation(host, exit_code, errors, messages)}"
 
     def explain_silence(self, host: str, waited_s: float, errors: str) -> str:
         said = last_line(errors)
@@ -213,8 +233,7 @@ def for_job(spec: JobSpec) -> SshEngine:
     return SshEngine(spec.ssh_command, spec.link_timeout_s)
 
 
-def _explanations(host: str, exit_code: int | None, errors: str, messages: str | None) -> Iterator[str]:
-    """Yield the explanation; a less certain one after it."""
+def _explanation(host: str, exit_code: int | None, errors: str, messages: str | None) -> str:
     last = last_line(errors)
     said = f" ({last})" if last else ""
     if exit_code == _SSH_FAILED:
@@ -223,37 +242,46 @@ def _explanations(host: str, exit_code: int | None, errors: str, messages: str |
             own = f"{errors}\n{messages}"
         elif _CLOSED.search(last):
             own = f"{own}\n{last}"
-        lines = [line for line in map(one_line, own.splitlines()) if line.strip()]
-        for pattern, sentence in _FAILURES:
-            for line in lines:
-                if found := pattern.search(line):
-                    quoted = {name: text[:_LONGEST_QUOTE] for name, text in found.groupdict().items()}
-                    yield sentence.format(host=host, line=line[:_LONGEST_QUOTE], **quoted)
-        if lines:
-            yield f"ssh failed: {last_line(own)}"
-        elif not last:
-            yield f"ssh failed and gave no reason; try `ssh {host} true`"
+        if found := _look_up(_FAILURES, host, own):
+            return found
+        if own.strip():
+            return f"ssh failed: {last_line(own)}"
+        if not last:
+            return f"ssh failed and gave no reason; try `ssh {host} true`"
+    if exit_code is None:
+        return (
+            f"the connection ended before the agent had started{last and f': {last}'}; start again, and look at the"
+            f" system log of {host} if it happens again"
+        )
+    if exit_code < 0:
+        return f"ssh was ended by signal {-exit_code} on this machine; start again"
+    if found := _look_up(_OF_THE_HOST, host, errors):
+        return found
     if exit_code == _NOT_FOUND:
-        yield f"its Python was not found{said}; name the one to use with --remote-python"
+        return f"its Python was not found{said}; name the one to use with --remote-python"
     if exit_code == _NOT_EXECUTABLE:
-        yield (
+        return (
             f"its Python cannot be executed{said}; check its permissions and whether its file system is mounted"
             " noexec, or name another one with --remote-python"
         )
-    if exit_code is not None and exit_code < 0:
-        yield f"ssh was ended by signal {-exit_code} on this machine; start again"
-    if exit_code is not None:  # 0, too: of a login file that calls `exit`
-        wrote = f" and wrote: {last.rstrip('.')}" if last else ""
-        yield (
-            f"its login shell ended with exit code {exit_code} before Python started{wrote}; run `ssh {host} true`,"
-            " and correct what its login files (.bashrc) do without a terminal"
-        )
-    yield (
-        "the connection ended before the agent had started"
-        + (f": {last}" if last else "")
-        + "; start again, and"
-        f" look at the system log of {host} if it happens again"
+    # 0, too: of a login file that calls `exit`
+    wrote = f" and wrote: {last.rstrip('.')}" if last else ""
+    return (
+        f"its login shell ended with exit code {exit_code} before Python started{wrote}; run `ssh {host} true`, and"
+        " correct what its login files (.bashrc) do without a terminal, or its Python if that succeeds"
     )
+
+
+def _look_up(table: Iterable[tuple[re.Pattern[str], str]], host: str, text: str) -> str | None:
+    """Return the sentence for a text."""
+    lines = [one_line(line) for line in text.splitlines()]
+    names = {"host": host, "file": "~/.ssh/known_hosts"}
+    for pattern, sentence in table:
+        if found := next(filter(None, map(pattern.search, lines)), None):
+            names |= {"line": found.string, **found.groupdict()}
+            if sentence:
+                return sentence.format(**{name: quoted[:_LONGEST_QUOTE] for name, quoted in names.items()})
+    return None
 
 
 def last_line(text: str) -> str:

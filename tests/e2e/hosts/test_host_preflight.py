@@ -166,13 +166,15 @@ def test_names_of_one_machine_are_refused(machines: Testbed, project: Path) -> N
     assert "host key is not known" in " ".join(_found(document))
 
 
-def test_missing_interpreter_and_old_one_are_distinguished(machines: Testbed, project: Path) -> None:
+def test_missing_interpreter_old_one_and_nologin_are_distinguished(machines: Testbed, project: Path) -> None:
     code = "import sys; sys.version_info = (3, 9, 18, 'final', 0)"
     words = shlex.join([sys.executable, "-I", "-S", "-c", f"{code}; exec(sys.stdin.buffer.raw.readline())"])
     machines["n2"].run("tee", "/tmp/python", stdin=f"#!/bin/sh\nexec {words}\n".encode())
     machines["n2"].run("chmod", "755", "/tmp/python")
-    document = _doctor(machines, project, "--remote-python", "/tmp/python", hosts="n1,n2")
-    missing, *others = _found(document)
+    machines["n3"].run("ln", "-s", "/usr/sbin/nologin", "/tmp/python")
+    document = _doctor(machines, project, "--remote-python", "/tmp/python")
+    missing, nologin, *others = _found(document)
+    assert nologin.startswith("n3: the login shell of this account is nologin, which runs no command")
     assert missing.startswith("n1: its Python was not found (")
     assert f"n2: orch needs Python 3.11 or newer, and {sys.executable} is 3.9.18" in others
 

@@ -79,6 +79,9 @@ def test_reasons_are_distinguished(machines: Testbed) -> None:
     machines.cut("n3")
     log = machines.shared / "own log"
     unreached = "n0: n0 is there, but no ssh server listens on its port 22;"
+    shim = "pyenv: version `3.11.9' is not installed (set by /home/ann/.pyenv/version)"
+    said = machines.shared / "said"
+    said.write_text(f"{shim}\n")
     rows: list[tuple[dict[str, Any], str]] = [
         ({"host": "nowhere"}, "nowhere: ssh knows no host nowhere; correct the name"),
         ({"host": "n0"}, unreached),
@@ -102,6 +105,10 @@ def test_reasons_are_distinguished(machines: Testbed) -> None:
             "n1: its login shell ended with exit code 3 before Python started and wrote: no entry;"
             " run `ssh n1 true`",
         ),
+        (
+            {"host": "n1", "words": f"cat {said} >&2; exit 1"},
+            f"n1: its Python is a shim of pyenv that has no such version ({shim})",
+        ),
     ]
     done = _connect(machines, *(case for case, _ in rows))
     wrong = [
@@ -123,9 +130,10 @@ def test_host_keys_count_and_no_question_is_asked(machines: Testbed) -> None:
         changed, unknown = _connect(machines, {"host": "n1"}, {"host": "n2"})
     finally:
         known.write_text(text)
-    assert (
-        f"n1: its host key is not the one in {machines.directory}/home/.ssh/known_hosts:2" in changed["why"]
+    assert changed["why"].startswith(
+        f"n1: the host key of n1 is not the one in {machines.directory}/home/.ssh/known_hosts:2: it was"
     )
+    assert changed["why"].endswith("`ssh-keygen -R n1`")
     assert unknown["why"].startswith("n2: its host key is not known here; run `ssh n2` once")
     assert known.read_text() == text
 

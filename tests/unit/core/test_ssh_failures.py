@@ -42,6 +42,17 @@ ann@n1: Permission denied (publickey,password).\r
 NOT_FOUND = "bash: line 1: /nowhere/python3: No such file or directory"
 DENIED = "bash: line 1: /home/ann/py: Permission denied"
 NOT_EXECUTABLE = "bash: line 1: exec: /home/ann/py: cannot execute: Permission denied"
+# What shims of pyenv 2.4 print.
+MISSING_VERSION = "pyenv: version `3.11.9' is not installed (set by /home/ann/.pyenv/version)"
+ELSEWHERE = """\
+pyenv: python3: command not found
+
+The `python3' command exists in these Python versions:
+  3.11.9
+
+Note: See 'pyenv help global' for tips on allowing both
+      python2 and python3 to be found.
+"""
 CLOSED = "kex_exchange_identification: Connection closed by remote host\r\nConnection closed by UNKNOWN port 65535\r\n"
 
 # What ssh writes before it exits with 255, and the sentence that follows "n1: "; {} is the text.
@@ -96,7 +107,15 @@ CASES: dict[tuple[int | None, str], str] = {
         255,
         "ssh: Could not resolve hostname gate: Name or service not known\r\n" + CLOSED,
     ): "ssh knows no host gate;",
-    (255, CHANGED): "its host key is not the one in /home/ann/.ssh/known_hosts:2: it was installed again, or",
+    (
+        255,
+        CHANGED,
+    ): "the host key of n1 is not the one in /home/ann/.ssh/known_hosts:2: it was installed again, or"
+    " somebody answers in its place; ask its administrator, then remove the old key with `ssh-keygen -R n1`",
+    (
+        255,
+        CHANGED.replace("for n1 has", "for [gate]:2222 has") + CLOSED,
+    ): "the host key of [gate]:2222 is not the",
     (255, OPEN_KEY): "ssh ignores the key /home/ann/.ssh/id, which others can read; run `chmod",
     (255, CLOSED): "it closes connections before the login; too many may be open",
     (255, ""): "ssh failed and gave no reason; try `ssh n1 true`",
@@ -106,8 +125,15 @@ CASES: dict[tuple[int | None, str], str] = {
     (
         1,
         "This account is currently not available.\n",
-    ): "its login shell ended with exit code 1 before Python started"
-    " and wrote: This account is currently not available; run `ssh n1 true`",
+    ): "the login shell of this account is nologin, which runs no",
+    (
+        1,
+        MISSING_VERSION,
+    ): f"its Python is a shim of pyenv that has no such version ({MISSING_VERSION}); install",
+    (
+        127,
+        ELSEWHERE,
+    ): "its Python is a shim of pyenv that has no such version (pyenv: python3: command not found);",
     # A login file that ends the shell.
     (3, ""): "its login shell ended with exit code 3 before Python started; run",
     (0, ""): "its login shell ended with exit code 0 before Python started; run `ssh n1 true`",
@@ -121,7 +147,7 @@ def test_texts_of_ssh_become_sentences() -> None:
     wrong = {case: said for case, said in found.items() if not said.startswith(f"n1: {CASES[case]}")}
     assert not wrong, wrong
     # Only an unknown host key has two texts.
-    assert (len(CASES), len(set(found.values()))) == (31, 30)
+    assert (len(CASES), len(set(found.values()))) == (34, 33)
 
 
 def test_what_a_host_writes_is_quoted_safely() -> None:
