@@ -11,10 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
-from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
 from orch_within import run_within
 from spec_making import make_spec, refusal
 
@@ -77,6 +75,10 @@ def started(files: Path, index: int) -> subprocess.CompletedProcess[str]:
 
 
 def test_manifests_are_valid(here: Path) -> None:
+    # Imported here: at the top, each test process would import these schemas, which takes longer than 1 s.
+    import kubernetes_validate
+    from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
+
     version = kubernetes_validate.latest_version()
     full = "--workers 2 --memory-limit 2GiB --gpus per-task=2 -e API_TOKEN=x --claim mine"
     for words in ("--workers 3", "--workers 2 --ps 2 --evaluator --timeout 1h", full):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ipykernel", reason="ipykernel is not installed (scripts/setup dev)")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ipykernel") is None, reason="ipykernel is not installed (scripts/setup dev)"
+)
 # Reports a loss twice a second, from when the file `train` exists until `go` does.
 REPORTS = """
 import json, os, time
