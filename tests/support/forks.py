@@ -82,10 +82,14 @@ class ForkServer:
             )
         ForkServer.pids.add(self._process.pid)
 
-    def start(self, words: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path) -> ForkedProcess:
-        """Run `python WORDS`, where WORDS begin with -m MODULE or a script; stdout and stderr are appended to `log`."""
+    def start(
+        self, words: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path, progress: int | None = None
+    ) -> ForkedProcess:
+        """Run `python WORDS`, where WORDS begin with -m MODULE or a script; stdout and stderr are appended to `log`.
+
+        `progress`: the pipe to which the program reports."""
         with log.open("ab") as output:
-            return self.fork(words, output, output, _with_own_temporary(env, cwd), cwd)
+            return self.fork(words, output, output, _with_own_temporary(env, cwd), cwd, progress=progress)
 
     def fork(
         self,
@@ -95,16 +99,20 @@ class ForkServer:
         env: Mapping[str, str],
         cwd: Path,
         supervisor: socket.socket | None = None,
+        progress: int | None = None,
     ) -> ForkedProcess:
         """Run `python WORDS`. If `out` is a terminal, it becomes the one that the program controls.
 
-        `supervisor`: a connection to the kept supervisor, for `orch up`.
+        `supervisor`: a connection to the kept supervisor, for `orch up`. `progress`: the pipe for reports of a task.
         """
         ForkServer.started += 1
         reader, writer = os.pipe()
-        request = json.dumps({"words": list(words), "env": dict(env), "cwd": str(cwd)}).encode()
-        passed = [writer, out.fileno(), err.fileno(), *([] if supervisor is None else [supervisor.fileno()])]
-        socket.send_fds(self._socket, [request], passed)
+        passed = {} if progress is None else {"progress": progress}
+        if supervisor is not None:
+            passed["supervisor"] = supervisor.fileno()
+        request = {"words": list(words), "env": dict(env), "cwd": str(cwd), "passed": list(passed)}
+        descriptors = [writer, out.fileno(), err.fileno(), *passed.values()]
+        socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
         os.close(writer)
         return ForkedProcess(reader)
 
@@ -115,19 +123,20 @@ class ForkServer:
 
 
 def start_python(
-    words: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path, inherited: Sequence[int] = ()
+    words: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path, progress: int | None = None
 ) -> subprocess.Popen[bytes]:
-    """Run `python WORDS` as a new process in its own session; stdout and stderr are appended to `log`."""
+    """Like ForkServer.start(), in a new interpreter."""
+    more = {} if progress is None else {"ORCH_PROGRESS_FD": str(progress)}
     with log.open("ab") as out:
         return subprocess.Popen(
             [sys.executable, *words],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env=_with_own_temporary(env, cwd),
+            env=_with_own_temporary(env, cwd) | more,
             cwd=cwd,
             start_new_session=True,
-            pass_fds=inherited,
+            pass_fds=() if progress is None else [progress],
         )
 
 
@@ -141,7 +150,7 @@ def _with_own_temporary(env: Mapping[str, str], cwd: Path) -> dict[str, str]:
 def _serve(requests: socket.socket) -> None:
     """Fork for each request, up to the end of the requests."""
     while True:
-        text, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 4)
+        text, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 5)
         if not text:
             return
         if os.fork() == 0:
@@ -160,21 +169,24 @@ def _reap() -> bool:
         return False
 
 
-def _watch(request: dict[str, Any], status: int, out: int, err: int, *supervisor: int) -> None:
+def _watch(request: dict[str, Any], status: int, out: int, err: int, *more: int) -> None:
     """Fork the program and report its pid, then its exit status."""
     pid = os.fork()
     if pid == 0:
         os.close(status)
-        _run(request["words"], request["env"], request["cwd"], out, err, *supervisor)
+        passed = dict(zip(request["passed"], more, strict=True))
+        _run(request["words"], request["env"], request["cwd"], out, err, passed)
     os.setsid()
-    for each in (out, err, *supervisor):
+    for each in (out, err, *more):
         os.close(each)
     os.write(status, _STATUS.pack(pid))
     os.write(status, _STATUS.pack(os.waitpid(pid, 0)[1]))
     os._exit(0)
 
 
-def _run(words: list[str], env: dict[str, str], cwd: str, out: int, err: int, *supervisor: int) -> NoReturn:
+def _run(
+    words: list[str], env: dict[str, str], cwd: str, out: int, err: int, passed: Mapping[str, int]
+) -> NoReturn:
     """Run the program as `python` would, up to the exit of the process."""
     os.setsid()
     if os.isatty(out):
@@ -189,11 +201,13 @@ def _run(words: list[str], env: dict[str, str], cwd: str, out: int, err: int, *s
     os.environ.update(env)
     tempfile.tempdir = None
     show_in_proc([sys.executable, *words], env)
-    for connection in supervisor:
+    if "progress" in passed:
+        os.environ["ORCH_PROGRESS_FD"] = str(passed["progress"])
+    if "supervisor" in passed:
         from orchestrator.cli import early
         from orchestrator.links.supervisor_link import SupervisorLink
 
-        early.use_supervisor(SupervisorLink(None, socket.socket(fileno=connection)))
+        early.use_supervisor(SupervisorLink(None, socket.socket(fileno=passed["supervisor"])))
     match words:
         case ["-P", "-m", module, *arguments]:
             sys.argv = [module, *arguments]

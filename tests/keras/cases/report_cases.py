@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from case import BATCH, EXAMPLES, Place, Values, compiled, data, fit, outcome, topic
+from case import BATCH, EXAMPLES, UNEVEN, Place, Values, compiled, data, fit, outcome, topic
 
 from worker.bootstrap import cluster_facts
 from worker.bootstrap.messages import PROGRESS_FD, ProgressPipe
@@ -18,18 +18,18 @@ case = topic("")
 
 @case("counted_steps")
 def counted_steps(place: Place) -> Values:
-    """A fit that prints nothing reports its steps; the second one continues the count."""
+    """A fit of arrays that prints nothing reports its steps; the second one continues the count."""
     reader, writer = os.pipe()
     os.environ[PROGRESS_FD] = str(writer)
     cluster_facts._STEP_INTERVAL_S = 0.0  # each step is reported
     cluster_facts.count_steps(ProgressPipe())
     model = compiled(place)
-    fit(model, validation_data=data(), initial_epoch=1, epochs=2)
+    values = fit(model, *data(UNEVEN), validation_data=data(), initial_epoch=1, epochs=2)
     model.fit(*data(), batch_size=BATCH, verbose=0)
     os.close(writer)
     with os.fdopen(reader) as pipe:
         reports = [json.loads(line)["fit"] for line in pipe]
-    return {name: [fit[name] for fit in reports] for name in ("done", "start", "skips")}
+    return values | {name: [fit[name] for fit in reports] for name in ("done", "start", "skips")}
 
 
 @case("progress_of_the_chief")

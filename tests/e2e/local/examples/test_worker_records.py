@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from cluster import Trained, names_in, run_workers
+from cluster import TRAINED_EPOCHS, Trained, names_in, run_workers
 from trained_state import assert_same_training
 
 from worker.training.options.parser import parse_options
@@ -29,7 +29,7 @@ def document(directory: Path) -> Any:
 def test_history_equals_the_printed_figures(trained: Trained) -> None:
     history = document(trained.checkpoints)
     # Not anchored at the start of a line: native code writes to stderr, the same file, at any time.
-    printed = re.findall(r"epoch (\d+)/10: loss (\S+), accuracy (\S+),", trained.outputs[0])
+    printed = re.findall(rf"epoch (\d+)/{TRAINED_EPOCHS}: loss (\S+), accuracy (\S+),", trained.outputs[0])
     assert [
         (str(one["epoch"]), f"{one['loss']:.4f}", f"{one['accuracy']:.4f}") for one in history["epochs"]
     ] == printed
@@ -54,14 +54,14 @@ def test_only_the_chief_writes_event_files_and_tensorboard_reads_them(
     history = document(trained.checkpoints)
     training = scalars(trained.event_files / "train")
     assert set(training) == {"loss", "accuracy", "learning_rate", "steps_per_s"}
-    assert [step for step, _ in training["loss"]] == [45 * epoch for epoch in range(1, 11)]
+    assert [step for step, _ in training["loss"]] == [45 * epoch for epoch in range(1, TRAINED_EPOCHS + 1)]
     assert [value for _, value in training["loss"]] == pytest.approx(
         [one["loss"] for one in history["epochs"]]
     )
     assert training["learning_rate"][0][1] == pytest.approx(0.002 * 2**0.5)
     assert all(value > 0 for _, value in training["steps_per_s"])
     held_out = scalars(trained.event_files / "held_out")
-    assert held_out["accuracy"] == [(450, pytest.approx(history["held_out"]["accuracy"]))]
+    assert held_out["accuracy"] == [(45 * TRAINED_EPOCHS, pytest.approx(history["held_out"]["accuracy"]))]
 
 
 def scalars(directory: Path) -> dict[str, list[tuple[int, float]]]:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import LONGEST_RUN_S, ROOT, Trained, names_in, run_workers
+from cluster import LONGEST_RUN_S, ROOT, TRAINED_EPOCHS, Trained, names_in, run_workers
 from forks import ForkServer
 from trained_state import assert_same_training
 
@@ -34,12 +34,12 @@ EXIT_ERRORS = re.compile("tasks have crashed|heartbeat|Socket closed|UNAVAILABLE
 
 def test_workers_print_the_same_epochs_and_accuracy(trained: Trained) -> None:
     epochs = [[line for line, _ in EPOCH_LINE.findall(output)] for output in trained.outputs]
-    assert len(epochs[0]) == 10
+    assert len(epochs[0]) == TRAINED_EPOCHS
     assert epochs[0] == epochs[1]
     held_out = [HELD_OUT_LINE.findall(output) for output in trained.outputs]
     assert held_out[0] == held_out[1]
     (accuracy,) = held_out[0]
-    assert float(accuracy) >= 0.95
+    assert float(accuracy) >= 0.9
 
 
 def test_only_the_chief_prints_the_header_and_the_repair_of_keras(trained: Trained) -> None:
@@ -59,7 +59,8 @@ def test_only_the_lines_of_the_program_are_printed(trained: Trained) -> None:
 
 
 def test_checkpoint_directory_holds_the_newest_checkpoints_and_the_model(trained: Trained) -> None:
-    kept = [f"ckpt-{epoch}.{part}" for epoch in (8, 9, 10) for part in ("data-00000-of-00001", "index")]
+    epochs = range(TRAINED_EPOCHS - 2, TRAINED_EPOCHS + 1)
+    kept = [f"ckpt-{epoch}.{part}" for epoch in epochs for part in ("data-00000-of-00001", "index")]
     assert names_in(trained.checkpoints) == sorted(
         ["checkpoint", "export", "history.json", "model.keras", *kept]
     )
@@ -101,8 +102,8 @@ def test_progress_reports_every_phase_and_epoch(trained: Trained) -> None:
     ]  # fmt: skip
     assert {key for line in lines for key in line} == PROGRESS_KEYS
     ends = [line for line in lines if line["phase"] == "training" and line["step"] == line["steps"]]
-    assert {line["epoch"] for line in ends} == set(range(1, 11))
-    assert all(line["steps"] == 45 and line["epochs"] == 10 for line in ends)
+    assert {line["epoch"] for line in ends} == set(range(1, TRAINED_EPOCHS + 1))
+    assert all(line["steps"] == 45 and line["epochs"] == TRAINED_EPOCHS for line in ends)
     assert 0 < ends[-1]["loss"] < ends[0]["loss"]
     assert ends[-1]["metrics"]["accuracy"] > 0.9
     assert ends[-1]["examples_per_s"] == pytest.approx(ends[-1]["steps_per_s"] * 32)
@@ -115,37 +116,43 @@ def test_second_run_resumes_from_the_newest_readable_checkpoint(
     shared.mkdir()
     for file in filter(Path.is_file, trained.checkpoints.iterdir()):
         (shared / file.name).write_bytes(file.read_bytes())
-    torn = shared / "ckpt-10.data-00000-of-00001"
+    last, more = TRAINED_EPOCHS, TRAINED_EPOCHS + 1
+    torn = shared / f"ckpt-{last}.data-00000-of-00001"
     torn.write_bytes(torn.read_bytes()[:-5000] + bytes(5000))
-    (shared / "ckpt-11_temp").mkdir()
+    (shared / f"ckpt-{more}_temp").mkdir()
     # Parts of a checkpoint that was being deleted, and of one that was being written.
-    (shared / "ckpt-5.data-00000-of-00001").write_bytes(b"index deleted")
-    (shared / ".ckpt-11.worker-0-7.index").write_bytes(b"not renamed yet")
-    with run_workers(tmp_path, 2, ["--epochs", "11"], checkpoints=shared, forks=forks) as cluster:
+    (shared / "ckpt-1.data-00000-of-00001").write_bytes(b"index deleted")
+    (shared / f".ckpt-{more}.worker-0-7.index").write_bytes(b"not renamed yet")
+    words = ["--epochs", str(more), "--export", "none"]
+    with run_workers(tmp_path, 2, words, checkpoints=shared, forks=forks) as cluster:
         assert cluster.wait() == [0, 0], cluster.describe()
-        assert "ckpt-10 cannot be read" in cluster.outputs[0]
+        assert f"ckpt-{last} cannot be read" in cluster.outputs[0]
         for output in cluster.outputs:
-            assert "resumed at epoch 10\n" in output
-            assert [int(epoch) for _, epoch in EPOCH_LINE.findall(output)] == [10, 11]
+            assert f"resumed at epoch {last}\n" in output
+            assert [int(epoch) for _, epoch in EPOCH_LINE.findall(output)] == [last, more]
         assert [line for line, _ in EPOCH_LINE.findall(cluster.outputs[0])] == [
             line for line, _ in EPOCH_LINE.findall(cluster.outputs[1])
         ]
-        (undisturbed,) = [line for line, epoch in EPOCH_LINE.findall(trained.outputs[0]) if epoch == "10"]
-        assert EPOCH_LINE.findall(cluster.outputs[0])[0][0] == undisturbed.replace("/10:", "/11:")
+        (undisturbed,) = [
+            line for line, epoch in EPOCH_LINE.findall(trained.outputs[0]) if int(epoch) == last
+        ]
+        assert EPOCH_LINE.findall(cluster.outputs[0])[0][0] == undisturbed.replace(f"/{last}:", f"/{more}:")
     names = names_in(shared)
-    assert "ckpt-11.index" in names
-    assert not [name for name in names if "temp" in name or name.startswith((".", "ckpt-5"))]
-    assert_same_training(shared / "ckpt-10", trained.checkpoints / "ckpt-10")
+    assert f"ckpt-{more}.index" in names
+    assert not [name for name in names if "temp" in name or name.startswith((".", "ckpt-1."))]
+    assert_same_training(shared / f"ckpt-{last}", trained.checkpoints / f"ckpt-{last}")
 
 
 def test_finished_training_is_only_evaluated(trained: Trained, tmp_path: Path, forks: ForkServer) -> None:
     # A copy, because this run writes the history again and other tests read it.
     kept = shutil.copytree(trained.checkpoints, tmp_path / "kept")
     before = names_in(kept)
-    with run_workers(tmp_path, 1, ["--epochs", "10"], checkpoints=kept, forks=forks) as cluster:
+    with run_workers(
+        tmp_path, 1, ["--epochs", str(TRAINED_EPOCHS)], checkpoints=kept, forks=forks
+    ) as cluster:
         assert cluster.wait() == [0], cluster.describe()
         (output,) = cluster.outputs
-    assert "already trained for 10 epochs: nothing to train" in output
+    assert f"already trained for {TRAINED_EPOCHS} epochs: nothing to train" in output
     assert HELD_OUT_LINE.findall(output) == HELD_OUT_LINE.findall(trained.outputs[0])
     assert not EPOCH_LINE.findall(output)
     assert names_in(kept) == before
@@ -231,7 +238,7 @@ def test_one_four_and_eight_workers_learn_the_digits(workers: int, tmp_path: Pat
 
 @pytest.mark.slow
 def test_the_same_seed_trains_the_same_model(tmp_path: Path, trained: Trained) -> None:
-    with run_workers(tmp_path, 2) as cluster:
+    with run_workers(tmp_path, 2, ["--epochs", str(TRAINED_EPOCHS)]) as cluster:
         assert cluster.wait() == [0, 0], cluster.describe()
         again = [line for line, _ in EPOCH_LINE.findall(cluster.outputs[0])]
     assert again == [line for line, _ in EPOCH_LINE.findall(trained.outputs[0])]
