@@ -59,6 +59,8 @@ _TOGETHER = {
     "tests/e2e/local/examples/test_worker_equal_losses.py": "TensorFlow",
     "tests/e2e/local/examples/test_worker_mesh.py": "TensorFlow",
     "tests/e2e/local/examples/test_worker_strategies.py": "TensorFlow",
+    "tests/e2e/local/journeys/test_scripts.py": "TensorFlow",
+    "tests/keras/test_scripts_under_orch.py": "TensorFlow",
     "tests/keras/test_training.py": "TensorFlow",
 }
 # Tests on pretend machines wait most of the time. Each set runs in one process, beside tests that compute.

@@ -168,6 +168,8 @@ class Orch:
         self.directory = directory
         self.state = state
         self.kept = kept
+        # Set for all commands.
+        self.variables: dict[str, str | None] = {}
         self._started: list[Started] = []
 
     def __call__(
@@ -193,10 +195,17 @@ class Orch:
             done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
         )
 
-    def run(self, *words: str, script: str, env: dict[str, str | None] | None = None) -> Done:
-        """Run `orch up WORDS -- train.py` with this text of train.py, in this process."""
+    def run(
+        self,
+        *words: str,
+        script: str | Path,
+        then: tuple[str, ...] = (),
+        env: dict[str, str | None] | None = None,
+    ) -> Done:
+        """Run `orch up WORDS -- train.py THEN` in this process. `script` is the text of train.py, or another script."""
         before = self.run_dirs()
-        done = self._lent("up", *words, "--", self.script("train.py", script), env=env)
+        path = str(script) if isinstance(script, Path) else self.script("train.py", script)
+        done = self._lent("up", *words, "--", path, *then, env=env)
         new = [run for run in self.run_dirs() if run not in before]
         assert len(new) == 1, f"{len(new)} new runs: {done}"
         return Done(done.code, done.out, done.err, new[0])
@@ -236,7 +245,7 @@ class Orch:
 
     def environ(self, changes: dict[str, str | None] | None = None) -> dict[str, str]:
         own = {"XDG_STATE_HOME": str(self.state), "PYTHONUNBUFFERED": "1"}
-        env: dict[str, str | None] = {**os.environ, **own, **(changes or {})}
+        env: dict[str, str | None] = {**os.environ, **own, **self.variables, **(changes or {})}
         return {name: value for name, value in env.items() if value is not None}
 
     def script(self, name: str, text: str) -> str:

@@ -13,6 +13,13 @@ from kept import ROOT, Kept
 from leftover_processes import end_leftovers, processes_of
 from orch_command import Orch, remove_variables
 
+TUTORIAL_VARIABLES: dict[str, str | None] = {
+    "DIGITS": str(ROOT / "worker/training/data/digits.npz"),
+    "EPOCHS": "2",
+    "STEPS": "5",
+    "SEED": "7",
+}
+
 
 @pytest.fixture(scope="session")
 def kept() -> Iterator[Kept | None]:
@@ -53,7 +60,20 @@ def cold_orch(tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture(scope="module")
 def shared_orch(tmp_path_factory: pytest.TempPathFactory, kept: Kept | None) -> Iterator[Orch]:
     """Like `orch`, for the runs that all tests of a module look at. Start a run that stays live with `cold=True`."""
-    base = tmp_path_factory.mktemp("shared")
+    yield from _shared(tmp_path_factory.mktemp("shared"), kept)
+
+
+@pytest.fixture(scope="session")
+def tensorflow_orch(tmp_path_factory: pytest.TempPathFactory, kept: Kept | None) -> Iterator[Orch]:
+    """Like `orch`, for scripts with TensorFlow: one preloader imports it for all of them.
+
+    It fits runs with equal directories and variables, so all runs have the variables of the tutorials."""
+    for command in _shared(tmp_path_factory.mktemp("tensorflow"), kept):
+        command.variables = {**TUTORIAL_VARIABLES, "OUTPUT": str(command.state.parent / "output")}
+        yield command
+
+
+def _shared(base: Path, kept: Kept | None) -> Iterator[Orch]:
     before = {process.pid for process in processes_of(base / "state")}
     with pytest.MonkeyPatch.context() as patch:
         remove_variables(patch)

@@ -13,17 +13,15 @@ from pathlib import Path
 from xml.etree import ElementTree as Xml
 
 import pytest
-from orch_command import Finished, Orch
+from orch_command import Done, Finished, Orch
+from shared_fixtures import TUTORIAL_VARIABLES
 from waiting import lives
-
-import worker
 
 # Two workers that start TensorFlow on two busy cores.
 _START_S = 180.0
 pytestmark = pytest.mark.timeout(400)
 
 TUTORIALS = Path(__file__).resolve().parents[1] / "tutorials"
-DIGITS = Path(worker.__file__).parent / "training" / "data" / "digits.npz"
 # Relative tolerance. Printed numbers are rounded, and sums depend on the order in which workers' shares arrive.
 _CLOSE = 2e-3
 
@@ -44,7 +42,7 @@ import tensorflow as tf
 weight = tf.Variable(1.0)
 with tf.GradientTape() as tape:
     loss = weight * weight
-weight.assign_sub(tape.gradient(loss, weight))
+tf.keras.optimizers.SGD().apply([tape.gradient(loss, weight)], [weight])
 print("trained", flush=True)
 """
 # worker:1 exits in a callback.
@@ -130,24 +128,22 @@ model.fit(np.ones((8, 3), "float32"), np.ones((8, 1), "float32"), verbose=0)
 class Trained:
     """A finished run of a tutorial. `results`: the printed numbers of each worker."""
 
-    done: Finished
+    done: Done
     results: list[list[float]]
     files: Path
 
 
-def _train(orch: Orch, tutorial: str, *words: str, method: str = "fork") -> Trained:
-    """Run `orch up WORDS TUTORIAL`."""
-    files = orch.directory.parent / f"files-{len(orch.run_dirs())}"
-    env = {"DIGITS": str(DIGITS), "OUTPUT": str(files), "EPOCHS": "2", "STEPS": "5", "SEED": "7"}
-    started = orch.start("-v", "up", "-n", "2", *words, str(TUTORIALS / tutorial), env={**env})
-    done = started.finish(_START_S)
+def _train(orch: Orch, tutorial: str, *words: str, named: bool = False, method: str = "fork") -> Trained:
+    """Run `orch up WORDS TUTORIAL`. `named`: under a Python that the command names."""
+    files = Path(orch.variables["OUTPUT"] or "")
+    before = set(orch.directory.iterdir())
+    script, *then = [*([Path(sys.executable)] if named else []), TUTORIALS / tutorial]
+    done = orch.run("-v", "-n", "2", *words, script=script, then=tuple(map(str, then)))
     assert done.code == 0, done.out + done.err
-    run = orch.run_dirs()[-1]
-    assert orch.methods(run) == {method}
-    assert not any(lives(event["pid"]) for event in orch.events("task_started", run))
-    assert not list(orch.directory.iterdir()), "a run leaves nothing in the user's directory"
-    results = [_results((run / "logs" / f"worker-{index}.log").read_text()) for index in (0, 1)]
-    return Trained(done, results, files)
+    assert orch.methods(done.run) == {method}
+    assert not any(lives(event["pid"]) for event in done.events("task_started"))
+    assert set(orch.directory.iterdir()) == before, "a run leaves nothing in the user's directory"
+    return Trained(done, [_results(done.log(f"worker-{index}")) for index in (0, 1)], files)
 
 
 def _results(log: str) -> list[float]:
@@ -171,26 +167,26 @@ def _two_ports() -> tuple[int, int]:
         return one.getsockname()[1], other.getsockname()[1]
 
 
-def test_keras_tutorial_trains_on_forked_workers(orch: Orch) -> None:
-    trained = _train(orch, "multi_worker_keras.py", "--expect-cluster", "--")
+def test_keras_tutorial_trains_on_forked_workers(tensorflow_orch: Orch) -> None:
+    trained = _train(tensorflow_orch, "multi_worker_keras.py", "--expect-cluster")
     assert "orch: preloaded tensorflow, keras in " in trained.done.err
     assert "never joined" not in trained.done.err
-    assert [task["joined"] for task in orch.result()["tasks"]] == [True, True]
+    assert [task["joined"] for task in trained.done.result["tasks"]] == [True, True]
     first, second = trained.results
     assert len(first) == 2 and first == second, "all workers see the same losses"
     assert (trained.files / "keras-model.keras").stat().st_size > 10_000
     assert list((trained.files / "ckpt").glob("ckpt-*.index"))
     assert not list(trained.files.glob("backup-*")), "which Keras removes when it is done"
     # worker:0 trains the loaded model then.
-    progress = orch.task("worker:1")["progress"]
+    progress = tensorflow_orch.task("worker:1", trained.done.run.name)["progress"]
     steps = {"phase": "training", "epoch": 2, "epochs": 2, "step": 5, "steps": 5}
     assert steps.items() <= progress.items()
     assert progress["loss"] > 0 and progress["steps_per_s"] > 0 and set(progress["metrics"]) == {"accuracy"}
-    assert orch.events("task_progressed")[0]["progress"]["phase"] == "importing"
+    assert trained.done.events("task_progressed")[0]["progress"]["phase"] == "importing"
 
 
-def test_script_without_a_strategy_is_called_copies_and_refused_on_request(orch: Orch) -> None:
-    done = orch("up", "-n", "2", "--expect-cluster", "--", orch.script("train.py", ALONE))
+def test_script_without_a_strategy_is_called_copies_and_refused_on_request(tensorflow_orch: Orch) -> None:
+    done = tensorflow_orch.run("-n", "2", "--expect-cluster", script=ALONE)
     assert done.code == 1, done.out + done.err
     assert done.out.count("trained") == 2
     first, *_, last = done.err.splitlines()
@@ -199,7 +195,7 @@ def test_script_without_a_strategy_is_called_copies_and_refused_on_request(orch:
         " create a MultiWorkerMirroredStrategy, or use --workers 1"
     )
     said = "train.py never joined the cluster: 2 independent copies were trained."
-    assert said in last and orch.result()["cause"]["kind"] == "not_distributed"
+    assert said in last and done.result["cause"]["kind"] == "not_distributed"
 
 
 @pytest.mark.slow
@@ -232,8 +228,10 @@ def test_wait_at_an_address_of_the_scripts_own_is_ended_and_named(orch: Orch) ->
 @pytest.mark.slow
 def test_custom_loop_has_the_same_results_forked_and_spawned(orch: Orch) -> None:
     """Under a named Python, too."""
-    forked = _train(orch, "custom_loop.py", "--", sys.executable)
-    spawned = _train(orch, "custom_loop.py", "--start", "spawn", "--", method="spawn")
+    orch.variables = {**TUTORIAL_VARIABLES, "OUTPUT": str(orch.directory.parent / "forked")}
+    forked = _train(orch, "custom_loop.py", named=True)
+    orch.variables["OUTPUT"] = str(orch.directory.parent / "spawned")
+    spawned = _train(orch, "custom_loop.py", "--start", "spawn", method="spawn")
     assert "orch: preloaded tensorflow, tf_keras in " in forked.done.err
     assert "orch: not preloaded: --start spawn asks for it" in spawned.done.err
     why = "uses reset_states of a metric, which Keras 3 does not have: tf_keras is used"

@@ -178,6 +178,7 @@ def _unlike(ours: list[object], theirs: list[object]) -> list[tuple[object, obje
     return [pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1]]
 
 
+@pytest.mark.slow
 def test_next_run_does_not_import_tensorflow_again(warm: WarmOrch) -> None:
     script = warm.orch.script("train.py", _FITS)
     for units in ("1", "2"):
