@@ -109,8 +109,7 @@ def _ask(view: RunView, force: bool) -> bool:
     view.refresh()
     if not view.is_live:
         return False
-    job = view.record.job
-    if job is not None and view.state.phase is RunPhase.QUEUED and _end_queued(view, job):
+    if (job := _waits_for_job(view)) and view.record.job_mark and _end_queued(view, job):
         return True
     if not _is_socket(view.paths.control):
         return False
@@ -118,14 +117,23 @@ def _ask(view: RunView, force: bool) -> bool:
     return answer is not None and bool(answer.get("ok"))
 
 
+def _waits_for_job(view: RunView) -> str | None:
+    """Return the Slurm job that the run waits for, and that has not started."""
+    from orchestrator.store.runs.slurm_jobs import JobPhase, job_status
+
+    record = view.record
+    if record.job is None or view.state.phase is not RunPhase.QUEUED:
+        return None
+    is_waiting = job_status(record.job, record.cluster, record.job_mark).phase is JobPhase.WAITING
+    return record.job if is_waiting else None
+
+
 def _end_queued(view: RunView, job: str) -> bool:
-    """End a run that waits for its Slurm job. False if the job has started, or Slurm does not answer."""
+    """End a run that waits for its Slurm job. False if the job has just started, or Slurm does not answer."""
     from orchestrator.core.lifecycle.outcome import Findings, run_result
     from orchestrator.store.runs import slurm_jobs
     from orchestrator.store.runs.writer import RunStore
 
-    if slurm_jobs.job_status(job, view.record.cluster).phase is not slurm_jobs.JobPhase.WAITING:
-        return False
     try:
         # Under the run's lock, so that a job that starts now finds no run to continue.
         store = RunStore.adopt(view.paths.root, None)
@@ -174,6 +182,9 @@ def _wait_until_gone(view: RunView, force: bool, has_order: bool) -> None:
         if not has_order and now >= signal_due:
             if liveness is Liveness.UNKNOWN:
                 raise unknown_liveness(view)
+            if job := _waits_for_job(view):
+                text = f"it waits for Slurm's job {job}, which orch did not submit; `scancel {job}` ends it"
+                raise EngineError(f"{view.record.id}: {text}")
             signal_supervisor(view.record, view.paths, signal.SIGTERM)
             # The second SIGTERM kills.
             signal_due = now + _LISTENS_WITHIN_S if force else deadline

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import secrets
 import shlex
 import subprocess
 import time
@@ -29,7 +31,7 @@ from orchestrator.store.runs.catalog import take_name
 from orchestrator.store.runs.paths import RunPaths
 from orchestrator.store.runs.reader import RunView
 from orchestrator.store.runs.record import RunRecord, boot_id
-from orchestrator.store.runs.slurm_jobs import NOT_SHARED, ask, own_cluster
+from orchestrator.store.runs.slurm_jobs import NOT_SHARED, ask, marked_comment, own_cluster
 from orchestrator.store.runs.writer import RunStore, new_run_id
 
 # The job in the environment of the script. It may hold secrets, which belong neither on a disk nor on a command line.
@@ -73,17 +75,18 @@ def submit(up: UpRequest) -> Run:
             " that calls `orch up` (`orch export slurm` writes it)"
         )
     name_lock = take_name(spec.name, spec.name_is_explicit)
+    mark = secrets.token_hex(16)
     try:
         store = RunStore.create(new_run_id(spec.name), spec.log_dir, name_lock, up.existing)
     except OSError as error:
         raise UsageError(f"the run's files cannot be made: {error.filename}: {error.strerror}") from error
     try:
-        queued = _submit_job(spec, store.paths)
+        queued = _submit_job(spec, store.paths, mark)
     except BaseException:
         store.discard()
         raise
     try:
-        store.publish(_record(spec, store.paths, queued.job))
+        store.publish(_record(spec, store.paths, queued.job, mark))
     except BaseException:
         ask("scancel", queued.job)
         raise
@@ -101,7 +104,7 @@ def submit(up: UpRequest) -> Run:
     return Run(view)
 
 
-def _submit_job(spec: JobSpec, paths: RunPaths) -> Queued:
+def _submit_job(spec: JobSpec, paths: RunPaths, mark: str) -> Queued:
     text = spec.model_dump_json()
     if (size := len(text.encode())) > _MOST_BYTES:
         raise UsageError(
@@ -122,7 +125,11 @@ def _submit_job(spec: JobSpec, paths: RunPaths) -> Queued:
         command=shlex.join(_program(paths)),
     )
     environ = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_SBATCH}
-    job = _call_sbatch([*words, *job_words(spec)], script, {**environ, SPEC_VARIABLE: text})
+    own = job_words(spec)
+    # The user's comment stays: sbatch takes the last one.
+    comments = re.findall(r"(?m)^--comment[=\n](.*)", "\n".join(own))
+    comment = " ".join([*comments[-1:], marked_comment(mark)])
+    job = _call_sbatch([*words, *own, f"--comment={comment}"], script, {**environ, SPEC_VARIABLE: text})
     try:
         queued = ask_queue(job)
         refuse_endless_wait(queued)
@@ -191,7 +198,7 @@ def _program(paths: RunPaths) -> list[str]:
     return isolated("orchestrator.cli.submitted", *words, also_needs=("typer", "click"))
 
 
-def _record(spec: JobSpec, paths: RunPaths, job: str) -> RunRecord:
+def _record(spec: JobSpec, paths: RunPaths, job: str, mark: str) -> RunRecord:
     """The record until a supervisor takes the run over."""
     return RunRecord(
         id=paths.run_id,
@@ -207,6 +214,7 @@ def _record(spec: JobSpec, paths: RunPaths, job: str) -> RunRecord:
         versions={},
         spec=spec.masked().model_dump(mode="json"),
         job=job,
+        job_mark=mark,
         cluster=own_cluster(),
     )
 

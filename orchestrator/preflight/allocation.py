@@ -229,6 +229,8 @@ class _Allocation:
         self._process.wait()
         rest = os.read(self._process.stderr.fileno(), _READ_BYTES) if self._process.stderr else b""
         text = errors + rest.decode(errors="replace")
+        if self._pending_job and (end := end_of_state(job_state(self._pending_job))):
+            return f"Slurm's job {self._pending_job} {end} while it was queued"
         if "setpriv: " in text and "No such file" in text:
             return missing("salloc")
         return refusal(text)
@@ -276,8 +278,9 @@ def missing(program: str) -> str:
 
 def refusal(text: str) -> str:
     """Return the messages of salloc or sbatch in words for the user, with advice where there is some."""
-    lines = [one_line(line).strip() for line in text.splitlines() if "error" in line or "setpriv" in line]
-    said = "; ".join(dict.fromkeys(lines))[:_LONGEST_QUOTE] or "it gave no reason"
+    lines = [one_line(line).strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line or "setpriv" in line]
+    said = "; ".join(dict.fromkeys(errors or lines))[:_LONGEST_QUOTE] or "it gave no reason"
     advice = next((advice for words, advice in _ADVICE if words.lower() in text.lower()), None)
     return f"Slurm refuses the allocation: {said}" + (f"; {advice}" if advice else "")
 

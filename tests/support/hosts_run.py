@@ -141,7 +141,7 @@ def run_commands(
     Return the exit code and stderr of each.
     """
     lines = "".join(f"{json.dumps(command)}\n" for command in commands)
-    path = {"PYTHONPATH": str(Path(__file__).parent)}
+    path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
     done = machine.run(sys.executable, "-c", _COMMANDS, stdin=lines.encode(), env=path)
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 

@@ -57,7 +57,7 @@ def _liveness_in_job(record: RunRecord, job: str, held: Held) -> Liveness:
     """Judge a run whose lock is free: it waits for its job, or is on a file system that does not share locks."""
     from orchestrator.store.runs.slurm_jobs import JobPhase, job_status
 
-    match job_status(job, record.cluster).phase:
+    match job_status(job, record.cluster, record.job_mark).phase:
         case JobPhase.UNKNOWN:
             return Liveness.UNKNOWN
         case JobPhase.ENDED:

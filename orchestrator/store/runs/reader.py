@@ -137,7 +137,7 @@ class RunView:
             return None
         from orchestrator.store.runs.slurm_jobs import NOT_SHARED, job_status
 
-        status = job_status(self.record.job, self.record.cluster)
+        status = job_status(self.record.job, self.record.cluster, self.record.job_mark)
         if status.exit_code == NOT_SHARED:
             place = self.paths.root.parent
             return (
@@ -237,7 +237,7 @@ class RunView:
             return self.state
         from orchestrator.store.runs.slurm_jobs import JobPhase, job_status
 
-        status = job_status(job, self.record.cluster)
+        status = job_status(job, self.record.cluster, self.record.job_mark)
         if status.phase is JobPhase.WAITING:
             queued = JobQueued(
                 at=time.time(), mono=self._last_mono, job=job, reason=status.reason, start=status.start

@@ -54,7 +54,8 @@ class RunRecord(BaseModel):
 
     `directory` is the working directory of `up`, `host` the name of its machine. `started_at` is in Unix seconds,
     `started_mono` in seconds of CLOCK_MONOTONIC on that machine. Secrets in `spec` are masked. `job`: the Slurm job on
-    whose node the supervisor runs, or will run; `cluster`: the name of its cluster.
+    whose node the supervisor runs, or will run; `cluster`: the name of its cluster. `job_mark`: a secret of a job that
+    orch submitted (see marked_comment()); empty for another job, which orch does not cancel.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
@@ -73,6 +74,7 @@ class RunRecord(BaseModel):
     versions: dict[str, str]
     spec: dict[str, Any]
     job: Annotated[str, Field(pattern=r"^[0-9]{1,12}(_[0-9]{1,12})?$")] | None = None
+    job_mark: Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")] = ""
     cluster: str = ""
     earlier_clocks: tuple[EarlierClock, ...] = ()
 

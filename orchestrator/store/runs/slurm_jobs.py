@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import re
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from orchestrator.core.text.clean import one_line
+from orchestrator.store.ownership import is_own_user
 
 # The exit code of the script of `orch up -d` on a node that does not have the run's directory.
 NOT_SHARED = 72
@@ -101,7 +103,7 @@ class _Answer:
 class _Known:
     """The answers of Slurm. `silent_until`: end of the pause after a question without an answer (monotonic seconds)."""
 
-    answers: dict[str, _Answer] = field(default_factory=dict)
+    answers: dict[tuple[str, str], _Answer] = field(default_factory=dict)
     cluster: str = ""
     silent_until: float = -math.inf
 
@@ -123,35 +125,47 @@ def job_number(job: str) -> str:
     return job.partition("_")[0]
 
 
-def job_status(job: str, cluster: str) -> JobStatus:
-    """Return what Slurm says about a job of a cluster. An answer may be some seconds old."""
-    last = _known.answers.get(job)
+def marked_comment(mark: str) -> str:
+    """The word in the comment of a job by which orch knows that it submitted the job for the run with this mark.
+
+    Other users may read the comment. They cannot tell the mark from it, and prepare a run that names this job.
+    """
+    return f"orch:{hashlib.sha256(mark.encode()).hexdigest()[:16]}"
+
+
+def job_status(job: str, cluster: str, mark: str) -> JobStatus:
+    """Return what Slurm says about a job of a cluster. An answer may be some seconds old.
+
+    A job that does not have the mark is another one, and unknown. `mark` is empty for a job that orch did not submit.
+    """
+    last = _known.answers.get((job, mark))
     if last is not None and last.is_fresh:
         return last.status
     if _has_timed_out():
         return JobStatus(JobPhase.UNKNOWN)
-    status = _ask_about(job, cluster)
+    status = _ask_about(job, cluster, mark)
     now = time.monotonic()
     since = last.since if last is not None and last.status == status else now
-    _known.answers[job] = _Answer(now, since, status)
+    _known.answers[job, mark] = _Answer(now, since, status)
     return status
 
 
-def _ask_about(job: str, cluster: str) -> JobStatus:
-    found = _run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%r|%S")
+def _ask_about(job: str, cluster: str, mark: str) -> JobStatus:
+    found = _run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%r|%S|%U|%k")
     if found is None:
         return JobStatus(JobPhase.UNKNOWN)
     code, text, errors = found
     # Another cluster that has the same home directory has other jobs.
     if (code and _UNKNOWN_JOB not in errors) or own_cluster() != cluster:
         return JobStatus(JobPhase.UNKNOWN)
-    state, _, rest = text.strip().partition("|")
-    reason, _, start = (one_line(part) for part in rest.partition("|"))
+    state, reason, start, uid, comment = (*map(one_line, text.strip().split("|", 4)), "", "", "", "", "")[:5]
+    if mark and not (uid.isdigit() and is_own_user(int(uid)) and marked_comment(mark) in comment.split()):
+        state = ""
     if state in _WAITING:
         return JobStatus(JobPhase.WAITING, state, reason, "" if start == "N/A" else start)
     if state in _RUNNING:
         return JobStatus(JobPhase.RUNNING, state)
-    return JobStatus(JobPhase.ENDED, one_line(state), exit_code=_exit_code(job) if state else None)
+    return JobStatus(JobPhase.ENDED, state, exit_code=_exit_code(job) if state else None)
 
 
 def _exit_code(job: str) -> int | None:

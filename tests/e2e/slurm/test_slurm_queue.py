@@ -14,7 +14,7 @@ import psutil
 import pytest
 from hosts_run import is_whole
 from login_node import NODES, LoginNode, all_nodes_taken
-from orch_command import ORCH
+from orch_command import ORCH, read_document
 from slurm import Slurm
 from testbed import Testbed
 from waiting import PATIENCE_S, until
@@ -34,12 +34,44 @@ def test_queued_detached_run_leaves_the_queue_when_it_is_stopped_or_cancelled(
         result = login.result(login.runs / stopped)
         assert (result["outcome"], result["exit_code"]) == ("stopped", 143)
 
-        cancelled = login.orch("up", "-d", *NODES, *counting).stdout.strip()
+        options = ("--slurm", "--comment=mine", *NODES)
+        cancelled = login.orch("up", "-d", *options, *counting).stdout.strip()
         job = login.status(cancelled)["queued"]["job"]
+        comment = machines["n0"].run("squeue", "-h", "-j", job, "-o", "%k", env=slurm.environ).stdout
+        assert comment.startswith("mine orch:")
         machines["n0"].run("scancel", job, env=slurm.environ)
         until(lambda: login.status(cancelled)["state"] == "lost")
         assert f"Slurm's job {job} was cancelled" in login.orch("status", cancelled).stderr
         assert login.orch("wait", cancelled, check=False).returncode == 125
+
+
+def test_prepared_run_directory_cancels_no_other_job(
+    login: LoginNode, machines: Testbed, slurm: Slurm, counting: tuple[str, ...]
+) -> None:
+    """Its record names a job that another run of this user waits for, and all that others can know about it."""
+    words = ("sbatch", "--parsable", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
+    with all_nodes_taken(slurm) as taken:
+        prepared = login.orch("up", "-d", *NODES, *counting).stdout.strip()
+        own = login.status(prepared)["queued"]["job"]
+        comment = machines["n0"].run("squeue", "-h", "-j", own, "-o", "%k", env=slurm.environ).stdout.strip()
+        machines["n0"].run("scancel", own, env=slurm.environ)
+        sent = machines["n0"].run(
+            *words, f"--comment={comment} x", f"--job-name=orch-{login.project.name}", env=slurm.environ
+        )
+        other = sent.stdout.strip()
+        document = read_document(login.directory / "run.json")
+        refused = f"which orch did not submit; `scancel {other}` ends it"
+        for mark, said in (
+            ("", refused),
+            ("0" * 32, "was not running"),
+            (comment.partition(":")[2], "was not"),
+        ):
+            changed = {**document, "job": other, "job_mark": mark}
+            (login.directory / "run.json").write_text(json.dumps(changed))
+            done = login.orch("down", prepared, check=False)
+            assert [line.split()[0] for line in slurm.queue()] == [other, taken]
+            assert said in done.stderr
+        machines["n0"].run("scancel", other, env=slurm.environ)
 
 
 @pytest.mark.slow
@@ -160,18 +192,25 @@ def test_detached_run_is_attached_to_from_the_login_node(
 def test_queued_run_in_the_foreground_is_stopped(
     up: Any, slurm: Slurm, machines: Testbed, project: Path
 ) -> None:
-    numbers = {"down": None, "interrupt": signal.SIGINT, "hang up": signal.SIGHUP}
+    numbers = {"down": None, "scancel": None, "interrupt": signal.SIGINT, "hang up": signal.SIGHUP}
     with all_nodes_taken(slurm) as other:
         for how, number in numbers.items():
             run = up(*NODES, "--", "true", hosts=None, env=slurm.environ)
             until(lambda run=run: "is queued: " in run.text)
-            if number is None:
+            if how == "scancel":
+                (job,) = {line.split()[0] for line in slurm.queue()} - {other}
+                machines["n0"].run("scancel", job, env=slurm.environ)
+            elif how == "down":
                 machines["n0"].run(str(ORCH), "down", "--as-root-anyway", cwd=project)
             else:
                 signal_orch(machines, "up", number)
             result = run.finish()
-            code = 130 if how == "interrupt" else 143
-            assert (result["outcome"], result["exit_code"]) == ("stopped", code), how
+            if how == "scancel":
+                assert f"Slurm's job {job} was cancelled while it was queued" in result["cause"]["text"]
+                assert result["exit_code"] == 2
+            else:
+                code = 130 if how == "interrupt" else 143
+                assert (result["outcome"], result["exit_code"]) == ("stopped", code), how
             until(lambda: [line.split()[0] for line in slurm.queue()] == [other])
             # Each run is the only one.
             machines["n0"].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")

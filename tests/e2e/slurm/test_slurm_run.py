@@ -130,11 +130,11 @@ REFUSED: list[tuple[tuple[str, ...], dict[str, str], str]] = [
     (("--nodes", "1", "--network", "private"), {}, "a private network exists on one machine only"),
     (("--nodes", "1", "--sync"), {}, "on a file system that all nodes have"),
     (("--nodes", "1", "--time", "2m"), {}, "2m is not longer than --notice 2m"),
-    (("--nodes", "1", "--slurm", "--nonsense"), {}, "Slurm refuses the allocation"),
+    (("--nodes", "1", "--slurm", "--nonsense"), {}, "salloc: unrecognized option '--nonsense'"),
     (("-d", "--nodes", "5"), {}, "the partition does not have such nodes"),
     (("-d", "--nodes", "1", "--partition", "nope"), {}, "name one with --partition"),
     (("-d", "--nodes", "1"), {"SLURM_JOB_ID": "7"}, "in the allocation of Slurm's job 7"),
-    (("-d", "--nodes", "1", "--slurm", "--nonsense"), {}, "Slurm refuses the allocation"),
+    (("-d", "--nodes", "1", "--slurm", "--nonsense"), {}, "sbatch: unrecognized option '--nonsense'"),
 ]
 
 
