@@ -44,7 +44,11 @@ CHECKS_OF_UP = (
     directories.check_state_writable,
 )
 # `orch up` shows their warnings before it starts.
-WARNINGS_OF_UP: tuple[Check, ...] = (directories.check_shared_directories, resources.check_memory_limit)
+WARNINGS_OF_UP: tuple[Check, ...] = (
+    settings.check_allocation,
+    directories.check_shared_directories,
+    resources.check_memory_limit,
+)
 
 
 def all_checks() -> tuple[Check, ...]:
@@ -55,6 +59,7 @@ def all_checks() -> tuple[Check, ...]:
         settings.check_settings,
         settings.check_depth,
         settings.check_builtin_options,
+        settings.check_allocation,
         settings.check_cluster,
         directories.check_output_directories,
         directories.check_shared_directories,

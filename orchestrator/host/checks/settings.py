@@ -50,6 +50,15 @@ def check_depth(context: Context) -> Iterator[Finding]:
         yield problem("settings", text, fix=fix)
 
 
+def check_allocation(context: Context) -> Iterator[Finding]:
+    nodes = context.environ.get("SLURM_JOB_NUM_NODES", "")
+    if nodes.isdecimal() and int(nodes) > 1 and not context.spec.is_remote:
+        text = (
+            f"all tasks run on this machine, and not on the {nodes[:_LONGEST_QUOTE]} nodes of this Slurm job"
+        )
+        yield warning("settings", text, where="SLURM_JOB_NUM_NODES", fix="`--engine slurm` uses the nodes")
+
+
 def check_cluster(context: Context) -> Iterator[Finding]:
     if context.separate_training is not None:
         yield warning("cluster", context.separate_training, fix=cluster_advice(context.spec))

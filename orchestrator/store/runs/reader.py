@@ -18,6 +18,7 @@ from orchestrator.core.state.events import Event, JobQueued, JobStarted, Progres
 from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import RunResult
 from orchestrator.core.state.state import RunPhase, RunState
+from orchestrator.core.text.durations import format_duration
 from orchestrator.store.directory import Directory
 from orchestrator.store.files import SharedFile, exists, read_bytes, read_object
 from orchestrator.store.open_files import parse_object
@@ -37,6 +38,8 @@ from orchestrator.store.runs.record import FIRST_LINE_BEGINS, RunRecord, read_re
 
 # Bound for a plausible number of bytes or percent.
 _MAX_USAGE = 1e18
+# Seconds without a sample after which a user is told. An NFS client may find an older file for 60 s.
+_SILENT_S = 60.0
 _EVENTS_BEGIN = (FIRST_LINE_BEGINS, EVENT_BEGINS)
 Usage = dict[str, dict[str, float]]
 
@@ -145,7 +148,9 @@ class RunView:
                 " (XDG_STATE_HOME, --log-dir)"
             )
         log = f"; see {self.paths.job_log}" if status.exit_code and exists(self.paths.job_log) else ""
-        return status.end and f"Slurm's job {self.record.job} {status.end}{log}"
+        was_started = status.state == "NODE_FAIL" and self.record.supervisor_pid
+        where = f"; the supervisor was on node {self.record.host}" if was_started else ""
+        return status.end and f"Slurm's job {self.record.job} {status.end}{where}{log}"
 
     @property
     def can_be_removed(self) -> bool:
@@ -264,6 +269,9 @@ class RunView:
             said += [self._why_lost()]
         if self.liveness is Liveness.UNKNOWN:
             said.append(f"whether the run is live is unknown: {self.paths.lock} cannot be checked from here")
+        if (silent_s := self._silent_s()) > _SILENT_S:
+            silence = format_duration(round(silent_s))
+            said.append(f"no sign from the supervisor for {silence}, on node {self.record.host}")
         if self.is_trimmed:
             said.append("its events and logs have been removed; this is what its result says")
         elif self._events_are_missing():
@@ -271,6 +279,13 @@ class RunView:
                 "events.jsonl is missing or damaged: little more is known than whether the run is live"
             )
         return said
+
+    def _silent_s(self) -> float:
+        """Seconds since the last sample of a supervisor on another machine, which writes them while tasks run."""
+        is_expected = self.record.job is not None and self.state.phase is RunPhase.RUNNING
+        at = (read_object(self.paths.sample) or {}).get("at") if is_expected else None
+        is_time = isinstance(at, int | float) and abs(at) < _MAX_USAGE
+        return time.time() - at if at is not None and is_time else 0.0
 
     def result(self) -> RunResult | None:
         """Return the contents of result.json; None if it is missing, damaged or another run's.

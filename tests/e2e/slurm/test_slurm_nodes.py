@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from batch_run import BatchRun
-from login_node import NODES
+from login_node import NODES, LoginNode
 from orch_command import ORCH
 from slurm import Slurm
 from testbed import Testbed
@@ -182,6 +182,26 @@ def test_run_that_has_lost_a_node_ends_its_job(batch: BatchRun, where: str) -> N
         return
     job = machines["n0"].run("scontrol", "show", "job", "--oneliner", batch.job, env=environ).stdout
     assert {"JobState=FAILED", f"ExitCode={_LOST}:0", "Restarts=0"} <= set(job.split())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_detached_run_whose_first_node_has_no_power_names_it(
+    login: LoginNode, slurm: Slurm, machines: Testbed, counting: tuple[str, ...]
+) -> None:
+    """Before Slurm misses the node, and in the end."""
+    slurm.configure(SlurmdTimeout="100")
+    login.orch("up", "-d", "--slurm", "--no-requeue", *NODES, *counting)
+    until(lambda: len(login.events("task_ready")) == 3)
+    slurm.turn_off("n1")
+    try:
+        until(lambda: "no sign from the supervisor for 1m" in login.orch("status").stderr, 150)
+        assert ", on node n1" in login.orch("status").stderr
+        until(lambda: "lost" in login.status()["state"], 200)
+        assert "has lost a node; the supervisor was on node n1" in login.orch("status").stderr
+    finally:
+        slurm.turn_on("n1")
+        machines["n1"].run("sh", "-c", "rm -rf /tmp/orch-*")
 
 
 @pytest.mark.slow

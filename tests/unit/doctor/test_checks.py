@@ -101,6 +101,10 @@ CASES = [
     case("note tf_keras: not installed | tf_keras~=2.21.0", python=packages(tf_keras=None)),
     case("warning tf_keras: another TensorFlow | ~=2.21.0", python=packages(tf_keras="2.18.0")),
     case("warning keras: KERAS_BACKEND is jax | --env KERAS_BACKEND", **env(KERAS_BACKEND="jax")),
+    case(
+        "warning settings: all tasks run on this machine, and not on the 3 nodes | --engine slurm",
+        environ={"SLURM_JOB_NUM_NODES": "3"},
+    ),
     case("note environment: its own instead | unset TF_CONFIG", environ={"TF_CONFIG": "{}"}),
     case("note environment: hides |", environ={"TF_CPP_MIN_LOG_LEVEL": "2"}),
     case("note environment: SO_REUSEADDR | unset", environ={"TF_GRPC_REUSE_PORT": "0"}),

@@ -4,14 +4,16 @@ programs of Slurm are scripts here."""
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 from orch_command import ORCH
-from run_records import make_run, view_of
+from run_records import make_run, one_task, view_of
 from terminal_signals import restore_terminal_signals
 from waiting import PATIENCE_S, until
 
@@ -125,6 +127,23 @@ def test_lost_run_is_closed_with_the_end_of_its_job(slurm_says: Programs) -> Non
         assert result is not None and result.cause is not None
         assert (result.outcome, result.exit_code) == ("lost", 125)
         assert text in result.cause.text
+
+
+def test_supervisor_that_gives_no_sign_is_named_with_its_node(slurm_says: Programs) -> None:
+    """Slurm itself misses a node after minutes, and then knows only that the job has lost one."""
+    slurm_says("RUNNING|None|N/A")
+    run = free_run()
+    with (run.paths.root / "events.jsonl").open("a") as events:
+        events.writelines(each.model_dump_json() + "\n" for each in one_task(run.record.started_mono))
+    for at, silence in ((time.time() - 100, "1m40s"), (time.time() - 50, None), ("x", None), (-1e999, None)):
+        (run.paths.root / "sample.json").write_text(json.dumps({"at": at}))
+        run.refresh()
+        said = [] if silence is None else [f"no sign from the supervisor for {silence}, on node n1"]
+        assert run.remarks() == said, at
+    slurm_jobs._known.answers.clear()
+    slurm_says("NODE_FAIL|None|N/A")
+    run.refresh()
+    assert run.end_of_job() == f"Slurm's job {run.record.job} has lost a node; the supervisor was on node n1"
 
 
 def test_words_of_the_command_explain_the_end_of_a_step(slurm_says: Programs) -> None:
