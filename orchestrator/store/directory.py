@@ -233,8 +233,17 @@ class Directory:
         return self._open_file(name, os.O_RDONLY)
 
     def open_private(self, name: str, flags: int) -> int:
-        """Open a file with these flags of open(2), create it with mode 0600 if it is missing. NotOurs, OSError."""
-        return self._open_file(name, flags | os.O_CREAT)
+        """Open a file with these flags of open(2), create it with mode 0600 if it is missing. NotOurs, OSError.
+
+        With O_TRUNC, a file with a second hard link is replaced: the other one may be any file of this user."""
+        fd = self._open_file(name, (flags & ~os.O_TRUNC) | os.O_CREAT)
+        if flags & os.O_TRUNC and os.fstat(fd).st_nlink > 1:
+            os.close(fd)
+            self.unlink(name)
+            return self._open_file(name, flags | os.O_CREAT | os.O_EXCL)
+        if flags & os.O_TRUNC:
+            os.ftruncate(fd, 0)
+        return fd
 
     def read_bytes(self, name: str, limit: int = MAX_DOCUMENT_BYTES) -> bytes | None:
         """Return the first `limit` bytes of a file; None if it cannot be read."""

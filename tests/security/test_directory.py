@@ -151,7 +151,21 @@ def test_file_of_others_is_neither_read_nor_written(
     with Directory.open(place) as directory:
         assert directory.read_object("file") is None
         with pytest.raises(NotOurs, match=reason):
-            directory.open_private("file", os.O_WRONLY | os.O_APPEND)
+            directory.open_private("file", os.O_WRONLY | os.O_TRUNC)
+    assert (place / "file").read_text() == "{}"
+
+
+def test_log_with_a_second_hard_link_is_replaced(place: Path, tmp_path: Path) -> None:
+    """A prepared state directory may have a link to any file of this user."""
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    (place / "log").hardlink_to(precious)
+    with Directory.open(place) as directory:
+        for text in ("old", "new"):
+            with os.fdopen(directory.open_private("log", os.O_WRONLY | os.O_TRUNC | os.O_APPEND), "w") as log:
+                log.write(text)
+    assert ((place / "log").read_text(), precious.read_text()) == ("new", "precious")
+    assert (place / "log").stat().st_mode & 0o777 == 0o600
 
 
 def test_new_directory_and_its_parents_are_private_whatever_the_umask(tmp_path: Path) -> None:
