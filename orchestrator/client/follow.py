@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator
 
-from orchestrator.client.view.messages import event_message, most_attempts
+from orchestrator.client.view.messages import awaited_text, event_message, most_attempts
 from orchestrator.client.view.tables import Moment
 from orchestrator.client.view.terminal import View
+from orchestrator.core.state.events import StopRequested
 from orchestrator.core.state.state import RunState
 from orchestrator.store.logs.lines import Chunk
 from orchestrator.store.logs.merge import START, LogReader, Position, line_before
@@ -86,6 +87,8 @@ class Follower:
         for event in events:
             text = event_message(event, most, verbose=self._verbose)
             if text is not None:
+                self._view.say(f"orch: {text}")
+            if isinstance(event, StopRequested) and (text := awaited_text(self._run.state.hosts.values())):
                 self._view.say(f"orch: {text}")
         state, sample = self._run.latest()
         moment = Moment(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from orchestrator.client.view.amounts import duration, short_duration
 from orchestrator.client.view.status_document import Queued
 from orchestrator.core.diagnosis.cause import describe_notice, sent_by
+from orchestrator.core.progress.activity import join_names
 from orchestrator.core.state.events import (
     Event,
     LossBecameBad,
@@ -23,6 +24,7 @@ from orchestrator.core.state.events import (
     TaskRestartPlanned,
 )
 from orchestrator.core.state.result import AttemptEnd, RunResult, exit_text, signal_name
+from orchestrator.core.state.state import HostPhase, HostState
 from orchestrator.core.text.clean import one_line
 from orchestrator.core.text.counted import counted
 from orchestrator.core.text.sizes import format_size
@@ -63,6 +65,15 @@ def event_message(event: Event, most: int | None, *, verbose: bool = False) -> s
             return f"not preloaded: {event.reason}"
         case _:
             return None
+
+
+def awaited_text(hosts: Iterable[HostState]) -> str | None:
+    """Return for which hosts a stop waits; None if all of them answer."""
+    silent = [host.name for host in hosts if host.phase is not HostPhase.JOINED]
+    if not silent:
+        return None
+    subject, verb = ("it", "answers or is") if len(silent) == 1 else ("they", "answer or are")
+    return f"stopping: no answer from {join_names(silent)}; orch waits until {subject} {verb} given up"
 
 
 def queued_text(queued: Queued) -> str:

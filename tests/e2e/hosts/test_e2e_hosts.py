@@ -217,6 +217,20 @@ def test_stop_ends_all_hosts(orch: Orch, up: list[str]) -> None:
     assert_nothing_left(orch)
 
 
+def test_stop_names_the_silent_host_that_it_waits_for(orch: Orch, up: list[str]) -> None:
+    running = orch.start(*up, *python(SLEEP))
+    running.until_out("up", 3)
+    agent = agent_of(orch)
+    agent.suspend()
+    until(lambda: orch("status", "--json").document["hosts"][0]["state"] == "silent")
+    running.signal(signal.SIGINT)
+    said = "stopping: no answer from a; orch waits until it answers or is given up"
+    until(lambda: said in running.err)
+    agent.resume()
+    assert running.finish().code == 130
+    assert_nothing_left(orch)
+
+
 def test_many_hosts_under_a_low_soft_limit_on_open_files(orch: Orch) -> None:
     """The check raises the limit, and so do the agents that start beside it."""
     hosts = ",".join(f"n{at}" for at in range(60))
