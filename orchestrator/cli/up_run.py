@@ -21,6 +21,7 @@ from orchestrator.client.view.output import is_capable, terminal_size
 from orchestrator.client.warm import Start, choose_start
 from orchestrator.core.errors import EngineError, ExitCode, OrchError, RunEnded, UsageError
 from orchestrator.core.job.choices import EngineName
+from orchestrator.core.plan.plan import read_depth
 from orchestrator.core.state.events import STOP_SIGNALS
 from orchestrator.core.state.result import RunResult
 from orchestrator.host.checks import warnings_of_up
@@ -91,6 +92,8 @@ def run_once(
             if is_detached:
                 run = start.create(request, Lifetime.DETACHED)
                 start.supervisor.close()
+                if read_depth(os.environ):
+                    words.say(f"{run.id} ends with the task that has started it")
                 return Ended(_detached(run, request, screen))
             return _in_the_foreground(request, screen, start, sources)
 

@@ -19,6 +19,7 @@ from orchestrator.core.state.events import STOP_SIGNALS, NoticeSource, StopReaso
 from orchestrator.links.control import NoticeOrder, StopOrder, request
 from orchestrator.links.signal_inbox import NOTICE_SIGNAL, SignalInbox
 from orchestrator.links.supervisor_link import SupervisorLink
+from orchestrator.store.runs.liveness import is_stopped
 from orchestrator.store.runs.reader import RunView
 
 # Killing takes milliseconds: after this many seconds a further signal checks that the supervisor still answers.
@@ -78,6 +79,7 @@ class _Orders:
     def __init__(self, link: SupervisorLink, run: RunView, follower: Follower) -> None:
         self._link = link
         self._control = run.paths.control
+        self._pid = run.record.supervisor_pid
         self._follower = follower
         self._sent = 0
         self._sent_by_user = 0
@@ -97,9 +99,10 @@ class _Orders:
         if self._sent and not is_from_user:
             return
         now = time.monotonic()
-        if self._sent_by_user > 1 and now > self._forced_mono + PATIENCE_S and not self._has_answer(reason):
-            raise _NoAnswer
         force = is_from_user and self._sent_by_user > 0
+        is_late = self._sent_by_user > 1 and now > self._forced_mono + PATIENCE_S
+        if (force and is_stopped(self._pid)) or (is_late and not self._has_answer(reason)):
+            raise _NoAnswer
         self._link.send(StopOrder(reason=reason, force=force))
         if force and self._sent_by_user == 1:
             self._forced_mono = now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 from orch_command import ORCH, Orch
@@ -57,3 +58,13 @@ def test_runs_from_python_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
         orchestrator.run(os.getenv, ("ORCH_DEPTH",), workers=1)
     with is_refused, orchestrator.Cluster(command=["true"]):
         pass
+
+
+def test_detached_run_of_a_task_says_that_it_ends_with_the_task(orch: Orch) -> None:
+    script = (
+        f'import subprocess; subprocess.run(["{ORCH}", "up", "-d", "--name", "inner", "--", "sleep", "600"])'
+    )
+    done = orch("up", "--", sys.executable, orch.script("train.py", script))
+    assert done.code == 0
+    assert " ends with the task that has started it" in done.out
+    assert orch.status("inner")["run"]["state"] in ("stopped", "lost")
