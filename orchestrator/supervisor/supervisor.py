@@ -19,6 +19,7 @@ from typing import assert_never
 
 from pydantic import ValidationError
 
+from orchestrator.core.job.choices import FailurePolicy
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle import actions
 from orchestrator.core.lifecycle.actions import Action, Deadline
@@ -29,6 +30,7 @@ from orchestrator.core.state.events import Event, NoticeSource, StopReason
 from orchestrator.core.state.result import RunResult
 from orchestrator.core.state.state import RunState
 from orchestrator.host.headroom import many_files
+from orchestrator.host.isolation import own_files
 from orchestrator.links.agent_link import AgentLink
 from orchestrator.links.client_link import ClientLink, Lifetime
 from orchestrator.links.control import ControlServer, DetachOrder, NoticeOrder, StopOrder
@@ -79,7 +81,17 @@ class Supervisor:
         self._continues = None if earlier is None else earlier.restart
         before = None if earlier is None or earlier.restart is None else earlier.state
         began_mono = None if before is None else store.record.started_mono
-        self._lifecycle = Lifecycle(spec, store.paths.run_id, mono, ends_mono, before, began_mono)
+        may_restart = FailurePolicy.RESTART in map(spec.policy_of, spec.roles)
+        files = own_files() if may_restart else {}
+        self._lifecycle = Lifecycle(
+            spec,
+            store.paths.run_id,
+            mono,
+            ends_mono,
+            before,
+            began_mono,
+            lambda: bool(files) and own_files() != files,
+        )
         self._notices = Notices(spec, self._lifecycle, self._queue)
         # A limit on silence takes progress as a sign of life.
         self._throttle = ProgressThrottle(spec.chaos, (spec.stall_timeout_s or inf) / 4)

@@ -21,6 +21,7 @@ Every path ends in exactly one Finish. A stop or a notice always wins over a res
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from typing import assert_never
 
 from orchestrator.core.chaos.watch import ChaosWatch
@@ -74,9 +75,11 @@ class Lifecycle:
         ends_mono: float | None = None,
         earlier: RunState | None = None,
         began_mono: float | None = None,
+        is_updated: Callable[[], bool] = lambda: False,
     ) -> None:
         """`ends_mono`: the end of the allocation (monotonic seconds), if it has one. `earlier`: the state of a run that
-        another supervisor began, at `began_mono`. The first event must be RestartPlanned then."""
+        another supervisor began, at `began_mono`. The first event must be RestartPlanned then. `is_updated`: whether
+        the files of orch have been replaced since the start."""
         self.state = earlier or RunState()
         self.result: RunResult | None = None
         self._spec = spec
@@ -88,7 +91,7 @@ class Lifecycle:
         self._teardown_by: float | None = None
         self._restart_at: float | None = None
         self._planned_by = started_mono + PLAN_MARGIN_S if earlier is None else None
-        self._restarts = RunRestarts(spec)
+        self._restarts = RunRestarts(spec, is_updated)
         if earlier is not None:
             self._restarts.update(earlier, started_mono)
             self._restarts.failed_mono = earlier.teardown_mono
@@ -97,7 +100,7 @@ class Lifecycle:
         self._silence = SilenceWatch(spec)
         self._host_notices = HostNotices()
         self._hosts = HostChoice(spec)
-        self._ends = TaskEnds(spec)
+        self._ends = TaskEnds(spec, is_updated)
         self._chaos = ChaosWatch(spec.chaos, started_mono)
         self._debugging = DebugWatch(spec)
         self._allocation = notices.AllocationEnd(spec.notice_s, ends_mono)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator.core.diagnosis.cause import PREEMPTED
@@ -39,10 +40,13 @@ class Refused:
 
 
 class Restarts:
-    """Counts the restarts of a run or of one task: at most `most`, with increasing delays."""
+    """Counts the restarts of a run or of one task: at most `most`, with increasing delays.
 
-    def __init__(self, most: int) -> None:
+    `is_updated`: whether the files of orch have been replaced, so that another start would mix two versions."""
+
+    def __init__(self, most: int, is_updated: Callable[[], bool]) -> None:
         self._most = most
+        self._is_updated = is_updated
         self._done = 0
         self._in_a_row = 0
 
@@ -52,6 +56,8 @@ class Restarts:
         `healthy_s`: seconds since it last began to work; `worked`: whether it ever did; `asked_for`: whether the exit
         code asks for a restart.
         """
+        if self._is_updated():
+            return Refused("orch was updated during this run; start it again")
         if not worked and not asked_for:
             return Refused("it failed before it reported a training step")
         if self._done >= self._most:
@@ -68,9 +74,9 @@ class Restarts:
 class RunRestarts:
     """Restarts of all tasks, as another attempt. Call update() after each event."""
 
-    def __init__(self, spec: JobSpec) -> None:
+    def __init__(self, spec: JobSpec, is_updated: Callable[[], bool] = lambda: False) -> None:
         self._spec = spec
-        self._restarts = Restarts(spec.max_restarts)
+        self._restarts = Restarts(spec.max_restarts, is_updated)
         self._has_worked = False
         self._resumed_attempt = 1
         # When the last attempt failed (monotonic seconds).
@@ -139,8 +145,9 @@ class RunRestarts:
 class TaskRestarts:
     """Restarts of single tasks, each with its own port, while the other tasks continue."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, is_updated: Callable[[], bool]) -> None:
         self._most = most
+        self._is_updated = is_updated
         self._of: dict[str, Restarts] = {}
         self._waiting: dict[str, float] = {}
 
@@ -151,7 +158,7 @@ class TaskRestarts:
 
     def after(self, task: TaskState, mono: float, *, worked: bool) -> Again | Refused:
         """Decide after a task's failure, and remember the restart."""
-        restarts = self._of.setdefault(task.name, Restarts(self._most))
+        restarts = self._of.setdefault(task.name, Restarts(self._most, self._is_updated))
         decided = restarts.after(_ran_s(task), worked=worked, asked_for=_asks_for_restart(task))
         if isinstance(decided, Again):
             self._waiting[task.name] = mono + decided.delay_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator.core.diagnosis.cause import PREEMPTED
@@ -34,9 +35,9 @@ class TaskEnds:
     `done_without`: the failed tasks that the others continued without; `restarts`: of single tasks.
     """
 
-    def __init__(self, spec: JobSpec) -> None:
+    def __init__(self, spec: JobSpec, is_updated: Callable[[], bool]) -> None:
         self._spec = spec
-        self.restarts = TaskRestarts(spec.max_restarts)
+        self.restarts = TaskRestarts(spec.max_restarts, is_updated)
         self.after_training = AfterTraining(spec)
         self.reset()
 
