@@ -44,7 +44,7 @@ class Restarts:
 
     `is_updated`: whether the files of orch have been replaced, so that another start would mix two versions."""
 
-    def __init__(self, most: int, is_updated: Callable[[], bool]) -> None:
+    def __init__(self, most: int, is_updated: Callable[[], bool] = lambda: False) -> None:
         self._most = most
         self._is_updated = is_updated
         self._done = 0
