@@ -42,7 +42,7 @@ def early_supervisor(words: Sequence[str]) -> Iterator[None]:
 
 
 def use_supervisor(supervisor: SupervisorLink | None) -> None:
-    """Make `orch up` in this process start its run with `supervisor`, which serves several runs. None: a new one."""
+    """Make `orch up` in this process start its run over this link, to a supervisor that is kept. None: a new one."""
     global _started
     _started = supervisor
 
@@ -51,17 +51,17 @@ def supervisor_of_up() -> SupervisorLink | None:
     """Return the supervisor that was started early, or a new one; None if warm processes seem to wait. EngineError."""
     from orchestrator.links.supervisor_link import start_supervisor
 
-    return _started or (None if _may_start_warm() else start_supervisor())
+    return _started or (None if may_start_warm() else start_supervisor())
 
 
 def _seem_to_start(words: Sequence[str]) -> bool:
     own = words[: words.index("--")] if "--" in words else words
     # If a standard stream is closed, the next file that is opened gets its number.
     has_streams = None not in (sys.stdin, sys.stdout, sys.stderr)
-    return "up" in own[:1] and _STARTS_NOTHING.isdisjoint(own) and has_streams and not _may_start_warm()
+    return "up" in own[:1] and _STARTS_NOTHING.isdisjoint(own) and has_streams and not may_start_warm()
 
 
-def _may_start_warm() -> bool:
+def may_start_warm() -> bool:
     """Whether warm processes seem to wait in this directory. Quick if none do, because every start calls it."""
     if not any(map(os.isatty, (0, 1, 2))):
         return False

@@ -16,7 +16,7 @@ from orchestrator.cli.parameters import Screen
 from orchestrator.cli.selection import ended_text, say_skipped, say_swept
 from orchestrator.client import api
 from orchestrator.client.api import Run
-from orchestrator.client.launch import Room, check_hosts, continued, make_room
+from orchestrator.client.launch import Room, check_hosts, continued, create_run, make_room
 from orchestrator.client.view.output import is_capable, terminal_size
 from orchestrator.client.warm import Start, choose_start
 from orchestrator.core.errors import EngineError, ExitCode, OrchError, RunEnded, UsageError
@@ -25,7 +25,6 @@ from orchestrator.core.plan.plan import read_depth
 from orchestrator.core.state.events import STOP_SIGNALS
 from orchestrator.core.state.result import RunResult
 from orchestrator.host.checks import warnings_of_up
-from orchestrator.links.client_link import Lifetime
 from orchestrator.links.signal_inbox import NOTICE_SIGNAL, SignalInbox
 from orchestrator.links.supervisor_link import SupervisorLink, start_supervisor
 from orchestrator.request.settings import settings
@@ -90,7 +89,7 @@ def run_once(
         _say_notes(start, screen)
         with start.supervisor:
             if is_detached:
-                run = start.create(request, Lifetime.DETACHED)
+                run = create_run(start.supervisor, request, warm=start.warm, is_detached=True)
                 start.supervisor.close()
                 if read_depth(os.environ):
                     words.say(f"{run.id} ends with the task that has started it")
@@ -203,7 +202,8 @@ def _in_the_foreground(
     with _terminal(request.spec) as terminal, SignalInbox((*STOP_SIGNALS, NOTICE_SIGNAL)) as inbox:
         try:
             if run is None:
-                run = start.create(request, Lifetime.CLIENT, {} if terminal is None else terminal.descriptors)
+                descriptors = {} if terminal is None else terminal.descriptors
+                run = create_run(supervisor, request, descriptors, start.warm)
             pass_notice_on()
             with _page(run) if request.display.ui else nullcontext():
                 is_detached = _show_to_end(supervisor, run, request, screen, inbox, sources, terminal)

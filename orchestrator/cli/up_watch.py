@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.cli import words
+from orchestrator.cli.early import may_start_warm
 from orchestrator.cli.parameters import Screen
 from orchestrator.cli.up_run import Ended, run_once
+from orchestrator.client.own_supervisor import OwnSupervisor
 from orchestrator.client.source_watch import (
     SourceWatch,
     local_sources,
@@ -21,7 +24,6 @@ from orchestrator.core.errors import ExitCode, OrchError
 from orchestrator.core.text.counted import counted
 from orchestrator.host.directories import existing_directories
 from orchestrator.links.supervisor_link import SupervisorLink
-from orchestrator.links.warm import dismiss_holder_of
 from orchestrator.request.settings import settings
 from orchestrator.request.settings.request import UpRequest, WatchFrom
 
@@ -37,7 +39,9 @@ def run_watching(
     """
     require_watchfiles(_SOURCE)
     wanted, number, last = request, 0, Ended(ExitCode.OK)
-    try:
+    with closing(OwnSupervisor()) as own:
+        if early is not None and not request.display.warm_s:
+            own.adopt(early)
         while True:
             sources = local_sources(wanted.spec, os.environ)
             with SourceWatch(sources, wanted.display.watch, wanted.spec.directory, _SOURCE) as watched:
@@ -46,6 +50,7 @@ def run_watching(
                     number += 1
                     remove_stale_code(watched.files, {**os.environ, **wanted.spec.env})
                     try:
+                        early = early or _supervisor_for(wanted, own)
                         last = run_once(_with_checkpoints(wanted, number, last), screen, early, watched)
                     except OrchError as caught:
                         if number == 1:
@@ -63,8 +68,13 @@ def run_watching(
                     watched.wait()
                 words.say(f"{_named(watched.changed, wanted.spec.directory)} changed: starting again")
             wanted = _reloaded(flags, wanted)
-    finally:
-        dismiss_holder_of(str(request.spec.directory), owner=os.getpid())
+
+
+def _supervisor_for(request: UpRequest, own: OwnSupervisor) -> SupervisorLink | None:
+    """The supervisor that this process keeps for its runs; None if the run starts as those with --warm do."""
+    warm_s = request.display.warm_s
+    starts_warm = may_start_warm() if warm_s is None else warm_s > 0
+    return None if starts_warm else own.connect()
 
 
 def _reloaded(flags: Mapping[str, object], before: UpRequest) -> UpRequest:

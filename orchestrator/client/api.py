@@ -40,7 +40,7 @@ from orchestrator.store.runs.reader import RunView
 if TYPE_CHECKING:
     from orchestrator.client.stop import Ended
     from orchestrator.client.view.status_document import Status
-    from orchestrator.links.control import Order
+    from orchestrator.links.orders import ControlOrder
 
 _POLL_S = 0.02
 # Clouds give at least so many seconds, and --in of `orch notice` is as long.
@@ -154,7 +154,7 @@ class Run:
 
         Raises UsageError if the task does not exist or is not live, NoSuchRun if the run has ended.
         """
-        from orchestrator.links.control import KillOrder
+        from orchestrator.links.orders import KillOrder
 
         return int(self.order(KillOrder(task=task, signal=signal))["pid"])
 
@@ -163,7 +163,7 @@ class Run:
 
         Raises UsageError while the run is being stopped, NoSuchRun if it has ended.
         """
-        from orchestrator.links.control import RestartOrder
+        from orchestrator.links.orders import RestartOrder
 
         self.order(RestartOrder())
 
@@ -173,7 +173,7 @@ class Run:
         The run ends as stopped, with exit code 42. Raises UsageError while it is being stopped, NoSuchRun if it has
         ended.
         """
-        from orchestrator.links.control import NoticeOrder
+        from orchestrator.links.orders import NoticeOrder
 
         self.order(NoticeOrder(left_s=left_s))
 
@@ -182,13 +182,13 @@ class Run:
 
         `native`: include C and C++ frames, by py-spy. Raises UsageError, NoSuchRun.
         """
-        from orchestrator.links.control import StacksOrder
+        from orchestrator.links.orders import StacksOrder
 
         timeout_s = _NATIVE_STACKS_TIMEOUT_S if native else _STACKS_TIMEOUT_S
         answer = self.order(StacksOrder(tasks=tasks, native=native), timeout_s)
         return {task: TaskStack.model_validate(stack) for task, stack in answer["stacks"].items()}
 
-    def order(self, order: Order, timeout_s: float = _ORDER_TIMEOUT_S) -> dict[str, Any]:
+    def order(self, order: ControlOrder, timeout_s: float = _ORDER_TIMEOUT_S) -> dict[str, Any]:
         """Send an order to the supervisor of the live run and return its answer.
 
         Raises UsageError with the reason if the supervisor refuses, NoSuchRun if the run has ended, EngineError if the

@@ -16,7 +16,8 @@ from orchestrator.client.view.output import OutputClosed
 from orchestrator.client.view.terminal import View
 from orchestrator.core.errors import EngineError
 from orchestrator.core.state.events import STOP_SIGNALS, NoticeSource, StopReason
-from orchestrator.links.control import NoticeOrder, StopOrder, request
+from orchestrator.links.control import request
+from orchestrator.links.orders import NoticeOrder, StopOrder
 from orchestrator.links.signal_inbox import NOTICE_SIGNAL, SignalInbox
 from orchestrator.links.supervisor_link import SupervisorLink
 from orchestrator.store.runs.liveness import is_stopped

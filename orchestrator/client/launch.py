@@ -24,7 +24,7 @@ from orchestrator.core.text.clean import safe
 from orchestrator.host.checks import refuse_problems, warnings_of_up
 from orchestrator.host.checks.context import Context
 from orchestrator.host.checks.finding import Level
-from orchestrator.links.client_link import Descriptor, Lifetime, Request, Warm, pack_environ
+from orchestrator.links.client_link import Descriptor, Request, Warm, pack_environ
 from orchestrator.links.supervisor_link import SupervisorLink, start_supervisor
 from orchestrator.request.settings import settings
 from orchestrator.request.settings.declaration import Where
@@ -93,7 +93,7 @@ class Cluster:
             room = make_room(request, self._supervisor)
             for text in room.host_warnings:
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
-            self._run = create_run(self._supervisor, request, Lifetime.CLIENT)
+            self._run = create_run(self._supervisor, request)
             if self._stream:
                 stream_lines(self._run)
             self._kept = stack.pop_all()
@@ -251,26 +251,25 @@ def on_nodes(up: UpRequest, watcher: QueueWatcher) -> Iterator[UpRequest]:
 def create_run(
     supervisor: SupervisorLink,
     up: UpRequest,
-    lifetime: Lifetime,
     descriptors: Mapping[Descriptor, int] = MappingProxyType({}),
     warm: Warm | None = None,
     *,
+    is_detached: bool = False,
     waits: bool = False,
 ) -> Run:
     """Send a checked request and return the new run; raise the supervisor's error if it refuses.
 
-    `descriptors`: what the tasks get, on this machine only. The caller keeps them. `waits`: its nodes follow."""
+    `descriptors`: what the tasks get, on this machine only. The caller keeps them. `warm`, `is_detached`, `waits`: see
+    Request."""
     if descriptors and up.spec.hosts:
         names = ", ".join(host.name for host in up.spec.hosts)
         raise UsageError(
             f"an open file or terminal of this process cannot be passed to another host ({names})"
         )
-    is_own = lifetime is not Lifetime.SESSION and not supervisor.is_warm
-    environ = None if is_own else pack_environ(os.environ)
     request = Request(
         spec=up.spec,
-        lifetime=lifetime,
-        environ=environ,
+        environ=pack_environ(os.environ),
+        is_detached=is_detached,
         state_owner=accepted_owner(),
         existing=up.existing,
         adopt=up.adopt,

@@ -6,7 +6,8 @@ import json
 import subprocess
 from typing import Any
 
-from orchestrator.links.control import ANSWER_TIMEOUT_S, Order, ask
+from orchestrator.links.control import ANSWER_TIMEOUT_S, ask
+from orchestrator.links.orders import ControlOrder
 from orchestrator.store.runs.liveness import is_of_this_host
 from orchestrator.store.runs.reader import RunView
 
@@ -14,7 +15,7 @@ from orchestrator.store.runs.reader import RunView
 _STEP_S = 30.0
 
 
-def ask_run(view: RunView, order: Order, timeout_s: float = ANSWER_TIMEOUT_S) -> dict[str, Any] | None:
+def ask_run(view: RunView, order: ControlOrder, timeout_s: float = ANSWER_TIMEOUT_S) -> dict[str, Any] | None:
     """Send an order to a live run and return its answer, as links.control.ask() does; None without an answer."""
     job = view.record.job
     if job is None or is_of_this_host(view.record):
@@ -26,7 +27,7 @@ def ask_run(view: RunView, order: Order, timeout_s: float = ANSWER_TIMEOUT_S) ->
     path = str(view.paths.control)
     words = [
         *step_words(job, view.record.host),
-        *isolated("orchestrator.links.control_step", path, str(timeout_s)),
+        *isolated("orchestrator.links.control", path, str(timeout_s)),
     ]
     try:
         done = subprocess.run(

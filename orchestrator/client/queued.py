@@ -13,8 +13,8 @@ from orchestrator.client.launch import create_run
 from orchestrator.core.errors import OrchError
 from orchestrator.core.state.events import STOP_SIGNALS, NoticeSource, StopReason
 from orchestrator.core.text.durations import format_duration
-from orchestrator.links.client_link import Lifetime, PlaceOrder, QueuedOrder, RefusedOrder
-from orchestrator.links.control import NoticeOrder, StopOrder
+from orchestrator.links.client_link import PlaceOrder
+from orchestrator.links.orders import NoticeOrder, QueuedOrder, RefusedOrder, StopOrder
 from orchestrator.links.signal_inbox import NOTICE_SIGNAL
 from orchestrator.links.supervisor_link import SupervisorLink
 from orchestrator.preflight.allocation import Queued
@@ -116,7 +116,7 @@ class QueuedRun:
 
     def begin(self) -> None:
         """Create the run, or take over the one that the request names. It waits until place()."""
-        self.run = create_run(self._supervisor, self._up, Lifetime.CLIENT, waits=True)
+        self.run = create_run(self._supervisor, self._up, waits=True)
         self._waits = True
 
     def fileno(self) -> int:
@@ -156,7 +156,7 @@ class QueuedRun:
         """Send the job with its nodes to the supervisor if the run exists already. EndedInQueue."""
         self.check()
         if self._waits:
-            self._supervisor.send(PlaceOrder(place=up.spec))
+            self._supervisor.send(PlaceOrder(spec=up.spec))
             self._waits = False
 
     def _leave(self, order: RefusedOrder | StopOrder | NoticeOrder) -> None:

@@ -25,12 +25,12 @@ from orchestrator.client.launch import (
     stream_lines,
     warn,
 )
+from orchestrator.client.own_supervisor import OwnSupervisor
 from orchestrator.client.stop import STOP_MARGIN_S
 from orchestrator.core.errors import UsageError
 from orchestrator.core.text.clean import safe
-from orchestrator.host.inheritance import inheritance
-from orchestrator.links.client_link import Descriptor, Lifetime
-from orchestrator.links.supervisor_link import SupervisorLeft, SupervisorLink, start_supervisor
+from orchestrator.links.client_link import Descriptor
+from orchestrator.links.supervisor_link import SupervisorLink
 from orchestrator.request.settings.keywords import Directory, UpOptions, Words
 from orchestrator.request.settings.request import UpRequest
 
@@ -66,8 +66,7 @@ class Session:
 
     def __init__(self) -> None:
         self._owner_pid = os.getpid()
-        self._supervisor: SupervisorLink | None = None
-        self._inheritance: dict[str, str] | None = None
+        self._supervisor = OwnSupervisor()
         self._run: Run | None = None
         # Held while a run is created and while everything is stopped; not held while a run is live.
         self._lock = threading.RLock()
@@ -76,7 +75,7 @@ class Session:
     def __repr__(self) -> str:
         if self._run is None:
             return "<Session: no run yet>"
-        kept = "" if self._supervisor is not None else "; closed"
+        kept = "" if self._supervisor.is_there else "; closed"
         return safe(f"<Session: last run {self._run.id}{kept}>")
 
     def __enter__(self) -> Session:
@@ -136,17 +135,17 @@ class Session:
             return
         with self._lock:
             try:
-                if self._supervisor is not None and self._run is not None:
+                if self._supervisor.is_there and self._run is not None:
                     self._run.down()
             finally:
-                self._drop_supervisor(STOP_MARGIN_S)
+                self._supervisor.close()
 
     @contextmanager
     def _cluster(
         self, up: UpRequest, *, stream: bool, descriptors: Descriptors = MappingProxyType({})
     ) -> Iterator[Run]:
         with on_nodes(up, QueueWarnings()) as request:
-            run = self._begin(request, descriptors)
+            run, link = self._begin(request, descriptors)
             try:
                 if stream:
                     stream_lines(run)
@@ -154,9 +153,9 @@ class Session:
             finally:
                 if self._is_mine():
                     run.down()
+                    link.close()
 
-    def _begin(self, up: UpRequest, descriptors: Descriptors) -> Run:
-        # The supervisor would read a second request as a stop order for the first run.
+    def _begin(self, up: UpRequest, descriptors: Descriptors) -> tuple[Run, SupervisorLink]:
         if not self._is_mine():
             raise UsageError(
                 f"this session belongs to the parent process {self._owner_pid}; make a new Session in this process"
@@ -183,35 +182,17 @@ class Session:
         finally:
             self._lock.release()
 
-    def _create(self, up: UpRequest, descriptors: Descriptors) -> Run:
-        """Create the run with the kept supervisor, or with a new one if what a process inherits has changed."""
-        now = inheritance()
-        if now != self._inheritance:
-            self._drop_supervisor(STOP_MARGIN_S)
-        if self._supervisor is not None:
-            try:
-                return self._send_request(self._supervisor, up, descriptors)
-            except SupervisorLeft:
-                pass
-        self._supervisor, self._inheritance = start_supervisor(), now
-        return self._send_request(self._supervisor, up, descriptors)
-
-    def _send_request(self, supervisor: SupervisorLink, up: UpRequest, descriptors: Descriptors) -> Run:
+    def _create(self, up: UpRequest, descriptors: Descriptors) -> tuple[Run, SupervisorLink]:
+        link = self._supervisor.connect()
         try:
-            self._run = run = create_run(supervisor, up, Lifetime.SESSION, descriptors)
-            return run
+            self._run = create_run(link, up, descriptors)
         except BaseException:
-            # Ctrl-C may come before the answer, which the next request would then read as its own.
-            if not supervisor.was_refused:
-                self._drop_supervisor(up.spec.grace_s + STOP_MARGIN_S)
+            # Ctrl-C may come before the answer: what was started of the run ends.
+            if not link.leave(up.spec.grace_s + STOP_MARGIN_S):
+                self._supervisor.close()
+            link.close()
             raise
-
-    def _drop_supervisor(self, patience_s: float) -> None:
-        """Close the stream, which makes the supervisor stop everything; wait up to `patience_s` for its exit."""
-        supervisor, self._supervisor = self._supervisor, None
-        if supervisor is not None:
-            supervisor.close()
-            supervisor.wait(patience_s)
+        return self._run, link
 
     def _is_mine(self) -> bool:
         return os.getpid() == self._owner_pid

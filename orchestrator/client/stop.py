@@ -18,7 +18,7 @@ from orchestrator.core.state import events
 from orchestrator.core.state.events import StopReason
 from orchestrator.core.state.result import LeftProcess
 from orchestrator.core.state.state import HostPhase, RunPhase
-from orchestrator.links.control import StopOrder
+from orchestrator.links.orders import StopOrder
 from orchestrator.store.runs import lost_runs
 from orchestrator.store.runs.leftovers import Swept, end_leftovers, processes_left
 from orchestrator.store.runs.liveness import Liveness, is_supervisor_alive, signal_supervisor

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from orchestrator.links.warm import LOCK, Holding, dismiss, live_places
+from orchestrator.links.kept import LOCK, Holding, dismiss, live_places
 from orchestrator.store.directory import Directory
 from orchestrator.store.runs.liveness import is_own_process
 from orchestrator.store.runs.locks import is_holder

@@ -1,9 +1,9 @@
-"""The control socket of a live run: one order and one answer for each connection, JSON lines, for this user only.
+"""The control socket of a live run: one order (orders.py) and one answer for each connection, for this user only.
 
-Orders: {"op": "stop", "reason": "down", "force": false}, {"op": "kill", "task": "worker:1", "signal": 9},
-{"op": "restart"}, {"op": "notice", "source": "user", "left_s": 30}, {"op": "stacks", "tasks": [], "native": false}.
-Answers: {"ok": true, ...} or {"ok": false, "error": "..."}; the answer to `stacks` comes when the tasks have answered.
-The supervisor turns orders into events.
+Answers are JSON lines: {"ok": true, ...} or {"ok": false, "error": "..."}; the answer to `stacks` comes when the tasks
+have answered. The supervisor turns orders into events.
+As a program, `control PATH SECONDS` passes an order on stdin to a socket and prints the answer: a socket does not reach
+other machines, so it runs in a step of the run's Slurm job.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ import json
 import os
 import socket
 import struct
-import threading
+import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-
-from orchestrator.core.state.events import NoticeSource, StopReason
-from orchestrator.core.text.durations import MAX_DURATION_S
+from orchestrator.links.orders import ControlOrder, InvalidOrder, StopOrder, control_order
 from orchestrator.store.directory import Directory
 
 _MAX_REQUEST_BYTES = 1 << 16
@@ -27,69 +24,13 @@ _READ_BYTES = 1 << 16
 # Length of the queue of connections that wait for accept().
 _BACKLOG = 128
 ANSWER_TIMEOUT_S = 5.0
-_LONGEST_ERROR = 300
 _PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: man 7 unix
 _TIMEVAL = struct.Struct("ll")  # seconds, microseconds: man 7 socket
 _ROOT = 0
 
 
-class _Order(BaseModel):
-    # Strict: `true` is not accepted as a signal number, nor "no" as false.
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
-
-
-class StopOrder(_Order):
-    """Stop the run. `force`: kill it at once."""
-
-    op: Literal["stop"] = "stop"
-    reason: StopReason = StopReason.DOWN
-    force: bool = False
-
-
-class DetachOrder(_Order):
-    """Let the run continue when its client leaves. Only that client sends it, over its own stream."""
-
-    op: Literal["detach"] = "detach"
-
-
-class KillOrder(_Order):
-    """Send `signal` to the process group of a task."""
-
-    op: Literal["kill"] = "kill"
-    task: str
-    signal: Annotated[int, Field(ge=1, le=64)]
-
-
-class RestartOrder(_Order):
-    """Restart all tasks, as another attempt."""
-
-    op: Literal["restart"] = "restart"
-
-
-class NoticeOrder(_Order):
-    """The machines of the run will go in `left_s` seconds: let its tasks save their state and end."""
-
-    op: Literal["notice"] = "notice"
-    source: NoticeSource = NoticeSource.USER
-    left_s: Annotated[float, Field(ge=0, le=MAX_DURATION_S)] | None = None
-
-
-class StacksOrder(_Order):
-    """Return the stacks of these tasks (none named: of all)."""
-
-    op: Literal["stacks"] = "stacks"
-    tasks: tuple[str, ...] = ()
-    native: bool = False
-
-
-Order = StopOrder | KillOrder | RestartOrder | NoticeOrder | StacksOrder
-_ADAPTER: TypeAdapter[Order] = TypeAdapter(
-    Annotated[Order, Field(discriminator="op")], config=ConfigDict(defer_build=True)
-)
-
-
 class ControlServer:
-    """The supervisor's end. A connection is served when it is readable, so that it never blocks the supervisor."""
+    """The supervisor's end. A connection is served when it is ready, so that it never blocks the supervisor."""
 
     def __init__(self, directory: Directory, name: str) -> None:
         self._listener = listen_in(directory, name)
@@ -129,57 +70,12 @@ def listen_in(directory: Directory, name: str) -> socket.socket:
     return listener
 
 
-class InvalidOrder(Exception):
-    """The received text is not an order; the message says why."""
-
-
-def read_order(connection: socket.socket) -> Order:
+def read_order(connection: socket.socket) -> ControlOrder:
     """Read the order that has arrived. InvalidOrder if it is invalid. Does not block."""
     try:
-        return parse_order(connection.recv(_MAX_REQUEST_BYTES))
+        return control_order(connection.recv(_MAX_REQUEST_BYTES))
     except OSError as error:
         raise InvalidOrder(f"the order could not be read: {error.strerror}") from error
-
-
-def parse_order(text: bytes) -> Order:
-    """Return the order in a text. InvalidOrder."""
-    try:
-        return _ADAPTER.validate_json(text)
-    except ValidationError as error:
-        raise InvalidOrder(_first_error(error)) from error
-
-
-def _first_error(error: ValidationError) -> str:
-    """The first error in one line: `invalid order: kill.signal: Input should be a valid integer`."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = "".join(f"{part}: " for part in (".".join(map(str, first["loc"])),) if part)
-    return f"invalid order: {where}{first['msg']}"[:_LONGEST_ERROR]
-
-
-def answer(connection: socket.socket, ok: bool, **fields: object) -> None:
-    """Answer and close, without waiting. The order stays valid if its sender does not read the answer."""
-    rest = json.dumps({"ok": ok, **fields}).encode() + b"\n"
-    connection.setblocking(False)
-    try:
-        rest = rest[connection.send(rest) :]
-    except BlockingIOError:
-        pass
-    except OSError:
-        rest = b""
-    if not rest:
-        connection.close()
-        return
-    # The stacks of hundreds of tasks do not fit into the socket's buffer.
-    threading.Thread(target=_send_rest, args=(connection, rest), daemon=True).start()
-
-
-def _send_rest(connection: socket.socket, rest: bytes) -> None:
-    with connection:
-        connection.settimeout(ANSWER_TIMEOUT_S)
-        try:
-            connection.sendall(rest)
-        except OSError:
-            return
 
 
 def request(path: Path, order: StopOrder) -> bool:
@@ -188,7 +84,7 @@ def request(path: Path, order: StopOrder) -> bool:
     return answered is not None and bool(answered.get("ok"))
 
 
-def ask(path: Path, order: Order, timeout_s: float = ANSWER_TIMEOUT_S) -> dict[str, Any] | None:
+def ask(path: Path, order: ControlOrder, timeout_s: float = ANSWER_TIMEOUT_S) -> dict[str, Any] | None:
     """Send an order to a live run; return its answer: {"ok": ...} with "error" or the values asked for.
 
     None if the socket is not served, does not answer in time, or is served by another user, who gets no order.
@@ -240,3 +136,12 @@ def _peer(connection: socket.socket) -> tuple[int, int, int]:
 def _short_path(directory: Directory, name: str) -> str:
     """A path to the file, while the directory is open, that fits into the 108 bytes of a socket's address."""
     return f"/proc/self/fd/{directory.fd}/{name}"
+
+
+def main(path: str, timeout_s: str) -> None:
+    answer = ask(Path(path), control_order(sys.stdin.buffer.read()), float(timeout_s))
+    sys.stdout.write(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

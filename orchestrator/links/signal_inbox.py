@@ -6,7 +6,7 @@ import os
 import select
 import signal
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Self
 
@@ -29,7 +29,7 @@ class SignalInbox:
         self._arrived: list[signal.Signals] = []
         self.count = 0
         self._fd = self._wake_fd = -1
-        self._stays_ignored = self._interrupts = False
+        self._interrupts = False
 
     def __enter__(self) -> Self:
         self._fd, self._wake_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -42,8 +42,7 @@ class SignalInbox:
     def __exit__(self, *_: object) -> None:
         signal.set_wakeup_fd(-1)
         for number, handler in self._before.items():
-            if not self._stays_ignored:
-                signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)  # type: ignore[arg-type]
         os.close(self._fd)
         os.close(self._wake_fd)
 
@@ -62,30 +61,23 @@ class SignalInbox:
         the inbox's own `with`: a process that continues restores its handlers itself.
         """
 
-        def ignore_first(number: int, frame: FrameType | None) -> None:
+        def leave(number: int, frame: FrameType | None) -> None:
             self._arrive(number, frame)
             if self.count > 1:
                 os._exit(exit_code)
 
-        for number in self._numbers:
-            signal.signal(number, ignore_first)
-        with self._limited(exit_code) if self.count > 1 else nullcontext():
-            yield
-        # SIG_IGN, because the interpreter removes Python's handlers before it exits.
-        self._stays_ignored = True
-        for number in self._numbers:
-            signal.signal(number, signal.SIG_IGN)
-
-    @contextmanager
-    def _limited(self, exit_code: int) -> Iterator[None]:
-        """Exit with `exit_code` if the block takes longer than a moment."""
-        before = signal.signal(signal.SIGALRM, lambda number, frame: os._exit(exit_code))
-        signal.setitimer(signal.ITIMER_REAL, _LAST_MOMENT_S)
+        is_limited = self.count > 1
+        for number in (*self._numbers, *[signal.SIGALRM] * is_limited):
+            self._before.setdefault(number, signal.signal(number, leave))
+        if is_limited:
+            signal.setitimer(signal.ITIMER_REAL, _LAST_MOMENT_S)
         try:
             yield
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-            signal.signal(signal.SIGALRM, before)
+            if is_limited:
+                signal.setitimer(signal.ITIMER_REAL, 0.0)
+        # SIG_IGN, because the interpreter removes Python's handlers before it exits.
+        self._before |= dict.fromkeys(self._numbers, signal.SIG_IGN)
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:
@@ -117,10 +109,8 @@ class SignalInbox:
 
     def clear(self) -> None:
         """Make the descriptor unreadable again; take() still returns the signals."""
-        try:
+        with suppress(BlockingIOError):
             os.read(self._fd, 4096)
-        except BlockingIOError:
-            return
 
     def take(self) -> list[signal.Signals]:
         arrived, self._arrived = self._arrived, []

@@ -1,4 +1,4 @@
-"""The client's end of the stream between a client and its supervisor; ClientLink is the other end.
+"""The client's end of the connection between a client and its supervisor; client_link.py is the other end.
 
 Imports little: `orch up` starts the supervisor first, so that the supervisor imports its modules and starts its agent
 while the client still reads settings.
@@ -7,9 +7,12 @@ while the client still reads settings.
 from __future__ import annotations
 
 import json
+import select
 import socket
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,15 +23,13 @@ from orchestrator.host.isolation import isolated
 if TYPE_CHECKING:
     from orchestrator.core.job.spec import JobSpec
     from orchestrator.core.state.result import RunResult
-    from orchestrator.links.client_link import PlaceOrder, QueuedOrder, RefusedOrder, Request
-    from orchestrator.links.control import NoticeOrder, StopOrder
+    from orchestrator.links.client_link import ClientOrder, Preparation, Request
 
 _READ_BYTES = 1 << 16
 _START_TIMEOUT_S = 60.0
 # The supervisor ends the agents of a job that was prepared and not requested within this time.
 _LEAVE_S = 10.0
 _ENDED = b'{"ended": '
-_STAYS = b'{"stays": '
 _REFUSALS: dict[int, type[OrchError]] = {
     ExitCode.USAGE: errors.UsageError,
     ExitCode.NAME_TAKEN: errors.NameTaken,
@@ -39,18 +40,74 @@ class SupervisorLeft(EngineError):
     """The supervisor exited without an answer."""
 
 
-class SupervisorLink:
-    """The stream to a supervisor, and its process. close(), or leaving the `with`, closes the stream.
+def _start_process(door: int) -> subprocess.Popen[bytes]:
+    argv = isolated("orchestrator.supervisor", str(door))
+    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=(door,), start_new_session=True)
 
-    The process is None for a warm holder, which another client has started.
+
+class SupervisorProcess:
+    """A supervisor that this process has started. It takes one connection a run, and ends with close() or with this
+    process."""
+
+    def __init__(self, start: Callable[[int], subprocess.Popen[bytes]] = _start_process) -> None:
+        """`start` starts the process with its end of the door. EngineError if that fails."""
+        self._door, its = socket.socketpair()
+        with its:
+            try:
+                self._process = start(its.fileno())
+            except OSError as error:
+                self._door.close()
+                raise EngineError(f"the supervisor could not be started: {error}") from error
+
+    @property
+    def has_exited(self) -> bool:
+        return self._process.poll() is not None
+
+    def connect(self) -> socket.socket:
+        """Return a connection for a run. The supervisor reads from it when its last run has ended."""
+        ours, its = socket.socketpair()
+        with its, suppress(OSError):  # it has just exited: the end of the connection says so
+            socket.send_fds(self._door, [b"\n"], [its.fileno()])
+        return ours
+
+    def close(self) -> None:
+        """Let the supervisor exit after its run. Idempotent."""
+        # A forked process may have the socket, too.
+        with suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)
+        self._door.close()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for its exit; False on a timeout."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+
+class SupervisorLink:
+    """A connection to a supervisor, for one run. close(), or leaving the `with`, closes it.
+
+    `process`: a supervisor that was started for this run only. `replace` returns another connection if a kept
+    supervisor exits before it has received the request.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes] | None, stream: socket.socket) -> None:
-        self._process = process
+    def __init__(
+        self,
+        stream: socket.socket,
+        process: SupervisorProcess | None = None,
+        replace: Callable[[], SupervisorLink] | None = None,
+    ) -> None:
         self._stream = stream
+        self._process = process
+        self._replace = replace
         self._has_sent = False
         self._is_prepared = False
-        self._was_refused = False
+        self._may_stay = False
         self._received = b""
 
     def __enter__(self) -> SupervisorLink:
@@ -60,23 +117,14 @@ class SupervisorLink:
         self.close()
 
     @property
-    def is_warm(self) -> bool:
-        """Whether another client has started the supervisor."""
-        return self._process is None
+    def is_own(self) -> bool:
+        """Whether the supervisor was started for this run only."""
+        return self._process is not None
 
-    def restart(self) -> None:
-        """Close the stream, and start another supervisor in place of this one. EngineError."""
-        self.close()
-        self._process, self._stream = _start()
-        self._has_sent = False
-
-    @property
-    def was_refused(self) -> bool:
-        """True if the last request was refused, so that no run exists for it.
-
-        After any other error of create() a run may exist, and its answer would be read as the next request's.
-        """
-        return self._was_refused
+    def keep(self, replace: Callable[[], SupervisorLink]) -> SupervisorProcess | None:
+        """Return the supervisor of this run, which stays for other runs of this process."""
+        process, self._process, self._replace = self._process, None, replace
+        return process
 
     def fileno(self) -> int:
         return self._stream.fileno()
@@ -88,45 +136,65 @@ class SupervisorLink:
         from orchestrator.links.client_link import Preparation
 
         self._is_prepared = True
-        self._send(Preparation(prepare=spec, run_id=run_id).model_dump_json().encode())
+        self.send(Preparation(spec=spec, run_id=run_id))
 
     def create(self, request: Request, descriptors: Sequence[int] = ()) -> Path:
         """Return the directory of the new run; raise the error with which the supervisor refuses the request.
 
         `descriptors` are those that the request names, in its order. The caller keeps them."""
-        self._was_refused = self._is_prepared = False
-        self._received = b""
-        self._send(request.model_dump_json().encode(), descriptors)
+        self._is_prepared = False
+        self._may_stay = request.warm is not None
+        if self._process is not None:
+            self._process.close()
+        self.send(request, descriptors)
         self._stream.settimeout(_START_TIMEOUT_S)
-        try:
-            line, self._received = _read_answer(self._stream)
-        except TimeoutError as error:
-            raise EngineError(f"the supervisor did not answer within {_START_TIMEOUT_S:g} s") from error
-        self._stream.setblocking(False)
-        if not line:
-            if self._process is None:
-                raise SupervisorLeft("the supervisor that was kept warm has just exited")
-            code = self._process.wait()
-            raise SupervisorLeft(f"the supervisor exited at once with code {code}; see its output above")
+        line = self._read_answer()
+        if line is None and self._replace is not None:
+            other = self._replace()
+            self._stream.close()
+            self._stream, self._process, self._replace = other._stream, other._process, None
+            self._received = b""
+            return self.create(request, descriptors)
+        if line is None:
+            raise SupervisorLeft("the supervisor exited at once; see its output above")
         answer = json.loads(line)
         if "refused" in answer:
             refused = answer["refused"]
-            self._was_refused = True
             raise _REFUSALS.get(refused["exit_code"], EngineError)(refused["message"])
         return Path(answer["created"])
 
-    def send(self, order: StopOrder | NoticeOrder | QueuedOrder | PlaceOrder | RefusedOrder) -> None:
-        """Send an order. It is not an error if the supervisor has just exited."""
-        self._send(order.model_dump_json().encode())
+    def _read_answer(self) -> bytes | None:
+        """Return the first line; None if the supervisor has left."""
+        while b"\n" not in self._received:
+            try:
+                data = self._stream.recv(_READ_BYTES)
+            except TimeoutError as error:
+                raise EngineError(f"the supervisor did not answer within {_START_TIMEOUT_S:g} s") from error
+            except ConnectionError:
+                data = b""  # it was killed before it read the request
+            if not data:
+                return None
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        return line
+
+    def send(self, message: Request | Preparation | ClientOrder, descriptors: Sequence[int] = ()) -> None:
+        """Send a message. It is not an error if the supervisor has just exited."""
+        self._has_sent = True
+        text = message.model_dump_json().encode() + b"\n"
+        with suppress(OSError):
+            self._stream.setblocking(True)
+            sent = socket.send_fds(self._stream, [text], descriptors) if descriptors else 0
+            self._stream.sendall(text[sent:])
 
     def detach(self) -> None:
-        """Let the run continue when this stream is closed."""
-        from orchestrator.links.control import DetachOrder
+        """Let the run continue when this connection is closed."""
+        from orchestrator.links.orders import DetachOrder
 
-        self._send(DetachOrder().model_dump_json().encode())
+        self.send(DetachOrder())
 
     def has_left(self) -> bool:
-        """Whether the supervisor has closed its end. Does not block."""
+        """Whether the supervisor has closed its end: the run is over. Does not block."""
         # A socket with a timeout waits for data despite MSG_DONTWAIT, and create() may have been interrupted.
         self._stream.setblocking(False)
         try:
@@ -146,7 +214,7 @@ class SupervisorLink:
         return RunResult.model_validate(json.loads(lines[-1])["ended"]) if lines else None
 
     def close(self) -> None:
-        """Close the stream, which stops a foreground run. Reap the supervisor if it leaves. Idempotent.
+        """Close the connection, which stops a foreground run. Reap the supervisor if it leaves. Idempotent.
 
         A supervisor that has received nothing is killed. If it has only prepared a job, it first ends the agents.
         """
@@ -156,72 +224,36 @@ class SupervisorLink:
         self._stream.close()
         if self._process is None:
             return
+        self._process.close()
         if not self._has_sent:
             # It has nothing to stop, and would still import all its modules. Its agent ends by itself.
             self._process.kill()
-        stays = self._received.startswith(_STAYS) or b"\n" + _STAYS in self._received
         if self._is_prepared:
-            self.wait(_LEAVE_S)
-        elif not self._has_sent or (left and not stays):
+            self._process.wait(_LEAVE_S)
+        elif (left and not self._may_stay) or not self._has_sent:
             self._process.wait()
-        else:
-            self._process.poll()
 
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the supervisor's process to exit if this process has started it; False on a timeout."""
-        if self._process is None:
-            return True
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return False
+    def leave(self, timeout_s: float) -> bool:
+        """Stop the run as close() does, and wait until it is over; False on a timeout."""
+        with suppress(OSError):
+            self._stream.shutdown(socket.SHUT_WR)
+        return self.wait(timeout_s)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the run is over, and until a supervisor that was started for it has exited; False on a timeout."""
+        if self._process is not None:
+            return self._process.wait(timeout_s)
+        until = time.monotonic() + timeout_s
+        poller = select.poll()
+        poller.register(self._stream, select.POLLIN)
+        while not self.has_left():
+            poller.poll(max(0.0, until - time.monotonic()) * 1000)
+            if time.monotonic() >= until:
+                return self.has_left()
         return True
-
-    def _send(self, line: bytes, descriptors: Sequence[int] = ()) -> None:
-        self._has_sent = True
-        text = line + b"\n"
-        try:
-            self._stream.setblocking(True)
-            sent = socket.send_fds(self._stream, [text], descriptors) if descriptors else 0
-            self._stream.sendall(text[sent:])
-        except OSError:
-            return
 
 
 def start_supervisor() -> SupervisorLink:
-    """Start a supervisor that waits for its first request. EngineError if the process cannot be started."""
-    return SupervisorLink(*_start())
-
-
-def _start() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    ours, its = socket.socketpair()
-    argv = isolated("orchestrator.supervisor", str(its.fileno()))
-    try:
-        process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, pass_fds=(its.fileno(),), start_new_session=True
-        )
-    except OSError as error:
-        ours.close()
-        raise EngineError(f"the supervisor could not be started: {error}") from error
-    finally:
-        its.close()
-    return process, ours
-
-
-def _read_answer(stream: socket.socket) -> tuple[bytes, bytes]:
-    """Return the answer to the last request, and what follows it. Skip the result of an earlier run before it."""
-    received = b""
-    while True:
-        line, newline, rest = received.partition(b"\n")
-        if newline and not line.startswith(_ENDED):
-            return line, rest
-        if newline:
-            received = rest
-            continue
-        try:
-            data = stream.recv(_READ_BYTES)
-        except ConnectionError:
-            data = b""  # the supervisor was killed before it read the request
-        if not data:
-            return b"", b""
-        received += data
+    """Start a supervisor for one run. EngineError if the process cannot be started."""
+    process = SupervisorProcess()
+    return SupervisorLink(process.connect(), process)

@@ -1,4 +1,4 @@
-"""The supervisor's process: starts its agent, then imports its own modules, then serves its client.
+"""The supervisor's process: starts its agent, then imports its own modules, then serves the process that started it.
 
 links/supervisor_link.py starts it as `python -m orchestrator.supervisor FD`, in a new session.
 """
@@ -24,11 +24,11 @@ def main() -> int:
     stream.set_inheritable(False)
     engine = LocalEngine()
     to_agent = _start_early(engine)
-    from orchestrator.links.client_link import ClientLink
     from orchestrator.supervisor.hosts import LocalAgent
-    from orchestrator.supervisor.request_loop import serve
+    from orchestrator.supervisor.kept import OwnerDoor
+    from orchestrator.supervisor.serve import serve
 
-    return serve(ClientLink(stream), LocalAgent(engine, to_agent))
+    return serve(OwnerDoor(stream), LocalAgent(engine, to_agent))
 
 
 def _start_early(engine: Engine) -> Connection | None:

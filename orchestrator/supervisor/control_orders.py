@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import selectors
 import socket
 import time
@@ -15,20 +16,20 @@ from orchestrator.core.state import events
 from orchestrator.core.state.events import Event
 from orchestrator.core.state.result import TaskStack, exit_text
 from orchestrator.core.state.state import RunPhase, RunState
-from orchestrator.links import control
-from orchestrator.links.control import (
-    ControlServer,
+from orchestrator.links.control import ControlServer, read_order
+from orchestrator.links.orders import (
+    ControlOrder,
+    InvalidOrder,
     KillOrder,
     NoticeOrder,
-    Order,
     RestartOrder,
     StacksOrder,
     StopOrder,
 )
 from orchestrator.supervisor import now
 
-# Limit on connections that have not sent an order. The oldest is closed when a new one exceeds it.
-_MOST_IDLE = 64
+# Limit on connections that keep the supervisor waiting. The oldest is closed when a new one exceeds it.
+_MOST_SLOW = 64
 # The agent answers for a task within about 2 s, but not for a task that exits meanwhile.
 PATIENCE_S = 4.0
 # py-spy first reads all symbols of TensorFlow.
@@ -103,7 +104,7 @@ class StateOwner(Protocol):
 
 
 class ControlOrders:
-    """Owns the control socket and its idle connections until close(). Orders become events at the end of `queue`."""
+    """Owns the control socket and its connections until close(). Orders become events at the end of `queue`."""
 
     def __init__(
         self,
@@ -121,60 +122,70 @@ class ControlOrders:
         self._run = run
         self._stacks = stacks
         self._queue = queue
-        self._idle: deque[socket.socket] = deque()
+        # Connections that have not sent an order, or have not taken their whole answer; the oldest first.
+        self._slow: deque[socket.socket] = deque()
         self._server = server
         selector.register(self._server.fileno(), selectors.EVENT_READ, self._accept)
 
     def close(self) -> None:
         self._server.close()
+        for connection in self._slow:
+            connection.close()
 
     def _accept(self) -> None:
         connection = self._server.accept()
-        if connection is None:
-            return
-        self._selector.register(connection.fileno(), selectors.EVENT_READ, partial(self._read, connection))
-        self._idle.append(connection)
-        if len(self._idle) > _MOST_IDLE:
-            oldest = self._idle.popleft()
-            self._selector.unregister(oldest.fileno())
+        if connection is not None:
+            self._await(connection, selectors.EVENT_READ, partial(self._read, connection))
+
+    def _await(self, connection: socket.socket, event: int, serve: Callable[[], None]) -> None:
+        self._selector.register(connection, event, serve)
+        self._slow.append(connection)
+        if len(self._slow) > _MOST_SLOW:
+            oldest = self._slow[0]
+            self._take(oldest)
             oldest.close()
 
+    def _take(self, connection: socket.socket) -> bool:
+        """Take a connection out of those that are awaited; False if it was closed in this turn."""
+        if connection not in self._slow:
+            return False
+        self._slow.remove(connection)
+        self._selector.unregister(connection)
+        return True
+
     def _read(self, connection: socket.socket) -> None:
-        if connection not in self._idle:
-            return  # closed in this turn, when another connection was accepted
-        self._idle.remove(connection)
-        self._selector.unregister(connection.fileno())
-        self.serve(connection)
+        if self._take(connection):
+            self.serve(connection)
 
     def serve(self, connection: socket.socket) -> None:
         """Read one order and carry it out. The connection is closed after the answer."""
         try:
-            order = control.read_order(connection)
-        except control.InvalidOrder as error:
-            control.answer(connection, ok=False, error=str(error))
+            order = read_order(connection)
+        except InvalidOrder as error:
+            self._answer(connection, ok=False, error=str(error))
             return
         refusal = _refusal(order, self._run.state, is_waiting=self._is_waiting)
         if refusal is not None:
-            control.answer(connection, ok=False, error=refusal)
+            self._answer(connection, ok=False, error=refusal)
             return
         self._carry_out(order, self._run.state, connection)
 
-    def _carry_out(self, order: Order, state: RunState, connection: socket.socket) -> None:
+    def _carry_out(self, order: ControlOrder, state: RunState, connection: socket.socket) -> None:
         match order:
             case StopOrder():
                 self._queue.append(events.StopRequested(**now(), reason=order.reason, force=order.force))
-                control.answer(connection, ok=True)
+                self._answer(connection, ok=True)
             case KillOrder():
                 self._queue.append(
                     events.SignalRequested(**now(), task=order.task, signal=order.signal, by="user")
                 )
-                control.answer(connection, ok=True, pid=state.tasks[order.task].pid)
+                self._answer(connection, ok=True, pid=state.tasks[order.task].pid)
             case RestartOrder():
                 self._queue.append(events.RestartRequested(**now()))
-                control.answer(connection, ok=True, attempt=state.attempt)
+                self._answer(connection, ok=True, attempt=state.attempt)
             case NoticeOrder():
                 self._queue.append(events.NoticeGiven(**now(), source=order.source, left_s=order.left_s))
-                control.answer(connection, ok=True)
+                self._answer(connection, ok=True)
             case StacksOrder():
                 tasks = order.tasks or tuple(task.name for task in state.tasks.values() if task.is_live)
                 self._stacks.ask_agents(tasks, order.native, partial(self._answer_stacks, connection))
@@ -183,12 +194,33 @@ class ControlOrders:
 
     def _answer_stacks(self, connection: socket.socket, stacks: dict[str, TaskStack]) -> None:
         dumped = {task: stack.model_dump(mode="json") for task, stack in stacks.items()}
-        control.answer(connection, ok=True, stacks=dumped)
+        self._answer(connection, ok=True, stacks=dumped)
         if stacks:
             self._queue.append(events.StacksTaken(**now(), why=events.StacksTaken.BY_USER, stacks=stacks))
 
+    def _answer(self, connection: socket.socket, ok: bool, **fields: object) -> None:
+        """The order stays valid if its sender does not read the answer."""
+        self._send(connection, json.dumps({"ok": ok, **fields}).encode() + b"\n")
 
-def _refusal(order: Order, state: RunState, *, is_waiting: bool) -> str | None:
+    def _send(self, connection: socket.socket, rest: bytes) -> None:
+        """Send without waiting, and close. The stacks of hundreds of tasks do not fit into the socket's buffer."""
+        try:
+            rest = rest[connection.send(rest) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            rest = b""
+        if rest:
+            self._await(connection, selectors.EVENT_WRITE, partial(self._send_rest, connection, rest))
+        else:
+            connection.close()
+
+    def _send_rest(self, connection: socket.socket, rest: bytes) -> None:
+        if self._take(connection):
+            self._send(connection, rest)
+
+
+def _refusal(order: ControlOrder, state: RunState, *, is_waiting: bool) -> str | None:
     """Why the order cannot be carried out; None if it can."""
     match order:
         case StopOrder():

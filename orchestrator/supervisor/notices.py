@@ -15,7 +15,7 @@ from orchestrator.core.state.events import DeadlineReached, Event, NoticeGiven, 
 from orchestrator.core.state.result import CauseKind, RunResult
 from orchestrator.core.state.state import RunState
 from orchestrator.engines import slurm
-from orchestrator.links.control import StopOrder
+from orchestrator.links.orders import StopOrder
 from orchestrator.store.runs.slurm_jobs import job_state
 from orchestrator.supervisor import now
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
-from pydantic import ValidationError
-
 from orchestrator.core.errors import EngineError, ExitCode
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle.outcome import Findings, run_result
@@ -24,8 +22,9 @@ from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import Cause, CauseKind, RunResult
 from orchestrator.core.state.state import RunPhase, RunState
 from orchestrator.engines import Engine
-from orchestrator.links.client_link import ClientLink, PlaceOrder, Preparation, QueuedOrder, RefusedOrder
-from orchestrator.links.control import ControlServer, DetachOrder, NoticeOrder, StopOrder
+from orchestrator.links.client_link import ClientLink, PlaceOrder, Preparation
+from orchestrator.links.control import ControlServer
+from orchestrator.links.orders import DetachOrder, NoticeOrder, QueuedOrder, RefusedOrder, StopOrder
 from orchestrator.links.signal_inbox import NOTICE_SIGNAL, SignalInbox
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
@@ -53,7 +52,7 @@ def prepare_agents(order: Preparation, remote: Engine | None) -> HostAgents | No
     """Start the agents of a job, which then preload; None if that is not possible, which the run reports."""
     from orchestrator.supervisor.host_agents import HostAgents  # links to other hosts take long to import
 
-    agents = HostAgents(order.prepare, remote)
+    agents = HostAgents(order.spec, remote)
     try:
         agents.open_early(order.run_id)
     except EngineError:
@@ -109,7 +108,10 @@ class Waiting:
             orders = ControlOrders(server, self._selector, self, stacks, self._queue, is_waiting=True)
             with closing(orders):
                 try:
-                    while self._placed is None and self._refusal is None and not self._is_ended:
+                    if self._client.has_line:  # what came with the request
+                        self._read_client()
+                        self._handle_events()
+                    while not self._is_over:
                         self._turn()
                 except BaseException:
                     self._end_agents()
@@ -123,6 +125,10 @@ class Waiting:
         return self._result()
 
     @property
+    def _is_over(self) -> bool:
+        return self._placed is not None or self._refusal is not None or self._is_ended
+
+    @property
     def _is_ended(self) -> bool:
         return self.state.stop is not None or self.state.notice is not None
 
@@ -130,13 +136,10 @@ class Waiting:
         self._selector.register(fd, selectors.EVENT_READ, serve)
 
     def _turn(self) -> None:
-        if not self._client.has_line:
-            if self._agents is not None:
-                self._agents.serve_until_readable(self._selector.fileno())
-            for key, _ in self._selector.select():
-                key.data()
-        else:
-            self._read_client()
+        if self._agents is not None:
+            self._agents.serve_until_readable(self._selector.fileno())
+        for key, _ in self._selector.select():
+            key.data()
         self._handle_events()
 
     def _handle_events(self) -> None:
@@ -164,30 +167,30 @@ class Waiting:
             self._notices.give(source)
 
     def _read_client(self) -> None:
-        try:
-            order, is_connected = self._client.read_order_of_queued()
-        except ValidationError:
-            order, is_connected = None, False
-        match order:
-            case QueuedOrder():
-                self._queue.append(
-                    events.JobQueued(**now(), job=order.job, reason=order.reason, start=order.start)
-                )
-            case Preparation():
-                self._agents = prepare_agents(order, self._remote)
-            case PlaceOrder():
-                self._placed = order.place
-            case RefusedOrder():
-                self._refusal = order.text
-            case StopOrder():
-                self._stop(order)
-            case NoticeOrder():
-                self._notice(order.source)
-            case DetachOrder() | None:
-                pass
-            case _:
-                assert_never(order)
-        if not is_connected:
+        for order in self._client.orders():
+            match order:
+                case QueuedOrder():
+                    self._queue.append(
+                        events.JobQueued(**now(), job=order.job, reason=order.reason, start=order.start)
+                    )
+                case Preparation():
+                    self._agents = prepare_agents(order, self._remote)
+                case PlaceOrder():
+                    self._placed = order.spec
+                case RefusedOrder():
+                    self._refusal = order.text
+                case StopOrder():
+                    self._stop(order)
+                case NoticeOrder():
+                    self._notice(order.source)
+                case DetachOrder():
+                    pass
+                case _:
+                    assert_never(order)
+            self._handle_events()
+            if self._is_over:
+                return  # the rest is for the run
+        if not self._client.is_connected:
             self._stop(StopOrder(reason=StopReason.CLIENT_GONE))
 
     def _end_agents(self) -> None:

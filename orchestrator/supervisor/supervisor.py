@@ -17,8 +17,6 @@ from functools import partial
 from math import inf
 from typing import assert_never
 
-from pydantic import ValidationError
-
 from orchestrator.core.job.choices import FailurePolicy
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle import actions
@@ -32,8 +30,9 @@ from orchestrator.core.state.state import RunState
 from orchestrator.host.headroom import many_files
 from orchestrator.host.isolation import own_files
 from orchestrator.links.agent_link import AgentLink
-from orchestrator.links.client_link import ClientLink, Lifetime
-from orchestrator.links.control import ControlServer, DetachOrder, NoticeOrder, StopOrder
+from orchestrator.links.client_link import ClientLink
+from orchestrator.links.control import ControlServer
+from orchestrator.links.orders import DetachOrder, NoticeOrder, StopOrder
 from orchestrator.links.signal_inbox import NOTICE_SIGNAL, SignalInbox
 from orchestrator.store.runs.leftovers import end_leftovers
 from orchestrator.store.runs.writer import RunStore
@@ -60,7 +59,7 @@ class Supervisor:
     def __init__(
         self,
         spec: JobSpec,
-        lifetime: Lifetime,
+        is_detached: bool,
         hosts: Agents,
         store: RunStore,
         client: ClientLink,
@@ -68,7 +67,7 @@ class Supervisor:
     ) -> None:
         """`earlier`: what another supervisor of the run has left."""
         self._spec = spec
-        self._lifetime = lifetime
+        self._is_detached = is_detached
         self._hosts = hosts
         self._store = store
         self._client = client
@@ -356,18 +355,15 @@ class Supervisor:
         self._queue.append(events.StopRequested(**now(), reason=order.reason, force=order.force))
 
     def _read_client(self) -> None:
-        try:
-            orders, is_connected = self._client.read_orders()
-        except ValidationError:
-            orders, is_connected = [], False
-        for order in orders:
-            if isinstance(order, DetachOrder):
-                self._lifetime = Lifetime.DETACHED
-            elif isinstance(order, NoticeOrder):
-                self._notices.give(order.source)
-            else:
-                self._stop(order)
-        if not is_connected:
+        for order in self._client.orders():
+            match order:
+                case StopOrder():
+                    self._stop(order)
+                case NoticeOrder():
+                    self._notices.give(order.source)
+                case DetachOrder():
+                    self._is_detached = True
+        if not self._client.is_connected:
             self._selector.unregister(self._client.fileno())
-            if self._lifetime is not Lifetime.DETACHED:
+            if not self._is_detached:
                 self._stop(StopOrder(reason=StopReason.CLIENT_GONE))

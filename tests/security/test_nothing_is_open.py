@@ -18,7 +18,8 @@ from orch_command import Orch, Started
 from users import ORDINARY
 from waiting import child_with, until
 
-from orchestrator.links.control import ControlServer, StopOrder, ask
+from orchestrator.links.control import ControlServer, ask
+from orchestrator.links.orders import StopOrder
 from orchestrator.store.directory import Directory
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")

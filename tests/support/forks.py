@@ -207,7 +207,7 @@ def _run(
         from orchestrator.cli import early
         from orchestrator.links.supervisor_link import SupervisorLink
 
-        early.use_supervisor(SupervisorLink(None, socket.socket(fileno=passed["supervisor"])))
+        early.use_supervisor(SupervisorLink(socket.socket(fileno=passed["supervisor"])))
     match words:
         case ["-P", "-m", module, *arguments]:
             sys.argv = [module, *arguments]

@@ -16,25 +16,24 @@ from forks import ForkedProcess, ForkServer
 from waiting import PATIENCE_S, lives, until
 
 from orchestrator.cli import early
-from orchestrator.client.launch import load_request
-from orchestrator.client.warm import Start
+from orchestrator.client.launch import create_run, load_request
 from orchestrator.host.inheritance import inheritance
-from orchestrator.links import warm
-from orchestrator.links.client_link import Lifetime, Warm
+from orchestrator.links import kept
+from orchestrator.links.client_link import Warm
 from orchestrator.links.supervisor_link import SupervisorLink, start_supervisor
 
 ROOT = Path(__file__).resolve().parents[2]
 _PRELOADER = "preloader"
 _PROCESSES = ("orchestrator.supervisor", "worker.agent.agent", _PRELOADER)
-# Longer than all tests take.
-_IDLE_S = 86_400.0
+# Longer than the tests between two runs take. After a test process that was killed they end by themselves.
+_IDLE_S = 900.0
 # Descriptors that a supervisor opens for waiting after it has written that it waits.
 _OPENED_LATE = 4
 
 # The number of threads and descriptors, by process.
 _Counts = dict[str, int]
 # Runs with these options start their own processes.
-_COLD = {"--warm", "--watch", "--hosts", "--engine"}
+_COLD = {"--warm", "--watch", "--hosts", "--engine", "--as-root-anyway"}
 # Imported before the commands are forked.
 _MODULES = (
     *("orchestrator.cli.app", "orchestrator.cli.up_run", "orchestrator.cli.keys", "orchestrator.cli.runs"),
@@ -68,7 +67,7 @@ class Kept:
     def lend(self) -> Iterator[None]:
         """Let `orch up` use the kept processes within the block, unless they serve another run."""
         connection = self._connect()
-        link = None if connection is None else SupervisorLink(None, connection)
+        link = None if connection is None else SupervisorLink(connection)
         early.use_supervisor(link)
         try:
             yield
@@ -109,11 +108,11 @@ class Kept:
         """End the processes, and wait for them."""
         if self._first is not None:
             with self._use_own_state():
-                warm.dismiss_holder_of(str(self._place))
+                kept.dismiss_holder_of(str(self._place))
             self._first.close()
             if not self._first.wait(PATIENCE_S):
                 psutil.Process(Kept.pid).kill()
-                self._first.wait()
+                self._first.wait(PATIENCE_S)
             self._first = Kept.pid = None
 
     def close(self) -> None:
@@ -131,7 +130,7 @@ class Kept:
         if now != self._inheritance or not self._is_waiting():
             return None
         with self._use_own_state():
-            found = warm.take_over(str(self._place))
+            found = kept.take_over(str(self._place))
         Kept.runs += 1
         return None if found is None else found[0]
 
@@ -139,9 +138,9 @@ class Kept:
         self._inheritance = now
         with self._use_own_state():
             self._first = start_supervisor()
-            keeps = Warm(idle_s=_IDLE_S, conditions={}, owner=os.getpid())
+            keeps = Warm(idle_s=_IDLE_S, conditions={})
             up = load_request(1, ["true"], self._place, {})
-            Kept.pid = Start(self._first, keeps).create(up, Lifetime.CLIENT).view.record.supervisor_pid
+            Kept.pid = create_run(self._first, up, warm=keeps).view.record.supervisor_pid
             until(self._is_waiting)
         self._before = self._counts()
 
@@ -162,7 +161,7 @@ class Kept:
         return Kept.pid is not None and lives(Kept.pid)
 
     def _is_waiting(self) -> bool:
-        with self._use_own_state(), warm.live_places() as places:
+        with self._use_own_state(), kept.live_places() as places:
             return any(holding is not None and holding.until is not None for _, holding in places)
 
     def _counts(self) -> _Counts:

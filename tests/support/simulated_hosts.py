@@ -23,11 +23,12 @@ from orchestrator.core.job.hosts import Host
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.engines import Connection
 from orchestrator.engines.local import LocalEngine
-from orchestrator.links.client_link import ClientLink, Lifetime, Request, pack_environ
-from orchestrator.links.control import StopOrder
-from orchestrator.links.supervisor_link import SupervisorLink
+from orchestrator.links.client_link import Request, pack_environ
+from orchestrator.links.orders import StopOrder
+from orchestrator.links.supervisor_link import SupervisorLink, SupervisorProcess
 from orchestrator.supervisor.hosts import LocalAgent
-from orchestrator.supervisor.request_loop import serve
+from orchestrator.supervisor.kept import OwnerDoor
+from orchestrator.supervisor.serve import serve
 
 _BUFFER_BYTES = 1 << 20
 _PATIENCE_S = 120.0
@@ -101,15 +102,15 @@ class SimulatedRun:
 
     def __enter__(self) -> SimulatedRun:
         hub, its_hub = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        client, its_client = socket.socketpair()
-        with hub, its_hub, its_client:
-            self._hosts = self._python("fake_hosts.py", its_hub, str(self._step_s), self._forged)
+        with hub, its_hub:
+            self._hosts = self._python("fake_hosts.py", [its_hub], str(self._step_s), self._forged)
             profile = [] if self._profile is None else [str(self._profile)]
-            process = self._python("simulated_hosts.py", its_client, hub, *profile)
-        self.supervisor = psutil.Process(process.pid)
-        self.link = SupervisorLink(process, client)
-        environ = pack_environ(self._env)
-        self.root = self.link.create(Request(spec=self._spec, lifetime=Lifetime.CLIENT, environ=environ))
+            process = SupervisorProcess(
+                lambda door: self._python("simulated_hosts.py", [door, hub], *profile)
+            )
+        self.link = SupervisorLink(process.connect(), process)
+        self.root = self.link.create(Request(spec=self._spec, environ=pack_environ(self._env)))
+        self.supervisor = psutil.Process(json.loads((self.root / "run.json").read_text())["supervisor_pid"])
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -117,13 +118,12 @@ class SimulatedRun:
         self.link.wait(_PATIENCE_S)
         self._hosts.wait(_PATIENCE_S)
 
-    def _python(self, file: str, *arguments: socket.socket | str) -> subprocess.Popen[bytes]:
+    def _python(self, file: str, passed: list[socket.socket | int], *words: str) -> subprocess.Popen[bytes]:
         support = Path(__file__).parent
-        fds = [each.fileno() for each in arguments if isinstance(each, socket.socket)]
-        words = [str(each.fileno()) if isinstance(each, socket.socket) else each for each in arguments]
+        fds = [each if isinstance(each, int) else each.fileno() for each in passed]
         path = os.pathsep.join((str(support), str(support.parent.parent)))
         return subprocess.Popen(
-            [sys.executable, str(support / file), *words],
+            [sys.executable, str(support / file), *map(str, fds), *words],
             env=self._env | {"PYTHONPATH": path},
             pass_fds=fds,
             start_new_session=True,
@@ -191,8 +191,8 @@ def _spec(state: Path, hosts: int, tasks: int) -> JobSpec:
     )
 
 
-def _supervise(client: socket.socket, hub: socket.socket) -> int:
-    return serve(ClientLink(client), LocalAgent(LocalEngine()), FakeEngine(hub))
+def _supervise(door: socket.socket, hub: socket.socket) -> int:
+    return serve(OwnerDoor(door), LocalAgent(LocalEngine()), FakeEngine(hub))
 
 
 if __name__ == "__main__":

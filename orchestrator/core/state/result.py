@@ -45,7 +45,7 @@ class CauseKind(StrEnum):
     HOST = "host"  # a host was lost with its tasks: diagnosis/across_hosts.py
     REFUSED = "refused"  # the nodes of a queued run, or their check: supervisor/queued.py
     NOTICE = "notice"  # the machines of the run will go: lifecycle/outcome.py
-    # orch itself, or its agent: lifecycle/outcome.py, supervisor/request_loop.py; a lost run: store/runs/run_end.py
+    # orch itself, or its agent: lifecycle/outcome.py, supervisor/serve.py; a lost run: store/runs/run_end.py
     ORCH = "orch"
 
 

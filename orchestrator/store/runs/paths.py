@@ -48,7 +48,7 @@ def names_dir() -> Path:
 
 
 def warm_dir() -> Path:
-    """Return the directory with one directory for each warm holder (links/warm.py)."""
+    """Return the directory with one directory for each warm holder (links/kept.py)."""
     return state_dir() / "warm"
 
 

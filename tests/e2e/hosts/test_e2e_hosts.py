@@ -18,7 +18,6 @@ from orch_command import ORCH, Orch
 from waiting import until
 
 from orchestrator.client.launch import create_run, load_request
-from orchestrator.links.client_link import Lifetime
 from orchestrator.links.supervisor_link import start_supervisor
 
 # Called as ssh OPTIONS DESTINATION COMMAND. Waits for as many connections as the file `expected` says.
@@ -151,7 +150,7 @@ def test_agents_prepared_for_another_job_are_replaced(
     )
     with start_supervisor() as supervisor:
         supervisor.prepare(other.spec)
-        run = create_run(supervisor, request, Lifetime.CLIENT)
+        run = create_run(supervisor, request)
         assert [task.state for task in run.wait().tasks] == ["succeeded"] * 2
     until(lambda: not any(temporary.iterdir()))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.client.launch import create_run
-from orchestrator.links.client_link import Lifetime
-from orchestrator.links.supervisor_link import SupervisorLink
+from orchestrator.links.supervisor_link import SupervisorLink, SupervisorProcess
 from orchestrator.request.settings import settings
 
 pytestmark = pytest.mark.timeout(300)
@@ -20,7 +18,7 @@ pytestmark = pytest.mark.timeout(300)
 # A supervisor that cannot plan a second attempt nor, with `no result`, make a result.
 FAULTY = """
 import os, sys
-from orchestrator.supervisor import __main__ as supervisor_process, agent_orders, request_loop
+from orchestrator.supervisor import __main__ as supervisor_process, agent_orders, serve
 
 take_held = agent_orders.Attempts.take_held
 
@@ -34,20 +32,19 @@ def fails(*_):
 
 agent_orders.Attempts.take_held = fails_at_second_attempt
 if sys.argv[2] == "no result":
-    request_loop.run_result = fails
+    serve.run_result = fails
 os._exit(supervisor_process.main())
 """
 PREEMPTED = "import os, sys, time; sys.exit(42) if os.environ['ORCH_TASK'] == 'worker:0' else time.sleep(600)"
 
 
 def start(fault: str) -> SupervisorLink:
-    ours, its = socket.socketpair()
-    with its:
-        argv = [sys.executable, "-c", FAULTY, str(its.fileno()), fault]
-        process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, pass_fds=(its.fileno(),), start_new_session=True
-        )
-    return SupervisorLink(process, ours)
+    def start_process(door: int) -> subprocess.Popen[bytes]:
+        argv = [sys.executable, "-c", FAULTY, str(door), fault]
+        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=(door,), start_new_session=True)
+
+    process = SupervisorProcess(start_process)
+    return SupervisorLink(process.connect(), process)
 
 
 @pytest.mark.parametrize("fault", ["only that", "no result"])
@@ -55,7 +52,7 @@ def test_result_after_a_supervisor_error_has_attempts_and_tasks(fault: str, tmp_
     command = [sys.executable, "-c", PREEMPTED]
     up = settings.load({"workers": 2, "command": command, "max_restarts": 3}, {}, tmp_path)
     with start(fault) as supervisor:
-        run = create_run(supervisor, up, Lifetime.CLIENT)
+        run = create_run(supervisor, up)
         assert supervisor.wait(60)
     result = json.loads((run.dir / "result.json").read_text())
     assert (result["outcome"], result["exit_code"], result["cause"]["kind"]) == ("failed", 125, "orch")

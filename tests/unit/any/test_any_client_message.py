@@ -10,6 +10,7 @@ import socket
 import tempfile
 import threading
 from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -18,21 +19,15 @@ from fuzzing import DEEP, any_bytes, as_json, damaged, fuzzed, torn
 from hypothesis import given
 from hypothesis import strategies as st
 from making import JOB
-from pydantic import ValidationError
 from waiting import PATIENCE_S, until
 
 from orchestrator.core.lifecycle.lifecycle import Lifecycle
 from orchestrator.core.state.events import Event
+from orchestrator.core.state.result import TaskStack
 from orchestrator.links import control
 from orchestrator.links.client_link import ClientLink
-from orchestrator.links.control import (
-    ControlServer,
-    InvalidOrder,
-    KillOrder,
-    NoticeOrder,
-    RestartOrder,
-    StopOrder,
-)
+from orchestrator.links.control import ControlServer
+from orchestrator.links.orders import ControlOrder, InvalidOrder, KillOrder, Order, RestartOrder, StacksOrder
 from orchestrator.store.directory import Directory
 from orchestrator.supervisor.control_orders import ControlOrders, StackRequests
 
@@ -102,12 +97,46 @@ def test_malformed_order_is_refused_in_one_line(data: bytes, error: str) -> None
     assert str(refused.value).startswith(error) and "\n" not in str(refused.value)
 
 
-def test_client_that_never_reads_blocks_no_other() -> None:
-    ours, its = socket.socketpair()
-    with its:
-        ours.setblocking(False)
-        control.answer(ours, ok=True, stacks={"worker:0": "x" * (8 << 20)})
-        until(lambda: ours.fileno() == -1)  # no thread is blocked
+@contextlib.contextmanager
+def serving(directory: Path, stacks: dict[str, TaskStack]) -> Iterator[Callable[[], int]]:
+    """A control socket in a directory, whose tasks have these stacks. Yields a function that serves once what is ready
+    and returns how many connections and sockets are awaited."""
+    with selectors.DefaultSelector() as selector:
+        requests = StackRequests(lambda tasks, native: tasks)
+        requests.ask_agents = lambda tasks, native, done: done(stacks)  # type: ignore[method-assign]
+        lifecycle = Lifecycle(JOB, "run-1", 0.0)
+        orders = ControlOrders(served_in(directory), selector, lifecycle, requests, deque())
+
+        def serve() -> int:
+            for key, _ in selector.select(0.01):
+                key.data()
+            return len(selector.get_map())
+
+        with closing(orders):
+            yield serve
+
+
+LONG = {f"worker:{index}": TaskStack(how="none", note="x" * 4096) for index in range(2048)}
+
+
+def connected(directory: Path, order: ControlOrder) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(str(directory / "control"))
+    client.sendall(order.model_dump_json().encode())
+    return client
+
+
+def test_clients_that_never_read_block_no_other(tmp_path: Path) -> None:
+    """The oldest of many is closed."""
+    with serving(tmp_path, LONG) as serve, contextlib.ExitStack() as clients:
+        for _ in range(70):
+            clients.enter_context(connected(tmp_path, StacksOrder()))
+            serve()
+            serve()
+        with connected(tmp_path, RestartOrder()) as client:
+            until(lambda: serve() and select.select([client], [], [], 0)[0])
+            assert json.loads(client.recv(1 << 16))["ok"]
+        assert serve() <= 65  # with the listening socket
 
 
 def test_silent_client_is_not_an_order() -> None:
@@ -172,7 +201,8 @@ def test_client_with_an_order_waits_for_a_place(tmp_path: Path) -> None:
                 last = accepted.pop()
         select.select([last], [], [], PATIENCE_S)
         assert control.read_order(last) == RestartOrder()
-        control.answer(last, ok=True)
+        last.sendall(b'{"ok": true}')
+        last.close()
         asking.join()
         assert answers == [{"ok": True}]
     finally:
@@ -184,19 +214,14 @@ def test_client_with_an_order_waits_for_a_place(tmp_path: Path) -> None:
 @given(st.lists(any_order, max_size=4))
 @fuzzed(60)
 def test_any_message_from_the_starting_client_is_an_order_or_an_error(lines: list[bytes]) -> None:
-    """Orders are read up to the first message that is not one."""
+    """They are read up to the first message that is not one."""
     ours, its = socket.socketpair()
     with its, ours:
         link = ClientLink(ours)
         its.sendall(b"".join(line + b"\n" for line in lines)[:60_000])
         its.shutdown(socket.SHUT_WR)
-        is_there = True
-        while is_there:
-            try:
-                heard, is_there = link.read_orders()
-            except ValidationError:
-                return
-            assert all(isinstance(order, StopOrder | NoticeOrder) for order in heard)
+        while link.is_connected:
+            assert all(isinstance(order, Order) for order in link.orders())
 
 
 @given(st.lists(any_order | st.just(DEEP), max_size=3))
@@ -211,19 +236,14 @@ def test_other_documents_are_not_requests(lines: list[bytes]) -> None:
 
 
 def test_answer_of_any_size_arrives_complete(tmp_path: Path) -> None:
-    server = served_in(tmp_path)
     answers: list[dict[str, object] | None] = []
-    stacks = {f"worker:{index}": "x" * 4096 for index in range(2048)}
     asking = threading.Thread(
-        target=lambda: answers.append(control.ask(tmp_path / "control", RestartOrder(), PATIENCE_S))
+        target=lambda: answers.append(control.ask(tmp_path / "control", StacksOrder(), PATIENCE_S))
     )
-    asking.start()
-    try:
-        connection = until(server.accept)
-        until(lambda: select.select([connection], [], [], 0)[0])
-        assert control.read_order(connection) == RestartOrder()
-        control.answer(connection, ok=True, stacks=stacks)
-    finally:
-        asking.join()
-        server.close()
-    assert answers == [{"ok": True, "stacks": stacks}]
+    with serving(tmp_path, LONG) as serve:
+        asking.start()
+        while asking.is_alive():
+            serve()
+    assert answers == [
+        {"ok": True, "stacks": {task: stack.model_dump(mode="json") for task, stack in LONG.items()}}
+    ]

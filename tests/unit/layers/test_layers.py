@@ -121,7 +121,7 @@ def test_no_process_of_ours_loads_tensorflow() -> None:
 BUILT = """
 import sys
 from pydantic import BaseModel
-import orchestrator.cli.up_run, orchestrator.supervisor.request_loop
+import orchestrator.cli.up_run, orchestrator.supervisor.serve
 waiting = [BaseModel]
 for model in waiting:
     waiting += model.__subclasses__()

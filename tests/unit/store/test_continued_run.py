@@ -20,8 +20,8 @@ from run_records import make_run, one_task, view_of
 from orchestrator.core.state import events
 from orchestrator.core.state.events import NoticeSource, StopReason
 from orchestrator.core.state.result import CauseKind, LeftProcess, RunResult
-from orchestrator.links.client_link import ClientLink, QueuedOrder, RefusedOrder
-from orchestrator.links.control import NoticeOrder, StopOrder
+from orchestrator.links.client_link import ClientLink
+from orchestrator.links.orders import NoticeOrder, QueuedOrder, RefusedOrder, StopOrder
 from orchestrator.links.signal_inbox import NOTICE_SIGNAL, SignalInbox
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor.continuing import Earlier, read_earlier

@@ -31,7 +31,7 @@ from orchestrator.client import api
 from orchestrator.core.state.events import SignalRequested
 from orchestrator.core.state.state import RunPhase
 from orchestrator.links import control
-from orchestrator.links.control import KillOrder, RestartOrder
+from orchestrator.links.orders import KillOrder, RestartOrder
 
 _TASKS = (Who.VICTIM, Who.PEERS)
 

@@ -21,10 +21,9 @@ from users import ORDINARY
 from waiting import lives, until
 
 from orchestrator import Run, UsageError
-from orchestrator.client.launch import load_request
+from orchestrator.client.launch import create_run, load_request
 from orchestrator.client.warm import choose_start
 from orchestrator.client.warm_list import stop_holders, warm_rows
-from orchestrator.links.client_link import Lifetime
 from orchestrator.store.runs.paths import warm_name
 
 _NO_PRESSURE = (
@@ -62,7 +61,7 @@ class KeptScene(Scene):
         up = replace(up, display=replace(up.display, warm_s=600.0, watch="sources"))
         start = choose_start(up, None)
         with start.supervisor:
-            yield start.create(up, Lifetime.CLIENT)
+            yield create_run(start.supervisor, up, warm=start.warm)
 
     def run_once(self) -> Run:
         """A run without a fault, which must succeed. Returns when its processes wait for the next."""

@@ -25,7 +25,7 @@ from orchestrator.core.state.events import AttemptPlanned, Event, parse_event
 from orchestrator.core.state.result import RunResult
 from orchestrator.core.state.state import RunPhase
 from orchestrator.links import control
-from orchestrator.links.control import StopOrder
+from orchestrator.links.orders import StopOrder
 from orchestrator.store.runs import catalog
 from orchestrator.store.runs.reader import RunView
 

@@ -29,7 +29,6 @@ from orchestrator import (
 from orchestrator.client.launch import create_run, load_request, make_room
 from orchestrator.core.state.events import Progress
 from orchestrator.core.state.result import BadLoss
-from orchestrator.links.client_link import Lifetime
 from orchestrator.links.supervisor_link import start_supervisor
 from orchestrator.store.runs.paths import runs_dir
 
@@ -114,7 +113,7 @@ def test_run_that_takes_the_name_while_another_is_replaced_is_named() -> None:
     taken = pytest.raises(NameTaken, match="another run took the name 'mine' while --replace stopped")
     with cluster(name="mine") as other, start_supervisor() as supervisor:
         with taken as caught:
-            create_run(supervisor, request, Lifetime.CLIENT)
+            create_run(supervisor, request)
         assert "give the command again" in str(caught.value)
         assert [each.id for each in ls()] == [other.id]
 

@@ -26,7 +26,7 @@ from orchestrator import OrchError, RunTimedOut, Session, TaskFailed, UsageError
 from orchestrator.client import api, launch
 from orchestrator.client.functions import blamed
 from orchestrator.core.state.result import CauseKind
-from orchestrator.links.client_link import ClientLink, Descriptor, Lifetime, Request
+from orchestrator.links.client_link import ClientLink, Descriptor, Request
 from orchestrator.links.supervisor_link import start_supervisor
 
 pytestmark = pytest.mark.usefixtures("no_leaked_descriptors")
@@ -366,13 +366,13 @@ def test_descriptors_are_not_passed_to_another_host(tmp_path: Path) -> None:
     given = {Descriptor(name="all"): 0}
     refused = pytest.raises(UsageError, match=r"cannot be passed to another host \(a\)")
     with start_supervisor() as supervisor, refused:
-        launch.create_run(supervisor, up, Lifetime.CLIENT, given)
+        launch.create_run(supervisor, up, given)
 
 
 @pytest.mark.parametrize("passed", [0, 2])
 def test_request_with_another_number_of_descriptors_is_not_served(passed: int, tmp_path: Path) -> None:
     spec = launch.load_request(1, ["true"], tmp_path, {}).spec
-    request = Request(spec=spec, lifetime=Lifetime.CLIENT, descriptors=(Descriptor(name="all"),))
+    request = Request(spec=spec, environ={}, descriptors=(Descriptor(name="all"),))
     ours, its = socket.socketpair()
     with ours, its:
         socket.send_fds(ours, [request.model_dump_json().encode() + b"\n"], [0, 0][:passed])

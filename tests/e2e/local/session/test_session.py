@@ -23,7 +23,7 @@ from waiting import lives, until, until_gone
 from orchestrator import Cluster, NameTaken, Session, UsageError
 from orchestrator.client import api
 from orchestrator.client.api import Run
-from orchestrator.links.client_link import Lifetime, Request
+from orchestrator.links.client_link import Request, pack_environ
 from orchestrator.links.supervisor_link import start_supervisor
 from orchestrator.store.runs.locks import lock_name
 
@@ -131,7 +131,7 @@ def test_name_of_a_refused_run_is_free() -> None:
     refused = changed(JOB, name="twice", name_is_explicit=True, log_dir=Path("/proc/none"))
     with closing(start_supervisor()) as supervisor:
         with pytest.raises(UsageError, match="cannot be made"):
-            supervisor.create(Request(spec=refused, lifetime=Lifetime.SESSION))
+            supervisor.create(Request(spec=refused, environ=pack_environ(os.environ)))
         lock = lock_name("twice")
         assert lock is not None
         lock.release()
@@ -264,9 +264,10 @@ def test_interrupted_creation_does_not_affect_the_next_run(interrupts: signal.Si
             session.up(command=SLEEPS, name="interrupted"),
         ):
             pass
-        until_gone(supervisor.pid)
         assert not any(run.view.is_live for run in api.ls())
-        assert [ran(session, name=name).name for name in ("interrupted", "next")] == ["interrupted", "next"]
+        following = [ran(session, name=name) for name in ("interrupted", "next")]
+        assert [run.name for run in following] == ["interrupted", "next"]
+        assert {supervisor_of(run) for run in following} == {supervisor}
 
 
 def test_second_thread_gets_an_error_while_a_run_is_created(session: Session) -> None:

@@ -13,7 +13,7 @@ import pytest
 from waiting import lives, until, until_gone
 from warm_command import ECHO, WarmOrch
 
-from orchestrator.supervisor.holder import memory_pressure
+from orchestrator.supervisor.kept import memory_pressure
 
 _ROOT = Path(__file__).parents[4]
 _MINE = "import time; BEGAN = time.monotonic_ns()"

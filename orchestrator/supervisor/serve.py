@@ -1,4 +1,4 @@
-"""Serves a client's requests: creates each run's directory, runs its supervisor, makes sure a result is written."""
+"""Serves the requests of clients: creates each run's directory, runs its supervisor, makes sure a result is written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from orchestrator.core.state.result import Cause, CauseKind, RunResult
 from orchestrator.core.state.state import RunState
 from orchestrator.engines import Engine
 from orchestrator.host.headroom import many_files
-from orchestrator.links.client_link import ClientLink, Lifetime, Preparation, Request, Warm, unpack_environ
+from orchestrator.links.client_link import ClientLink, Preparation, Request, unpack_environ
 from orchestrator.store.files import make_private
 from orchestrator.store.ownership import accept_owner
 from orchestrator.store.runs.catalog import take_name
@@ -36,8 +36,8 @@ from orchestrator.store.runs.slurm_jobs import own_job
 from orchestrator.store.runs.writer import RunStore, new_run_id
 from orchestrator.supervisor import now
 from orchestrator.supervisor.continuing import Earlier, read_earlier
-from orchestrator.supervisor.holder import Holder
 from orchestrator.supervisor.hosts import Agents, LocalAgent
+from orchestrator.supervisor.kept import Door, OwnerDoor, WarmDoor, next_client, redirect_output
 from orchestrator.supervisor.queued import Waiting, prepare_agents
 from orchestrator.supervisor.supervisor import Supervisor
 
@@ -50,88 +50,83 @@ _PR_SET_CHILD_SUBREAPER = 36
 _RELEASE_S = 10.0
 
 
-def serve(client: ClientLink, here: LocalAgent, remote: Engine | None = None) -> int:
-    """Serve one request, or those of a session until its client leaves. Return the exit code of the last run.
+def serve(door: Door, here: LocalAgent, remote: Engine | None = None) -> int:
+    """Serve the clients that come to a door, one after another. Return the exit code of the last run.
 
     `remote`: the engine that reaches hosts, in place of the one that a job names.
     """
     _become_subreaper()
-    holder: Holder | None = None
-    next_client: ClientLink | None = client
     # Imported modules stay for good: the garbage collector need not traverse them.
     gc.freeze()
     gc.enable()
     code: int = ExitCode.ORCH
-    early: HostAgents | None = None
-    # The raised limit on open files, while there are agents that were started early.
-    files = ExitStack()
+    client: ClientLink | None = None
     try:
-        while next_client is not None:
-            request = next_client.read_request()
-            if request is None:
-                if holder is None:
-                    break
-                next_client.close()
-                next_client = holder.next_client(here)
-                continue
-            client = next_client
-            if isinstance(request, Preparation):
-                files.enter_context(many_files())
-                early = _prepare(request, client, here, remote)
-                continue
-            here.are_kept = request.lifetime is Lifetime.SESSION or request.warm is not None
-            agents, early = _agents(request.spec, here, remote, early), None
-            try:
-                may_stay, code = _serve_one(request, client, here, agents, remote)
-            finally:
-                if agents is not here:
-                    agents.end()  # also those of a request that was refused
-                files.close()
-            if may_stay and request.warm is not None:
-                holder = _hold(holder, request.spec, request.warm)
-            if not may_stay or not (holder or request.lifetime is Lifetime.SESSION):
+        while (asked := next_client(door, here)) is not None:
+            client, message = asked
+            with ExitStack() as files:
+                request, early = _prepared(message, client, here, remote, files)
+                if request is None:
+                    client.close()
+                    continue
+                here.are_kept = door.stays or request.warm is not None
+                agents = _agents(request.spec, here, remote, early)
+                try:
+                    may_stay, code = _serve_one(request, client, here, agents, remote)
+                finally:
+                    if agents is not here:
+                        agents.end()  # also those of a request that was refused
+            if may_stay:
+                door = _door_after(door, request)
+            if not may_stay or door.must_leave(here):
                 break
-            if holder is not None:
-                client.stays()
-                client.close()
+            client.close()
             # A run leaves reference cycles, which Python by itself would only collect after hundreds of runs.
             gc.collect()
-            if holder is not None:
-                next_client = holder.next_client(here)
     finally:
-        if early is not None:
-            early.end()
-        if holder is not None:
-            holder.close()  # the next one need not wait until the agent has left
+        door.close()  # the next holder of a directory need not wait until the agent has left
         here.end()
-        client.close()
-        if next_client is not None:
-            next_client.close()
+        if client is not None:
+            client.close()
     return code
 
 
-def _hold(holder: Holder | None, spec: JobSpec, warm: Warm) -> Holder | None:
-    """Return the holder that this process is from now on, None if it cannot become one."""
-    if holder is not None:
-        holder.note_run(warm)
-        return holder
-    try:
-        return Holder.take(str(spec.directory), warm)
-    except (OrchError, OSError):
-        return None
+def _door_after(door: Door, request: Request) -> Door:
+    """Return the door of the next client: that of a warm holder once a run has asked for it."""
+    with suppress(OrchError, OSError):
+        if isinstance(door, OwnerDoor) and request.warm is not None:
+            door = WarmDoor.take(str(request.spec.directory), request.warm) or door
+        if isinstance(door, WarmDoor):
+            door.open(request.warm)
+    return door
 
 
-def _prepare(
-    order: Preparation, client: ClientLink, here: LocalAgent, remote: Engine | None
-) -> HostAgents | None:
-    """Start the agents of a job and let them preload until the client sends more; None if that is not possible."""
-    agents = prepare_agents(order, remote)
-    if agents is None:
-        return None
-    here.end()  # it waits for the agent's exit, during which the connections are opened
-    if not client.has_line:
-        agents.serve_until_readable(client.fileno())
-    return agents
+def _prepared(
+    message: Request | Preparation,
+    client: ClientLink,
+    here: LocalAgent,
+    remote: Engine | None,
+    files: ExitStack,
+) -> tuple[Request | None, HostAgents | None]:
+    """Return the request, None if the client has left, and the agents that it let start before.
+
+    `files`: gets the raised limit on open files, while there are agents that were started early."""
+    early: HostAgents | None = None
+    following: Request | Preparation | None = message
+    while isinstance(following, Preparation):
+        if early is not None:
+            early.end()
+        files.enter_context(many_files())
+        early = prepare_agents(following, remote)
+        if early is not None:
+            here.end()  # it waits for the agent's exit, during which the connections are opened
+            if not client.has_line:
+                early.serve_until_readable(client.fileno())
+        following = client.read_request()
+    if following is None and early is not None:
+        early.end()
+        early = None
+    return following, early
 
 
 def _serve_one(
@@ -139,9 +134,8 @@ def _serve_one(
 ) -> tuple[bool, int]:
     """Return (whether this process may serve another run, the run's exit code)."""
     started_mono = time.monotonic()
-    if request.environ is not None:
-        os.environ.clear()
-        os.environ.update(unpack_environ(request.environ))
+    os.environ.clear()
+    os.environ.update(unpack_environ(request.environ))
     if request.state_owner is not None:
         accept_owner(request.state_owner)
     try:
@@ -152,7 +146,7 @@ def _serve_one(
     except OSError as error:
         client.refused(UsageError(_cannot_make(request.spec, error)))
         return True, ExitCode.USAGE
-    _redirect_output(store.open_log(store.paths.supervisor_log))
+    redirect_output(store.open_log(store.paths.supervisor_log))
     client.created(store.paths.root)
     spec = request.spec
     if request.waits:
@@ -168,7 +162,7 @@ def _serve_one(
         checkpoint_dir = spec.checkpoint_dir or store.paths.checkpoints
         spec = spec.model_copy(update={"checkpoint_dir": checkpoint_dir})
     here.take_descriptors(dict(zip(request.descriptors, client.descriptors, strict=True)))
-    supervisor = Supervisor(spec, request.lifetime, agents, store, client, earlier)
+    supervisor = Supervisor(spec, request.is_detached, agents, store, client, earlier)
     try:
         result = supervisor.run()
     except Exception as error:
@@ -340,13 +334,6 @@ def _job_here(spec: JobSpec) -> dict[str, Any]:
     if job is None or job != spec.slurm_job or "SLURMD_NODENAME" not in os.environ:
         return {}
     return {"job": job, "cluster": os.environ.get("SLURM_CLUSTER_NAME", "")}
-
-
-def _redirect_output(log: int) -> None:
-    """Send this process's own output to the open log from now on, instead of the client's terminal."""
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
 
 
 def _become_subreaper() -> None:

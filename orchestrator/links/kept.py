@@ -4,7 +4,7 @@
 lock: held by the holder, so that there is one for each directory.
 holder.json: describes it (Holding). A holder without this file leaves as soon as it has no run.
 socket: takes one client at a time, while the holder has no run. The holder first sends its Holding as a line; then the
-stream is that of client_link.py.
+connection is that of client_link.py.
 holder.log: the holder's output while it has no run.
 The process that has the lock removes all of it: the holder when it leaves, any process after a holder that was killed.
 """
@@ -32,8 +32,6 @@ from orchestrator.store.runs.paths import WARM_SOCKET, open_warm, warm_name
 from orchestrator.store.runs.record import boot_id
 
 LOCK, HOLDER, LOG = "lock", "holder.json", "holder.log"
-# At most for one user. Each uses several hundred MB.
-MOST_HOLDERS = 3
 # A holder that waits answers at once. The machine may be very busy.
 ANSWER_S = 20.0
 _LOOK_MS = 50
@@ -44,8 +42,7 @@ _PACKAGES = ("orchestrator", "worker")
 class Holding(BaseModel):
     """A holder's description of itself. Times are Unix seconds; `until` is None during a run.
 
-    `conditions`: see conditions(). `idle_s`: how long it waits for a run. `runs`: how many it has served. `owner`: the
-    process with which it ends."""
+    `conditions`: see conditions(). `idle_s`: how long it waits for a run. `runs`: how many it has served."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
     schema_version: int = 1
@@ -58,7 +55,6 @@ class Holding(BaseModel):
     idle_s: float
     until: float | None
     runs: int
-    owner: int | None = None
 
     def is_live_process(self) -> bool:
         """Whether the process with this pid is still the one that wrote this."""
@@ -195,18 +191,11 @@ def _greeted(connection: socket.socket) -> tuple[socket.socket, Holding] | None:
 def dismiss(place: Directory) -> None:
     """Ask the holder of a place to leave: now, or after its run. OSError."""
     place.unlink(HOLDER)
-    try:
+    with suppress(OSError):  # it has a run, or is leaving
         connect_in(place, WARM_SOCKET, ANSWER_S).close()  # wakes it
-    except OSError:
-        return  # it has a run, or is leaving
 
 
-def dismiss_holder_of(directory: str, owner: int | None = None) -> None:
-    """Like dismiss(), if the directory has a holder, and if it belongs to `owner` where one is given."""
-    try:
-        with open_warm() as warm, warm.sub(warm_name(directory)) as place:
-            holding = read_holding(place)
-            if owner is None or (holding is not None and holding.owner == owner):
-                dismiss(place)
-    except OSError:
-        return
+def dismiss_holder_of(directory: str) -> None:
+    """Like dismiss(), if the directory has a holder."""
+    with suppress(OSError), open_warm() as warm, warm.sub(warm_name(directory)) as place:
+        dismiss(place)
