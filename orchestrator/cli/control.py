@@ -79,7 +79,7 @@ def _down_all(screen: Screen, runs: catalog.Survey, live: Sequence[RunView], for
 
 
 def _ended_document(ended: Ended) -> dict[str, object]:
-    left = [process.model_dump(mode="json") for process in ended.left]
+    left = [vars(process) for process in ended.left]
     return {
         "run": ended.run_id,
         "ended": list(ended.tasks),

@@ -16,13 +16,13 @@ from orchestrator.core.job.choices import DEFAULT_GRACE_S, DEFAULT_LINK_TIMEOUT_
 from orchestrator.core.progress.activity import join_names
 from orchestrator.core.state import events
 from orchestrator.core.state.events import StopReason
-from orchestrator.core.state.result import LeftProcess
 from orchestrator.core.state.state import HostPhase, RunPhase
 from orchestrator.links.orders import StopOrder
 from orchestrator.store.runs import lost_runs
 from orchestrator.store.runs.leftovers import Swept, end_leftovers, processes_left
 from orchestrator.store.runs.liveness import Liveness, is_supervisor_alive, signal_supervisor
 from orchestrator.store.runs.reader import RunView
+from worker.wire.messages import LeftProcess
 
 _POLL_S = 0.02
 # Seconds that a stop may take beyond its grace; the supervisor itself gives up on a silent agent before that.

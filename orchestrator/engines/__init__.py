@@ -11,12 +11,10 @@ import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
 from orchestrator.core.errors import EngineError
-from orchestrator.core.job.choices import NetworkOption
 from orchestrator.host.isolation import isolated
 
 if TYPE_CHECKING:
@@ -25,23 +23,9 @@ if TYPE_CHECKING:
 _BUFFER_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class AgentOptions:
-    """The command-line options of an agent on this machine.
-
-    It may be started before there is a run; `run_id` is empty then, and a message brings these values later.
-    """
-
-    run_id: str
-    failure_grace_s: float
-    network: NetworkOption = NetworkOption.HOST
-
-    def words(self) -> list[str]:
-        """The command of the agent."""
-        words = ["--run-id", self.run_id, "--failure-grace", str(self.failure_grace_s)]
-        if self.network is not NetworkOption.HOST:
-            words += ["--network", self.network.value]
-        return isolated("worker.agent.agent", *words)
+def agent_words() -> list[str]:
+    """The command of an agent on this machine. A message tells it which run it serves."""
+    return isolated("worker.agent.agent")
 
 
 class Connection:

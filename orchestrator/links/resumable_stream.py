@@ -21,6 +21,8 @@ from orchestrator.links.host_connection import Connect, HostConnection
 from orchestrator.links.opening import AgentGone, Opening, OpeningFailed, RemoteAgent
 from orchestrator.links.start_queue import StartQueue
 from orchestrator.links.stream import LinkBack, LinkSilent
+from worker.wire.codec import encode
+from worker.wire.messages import Leave
 
 _PING_S = 1.0
 # Without a confirmed ping for this long, the host counts as silent and other connections are tried.
@@ -122,7 +124,7 @@ class ResumableStream:
     def leave(self) -> None:
         """Order the agent to end everything and to exit."""
         if not self._is_leaving:
-            self.send(b'{"type": "leave"}\n')
+            self.send(encode(Leave()))
             self._is_leaving = True
         if not self._has_begun:
             self._end("")

@@ -11,11 +11,8 @@ import socket
 import sys
 
 from orchestrator.core.errors import EngineError
-from orchestrator.engines import AgentOptions, Connection, Engine
+from orchestrator.engines import Connection, Engine, agent_words
 from orchestrator.engines.local import LocalEngine
-
-# Seconds; applies until the first run sends its own value.
-_FAILURE_GRACE_S = 0.5
 
 
 def main() -> int:
@@ -34,7 +31,7 @@ def main() -> int:
 def _start_early(engine: Engine) -> Connection | None:
     """Start the agent before the other imports: each takes as long as the agent's own start."""
     try:
-        return engine.connect("", AgentOptions("", _FAILURE_GRACE_S).words())
+        return engine.connect("", agent_words())
     except EngineError:
         return None  # reported when a run needs the agent
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, NoticeSource
-from orchestrator.links.agent_link import AgentLink, AgentMessage, Empty, Held, Hello, LogBytes, StepEnds
+from orchestrator.links.agent_link import AgentLink, AgentMessage
 from orchestrator.links.stream import LinkBack, LinkSilent
 from orchestrator.store.logs.received import ForgedLog
 from orchestrator.supervisor import now
@@ -18,6 +18,7 @@ from orchestrator.supervisor.agent_reports import AgentReports
 from orchestrator.supervisor.hosts import HERE, Agents, LinkDues
 from orchestrator.supervisor.notices import Notices
 from orchestrator.supervisor.run_logs import RunLogs
+from worker.wire.messages import Empty, Held, Hello, Log, Notice, Stop
 
 
 class AgentInputs:
@@ -81,7 +82,7 @@ class AgentInputs:
         self._emptied.clear()
         self._stopped = self._hosts.links.keys() - self._hosts.away
         for host in self._stopped:
-            self._hosts.links[host].stop(grace_s)
+            self._hosts.links[host].send(Stop(grace_s))
         self._awaits_end = True
 
     def _unwatch(self, host: str) -> None:
@@ -99,10 +100,11 @@ class AgentInputs:
         try:
             for message in messages:
                 self._take(host, link, message)
+            joined = self._hosts.take_joined(host)
         except (ForgedLog, HostUnusable) as error:
             self._lose_agent(host, str(error))
             return
-        if (joined := self._hosts.take_joined(host)) is not None:
+        if joined is not None:
             self._queue.append(joined)
             self._host_joined()
         if is_open:
@@ -118,12 +120,12 @@ class AgentInputs:
                 self._queue.append(events.HostBack(**now(), host=host, seconds=message.seconds))
             case Hello():
                 self._hosts.take_hello(host, message)
-            case LogBytes():
+            case Log():
                 self._write_log(host, message)
-            case StepEnds():
+            case Notice():
                 self._notices.give(NoticeSource.SLURM)
             case Held():
-                self._attempts.take_held(host, message.attempt, message.ports)
+                self._attempts.take_held(host, message)
             case Empty():
                 self._attempts.check_report(host, message)
                 self._reports.take_unsent(host, message.unsent)
@@ -134,7 +136,7 @@ class AgentInputs:
                     self._attempts.check_report(host, message)
                 self._reports.take(message, link.clock)
 
-    def _write_log(self, host: str, log: LogBytes) -> None:
+    def _write_log(self, host: str, log: Log) -> None:
         try:
             self._hosts.write_log(host, log)
         except OSError as error:

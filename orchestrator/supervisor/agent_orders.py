@@ -24,23 +24,25 @@ from orchestrator.core.plan.plan import (
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event
 from orchestrator.core.text.clean import one_line
-from orchestrator.links.agent_link import (
-    AgentLink,
-    AgentMessage,
-    Empty,
-    HoldFailed,
-    PlanOrder,
-    PreloadOrder,
-    Sampled,
-    StartOrder,
-    TaskMessage,
-)
+from orchestrator.links.agent_link import AgentLink, AgentMessage
 from orchestrator.store.runs.paths import RunPaths
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
 from orchestrator.supervisor.hosts import HERE, Agents
 from orchestrator.supervisor.run_logs import RunLogs
 from orchestrator.supervisor.tensorboard_task import TensorBoardTask
+from worker.wire.codec import encode
+from worker.wire.messages import (
+    AboutTask,
+    Empty,
+    Held,
+    Hold,
+    HoldFailed,
+    Plan,
+    PreloadOrder,
+    Sampled,
+    TaskOrder,
+)
 
 FIRST_ATTEMPT = 1
 _ADDRESS = "127.0.0.1"
@@ -73,9 +75,8 @@ class Attempts:
         self._logs = logs
         self._tensorboard = tensorboard
         self._queue = queue
-        # The orders to hold ports that each host has not answered: their number, the attempt and the number of ports.
-        self._unanswered: dict[str, deque[tuple[int, int, int]]] = {}
-        self._order = 0
+        # The number of the last order to hold ports, and the attempt that it was for.
+        self._order = self._attempt = 0
         # For this attempt: the host of each task, the number of tasks of each host, and the ports that are held there.
         self._placement: tuple[str, ...] = ()
         self._counts: Counter[str] = Counter()
@@ -95,20 +96,19 @@ class Attempts:
             installed_only = self._hosts.are_kept
             order = preload_order(self._spec, self._store.paths, installed_only=installed_only)
             if order is not None:
-                link.preload(order)
+                link.send(order)
         self._placement = place(self._spec) if self._spec.hosts else (HERE,) * len(self._spec.tasks)
         self._counts = Counter(self._placement)
         self._host_of = dict(zip(map(str, self._spec.tasks), self._placement, strict=True))
         self._held.clear()
         self._order += 1
+        self._attempt = attempt
         for host, count in self._counts.items():
             if (agent := self._hosts.links.get(host)) is not None:
-                self._unanswered.setdefault(host, deque()).append((self._order, attempt, count))
-                agent.hold(attempt, count, hold_mode(self._spec, os.environ))
+                agent.send(Hold(self._order, count, hold_mode(self._spec, os.environ)))
 
     def lose_host(self, host: str) -> None:
         """Forget what a host was ordered. An attempt that is not planned yet lacks its ports from now on."""
-        self._unanswered.pop(host, None)
         self._held.pop(host, None)
 
     def report_start_method(self) -> None:
@@ -122,27 +122,26 @@ class Attempts:
         else:
             self._queue.append(events.NotPreloaded(**now(), reason=start.reason))
 
-    def take_held(self, host: str, attempt: int, ports: tuple[int, ...]) -> None:
+    def take_held(self, host: str, held: Held) -> None:
         """Plan the attempt once the ports of all its hosts are held. HostUnusable."""
-        order, *asked = self._unanswered[host].popleft() if self._unanswered.get(host) else (0, 0, 0)
-        if asked != [attempt, len(ports)]:
-            raise HostUnusable(
-                f"it reports {len(ports)} ports for attempt {attempt}, which it was not asked for"
-            )
-        if order != self._order:
+        if held.number < self._order:
             return  # the attempt has ended, or was planned again, before its ports were held
-        self._held[host] = ports
+        if (held.number, len(held.ports)) != (self._order, self._counts[host]) or host in self._held:
+            raise HostUnusable(f"it reports {len(held.ports)} ports, which it was not asked for")
+        self._held[host] = held.ports
         if self._held.keys() < self._counts.keys():
             return
         try:
             self._plan = build_plan(
-                self._spec, self._places(), self._store.paths, attempt, os.environ, self._hosts.facts
+                self._spec, self._places(), self._store.paths, self._attempt, os.environ, self._hosts.facts
             )
         except (TFConfigTooLong, SettingMisfit) as error:
             self._queue.append(events.AgentLost(**now(), reason=str(error)))
             return
         tasks, cluster = planned_tasks(self._plan, self._store.paths), self._plan.cluster.addresses
-        self._queue.append(events.AttemptPlanned(**now(), attempt=attempt, tasks=tasks, cluster=cluster))
+        self._queue.append(
+            events.AttemptPlanned(**now(), attempt=self._attempt, tasks=tasks, cluster=cluster)
+        )
 
     def _places(self) -> list[TaskPlace]:
         ports = {host: iter(held) for host, held in self._held.items()}
@@ -157,15 +156,14 @@ class Attempts:
     def check_report(self, host: str, message: AgentMessage) -> None:
         """HostUnusable for a report about a task of another host, and if the host has no ports for its tasks."""
         tasks: Iterable[str] = ()
-        match message:
-            case HoldFailed():
-                raise HostUnusable(f"it has no ports for its tasks: {one_line(message.reason)}")
-            case TaskMessage():
-                tasks = (message.task,)
-            case Sampled():
-                tasks = message.tasks
-            case Empty():
-                tasks = message.unsent
+        if isinstance(message, HoldFailed):
+            raise HostUnusable(f"it has no ports for its tasks: {one_line(message.reason)}")
+        if isinstance(message, AboutTask):
+            tasks = (message.task,)
+        elif isinstance(message, Sampled):
+            tasks = message.tasks
+        elif isinstance(message, Empty):
+            tasks = message.unsent
         for task in tasks:
             if self._host_of.get(task) != host:
                 raise HostUnusable(f"it reports about {task!r:.80}, which it does not run")
@@ -180,10 +178,10 @@ class Attempts:
         """Start every task of the planned attempt."""
         if self._plan is None:
             return
-        order = PlanOrder(self._plan.attempt, self._plan.cluster.addresses)
+        plan = encode(Plan(self._plan.cluster.addresses))
         for host in self._counts:
             if (agent := self._hosts.links.get(host)) is not None:
-                agent.plan(order)
+                agent.send_line(plan)
         with self._storage_errors_reported():
             self._store.require_place()  # tasks find their directories by path
             for task in self._plan.tasks:
@@ -225,8 +223,8 @@ class Attempts:
         # It may hold the exception of an earlier process of this task.
         self._store.forget_exception(name)
         self._logs.mark_process_start(name)
-        link.start(
-            StartOrder(
+        link.send(
+            TaskOrder(
                 task=name,
                 argv=task.argv,
                 env=env,

@@ -10,13 +10,11 @@ from typing import assert_never
 from orchestrator.core.diagnosis.stack_text import to_task_stack
 from orchestrator.core.diagnosis.symptoms import read_symptom
 from orchestrator.core.lifecycle.lifecycle import Lifecycle
-from orchestrator.core.progress.reported import ProgressThrottle, parse_facts
+from orchestrator.core.progress.reported import ProgressThrottle, parse_facts, parse_progress
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, Symptom, SymptomKind, TeardownReason
-from orchestrator.core.state.result import LeftProcess
 from orchestrator.core.text.counted import counted
 from orchestrator.core.text.sizes import format_size
-from orchestrator.links import agent_link
 from orchestrator.links.agent_link import AgentMessage
 from orchestrator.links.stream import LinkBack, LinkSilent
 from orchestrator.store.runs.task_files import append_stacks, read_exception, read_log_tail, write_traceback
@@ -24,7 +22,8 @@ from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
 from orchestrator.supervisor.control_orders import StackRequests
 from orchestrator.supervisor.run_logs import RunLogs
-from orchestrator.supervisor.tensorboard_task import TensorBoardTask, without_tensorboard
+from orchestrator.supervisor.tensorboard_task import TensorBoardTask
+from worker.wire import messages
 
 # Shortest time between two writes of the tasks' latest progress, seconds. With thousands of tasks a write takes long:
 # it may use 1/100 of a core.
@@ -35,6 +34,10 @@ _MOST_PEERS = 100
 _SAME_CLOCK = (0.0, 0.0)
 # A task's versions and saved checkpoints: at most so many records at once, and one in an interval (seconds).
 _FACTS_AT_ONCE, _FACT_INTERVAL_S = 20, 1.0
+
+
+def _known(usage: messages.Usage) -> dict[str, float]:
+    return {name: value for name, value in vars(usage).items() if value is not None}
 
 
 class MemoryWatch:
@@ -96,26 +99,26 @@ class AgentReports:
         self._clock = clock
         is_ending = self._lifecycle.state.teardown is not None
         if not self._tensorboard.take(message, is_ending):
-            self._take(without_tensorboard(message))
+            self._take(message)
 
     def _take(self, message: AgentMessage) -> None:
         match message:
-            case agent_link.Hello() | agent_link.Held() | agent_link.LogBytes() | agent_link.StepEnds():
+            case messages.Hello() | messages.Begun() | messages.Held() | messages.Log() | messages.Notice():
                 return  # the supervisor has taken them
             case LinkSilent() | LinkBack():
                 return  # about a host
-            case agent_link.HoldFailed():
+            case messages.HoldFailed():
                 self._append(events.AgentLost(**now(), reason=f"no ports: {message.reason}"))
-            case agent_link.Preloaded():
+            case messages.Preloaded():
                 self._append(events.Preloaded(**now(), modules=message.modules, seconds=message.seconds))
-            case agent_link.NotPreloaded(again=True):
+            case messages.NotPreloaded(again=True):
                 text = f"preloading again: {message.reason}"
                 self._append(events.Noticed(**now(), text=text, verbose=True))
-            case agent_link.NotPreloaded():
+            case messages.NotPreloaded():
                 self._append(events.NotPreloaded(**now(), reason=message.reason))
-            case agent_link.Started():
+            case messages.Started():
                 self._take_start(message)
-            case agent_link.StartFailed():
+            case messages.StartFailed():
                 self._append(
                     events.TaskStartFailed(
                         **now(),
@@ -125,24 +128,24 @@ class AgentReports:
                         order=self._next_exit(),
                     )
                 )
-            case agent_link.Listening():
+            case messages.Listening():
                 self._append(events.TaskReady(**now(), task=message.task))
-            case agent_link.ProgressMade():
-                progress = message.checked()
+            case messages.ProgressMade():
+                progress = parse_progress(message.progress)
                 if progress is not None:
                     self._throttle.put(message.task, progress)
                 self._take_facts(message)
-            case agent_link.Sampled():
+            case messages.Sampled():
                 self._take_sample(message)
-            case agent_link.Exited():
+            case messages.Exited():
                 self._take_exit(message)
-            case agent_link.DiskFull():
+            case messages.DiskFull():
                 self._append(events.DiskFull(**now(), task=message.task, reason=message.reason))
-            case agent_link.Stacked():
+            case messages.Stacked():
                 file = self._store.paths.task_stacks(message.task)
                 stack = append_stacks(to_task_stack(message), message.text, self._store.directory, file)
                 self._stacks.answered(message.task, message.native, stack, monotonic())
-            case agent_link.Empty():
+            case messages.Empty():
                 self.take_empty(message.swept, message.left)
             case _:
                 assert_never(message)
@@ -150,7 +153,7 @@ class AgentReports:
     def _append(self, event: Event) -> None:
         self._queue.append(event)
 
-    def _take_facts(self, message: agent_link.ProgressMade) -> None:
+    def _take_facts(self, message: messages.ProgressMade) -> None:
         """Record versions when they change, and saved checkpoints: at most 20 at once, and one a second."""
         versions, saved = parse_facts(message.progress)
         at, task = now(), message.task
@@ -166,7 +169,7 @@ class AgentReports:
         if saved is not None:
             self._append(events.CheckpointSaved(**at, task=task, name=saved.name, seconds=saved.seconds))
 
-    def _take_start(self, message: agent_link.Started) -> None:
+    def _take_start(self, message: messages.Started) -> None:
         self._throttle.forget(message.task)
         self._memory.process_started(message.task)
         self._append(
@@ -182,7 +185,7 @@ class AgentReports:
         if task is None or not task.plan.serves:
             self._append(events.TaskReady(**now(), task=message.task))
 
-    def _take_exit(self, message: agent_link.Exited) -> None:
+    def _take_exit(self, message: messages.Exited) -> None:
         at = now()
         usage = self._usage.pop(message.task, None)
         self._stacks.task_ended(message.task, at["mono"])
@@ -194,24 +197,24 @@ class AgentReports:
             self._store.write_exception(message.task, message.exception)
         latest, attempt = self._throttle.latest_of(message.task), self._lifecycle.state.attempt
         self._store.end_task(at["mono"], message.task, attempt, latest, usage)
-        symptom = None if message.exit_code == 0 else self._symptom(message.task)
+        its = message.exit
+        symptom = None if its.exit_code == 0 else self._symptom(message.task)
         offset, error = self._clock
-        ended_mono = message.mono - offset
-        peers = message.peers if self._is_first_and_collateral(symptom) else {}
+        ended_mono = its.mono - offset
+        peers = its.peers if self._is_first_and_collateral(symptom) else {}
         exited = events.TaskExited(
             **at,
             task=message.task,
-            exit_code=message.exit_code,
-            signal=message.signal,
+            exit_code=its.exit_code,
+            signal=its.signal,
             order=self._next_exit(),
-            asked=message.asked,
+            asked=its.asked,
             ended_mono=ended_mono if offset else None,
             clock_error_s=error,
             noticed_s=max(0.0, at["mono"] - ended_mono),
-            peers=message.peers,
-            oom_kills=message.oom_kills,
-            peak_bytes=message.peak_bytes,
-            cpu_limit_s=message.cpu_limit_s,
+            peers=dict(its.peers),
+            oom_kills=its.oom_kills,
+            peak_bytes=its.peak_bytes,
             symptom=symptom,
             peer_symptoms=self._own_failures(peers),
         )
@@ -259,8 +262,8 @@ class AgentReports:
         """{task: percent of one core}, from the last sample."""
         return {task: usage["cpu_percent"] for task, usage in self._usage.items()}
 
-    def _take_sample(self, message: agent_link.Sampled) -> None:
-        self._usage |= {task: usage.model_dump(exclude_none=True) for task, usage in message.tasks.items()}
+    def _take_sample(self, message: messages.Sampled) -> None:
+        self._usage |= {task: _known(usage) for task, usage in message.tasks.items()}
         self._has_new_usage = True
         for task, usage in message.tasks.items():
             limit = self._memory_limit
@@ -290,7 +293,7 @@ class AgentReports:
             text = f"the last {format_size(count)} of the log of {task} were not sent: the link to {host} is too slow"
             self._append(events.Noticed(**now(), text=text))
 
-    def take_empty(self, swept: int, left: tuple[LeftProcess, ...]) -> None:
+    def take_empty(self, swept: int, left: tuple[messages.LeftProcess, ...]) -> None:
         """No process of the attempt is left but those in `left`; `swept` had outlived their tasks."""
         if swept and self._lifecycle.state.teardown is TeardownReason.FINISHED:
             text = f"killed {counted(swept, 'process', 'processes')} that the tasks had left running"

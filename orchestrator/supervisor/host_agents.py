@@ -18,7 +18,7 @@ from orchestrator.core.plan.placement import place
 from orchestrator.core.plan.places import HostFacts
 from orchestrator.core.state.events import HostJoined
 from orchestrator.engines import Engine, engine_of
-from orchestrator.links.agent_link import AgentLink, AgentMessage, Hello, HostGpu, LogBytes
+from orchestrator.links.agent_link import AgentLink, AgentMessage
 from orchestrator.links.client_link import pack_environ, travelling_environ
 from orchestrator.links.opening import RemoteAgent, remote_command
 from orchestrator.links.resumable_stream import ResumableStream
@@ -29,11 +29,11 @@ from orchestrator.store.logs.received import ReceivedLogs
 from orchestrator.store.runs.paths import RunPaths
 from orchestrator.store.runs.writer import RunStore, new_run_id
 from orchestrator.supervisor import now
-from orchestrator.supervisor.agent_orders import preload_order
+from orchestrator.supervisor.agent_orders import HostUnusable, preload_order
 from orchestrator.supervisor.hosts import LinkDues
+from worker.wire import messages
+from worker.wire.messages import AGENT_LOG, PRELOADER_LOG, Hello, Log, Run
 
-# The logs of a host that are not those of a task: its agent-HOST.log and preloader-HOST.log.
-HOST_LOGS = ("@agent", "@preloader")
 _LOOPBACK = "127.0.0.1"
 
 
@@ -45,9 +45,9 @@ class _HostLogs:
         self.of_tasks = ReceivedLogs(logs)
         self._of_host = ReceivedLogs(run)
 
-    def write(self, log: LogBytes) -> None:
+    def write(self, log: Log) -> None:
         its = self.of_tasks
-        if log.task in HOST_LOGS:
+        if log.task in (AGENT_LOG, PRELOADER_LOG):
             its = self._of_host
             its.add(log.task, f"{log.task[1:]}-{self._host}.log")
         its.write(log.task, log.offset, log.data, log.is_cut)
@@ -60,8 +60,8 @@ class _HostLogs:
 class HostLink(AgentLink):
     """A link that can be read before there is a run."""
 
-    def __init__(self, stream: Stream, run_id: str) -> None:
-        super().__init__(stream, run_id)
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(stream)
         self._ahead: list[AgentMessage] = []
 
     def read_ahead(self) -> tuple[list[AgentMessage], bool]:
@@ -179,8 +179,8 @@ class HostAgents:
             self._starts,
             lambda waited_s, errors: engine.explain_silence(name, waited_s, errors).removeprefix(label),
         )
-        link = HostLink(stream, run_id)
-        link.serve(run_id, self.spec.failure_grace_s, "", None, environ, self.spec.network)
+        link = HostLink(stream)
+        link.serve(Run(run_id, self.spec.failure_grace_s, "", None, environ, self.spec.network.value))
         return link
 
     def take_hello(self, host: str, hello: Hello) -> None:
@@ -189,12 +189,12 @@ class HostAgents:
 
     def _preload(self, host: str, hello: Hello) -> None:
         """Order the preloading, which takes longest, as soon as the agent is there."""
-        if host in self._preloading or hello.directory is None or self.run_id is None:
+        if host in self._preloading or hello.facts is None or self.run_id is None:
             return
         self._preloading.add(host)
-        order = preload_order(self.spec, RunPaths(Path(hello.directory) / self.run_id))
+        order = preload_order(self.spec, RunPaths(Path(hello.facts.directory) / self.run_id))
         if order is not None:
-            self._links[host].preload(order)
+            self._links[host].send(order)
 
     def take_joined(self, host: str) -> HostJoined | None:
         """The event that a host has joined, once: its facts are known, and its clock was compared with ours."""
@@ -204,7 +204,9 @@ class HostAgents:
         if not math.isfinite(error):
             return None
         hello = self._hellos.pop(host)
-        facts = _facts(hello, self.spec.interface)
+        if hello.facts is None:
+            raise HostUnusable("it says nothing about itself")
+        facts = _facts(hello.cores, hello.facts, self.spec.interface)
         self._facts[host] = facts
         self.away.discard(host)
         return HostJoined(
@@ -232,7 +234,7 @@ class HostAgents:
     def expect_log(self, host: str, task: str, path: Path) -> None:
         self._logs[host].of_tasks.add(task, path.name)
 
-    def write_log(self, host: str, log: LogBytes) -> None:
+    def write_log(self, host: str, log: Log) -> None:
         self._logs[host].write(log)
 
     def drop_gone_host(self, host: str) -> str | None:
@@ -276,18 +278,15 @@ class HostAgents:
             self._directory = None
 
 
-def _facts(hello: Hello, interface: str | None) -> HostFacts:
+def _facts(cores: int, told: messages.HostFacts, interface: str | None) -> HostFacts:
     """The facts of a host. Its address is that of `interface`; without one, the address that ssh has reached."""
-    address = hello.addresses.get(interface) if interface is not None else hello.ssh_address
+    address = told.addresses.get(interface) if interface is not None else told.reached
+    gpus = (Gpu(str(index), gpu.uuid, gpu.model, gpu.memory_bytes) for index, gpu in enumerate(told.gpus))
     return HostFacts(
-        address=address or next(iter(hello.addresses.values()), _LOOPBACK),
-        cores=Cores(machine=hello.cores, allowed=len(hello.allowed_cores) or hello.cores),
-        memory_bytes=hello.memory_bytes,
-        gpus=GpuInventory(tuple(map(_gpu, range(len(hello.gpus or ())), hello.gpus or ()))),
-        python=hello.python or "",
-        directory=hello.directory or "",
+        address=address or next(iter(told.addresses.values()), _LOOPBACK),
+        cores=Cores(machine=cores, allowed=len(told.allowed_cores) or cores),
+        memory_bytes=told.memory_bytes,
+        gpus=GpuInventory(tuple(gpus)),
+        python=told.python,
+        directory=told.directory,
     )
-
-
-def _gpu(index: int, gpu: HostGpu) -> Gpu:
-    return Gpu(str(index), gpu.uuid, gpu.model, gpu.memory_bytes)

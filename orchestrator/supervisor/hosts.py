@@ -13,14 +13,15 @@ from orchestrator.core.job.choices import NetworkOption
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.plan.places import HostFacts
 from orchestrator.core.state.events import HostJoined
-from orchestrator.engines import AgentOptions, Connection, Engine
-from orchestrator.links.agent_link import AgentLink, Hello, LogBytes
+from orchestrator.engines import Connection, Engine, agent_words
+from orchestrator.links.agent_link import AgentLink
 from orchestrator.links.client_link import Descriptor, pack_environ
 from orchestrator.links.stream import LocalStream
 from orchestrator.store.logs.received import ForgedLog
 from orchestrator.store.runs.liveness import is_stopped
 from orchestrator.store.runs.paths import RunPaths
 from orchestrator.store.runs.writer import RunStore
+from worker.wire.messages import Hello, Log, Run
 
 # The name of the host of a run without hosts.
 HERE = ""
@@ -113,7 +114,7 @@ class Agents(Protocol):
     def expect_log(self, host: str, task: str, path: Path) -> None:
         """Before a task is started: its log is written to `path`, by the task itself or by write_log(). OSError."""
 
-    def write_log(self, host: str, log: LogBytes) -> None:
+    def write_log(self, host: str, log: Log) -> None:
         """Write what a host has sent. ForgedLog, OSError."""
 
     def why_lost(self, host: str) -> str:
@@ -146,7 +147,7 @@ class LocalAgent:
         self._network: NetworkOption | None = None
         self._descriptors: Mapping[Descriptor, int] = {}
         if early is not None:
-            self._open(early, run_id="")
+            self._open(early)
 
     @property
     def links(self) -> Mapping[str, AgentLink]:
@@ -167,14 +168,14 @@ class LocalAgent:
         """Take what the tasks of the next run get. The caller keeps them until serve()."""
         self._descriptors = descriptors
 
-    def _open(self, connection: Connection, run_id: str) -> None:
+    def _open(self, connection: Connection) -> None:
         self._stream = LocalStream(connection.stream)
-        self._links[HERE] = AgentLink(self._stream, run_id)
+        self._links[HERE] = AgentLink(self._stream)
 
     def serve(self, spec: JobSpec, store: RunStore) -> None:
         if self._network not in (None, spec.network) or not self._order_run(spec, store):
             self.end()
-            self._start(spec, store)
+            self._start(store)
             self._order_run(spec, store)
         self._network = spec.network
 
@@ -184,25 +185,24 @@ class LocalAgent:
         if link is None:
             return False
         self._stream.pass_descriptors(tuple(self._descriptors.values()))
-        return link.serve(
-            store.paths.run_id,
-            spec.failure_grace_s,
-            str(store.paths.agent_log),
-            store.directory.identity,
-            pack_environ(os.environ),
-            spec.network,
-            tuple(self._descriptors),
+        run = Run(
+            run_id=store.paths.run_id,
+            failure_grace_s=spec.failure_grace_s,
+            log=str(store.paths.agent_log),
+            directory=store.directory.identity,
+            environ=pack_environ(os.environ),
+            network=spec.network.value,
+            descriptors=tuple((each.name, each.task) for each in self._descriptors),
         )
+        return link.serve(run)
 
-    def _start(self, spec: JobSpec, store: RunStore) -> None:
-        run_id = store.paths.run_id
-        words = AgentOptions(run_id, spec.failure_grace_s, spec.network).words()
+    def _start(self, store: RunStore) -> None:
         errors = store.open_log(store.paths.agent_log)
         try:
-            self._connection = self._engine.connect("", words, errors)
+            self._connection = self._engine.connect("", agent_words(), errors)
         finally:
             os.close(errors)
-        self._open(self._connection, run_id)
+        self._open(self._connection)
 
     @property
     def are_complete(self) -> bool:
@@ -223,7 +223,7 @@ class LocalAgent:
     def expect_log(self, host: str, task: str, path: Path) -> None:
         """The task writes it."""
 
-    def write_log(self, host: str, log: LogBytes) -> None:
+    def write_log(self, host: str, log: Log) -> None:
         raise ForgedLog("an agent on this machine sends no logs")
 
     def why_lost(self, host: str) -> str:

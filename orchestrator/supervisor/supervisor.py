@@ -46,6 +46,7 @@ from orchestrator.supervisor.hosts import Agents
 from orchestrator.supervisor.notices import Notices
 from orchestrator.supervisor.run_logs import RunLogs
 from orchestrator.supervisor.tensorboard_task import TensorBoardTask
+from worker.wire.messages import Signal, TakeStacks
 
 _FOREVER_S = 3600.0
 # Percent of one core; a task that uses more is busy.
@@ -250,7 +251,7 @@ class Supervisor:
                 self._attempts.start_again(action.task, self.state.tasks[action.task].restarts)
             case actions.SendSignal():
                 if (link := self._attempts.link_to(action.task)) is not None:
-                    link.signal(action.task, action.signal)
+                    link.send(Signal(action.task, action.signal))
             case actions.TakeStacks():
                 self._take_stacks(action.why)
             case actions.TearDown():
@@ -305,7 +306,7 @@ class Supervisor:
             if (link := self._attempts.link_to(task)) is not None:
                 by_link.setdefault(link, []).append(task)
         for link, its in by_link.items():
-            link.stacks(tuple(its), native)
+            link.send(TakeStacks(tuple(its), native))
         return tuple(task for its in by_link.values() for task in its)
 
     def _tear_down(self, action: actions.TearDown) -> None:

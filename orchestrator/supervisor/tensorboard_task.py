@@ -6,19 +6,17 @@ import contextlib
 import random
 import socket
 from collections import deque
-from typing import TypeVar
 
 from orchestrator.core.job.choices import NetworkOption
 from orchestrator.core.job.tensorboard import TASK, TensorBoard, url
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event
 from orchestrator.core.state.result import exit_text
-from orchestrator.links import agent_link
-from orchestrator.links.agent_link import AgentLink, AgentMessage, StartOrder
+from orchestrator.links.agent_link import AgentLink, AgentMessage
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
+from worker.wire.messages import Exited, Listening, StartFailed, TaskOrder
 
-Value = TypeVar("Value")
 # Below Linux's range for ephemeral ports: TensorBoard binds its port seconds after it was chosen.
 _PORTS = range(16_000, 32_768)
 _TRIES = 100
@@ -44,8 +42,8 @@ class TensorBoardTask:
         self._run.make(self._paths.tensorboard.name).close()
         # The same port in each attempt, because its page may be open in a browser.
         self._port = self._port or _free_port()
-        agent.start(
-            StartOrder(
+        agent.send(
+            TaskOrder(
                 task=TASK,
                 argv=self._asked.argv(str(self._paths.tensorboard), self._port),
                 env={"ORCH_RUN_ID": self._paths.run_id, "ORCH_RUN_DIR": str(self._paths.root)},
@@ -53,6 +51,7 @@ class TensorBoardTask:
                 log=str(self._paths.tensorboard_log),
                 port=self._port,
                 serves=True,
+                is_helper=True,
             )
         )
 
@@ -61,12 +60,12 @@ class TensorBoardTask:
         if getattr(message, "task", None) != TASK:
             return False
         match message:
-            case agent_link.Listening():
+            case Listening():
                 self._report_address(url(self._port))
-            case agent_link.StartFailed():
+            case StartFailed():
                 self._report_exit(f"could not be started ({message.reason})")
-            case agent_link.Exited() if not is_ending:
-                self._report_exit(f"ended ({exit_text(message.exit_code, message.signal)})")
+            case Exited() if not is_ending:
+                self._report_exit(f"ended ({exit_text(message.exit.exit_code, message.exit.signal)})")
             case _:
                 pass
         return True
@@ -81,19 +80,6 @@ class TensorBoardTask:
         self._queue.append(events.TensorBoardServes(**now(), url=None))
         text = f"TensorBoard {how}; the training continues; see {self._paths.tensorboard_log}"
         self._queue.append(events.Noticed(**now(), text=text))
-
-
-def without_tensorboard(message: AgentMessage) -> AgentMessage:
-    """The message without TensorBoard among its tasks."""
-    if isinstance(message, agent_link.Exited):
-        return message.model_copy(update={"peers": _without(message.peers)})
-    if isinstance(message, agent_link.Sampled):
-        return message.model_copy(update={"tasks": _without(message.tasks)})
-    return message
-
-
-def _without(by_task: dict[str, Value]) -> dict[str, Value]:
-    return {task: value for task, value in by_task.items() if task != TASK}
 
 
 def _free_port() -> int:

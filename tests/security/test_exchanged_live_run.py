@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from acting_as import as_user, needs_root
-from agent_driving import Driver
+from agent_driving import Driver, run_order
 from making import JOB
 from run_records import make_run
 from users import ORDINARY, User
@@ -24,12 +23,11 @@ from orchestrator.core.job.choices import NetworkOption
 from orchestrator.core.progress.reported import ProgressThrottle
 from orchestrator.core.state.events import Event, StorageFailed
 from orchestrator.engines.local import LocalEngine
-from orchestrator.links.agent_link import NotPreloaded, PreloadOrder, Stacked, StartFailed
-from orchestrator.links.client_link import pack_environ
 from orchestrator.supervisor.agent_orders import Attempts
 from orchestrator.supervisor.hosts import HERE, LocalAgent
 from orchestrator.supervisor.run_logs import RunLogs
 from orchestrator.supervisor.tensorboard_task import TensorBoardTask
+from worker.wire.messages import Held, NotPreloaded, PreloadOrder, Stacked, StartFailed
 
 OTHER = ORDINARY + 1
 REFUSED = "another directory was put in the place of the run's"
@@ -95,21 +93,18 @@ def test_agent_opens_no_file_in_a_directory_that_replaced_that_of_its_run(tmp_pa
     (tmp_path / "script.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
     with Driver(run) as agent:
         identity = run.stat().st_dev, run.stat().st_ino
-        environ = pack_environ(os.environ)
-        agent.link.serve("run-1", 0.1, str(run / "agent.log"), identity, environ, NetworkOption.HOST)
+        agent.link.serve(run_order("run-1", run, directory=identity))
         bootstrap = {"stacks_file": str(run / "stacks/worker-0.txt")}
         argv = [sys.executable, str(tmp_path / "script.py")]
         agent.start("worker:0", argv, bootstrap=bootstrap)
         agent.wait_for_line("worker:0")
         exchange(run, other)
         before = contents(run)
-        agent.link.stacks(("worker:0",), False)
+        agent.ask_stacks("worker:0")
         assert REFUSED in (agent.wait_for(Stacked).note or "")
         agent.start("worker:1", argv, log=str(run / "logs/worker-1.log"))
         assert REFUSED in agent.wait_for(StartFailed).reason
-        agent.link.preload(
-            PreloadOrder((sys.executable,), {}, "/", ("json",), {}, str(run / "preloader.log"))
-        )
+        agent.link.send(PreloadOrder((sys.executable,), {}, "/", ("json",), {}, str(run / "preloader.log")))
         assert REFUSED in agent.wait_for(NotPreloaded).reason
         agent.end()
     assert contents(run) == before
@@ -127,7 +122,7 @@ def test_supervisor_starts_nothing_in_a_directory_that_replaced_that_of_its_run(
             agent.serve(JOB, store)
             try:
                 attempts.hold_ports(1, JOB)
-                attempts.take_held(HERE, 1, (2001, 2002))
+                attempts.take_held(HERE, Held(1, (2001, 2002)))
                 exchange(root, other)
                 attempts.start_all()
             finally:

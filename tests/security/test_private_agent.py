@@ -12,7 +12,7 @@ from waiting import until
 
 from orchestrator import Session
 from orchestrator.core.job.choices import NetworkOption
-from orchestrator.links.agent_link import Listening
+from worker.wire.messages import Listening
 
 pytestmark = pytest.mark.usefixtures("private_network", "no_leaked_descriptors")
 LISTENER = """
@@ -36,7 +36,7 @@ def test_readiness_samples_and_stops(tmp_path: Path) -> None:
         agent.wait_for_line("worker:1")
         agent.until_uses("worker:0", 1 << 20)
         agent.end(grace_s=60)
-        assert {message.task: message.exit_code for message in agent.exits()}["worker:1"] == 5
+        assert agent.exits()["worker:1"].exit_code == 5
 
 
 def bound(outside: socket.socket, ports: tuple[int, ...]) -> int:

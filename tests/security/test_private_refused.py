@@ -118,8 +118,7 @@ def test_doctor_reports_the_refusal(ordinary_user: User) -> None:
 
 
 @needs_a_filter
-@pytest.mark.parametrize("ordered", ["at its start", "by a message"])
-def test_agent_without_private_network_holds_and_starts_nothing(tmp_path: Path, ordered: str) -> None:
+def test_agent_without_private_network_holds_and_starts_nothing(tmp_path: Path) -> None:
     """The network is forbidden after the check: the tasks never start on the host's network instead."""
     program = f"""
 import sys
@@ -128,14 +127,10 @@ from pathlib import Path
 from filtered import forbid
 forbid("unshare")
 from agent_driving import Driver
-from orchestrator.links.agent_link import Empty, HoldFailed
-from orchestrator.core.job.choices import NetworkOption
+from worker.wire.messages import Hold, HoldFailed
 directory = Path({str(tmp_path)!r})
-at_start = {ordered == "at its start"!r}
-with Driver(directory, network=NetworkOption.PRIVATE if at_start else NetworkOption.HOST) as agent:
-    if not at_start:
-        agent.link.serve("run-2", 0.1, str(directory / "agent.log"), None, {{}}, NetworkOption.PRIVATE)
-    agent.link.hold(1, 1, "reuse_port")
+with Driver(directory, network="private") as agent:
+    agent.link.send(Hold(1, 1, "reuse_port"))
     print(agent.wait_for(HoldFailed).reason)
     agent.start("worker:0", ["touch", str(directory / "started")])
     agent.end()

@@ -13,36 +13,42 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 from waiting import PATIENCE_S, child_with, until, until_gone
 
-from orchestrator.core.job.choices import NetworkOption
-from orchestrator.engines import AgentOptions
+from orchestrator.engines import agent_words
 from orchestrator.engines.local import LocalEngine
-from orchestrator.links.agent_link import (
-    AgentLink,
-    AgentMessage,
+from orchestrator.links.agent_link import AgentLink, AgentMessage
+from orchestrator.links.client_link import pack_environ
+from orchestrator.links.stream import LocalStream
+from worker.agent.task_process import TaskProcess, TaskStart
+from worker.wire.messages import (
     Empty,
     Exited,
+    ExitFacts,
     Held,
     Hello,
+    Hold,
+    HoldMode,
     NotPreloaded,
     Preloaded,
     PreloadOrder,
+    Run,
     Sampled,
+    Signal,
     Started,
-    StartOrder,
+    Stop,
+    TakeStacks,
+    TaskOrder,
 )
-from orchestrator.links.client_link import pack_environ
-from orchestrator.links.stream import LocalStream
 
 # Long enough that a test which waits for it has failed.
 FOREVER_S = 600.0
 PYTHON = os.environ.get("ORCH_TEST_PYTHON", sys.executable)
 LIGHT = ("json", "decimal", "logging", "multiprocessing")
-M = TypeVar("M", bound=AgentMessage)
+M = TypeVar("M")
 
 
 def python(program: str) -> list[str]:
@@ -90,6 +96,21 @@ class Ending:
         return cls(exit_code, signal, re.sub("0x[0-9a-f]+", "0x", text))
 
 
+def run_order(run_id: str, place: Path, **changes: Any) -> Run:
+    """The order to serve a run in this directory."""
+    log = str(place / "agent.log")
+    order = Run(run_id, 0.1, log, None, pack_environ(os.environ), "host")
+    return replace(order, **changes)
+
+
+def task_process(
+    name: str, pid: int, pidfd: int = -1, started_mono: float = 0.0, **changes: Any
+) -> TaskProcess:
+    """A process as the agent knows a task. `changes` are those of its order."""
+    order = replace(TaskOrder(name, (), {}, "/", "/dev/null", None, False), **changes)
+    return TaskProcess(TaskStart(order), pid, pidfd, 0, -1, started_mono)
+
+
 class Driver:
     """Drives an agent over its stream; tasks log into `directory`. The end of the `with` ends the agent."""
 
@@ -97,20 +118,14 @@ class Driver:
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = {}
 
-    def __init__(
-        self,
-        directory: Path,
-        run_id: str = "run-1",
-        failure_grace_s: float = 0.1,
-        network: NetworkOption = NetworkOption.HOST,
-    ) -> None:
+    def __init__(self, directory: Path, failure_grace_s: float = 0.1, network: str = "host") -> None:
         self.messages: list[AgentMessage] = []
         self.directory = directory
         with (directory / "agent.log").open("ab") as errors:
-            words = AgentOptions(run_id, failure_grace_s, network).words()
-            self._connection = LocalEngine().connect("", words, errors.fileno())
+            self._connection = LocalEngine().connect("", agent_words(), errors.fileno())
         self.stream = self._connection.stream
-        self.link = AgentLink(LocalStream(self.stream), run_id)
+        self.link = AgentLink(LocalStream(self.stream))
+        self.link.serve(run_order("run-1", directory, failure_grace_s=failure_grace_s, network=network))
         self.open = True
 
     def __enter__(self) -> Driver:
@@ -130,9 +145,7 @@ class Driver:
         """Let the agent serve another run in this directory, as after a run that has ended."""
         self.messages.clear()
         self.directory, self.flags, self.env = directory, (), {}
-        environ = pack_environ(os.environ)
-        log = str(directory / "agent.log")
-        self.link.serve(str(directory), 0.1, log, None, environ, NetworkOption.HOST)
+        self.link.serve(run_order(str(directory), directory))
         self.hold(0)  # as each attempt begins
         self.messages.clear()
 
@@ -165,14 +178,14 @@ class Driver:
 
     def start(self, name: str, argv: list[str], env: dict[str, str] | None = None, **changes: object) -> None:
         cwd, log = str(self.directory), str(self.log(name))
-        order = StartOrder(name, tuple(argv), env or {}, cwd, log, port=None, serves=False)
-        self.link.start(replace(order, **changes))  # type: ignore[arg-type]
+        order = TaskOrder(name, tuple(argv), env or {}, cwd, log, port=None, serves=False)
+        self.link.send(replace(order, **changes))  # type: ignore[arg-type]
 
     def preload(self, *modules: str, flags: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
         self.flags, self.env = tuple(flags), env or {}
         log = str(self.directory / "preloader.log")
         order = PreloadOrder((PYTHON, *flags), self.env, str(self.directory), modules or LIGHT, {}, log)
-        self.link.preload(order)
+        self.link.send(order)
 
     def run_task(
         self,
@@ -199,8 +212,18 @@ class Driver:
             **changes,
         )
 
+    def signal(self, name: str, number: int) -> None:
+        self.link.send(Signal(name, number))
+
+    def ask_stacks(self, *names: str, native: bool = False) -> bool:
+        return self.link.send(TakeStacks(names, native))
+
+    def exited(self, name: str) -> ExitFacts:
+        """Wait for the end of a task."""
+        return self.wait_for(Exited, name).exit
+
     def ending(self, name: str) -> Ending:
-        exited = self.wait_for(Exited, name)
+        exited = self.exited(name)
         return Ending.of(exited.exit_code, exited.signal, self.text(name))
 
     def method_of(self, name: str) -> str:
@@ -231,12 +254,12 @@ class Driver:
         found = until(lambda: re.search(r"grandchild (\d+)\n", self.text(name)))
         return int(found[1])
 
-    def hold(self, count: int, mode: str = "reuse_port") -> tuple[int, ...]:
-        self.link.hold(1, count, mode)
+    def hold(self, count: int, mode: HoldMode = "reuse_port") -> tuple[int, ...]:
+        self.link.send(Hold(1, count, mode))
         return self.wait_for(Held).ports
 
     def end(self, grace_s: float = 0.0) -> Empty:
-        self.link.stop(grace_s)
+        self.link.send(Stop(grace_s))
         return self.wait_for(Empty)
 
     def until_uses(self, name: str, least_bytes: int) -> None:
@@ -249,8 +272,9 @@ class Driver:
 
         until(is_reported)
 
-    def exits(self) -> list[Exited]:
-        return self.all_of(Exited)
+    def exits(self) -> dict[str, ExitFacts]:
+        """The ends of tasks that were reported, in that order."""
+        return {message.task: message.exit for message in self.all_of(Exited)}
 
     def all_of(self, kind: type[M]) -> list[M]:
         """The messages of this kind that have arrived."""

@@ -6,7 +6,6 @@ the host.
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import os
@@ -18,6 +17,31 @@ from collections.abc import Callable
 from typing import Any
 
 from worker.agent.resumable_stream import ResumableStream
+from worker.wire.codec import encode
+from worker.wire.messages import (
+    Begun,
+    Empty,
+    Exited,
+    ExitFacts,
+    FromAgent,
+    Held,
+    Hello,
+    Hold,
+    HostFacts,
+    Leave,
+    Listening,
+    Log,
+    Preloaded,
+    PreloadOrder,
+    ProgressMade,
+    Run,
+    Sampled,
+    Started,
+    Stop,
+    TaskOrder,
+    ToAgent,
+    Usage,
+)
 
 _HELLO_BYTES = 1 << 16
 _LOG = b"".join(b"line %d of a task on a pretended host\n" % line for line in range(4))
@@ -70,9 +94,7 @@ class FakeAgent:
             poller,
         )
         self._forged = forged
-        self._run_id = ""
         self._tasks: list[str] = []
-        self._exits = 0
         self._step_s = step_s or math.inf
         self._steps = 0
         self._sample_due = time.monotonic() + _SAMPLE_S
@@ -100,85 +122,68 @@ class FakeAgent:
         if now >= self._sample_due:
             self._sample_due = now + _SAMPLE_S
             if self._tasks:
-                usage = {"cpu_percent": 98.4, "memory_bytes": 1_234_567_890}
-                self._send("sample", mono=now, tasks=dict.fromkeys(self._tasks, usage))
+                self._send(Sampled(dict.fromkeys(self._tasks, Usage(98.4, 1_234_567_890))))
         if now >= self._step_due:
             self._step_due = now + self._step_s
             self._steps += 1
             progress = json.dumps({"phase": "training", "step": self._steps, "loss": 0.5})
             for task in self._tasks:
-                self._send("progress", task=task, progress=progress)
+                self._send(ProgressMade(task, progress))
         self._stream.flush()
 
-    def _send(self, kind: str, **fields: object) -> None:
-        if self._forged.get("type") == kind:
-            fields |= self._forged
-            fields["type"] = fields.pop("becomes", kind)
-        self._stream.send({"type": kind, "run_id": self._run_id, **fields})
+    def _send(self, message: FromAgent) -> None:
+        kind = type(message).__name__
+        if self._forged.get("type") != kind:
+            self._stream.send(message)
+            return
+        fields = {**json.loads(encode(message)), **self._forged}
+        fields["type"] = fields.pop("becomes", kind)
+        self._stream.send_line(json.dumps(fields).encode() + b"\n")
 
     def _hello(self) -> None:
-        self._send(
-            "hello",
-            host=self._name,
-            pid=1000 + self._number,
-            cores=8,
+        facts = HostFacts(
             directory=f"/tmp/orch-{self._number}",
             addresses={"eth0": self._address},
-            ssh_address=self._address,
+            reached=self._address,
             memory_bytes=64 << 30,
-            gpus=[],
+            gpus=(),
             gpu_lack=None,
             python="3.11.2",
-            allowed_cores=list(range(8)),
+            allowed_cores=tuple(range(8)),
         )
+        self._send(Hello(self._name, 1000 + self._number, 8, facts))
 
     @property
     def _address(self) -> str:
         return f"10.1.{self._number >> 8}.{self._number & 255}"
 
-    def _handle(self, message: dict[str, Any]) -> None:
-        match message["type"]:
-            case "run":
-                self._run_id = message["run_id"]
-            case "hold":
-                ports = [_FIRST_PORT + index for index in range(message["count"])]
-                self._send("held", attempt=message["attempt"], ports=ports)
-            case "preload":
-                self._send("preloaded", modules=message["modules"], seconds=1.5)
-            case "start":
-                self._start(message["task"])
-            case "stop":
+    def _handle(self, message: ToAgent) -> None:
+        match message:
+            case Run():
+                self._send(Begun(message.run_id))
+            case Hold():
+                ports = tuple(_FIRST_PORT + index for index in range(message.count))
+                self._send(Held(message.number, ports))
+            case PreloadOrder():
+                self._send(Preloaded(message.modules, 1.5))
+            case TaskOrder():
+                self._start(message.task)
+            case Stop():
                 for task in self._tasks:
-                    self._exit(task)
+                    facts = ExitFacts(None, 15, time.monotonic(), asked=True, peak_bytes=1_234_567_890)
+                    self._send(Exited(task, facts))
                 self._tasks.clear()
-                self._send("empty", swept=0, left=[])
-            case "leave":
+                self._send(Empty(0))
+            case Leave():
                 self.has_left = True
                 self._stream.flush()
                 self._stream.close()
 
     def _start(self, task: str) -> None:
         self._tasks.append(task)
-        self._send("started", task=task, pid=5000, start_ticks=1, method="spawn")
-        self._send("log", task=task, offset=0, data=base64.b64encode(_LOG).decode(), is_cut=False)
-        self._send("listening", task=task)
-
-    def _exit(self, task: str) -> None:
-        self._send(
-            "exited",
-            task=task,
-            exit_code=None,
-            signal=15,
-            order=self._exits,
-            mono=time.monotonic(),
-            asked=True,
-            peers={},
-            oom_kills=None,
-            peak_bytes=1_234_567_890,
-            cpu_limit_s=None,
-            exception=None,
-        )
-        self._exits += 1
+        self._send(Started(task, 5000, 1, "spawn"))
+        self._send(Log(task, 0, _LOG))
+        self._send(Listening(task))
 
 
 class FakeHosts:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 import psutil
-from agent_driving import Driver
+from agent_driving import Driver, run_order
 from waiting import lives, until
 
-from orchestrator.core.job.choices import NetworkOption
 from orchestrator.engines import Connection
-from orchestrator.links.agent_link import AgentLink, Hello, LogBytes
-from orchestrator.links.client_link import pack_environ
+from orchestrator.links.agent_link import AgentLink
 from orchestrator.links.opening import RemoteAgent, remote_command
 from orchestrator.links.resumable_stream import ResumableStream
 from orchestrator.links.start_queue import StartQueue
 from orchestrator.store.directory import Directory
 from orchestrator.store.logs.received import ReceivedLogs
+from worker.wire.messages import Hello, Log
 
 RUN = "run-1"
 
@@ -44,8 +42,8 @@ class HostDriver(Driver):
         stream = ResumableStream(
             self.connect, self.host, lambda code, text, _: f"exit code {code}: {text}", StartQueue()
         )
-        self.link = AgentLink(stream, RUN)
-        self.link.serve(RUN, 0.1, "", None, pack_environ(os.environ), NetworkOption.HOST)
+        self.link = AgentLink(stream)
+        self.link.serve(run_order(RUN, directory, log=""))
         self._directory = Directory.open(directory)
         self.logs = ReceivedLogs(self._directory)
         self.open = True
@@ -57,7 +55,8 @@ class HostDriver(Driver):
     def __enter__(self) -> HostDriver:
         hello = self.wait_for(Hello)
         self.pid = hello.pid
-        self.home = Path(hello.directory or "")
+        assert hello.facts is not None
+        self.home = Path(hello.facts.directory)
         self.keeper = psutil.Process(self.pid).ppid()
         return self
 
@@ -110,6 +109,6 @@ class HostDriver(Driver):
         known = len(self.messages)
         super().receive()
         for message in self.messages[known:]:
-            if isinstance(message, LogBytes) and not message.task.startswith("@"):
+            if isinstance(message, Log) and not message.task.startswith("@"):
                 self.logs.write(message.task, message.offset, message.data, message.is_cut)
-        self.messages[known:] = [each for each in self.messages[known:] if not isinstance(each, LogBytes)]
+        self.messages[known:] = [each for each in self.messages[known:] if not isinstance(each, Log)]

@@ -1,9 +1,9 @@
 """The agent process: starts and reaps all tasks of this host, holds their ports, and ends them when its stream closes.
 
-stream.py lists the messages. At end of file, SIGTERM, SIGINT or SIGHUP it ends all tasks and exits; on another host
-also if it hears nothing for too long. In a step of Slurm, it passes SIGTERM on as a notice. It has one thread, because
-PR_SET_PDEATHSIG watches the thread that forked. It runs under orch's interpreter and imports only the standard library
-and portpicker.
+worker/wire/messages.py has the messages. At end of file, SIGTERM, SIGINT or SIGHUP it ends all tasks and exits; on
+another host also if it hears nothing for too long. In a step of Slurm, it passes SIGTERM on as a notice. It has one
+thread, because PR_SET_PDEATHSIG watches the thread that forked. It runs under orch's interpreter and imports only the
+standard library and portpicker.
 """
 
 from __future__ import annotations
@@ -15,42 +15,71 @@ import socket
 import time
 import traceback
 from argparse import Namespace
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import assert_never
 
 from worker.agent import task_process
 from worker.agent.arguments import open_stream, parse_arguments
 from worker.agent.descriptors import Descriptors
-from worker.agent.forks import Forked, Forks, NotForked, NotPreloaded, Outcome, Preloaded, Replaced
+from worker.agent.forks import Forked, Forks, NotForked, Outcome
 from worker.agent.live_tasks import LiveTasks
 from worker.agent.network import Network
 from worker.agent.ports import HeldPorts, PortsExhausted, Readiness
-from worker.agent.preload_link import PreloadOrder
 from worker.agent.processes import ProcessStat, describe
 from worker.agent.resource_failures import DiskChecks
 from worker.agent.run_logs import RunFile, open_log
 from worker.agent.sampling import Sampler
 from worker.agent.stack_taking import StackTaking
 from worker.agent.stream import ExitSignals, ProgressInbox
-from worker.agent.task_process import Cluster, StartFailed, TaskOrder, TaskProcess
+from worker.agent.task_process import Cluster, TaskProcess, TaskStart
 from worker.agent.teardown import Teardown
+from worker.wire.messages import (
+    Begun,
+    DiskFull,
+    Empty,
+    Exited,
+    ExitFacts,
+    FromAgent,
+    Held,
+    Hello,
+    Hold,
+    HoldFailed,
+    Identity,
+    Leave,
+    Listening,
+    Notice,
+    NotPreloaded,
+    Plan,
+    Preloaded,
+    PreloadOrder,
+    ProgressMade,
+    Run,
+    Sampled,
+    Signal,
+    Started,
+    StartFailed,
+    Stop,
+    TakeStacks,
+    TaskOrder,
+    ToAgent,
+)
 
 _STDERR = 2
+# Seconds; a run brings its own value.
+_FAILURE_GRACE_S = 0.5
 
 
 class Agent:
     """The event loop and what it owns: tasks, held ports, the stream, and at most one teardown."""
 
     def __init__(self, arguments: Namespace) -> None:
-        self._run_id: str = arguments.run_id
-        self._failure_grace_s: float = arguments.failure_grace
-        self._run_directory: list[int] | None = None
+        self._failure_grace_s = _FAILURE_GRACE_S
+        self._run_directory: Identity | None = None
         self._ports = HeldPorts()
         self._poller = select.epoll()
         self._tasks = LiveTasks(self._poller)
         self._forks = Forks(self._poller)
         self._reported_reasons: set[str] = set()
-        self._exits = 0
         self._teardown: Teardown | None = None
         self._refused: list[ProcessStat] = []
         self._leaving = False
@@ -59,19 +88,16 @@ class Agent:
         self._sampler = Sampler(time.monotonic())
         self._disks = DiskChecks()
         self._progress = ProgressInbox(self._poller)
-        self._stacks = StackTaking(self._poller, lambda **fields: self._send("stacked", **fields))
+        self._stacks = StackTaking(self._poller, self._send)
         self._descriptors = Descriptors()
         self._cluster = Cluster({})
         self._network = Network()
-        self._network.enter(arguments.network)
 
     def run(self) -> None:
         """Serve until the stream ends and nothing is left."""
         with self._ports, self._tasks, self._poller:
             self._signals = ExitSignals(self._poller)
-            self._send(
-                "hello", host=socket.gethostname(), pid=os.getpid(), cores=len(os.sched_getaffinity(0))
-            )
+            self._send(Hello(socket.gethostname(), os.getpid(), len(os.sched_getaffinity(0))))
             while not (self._leaving and self._teardown is None):
                 try:
                     self._turn()
@@ -130,7 +156,7 @@ class Agent:
             if must_leave or (is_notice and not self._tasks):
                 self._leave_silently()
             elif is_notice:
-                self._send("notice")
+                self._send(Notice())
         elif self._forks.serves(fd):
             self._take_outcomes(self._forks.serve(fd))
         elif self._stacks.serves(fd):
@@ -168,132 +194,122 @@ class Agent:
         messages, is_open = self._stream.read(fd)
         for message in messages:
             self._report_exits()  # hundreds of starts take a while
-            if message["type"] == "run":
-                self._adopt(message)
-            elif message["type"] == "leave":
-                self._leave_silently()
-            elif message.get("run_id") == self._run_id:
-                self._handle(message)
+            self._handle(message)
         if not is_open:
             self._leave()
 
-    def _adopt(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: ToAgent) -> None:
+        match message:
+            case Run():
+                self._begin(message)
+            case Hold():
+                self._hold(message)
+            case PreloadOrder():
+                if self._network.refusal is None:
+                    log = RunFile(message.log, self._run_directory)
+                    self._take_outcomes(self._forks.preload(message, log))
+            case Plan():
+                self._cluster = Cluster(message.cluster)
+                self._progress.set_tasks(sum(map(len, message.cluster.values())))
+            case TaskOrder():
+                self._start(message)
+            case Signal():
+                if (task := self._tasks.by_name.get(message.task)) is not None:  # else it has exited
+                    task.signal_group(message.number)
+            case TakeStacks():
+                ending = self._teardown is not None
+                self._stacks.ask(message.tasks, self._tasks.by_name, message.native, ending=ending)
+            case Stop():
+                self._begin_teardown(message.grace_s)
+            case Leave():
+                self._leave_silently()
+            case _:
+                assert_never(message)
+
+    def _begin(self, run: Run) -> None:
         """Serve this run from now on: the first one, or the next one after a run that is over."""
-        self._run_id = message["run_id"]
-        self._failure_grace_s = float(message["failure_grace_s"])
-        self._exits = 0
+        self._failure_grace_s = run.failure_grace_s
         self._reported_reasons.clear()
         os.environ.clear()
-        for name, value in message["environ"].items():
+        for name, value in run.environ.items():
             os.environb[name.encode("latin-1")] = value.encode("latin-1")
-        self._run_directory = message.get("run_directory")
-        if message.get("log"):
-            log = open_log(RunFile(message["log"], self._run_directory))
+        self._run_directory = run.directory
+        if run.log:
+            log = open_log(RunFile(run.log, run.directory))
             os.dup2(log, _STDERR)
             os.close(log)
-        self._network.enter(message.get("network", ""))
+        self._network.enter(run.network)
         self._descriptors.close()
-        self._descriptors = message.get("descriptors") or Descriptors()
+        self._descriptors = Descriptors(run.descriptors, self._stream.take_descriptors())
+        self._send(Begun(run.run_id))
 
-    def _handle(self, message: dict[str, Any]) -> None:
-        match message["type"]:
-            case "hold":
-                self._hold(message)
-            case "preload":
-                self._preload(message)
-            case "plan":
-                self._cluster = Cluster(message["cluster"])
-                self._progress.set_tasks(sum(map(len, message["cluster"].values())))
-            case "start":
-                self._start(message)
-            case "signal":
-                if (task := self._tasks.by_name.get(message["task"])) is not None:  # else it has exited
-                    task.signal_group(int(message["signal"]))
-            case "stacks":
-                ending = self._teardown is not None
-                self._stacks.ask(message["tasks"], self._tasks.by_name, message["native"], ending=ending)
-            case "stop":
-                self._begin_teardown(float(message["grace_s"]))
-
-    def _send(self, kind: str, **fields: object) -> None:
-        self._stream.send({"type": kind, "run_id": self._run_id, **fields})
+    def _send(self, message: FromAgent) -> None:
+        self._stream.send(message)
 
     # -- ports and tasks
 
-    def _hold(self, message: dict[str, Any]) -> None:
+    def _hold(self, order: Hold) -> None:
         if self._network.refusal is not None:
-            self._send("hold_failed", reason=self._network.refusal)
+            self._send(HoldFailed(self._network.refusal))
             return
         try:
-            ports = self._ports.hold(int(message["count"]), message["mode"])
+            ports = self._ports.hold(order.count, order.mode)
         except (PortsExhausted, OSError) as error:
-            self._send("hold_failed", reason=str(error))
+            self._send(HoldFailed(str(error)))
         else:
             self._tasks.begin_attempt()
-            self._send("held", attempt=message["attempt"], ports=ports)
+            self._send(Held(order.number, tuple(ports)))
 
-    def _preload(self, message: dict[str, Any]) -> None:
-        if self._network.refusal is not None:
-            return
-        env = {**os.environ, **message["env"]}
-        order = PreloadOrder(
-            message["argv"],
-            env,
-            message["cwd"],
-            message["modules"],
-            message.get("script_env", {}),
-            message.get("installed_only", False),
-        )
-        self._take_outcomes(self._forks.preload(order, RunFile(message["log"], self._run_directory)))
-
-    def _start(self, message: dict[str, Any]) -> None:
+    def _start(self, order: TaskOrder) -> None:
         if self._teardown is not None or self._network.refusal is not None:
             return  # a stop came first, or the private network was refused
-        bootstrap = self._stacks.allow_tracing(message.get("bootstrap"))
-        order = TaskOrder.of(message, bootstrap, self._cluster, self._run_directory, self._descriptors)
+        env: Mapping[str, str] = {}
+        if order.role is not None and order.index is not None:
+            env = self._cluster.env(order.role, order.index, order.env)
+        bootstrap = self._stacks.allow_tracing(order.bootstrap)
+        if bootstrap is not None:
+            bootstrap = {**bootstrap, "run_directory": self._run_directory}
+        descriptors = self._descriptors.of(order.task)
+        start = TaskStart(order, env, self._run_directory, bootstrap, descriptors)
         if order.fork:
-            self._take_outcomes(self._forks.fork(order))
+            self._take_outcomes(self._forks.fork(start))
         else:
-            self._spawn(order)
+            self._spawn(start)
 
     def _take_outcomes(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
             match outcome:
-                case Preloaded(modules, seconds):
-                    self._send("preloaded", modules=modules, seconds=seconds)
-                case Replaced(reason):
-                    self._send("not_preloaded", reason=reason, again=True)
-                case NotPreloaded(reason):
-                    self._report_not_preloaded(reason)
+                case Preloaded() | NotPreloaded(again=True):
+                    self._send(outcome)
+                case NotPreloaded():
+                    self._report_not_preloaded(outcome.reason)
                 case Forked(task):
                     self._add(task)
-                case NotForked(order, reason):
+                case NotForked(start, reason):
                     self._report_not_preloaded(reason)
-                    self._spawn(order)
+                    self._spawn(start)
 
     def _report_not_preloaded(self, reason: str) -> None:
         """Report each reason once: it is usually the same for all tasks."""
         if reason not in self._reported_reasons:
             self._reported_reasons.add(reason)
-            self._send("not_preloaded", reason=reason)
+            self._send(NotPreloaded(reason))
 
-    def _spawn(self, order: TaskOrder) -> None:
+    def _spawn(self, start: TaskStart) -> None:
         try:
-            task = task_process.start(order)
-        except (StartFailed, OSError) as error:
-            code = error.exit_code if isinstance(error, StartFailed) else task_process.COMMAND_NOT_RUNNABLE
-            # A failed start counts as an exit, in the order of all exits.
-            self._send("start_failed", task=order.name, exit_code=code, reason=str(error), order=self._exits)
-            self._exits += 1
+            task = task_process.start(start)
+        except (task_process.StartFailed, OSError) as error:
+            code = getattr(error, "exit_code", task_process.COMMAND_NOT_RUNNABLE)
+            self._send(StartFailed(start.order.task, code, str(error)))
             return
         self._add(task)
 
     def _add(self, task: TaskProcess) -> None:
         self._tasks.add(task)
         self._readiness.hasten(task.started_mono)
-        if task.memory_limit is not None:
+        if task.order.memory_limit is not None:
             self._sampler.hasten(task.started_mono)
-        self._send("started", task=task.name, pid=task.pid, start_ticks=task.start_ticks, method=task.method)
+        self._send(Started(task.name, task.pid, task.start_ticks, task.method))
 
     def _report_exit(self, task: TaskProcess) -> None:
         mono = time.monotonic()
@@ -308,25 +324,21 @@ class Agent:
         exit_code, number = status
         failed = exit_code != 0 and self._teardown is None
         if failed:
-            self._disks.request(mono, task.name, task.output_dirs)
+            self._disks.request(mono, task.name, task.start.output_dirs)
         # During a teardown the states of the peers say nothing about the failure.
         peers = self._tasks.peer_states(task) if failed else {}
         self._stacks.forget(task)
         self._tasks.remove(task)
-        self._send(
-            "exited",
-            task=task.name,
+        facts = ExitFacts(
             exit_code=exit_code,
             signal=number,
-            order=self._exits,
             mono=mono,
             asked=task.was_signalled,
             peers=peers,
             oom_kills=None if exit_code == 0 else task.oom_mark.kills_since(),
             peak_bytes=task.peak_bytes,
-            cpu_limit_s=task.cpu_limit_s,
         )
-        self._exits += 1
+        self._send(Exited(task.name, facts))
 
     def _reap_orphans(self) -> None:
         """Reap descendants whose parents died, which are children of this process now."""
@@ -367,7 +379,7 @@ class Agent:
         self._refused += teardown.refused
         self._report_full_disks(float("inf"))
         self._ports.close()
-        self._send("empty", swept=teardown.swept, left=[describe(stat) for stat in teardown.refused])
+        self._send(Empty(teardown.swept, tuple(map(describe, teardown.refused))))
 
     # -- watching
 
@@ -375,20 +387,20 @@ class Agent:
         waiting = [task for task in self._tasks if not task.is_ready]
         for task in self._readiness.newly_ready(now, waiting):
             task.is_ready = True
-            self._send("listening", task=task.name)
+            self._send(Listening(task.name))
         self._report_exits()
-        sample = self._sampler.take(now, list(self._tasks))
+        sample = self._sampler.take(now, [task for task in self._tasks if not task.order.is_helper])
         if sample:
-            self._send("sample", mono=now, tasks=sample)
+            self._send(Sampled(sample))
         self._report_full_disks(now)
 
     def _report_full_disks(self, now: float) -> None:
         for task, reason in self._disks.run_due(now):
-            self._send("disk_full", task=task, reason=reason)
+            self._send(DiskFull(task, reason))
 
     def _forward_progress(self, now: float, at_once: bool = False) -> None:
         for name, progress in self._progress.take(now, at_once).items():
-            self._send("progress", task=name, progress=progress)
+            self._send(ProgressMade(name, progress))
 
 
 def main() -> None:

@@ -7,22 +7,16 @@ import select
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from worker.agent.network import PRIVATE
 from worker.agent.stream import Stream
 
 if TYPE_CHECKING:
     from worker.agent.host_stream import HostStream
 
 _STDIN, _STDOUT = 0, 1
-# Seconds; a run brings its own value.
-_FAILURE_GRACE_S = 0.5
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m worker.agent.agent")
-    parser.add_argument("--run-id", default="")
-    parser.add_argument("--failure-grace", type=float, default=_FAILURE_GRACE_S, metavar="SECONDS")
-    parser.add_argument("--network", default="host", choices=("host", PRIVATE))
     remote = parser.add_argument_group("on another host, started by worker/remote/keeper.py")
     remote.add_argument("--remote", type=Path, metavar="DIRECTORY")
     remote.add_argument("--agent-id")

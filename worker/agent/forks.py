@@ -7,34 +7,13 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from worker.agent.preload_link import ForkRequest, Preloader, PreloadOrder
+from worker.agent.preload_link import ForkRequest, Preloader
 from worker.agent.run_logs import RunFile
-from worker.agent.task_process import StartFailed, TaskOrder, TaskProcess
+from worker.agent.task_process import StartFailed, TaskProcess, TaskStart
+from worker.wire.messages import NotPreloaded, Preloaded, PreloadOrder
 
 # Open requests: enough to keep the preloader busy, too few to fill its stream.
 _MAX_REQUESTS = 8
-
-
-@dataclass(frozen=True)
-class Preloaded:
-    """Tasks can be forked. `seconds` is the duration of the preload, 0 if an earlier run did it."""
-
-    modules: list[str]
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Replaced:
-    """The preloader of an earlier run does not fit this one."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class NotPreloaded:
-    """Tasks cannot be forked."""
-
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -48,11 +27,12 @@ class Forked:
 class NotForked:
     """The task has to be spawned."""
 
-    order: TaskOrder
+    start: TaskStart
     reason: str
 
 
-Outcome = Preloaded | Replaced | NotPreloaded | Forked | NotForked
+# The first two are told to the supervisor.
+Outcome = Preloaded | NotPreloaded | Forked | NotForked
 
 
 class Forks:
@@ -61,7 +41,7 @@ class Forks:
     def __init__(self, poller: select.epoll) -> None:
         self._poller = poller
         self._preloader: Preloader | None = None
-        self._waiting: deque[TaskOrder] = deque()
+        self._waiting: deque[TaskStart] = deque()
         self._asked: dict[int, ForkRequest] = {}
         self._reason = "nothing has been preloaded"
 
@@ -78,7 +58,7 @@ class Forks:
                 if self._preloader.is_ready:
                     yield Preloaded(self._preloader.modules, 0.0)
                 return
-            yield Replaced(reason)
+            yield NotPreloaded(reason, again=True)
         self._end_preloader()
         try:
             self._preloader = Preloader(order, log)
@@ -88,9 +68,9 @@ class Forks:
         else:
             self._poller.register(self._preloader, select.EPOLLIN)
 
-    def fork(self, order: TaskOrder) -> Iterator[Outcome]:
+    def fork(self, start: TaskStart) -> Iterator[Outcome]:
         """Request the task now, or when the preloader is ready."""
-        self._waiting.append(order)
+        self._waiting.append(start)
         yield from self._ask()
 
     def serves(self, fd: int) -> bool:
@@ -141,11 +121,11 @@ class Forks:
                 continue
             if not self._preloader.is_ready:
                 return
-            order = self._waiting.popleft()
+            start = self._waiting.popleft()
             try:
-                request = self._preloader.fork(order)
+                request = self._preloader.fork(start)
             except OSError as error:
-                yield NotForked(order, str(error))
+                yield NotForked(start, str(error))
                 continue
             self._asked[request.fileno()] = request
             self._poller.register(request, select.EPOLLIN)
@@ -156,7 +136,7 @@ class Forks:
         if outcome is None:
             return
         self._forget(fd).close()
-        yield NotForked(request.order, outcome) if isinstance(outcome, str) else Forked(outcome)
+        yield NotForked(request.start, outcome) if isinstance(outcome, str) else Forked(outcome)
 
     def _forget(self, fd: int) -> ForkRequest:
         self._poller.unregister(fd)

@@ -25,7 +25,7 @@ _SUCCESS, _NOT_FOUND = 0, 6
 _NOT_AVAILABLE = 2**64 - 1
 # Processes of a GPU, and bytes of an answer.
 _MOST_PROCESSES, _ANSWER_BYTES = 1024, 1 << 18
-Usage = dict[str, float]
+Usage = dict[str, int]
 
 
 class GpuUsage:
@@ -72,7 +72,7 @@ class GpuUsage:
             self.pid, self._stream = child.pid, stream
 
 
-def _sum(usages: Iterable[Mapping[str, float]]) -> Usage:
+def _sum(usages: Iterable[Mapping[str, int]]) -> Usage:
     total: Usage = {}
     for usage in usages:
         for name, value in usage.items():

@@ -12,6 +12,8 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from worker.wire.messages import Gpu, HostFacts
+
 _SIOCGIFADDR = 0x8915  # man 7 netdevice
 _INTERFACE = struct.Struct("16s240x")
 _LOOPBACK = "lo"
@@ -21,18 +23,19 @@ _SMI_PATIENCE_S = 5.0
 _SMI_FIELDS = "index,uuid,name,memory.total"
 
 
-def host_facts(environ: Mapping[str, str]) -> dict[str, object]:
-    """The fields of `hello` that only another host has. `environ`: of the command that reached it."""
+def host_facts(directory: str, environ: Mapping[str, str]) -> HostFacts:
+    """`environ`: of the command that reached this host."""
     gpus, lack = _gpus(environ)
-    return {
-        "addresses": dict(_addresses()),
-        "ssh_address": _reached_address(environ),
-        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        "gpus": gpus,
-        "gpu_lack": lack,
-        "python": platform.python_version(),
-        "allowed_cores": sorted(os.sched_getaffinity(0)),
-    }
+    return HostFacts(
+        directory=directory,
+        addresses=dict(_addresses()),
+        reached=_reached_address(environ),
+        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        gpus=gpus,
+        gpu_lack=lack,
+        python=platform.python_version(),
+        allowed_cores=tuple(sorted(os.sched_getaffinity(0))),
+    )
 
 
 def _reached_address(environ: Mapping[str, str]) -> str | None:
@@ -80,27 +83,22 @@ def _ipv6_addresses() -> Iterator[tuple[str, str]]:
             yield name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
 
 
-def _gpus(environ: Mapping[str, str]) -> tuple[list[dict[str, object]], str | None]:
+def _gpus(environ: Mapping[str, str]) -> tuple[tuple[Gpu, ...], str | None]:
     """Return (NVIDIA's GPUs, why they cannot be listed). Without a device of the driver no program is started."""
     if not any(Path("/dev").glob("nvidia[0-9]*")):
-        return [], None
+        return (), None
     program = shutil.which("nvidia-smi", path=environ.get("PATH"))
     if program is None:
-        return [], "nvidia-smi is not in PATH"
+        return (), "nvidia-smi is not in PATH"
     words = [program, f"--query-gpu={_SMI_FIELDS}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(words, capture_output=True, timeout=_SMI_PATIENCE_S, check=True, text=True)
     except (OSError, subprocess.SubprocessError) as error:
-        return [], f"nvidia-smi fails ({error})"
-    return [_gpu(line) for line in done.stdout.splitlines() if line.count(",") == 3], None
+        return (), f"nvidia-smi fails ({error})"
+    return tuple(_gpu(line) for line in done.stdout.splitlines() if line.count(",") == 3), None
 
 
-def _gpu(line: str) -> dict[str, object]:
+def _gpu(line: str) -> Gpu:
     name, uuid, model, memory = (field.strip() for field in line.split(","))
     mebibytes = int(memory) if memory.isdigit() else None
-    return {
-        "name": name,
-        "uuid": uuid,
-        "model": model,
-        "memory_bytes": None if mebibytes is None else mebibytes << 20,
-    }
+    return Gpu(name, uuid, model, None if mebibytes is None else mebibytes << 20)

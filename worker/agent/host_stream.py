@@ -10,16 +10,30 @@ import os
 import select
 import shutil
 import socket
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from worker.agent.host_facts import host_facts
 from worker.agent.log_shipping import LogShipping
 from worker.agent.processes import DIRECTORY_VARIABLE
 from worker.agent.resumable_stream import ResumableStream
 from worker.agent.task_process import SEARCH_PATH
+from worker.wire.messages import (
+    AGENT_LOG,
+    PRELOADER_LOG,
+    Empty,
+    Exited,
+    FromAgent,
+    Hello,
+    PreloadOrder,
+    Run,
+    Stacked,
+    TaskOrder,
+    ToAgent,
+)
 
-AGENT_LOG = "agent.log"
+_LOG = "agent.log"
 _BUNDLE = Path(__file__).parents[2]
 # Longest text of an exception that is sent.
 _MOST_EXCEPTION_BYTES = 1 << 20
@@ -36,7 +50,7 @@ class HostStream:
         self._stream = ResumableStream(socket.socket(fileno=listener), agent_id, link_timeout_s, poller)
         self._logs = LogShipping(self._stream, poller)
         self._environ = {_text(name): _text(value) for name, value in os.environb.items()}
-        self._facts = {"directory": str(directory), **host_facts(os.environ)}
+        self._facts = host_facts(str(directory), os.environ)
         self._run_id = ""
         self._is_silent = False
         self._exceptions: dict[str, str] = {}
@@ -56,26 +70,26 @@ class HostStream:
     def serves(self, fd: int) -> bool:
         return self._stream.serves(fd) or self._logs.serves(fd)
 
-    def read(self, fd: int) -> tuple[list[dict[str, Any]], bool]:
+    def read(self, fd: int) -> tuple[list[ToAgent], bool]:
         """Return (messages that have arrived, True) for one of its descriptors."""
         if self._logs.serves(fd):
             self._logs.wake()
             return [], True
         messages, is_open = self._stream.read(fd)
-        for message in messages:
-            self._prepare(message)
-        return messages, is_open
+        return [self._prepared(message) for message in messages], is_open
 
-    def send(self, message: dict[str, Any]) -> None:
-        match message["type"]:
-            case "hello":
-                self._stream.send({**message, **self._facts})
-            case "exited":
-                task = message["task"]
-                self._logs.hold(task, {**message, "exception": self._read_exception(task)})
-            case "stacked":
-                self._stream.send({**message, "file": None, "offset": 0, "length": 0})
-            case "empty":
+    def take_descriptors(self) -> list[int]:
+        return []  # they stay on the orchestrator's host
+
+    def send(self, message: FromAgent) -> None:
+        match message:
+            case Hello():
+                self._stream.send(replace(message, facts=self._facts))
+            case Exited():
+                self._logs.hold(replace(message, exception=self._read_exception(message.task)))
+            case Stacked():
+                self._stream.send(replace(message, file=None, offset=0, length=0))
+            case Empty():
                 self._logs.hold_last(message)
             case _:
                 self._stream.send(message)
@@ -101,53 +115,51 @@ class HostStream:
 
     # -- orders
 
-    def _prepare(self, message: dict[str, Any]) -> None:
-        """Create what an order needs on this host."""
-        if message["type"] == "run":
-            self._begin_run(message)
-        elif message.get("run_id") == self._run_id:
-            match message["type"]:
-                case "start":
-                    self._prepare_start(message)
-                case "preload":
-                    self._add_worker(message)
-                    self._make(Path(message["log"]).parent)
-                    self._logs.add("@preloader", message["log"])
+    def _prepared(self, message: ToAgent) -> ToAgent:
+        """Create what an order needs on this host. Return it with what only this host knows."""
+        match message:
+            case Run():
+                return self._begin_run(message)
+            case PreloadOrder():
+                self._make(Path(message.log).parent)
+                self._logs.add(PRELOADER_LOG, message.log)
+                return replace(message, env=self._with_worker(message))
+            case TaskOrder():
+                self._prepare_start(message)
+                return replace(message, env=self._with_worker(message))
+        return message
 
-    def _begin_run(self, message: dict[str, Any]) -> None:
-        if self._run_id and message["run_id"] != self._run_id:
+    def _begin_run(self, run: Run) -> Run:
+        if self._run_id and run.run_id != self._run_id:
             shutil.rmtree(self._directory / self._run_id, ignore_errors=True)
-        self._run_id = message["run_id"]
+        self._run_id = run.run_id
         self._exceptions.clear()
+        self._logs.close()
+        self._logs.add(AGENT_LOG, str(self._directory / _LOG))
+        own = {DIRECTORY_VARIABLE: _text(os.fsencode(self._directory))}
         # The orchestrator cannot know the device and inode of a directory that is created here.
-        message["run_directory"] = None
-        message["environ"] = {
-            **self._environ,
-            **message["environ"],
-            DIRECTORY_VARIABLE: _text(os.fsencode(self._directory)),
-        }
-        self._logs.begin_run(self._run_id)
-        self._logs.add("@agent", str(self._directory / AGENT_LOG))
+        return replace(run, directory=None, environ={**self._environ, **run.environ, **own})
 
-    def _add_worker(self, message: dict[str, Any]) -> None:
+    def _with_worker(self, order: PreloadOrder | TaskOrder) -> Mapping[str, str]:
         """Let `python -m worker` find the program: the interpreter of the tasks need not have it installed."""
-        if message.get("runs_worker"):
-            own = message["env"].get(SEARCH_PATH, os.environ.get(SEARCH_PATH))
-            message["env"][SEARCH_PATH] = f"{own}:{_BUNDLE}" if own else str(_BUNDLE)
+        if not order.runs_worker:
+            return order.env
+        own = order.env.get(SEARCH_PATH, os.environ.get(SEARCH_PATH))
+        return {**order.env, SEARCH_PATH: f"{own}:{_BUNDLE}" if own else str(_BUNDLE)}
 
-    def _prepare_start(self, message: dict[str, Any]) -> None:
-        self._add_worker(message)
-        bootstrap = message.get("bootstrap") or {}
-        if message.get("scratch"):
-            self._make(Path(message["scratch"]))
-        if checkpoints := message["env"].get("ORCH_CHECKPOINT_DIR"):
+    def _prepare_start(self, order: TaskOrder) -> None:
+        bootstrap = order.bootstrap or {}
+        if order.scratch:
+            self._make(Path(order.scratch))
+        if checkpoints := order.env.get("ORCH_CHECKPOINT_DIR"):
             self._make_checkpoints(Path(checkpoints))
-        for file in (message["log"], bootstrap.get("exception_file"), bootstrap.get("stacks_file")):
+        files = [bootstrap.get(name) for name in ("exception_file", "stacks_file")]
+        for file in (order.log, *files):
             if file:
-                self._make(Path(file).parent)
-        self._exceptions[message["task"]] = bootstrap.get("exception_file") or ""
-        self._forget_exception(message["task"])
-        self._logs.add(message["task"], message["log"])
+                self._make(Path(str(file)).parent)
+        self._exceptions[order.task] = str(files[0] or "")
+        self._forget_exception(order.task)
+        self._logs.add(order.task, order.log)
 
     def _make_checkpoints(self, directory: Path) -> None:
         """Create the checkpoint directory, which may be anywhere."""

@@ -84,6 +84,6 @@ class LiveTasks:
         if self._has_failed:
             return {}
         self._has_failed = True
-        peers = [peer for peer in self if peer is not failed]
+        peers = [peer for peer in self if peer is not failed and not peer.order.is_helper]
         states = tree_states((peer.pid for peer in peers), all_processes())
         return {peer.name: states[peer.pid] for peer in peers}

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import ctypes
 import os
 import select
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from worker.agent.resumable_stream import ResumableStream
 from worker.agent.run_logs import RunFile, open_log
+from worker.wire.messages import Empty, Exited, Log
 
 # Bytes of a log in one message, which base64 makes a third longer.
 _CHUNK_BYTES = 48 << 10
@@ -44,7 +42,7 @@ class _Log:
     fd: int
     sent: int = 0
     left_out: int = 0
-    held: deque[tuple[int, Mapping[str, Any]]] = field(default_factory=deque)
+    held: deque[tuple[int, Exited | None]] = field(default_factory=deque)
 
 
 class LogShipping:
@@ -55,9 +53,8 @@ class LogShipping:
         self._is_blocked = False
         self._stream = stream
         self._poller = poller
-        self._run_id = ""
         self._logs: dict[str, _Log] = {}
-        self._last: Mapping[str, Any] | None = None
+        self._last: Empty | None = None
         self._window = _LEAST_WINDOW
         self._window_set = 0.0
         self._in_flight: deque[tuple[int, int, float]] = deque()
@@ -70,11 +67,6 @@ class LogShipping:
     def due(self) -> float:
         """The time of the next advance() (monotonic seconds)."""
         return 0.0 if self._is_blocked and self._has_room() else self._due
-
-    def begin_run(self, run_id: str) -> None:
-        """Forget the logs of an earlier run."""
-        self.close()
-        self._run_id = run_id
 
     def add(self, name: str, path: str) -> None:
         """Send this log under the name of a task, from its beginning. A log that is sent already is continued."""
@@ -89,21 +81,21 @@ class LogShipping:
         self._watch(fd)
         self._due = 0.0
 
-    def hold(self, name: str, message: Mapping[str, Any]) -> None:
-        """Send a message about a task after all that its log contains now."""
-        log = self._logs.get(name)
+    def hold(self, message: Exited) -> None:
+        """Send the exit of a task after all that its log contains now."""
+        log = self._logs.get(message.task)
         if log is None:
             self._stream.send(message)
             return
         log.held.append((os.fstat(log.fd).st_size, message))
         self._due = 0.0
 
-    def hold_last(self, message: Mapping[str, Any]) -> None:
+    def hold_last(self, message: Empty) -> None:
         """Send a message after all that the logs contain now. If that takes too long, the rest is left out, and the
         message has its length: `unsent`, {task: bytes}."""
         self._rest_s = 0.0
         for log in self._logs.values():
-            log.held.append((os.fstat(log.fd).st_size, {}))
+            log.held.append((os.fstat(log.fd).st_size, None))
         self._last = message
         self._due = 0.0
 
@@ -210,31 +202,20 @@ class LogShipping:
         self._in_flight_bytes += len(data)
 
     def _send(self, log: _Log, data: bytes, is_cut: bool = False) -> None:
-        self._stream.send(
-            {
-                "type": "log",
-                "run_id": self._run_id,
-                "task": log.name,
-                "offset": log.sent - log.left_out,
-                "data": base64.b64encode(data).decode(),
-                "is_cut": is_cut,
-            }
-        )
+        self._stream.send(Log(log.name, log.sent - log.left_out, data, is_cut))
 
     def _release(self, log: _Log) -> None:
         """Send the messages whose part of the log was sent."""
         while log.held and min(log.held[0][0], os.fstat(log.fd).st_size) <= log.sent:
             _, message = log.held.popleft()
-            if message:
+            if message is not None:
                 self._stream.send(message)
 
-    def _leave_out_rest(self, last: Mapping[str, Any]) -> None:
+    def _leave_out_rest(self, last: Empty) -> None:
         """Send `last` and all held messages now: the link is too slow for what is left of the logs."""
         unsent = {log.name: os.fstat(log.fd).st_size - log.sent for log in self._logs.values()}
-        self._last = {
-            **last,
-            "unsent": {name: count for name, count in unsent.items() if count > 0 and name[0] != "@"},
-        }
+        of_tasks = {name: count for name, count in unsent.items() if count > 0 and name[0] != "@"}
+        self._last = replace(last, unsent=of_tasks)
         for log in self._logs.values():
             left_out = max(0, unsent[log.name])
             log.sent += left_out

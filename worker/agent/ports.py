@@ -14,15 +14,15 @@ import errno
 import socket
 import time
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import Self
 
 import portpicker
 
 from worker.agent.processes import all_processes, descendants, listening_inodes, owns_socket
 from worker.agent.task_process import TaskProcess
+from worker.wire.messages import HoldMode
 
-HoldMode = Literal["reuse_port", "reuse_addr"]
-_OPTION = {"reuse_port": socket.SO_REUSEPORT, "reuse_addr": socket.SO_REUSEADDR}
+_OPTION: dict[HoldMode, int] = {"reuse_port": socket.SO_REUSEPORT, "reuse_addr": socket.SO_REUSEADDR}
 # Another program can bind a port between its choice and our bind. More losses in a row have another reason.
 _TRIES = 50
 
@@ -139,7 +139,7 @@ class Readiness:
 
     @staticmethod
     def _listening(waiting: Sequence[TaskProcess]) -> list[TaskProcess]:
-        by_port = {task.port: task for task in waiting if task.port is not None}
+        by_port = {task.order.port: task for task in waiting if task.order.port is not None}
         inodes = listening_inodes(port for port in by_port if port is not None)
         return [by_port[port] for port, found in inodes.items() if _is_its_own(by_port[port], found)]
 

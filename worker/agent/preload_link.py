@@ -8,12 +8,12 @@ import secrets
 import socket
 import subprocess
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from worker.agent import task_process
 from worker.agent.run_logs import RunFile, open_log
-from worker.agent.task_process import INJECT, NO_PROXY, SEARCH_PATH, TaskOrder, TaskPipes, TaskProcess
+from worker.agent.task_process import INJECT, NO_PROXY, SEARCH_PATH, TaskPipes, TaskProcess, TaskStart
+from worker.wire.messages import PreloadOrder
 
 _INJECT_PRELOADER = INJECT.parent / "inject_preloader"
 _OPTIONS = "ORCH_PRELOAD"
@@ -63,42 +63,6 @@ _OF_ONE_TERMINAL_PREFIXES = (
 )
 
 
-@dataclass(frozen=True)
-class PreloadOrder:
-    """The modules to import, the interpreter with its options, the directory and the complete environment.
-
-    `script_env` holds what the script sets before it imports the modules. `installed_only`: without those of `modules`
-    that no package manager has installed."""
-
-    argv: list[str]
-    env: Mapping[str, str]
-    cwd: str
-    modules: list[str]
-    script_env: Mapping[str, str]
-    installed_only: bool = False
-
-    def why_unlike(self, other: PreloadOrder, seen: Collection[str]) -> str | None:
-        """Why one preloader cannot serve both orders, whatever run they belong to; None if it can.
-
-        `seen`: the variables that imports have read in Python."""
-        if self.argv != other.argv:
-            return "the interpreter or its options have changed"
-        if self.cwd != other.cwd:
-            return f"the directory was {self.cwd}"
-        if self.modules != other.modules:
-            return f"the modules to preload were {', '.join(self.modules)}"
-        if (name := _first_differing(self.script_env, other.script_env)) is not None:
-            return f"the script sets {name} in another way before its imports"
-        name = _first_differing(self.env, other.env, lambda name: _is_of_one_terminal(name, seen))
-        return None if name is None else f"the variable {name} has changed"
-
-    def differing(self, env: Mapping[str, str], seen: Collection[str]) -> str | None:
-        """Return the first variable that the imports may have read with another value than in `env`."""
-        return _first_differing(
-            self.env, env, lambda name: name in _OF_ONE_TASK or _is_of_one_terminal(name, seen)
-        )
-
-
 def _first_differing(
     first: Mapping[str, str], second: Mapping[str, str], but: Callable[[str], bool] = lambda name: False
 ) -> str | None:
@@ -113,11 +77,15 @@ def _is_of_one_terminal(name: str, seen: Collection[str]) -> bool:
     return name not in seen and (name in _OF_ONE_TERMINAL or name.startswith(_OF_ONE_TERMINAL_PREFIXES))
 
 
+def _is_of_one_task(name: str, seen: Collection[str]) -> bool:
+    return name in _OF_ONE_TASK or _is_of_one_terminal(name, seen)
+
+
 class ForkRequest:
     """A fork that was requested. close() cancels it unless its task was adopted."""
 
-    def __init__(self, order: TaskOrder, stream: socket.socket, pipes: TaskPipes) -> None:
-        self.order = order
+    def __init__(self, start: TaskStart, stream: socket.socket, pipes: TaskPipes) -> None:
+        self.start = start
         self._stream = stream
         self._pipes = pipes
 
@@ -138,7 +106,7 @@ class ForkRequest:
         if pid is None or not self._go():
             os.close(fds[0])
             return "the forked process exited before it started"
-        return task_process.adopted(self.order, pid, fds[0], self._pipes, "fork")
+        return task_process.adopted(self.start, pid, fds[0], self._pipes, "fork")
 
     def _go(self) -> bool:
         try:
@@ -155,7 +123,9 @@ class Preloader:
     """Owns the preloader's process and its stream. `reason` says why it cannot be used; None while it can."""
 
     def __init__(self, order: PreloadOrder, log: RunFile) -> None:
+        """It gets this process's environment with the changes of the order."""
         self.order = order
+        self._env = {**os.environ, **order.env}
         # The modules that it imports; known when it is ready.
         self.modules = order.modules
         self.is_ready = False
@@ -177,7 +147,7 @@ class Preloader:
             its.close()
 
     def _start(self, its: socket.socket) -> subprocess.Popen[bytes]:
-        env = dict(self.order.env)
+        env = dict(self._env)
         pythonpath = env.get(SEARCH_PATH)
         placeholder = f"/orch-preloader-{secrets.token_hex(8)}"
         options = {
@@ -233,29 +203,45 @@ class Preloader:
         """Why it cannot serve `order`; None if it can: the order is like its own, and no file behind an import has
         changed."""
         changed = (f"{file} has changed" for file, was in self._files.items() if _file_mark(file) != was)
-        return self.order.why_unlike(order, self._seen) or next(changed, None)
+        return self._why_unlike(order) or next(changed, None)
 
-    def fork(self, order: TaskOrder) -> ForkRequest:
+    def _why_unlike(self, order: PreloadOrder) -> str | None:
+        """Why it cannot serve another order, whatever run that belongs to; None if it can."""
+        own = self.order
+        if own.argv != order.argv:
+            return "the interpreter or its options have changed"
+        if own.cwd != order.cwd:
+            return f"the directory was {own.cwd}"
+        if own.modules != order.modules:
+            return f"the modules to preload were {', '.join(own.modules)}"
+        if (name := _first_differing(own.script_env, order.script_env)) is not None:
+            return f"the script sets {name} in another way before its imports"
+        env = {**os.environ, **order.env}
+        name = _first_differing(self._env, env, lambda name: _is_of_one_terminal(name, self._seen))
+        return None if name is None else f"the variable {name} has changed"
+
+    def fork(self, start: TaskStart) -> ForkRequest:
         """Request a task. OSError if its log cannot be opened, BlockingIOError with too many open requests."""
-        env = order.environ()
+        env = start.environ()
         fields = {
-            "argv": order.argv,
+            "argv": start.order.argv,
             "env": env,
-            "ordered": self.order.env,
-            "differing": self.order.differing(env, self._seen),
-            "cwd": order.cwd,
+            "ordered": self._env,
+            # The first variable that the imports may have read with another value than the task's.
+            "differing": _first_differing(self._env, env, lambda name: _is_of_one_task(name, self._seen)),
+            "cwd": start.order.cwd,
             "agent": os.getpid(),
-            "descriptors": list(order.descriptors),
+            "descriptors": list(start.descriptors),
         }
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        pipes = TaskPipes(order.log)
-        request = ForkRequest(order, ours, pipes)
+        pipes = TaskPipes(start.log)
+        request = ForkRequest(start, ours, pipes)
         sheet = os.memfd_create("orch-task", os.MFD_CLOEXEC)
         try:
             with open(sheet, "wb", closefd=False) as file:
                 file.write(json.dumps(fields).encode())
-            passed = [sheet, pipes.log, pipes.progress_in, its.fileno(), *order.descriptors.values()]
+            passed = [sheet, pipes.log, pipes.progress_in, its.fileno(), *start.descriptors.values()]
             socket.send_fds(self._stream, [b"fork"], passed)
         except BaseException:
             request.close()

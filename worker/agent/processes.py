@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from worker.wire.messages import LeftProcess
+
 # Marks everything that is started on another host, so that it can be found when its agent is gone.
 DIRECTORY_VARIABLE = "ORCH_HOST_DIR"
 ZOMBIE, DEAD = "Z", "X"
@@ -136,8 +138,8 @@ def send_signal(stat: ProcessStat, number: int) -> Delivery:
     return Delivery.SENT
 
 
-def describe(stat: ProcessStat) -> dict[str, object]:
-    """The process for a message: {pid, start_ticks, user, command}."""
+def describe(stat: ProcessStat) -> LeftProcess:
+    """The process for a message."""
     directory = _PROC / str(stat.pid)
     try:
         status = (directory / "status").read_text(errors="replace")
@@ -148,12 +150,8 @@ def describe(stat: ProcessStat) -> dict[str, object]:
         status = command = ""
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     uid, name = fields.get("Uid", "").split(), fields.get("Name", "").strip()
-    return {
-        "pid": stat.pid,
-        "start_ticks": stat.start_ticks,
-        "user": _user_name(int(uid[0])) if uid else "unknown",
-        "command": (command or name)[:_MOST_LETTERS],
-    }
+    user = _user_name(int(uid[0])) if uid else "unknown"
+    return LeftProcess(stat.pid, stat.start_ticks, user, (command or name)[:_MOST_LETTERS])
 
 
 def _user_name(uid: int) -> str:

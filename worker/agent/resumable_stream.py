@@ -5,12 +5,10 @@ Relays of this host connect to a unix socket, one after the other. The newest th
 
 from __future__ import annotations
 
-import json
 import select
 import socket
 import struct
 import time
-from collections.abc import Mapping
 from os import geteuid
 from typing import Any
 
@@ -23,7 +21,9 @@ from worker.agent.delivery import (
     seconds,
     split_frame,
 )
-from worker.agent.stream import READ_BYTES, parse_message
+from worker.agent.stream import READ_BYTES
+from worker.wire.codec import encode
+from worker.wire.messages import FromAgent, ToAgent, decode_order
 
 _PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: man 7 unix
 # Limit on connections that have not named the agent yet. The oldest is closed when a new one exceeds it.
@@ -82,16 +82,19 @@ class ResumableStream:
     def serves(self, fd: int) -> bool:
         return fd == self._listener.fileno() or fd in self._relays
 
-    def read(self, fd: int) -> tuple[list[dict[str, Any]], bool]:
+    def read(self, fd: int) -> tuple[list[ToAgent], bool]:
         """Return (messages that have arrived, True) for one of the descriptors."""
         if fd == self._listener.fileno():
             self._accept()
             return [], True
         return self._read(self._relays[fd]), True
 
-    def send(self, message: Mapping[str, object]) -> None:
+    def send(self, message: FromAgent) -> None:
+        self.send_line(encode(message))
+
+    def send_line(self, line: bytes) -> None:
         if self._has_reader:
-            frame = self._delivery.number(json.dumps(message).encode() + b"\n")
+            frame = self._delivery.number(line)
             if self._current is not None:
                 self._current.outbox += frame
 
@@ -150,7 +153,7 @@ class ResumableStream:
 
     # -- frames
 
-    def _read(self, relay: _Relay) -> list[dict[str, Any]]:
+    def _read(self, relay: _Relay) -> list[ToAgent]:
         try:
             data = relay.stream.recv(READ_BYTES)
         except BlockingIOError:
@@ -163,7 +166,7 @@ class ResumableStream:
                 # orch makes no second connection before the first has reached the agent: orch is gone.
                 self.lease_ends = time.monotonic()
             return []
-        messages: list[dict[str, Any]] = []
+        messages: list[ToAgent] = []
         before = self._delivery.heard
         try:
             for line in relay.lines.feed(data):
@@ -171,7 +174,7 @@ class ResumableStream:
                 if number == 0:
                     self._take(relay, read_own_frame(body))
                 elif relay is self._current and self._delivery.accept(number) and self._reads:
-                    messages.append(parse_message(body))
+                    messages.append(decode_order(body))
         except BadFrame:
             # The stream continues: the orchestrator sends these frames again over its next connection.
             self._close(relay)

@@ -7,6 +7,8 @@ import os
 import stat
 from typing import NamedTuple
 
+from worker.wire.messages import Identity
+
 _PLACE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -16,7 +18,7 @@ class RunFile(NamedTuple):
     """A file in the run's directory, or in a directory in it. `run_directory`: device and inode; None: not checked."""
 
     path: str
-    run_directory: list[int] | None = None
+    run_directory: Identity | None = None
 
 
 def open_log(file: RunFile) -> int:
@@ -70,9 +72,9 @@ def _require_own(fd: int, path: str) -> None:
         raise PermissionError(errno.EPERM, "others may write here", path)
 
 
-def _require_run(directory: int, run_directory: list[int] | None) -> None:
+def _require_run(directory: int, run_directory: Identity | None) -> None:
     """Check that an open directory is the run's, or in it. OSError."""
     # Others cannot move anything in or out of the run's directory, so that `..` is certain.
     around = (os.stat(name, dir_fd=directory) for name in (".", ".."))
-    if run_directory is not None and run_directory not in [[each.st_dev, each.st_ino] for each in around]:
+    if run_directory is not None and run_directory not in [(each.st_dev, each.st_ino) for each in around]:
         raise OSError(errno.ESTALE, "another directory was put in the place of the run's")

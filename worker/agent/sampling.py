@@ -8,6 +8,7 @@ from collections.abc import Generator, Sequence
 from worker.agent.gpu_usage import GpuUsage
 from worker.agent.processes import ProcessStat, all_processes, descendants, proportional_bytes
 from worker.agent.task_process import TaskProcess
+from worker.wire.messages import Usage
 
 _INTERVAL_S = 2.0
 # Reading PSS walks all page tables. The sampler may use 1/200 of a core.
@@ -23,7 +24,6 @@ _NEAR = 15 / 16
 # Tasks in one message, so that a frame stays under 1,000 bytes.
 _TASKS_PER_FRAME = 6
 
-Usage = dict[str, float]
 Sample = dict[str, Usage]
 
 
@@ -56,9 +56,8 @@ class Sampler:
     def take(self, now: float, tasks: Sequence[TaskProcess]) -> Sample:
         """Do the next step of measuring `tasks`, all that run now; nothing before `due`.
 
-        Returns {task: {cpu_percent (of one core), memory_bytes (PSS), stop_signal (if stopped), and, if known,
-        gpu_memory_bytes and gpu_percent (of one GPU)}} when a frame is complete, else {}. All tasks are measured every
-        2 s or more; in between only those above their limit.
+        Returns {task: usage} when a frame is complete, else {}. All tasks are measured every 2 s or more; in between
+        only those above their limit.
         """
         if now < self.due or not tasks:
             return {}
@@ -82,7 +81,7 @@ class Sampler:
             self._cpu_before = {task: cpu for task, cpu in self._cpu_before.items() if task in living}
             self._all_due = now + max(_INTERVAL_S, self._cost_s * _COST_SHARE)
         self.due = self._all_due
-        if any(task.memory_limit is not None for task in tasks):
+        if any(task.order.memory_limit is not None for task in tasks):
             self.due = min(self.due, now + max(_LIMIT_INTERVAL_S, self._cost_s * _LIMIT_COST_SHARE))
 
     def _frame(self, tasks: Sequence[TaskProcess]) -> Sample:
@@ -102,12 +101,12 @@ class Sampler:
     def _look_at_limits(self, now: float, tasks: Sequence[TaskProcess]) -> Generator[None, None, None]:
         processes = all_processes()
         for task in tasks:
-            if task.memory_limit is None:
+            if task.order.memory_limit is None:
                 continue
-            if sum(stat.rss_bytes for stat in _tree(task, processes)) < task.memory_limit * _NEAR:
+            if sum(stat.rss_bytes for stat in _tree(task, processes)) < task.order.memory_limit * _NEAR:
                 continue
             usage = yield from self._measure(now, task, processes)
-            if usage["memory_bytes"] > task.memory_limit:
+            if usage.memory_bytes > task.order.memory_limit:
                 self._measured.append((task, usage))
                 yield
 
@@ -124,10 +123,8 @@ class Sampler:
         for stat in tree:
             yield
             memory += proportional_bytes(stat.pid)
-        usage: Usage = {"cpu_percent": round(percent, 1), "memory_bytes": memory}
-        usage |= self._gpus.of(stat.pid for stat in tree)
-        stopped_by = task.stopped_by()
-        return usage if stopped_by is None else {**usage, "stop_signal": stopped_by}
+        on_gpus = self._gpus.of(stat.pid for stat in tree)
+        return Usage(round(percent, 1), memory, **on_gpus, stop_signal=task.stopped_by())
 
 
 def _identity(task: TaskProcess) -> tuple[int, int]:

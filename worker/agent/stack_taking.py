@@ -15,6 +15,7 @@ from worker.agent import stack_sources
 from worker.agent.processes import DEAD, ProcessStat, all_processes, descendants, tree_states
 from worker.agent.stack_sources import CHECK_S, PySpy, Source
 from worker.agent.task_process import StartFailed, TaskProcess
+from worker.wire.messages import Stacked, StacksSource
 
 # py-spy processes at a time. For native frames one reads whole libraries while its task is paused.
 _SPIES_AT_ONCE, _NATIVE_SPIES_AT_ONCE = 2, 1
@@ -39,13 +40,13 @@ class _Question:
         return self.state in ("T", "t")
 
 
+_Way = tuple[StacksSource, Callable[[_Question], Source]]
+
+
 class StackTaking:
-    """Open requests for stacks.
+    """Open requests for stacks. `answer` is called once for each task of a request."""
 
-    `answer(task=..., native=..., how=..., state=..., text=..., note=..., file=..., offset=..., length=...)` is called
-    once for each task of a request."""
-
-    def __init__(self, poller: select.epoll, answer: Callable[..., None]) -> None:
+    def __init__(self, poller: select.epoll, answer: Callable[[Stacked], None]) -> None:
         self._poller = poller
         self._answer = answer
         self._questions: dict[tuple[str, bool], tuple[_Question, Generator[float, None, None]]] = {}
@@ -79,7 +80,7 @@ class StackTaking:
             task = tasks.get(name)
             if task is None:
                 note = "it has not started, or it has exited"
-                self._answer(task=name, native=native, how="none", note=note)
+                self._answer(Stacked(name, native, "none", note=note))
                 continue
             known = self._questions.get((name, native))
             if known is not None:
@@ -142,8 +143,9 @@ class StackTaking:
     # -- one question
 
     def _asking(self, question: _Question) -> Generator[float, None, None]:
-        by_signal, by_spy = ("signal", self._by_signal), ("py-spy", self._by_spy)
-        sources: list[tuple[str, Callable[[_Question], Source]]] = [by_signal, by_spy]
+        by_signal: _Way = ("signal", self._by_signal)
+        by_spy: _Way = ("py-spy", self._by_spy)
+        sources = [by_signal, by_spy]
         if question.is_stopped:
             sources = [by_spy]
         elif question.native:
@@ -161,7 +163,7 @@ class StackTaking:
                 return
         self._give(question, "none", "", {})
 
-    def _give(self, question: _Question, how: str, text: str, where: Mapping[str, Any]) -> None:
+    def _give(self, question: _Question, how: StacksSource, text: str, where: Mapping[str, Any]) -> None:
         notes = list(question.problems)
         if how == "none":
             stopped = "it is stopped and answers no signal" if question.is_stopped else ""
@@ -169,21 +171,23 @@ class StackTaking:
         note = "; ".join(notes)
         for _ in range(question.askers):
             self._answer(
-                task=question.task.name,
-                native=question.native,
-                how=how,
-                state=question.state,
-                text=text,
-                note=note or None,
-                **where,
+                Stacked(
+                    question.task.name,
+                    question.native,
+                    how,
+                    state=question.state,
+                    text=text,
+                    note=note or None,
+                    **where,
+                )
             )
 
     def _by_signal(self, question: _Question) -> Source:
         task = question.task
-        if task.stacks_signal is None or task.stacks_file is None:
+        if task.stacks_signal is None or task.start.stacks_file is None:
             question.problems.append(
                 "it runs without orch's bootstrap"
-                if task.stacks_file is None
+                if task.start.stacks_file is None
                 else "it does not handle the signal that asks for stacks"
             )
             return None
@@ -194,7 +198,7 @@ class StackTaking:
         try:
             return (
                 yield from stack_sources.own_dump(
-                    task, task.stacks_signal, task.stacks_file, question.problems
+                    task, task.stacks_signal, task.start.stacks_file, question.problems
                 )
             )
         finally:

@@ -1,21 +1,6 @@
 """The agent's inputs: the stream to its supervisor, signals, and the tasks' progress. They never block the agent.
 
-It exchanges JSON lines with the supervisor over stdin and stdout, each with the run's id:
-
-    in:  run {failure_grace_s, log, run_directory, environ, network, descriptors: names of those that come with it}
-         preload {argv, env, cwd, modules, log}                     hold {attempt, count, mode}
-         plan {attempt, cluster}       signal {task, signal}        stop {grace_s}
-         start {task, argv, env, cwd, log, port, serves, bootstrap, fork, memory_limit, role, index}
-         stacks {tasks, native}        on another host: leave {}
-    out: hello {host, pid, cores}      held {attempt, ports}        hold_failed {reason}
-         preloaded {modules, seconds}  not_preloaded {reason}
-         started {task, pid, start_ticks, method}                   start_failed {task, exit_code, reason, order}
-         listening {task}              progress {task, progress}    sample {mono, tasks}
-         exited {task, exit_code, signal, order, mono, asked, peers, oom_kills, peak_bytes, cpu_limit_s}
-         disk_full {task, reason}      empty {swept, left}
-         stacked {task, native, how, state, text, note, file, offset, length}
-         from another host: log {task, offset, data, is_cut}; in empty also {unsent}
-         in a step of Slurm, on SIGTERM: notice {}
+It exchanges messages of worker/wire with the supervisor over stdin and stdout.
 """
 
 from __future__ import annotations
@@ -27,14 +12,16 @@ import signal
 import socket
 from typing import Any
 
-from worker.agent.descriptors import MOST_DESCRIPTORS, Descriptors
+from worker.agent.descriptors import MOST_DESCRIPTORS
 from worker.agent.task_process import TaskProcess
+from worker.wire.codec import encode
+from worker.wire.messages import FromAgent, ToAgent, decode_order
 
 READ_BYTES = 1 << 16
 
 
 class Stream:
-    """JSON lines from `source` and to `sink`, both non-blocking. Keeps output that the sink does not take yet."""
+    """Messages from `source` and to `sink`, both non-blocking. Keeps output that the sink does not take yet."""
 
     def __init__(self, source: int, sink: int, poller: select.epoll) -> None:
         self._source = source
@@ -61,8 +48,10 @@ class Stream:
     def serves(self, fd: int) -> bool:
         return fd in (self._source, self._sink)
 
-    def read(self, fd: int) -> tuple[list[dict[str, Any]], bool]:
-        """Return (messages that have arrived, whether the other end is still open) for one of its descriptors."""
+    def read(self, fd: int) -> tuple[list[ToAgent], bool]:
+        """Return (messages that have arrived, whether the other end is still open) for one of its descriptors.
+
+        BadMessage."""
         if fd != self._source:
             return [], True  # the sink is writable again: the next flush writes
         try:
@@ -76,23 +65,21 @@ class Stream:
             self.drop_output()
             return [], False
         *lines, self._inbox = (self._inbox + data).split(b"\n")
-        return [self._parse(line) for line in lines], True
+        return [decode_order(line) for line in lines], True
 
     def _receive(self) -> bytes:
         data, passed, _, _ = socket.recv_fds(self._socket, READ_BYTES, MOST_DESCRIPTORS)
         self._passed += passed
         return bytes(data)
 
-    def _parse(self, line: bytes) -> dict[str, Any]:
-        message = parse_message(line)
-        if names := message.get("descriptors"):
-            passed, self._passed = self._passed, []
-            message["descriptors"] = Descriptors(names, passed)
-        return message
+    def take_descriptors(self) -> list[int]:
+        """The descriptors that came with a message, which the caller owns from now on."""
+        passed, self._passed = self._passed, []
+        return passed
 
-    def send(self, message: dict[str, object]) -> None:
+    def send(self, message: FromAgent) -> None:
         if self._has_reader:
-            self._outbox += json.dumps(message).encode() + b"\n"
+            self._outbox += encode(message)
 
     def drop_output(self) -> None:
         """Drop everything sent from now on: the reader is gone, or must not see what happens during the exit."""
@@ -131,21 +118,6 @@ class Stream:
                 self._poller.unregister(self._sink)
         except (FileExistsError, FileNotFoundError):
             return
-
-
-def parse_message(line: bytes) -> dict[str, Any]:
-    """Parse one message; ValueError if it is not one. NaN is refused: a deadline of NaN never passes."""
-    try:
-        message = json.loads(line, parse_constant=_refuse)
-    except RecursionError as error:
-        raise ValueError("a message is nested too deeply") from error
-    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
-        raise ValueError(f"not a message: {line[:200]!r}")
-    return message
-
-
-def _refuse(constant: str) -> float:
-    raise ValueError(f"{constant} is not a number")
 
 
 _EXIT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
 
-from worker.agent.descriptors import Descriptors, variable
+from worker.agent.descriptors import variable
 from worker.agent.processes import read_stat
 from worker.agent.resource_failures import OomMark
 from worker.agent.run_logs import RunFile, open_log
 from worker.bootstrap.terminal import TERMINAL, open_again, take_control
+from worker.wire.messages import Identity, StartMethod, TaskOrder
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -31,9 +31,6 @@ PROGRESS_VARIABLE = "ORCH_PROGRESS_FD"
 BOOTSTRAP_VARIABLE = "ORCH_BOOTSTRAP"
 SEARCH_PATH = "PYTHONPATH"
 INJECT = Path(__file__).resolve().parents[1] / "bootstrap" / "inject"
-# The kernel compares a limit on CPU time with whole ticks, which can be more than the time that it reports at the end.
-_CPU_SHARE, _CPU_ROUNDING_S = 0.95, 0.5
-Method = Literal["fork", "spawn"]
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -81,69 +78,36 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class TaskOrder:
-    """How to start one task.
+class TaskStart:
+    """The order to start a task, with what this agent adds: the variables that name the cluster, the identity of the
+    run's directory (see RunFile), the options of the bootstrap, and its own numbers of the task's descriptors."""
 
-    `env` holds changes to this process's environment; the bootstrap's own variables are added to them if `bootstrap`
-    has its options. `log` is appended to. `fork` asks for a fork from the preloader. `memory_limit` is in bytes.
-    `descriptors` are the agent's numbers, by name."""
-
-    name: str
-    argv: list[str]
-    env: Mapping[str, str]
-    cwd: str
-    log: RunFile
-    port: int | None
-    serves: bool
-    bootstrap: Mapping[str, object] | None
-    fork: bool
-    memory_limit: int | None = None
+    order: TaskOrder
+    env: Mapping[str, str] = field(default_factory=dict)
+    run_directory: Identity | None = None
+    bootstrap: Mapping[str, object] | None = None
     descriptors: Mapping[str, int] = field(default_factory=dict)
 
-    @classmethod
-    def of(
-        cls,
-        message: Mapping[str, Any],
-        bootstrap: Mapping[str, object] | None,
-        cluster: Cluster,
-        run_directory: list[int] | None,
-        descriptors: Descriptors,
-    ) -> TaskOrder:
-        """Return the order of a `start` message, with these options for the bootstrap. `run_directory`: see RunFile.
-        `descriptors` are those of the run."""
-        env, role = message["env"], message.get("role")
-        if role is not None:
-            env = {**env, **cluster.env(role, message["index"], env)}
-        return cls(
-            name=message["task"],
-            argv=message["argv"],
-            env=env,
-            cwd=message["cwd"],
-            log=RunFile(message["log"], run_directory),
-            port=message["port"],
-            serves=message["serves"],
-            bootstrap=bootstrap and {**bootstrap, "run_directory": run_directory},
-            fork=message.get("fork", False),
-            memory_limit=message.get("memory_limit"),
-            descriptors=descriptors.of(message["task"]),
-        )
+    @property
+    def log(self) -> RunFile:
+        return RunFile(self.order.log, self.run_directory)
 
     @property
     def stacks_file(self) -> RunFile | None:
         """The file to which the task's bootstrap writes stacks; None without a bootstrap."""
         file = (self.bootstrap or {}).get("stacks_file")
-        return RunFile(file, self.log.run_directory) if isinstance(file, str) else None
+        return RunFile(file, self.run_directory) if isinstance(file, str) else None
 
     @property
     def output_dirs(self) -> tuple[str, ...]:
         """The known directories that the task writes to: of its log and of its checkpoints."""
-        checkpoints = self.env.get("ORCH_CHECKPOINT_DIR")
-        log_dir = str(Path(self.log.path).parent)
+        checkpoints = self.order.env.get("ORCH_CHECKPOINT_DIR")
+        log_dir = str(Path(self.order.log).parent)
         return (log_dir,) if checkpoints is None else (log_dir, checkpoints)
 
     def environ(self) -> dict[str, str]:
         """The complete environment of the task."""
-        whole = {**os.environ, **self.env}
+        whole = {**os.environ, **self.order.env, **self.env}
         return whole if self.bootstrap is None else whole | injected_env(self.bootstrap, whole)
 
 
@@ -151,26 +115,28 @@ class TaskOrder:
 class TaskProcess:
     """A started task: the pid of its leader (also its process group and session), a pidfd, and its progress pipe."""
 
-    name: str
+    start: TaskStart
     pid: int
     pidfd: int
     start_ticks: int
-    port: int | None
-    serves: bool
     progress_fd: int
     started_mono: float
     progress_rest: bytes = b""
     is_ready: bool = False
-    method: Method = "spawn"
+    method: StartMethod = "spawn"
     was_asked_to_stop: bool = False
     was_signalled: bool = False
-    memory_limit: int | None = None
-    output_dirs: tuple[str, ...] = ()
     peak_bytes: int | None = None
-    cpu_limit_s: int | None = None
-    stacks_file: RunFile | None = None
     stacks_signal: int | None = None
     oom_mark: OomMark = field(default_factory=OomMark.now)
+
+    @property
+    def order(self) -> TaskOrder:
+        return self.start.order
+
+    @property
+    def name(self) -> str:
+        return self.order.task
 
     def signal_group(self, number: int) -> None:
         """Signal the whole group. The pid cannot have been reused as long as the leader is not reaped."""
@@ -200,13 +166,11 @@ class TaskProcess:
 
     def reap(self) -> tuple[int | None, int | None] | None:
         """Return (exit code, signal) of the leader, one of them None; None if it has not exited."""
-        limits = _cpu_limits(self.pid)
         pid, status, usage = os.wait4(self.pid, os.WNOHANG)
         if pid == 0:
             return None
         self.peak_bytes = usage.ru_maxrss * 1024
         code = os.waitstatus_to_exitcode(status)
-        self.cpu_limit_s = _reached(code, limits, usage.ru_utime + usage.ru_stime)
         return (code, None) if code >= 0 else (None, -code)
 
     def close(self) -> None:
@@ -214,30 +178,6 @@ class TaskProcess:
             if fd >= 0:
                 os.close(fd)
         self.pidfd = self.progress_fd = -1
-
-
-def _cpu_limits(pid: int) -> tuple[int, int]:
-    """The soft and hard limit on CPU time, which a process has until it is reaped."""
-    try:
-        return resource.prlimit(pid, resource.RLIMIT_CPU)
-    except OSError:
-        return resource.RLIM_INFINITY, resource.RLIM_INFINITY
-
-
-def _reached(code: int, limits: tuple[int, int], used_s: float) -> int | None:
-    """The limit on CPU time (seconds) that ended a process with this exit code, or the child of a shell; None if none.
-
-    `code` is negative for a signal; `used_s` includes the children.
-    """
-    soft, hard = limits
-    limit = resource.RLIM_INFINITY
-    if code in (-signal.SIGKILL, 128 + signal.SIGKILL):
-        limit = hard
-    elif code in (-signal.SIGXCPU, 128 + signal.SIGXCPU):
-        # The kernel raises the limit of the process to which it sends the signal by a second.
-        limit = soft - 1 if code < 0 < soft else soft
-    is_reached = used_s >= limit * _CPU_SHARE - _CPU_ROUNDING_S
-    return limit if limit != resource.RLIM_INFINITY and is_reached else None
 
 
 def become_subreaper() -> None:
@@ -280,44 +220,39 @@ class TaskPipes:
                 os.close(fd)
 
 
-def start(order: TaskOrder) -> TaskProcess:
+def start(task: TaskStart) -> TaskProcess:
     """Start the task as a new process. Raises StartFailed without the command, the directory or the permission."""
-    pipes = TaskPipes(order.log)
+    pipes = TaskPipes(task.log)
     try:
-        others = dict(order.descriptors)
+        others = dict(task.descriptors)
         held = others.pop(TERMINAL, None)
         terminal = None if held is None else open_again(held)
-        env = {**order.environ(), PROGRESS_VARIABLE: str(pipes.progress_in), **variable(others)}
+        env = {**task.environ(), PROGRESS_VARIABLE: str(pipes.progress_in), **variable(others)}
         try:
             passed = (pipes.progress_in, *others.values())
-            process = spawn(order.argv, env, order.cwd, pipes.log, passed, terminal)
+            process = spawn(task.order.argv, env, task.order.cwd, pipes.log, passed, terminal)
         finally:
             if terminal is not None:
                 os.close(terminal)
         # The agent reaps by pid; Popen must neither wait nor warn.
         process.returncode = 0
-        return adopted(order, process.pid, os.pidfd_open(process.pid), pipes, "spawn")
+        return adopted(task, process.pid, os.pidfd_open(process.pid), pipes, "spawn")
     finally:
         pipes.close()
 
 
-def adopted(order: TaskOrder, pid: int, pidfd: int, pipes: TaskPipes, method: Method) -> TaskProcess:
+def adopted(task: TaskStart, pid: int, pidfd: int, pipes: TaskPipes, method: StartMethod) -> TaskProcess:
     """Return the task that runs in `pid`, a child of this process that has not been reaped."""
     stat = read_stat(pid)
     return TaskProcess(
-        name=order.name,
+        start=task,
         pid=pid,
         pidfd=pidfd,
         start_ticks=stat.start_ticks if stat else 0,
-        port=order.port,
-        serves=order.serves,
         progress_fd=pipes.keep_output(),
         started_mono=time.monotonic(),
         method=method,
-        is_ready=not order.serves,
-        memory_limit=order.memory_limit,
-        output_dirs=order.output_dirs,
-        stacks_file=order.stacks_file,
+        is_ready=not task.order.serves,
     )
 
 

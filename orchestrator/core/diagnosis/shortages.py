@@ -32,9 +32,8 @@ _OUT_OF_MEMORY = (
     f"The machine (or its control group) ran out of memory: fewer workers, {_LESS_MEMORY}. --memory-limit ends the task"
     " that uses too much before the kernel picks one."
 )
-_MORE_CPU_TIME = "Raise the limit: ulimit -t unlimited."
 _LIMIT_SIGNALS: dict[int, tuple[str, str]] = {
-    SIGXCPU: ("its limit on CPU time (ulimit -t)", _MORE_CPU_TIME),
+    SIGXCPU: ("its limit on CPU time (ulimit -t)", "Raise the limit: ulimit -t unlimited."),
     SIGXFSZ: ("the limit on a file's size (ulimit -f)", "Raise the limit: ulimit -f unlimited."),
 }
 _STORAGE = (
@@ -75,9 +74,6 @@ def find_shortage(task: TaskState) -> Shortage | None:
         return None if advice is None else Shortage(f"could not be started: {error}", advice)
     if task.oom_kills and _ended_by(task, SIGKILL):
         return Shortage(_killed_by_the_kernel(task), _OUT_OF_MEMORY)
-    if task.cpu_limit_s is not None and _ended_by(task, SIGXCPU, SIGKILL):
-        ended = exit_text(task.exit_code, task.signal)
-        return Shortage(f"{ended}: over its limit on CPU time (ulimit -t {task.cpu_limit_s})", _MORE_CPU_TIME)
     if task.signal in _LIMIT_SIGNALS and not _was_sent(task, task.signal):
         what, advice = _LIMIT_SIGNALS[task.signal]
         return Shortage(f"{signal_name(task.signal)}: over {what}", advice)

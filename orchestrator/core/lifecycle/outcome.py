@@ -22,7 +22,6 @@ from orchestrator.core.state.result import (
     Cause,
     CauseKind,
     FirstFailure,
-    LeftProcess,
     Outcome,
     RunResult,
     TaskEnd,
@@ -30,6 +29,7 @@ from orchestrator.core.state.result import (
     shell_code,
 )
 from orchestrator.core.state.state import RunState, TaskPhase, TaskState
+from worker.wire.messages import LeftProcess
 
 _STOP_EXIT_CODES = {
     StopReason.INTERRUPT: ExitCode.INTERRUPTED,

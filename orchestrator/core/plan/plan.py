@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from orchestrator.core.plan.gpu_plan import GpuPlan
 from orchestrator.core.plan.places import HostFacts, RunLayout, TaskPlace
 from orchestrator.core.plan.task_devices import gpu_plan_of, gpu_plan_of_hosts, task_devices_env
 from orchestrator.core.text.secrets import mask_secrets, mask_words
+from worker.wire.messages import HoldMode
 
 if TYPE_CHECKING:
     from orchestrator.core.state.events import PlannedTask
@@ -42,13 +42,6 @@ _NOT_PRELOADED = frozenset({"ORCH_ATTEMPT"})
 # The bootstrap needs PYTHONPATH and the start-up code of site, which -I, -E and -S turn off.
 _CLOSED_TO_BOOTSTRAP = frozenset("IES")
 _OPTIONS_WITH_VALUE = "WX"
-
-
-class HoldMode(StrEnum):
-    """The socket option that lets a task bind the port that orch holds for it; see worker/agent/ports.py."""
-
-    REUSE_PORT = "reuse_port"
-    REUSE_ADDR = "reuse_addr"
 
 
 @dataclass(frozen=True)
@@ -202,7 +195,7 @@ def hold_mode(spec: JobSpec, environ: Mapping[str, str]) -> HoldMode:
     user's own TF_GRPC_REUSE_PORT can turn it off."""
     wanted = {_REUSE_PORT: "1", **environ, **spec.env}[_REUSE_PORT]
     # TensorFlow reads only these two words as true (tsl::ReadBoolFromEnvVar).
-    return HoldMode.REUSE_PORT if wanted.lower() in ("1", "true") else HoldMode.REUSE_ADDR
+    return "reuse_port" if wanted.lower() in ("1", "true") else "reuse_addr"
 
 
 def planned_tasks(plan: RunPlan, layout: RunLayout) -> tuple[PlannedTask, ...]:

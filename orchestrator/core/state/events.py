@@ -17,7 +17,7 @@ from orchestrator.core.state.result import (
     AttemptEnd,
     BadLoss,
     HostName,
-    LeftProcess,
+    Left,
     Pid,
     Seconds,
     TaskName,
@@ -277,8 +277,7 @@ class TaskExited(_Event):
 
     `peer_symptoms` is set at the first bad exit if the task says that it lost a peer: the exceptions that others had
     raised before anything was sent to them. `oom_kills` counts the kernel's out-of-memory kills since the task's start
-    (None: unknown). `peak_bytes` is the largest resident memory of one of its processes,
-    `cpu_limit_s` the limit on CPU time that it has reached (seconds; None: none)."""
+    (None: unknown). `peak_bytes` is the largest resident memory of one of its processes."""
 
     type: Literal["task_exited"] = "task_exited"
     task: TaskName
@@ -291,7 +290,6 @@ class TaskExited(_Event):
     peer_symptoms: dict[TaskName, Symptom] = Field(default_factory=dict)
     oom_kills: Whole | None = None
     peak_bytes: Whole | None = None
-    cpu_limit_s: Whole | None = None
     asked: bool | None = None
     ended_mono: Seconds | None = None
     clock_error_s: Seconds = 0.0
@@ -498,7 +496,7 @@ class TeardownEnded(_Event):
 
     type: Literal["teardown_ended"] = "teardown_ended"
     swept: Whole = 0
-    left: tuple[LeftProcess, ...] = ()
+    left: tuple[Left, ...] = ()
 
 
 class LogTruncated(_Event):

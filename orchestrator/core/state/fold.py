@@ -224,7 +224,6 @@ def _exited(state: RunState, event: events.TaskExited) -> TaskState:
         peer_symptoms=event.peer_symptoms,
         oom_kills=event.oom_kills,
         peak_bytes=event.peak_bytes,
-        cpu_limit_s=event.cpu_limit_s,
     )
 
 

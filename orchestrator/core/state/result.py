@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import signal as signals
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
+from functools import cache
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
 
 from orchestrator.core.text.clean import safe
+from worker.wire.codec import reader
+from worker.wire.messages import LeftProcess
 
 # A task's name in a document. Others may have written it: it has no character that a shell, a terminal or a path gives
 # a meaning to, except the colon.
@@ -22,6 +25,16 @@ HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_:][A-Za-z0-9_.:%-]{0,254}$
 Whole = Annotated[int, Field(gt=-(2**128), lt=2**128)]
 Pid = Annotated[int, Field(ge=0, lt=2**31)]
 Seconds = Annotated[float, Field(allow_inf_nan=False, ge=-1e12, le=1e12)]
+
+
+def wired(kind: type) -> Callable[[Any], Any]:
+    """The validator of a field that holds a dataclass of worker/wire: it takes one, or its JSON value."""
+    made = cache(lambda: reader(kind))
+    return lambda value: value if isinstance(value, kind) else made()(value)
+
+
+# Processes of a run that were not ended, because they run under another user.
+Left = Annotated[LeftProcess, PlainValidator(wired(LeftProcess)), PlainSerializer(vars)]
 Outcome = Literal["succeeded", "failed", "stopped", "timed_out", "lost"]
 
 
@@ -210,15 +223,6 @@ class HostEnd(_Document):
     reason: str | None = None
 
 
-class LeftProcess(_Document):
-    """A process of the run that was not ended, because it runs under another user. `start_ticks`: since boot."""
-
-    pid: Pid
-    start_ticks: Whole
-    user: str
-    command: str
-
-
 class RunResult(_Document):
     """The document in result.json. Durations are seconds.
 
@@ -256,7 +260,7 @@ class RunResult(_Document):
     not_restarted: str | None = None
     bad_loss: TaskBadLoss | None = None
     not_distributed: str | None = None
-    left: tuple[LeftProcess, ...] = ()
+    left: tuple[Left, ...] = ()
     hosts: tuple[HostEnd, ...] = ()
     workers: Whole | None = None
     global_batch: Whole | None = None

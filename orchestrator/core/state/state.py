@@ -16,8 +16,9 @@ from orchestrator.core.state.events import (
     TeardownReason,
 )
 from orchestrator.core.state.position import Course
-from orchestrator.core.state.result import AttemptEnd, HostEnd, LeftProcess, TaskBadLoss
+from orchestrator.core.state.result import AttemptEnd, HostEnd, TaskBadLoss
 from orchestrator.core.state.tasks import Tasks
+from worker.wire.messages import LeftProcess
 
 
 class RunPhase(StrEnum):
@@ -79,7 +80,6 @@ class TaskState:
     asked: it had been signalled by its agent before it exited (None: unknown)
     clock_error_s: how exact ended_mono is, if its host has another clock
     peak_bytes: largest resident memory of one of its processes
-    cpu_limit_s: limit on CPU time that it has reached
     full_disk: the full disk that it writes to
     course: the training steps it has done
     restarts: its own restarts and those of the run
@@ -112,7 +112,6 @@ class TaskState:
     memory_limit: int | None = None
     oom_kills: int | None = None
     peak_bytes: int | None = None
-    cpu_limit_s: int | None = None
     full_disk: str | None = None
     before_restart: TaskState | None = None
     asked: bool | None = None

@@ -47,7 +47,7 @@ def config_document(spec: JobSpec, plan: RunPlan) -> dict[str, object]:
         "schema_version": 1,
         "placeholder_ports": True,
         "spec": spec.masked().model_dump(mode="json"),
-        "hold_mode": plan.hold_mode.value,
+        "hold_mode": plan.hold_mode,
         "start": {
             "method": _method(spec),
             "reason": spec.command.start.reason,

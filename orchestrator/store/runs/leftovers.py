@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import psutil
 
-from orchestrator.core.state.result import LeftProcess
 from orchestrator.store.runs.liveness import is_own_process, start_ticks, uids_of
 from orchestrator.store.runs.paths import RunPaths
+from worker.wire.messages import LeftProcess
 
 # Interval and total time of the rounds in which processes are killed.
 _ROUND_S = 0.02

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from agent_driving import Driver, python
 
-from orchestrator.links.agent_link import Exited
+from worker.wire.messages import Exited
 
 LOOK = """
 import json, os, resource, signal
@@ -59,7 +59,7 @@ def test_task_gets_the_users_environment(tmp_path: Path, monkeypatch: pytest.Mon
     env = {"REPLACED": "yes", "ADDED": "yes, ünïcode \udcff too"}
     with odd_world(), Driver(tmp_path) as agent:
         agent.start("a", python(LOOK), env, cwd=str(tmp_path / "elsewhere"))
-        assert agent.wait_for(Exited).exit_code == 0, agent.text("a")
+        assert agent.wait_for(Exited).exit.exit_code == 0, agent.text("a")
         seen = json.loads(agent.text("a"))
     assert [seen["env"][name] for name in ("INHERITED", "REPLACED")] == ["yes", "yes"]
     assert seen["env"]["ADDED"] == "yes, ünïcode \udcff too"

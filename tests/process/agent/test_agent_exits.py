@@ -16,10 +16,9 @@ import psutil
 from agent_driving import DAEMONISES, SLEEPER, Driver, python, signal_and_wait, state_letter
 from waiting import lives, until
 
-from orchestrator.links.agent_link import Exited, Started, StartFailed
 from worker.agent import task_process
-from worker.agent.run_logs import RunFile
-from worker.agent.task_process import TaskOrder
+from worker.agent.task_process import TaskStart
+from worker.wire.messages import Exited, Sampled, Started, StartFailed, TaskOrder
 
 ENDS = {
     "a": ("raise SystemExit(7)", 7, None),
@@ -44,9 +43,8 @@ def test_exit_statuses_keep_their_order_while_the_agent_sleeps(agent: Driver) ->
     os.kill(agent.pid, signal.SIGCONT)
     for name in order:
         agent.wait_for(Exited, name)
-    assert [exit.task for exit in agent.exits()] == order
-    assert [exit.order for exit in agent.exits()] == list(range(len(order)))
-    assert {exit.task: (exit.exit_code, exit.signal) for exit in agent.exits()} == {
+    assert [*agent.exits()] == order
+    assert {name: (facts.exit_code, facts.signal) for name, facts in agent.exits().items()} == {
         name: (code, number) for name, (_, code, number) in ENDS.items()
     }
 
@@ -60,27 +58,36 @@ def test_first_bad_exit_reports_states_of_peers(agent: Driver) -> None:
         agent.start(name, python(SLEEPER))
     agent.start("ends", python("input_ = __import__('os').read(0, 1)"))
     agent.start("fails", python(LATE.format("go")))
-    agent.start("fails too", python(LATE.format("go on")))
+    agent.start("fails_too", python(LATE.format("go on")))
     signal_and_wait(agent.pid_of("stopped"), signal.SIGSTOP, "T")
-    ended = agent.wait_for(Exited, "ends")
+    ended = agent.exited("ends")
     assert (ended.exit_code, ended.peers) == (0, {})
     (agent.directory / "go").touch()
-    peers = agent.wait_for(Exited, "fails").peers
-    assert set(peers) == {"stopped", "sleeping", "fails too"}  # a reaped task is not a peer
+    peers = agent.exited("fails").peers
+    assert set(peers) == {"stopped", "sleeping", "fails_too"}  # a reaped task is not a peer
     assert peers["stopped"] == "T"
     assert peers["sleeping"] in "RSD"
     (agent.directory / "go on").touch()
-    assert agent.wait_for(Exited, "fails too").peers == {}  # a look at /proc for each of hundreds takes long
+    assert agent.exited("fails_too").peers == {}  # a look at /proc for each of hundreds takes long
+
+
+def test_helper_is_neither_a_peer_nor_measured(agent: Driver) -> None:
+    agent.start("helper", python(SLEEPER), is_helper=True)
+    agent.start("stays", python(SLEEPER))
+    agent.start("fails", ["false"])
+    assert agent.exited("fails").peers.keys() == {"stays"}
+    agent.until_uses("stays", 1)
+    assert all(sample.tasks.keys() == {"stays"} for sample in agent.all_of(Sampled))
 
 
 def test_failure_after_a_task_restart_reports_states_of_peers(agent: Driver) -> None:
     agent.start("stays", python(SLEEPER))
     agent.start("again", python("raise SystemExit(3)"))
-    assert agent.wait_for(Exited, "again").peers.keys() == {"stays"}
+    assert agent.exited("again").peers.keys() == {"stays"}
     signal_and_wait(agent.pid_of("stays"), signal.SIGSTOP, "T")
     agent.forget(Exited)
     agent.start("again", python("raise SystemExit(3)"))
-    assert agent.wait_for(Exited, "again").peers == {"stays": "T"}
+    assert agent.exited("again").peers == {"stays": "T"}
 
 
 def test_peer_stopped_below_its_shell_is_reported(agent: Driver) -> None:
@@ -93,14 +100,14 @@ def test_peer_stopped_below_its_shell_is_reported(agent: Driver) -> None:
     signal_and_wait(below, signal.SIGSTOP, "T")
     until(lambda: state_letter(agent.pid_of("shell")) == "S")
     (agent.directory / "go").touch()
-    assert agent.wait_for(Exited, "ends").peers == {"shell": "T"}
+    assert agent.exited("ends").peers == {"shell": "T"}
 
 
 def test_running_task_is_not_waited_for(tmp_path: Path) -> None:
     """Its pidfd may have the number of one that was closed in the same batch of events."""
-    log = RunFile(str(tmp_path / "log"))
-    order = TaskOrder("a", python(SLEEPER), {}, str(tmp_path), log, None, False, bootstrap=None, fork=False)
-    task = task_process.start(order)
+    log = str(tmp_path / "log")
+    order = TaskOrder("a", tuple(python(SLEEPER)), {}, str(tmp_path), log, None, False)
+    task = task_process.start(TaskStart(order))
     try:
         assert task.reap() is None
     finally:
@@ -130,32 +137,19 @@ FAILED_STARTS: list[tuple[list[str], dict[str, Any], int, str]] = [
 ]
 
 
-def test_failed_start_has_the_exit_code_of_a_shell_and_counts_in_the_order_of_exits(agent: Driver) -> None:
+def test_failed_start_has_the_exit_code_of_a_shell(agent: Driver) -> None:
     (agent.directory / "no-shebang").write_bytes(b"\x00\x01 no program\n")
     (agent.directory / "no-interpreter").write_text("#!/no/such/python\n")
     for name in ("no-shebang", "no-interpreter"):
         (agent.directory / name).chmod(0o700)
     wrong = []
-    for order, (argv, changes, code, word) in enumerate(FAILED_STARTS):
-        agent.start(f"t{order}", argv, **changes)
-        failed = agent.wait_for(StartFailed, f"t{order}")
-        if (failed.exit_code, failed.order) != (code, order) or word not in failed.reason:
+    for number, (argv, changes, code, word) in enumerate(FAILED_STARTS):
+        agent.start(f"t{number}", argv, **changes)
+        failed = agent.wait_for(StartFailed, f"t{number}")
+        if failed.exit_code != code or word not in failed.reason:
             wrong.append((argv, changes, failed))
     assert not wrong
     assert not agent.all_of(Started)
-    agent.start("b", ["false"])
-    assert agent.wait_for(Exited, "b").order == len(FAILED_STARTS)
-    agent.start("c", ["no-such-command"])
-    assert agent.wait_for(StartFailed, "c").order == len(FAILED_STARTS) + 1
-
-
-def test_messages_of_another_run_are_ignored(agent: Driver) -> None:
-    agent.start("a", python(SLEEPER))
-    agent.pid_of("a")
-    agent.stream.sendall(b'{"type": "stop", "run_id": "another", "grace_s": 0}\n')
-    agent.start("b", ["true"])
-    agent.wait_for(Exited, "b")  # an agent that had been stopped would not have started it
-    assert lives(agent.pid_of("a"))
 
 
 def test_exit_is_reported_before_earlier_orders_are_handled(agent: Driver) -> None:
@@ -175,7 +169,7 @@ def test_exit_is_reported_between_many_starts(agent: Driver) -> None:
     agent.start("a", python(SLEEPER))
     agent.pid_of("a")
     signal_and_wait(agent.pid, signal.SIGSTOP, "T")
-    agent.link.signal("a", signal.SIGKILL)
+    agent.signal("a", signal.SIGKILL)
     names = [f"many-{number}" for number in range(20)]
     for name in names:
         agent.start(name, python(SLEEPER))

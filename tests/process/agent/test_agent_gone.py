@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import select
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
-from orchestrator.core.job.choices import NetworkOption
-from orchestrator.links.agent_link import AgentLink, PreloadOrder, StartOrder
+from orchestrator.links.agent_link import AgentLink
 from orchestrator.links.stream import LocalStream
+from worker.wire.codec import encode
+from worker.wire.messages import Hold, Listening, Run, Signal, Stop, TaskOrder, decode_order
+
+TRUE = TaskOrder("worker:0", ("true",), {}, "/", "/dev/null", None, False)
 
 
 @dataclass
@@ -21,14 +23,14 @@ class Pair:
     agent: socket.socket
 
     def takes_another_run(self) -> bool:
-        return self.link.serve("run-2", 0.5, "/dev/null", None, {}, NetworkOption.HOST)
+        return self.link.serve(Run("run-2", 0.5, "/dev/null", None, {}, "host"))
 
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     ours, its = socket.socketpair()
     with ours, its:
-        pair = Pair(AgentLink(LocalStream(ours), "run-1"), its)
+        pair = Pair(AgentLink(LocalStream(ours)), its)
         yield pair
         pair.link.close()
 
@@ -39,19 +41,12 @@ def test_gone_agent_is_noticed_and_every_order_to_it_fails(pair: Pair, unread: b
     link = pair.link
     assert link.read() == ([], True)
     if unread:
-        assert link.stop(0.0)
+        assert link.send(Stop(0.0))
     pair.agent.close()
     assert link.read() == ([], False)
-    orders = (
-        link.hold(1, 2, "reuse_port"),
-        link.start(StartOrder("worker:0", ("true",), {}, "/", "/dev/null", None, False)),
-        link.preload(PreloadOrder(("python",), {}, "/", (), {}, "/dev/null")),
-        link.signal("worker:0", 10),
-        link.stacks(("worker:0",), False),
-        link.stop(1.0),
-        pair.takes_another_run(),
-    )
-    assert orders == (False,) * 7
+    orders = (Hold(1, 2, "reuse_port"), TRUE, Signal("worker:0", 10), Stop(1.0))
+    assert [link.send(order) for order in orders] == [False] * 4
+    assert not pair.takes_another_run()
 
 
 def test_order_to_an_agent_that_has_just_gone_fails(pair: Pair) -> None:
@@ -61,7 +56,7 @@ def test_order_to_an_agent_that_has_just_gone_fails(pair: Pair) -> None:
 
 def test_live_agent_takes_a_run(pair: Pair) -> None:
     assert pair.takes_another_run()
-    assert b'"run_id": "run-2"' in pair.agent.recv(1 << 16)
+    assert decode_order(pair.agent.recv(1 << 16)).run_id == "run-2"
 
 
 def test_order_waits_for_room_and_blocks_nothing(pair: Pair) -> None:
@@ -69,25 +64,25 @@ def test_order_waits_for_room_and_blocks_nothing(pair: Pair) -> None:
     env = {"FILLER": "x" * 100_000}
     names = [f"worker:{number}" for number in range(40)]
     for name in names:
-        assert pair.link.start(StartOrder(name, ("true",), env, "/", "/dev/null", None, False))
+        assert pair.link.send(replace(TRUE, task=name, env=env))
     received = bytearray()
     while received.count(b"\n") < len(names):
         # The link is readable as soon as there is room for more.
         received += pair.agent.recv(1 << 20)
         if select.select([pair.link], [], [], 0)[0]:
             assert pair.link.read() == ([], True)
-    assert [json.loads(line)["task"] for line in received.splitlines()] == names
+    assert [decode_order(line).task for line in received.splitlines()] == names
     assert select.select([pair.link], [], [], 0)[0] == []
 
 
 def test_message_that_cannot_be_read_ends_its_link(pair: Pair) -> None:
-    good = b'{"type": "listening", "run_id": "run-1", "task": "worker:0"}\n'
+    good = encode(Listening("worker:0"))
     pair.agent.sendall(good + b"no message\n" + good)
     messages, is_open = pair.link.read()
-    assert ([message.type for message in messages], is_open) == (["listening"], False)
+    assert (messages, is_open) == ([Listening("worker:0")], False)
     assert "cannot read" in str(pair.link.lost_reason)
     assert pair.link.read() == ([], False)
-    assert not pair.link.stop(0.0)
+    assert not pair.link.send(Stop(0.0))
 
 
 def test_message_without_an_end_ends_its_link(pair: Pair) -> None:

@@ -21,9 +21,9 @@ from agent_driving import (
 )
 from waiting import lives, until, until_gone
 
-from orchestrator.links.agent_link import Empty, Exited, Started
 from orchestrator.store.runs.leftovers import end_leftovers
 from orchestrator.store.runs.paths import RunPaths
+from worker.wire.messages import Empty, Exited, Started, Stop
 
 # Its child is in the task's group. Both log the signal. They sleep in short intervals, because a signal that arrives
 # right before a sleep is handled after it.
@@ -44,7 +44,7 @@ def test_signal_reaches_the_whole_group(agent: Driver) -> None:
     # A child that was just forked may lose signals.
     for said in ("child up", "parent up"):
         agent.wait_for_line("a", said)
-    agent.link.signal("a", signal.SIGUSR1)
+    agent.signal("a", signal.SIGUSR1)
     for said in ("parent got it", "child got it"):
         agent.wait_for_line("a", said)
 
@@ -55,18 +55,18 @@ def test_signal_reaches_only_the_named_task(agent: Driver) -> None:
         agent.start(name, python(f"print('up', flush=True); {SLEEPER}"))
         agent.wait_for_line(name)
     pids = {name: agent.pid_of(name) for name in "ab"}
-    agent.link.signal("a", signal.SIGSTOP)
+    agent.signal("a", signal.SIGSTOP)
     until(lambda: state_letter(pids["a"]) == "T")
     assert state_letter(pids["b"]) != "T"
-    agent.link.signal("a", signal.SIGCONT)
+    agent.signal("a", signal.SIGCONT)
     until(lambda: state_letter(pids["a"]) == "S")
-    agent.link.signal("b", signal.SIGKILL)
-    assert agent.wait_for(Exited, "b").signal == signal.SIGKILL
+    agent.signal("b", signal.SIGKILL)
+    assert agent.exited("b").signal == signal.SIGKILL
     assert state_letter(pids["a"]) == "S"
     for name in ("b", "never-there"):  # without effect
-        agent.link.signal(name, signal.SIGKILL)
+        agent.signal(name, signal.SIGKILL)
     agent.start("c", python("print('up')"))
-    assert agent.wait_for(Exited, "c").exit_code == 0
+    assert agent.exited("c").exit_code == 0
 
 
 def test_tasks_that_stop_in_time_are_not_killed(agent: Driver) -> None:
@@ -84,7 +84,7 @@ def test_tasks_that_stop_in_time_are_not_killed(agent: Driver) -> None:
     texts = {name: agent.wait_for_line(name) for name in ("polite", "with a child", "stopped", "loses")}
     signal_and_wait(agent.pid_of("stopped"), signal.SIGSTOP, "T")
     assert agent.end(grace_s=FOREVER_S).swept == 0
-    ends = {exit.task: exit.exit_code for exit in agent.exits()}
+    ends = {name: facts.exit_code for name, facts in agent.exits().items()}
     assert (ends["polite"], ends["stopped"], ends["loses"]) == (5, 5, 7)
     words = texts["with a child"].split()
     assert not lives(int(words[words.index("pid") + 1]))
@@ -99,7 +99,7 @@ def test_tasks_that_ignore_sigterm_are_killed_with_their_daemons(agent: Driver) 
     # All processes are gone before "empty" is reported.
     assert not lives(grandchild)
     assert not any(lives(agent.pid_of(name)) for name in "ab")
-    assert {exit.signal for exit in agent.exits()} == {signal.SIGKILL}
+    assert {facts.signal for facts in agent.exits().values()} == {signal.SIGKILL}
     assert empty.swept == 1
 
 
@@ -114,12 +114,12 @@ def test_daemon_gets_a_short_grace_after_the_tasks_are_gone(agent: Driver) -> No
 def test_second_stop_never_extends_the_deadline_and_no_task_starts_after_the_first(agent: Driver) -> None:
     agent.start("a", python(IGNORES_SIGTERM))
     agent.wait_for_line("a")
-    agent.link.stop(FOREVER_S)
+    agent.link.send(Stop(FOREVER_S))
     agent.start("b", ["touch", "started"])
-    agent.link.stop(0.0)
-    agent.link.stop(FOREVER_S)
+    agent.link.send(Stop(0.0))
+    agent.link.send(Stop(FOREVER_S))
     agent.wait_for(Empty)
-    assert agent.exits()[0].signal == signal.SIGKILL
+    assert agent.exits()["a"].signal == signal.SIGKILL
     assert [message.task for message in agent.all_of(Started)] == ["a"]
     assert not (agent.directory / "started").exists()
 
@@ -136,7 +136,7 @@ def test_agent_sleeps_while_tasks_stop(agent: Driver) -> None:
     """Tasks may be saving then. No sample is taken, and one that is due must not keep the agent awake."""
     agent.start("a", python(IGNORES_SIGTERM), memory_limit=1 << 40)
     agent.wait_for_line("a")
-    agent.link.stop(FOREVER_S)
+    agent.link.send(Stop(FOREVER_S))
     due = time.monotonic() + 1.0
     until(lambda: time.monotonic() > due)
     until(lambda: all(state_letter(agent.pid) == "S" for _ in range(100)))

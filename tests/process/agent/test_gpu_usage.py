@@ -18,9 +18,9 @@ from waiting import until
 
 from orchestrator import Cluster
 from orchestrator.client.view.tables import status_lines
-from orchestrator.links.agent_link import Sampled
 from worker.agent import gpu_usage
 from worker.agent.gpu_usage import GpuUsage
+from worker.wire.messages import Sampled
 
 # Each line of the file USE is `device pid bytes percent`. A percent of -1: the GPU does not measure work by process; of
 # -2: the driver does not answer. The caller asks for the work since its last sample.
@@ -108,7 +108,8 @@ def children_of(agent: Driver) -> set[int]:
 
 def next_sample(agent: Driver, task: str) -> dict[str, object]:
     agent.messages.clear()
-    return agent.wait_for(Sampled).tasks[task].model_dump(exclude_none=True)
+    usage = agent.wait_for(Sampled).tasks[task]
+    return {name: value for name, value in vars(usage).items() if value is not None}
 
 
 def test_use_of_gpus_is_added_up_over_processes(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:

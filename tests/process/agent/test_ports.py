@@ -16,8 +16,8 @@ import pytest
 from agent_driving import Driver, can_bind, python
 from waiting import until
 
-from orchestrator.links.agent_link import Held, HoldFailed, Listening
-from worker.agent.ports import HeldPorts, HoldMode, PortsExhausted
+from worker.agent.ports import HeldPorts, PortsExhausted
+from worker.wire.messages import Held, Hold, HoldFailed, HoldMode, Listening
 
 MODES: list[HoldMode] = ["reuse_port", "reuse_addr"]
 # Tries to bind a port with each option at each address; prints what succeeded.
@@ -168,7 +168,7 @@ def test_missing_ports_are_reported(agent: Driver, tmp_path: Path, monkeypatch: 
             with pytest.raises(PortsExhausted):
                 held.hold(1, "reuse_port")
             agent.next_run(tmp_path)  # with this variable
-            agent.link.hold(1, 1, "reuse_port")
+            agent.link.send(Hold(1, 1, "reuse_port"))
             assert "taken" in agent.wait_for(HoldFailed).reason
             assert not agent.all_of(Held)
 

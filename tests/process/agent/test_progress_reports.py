@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from agent_driving import Driver, python
 
+from orchestrator.core.progress.reported import parse_progress
 from orchestrator.core.state.events import Progress
-from orchestrator.links.agent_link import Exited, ProgressMade
+from worker.wire.messages import Exited, ProgressMade
 
 WRITES = "import os; fd = int(os.environ['ORCH_PROGRESS_FD']); "
 FLOODS = """
@@ -40,10 +41,10 @@ def test_progress_arrives_complete_and_before_the_exit(agent: Driver) -> None:
     agent.start("b", python(WRITES + f"os.write(fd, {said!r})"))
     exited = {name: agent.wait_for(Exited, name) for name in "ab"}
     ((first,), (second,)) = (progress_of(agent, name) for name in "ab")
-    assert first.checked() == Progress(epoch=3)
+    assert parse_progress(first.progress) == Progress(epoch=3)
     assert agent.messages.index(first) < agent.messages.index(exited["a"])
     # A new phase drops the steps of the last one.
-    assert second.checked() == Progress(phase="evaluating", epoch=2)
+    assert parse_progress(second.progress) == Progress(phase="evaluating", epoch=2)
 
 
 def test_invalid_progress_is_ignored(agent: Driver) -> None:
@@ -54,13 +55,15 @@ def test_invalid_progress_is_ignored(agent: Driver) -> None:
     for number in range(len(INVALID)):
         agent.wait_for(Exited, f"t{number}")
     reported = (
-        (line[:20], made.checked()) for n, line in enumerate(INVALID) for made in progress_of(agent, f"t{n}")
+        (line[:20], parse_progress(made.progress))
+        for n, line in enumerate(INVALID)
+        for made in progress_of(agent, f"t{n}")
     )
     wrong = [each for each in reported if each[1] not in (None, Progress())]
     assert not wrong
     agent.start("valid", python(WRITES + 'os.write(fd, b\'{"epoch": 1, "loss": NaN}\\n\')'))
     agent.wait_for(Exited, "valid")
-    progress = progress_of(agent, "valid")[0].checked()
+    progress = parse_progress(progress_of(agent, "valid")[0].progress)
     assert progress is not None and progress.epoch == 1
 
 
@@ -74,8 +77,8 @@ def test_flood_of_progress_does_not_delay_other_tasks(agent: Driver) -> None:
     for name in ("a", "b"):
         agent.wait_for(ProgressMade, name)
     (agent.directory / "go").touch()
-    assert agent.wait_for(Exited, "b").exit_code == 4
+    assert agent.exited("b").exit_code == 4
     agent.start("c", python("raise SystemExit(3)"))
-    assert agent.wait_for(Exited, "c").exit_code == 3
+    assert agent.exited("c").exit_code == 3
     agent.end()
-    assert {exit.task for exit in agent.exits()} == {"a", "b", "c"}
+    assert agent.exits().keys() == {"a", "b", "c"}

@@ -8,9 +8,11 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import psutil
-from agent_driving import SLEEPER, Driver, python
+from agent_driving import SLEEPER, Driver, python, task_process
 from waiting import until
 
 from worker.agent.processes import (
@@ -23,6 +25,7 @@ from worker.agent.processes import (
 )
 from worker.agent.sampling import Sample, Sampler
 from worker.agent.task_process import TaskProcess
+from worker.wire.messages import Usage
 
 MIB = 1 << 20
 # A parent and a child that share 64 MiB; both print when they run.
@@ -45,11 +48,16 @@ def process(program: str, lines: int = 0) -> Iterator[TaskProcess]:
             assert child.stdout is not None
             for _ in range(lines):
                 assert child.stdout.readline()
-            yield TaskProcess(program, child.pid, -1, 0, None, False, -1, time.monotonic())
+            yield task_process(program, child.pid, -1, time.monotonic())
         finally:
             for each in psutil.Process(child.pid).children(recursive=True):
                 each.kill()
             child.kill()
+
+
+def order(process: TaskProcess, **changes: Any) -> None:
+    """Change the order of a task."""
+    process.start = replace(process.start, order=replace(process.order, **changes))
 
 
 def look(sampler: Sampler, now: float, tasks: Sequence[TaskProcess]) -> list[Sample]:
@@ -66,11 +74,11 @@ def test_stopped_process_is_sampled_with_its_signal() -> None:
             os.kill(task.pid, signal.SIGSTOP)
             until(lambda: (found := read_stat(task.pid)) is not None and found.state == "T")
             (sample,) = look(Sampler(0.0), 1e9, [task])
-            assert sample[task.name]["stop_signal"] == signal.SIGSTOP
+            assert sample[task.name].stop_signal == signal.SIGSTOP
             os.kill(task.pid, signal.SIGCONT)
             until(lambda: (found := read_stat(task.pid)) is not None and found.state != "T")
             (sample,) = look(Sampler(0.0), 1e9, [task])
-            assert "stop_signal" not in sample[task.name]
+            assert sample[task.name].stop_signal is None
 
 
 def test_shared_memory_is_counted_once() -> None:
@@ -79,12 +87,12 @@ def test_shared_memory_is_counted_once() -> None:
         tree = [psutil.Process(task.pid), *psutil.Process(task.pid).children(recursive=True)]
         resident = sum(each.memory_info().rss for each in tree)
         # Nor is it counted twice against a limit.
-        task.memory_limit = 100 * MIB
+        order(task, memory_limit=100 * MIB)
         sampler = Sampler(100.0)
         look(sampler, 101.0, [task])
         assert look(sampler, sampler.due, [task]) == []
     assert resident > 2 * 64 * MIB
-    assert 64 * MIB < sample[task.name]["memory_bytes"] < 100 * MIB
+    assert 64 * MIB < sample[task.name].memory_bytes < 100 * MIB
 
 
 def test_cpu_is_that_of_the_task_and_its_children() -> None:
@@ -104,9 +112,9 @@ def test_cpu_is_that_of_the_task_and_its_children() -> None:
         # The next sample is due later if there are more processes.
         (sample,) = look(sampler, max(now + 10, sampler.due), [busy, idle])
     # At least 0.1 s of work in an interval that is 10 s or more for the sampler.
-    assert 0.0 < sample[busy.name]["cpu_percent"] < 100
+    assert 0.0 < sample[busy.name].cpu_percent < 100
     # One or two ticks of the kernel's clock may be counted until it sleeps.
-    assert sample[idle.name]["cpu_percent"] < 1.0
+    assert sample[idle.name].cpu_percent < 1.0
 
 
 def test_restarted_task_is_measured_from_its_own_start() -> None:
@@ -122,7 +130,7 @@ def test_restarted_task_is_measured_from_its_own_start() -> None:
         until(lambda: psutil.Process(again.pid).cpu_times().user > 0.05)
         (sample,) = look(sampler, max(now + 10, sampler.due), [again])
     # At least 0.05 s of work in an interval of about 12 s or more for the sampler.
-    assert sample[again.name]["cpu_percent"] > 0.0
+    assert sample[again.name].cpu_percent > 0.0
 
 
 def test_task_that_has_just_started_does_not_use_many_cores() -> None:
@@ -131,7 +139,7 @@ def test_task_that_has_just_started_does_not_use_many_cores() -> None:
         (sample,) = look(Sampler(0.0), task.started_mono + 0.001, [task])
         used_s = sum(psutil.Process(task.pid).cpu_times()[:2])
     # The process continues to work while it is measured. It never uses more than one core.
-    assert sample[task.name]["cpu_percent"] <= 100 * used_s / 0.25
+    assert sample[task.name].cpu_percent <= 100 * used_s / 0.25
 
 
 def test_no_sample_before_due_or_without_tasks() -> None:
@@ -141,20 +149,21 @@ def test_no_sample_before_due_or_without_tasks() -> None:
         assert look(sampler, 200.0, []) == []
         assert len(look(sampler, 200.0, [task])) == 1
         assert sampler.due >= 202.0
-        tasks = [TaskProcess(f"worker:{n}", task.pid, -1, 0, None, False, -1, 0.0) for n in range(20)]
+        tasks = [task_process(f"worker:{n}", task.pid, -1, 0.0) for n in range(20)]
         frames = look(Sampler(0.0), 1e6, tasks)
     # Samples of many tasks are split into frames.
     assert sorted(name for frame in frames for name in frame) == sorted(each.name for each in tasks)
     assert len(frames) == 4
     # A task that has exited has a sample of zeros.
     (sample,) = look(Sampler(0.0), 1e6, [task])
-    assert sample[task.name] == {"cpu_percent": 0.0, "memory_bytes": 0}
+    assert sample[task.name] == Usage(0.0, 0)
 
 
 def test_task_above_its_limit_is_seen_between_samples() -> None:
     with process(SHARES, lines=2) as over, process(SHARES, lines=2) as under, process(SLEEPER) as free:
-        over.memory_limit, under.memory_limit = 50 * MIB, 200 * MIB
-        over.name, under.name, free.name = "over", "under", "free"
+        order(over, task="over", memory_limit=50 * MIB)
+        order(under, task="under", memory_limit=200 * MIB)
+        order(free, task="free")
         tasks = [over, under, free]
         sampler = Sampler(100.0)
         assert {name for frame in look(sampler, 101.0, tasks) for name in frame} == {
@@ -164,17 +173,18 @@ def test_task_above_its_limit_is_seen_between_samples() -> None:
         }
         due = sampler.due
         (frame,) = look(sampler, due, tasks)
-        assert frame.keys() == {"over"} and frame["over"]["memory_bytes"] > 50 * MIB
+        assert frame.keys() == {"over"} and frame["over"].memory_bytes > 50 * MIB
         assert look(Sampler(100.0), 100.5, tasks) == []
         sampler.hasten(0.0)
-        over.memory_limit = 200 * MIB
+        order(over, memory_limit=200 * MIB)
         assert look(sampler, due + 0.4, tasks) == []
 
 
 def test_sampling_measures_one_process_per_step() -> None:
     """An exit can be reported between two steps, and an exited task is not in the sample."""
     with process(SHARES, lines=2) as two, process(SLEEPER) as one:
-        two.name, one.name = "two", "one"
+        order(two, task="two")
+        order(one, task="one")
         sampler = Sampler(0.0)
         pieces = [sampler.take(1e6, [two, one])]
         while sampler.due <= 1e6:

@@ -13,7 +13,7 @@ import pytest
 from agent_driving import Driver
 from waiting import until, until_gone
 
-from orchestrator.links.agent_link import PlanOrder, Started
+from worker.wire.messages import Plan, Started
 
 LOOK = """
 import ctypes, gc, json, os, resource, signal, sys, threading, warnings
@@ -84,7 +84,7 @@ def test_a_forked_task_has_what_a_spawned_one_has(agent: Driver, tmp_path: Path)
 def test_a_task_of_a_cluster_on_several_hosts_is_forked(agent: Driver) -> None:
     """The list of hosts without a proxy is only known after the preloader has started."""
     agent.preload("json", env={"no_proxy": "localhost"})
-    agent.link.plan(PlanOrder(1, {"worker": ["10.0.0.1:1", "10.0.0.2:2"]}))
+    agent.link.send(Plan({"worker": ("10.0.0.1:1", "10.0.0.2:2")}))
     show = ["-c", "import os; print(os.environ['no_proxy'])"]
     agent.run_task("a", show, fork=True, role="worker", index=0)
     assert (agent.ending("a").text, agent.method_of("a")) == ("localhost,10.0.0.1,10.0.0.2\n", "fork")

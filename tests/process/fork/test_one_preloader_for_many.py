@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agent_driving import PYTHON, Driver
 
-from orchestrator.links.agent_link import NotPreloaded, Preloaded, PreloadOrder
+from worker.wire.messages import NotPreloaded, Preloaded, PreloadOrder
 
 SHIM = """#!/bin/sh
 PATH=/of/the/shim:$PATH ADDED=yes; export PATH ADDED
@@ -80,7 +80,7 @@ def test_forked_task_has_the_variables_that_a_shim_sets(agent: Driver, tmp_path:
     shim.chmod(0o700)
     env = {"TAKEN": "x", "PYTHONPATH": str(tmp_path)}
     log = str(tmp_path / "preloader.log")
-    agent.link.preload(PreloadOrder((str(shim),), env, str(tmp_path), ("json",), {}, log))
+    agent.link.send(PreloadOrder((str(shim),), env, str(tmp_path), ("json",), {}, log))
     for name in "ab":
         (tmp_path / "facts.py").write_text(FACTS)
         bootstrap = {"task": "same", "hooks": True}
@@ -97,7 +97,7 @@ def test_shim_that_adds_arguments_prevents_preloading(agent: Driver, tmp_path: P
     shim.write_text(f'#!/bin/sh\nexec {PYTHON} "$@" added\n')
     shim.chmod(0o700)
     log = tmp_path / "preloader.log"
-    agent.link.preload(PreloadOrder((str(shim),), {}, str(tmp_path), ("json",), {}, str(log)))
+    agent.link.send(PreloadOrder((str(shim),), {}, str(tmp_path), ("json",), {}, str(log)))
     assert "adds words" in agent.wait_for(NotPreloaded).reason
 
 

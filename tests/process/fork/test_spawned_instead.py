@@ -9,7 +9,7 @@ import psutil
 from agent_driving import SLEEPER, Driver
 from waiting import until, until_gone
 
-from orchestrator.links.agent_link import NotPreloaded, Preloaded, PreloadOrder, Started, StartFailed
+from worker.wire.messages import NotPreloaded, Preloaded, PreloadOrder, Started, StartFailed
 
 HELLO = ["-c", "print('hello')"]
 
@@ -50,7 +50,7 @@ def test_unsuitable_modules_prevent_a_fork(agent: Driver, tmp_path: Path) -> Non
 
 def test_missing_interpreter_is_reported_and_the_task_spawned(agent: Driver, tmp_path: Path) -> None:
     interpreter, log = str(tmp_path / "python"), str(tmp_path / "log")
-    agent.link.preload(PreloadOrder((interpreter,), {}, str(tmp_path), ("json",), {}, log))
+    agent.link.send(PreloadOrder((interpreter,), {}, str(tmp_path), ("json",), {}, log))
     assert "no such file" in agent.wait_for(NotPreloaded).reason
     agent.run_task("a", HELLO, fork=True)
     assert agent.ending("a").exit_code == 0

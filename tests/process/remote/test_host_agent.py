@@ -5,7 +5,6 @@ The host is this machine, reached by `sh -c`: relay, keeper and agent are real.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -17,22 +16,22 @@ import stat
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import psutil
 import pytest
-from agent_driving import DAEMONISES, SLEEPER, python
+from agent_driving import DAEMONISES, SLEEPER, python, run_order
 from host_driving import RUN, HostDriver
 from waiting import PATIENCE_S, lives, until, until_gone
 
-from orchestrator.core.job.choices import NetworkOption
-from orchestrator.links.agent_link import Empty, Exited, Held, Stacked
 from orchestrator.links.client_link import travelling_environ
 from orchestrator.links.stream import LinkBack, LinkSilent
 from worker.agent.log_shipping import LogShipping
 from worker.agent.resumable_stream import ResumableStream
+from worker.wire.codec import encode
+from worker.wire.messages import Empty, Exited, ExitFacts, Held, Hold, Log, Stacked, Stop
 
 # Prints numbered lines, in pieces of all sizes, for as long as it takes to break a few connections.
 COUNTS = """
@@ -54,7 +53,7 @@ def counted() -> str:
 
 def test_exit_follows_the_last_byte_of_the_log(host: HostDriver) -> None:
     host.start("worker-0", python("import sys; print('x' * 3_000_000 + 'end'); sys.exit(7)"))
-    exited = host.wait_for(Exited, "worker-0")
+    exited = host.exited("worker-0")
     assert (exited.exit_code, exited.asked) == (7, False)
     assert host.text("worker-0") == "x" * 3_000_000 + "end\n"
 
@@ -83,8 +82,8 @@ if os.fork() == 0:
 def test_signalled_task_was_asked(host: HostDriver) -> None:
     host.start("worker-0", python(f"print('up', flush=True); {SLEEPER}"))
     host.wait_for_line("worker-0")
-    host.link.signal("worker-0", signal.SIGUSR1)
-    assert host.wait_for(Exited, "worker-0").asked
+    host.signal("worker-0", signal.SIGUSR1)
+    assert host.exited("worker-0").asked
 
 
 def test_exit_carries_its_exception(host: HostDriver) -> None:
@@ -145,8 +144,8 @@ def test_order_creates_the_directories_that_it_names(host: HostDriver) -> None:
 def test_stacks_are_sent_as_text(host: HostDriver) -> None:
     host.start("worker-0", python(f"print('up', flush=True); {SLEEPER}"))
     host.wait_for_line("worker-0")
-    host.link.stacks(("worker-0",), False)
-    assert host.wait_for(Stacked, "worker-0").model_dump()["length"] == 0
+    host.ask_stacks("worker-0")
+    assert host.wait_for(Stacked, "worker-0").length == 0
 
 
 def test_environment_is_the_users_and_the_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,8 +186,8 @@ def test_next_run_of_a_session_starts_with_nothing(host: HostDriver) -> None:
     host.wait_for(Exited, "worker-0")
     host.end()
     assert (host.home / RUN / "logs" / "worker-0.log").exists()
-    host.link.serve("run-2", 0.1, "", None, {}, NetworkOption.HOST)
-    host.link.hold(1, 1, "reuse_port")
+    host.link.serve(run_order("run-2", host.directory, log="", environ={}))
+    host.link.send(Hold(1, 1, "reuse_port"))
     host.wait_for(Held)
     assert not (host.home / RUN).exists()
 
@@ -201,7 +200,7 @@ def test_broken_connections_lose_and_repeat_nothing(host: HostDriver) -> None:
     for share in (10, 20, 40):
         until(lambda share=share: host.receive() or len(host.text("worker-0")) > share * 20_000)
         host.cut()
-    assert host.wait_for(Exited, "worker-0").exit_code == 0
+    assert host.exited("worker-0").exit_code == 0
     assert host.text("worker-0") == counted()
     assert len(host.relays) > 1
 
@@ -209,7 +208,7 @@ def test_broken_connections_lose_and_repeat_nothing(host: HostDriver) -> None:
 def test_orders_survive_a_broken_connection(host: HostDriver) -> None:
     host.cut()
     host.start("worker-0", python("print('up')"))
-    assert host.wait_for(Exited, "worker-0").exit_code == 0
+    assert host.exited("worker-0").exit_code == 0
 
 
 def test_silent_connection_is_replaced(host: HostDriver) -> None:
@@ -219,8 +218,8 @@ def test_silent_connection_is_replaced(host: HostDriver) -> None:
     stopped = host.living_relays()
     for relay in stopped:
         relay.suspend()
-    host.link.signal("worker-0", signal.SIGKILL)
-    assert host.wait_for(Exited, "worker-0").signal == signal.SIGKILL
+    host.signal("worker-0", signal.SIGKILL)
+    assert host.exited("worker-0").signal == signal.SIGKILL
     kinds = [type(message) for message in host.messages]
     assert kinds.index(LinkSilent) < kinds.index(LinkBack)
     until_gone(*(relay.pid for relay in stopped))
@@ -285,11 +284,11 @@ def test_built_in_program_comes_with_the_bundle(host: HostDriver) -> None:
         "import os, worker; print(os.environ['PYTHONPATH'], worker.__file__)",
     ]
     host.start("worker-0", bare, {"PYTHONPATH": "/of/the/user"}, runs_worker=True)
-    assert host.wait_for(Exited, "worker-0").exit_code == 0
+    assert host.exited("worker-0").exit_code == 0
     path, file = host.text("worker-0").split()
     assert path == f"/of/the/user:{Path(file).parents[1]}"
     host.start("worker-1", bare)
-    assert host.wait_for(Exited, "worker-1").exit_code == 1
+    assert host.exited("worker-1").exit_code == 1
 
 
 @pytest.mark.parametrize("killed", ["agent", "agent and keeper", "keeper and agent", "stopped agent"])
@@ -347,7 +346,7 @@ def test_next_start_clears_up_what_all_have_left(tmp_path: Path) -> None:
 def test_end_order_ends_all(host: HostDriver) -> None:
     host.start("worker-0", python(DAEMONISES))
     pids = [host.pid_of("worker-0"), host.grandchild_of("worker-0")]
-    host.link.stop(0.0)
+    host.link.send(Stop(0.0))
     assert host.wait_for(Empty).swept == 1
     until_gone(*pids)
 
@@ -389,17 +388,17 @@ class SlowLink:
         self.now = self.is_free_at = 0.0
         self._rate = rate
         self._on_the_way: deque[tuple[int, float]] = deque()
-        self.messages: list[Mapping[str, Any]] = []
+        self.messages: list[Any] = []
 
     @property
     def delay_s(self) -> float:
         """How long a message waits that is sent now."""
         return max(0.0, self.is_free_at - self.now)
 
-    def send(self, message: Mapping[str, object]) -> None:
+    def send(self, message: object) -> None:
         self.last += 1
         self.messages.append(message)
-        self.is_free_at = self.now + self.delay_s + len(json.dumps(message)) / self._rate
+        self.is_free_at = self.now + self.delay_s + len(encode(message)) / self._rate
         self._on_the_way.append((self.last, self.is_free_at))
 
     def advance(self, now: float) -> None:
@@ -438,22 +437,21 @@ def test_rest_of_the_logs_does_not_delay_the_end_of_a_teardown(tmp_path: Path) -
     with select.epoll() as poller:
         shipping = LogShipping(cast(ResumableStream, link), poller)
         shipping.add("worker:0", str(log))
-        shipping.hold("worker:0", {"type": "exited"})
-        shipping.hold_last({"type": "empty"})
+        shipping.hold(Exited("worker:0", ExitFacts(0, None, 1.0)))
+        shipping.hold_last(Empty(0))
         for turn in range(3000):
             is_broken = 100 <= turn < 1600
             if not is_broken:
                 link.advance(turn * 0.01)
             shipping.advance(turn * 0.01)
             if 1600 <= turn < 1700:
-                assert link.messages[-1]["type"] == "log", "the break counted"
+                assert isinstance(link.messages[-1], Log), "the break counted"
         *logs, exited, empty = link.messages
         with log.open("ab") as file:
             file.write(b"next")
         shipping.wake()
         shipping.advance(40.0)
         shipping.close()
-    sent = sum(len(base64.b64decode(each["data"])) for each in logs)
-    assert (exited["type"], empty["type"]) == ("exited", "empty")
-    assert empty["unsent"] == {"worker:0": 100_000_000 - sent}
-    assert (link.messages[-1]["offset"], link.messages[-1]["data"]) == (sent, "bmV4dA==")
+    sent = sum(len(each.data) for each in logs)
+    assert isinstance(exited, Exited) and empty == Empty(0, unsent={"worker:0": 100_000_000 - sent})
+    assert link.messages[-1] == Log("worker:0", sent, b"next")

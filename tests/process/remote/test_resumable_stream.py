@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import json
 import math
 import time
 from collections.abc import Iterator
@@ -24,6 +23,8 @@ from orchestrator.links.delivery import BadFrame
 from orchestrator.links.start_queue import MOST_STARTING, StartQueue
 from orchestrator.links.stream import LinkBack, LinkSilent
 from worker.agent import delivery as its_delivery
+from worker.wire.codec import encode
+from worker.wire.messages import Signal, StartFailed, decode_report
 
 # How far the bytes of both directions come before the next step.
 sizes = st.sampled_from([0, 1, 7, 100, 5_000, 1 << 20])
@@ -40,22 +41,26 @@ def _clean(no_leaked_descriptors: None) -> None:
 
 
 def order(number: int, size: int = 0) -> bytes:
-    return json.dumps({"type": "order", "number": number, "filler": "x" * size}).encode() + b"\n"
+    return encode(Signal("x" * size, number + 1))
+
+
+def report(number: int, size: int = 0) -> StartFailed:
+    return StartFailed("y" * size, number, "")
 
 
 def here(pair: Pair) -> list[int]:
-    return [json.loads(line)["number"] for line in pair.received_here if isinstance(line, bytes)]
+    return [decode_report(line).exit_code for line in pair.received_here if isinstance(line, bytes)]
 
 
 def there(pair: Pair) -> list[int]:
-    return [message["number"] for message in pair.received_there]
+    return [message.number - 1 for message in pair.received_there]
 
 
 @contextlib.contextmanager
 def reached(link_timeout_s: float = 60.0) -> Iterator[Pair]:
     """A pair whose first report, number 0, has arrived: a host that cannot be reached at first is given up."""
     with Pair(link_timeout_s) as pair:
-        pair.its.send({"type": "report", "number": 0})
+        pair.its.send(report(0))
         until(pair, lambda: here(pair) == [0])
         yield pair
 
@@ -70,7 +75,7 @@ def test_every_message_arrives_once_and_in_order(plan: list[tuple[str, Any]]) ->
                 assert pair.ours.send(order(orders, value))
                 orders += 1
             elif kind == "report":
-                pair.its.send({"type": "report", "number": reports, "filler": "y" * value})
+                pair.its.send(report(reports, value))
                 reports += 1
             elif kind == "cut":
                 pair.cut()
@@ -118,7 +123,7 @@ def test_agent_leaves_if_its_first_connection_ends_unused() -> None:
 def test_short_silence_is_reported_and_loses_nothing() -> None:
     with reached() as pair:
         pair.loses |= {"there", "back"}
-        pair.its.send({"type": "report", "number": 1})
+        pair.its.send(report(1))
         pair.ours.send(order(0))
         until(pair, lambda: any(isinstance(each, LinkSilent) for each in pair.received_here))
         assert here(pair) == [0]
@@ -132,7 +137,7 @@ def test_other_connections_replace_a_dead_one() -> None:
     with reached() as pair:
         ((dead, also_dead),) = pair._ways
         pair._ways.clear()
-        pair.its.send({"type": "report", "number": 1})
+        pair.its.send(report(1))
         until(pair, lambda: here(pair) == [0, 1])
         assert any(isinstance(each, LinkSilent) for each in pair.received_here)
         dead.source.close()
@@ -148,7 +153,7 @@ def test_connections_that_open_together_do_not_end_each_other() -> None:
         pair.holds_openings = False
         for _ in range(20):
             pair.turn(back=0)
-        pair.its.send({"type": "report", "number": 1})
+        pair.its.send(report(1))
         pair.ours.send(order(0))
         until(pair, lambda: here(pair) == [0, 1] and there(pair) == [0])
         assert len(pair._connections) == 3
@@ -174,7 +179,7 @@ def test_few_connections_are_opened_at_the_same_time() -> None:
         assert [len(pair._connections) for pair in pairs] == [*[1] * MOST_STARTING, 0, 0]
         assert waiting.ours.send(order(0))
         first.holds_openings = waiting.holds_openings = False
-        first.its.send({"type": "report", "number": 0})
+        first.its.send(report(0))
         until(first, lambda: here(first) == [0])
         assert (len(waiting._connections), len(last._connections)) == (1, 0)
         until(waiting, lambda: there(waiting) == [0])
@@ -248,7 +253,7 @@ def test_busy_host_gets_few_connections_and_time_to_answer() -> None:
         busy_until = time.monotonic() + 3.0
         until(pair, lambda: time.monotonic() >= busy_until)
         assert len(pair._openings) <= 4
-        pair.its.send({"type": "report", "number": 1})
+        pair.its.send(report(1))
         pair.holds_openings = False
         until(pair, lambda: here(pair) == [0, 1])
         assert first.stream.fileno() >= 0
@@ -261,7 +266,7 @@ def test_host_that_is_slow_to_connect_is_neither_silent_nor_lost() -> None:
         slow_until = time.monotonic() + 5.5
         until(pair, lambda: time.monotonic() >= slow_until)
         pair.holds_openings = False
-        pair.its.send({"type": "report", "number": 0})
+        pair.its.send(report(0))
         until(pair, lambda: here(pair) == [0])
         assert pair.is_open
         assert not [event for event in pair.received_here if isinstance(event, LinkSilent)]
@@ -297,14 +302,14 @@ def test_foreign_connection_to_the_agent_changes_nothing(frames: bytes) -> None:
             pair.turn()
         pair.ours.send(order(0))
         until(pair, lambda: there(pair) == [0])
-        pair.its.send({"type": "report", "number": 1})
+        pair.its.send(report(1))
         until(pair, lambda: here(pair) == [0, 1])
         assert len(pair._connections) == 1
 
 
 FORGED = [
     b"hello\n",
-    b'7 {"type": "report", "number": 7}\n',
+    b'7 {"type": "StartFailed", "task": "", "exit_code": 7, "reason": ""}\n',
     b'0 {"type": "heard", "heard": 99}\n',
     b'0 {"type": "heard", "heard": true}\n',
     b'0 {"type": "ping", "mono": "x", "echo": null, "heard": 0}\n',
@@ -326,8 +331,8 @@ def test_forged_frame_of_an_agent_ends_its_stream(frames: bytes) -> None:
 def test_repeated_frame_is_ignored() -> None:
     with reached() as pair:
         ((_, back),) = pair._ways
-        back.waiting += b'1 {"type": "report", "number": 0}\n'
-        pair.its.send({"type": "report", "number": 1})
+        back.waiting += b'1 {"type": "StartFailed", "task": "", "exit_code": 0, "reason": ""}\n'
+        pair.its.send(report(1))
         until(pair, lambda: here(pair)[-1] == 1)
         assert here(pair) == [0, 1]
 
@@ -343,6 +348,6 @@ def test_agent_refuses_another_user() -> None:
         as_user(ORDINARY, take_over)
         for _ in range(20):
             pair.turn()
-        pair.its.send({"type": "report", "number": 1})
+        pair.its.send(report(1))
         until(pair, lambda: here(pair) == [0, 1])
         assert len(pair._connections) == 1

@@ -7,8 +7,8 @@ from agent_driving import Driver, state_letter
 from late_answers import ask_until_timely
 from waiting import until
 
-from orchestrator.links.agent_link import Stacked
 from worker.agent.stack_sources import find_py_spy
+from worker.wire.messages import Stacked
 
 HANGS = """
 import sys, threading
@@ -37,7 +37,7 @@ needs_py_spy = pytest.mark.skipif(find_py_spy() is None, reason="py-spy is not i
 def asked(agent: Driver, *tasks: str, native: bool = False) -> dict[str, Stacked]:
     """The answers to a question, one for each of these tasks."""
     agent.forget(Stacked)
-    agent.link.stacks(tasks, native)
+    agent.ask_stacks(*tasks, native=native)
     return {task: agent.wait_for(Stacked, task) for task in tasks}
 
 

@@ -12,21 +12,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from agent_driving import SLEEPER, Driver, python, signal_and_wait
+from agent_driving import SLEEPER, Driver, python, signal_and_wait, task_process
 from stack_asking import BLOCKS_THE_SIGNAL, HOLDS_THE_LOCK, answers_by, asked, needs_py_spy, start_hanging
 from waiting import PATIENCE_S, until
 
 from orchestrator.core.diagnosis.stack_text import to_task_stack
-from orchestrator.links.agent_link import Exited, Stacked, Started
 from worker.agent import stack_sources
-from worker.agent.run_logs import RunFile
 from worker.agent.stack_taking import StackTaking
 from worker.agent.task_process import TaskProcess
+from worker.wire.messages import Exited, Stacked, Started, Stop
 
 # Dumps its stacks on SIGURG, as the bootstrap does.
 ANSWERS = """
@@ -45,8 +44,9 @@ def task(name: str, directory: Path) -> Iterator[TaskProcess]:
         pidfd = os.pidfd_open(child.pid)
         try:
             assert child.stdout is not None and child.stdout.readline()
-            made = TaskProcess(name, child.pid, pidfd, 0, None, False, -1, time.monotonic())
-            made.stacks_file, made.stacks_signal = RunFile(str(file)), signal.SIGURG
+            made = task_process(name, child.pid, pidfd, time.monotonic())
+            made.start = replace(made.start, bootstrap={"stacks_file": str(file)})
+            made.stacks_signal = signal.SIGURG
             yield made
         finally:
             child.kill()
@@ -57,7 +57,7 @@ def test_unreadable_stacks_file_does_not_end_the_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_leaked_descriptors: None
 ) -> None:
     """The failing read stands for a broken disk."""
-    answers: dict[str, dict[str, Any]] = {}
+    answers: dict[str, Stacked] = {}
     read = os.pread
 
     def failing(fd: int, count: int, offset: int) -> bytes:
@@ -69,7 +69,7 @@ def test_unreadable_stacks_file_does_not_end_the_agent(
     monkeypatch.setattr(stack_sources, "_DUMP_TIMEOUT_S", PATIENCE_S)
     monkeypatch.setattr(stack_sources, "find_py_spy", lambda: None)
     with task("broken", tmp_path) as broken, task("whole", tmp_path) as whole, select.epoll() as poller:
-        taking = StackTaking(poller, lambda **fields: answers.__setitem__(fields["task"], fields))
+        taking = StackTaking(poller, lambda answer: answers.__setitem__(answer.task, answer))
         tasks = {each.name: each for each in (broken, whole)}
 
         def answered(count: int) -> bool:
@@ -78,17 +78,17 @@ def test_unreadable_stacks_file_does_not_end_the_agent(
 
         taking.ask((), tasks, native=False, ending=False)
         until(lambda: answered(2))
-        assert answers["whole"]["how"] == "signal"
-        assert "<module>" in answers["whole"]["text"]
-        assert answers["broken"]["how"] == "none"
-        assert "signal: [Errno 5] Input/output error" in answers["broken"]["note"]
+        assert answers["whole"].how == "signal"
+        assert "<module>" in answers["whole"].text
+        assert answers["broken"].how == "none"
+        assert "signal: [Errno 5] Input/output error" in (answers["broken"].note or "")
         # The failed request does not affect the next one.
         monkeypatch.undo()
         monkeypatch.setattr(stack_sources, "_DUMP_TIMEOUT_S", PATIENCE_S)
         answers.clear()
         taking.ask(("broken",), tasks, native=False, ending=False)
         until(lambda: answered(1))
-        assert answers["broken"]["how"] == "signal"
+        assert answers["broken"].how == "signal"
         assert taking.due == float("inf")
 
 
@@ -122,13 +122,13 @@ def test_stopped_task_without_py_spy_gets_advice_to_install_it(
     "end",
     [
         lambda agent: os.kill(agent.pid_of("a"), signal.SIGKILL),
-        lambda agent: agent.link.stop(0.0),
+        lambda agent: agent.link.send(Stop(0.0)),
     ],
     ids=["killed", "torn down"],
 )
 def test_request_is_answered_if_its_task_exits(agent: Driver, end: Callable[[Driver], object]) -> None:
     start_hanging(agent, "a", BLOCKS_THE_SIGNAL)
-    agent.link.stacks(("a",), False)
+    agent.ask_stacks("a")
     end(agent)
     assert agent.wait_for(Stacked, "a").how in ("none", "py-spy")
     assert agent.wait_for(Exited, "a")
@@ -139,9 +139,9 @@ def test_request_is_answered_if_its_task_exits(agent: Driver, end: Callable[[Dri
 def test_teardown_does_not_wait_for_py_spy(agent: Driver) -> None:
     """The killed py-spy is not counted in `swept`."""
     start_hanging(agent, "a", HOLDS_THE_LOCK)
-    agent.link.stacks(("a",), True)
+    agent.ask_stacks("a", native=True)
     # If a py-spy exits before it is seen, the next request starts another one.
-    until(lambda: agent.link.stacks(("a",), True) and _spies(agent.pid))
+    until(lambda: agent.ask_stacks("a", native=True) and _spies(agent.pid))
     empty = agent.end()
     assert empty.swept == 0
     assert agent.wait_for(Stacked, "a").task == "a"
@@ -158,7 +158,7 @@ def _spies(agent_pid: int) -> list[int]:
 
 def test_agent_serves_others_while_py_spy_runs(agent: Driver) -> None:
     start_hanging(agent, "a", BLOCKS_THE_SIGNAL)
-    agent.link.stacks(("a",), False)
+    agent.ask_stacks("a")
     agent.start("b", python(SLEEPER))
     stacked, started = agent.wait_for(Stacked, "a"), agent.wait_for(Started, "b")
     assert agent.messages.index(started) < agent.messages.index(stacked)
@@ -168,11 +168,11 @@ def test_replaced_stacks_file_is_refused(agent: Driver) -> None:
     other = agent.directory / "other"
     other.write_text("mine")
     changes = {"link": lambda file: file.symlink_to(other), "pipe": os.mkfifo, "gone": lambda file: None}
-    for name, replace in changes.items():
+    for name, change in changes.items():
         start_hanging(agent, name)
         file = agent.directory / f"{name}.stacks"
         file.unlink()
-        replace(file)
+        change(file)
     answers = asked(agent, *changes)
     for name, answer in answers.items():
         assert answer.how != "signal" and f"{name}.stacks" in (answer.note or ""), answer

@@ -24,7 +24,7 @@ from stack_asking import (
 from waiting import until
 
 from orchestrator.core.diagnosis.stack_text import to_task_stack
-from orchestrator.links.agent_link import Exited, Stacked
+from worker.wire.messages import Exited, Stacked
 
 MANY_THREADS = HANGS.removesuffix("outer()\n") + (
     "for _ in range(120): threading.Thread(target=inner, daemon=True).start()\nouter()\n"
@@ -79,7 +79,7 @@ def test_each_request_gets_its_own_dump(busy: Driver) -> None:
     first = answers_by(busy, hangs="signal")["hangs"]
     busy.forget(Stacked)
     for _ in range(3):
-        busy.link.stacks(("hangs",), False)
+        busy.ask_stacks("hangs")
     until(lambda: busy.receive() or len(busy.all_of(Stacked)) == 3)
     assert all(
         to_task_stack(message).frames == to_task_stack(first).frames for message in busy.all_of(Stacked)
@@ -94,7 +94,7 @@ def test_simultaneous_native_and_python_requests(busy: Driver) -> None:
     def answered() -> dict[tuple[str, bool], Stacked] | None:
         busy.forget(Stacked)
         for native in (True, False):
-            busy.link.stacks(("hangs", "never"), native)
+            busy.ask_stacks("hangs", "never", native=native)
         until(lambda: busy.receive() or len(busy.all_of(Stacked)) == 4)
         found = {(each.task, each.native): each for each in busy.all_of(Stacked)}
         return None if is_late(found["hangs", False], "signal") else found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -21,16 +20,25 @@ from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, SymptomKind, TeardownReason, event_line, parse_event
 from orchestrator.core.state.fold import apply
 from orchestrator.core.state.state import RunState
-from orchestrator.links import agent_link
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor.agent_reports import AgentReports
 from orchestrator.supervisor.control_orders import StackRequests
 from orchestrator.supervisor.tensorboard_task import TensorBoardTask
+from worker.wire.messages import (
+    DiskFull,
+    Empty,
+    Exited,
+    ExitFacts,
+    HoldFailed,
+    Listening,
+    ProgressMade,
+    Sampled,
+    Started,
+    Usage,
+)
 
 RUN = "run-1"
 BOARD = TensorBoard(python="/usr/bin/python3", program="/serve.py")
-# Types that differ from the names of their classes.
-_TYPES = {"progress_made": "progress", "sampled": "sample"}
 OWN_ERROR = 'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\nValueError: boom\n'
 PEER_ERROR = OWN_ERROR.replace(
     "ValueError: boom", "tensorflow.python.framework.errors_impl.UnavailableError: Socket closed"
@@ -80,14 +88,8 @@ class Desk:
     def state(self, state: RunState) -> None:
         self.lifecycle.state = state
 
-    def take(self, kind: type[Any], **fields: Any) -> None:
-        """Report a message of this kind. Its type is the name of its class in lower case."""
-        name = re.sub("(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
-        self.reports.take(kind(run_id=RUN, type=_TYPES.get(name, name), **fields))
-
     def exits(self, task: str, code: int, peers: dict[str, str] | None = None) -> None:
-        how = {"exit_code": code, "signal": None, "order": 0, "mono": 1.0}
-        self.take(agent_link.Exited, task=task, peers=peers or {}, **how)
+        self.reports.take(Exited(task, ExitFacts(code, None, 1.0, peers=peers or {})))
 
     def failure(self, task: str, peers: dict[str, str]) -> events.TaskExited:
         """The event of a task that exits with 1. `peers`: the process states of the others."""
@@ -97,7 +99,7 @@ class Desk:
         return reported
 
     def progress(self, text: str) -> None:
-        self.take(agent_link.ProgressMade, task="worker:0", progress=text)
+        self.reports.take(ProgressMade("worker:0", text))
 
     def logs_end(self, *texts: str) -> None:
         """Write the logs of worker:0, worker:1 ..."""
@@ -124,7 +126,7 @@ def desk() -> Iterator[Desk]:
 
 
 def test_agent_is_lost_if_ports_cannot_be_held(desk: Desk) -> None:
-    desk.take(agent_link.HoldFailed, reason="Too many open files")
+    desk.reports.take(HoldFailed("Too many open files"))
     (lost,) = desk.queue
     assert isinstance(lost, events.AgentLost) and lost.reason == "no ports: Too many open files"
 
@@ -155,8 +157,7 @@ def test_progress_is_in_the_sample_before_its_event_is_due(desk: Desk) -> None:
 
 def test_usage_is_written_at_intervals_if_it_is_new(desk: Desk) -> None:
     def use(index: int) -> None:
-        usage = agent_link.Usage(cpu_percent=5.0, memory_bytes=index)
-        desk.take(agent_link.Sampled, mono=1.0, tasks={f"worker:{index}": usage})
+        desk.reports.take(Sampled({f"worker:{index}": Usage(cpu_percent=5.0, memory_bytes=index)}))
 
     use(0)
     assert not desk.store.paths.sample.exists(), "it waits until nothing else is to be done"
@@ -210,7 +211,7 @@ def test_few_of_many_peers_are_read_first_those_with_an_exception(desk: Desk) ->
 def test_full_disk_is_reported_after_the_exit(desk: Desk) -> None:
     full = "/x: No space left on device"
     failed = apply(desk.state, desk.failure("worker:0", {}))
-    desk.take(agent_link.DiskFull, task="worker:0", reason=full)
+    desk.reports.take(DiskFull("worker:0", full))
     report = desk.queue[-1]
     assert apply(failed, report).tasks["worker:0"].full_disk == full
     planned = apply(failed, event(events.TaskRestartPlanned, 2.0, task=0, delay_s=1, text="again"))
@@ -234,19 +235,17 @@ def test_remaining_processes_of_a_finished_run_are_reported(desk: Desk) -> None:
         desk.queue.clear()
         desk.state = running
         desk.tear_down(reason)
-        desk.take(agent_link.Empty, swept=swept)
+        desk.reports.take(Empty(swept))
         *before, last = desk.queue
         assert isinstance(last, events.TeardownEnded) and last.swept == swept
         assert [each.text for each in before if isinstance(each, events.Noticed)] == reported
 
 
 def test_tensorboard_is_reported_not_as_a_task(desk: Desk) -> None:
-    desk.take(agent_link.Started, task=TASK, pid=7, start_ticks=1)
+    desk.reports.take(Started(TASK, 7, 1, "spawn"))
     assert not desk.queue
-    assert desk.failure("worker:0", {TASK: "S", "worker:1": "R"}).peers == {"worker:1": "R"}
-    desk.queue.clear()
     for _ in range(2):
-        desk.take(agent_link.Listening, task=TASK)
+        desk.reports.take(Listening(TASK))
     desk.exits(TASK, 3)
     *served, gone, notice = desk.queue
     assert [each.type for each in served] == ["tensorboard_serves", "noticed", "tensorboard_serves"]

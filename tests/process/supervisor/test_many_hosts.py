@@ -12,6 +12,16 @@ from simulated_hosts import SimulatedRun
 from waiting import PATIENCE_S
 
 TASKS = 4
+FACTS = {
+    "directory": "/tmp/orch-1",
+    "addresses": {},
+    "reached": None,
+    "memory_bytes": 1,
+    "gpus": [],
+    "gpu_lack": None,
+    "python": "3.11.2",
+    "allowed_cores": [0],
+}
 COUNTED = ("/orchestrator/core/", "/orchestrator/store/", "/supervisor/agent_", "/supervisor/host_agents")
 
 
@@ -65,7 +75,7 @@ def test_cost_of_a_host_does_not_grow_with_their_number(tmp_path: Path) -> None:
 
 def test_text_of_a_host_does_not_control_the_terminal(tmp_path: Path) -> None:
     reason = "\x1b]0;title\x07\x1b[2J\u202eno port\nrun succeeded"
-    forged = {"node0000": {"type": "held", "becomes": "hold_failed", "reason": reason}}
+    forged = {"node0000": {"type": "Held", "becomes": "HoldFailed", "reason": reason}}
     with SimulatedRun(tmp_path, 1, forged=forged) as run:
         assert run.link.wait(PATIENCE_S)
         run.orch("report", run.name, "--markdown", "-o", str(tmp_path / "report"))
@@ -76,8 +86,8 @@ def test_text_of_a_host_does_not_control_the_terminal(tmp_path: Path) -> None:
 
 def test_missing_end_of_a_log_and_an_ipv6_address_are_reported(tmp_path: Path) -> None:
     forged = {
-        "node0000": {"type": "empty", "unsent": {"worker:1": 5 << 20}},
-        "node0001": {"type": "hello", "ssh_address": "fd00::7"},
+        "node0000": {"type": "Empty", "unsent": {"worker:1": 5 << 20}},
+        "node0001": {"type": "Hello", "facts": {**FACTS, "reached": "fd00::7"}},
     }
     with SimulatedRun(tmp_path, 2, forged=forged) as run:
         run.until_event("task_ready", run.tasks)
@@ -89,28 +99,33 @@ def test_missing_end_of_a_log_and_an_ipv6_address_are_reported(tmp_path: Path) -
     assert planned["cluster"]["worker"][-1].startswith("[fd00::7]:")
 
 
-@pytest.mark.parametrize(
-    ("forged", "reason"),
-    [
-        ({"type": "held", "ports": []}, "reports 0 ports"),
-        ({"type": "held", "attempt": 7}, "reports 4 ports for attempt 7"),
-        ({"type": "started", "task": "worker:0"}, "reports about 'worker:0', which it does not run"),
-        (
-            {"type": "sample", "tasks": {"worker:0": {"cpu_percent": 1, "memory_bytes": 1}}},
-            "reports about 'worker:0'",
-        ),
-        ({"type": "log", "task": "worker:0"}, "sends a log of 'worker:0', which it does not run"),
-        (
-            {"type": "held", "becomes": "hold_failed", "reason": "no free port"},
-            "it has no ports for its tasks: no free port",
-        ),
-        (
-            {"type": "hello", "ssh_address": "10.0.0.1,evil"},
-            "the agent sent a message that this version cannot read",
-        ),
-    ],
-    ids=["ports", "attempt", "task", "sample", "log", "no ports", "address"],
-)
+UNREADABLE = "the agent sent a message that this version cannot read"
+IMPOSSIBLE: dict[str, tuple[dict[str, object], str]] = {
+    "ports": ({"type": "Held", "ports": []}, "reports 0 ports"),
+    "port": ({"type": "Held", "ports": [70000, 1, 2, 3]}, f"{UNREADABLE}: Held: ports: 70000 is not between"),
+    "order": ({"type": "Held", "number": 7}, "reports 4 ports, which it was not asked for"),
+    "task": ({"type": "Started", "task": "worker:0"}, "reports about 'worker:0', which it does not run"),
+    "task name": ({"type": "Listening", "task": "../x"}, "reports about '../x', which it does not run"),
+    "sample": (
+        {"type": "Sampled", "tasks": {"worker:0": {"cpu_percent": 1, "memory_bytes": 1}}},
+        "reports about 'worker:0'",
+    ),
+    "log": ({"type": "Log", "task": "worker:0"}, "sends a log of 'worker:0', which it does not run"),
+    "no ports": (
+        {"type": "Held", "becomes": "HoldFailed", "reason": "none"},
+        "it has no ports for its tasks: none",
+    ),
+    "address": (
+        {"type": "Hello", "facts": {**FACTS, "reached": "10.0.0.1,evil"}},
+        f"{UNREADABLE}: Hello: facts: reached: '10.0.0.1,evil' is not an IP address",
+    ),
+    "cores": ({"type": "Hello", "cores": 10**60}, f"{UNREADABLE}: Hello: cores"),
+    "silence about itself": ({"type": "Hello", "facts": None}, "it says nothing about itself"),
+    "pid": ({"type": "Started", "pid": 2**40}, f"{UNREADABLE}: Started: pid: 1099511627776 is not between"),
+}
+
+
+@pytest.mark.parametrize(("forged", "reason"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
 def test_host_with_an_impossible_report_is_lost(
     tmp_path: Path, forged: dict[str, object], reason: str
 ) -> None:

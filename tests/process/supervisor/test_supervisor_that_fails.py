@@ -22,10 +22,10 @@ from orchestrator.supervisor import __main__ as supervisor_process, agent_orders
 
 take_held = agent_orders.Attempts.take_held
 
-def fails_at_second_attempt(attempts, host, attempt, ports):
-    if attempt > 1:
+def fails_at_second_attempt(attempts, host, held):
+    if held.number > 1:
         raise RuntimeError("a fault of its own")
-    return take_held(attempts, host, attempt, ports)
+    return take_held(attempts, host, held)
 
 def fails(*_):
     raise RuntimeError("another one")

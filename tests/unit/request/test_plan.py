@@ -26,7 +26,6 @@ from orchestrator.core.job.strategy import Mesh, SettingMisfit, StrategyChoice
 from orchestrator.core.job.tf_config import ROLES, SINGLE_ROLES, TFConfigTooLong
 from orchestrator.core.plan.places import HostFacts, TaskPlace, local_places
 from orchestrator.core.plan.plan import (
-    HoldMode,
     RunPlan,
     build_plan,
     hold_mode,
@@ -59,7 +58,7 @@ def test_environment_and_files_of_a_task() -> None:
     spec = make_spec(env={"MINE": "1"})
     plan = plan_of(spec, attempt=3)
     task = plan.tasks[1]
-    assert (plan.run_id, plan.attempt, plan.hold_mode) == ("job-1", 3, HoldMode.REUSE_PORT)
+    assert (plan.run_id, plan.attempt, plan.hold_mode) == ("job-1", 3, "reuse_port")
     assert (str(task.task), task.address, task.argv) == ("worker:1", ADDRESSES[1], spec.command.argv)
     assert (task.cwd, task.serves) == (Path("/somewhere"), True)
     assert (task.log, task.scratch) == (LAYOUT.task_log("worker:1"), LAYOUT.task_scratch("worker:1"))
@@ -94,14 +93,14 @@ def test_variables_of_the_user_are_kept() -> None:
 
 def test_hold_mode_matches_tensorflow() -> None:
     table = {
-        (None, None): HoldMode.REUSE_PORT,
-        ("0", None): HoldMode.REUSE_ADDR,
-        ("false", None): HoldMode.REUSE_ADDR,
-        ("", None): HoldMode.REUSE_ADDR,
-        ("1", None): HoldMode.REUSE_PORT,
-        ("True", None): HoldMode.REUSE_PORT,
-        ("0", "1"): HoldMode.REUSE_PORT,
-        ("1", "0"): HoldMode.REUSE_ADDR,
+        (None, None): "reuse_port",
+        ("0", None): "reuse_addr",
+        ("false", None): "reuse_addr",
+        ("", None): "reuse_addr",
+        ("1", None): "reuse_port",
+        ("True", None): "reuse_port",
+        ("0", "1"): "reuse_port",
+        ("1", "0"): "reuse_addr",
     }
 
     def variable(value: str | None) -> dict[str, str]:

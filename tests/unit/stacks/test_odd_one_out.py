@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import given
@@ -12,7 +13,7 @@ from orchestrator.core.diagnosis.hangs import describe_place, find_blocking_task
 from orchestrator.core.diagnosis.stack_text import shortened, to_task_stack
 from orchestrator.core.state.events import Progress
 from orchestrator.core.state.result import TaskStack
-from orchestrator.links.agent_link import Stacked
+from worker.wire.messages import Stacked
 
 SAMPLES = Path(__file__).parent / "samples"
 _NAME = re.compile(r"(?P<what>[a-z]+)-\d-worker-(?P<index>\d)-(?P<state>.)\.(?P<how>.*)\.txt")
@@ -29,8 +30,7 @@ def sample(name: str) -> Stacked:
     match = _NAME.fullmatch(name)
     assert match
     return Stacked(
-        run_id="run-1",
-        type="stacked",
+        native=False,
         task=f"worker:{match['index']}",
         how="signal" if match["how"] == "faulthandler" else "py-spy",
         state=match["state"],
@@ -226,7 +226,7 @@ def test_native_frames_with_source_are_native() -> None:
 
 
 def answer(text: str, how: str = "signal") -> Stacked:
-    return Stacked(run_id="r", type="stacked", task="worker:0", how=how, state="S", text=text)  # type: ignore[arg-type]
+    return Stacked("worker:0", False, how, state="S", text=text)  # type: ignore[arg-type]
 
 
 def test_dump_cut_after_a_hundred_threads_is_reported() -> None:
@@ -267,7 +267,7 @@ TEXTS = st.one_of(st.text(), st.lists(st.one_of(PIECES, st.text()), max_size=40)
 
 @given(TEXTS, st.sampled_from(["signal", "py-spy", "none"]), st.none() | st.text(max_size=2))
 def test_any_text_is_parsed(text: str, how: str, state: str | None) -> None:
-    told = to_task_stack(answer(text, how).model_copy(update={"state": state}))
+    told = to_task_stack(replace(answer(text, how), state=state))
     assert len(told.frames) <= 12
     assert told.frames or told.note or how == "none"
     describe_place(told)

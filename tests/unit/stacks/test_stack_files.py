@@ -7,13 +7,13 @@ from pathlib import Path
 
 from orchestrator.core.diagnosis.stack_text import to_task_stack
 from orchestrator.core.state.result import TaskStack
-from orchestrator.links.agent_link import Stacked
 from orchestrator.store.directory import Directory
 from orchestrator.store.runs.task_files import append_stacks, read_stacks
+from worker.wire.messages import Stacked
 
 
 def answer(text: str, file: str | None = None) -> Stacked:
-    return Stacked(run_id="r", type="stacked", task="worker:0", how="py-spy", text=text, file=file)
+    return Stacked("worker:0", False, "py-spy", text=text, file=file)
 
 
 def stored(message: Stacked, file: Path) -> TaskStack:

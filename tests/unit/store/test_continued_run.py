@@ -19,7 +19,7 @@ from run_records import make_run, one_task, view_of
 
 from orchestrator.core.state import events
 from orchestrator.core.state.events import NoticeSource, StopReason
-from orchestrator.core.state.result import CauseKind, LeftProcess, RunResult
+from orchestrator.core.state.result import CauseKind, RunResult
 from orchestrator.links.client_link import ClientLink
 from orchestrator.links.orders import NoticeOrder, QueuedOrder, RefusedOrder, StopOrder
 from orchestrator.links.signal_inbox import NOTICE_SIGNAL, SignalInbox
@@ -27,6 +27,7 @@ from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor.continuing import Earlier, read_earlier
 from orchestrator.supervisor.notices import Notices
 from orchestrator.supervisor.queued import Waiting
+from worker.wire.messages import LeftProcess
 
 # By this the clock of the other machine is ahead.
 _AHEAD_S = 5000.0
