@@ -12,18 +12,18 @@ The process that has the lock removes all of it: the holder when it leaves, any 
 from __future__ import annotations
 
 import os
-import select
 import socket
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from orchestrator.core.errors import UsageError
 from orchestrator.host.inheritance import inheritance
+from orchestrator.host.isolation import own_files
 from orchestrator.links.control import connect_in, peer_pid, peer_user
 from orchestrator.store.directory import Directory
 from orchestrator.store.runs.liveness import is_stopped, start_ticks
@@ -34,9 +34,7 @@ from orchestrator.store.runs.record import boot_id
 LOCK, HOLDER, LOG = "lock", "holder.json", "holder.log"
 # A holder that waits answers at once. The machine may be very busy.
 ANSWER_S = 20.0
-_LOOK_MS = 50
 _MOST_BYTES = 1 << 16
-_PACKAGES = ("orchestrator", "worker")
 
 
 class Holding(BaseModel):
@@ -79,16 +77,9 @@ def identity_of(directory: str) -> str:
 
 
 def orch_identity() -> str:
-    """The interpreter of orch, and the newest time of its files."""
-    root = Path(__file__).parents[2]
-    newest, count = 0, 0
-    for package in _PACKAGES:
-        for place, _, names in os.walk(root / package):
-            for name in names:
-                if name.endswith(".py"):
-                    newest = max(newest, os.stat(f"{place}/{name}").st_mtime_ns)  # noqa: PTH116 (hundreds)
-                    count += 1
-    return f"{root} {count} {newest} {sys.executable} {sys.version}"
+    """The interpreter of orch, and its files."""
+    files = sha256(repr(sorted(own_files().items())).encode()).hexdigest()
+    return f"{files} {sys.executable} {sys.version}"
 
 
 def differing(now: Mapping[str, str], then: Mapping[str, str]) -> str | None:
@@ -169,21 +160,10 @@ def take_over(directory: str) -> tuple[socket.socket, Holding] | None:
 def _greeted(connection: socket.socket) -> tuple[socket.socket, Holding] | None:
     with ExitStack() as stack:
         stack.enter_context(connection)
-        if peer_user(connection) != os.geteuid():
+        if peer_user(connection) != os.geteuid() or is_stopped(peer_pid(connection)):
             return None
-        line, poller = b"", select.poll()
-        poller.register(connection, select.POLLIN)
-        deadline = time.monotonic() + ANSWER_S
-        while not line.endswith(b"\n"):
-            if not poller.poll(_LOOK_MS):
-                if time.monotonic() > deadline or is_stopped(peer_pid(connection)):
-                    return None
-                continue
-            data = connection.recv(_MOST_BYTES)
-            if not data or len(line) > _MOST_BYTES:
-                return None
-            line += data
-        holding = Holding.model_validate_json(line)
+        with connection.makefile("rb") as greeting:
+            holding = Holding.model_validate_json(greeting.readline(_MOST_BYTES))
         stack.pop_all()
         return connection, holding
 
