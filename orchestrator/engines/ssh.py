@@ -32,6 +32,8 @@ _OPTIONS = (
     "-oControlMaster=no",
 )
 
+# Interval of ssh's own pings (seconds).
+_ALIVE_S = 5
 # Limit on what is read of ssh's messages. The reason for a failure is at their end.
 _MOST_BYTES = 4096
 # Options that make ssh write its messages elsewhere (-E FILE, -y), alone or combined with flags.
@@ -209,8 +211,10 @@ class SshEngine:
 
     def login_words(self, log: SshLog) -> list[str]:
         """The words of ssh before the name of the host."""
-        # rsync and the check before a start do not ping, and would wait for hours on a dead network.
-        alive = ("-oServerAliveInterval=5", "-oServerAliveCountMax=3")
+        # rsync and the check before a start do not ping, and would wait for hours on a dead network. ssh gives up after
+        # the pings of an agent do.
+        count = math.ceil(self._connect_timeout_s / _ALIVE_S) + 1
+        alive = (f"-oServerAliveInterval={_ALIVE_S}", f"-oServerAliveCountMax={count}")
         return [*self._command, *log.words, *_OPTIONS, *alive, f"-oConnectTimeout={self._connect_timeout_s}"]
 
     def explain(self, host: str, exit_code: int | None, errors: str, messages: str | None = None) -> str:
@@ -254,7 +258,7 @@ def _explanation(host: str, exit_code: int | None, errors: str, messages: str | 
             f" system log of {host} if it happens again"
         )
     if exit_code < 0:
-        return f"ssh was ended by signal {-exit_code} on this machine; start again"
+        return f"ssh was ended by signal {-exit_code} on this machine"
     if found := _look_up(_OF_THE_HOST, host, errors):
         return found
     if exit_code == _NOT_FOUND:

@@ -30,8 +30,8 @@ _OTHER_MIB, _OTHER_THREADS = 20, 1
 _FILES_PER_TASK, _OWN_FILES = 3, 21
 FEWEST_FILES = _OWN_FILES + _FILES_PER_TASK
 # The supervisor's open files with other hosts: for itself, while it starts a connection; for each host its link, its
-# two logs, and a second connection after a break; for each task its log, to write and to read.
-_OWN_FILES_WITH_HOSTS, _FILES_PER_HOST, _FILES_PER_REMOTE_TASK = 26, 8, 2
+# two logs, and the process of a link that has ended; for each task its log, to write and to read.
+_OWN_FILES_WITH_HOSTS, _FILES_PER_HOST, _FILES_PER_REMOTE_TASK = 26, 6, 2
 THIS_MACHINE = "this machine"
 # More bytes than any machine has.
 _UNKNOWN = 1 << 60

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,21 +10,19 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-# The same zip file on every machine: its hash is its name on the hosts. The first date that the format knows.
+# The same zip file on every machine. The first date that the format knows.
 _DATE = (1980, 1, 1, 0, 0, 0)
 _FILE_MODE = 0o600 << 16
-_STAGE_1 = Path("remote", "stage1.py")
+_STAGE_1 = Path("agent", "stage1.py")
 _SUFFIXES = frozenset((".py", ".npz", ".md"))
-MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """`stage_1` is one line of Python, `data` the zip file, `digest` its SHA-256 in hex."""
+    """`stage_1` is one line of Python, `data` the zip file."""
 
     stage_1: bytes
     data: bytes
-    digest: str
 
 
 @cache
@@ -34,20 +30,16 @@ def bundle() -> Bundle:
     """The bundle of this installation."""
     worker = _package("worker")
     stage_1 = (worker / _STAGE_1).read_text(encoding="utf-8")
-    files = dict(sorted(_files(worker)))
-    manifest = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-    files[MANIFEST] = json.dumps(manifest).encode()
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in files.items():
+        for name, data in sorted(_files(worker)):
             entry = zipfile.ZipInfo(name, _DATE)
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.external_attr = _FILE_MODE
             # Otherwise the name of the operating system.
             entry.create_system = 3
             archive.writestr(entry, data)
-    zipped = packed.getvalue()
-    return Bundle(f"exec({stage_1!a})\n".encode(), zipped, hashlib.sha256(zipped).hexdigest())
+    return Bundle(f"exec({stage_1!a})\n".encode(), packed.getvalue())
 
 
 def _files(worker: Path) -> Iterator[tuple[str, bytes]]:

@@ -9,13 +9,12 @@ from functools import partial
 
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, NoticeSource
-from orchestrator.links.agent_link import AgentLink, AgentMessage
-from orchestrator.links.stream import LinkBack, LinkSilent
+from orchestrator.links.agent_link import TICK_S, AgentLink, AgentMessage, LinkBack, LinkSilent
 from orchestrator.store.logs.received import ForgedLog
 from orchestrator.supervisor import now
 from orchestrator.supervisor.agent_orders import Attempts, HostUnusable
 from orchestrator.supervisor.agent_reports import AgentReports
-from orchestrator.supervisor.hosts import HERE, Agents, LinkDues
+from orchestrator.supervisor.hosts import HERE, Agents
 from orchestrator.supervisor.notices import Notices
 from orchestrator.supervisor.run_logs import RunLogs
 from worker.wire.messages import Empty, Held, Hello, Log, Notice, Stop
@@ -24,7 +23,7 @@ from worker.wire.messages import Empty, Held, Hello, Log, Notice, Stop
 class AgentInputs:
     """Registers the links of the agents in `selector`, and reports what they send to the end of `queue`.
 
-    `dues`: the links to read although nothing has arrived. `host_joined` is called when a host has joined."""
+    `due`: when tick() is to be called (monotonic seconds; None: never). `host_joined` is called for a new host."""
 
     def __init__(
         self,
@@ -37,7 +36,7 @@ class AgentInputs:
         queue: deque[Event],
         host_joined: Callable[[], None],
     ) -> None:
-        self.dues = LinkDues()
+        self.due: float | None = None
         self._hosts = hosts
         self._selector = selector
         self._attempts = attempts
@@ -62,11 +61,14 @@ class AgentInputs:
             if link.fileno() not in self._fds:
                 self._fds.add(link.fileno())
                 self._selector.register(link.fileno(), selectors.EVENT_READ, partial(self._read, host))
-                self.dues.set(host, 0.0)  # it may have been read ahead
+                self.due = None if host == HERE else 0.0  # it may have been read ahead
 
-    def read_due(self, mono: float) -> None:
-        for host in self.dues.take(mono):
-            self._read(host)
+    def tick(self, mono: float) -> None:
+        """Let the links to other hosts do what is due."""
+        self.due = mono + TICK_S
+        for host, link in [*self._hosts.links.items()]:
+            if link.tick(mono):
+                self._read(host)
 
     def unwatch(self) -> None:
         for host in self._hosts.links:
@@ -87,7 +89,6 @@ class AgentInputs:
 
     def _unwatch(self, host: str) -> None:
         fd = self._hosts.links[host].fileno()
-        self.dues.set(host, None)
         if fd in self._fds:
             self._fds.discard(fd)
             self._selector.unregister(fd)
@@ -107,9 +108,7 @@ class AgentInputs:
         if joined is not None:
             self._queue.append(joined)
             self._host_joined()
-        if is_open:
-            self.dues.set(host, link.due)
-        else:
+        if not is_open:
             self._lose_agent(host, link.lost_reason or self._hosts.why_lost(host))
 
     def _take(self, host: str, link: AgentLink, message: AgentMessage) -> None:

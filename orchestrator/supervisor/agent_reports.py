@@ -15,8 +15,7 @@ from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, Symptom, SymptomKind, TeardownReason
 from orchestrator.core.text.counted import counted
 from orchestrator.core.text.sizes import format_size
-from orchestrator.links.agent_link import AgentMessage
-from orchestrator.links.stream import LinkBack, LinkSilent
+from orchestrator.links.agent_link import AgentMessage, LinkBack, LinkSilent
 from orchestrator.store.runs.task_files import append_stacks, read_exception, read_log_tail, write_traceback
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
@@ -105,7 +104,7 @@ class AgentReports:
         match message:
             case messages.Hello() | messages.Begun() | messages.Held() | messages.Log() | messages.Notice():
                 return  # the supervisor has taken them
-            case LinkSilent() | LinkBack():
+            case LinkSilent() | LinkBack() | messages.Ping():
                 return  # about a host
             case messages.HoldFailed():
                 self._append(events.AgentLost(**now(), reason=f"no ports: {message.reason}"))

@@ -1,4 +1,4 @@
-"""The agents of a run with hosts: one on each of them, over connections that may break."""
+"""The agents of a run with hosts: one on each of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from orchestrator.core.job.cpu_budget import Cores
@@ -18,19 +18,17 @@ from orchestrator.core.plan.placement import place
 from orchestrator.core.plan.places import HostFacts
 from orchestrator.core.state.events import HostJoined
 from orchestrator.engines import Engine, engine_of
-from orchestrator.links.agent_link import AgentLink, AgentMessage
+from orchestrator.links.agent_link import TICK_S, AgentLink
 from orchestrator.links.client_link import pack_environ, travelling_environ
-from orchestrator.links.opening import RemoteAgent, remote_command
-from orchestrator.links.resumable_stream import ResumableStream
+from orchestrator.links.host_link import HostLink
+from orchestrator.links.opening import Opening, remote_command
 from orchestrator.links.start_queue import StartQueue
-from orchestrator.links.stream import Stream
 from orchestrator.store.directory import Directory
 from orchestrator.store.logs.received import ReceivedLogs
 from orchestrator.store.runs.paths import RunPaths
 from orchestrator.store.runs.writer import RunStore, new_run_id
 from orchestrator.supervisor import now
 from orchestrator.supervisor.agent_orders import HostUnusable, preload_order
-from orchestrator.supervisor.hosts import LinkDues
 from worker.wire import messages
 from worker.wire.messages import AGENT_LOG, PRELOADER_LOG, Hello, Log, Run
 
@@ -57,27 +55,8 @@ class _HostLogs:
         self._of_host.close()
 
 
-class HostLink(AgentLink):
-    """A link that can be read before there is a run."""
-
-    def __init__(self, stream: Stream) -> None:
-        super().__init__(stream)
-        self._ahead: list[AgentMessage] = []
-
-    def read_ahead(self) -> tuple[list[AgentMessage], bool]:
-        """Read, and keep the messages for the next read(), which must not wait until more arrives."""
-        messages, is_open = super().read()
-        self._ahead += messages
-        return messages, is_open
-
-    def read(self) -> tuple[list[AgentMessage], bool]:
-        messages, is_open = super().read()
-        ahead, self._ahead = self._ahead, []
-        return [*ahead, *messages], is_open
-
-
 class HostAgents:
-    """The agents of one run, one on each host that has tasks, or may get some. A broken connection is replaced."""
+    """The agents of one run, one on each host that has tasks, or may get some. A lost link is a lost host."""
 
     are_kept = False
 
@@ -117,34 +96,30 @@ class HostAgents:
 
     def serve_until_readable(self, fd: int) -> None:
         """Serve agents without a run until there is something to read from `fd`. Keeps what they send."""
-        with select.epoll() as poller:
-            poller.register(fd, select.EPOLLIN)
-            hosts, dues = self._watch_links(poller)
-            while True:
-                due = dues.first()
-                wait_s = None if due is None else max(0.0, due - time.monotonic())
-                ready = {found for found, _ in poller.poll(wait_s)}
-                if fd in ready:
-                    return
-                for host in {*(hosts[found] for found in ready), *dues.take(time.monotonic())}:
-                    link = self._links[host]
-                    messages, is_open = link.read_ahead()
-                    for message in messages:
-                        if isinstance(message, Hello):
-                            self._preload(host, message)
-                    dues.set(host, link.due if is_open else None)
-                    if not is_open:
-                        poller.unregister(link)  # the run reports it
+        for hosts in self._turns(math.inf, fd):
+            if None in hosts:
+                return
+            for host in filter(None, hosts):
+                messages, _ = self._links[host].read_ahead()
+                for message in messages:
+                    if isinstance(message, Hello):
+                        self._preload(host, message)
 
-    def _watch_links(self, poller: select.epoll) -> tuple[dict[int, str], LinkDues]:
-        """Register all links; return their hosts by descriptor, and their dues: each is read once in any case."""
-        hosts: dict[int, str] = {}
-        dues = LinkDues()
-        for host, link in self._links.items():
-            hosts[link.fileno()] = host
-            poller.register(link, select.EPOLLIN)
-            dues.set(host, 0.0)
-        return hosts, dues
+    def _turns(self, until: float, fd: int = -1) -> Iterator[set[str | None]]:
+        """Yield again and again the hosts whose links are to be read, and None when `fd` is readable."""
+        hosts: dict[int, str | None] = {link.fileno(): host for host, link in self._links.items()}
+        if fd >= 0:
+            hosts[fd] = None
+        tick_at = 0.0
+        with select.epoll() as poller:
+            for each in hosts:
+                poller.register(each, select.EPOLLIN)
+            while (mono := time.monotonic()) < until:
+                ready = {hosts[each] for each, _ in poller.poll(max(0.0, min(tick_at, until) - mono))}
+                if (mono := time.monotonic()) >= tick_at:
+                    tick_at = mono + TICK_S
+                    ready |= {host for host, link in self._links.items() if link.tick(mono)}
+                yield ready
 
     def serve(self, spec: JobSpec, store: RunStore) -> None:
         self._store = store
@@ -170,16 +145,14 @@ class HostAgents:
     def _open(self, host: Host, run_id: str, environ: Mapping[str, str]) -> HostLink:
         python = self.spec.remote_python or sys.executable
         words = (remote_command(python),)
-        engine, name, label = self._engine, host.name, f"{host.name}: "
-        # The label is removed from reasons: events and messages name the host themselves.
-        stream = ResumableStream(
-            lambda errors: engine.connect(host.destination, words, errors),
-            RemoteAgent.new(name, self.spec.link_timeout_s),
-            lambda code, *said: engine.explain(name, code, *said).removeprefix(label),
+        link = HostLink(
+            self._engine,
+            host.name,
+            lambda errors: self._engine.connect(host.destination, words, errors),
+            Opening(run_id, host.name, self.spec.link_timeout_s),
+            self.spec.link_timeout_s,
             self._starts,
-            lambda waited_s, errors: engine.explain_silence(name, waited_s, errors).removeprefix(label),
         )
-        link = HostLink(stream)
         link.serve(Run(run_id, self.spec.failure_grace_s, "", None, environ, self.spec.network.value))
         return link
 
@@ -255,22 +228,14 @@ class HostAgents:
 
     def end(self) -> None:
         """Order the agents to leave, and wait until they have, or for the time that the engine allows."""
-        deadline = time.monotonic() + self._engine.leave_s
-        with select.epoll() as poller:
-            hosts, dues = self._watch_links(poller)
-            for link in self._links.values():
-                link.leave()
-            # Hosts that are away may not answer.
-            while self._links.keys() - self.away and (mono := time.monotonic()) < deadline:
-                due = dues.first()
-                wake = deadline if due is None else min(deadline, due)
-                ready = [hosts[fd] for fd, _ in poller.poll(max(0.0, wake - mono))]
-                for host in {*ready, *dues.take(time.monotonic())} & self._links.keys():
-                    if self._links[host].read()[1]:
-                        dues.set(host, self._links[host].due)
-                    else:
-                        dues.set(host, None)
-                        self.end_host(host)
+        for link in self._links.values():
+            link.leave()
+        for hosts in self._turns(time.monotonic() + self._engine.leave_s):
+            for host in self._links.keys() & hosts:
+                if not self._links[host].read()[1]:
+                    self.end_host(host)
+            if not self._links.keys() - self.away:
+                break  # hosts that are away may not answer
         for host in list(self._links):
             self.end_host(host)
         if self._directory is not None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Set
-from heapq import heappop, heappush, heapreplace
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +14,6 @@ from orchestrator.core.state.events import HostJoined
 from orchestrator.engines import Connection, Engine, agent_words
 from orchestrator.links.agent_link import AgentLink
 from orchestrator.links.client_link import Descriptor, pack_environ
-from orchestrator.links.stream import LocalStream
 from orchestrator.store.logs.received import ForgedLog
 from orchestrator.store.runs.liveness import is_stopped
 from orchestrator.store.runs.paths import RunPaths
@@ -25,49 +22,6 @@ from worker.wire.messages import Hello, Log, Run
 
 # The name of the host of a run without hosts.
 HERE = ""
-
-
-class LinkDues:
-    """When each link is to be read although nothing has arrived (monotonic seconds). The cost of a change does not
-    depend on the number of links."""
-
-    def __init__(self) -> None:
-        self._dues: dict[str, float] = {}
-        # A heap of (time, host), with times that may be earlier than due; and the time of each host in the heap.
-        self._heap: list[tuple[float, str]] = []
-        self._placed: dict[str, float] = {}
-
-    def set(self, host: str, due: float | None) -> None:
-        """None: only when something arrives."""
-        if due is None:
-            self._dues.pop(host, None)
-            self._placed.pop(host, None)
-            return
-        self._dues[host] = due
-        if due < self._placed.get(host, math.inf):
-            self._placed[host] = due
-            heappush(self._heap, (due, host))
-
-    def first(self) -> float | None:
-        while self._heap:
-            at, host = self._heap[0]
-            if self._placed.get(host) != at:
-                heappop(self._heap)
-            elif self._dues[host] > at:
-                self._placed[host] = self._dues[host]
-                heapreplace(self._heap, (self._dues[host], host))
-            else:
-                return at
-        return None
-
-    def take(self, now: float) -> list[str]:
-        """The hosts whose links are to be read now. Each waits for another set()."""
-        taken = []
-        while (first := self.first()) is not None and first <= now:
-            _, host = self._heap[0]
-            self.set(host, None)
-            taken.append(host)
-        return taken
 
 
 class Agents(Protocol):
@@ -169,8 +123,7 @@ class LocalAgent:
         self._descriptors = descriptors
 
     def _open(self, connection: Connection) -> None:
-        self._stream = LocalStream(connection.stream)
-        self._links[HERE] = AgentLink(self._stream)
+        self._links[HERE] = AgentLink(connection.stream)
 
     def serve(self, spec: JobSpec, store: RunStore) -> None:
         if self._network not in (None, spec.network) or not self._order_run(spec, store):
@@ -184,7 +137,6 @@ class LocalAgent:
         link = self._links.get(HERE)
         if link is None:
             return False
-        self._stream.pass_descriptors(tuple(self._descriptors.values()))
         run = Run(
             run_id=store.paths.run_id,
             failure_grace_s=spec.failure_grace_s,
@@ -194,7 +146,7 @@ class LocalAgent:
             network=spec.network.value,
             descriptors=tuple((each.name, each.task) for each in self._descriptors),
         )
-        return link.serve(run)
+        return link.serve(run, tuple(self._descriptors.values()))
 
     def _start(self, store: RunStore) -> None:
         errors = store.open_log(store.paths.agent_log)

@@ -175,7 +175,8 @@ class Supervisor:
             if self._result is not None:
                 return
         mono = time.monotonic()
-        self._agents.read_due(mono)
+        if self._agents.due is not None and mono >= self._agents.due:
+            self._agents.tick(mono)
         if self._logs.due is not None and mono >= self._logs.due:
             self._logs.index()
         at = now()
@@ -209,7 +210,7 @@ class Supervisor:
                 self._throttle.due(),
                 self._reports.due,
                 self._stacks.due,
-                self._agents.dues.first(),
+                self._agents.due,
                 deadline and deadline[0],
             )
             if wake is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hosts_run import BUNDLES, HOSTS, HostsRun, counting_command, host_files, without_caches
+from hosts_run import HOSTS, HostsRun, counting_command, host_files, without_caches
 from testbed import Testbed, reason_to_skip
 from waiting import until
 
@@ -28,7 +28,7 @@ def all_machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
 def machines(all_machines: Testbed) -> Iterator[Testbed]:
     """The machines with a network that works. Fails a test that leaves a process on one of them.
 
-    Its files are removed, but for bundles.
+    Its files are removed.
     """
     own_files = all_machines.own_files
     yield all_machines
@@ -41,7 +41,7 @@ def machines(all_machines: Testbed) -> Iterator[Testbed]:
     finally:
         for name, machine in all_machines.machines.items():
             machine.kill_all()
-            left = [path for path in machine.files() - own_files[name] if BUNDLES not in path]
+            left = machine.files() - own_files[name]
             if left:
                 machine.run("rm", "-f", *left)
 

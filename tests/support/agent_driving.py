@@ -22,7 +22,6 @@ from orchestrator.engines import agent_words
 from orchestrator.engines.local import LocalEngine
 from orchestrator.links.agent_link import AgentLink, AgentMessage
 from orchestrator.links.client_link import pack_environ
-from orchestrator.links.stream import LocalStream
 from worker.agent.task_process import TaskProcess, TaskStart
 from worker.wire.messages import (
     Empty,
@@ -124,7 +123,7 @@ class Driver:
         with (directory / "agent.log").open("ab") as errors:
             self._connection = LocalEngine().connect("", agent_words(), errors.fileno())
         self.stream = self._connection.stream
-        self.link = AgentLink(LocalStream(self.stream))
+        self.link = AgentLink(self.stream)
         self.link.serve(run_order("run-1", directory, failure_grace_s=failure_grace_s, network=network))
         self.open = True
 

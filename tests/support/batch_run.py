@@ -131,7 +131,7 @@ class BatchRun:
                         process.suspend()
                 machines["n0"].run("scontrol", "requeue", self.job, env=environ)
             case "agent killed":
-                kill_victim(machines, "agent and keeper")
+                kill_victim(machines, "agent and guard")
             case "srun killed" | "all of srun killed":
                 self._kill_srun(with_child=how == "all of srun killed")
             case "controller restarted":

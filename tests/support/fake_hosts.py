@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import select
 import socket
 import sys
@@ -16,8 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from worker.agent.resumable_stream import ResumableStream
 from worker.wire.codec import encode
+from worker.wire.lease import Lease
 from worker.wire.messages import (
     Begun,
     Empty,
@@ -28,9 +27,9 @@ from worker.wire.messages import (
     Hello,
     Hold,
     HostFacts,
-    Leave,
     Listening,
     Log,
+    Ping,
     Preloaded,
     PreloadOrder,
     ProgressMade,
@@ -41,34 +40,15 @@ from worker.wire.messages import (
     TaskOrder,
     ToAgent,
     Usage,
+    decode_order,
 )
+from worker.wire.stream import Stream
 
-_HELLO_BYTES = 1 << 16
+_READ_BYTES = 1 << 16
 _LOG = b"".join(b"line %d of a task on a pretended host\n" % line for line in range(4))
 # As agents do: worker/agent/sampling.py.
 _SAMPLE_S = 2.0
 _FIRST_PORT = 20_000
-
-
-class _Handed:
-    """In the place of the socket on which an agent listens for relays: connections are handed to it."""
-
-    def __init__(self) -> None:
-        # A descriptor that is never readable, to be watched.
-        self._fd = os.eventfd(0)
-        self.waiting: list[socket.socket] = []
-
-    def setblocking(self, _: bool) -> None:
-        return
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def accept(self) -> tuple[socket.socket, None]:
-        return self.waiting.pop(), None
-
-    def close(self) -> None:
-        os.close(self._fd)
 
 
 class FakeAgent:
@@ -78,7 +58,7 @@ class FakeAgent:
         self,
         number: int,
         name: str,
-        parameters: dict[str, Any],
+        connected: socket.socket,
         poller: select.epoll,
         step_s: float,
         forged: dict[str, Any],
@@ -86,13 +66,9 @@ class FakeAgent:
         """`forged`: a type of report, the fields that it changes in all of them, and the type that it `becomes`."""
         self._number = number
         self._name = name
-        self._listener = _Handed()
-        self._stream = ResumableStream(
-            self._listener,  # type: ignore[arg-type]
-            parameters["agent_id"],
-            parameters["link_timeout_s"],
-            poller,
-        )
+        self._connected = connected
+        self._stream = Stream(connected.fileno(), connected.fileno(), poller)
+        self._lease = Lease(time.monotonic())
         self._forged = forged
         self._tasks: list[str] = []
         self._step_s = step_s or math.inf
@@ -102,17 +78,14 @@ class FakeAgent:
         self.has_left = False
         self._hello()
 
-    def connect(self, stream: socket.socket) -> None:
-        self._listener.waiting.append(stream)
-        self._stream.read(self._listener.fileno())
-
-    def serve(self, fd: int) -> None:
-        if not self._stream.serves(fd):
-            return  # a newer connection has just replaced this one
-        for message in self._stream.read(fd)[0]:
-            self._handle(message)
-        if not self.has_left:
-            self._stream.flush()
+    def serve(self) -> None:
+        lines, is_open = self._stream.read()
+        for line in lines:
+            self._handle(decode_order(line))
+        if not is_open:
+            self.has_left = True
+            self._stream.close()
+            self._connected.close()
 
     @property
     def due(self) -> float:
@@ -129,16 +102,15 @@ class FakeAgent:
             progress = json.dumps({"phase": "training", "step": self._steps, "loss": 0.5})
             for task in self._tasks:
                 self._send(ProgressMade(task, progress))
-        self._stream.flush()
 
     def _send(self, message: FromAgent) -> None:
         kind = type(message).__name__
         if self._forged.get("type") != kind:
-            self._stream.send(message)
+            self._stream.send(encode(message))
             return
         fields = {**json.loads(encode(message)), **self._forged}
         fields["type"] = fields.pop("becomes", kind)
-        self._stream.send_line(json.dumps(fields).encode() + b"\n")
+        self._stream.send(json.dumps(fields).encode() + b"\n")
 
     def _hello(self) -> None:
         facts = HostFacts(
@@ -174,10 +146,10 @@ class FakeAgent:
                     self._send(Exited(task, facts))
                 self._tasks.clear()
                 self._send(Empty(0))
-            case Leave():
-                self.has_left = True
-                self._stream.flush()
-                self._stream.close()
+            case Ping():
+                now = time.monotonic()
+                if not self._lease.take(message, now):
+                    self._send(self._lease.ping(now))
 
     def _start(self, task: str) -> None:
         self._tasks.append(task)
@@ -196,7 +168,7 @@ class FakeHosts:
         self._step_s = step_s
         self._poller = select.epoll()
         self._poller.register(hub, select.EPOLLIN)
-        self._openings: dict[int, tuple[str, socket.socket, bytes]] = {}
+        self._openings: dict[int, tuple[str, socket.socket, bytearray]] = {}
         self._agents: dict[str, FakeAgent] = {}
         self._served: dict[int, Callable[[], None]] = {hub.fileno(): self._take_connection}
         self._is_open = True
@@ -218,33 +190,38 @@ class FakeHosts:
             return
         stream = socket.socket(fileno=fds[0])
         stream.setblocking(False)
-        self._openings[stream.fileno()] = (name.decode(), stream, b"")
+        self._openings[stream.fileno()] = (name.decode(), stream, bytearray())
         self._served[stream.fileno()] = lambda: self._open(stream.fileno())
         self._poller.register(stream, select.EPOLLIN)
 
     def _open(self, fd: int) -> None:
-        """Take what would be the program of stage 1, and its parameters."""
+        """Take what would be the program of stage 1, its parameters and the bundle."""
         name, stream, received = self._openings[fd]
-        received += stream.recv(_HELLO_BYTES)
-        if received.count(b"\n") < 2:
-            self._openings[fd] = (name, stream, received)
+        # The bundle is larger: what follows it stays in the socket.
+        received += stream.recv(
+            _READ_BYTES if received.count(b"\n", 0, _READ_BYTES) < 2 else self._missing(received)
+        )
+        if received.count(b"\n", 0, _READ_BYTES) < 2 or self._missing(received) > 0:
             return
+        parameters = json.loads(received.split(b"\n", 2)[1])
         del self._openings[fd]
         self._poller.unregister(fd)
-        parameters = json.loads(received.split(b"\n")[1])
-        if name not in self._agents:
-            self._agents[name] = FakeAgent(
-                len(self._agents), name, parameters, self._poller, self._step_s, self._forged.get(name, {})
-            )
-        agent = self._agents[name]
         stream.send((parameters["mark"] + json.dumps({"state": "ready"}) + "\n").encode())
-        self._served[fd] = lambda: self._serve(name, fd)
-        agent.connect(stream)
+        agent = FakeAgent(
+            len(self._agents), name, stream, self._poller, self._step_s, self._forged.get(name, {})
+        )
+        self._agents[name] = agent
+        self._served[fd] = lambda: self._serve(name)
 
-    def _serve(self, name: str, fd: int) -> None:
-        agent = self._agents[name]
-        agent.serve(fd)
-        if agent.has_left:
+    @staticmethod
+    def _missing(received: bytearray) -> int:
+        """How much of the bundle has not arrived."""
+        _, parameters, bundle = received.split(b"\n", 2)
+        return int(json.loads(parameters)["bundle_bytes"]) - len(bundle)
+
+    def _serve(self, name: str) -> None:
+        self._agents[name].serve()
+        if self._agents[name].has_left:
             del self._agents[name]
 
 

@@ -46,7 +46,6 @@ os.unlink("/tmp/traces.err"), os.unlink("/tmp/traces.out")
 """
 HOSTS = ("n1", "n2", "n3")
 LOST = 137
-BUNDLES = "/.cache/orch/bundles/"
 _STATE = "home/.local/state/orch"
 
 
@@ -157,8 +156,8 @@ def host_files(machine: Machine) -> set[str]:
 
 
 def without_caches(files: set[str]) -> set[str]:
-    """Remove the cached bundle, and the files of Keras and ssh themselves."""
-    kept = (BUNDLES, "/.keras/", "/.ssh/")
+    """Remove the files of Keras and ssh themselves."""
+    kept = ("/.keras/", "/.ssh/")
     return {path for path in files if not any(part in path for part in kept)}
 
 
@@ -180,8 +179,8 @@ def cut_host(machines: Testbed, how: str) -> None:
 
 
 def kill_victim(machines: Testbed, victim: str) -> None:
-    """SIGKILL of `orch` or `ssh` (all of their processes), or of the `agent` or the `agent and keeper` of n1."""
-    marks = ("worker.agent.agent", "worker.remote.keeper")[: 2 if "keeper" in victim else 1]
+    """SIGKILL of `orch` or `ssh` (all of their processes), or of the `agent` or the `agent and guard` of n1."""
+    names = ("orch-agent", "orch-guard")[: 2 if "guard" in victim else 1]
     killed = 0
     for process in machines["n0" if victim in ("orch", "ssh") else "n1"].processes():
         # A process may end because another was killed.
@@ -189,7 +188,7 @@ def kill_victim(machines: Testbed, victim: str) -> None:
             if victim in ("orch", "ssh"):
                 is_meant = (process.name() == "ssh") == (victim == "ssh")
             else:
-                is_meant = any(mark in " ".join(process.cmdline()) for mark in marks)
+                is_meant = process.name() in names
             if is_meant:
                 process.kill()
                 killed += 1

@@ -43,7 +43,7 @@ class FakeConnection(Connection):
         self.stream, its = socket.socketpair()
         for end in (self.stream, its):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-        self.process = SimpleNamespace(returncode=0)  # type: ignore[assignment]
+        self.process = SimpleNamespace(returncode=0, pid=2**22 + 1)  # type: ignore[assignment]
         with its:
             socket.send_fds(hub, [destination.encode()], [its.fileno()])
 

@@ -14,12 +14,11 @@ import signal
 import socket
 import time
 import traceback
-from argparse import Namespace
-from collections.abc import Iterable, Mapping
-from typing import assert_never
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import NoReturn, assert_never
 
 from worker.agent import task_process
-from worker.agent.arguments import open_stream, parse_arguments
 from worker.agent.descriptors import Descriptors
 from worker.agent.forks import Forked, Forks, NotForked, Outcome
 from worker.agent.live_tasks import LiveTasks
@@ -30,11 +29,12 @@ from worker.agent.resource_failures import DiskChecks
 from worker.agent.run_logs import RunFile, open_log
 from worker.agent.sampling import Sampler
 from worker.agent.stack_taking import StackTaking
-from worker.agent.stream import ExitSignals, ProgressInbox
+from worker.agent.stream import ExitSignals, ProgressInbox, SupervisorStream
 from worker.agent.task_process import Cluster, TaskProcess, TaskStart
 from worker.agent.teardown import Teardown
 from worker.wire.messages import (
     Begun,
+    Credit,
     DiskFull,
     Empty,
     Exited,
@@ -45,10 +45,10 @@ from worker.wire.messages import (
     Hold,
     HoldFailed,
     Identity,
-    Leave,
     Listening,
     Notice,
     NotPreloaded,
+    Ping,
     Plan,
     Preloaded,
     PreloadOrder,
@@ -64,7 +64,7 @@ from worker.wire.messages import (
     ToAgent,
 )
 
-_STDERR = 2
+_STDIN, _STDOUT, _STDERR = 0, 1, 2
 # Seconds; a run brings its own value.
 _FAILURE_GRACE_S = 0.5
 
@@ -72,7 +72,7 @@ _FAILURE_GRACE_S = 0.5
 class Agent:
     """The event loop and what it owns: tasks, held ports, the stream, and at most one teardown."""
 
-    def __init__(self, arguments: Namespace) -> None:
+    def __init__(self, open_stream: Callable[[select.epoll], SupervisorStream]) -> None:
         self._failure_grace_s = _FAILURE_GRACE_S
         self._run_directory: Identity | None = None
         self._ports = HeldPorts()
@@ -83,7 +83,7 @@ class Agent:
         self._teardown: Teardown | None = None
         self._refused: list[ProcessStat] = []
         self._leaving = False
-        self._stream = open_stream(arguments, self._poller)
+        self._stream = open_stream(self._poller)
         self._readiness = Readiness(time.monotonic())
         self._sampler = Sampler(time.monotonic())
         self._disks = DiskChecks()
@@ -111,7 +111,6 @@ class Agent:
     # -- the loop
 
     def _turn(self) -> None:
-        self._stream.flush()
         timeout = self._next_wake() - time.monotonic()
         for fd, _ in self._poller.poll(max(0.0, timeout), 1024):
             self._report_exits()
@@ -130,11 +129,8 @@ class Agent:
 
     def _report_exits(self) -> None:
         """Report exited tasks immediately. Called between other work, so that slow work never delays an exit."""
-        exited = self._tasks.exited()
-        for task in exited:
+        for task in self._tasks.exited():
             self._report_exit(task)
-        if exited:
-            self._stream.flush()
 
     def _next_wake(self) -> float:
         wakes = [self._progress.due, self._stacks.due, self._stream.due]
@@ -221,8 +217,8 @@ class Agent:
                 self._stacks.ask(message.tasks, self._tasks.by_name, message.native, ending=ending)
             case Stop():
                 self._begin_teardown(message.grace_s)
-            case Leave():
-                self._leave_silently()
+            case Credit() | Ping():  # for the stream of another host
+                return
             case _:
                 assert_never(message)
 
@@ -403,14 +399,14 @@ class Agent:
             self._send(ProgressMade(name, progress))
 
 
-def main() -> None:
-    arguments = parse_arguments()
+def serve(open_stream: Callable[[select.epoll], SupervisorStream]) -> NoReturn:
+    """Be the agent of this stream, then exit."""
     task_process.become_subreaper()
     task_process.raise_file_limit()
-    Agent(arguments).run()
+    Agent(open_stream).run()
+    # Skips the interpreter's cleanup: the end of the run waits for this process.
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    main()
-    # Skips the interpreter's cleanup: the end of the run waits for this process.
-    os._exit(0)
+    serve(partial(SupervisorStream, _STDIN, _STDOUT))

@@ -7,8 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 
 DESCRIPTORS_VARIABLE = "ORCH_DESCRIPTORS"
-# As the supervisor sends with one order.
-MOST_DESCRIPTORS = 16
 
 
 class Descriptors:

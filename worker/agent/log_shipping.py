@@ -6,25 +6,22 @@ import ctypes
 import os
 import select
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from worker.agent.resumable_stream import ResumableStream
 from worker.agent.run_logs import RunFile, open_log
-from worker.wire.messages import Empty, Exited, Log
+from worker.wire.messages import Empty, Exited, FromAgent, Log
 
 # Bytes of a log in one message, which base64 makes a third longer.
 _CHUNK_BYTES = 48 << 10
 # Messages of one turn of the agent, between two looks at the exits of tasks.
 _CHUNKS_A_TURN = 4
-# No log bytes are sent while so much waits for the connection, so that other messages do not wait behind logs.
-_MOST_WAITING_BYTES = 64 << 10
-# Limits on unacknowledged bytes. On a slow link the limit is low, because these bytes delay all later messages.
-_LEAST_WINDOW, _MOST_WINDOW = 32 << 10, 1 << 20
-# An acknowledgement that takes longer halves the window; a quicker one doubles it. This happens once a round trip: what
-# is on its way was sent under the earlier window.
-_SLOW_S, _QUICK_S = 1.0, 0.5
+# Limit on bytes on their way, so that other messages do not wait behind logs. What was read may be sent again.
+CREDIT_BYTES = 128 << 10
 # Longest time to send the rest of the logs when all tasks have ended, without breaks of the connection.
 _REST_S = 5.0
+# A longer silence of the supervisor is a break.
+_BREAK_S = 1.0
 # Interval between two looks while logs grow, and without inotify.
 _INTERVAL_S, _POLL_S = 0.01, 0.05
 
@@ -48,25 +45,22 @@ class _Log:
 class LogShipping:
     """Sends the logs of one run from this host."""
 
-    def __init__(self, stream: ResumableStream, poller: select.epoll) -> None:
+    def __init__(self, send: Callable[[FromAgent], None], poller: select.epoll) -> None:
         self._due = float("inf")
         self._is_blocked = False
-        self._stream = stream
+        self._send = send
         self._poller = poller
         self._logs: dict[str, _Log] = {}
         self._last: Empty | None = None
-        self._window = _LEAST_WINDOW
-        self._window_set = 0.0
-        self._in_flight: deque[tuple[int, int, float]] = deque()
-        self._in_flight_bytes = 0
-        self._acknowledged_at = self._rest_s = 0.0
+        self._credit = CREDIT_BYTES
+        self._credit_at = self._rest_s = 0.0
         self._inotify = -1
         self._must_poll = False
 
     @property
     def due(self) -> float:
         """The time of the next advance() (monotonic seconds)."""
-        return 0.0 if self._is_blocked and self._has_room() else self._due
+        return 0.0 if self._is_blocked and self._credit > 0 else self._due
 
     def add(self, name: str, path: str) -> None:
         """Send this log under the name of a task, from its beginning. A log that is sent already is continued."""
@@ -85,7 +79,7 @@ class LogShipping:
         """Send the exit of a task after all that its log contains now."""
         log = self._logs.get(message.task)
         if log is None:
-            self._stream.send(message)
+            self._send(message)
             return
         log.held.append((os.fstat(log.fd).st_size, message))
         self._due = 0.0
@@ -107,9 +101,14 @@ class LogShipping:
         self._poller.modify(self._inotify, 0)
         self._due = 0.0
 
+    def take_credit(self, count: int, now: float) -> None:
+        """The supervisor has read so many bytes."""
+        self._credit += count
+        self._rest_s += min(now - self._credit_at, _BREAK_S)
+        self._credit_at = now
+
     def advance(self, now: float) -> None:
         """Send what has been written and may be sent now."""
-        self._take_acknowledgements(now)
         if self._last is not None and self._rest_s >= _REST_S:
             self._leave_out_rest(self._last)
         if now < self.due:
@@ -117,8 +116,8 @@ class LogShipping:
         room = _CHUNKS_A_TURN
         self._is_blocked = False
         for log in [*self._logs.values()]:
-            while (more := self._size(log) > log.sent) and room and self._has_room():
-                self._send_chunk(log, now)
+            while (more := self._size(log) > log.sent) and room and self._credit > 0:
+                self._send_chunk(log)
                 room -= 1
             self._is_blocked = self._is_blocked or more
             self._release(log)
@@ -127,7 +126,7 @@ class LogShipping:
             first = next(iter(self._logs))
             self._logs[first] = self._logs.pop(first)
         if self._last is not None and not any(log.held for log in self._logs.values()):
-            self._stream.send(self._last)
+            self._send(self._last)
             self._last = None
         self._plan(now, grew=room < _CHUNKS_A_TURN)
 
@@ -144,7 +143,7 @@ class LogShipping:
     # -- steps
 
     def _plan(self, now: float, grew: bool) -> None:
-        """Decide when the logs are looked at again. While they cannot be sent, `due` follows from the connection."""
+        """Decide when the logs are looked at again. Without credit, they wait for more."""
         if not self._logs or self._is_blocked:
             self._due = float("inf")
         elif grew:
@@ -165,51 +164,29 @@ class LogShipping:
         if any(self._size(log) != log.sent for log in self._logs.values()):
             self._due = now
 
-    def _take_acknowledgements(self, now: float) -> None:
-        acknowledged, sent_at = self._stream.acknowledged, None
-        while self._in_flight and self._in_flight[0][0] <= acknowledged:
-            _, length, sent_at = self._in_flight.popleft()
-            self._in_flight_bytes -= length
-        if sent_at is None:
-            return
-        self._rest_s += min(now - self._acknowledged_at, _SLOW_S)
-        self._acknowledged_at = now
-        if sent_at < self._window_set:
-            return
-        self._window_set = now
-        if now - sent_at > _SLOW_S:
-            self._window = max(_LEAST_WINDOW, self._window // 2)
-        elif now - sent_at < _QUICK_S:
-            self._window = min(_MOST_WINDOW, self._window * 2)
-
-    def _has_room(self) -> bool:
-        waiting = self._stream.waiting_bytes
-        return waiting is not None and waiting < _MOST_WAITING_BYTES and self._in_flight_bytes < self._window
-
     def _size(self, log: _Log) -> int:
         """The size of a log. If its task has shortened it, that is reported."""
         size = os.fstat(log.fd).st_size
         if size < log.sent:
             log.sent = log.left_out = 0
-            self._send(log, b"", is_cut=True)
+            self._send_bytes(log, b"", is_cut=True)
         return size
 
-    def _send_chunk(self, log: _Log, now: float) -> None:
-        data = os.pread(log.fd, _CHUNK_BYTES, log.sent)
-        self._send(log, data)
+    def _send_chunk(self, log: _Log) -> None:
+        data = os.pread(log.fd, min(_CHUNK_BYTES, self._credit), log.sent)
+        self._send_bytes(log, data)
         log.sent += len(data)
-        self._in_flight.append((self._stream.last, len(data), now))
-        self._in_flight_bytes += len(data)
+        self._credit -= len(data)
 
-    def _send(self, log: _Log, data: bytes, is_cut: bool = False) -> None:
-        self._stream.send(Log(log.name, log.sent - log.left_out, data, is_cut))
+    def _send_bytes(self, log: _Log, data: bytes, is_cut: bool = False) -> None:
+        self._send(Log(log.name, log.sent - log.left_out, data, is_cut))
 
     def _release(self, log: _Log) -> None:
         """Send the messages whose part of the log was sent."""
         while log.held and min(log.held[0][0], os.fstat(log.fd).st_size) <= log.sent:
             _, message = log.held.popleft()
             if message is not None:
-                self._stream.send(message)
+                self._send(message)
 
     def _leave_out_rest(self, last: Empty) -> None:
         """Send `last` and all held messages now: the link is too slow for what is left of the logs."""

@@ -1,7 +1,4 @@
-"""The agent's inputs: the stream to its supervisor, signals, and the tasks' progress. They never block the agent.
-
-It exchanges messages of worker/wire with the supervisor over stdin and stdout.
-"""
+"""The agent's inputs: the stream to its supervisor, signals, and the tasks' progress. They never block the agent."""
 
 from __future__ import annotations
 
@@ -10,32 +7,25 @@ import os
 import select
 import signal
 import socket
+import stat
 from typing import Any
 
-from worker.agent.descriptors import MOST_DESCRIPTORS
 from worker.agent.task_process import TaskProcess
 from worker.wire.codec import encode
 from worker.wire.messages import FromAgent, ToAgent, decode_order
+from worker.wire.stream import Stream
 
 READ_BYTES = 1 << 16
 
 
-class Stream:
-    """Messages from `source` and to `sink`, both non-blocking. Keeps output that the sink does not take yet."""
+class SupervisorStream:
+    """Messages of the supervisor and to it, over two descriptors that it makes non-blocking."""
 
     def __init__(self, source: int, sink: int, poller: select.epoll) -> None:
-        self._source = source
+        is_socket = stat.S_ISSOCK(os.fstat(source).st_mode)
         # A duplicate, because a socket object closes its descriptor.
-        self._socket = socket.socket(fileno=os.dup(source))
-        self._sink = sink
-        self._poller = poller
-        self._inbox = b""
-        self._passed: list[int] = []
-        self._outbox = bytearray()
-        self._has_reader = True
-        for fd in (source, sink):
-            os.set_blocking(fd, False)
-        poller.register(source, select.EPOLLIN)
+        connected = socket.socket(fileno=os.dup(source)) if is_socket else None
+        self._stream = Stream(source, sink, poller, connected)
 
     @property
     def due(self) -> float:
@@ -43,81 +33,37 @@ class Stream:
         return float("inf")
 
     def advance(self, now: float) -> bool:
+        """Do what is due. Return False if the supervisor has not answered for too long."""
         return True
 
     def serves(self, fd: int) -> bool:
-        return fd in (self._source, self._sink)
+        return self._stream.serves(fd)
 
     def read(self, fd: int) -> tuple[list[ToAgent], bool]:
         """Return (messages that have arrived, whether the other end is still open) for one of its descriptors.
 
         BadMessage."""
-        if fd != self._source:
-            return [], True  # the sink is writable again: the next flush writes
-        try:
-            data = self._receive()
-        except BlockingIOError:
-            return [], True
-        except ConnectionResetError:
-            data = b""
-        if not data:
-            self.ignore_input()
-            self.drop_output()
-            return [], False
-        *lines, self._inbox = (self._inbox + data).split(b"\n")
-        return [decode_order(line) for line in lines], True
-
-    def _receive(self) -> bytes:
-        data, passed, _, _ = socket.recv_fds(self._socket, READ_BYTES, MOST_DESCRIPTORS)
-        self._passed += passed
-        return bytes(data)
+        lines, is_open = self._stream.read()
+        return [decode_order(line) for line in lines], is_open
 
     def take_descriptors(self) -> list[int]:
         """The descriptors that came with a message, which the caller owns from now on."""
-        passed, self._passed = self._passed, []
-        return passed
+        return self._stream.take_descriptors()
 
     def send(self, message: FromAgent) -> None:
-        if self._has_reader:
-            self._outbox += encode(message)
+        self._stream.send(encode(message))
 
     def drop_output(self) -> None:
         """Drop everything sent from now on: the reader is gone, or must not see what happens during the exit."""
-        self._has_reader = False
+        self._stream.drop_output()
 
     def ignore_input(self) -> None:
-        """Read nothing more: the writer is gone, or sends what cannot be parsed."""
-        try:
-            self._poller.unregister(self._source)
-        except FileNotFoundError:
-            return
+        """Read nothing more: the writer sends what cannot be parsed."""
+        self._stream.ignore_input()
 
     def close(self) -> None:
         """Write the rest; the descriptors are closed with the process."""
-        self.flush()
-
-    def flush(self) -> None:
-        """Write as much as the other end takes now."""
-        while self._outbox:
-            try:
-                sent = os.write(self._sink, self._outbox)
-            except BlockingIOError:
-                self._wait_for_room(True)
-                return
-            except (BrokenPipeError, ConnectionResetError):
-                self._outbox.clear()  # the end of file on `source` follows
-                return
-            del self._outbox[:sent]
-        self._wait_for_room(False)
-
-    def _wait_for_room(self, wanted: bool) -> None:
-        try:
-            if wanted:
-                self._poller.register(self._sink, select.EPOLLOUT)
-            else:
-                self._poller.unregister(self._sink)
-        except (FileExistsError, FileNotFoundError):
-            return
+        self._stream.close()
 
 
 _EXIT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -165,8 +165,23 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Leave:
-    """End everything and exit. For the agent of another host, whose stream outlives its connections."""
+class Credit:
+    """So many bytes of logs have arrived: another host may send as many more."""
+
+    count: Count
+
+
+# -- in both directions, to and from another host
+
+
+@dataclass(frozen=True)
+class Ping:
+    """`echo`: `mono` of the newest ping that the sender has received, `held_s` seconds before this one; None before the
+    first."""
+
+    mono: Seconds
+    echo: Seconds | None = None
+    held_s: Seconds = 0.0
 
 
 # -- from an agent
@@ -382,10 +397,21 @@ class Empty:
     unsent: Mapping[TaskName, Count] = field(default_factory=dict)
 
 
-ToAgent = Run | PreloadOrder | Hold | Plan | TaskOrder | Signal | TakeStacks | Stop | Leave
+ToAgent = Run | PreloadOrder | Hold | Plan | TaskOrder | Signal | TakeStacks | Stop | Credit | Ping
 AboutTask = Started | StartFailed | Listening | ProgressMade | Exited | DiskFull | Stacked
 FromAgent = (
-    Hello | Begun | Held | HoldFailed | Preloaded | NotPreloaded | Sampled | AboutTask | Log | Notice | Empty
+    Hello
+    | Begun
+    | Held
+    | HoldFailed
+    | Preloaded
+    | NotPreloaded
+    | Sampled
+    | AboutTask
+    | Log
+    | Notice
+    | Empty
+    | Ping
 )
 
 decode_order = decoder(*get_args(ToAgent))

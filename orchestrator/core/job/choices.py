@@ -21,7 +21,7 @@ DEFAULT_START_TIMEOUT_S = 120.0
 # Time to evaluate the last checkpoint: a side-car evaluator is seconds behind, a large validation set takes minutes.
 DEFAULT_EVALUATOR_TIMEOUT_S = 600.0
 # A host that has not answered for so long is lost.
-DEFAULT_LINK_TIMEOUT_S = 10.0
+DEFAULT_LINK_TIMEOUT_S = 16.0
 
 
 class ChiefOption(StrEnum):

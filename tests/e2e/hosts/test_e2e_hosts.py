@@ -66,7 +66,7 @@ def up(orch: Orch, tmp_path: Path, temporary: Path) -> list[str]:
     ssh.chmod(0o700)
     shared = tmp_path / "checkpoints"
     return [
-        # A busy machine may starve an agent for longer than the usual 10 s.
+        # A busy machine may starve an agent for longer than usual.
         *("up", "-n", "3", "--engine", "ssh", "--hosts", "a:3", "--link-timeout", "60s"),
         *("--ssh-command", str(ssh), "--checkpoint-dir", str(shared)),
     ]
@@ -103,7 +103,7 @@ def agent_of(orch: Orch) -> psutil.Process:
 
 def assert_nothing_left(orch: Orch) -> None:
     until(lambda: not processes_of(orch.result()["run_id"]))
-    # The keeper removes the directory last.
+    # The guard removes the directory last.
     until(lambda: not list(Path("/tmp").glob(f"hosts-*/orch-*/{orch.result()['run_id']}")))
 
 

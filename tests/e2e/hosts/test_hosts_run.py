@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hosts_run import (
-    HOSTS,
-    LOST,
-    cut_host,
-    is_whole,
-    kill_victim,
-)
+from hosts_run import HOSTS, LOST, cut_host, is_whole, kill_victim
 from orch_command import ORCH
 from testbed import Testbed
 from waiting import PATIENCE_S, until
 
+from orchestrator.core.lifecycle.restarts import RAN_AT_LEAST_S
 from orchestrator.host.headroom import files_with_hosts
 
 CUTS = ("both", *(pytest.param(cut, marks=pytest.mark.slow) for cut in ("to the host", "from the host")))
@@ -63,43 +59,27 @@ def test_each_host_runs_its_tasks_and_logs_come_here(
 
 
 @pytest.mark.slow
-def test_a_home_directory_that_is_read_only_or_noexec_does_no_harm(up: Any, machines: Testbed) -> None:
-    """With and without a copy of the bundle in it."""
-    home = f"{machines.directory}/home"
-    assert up("--workers", "1", "--", "true", hosts="n2").finish()["outcome"] == "succeeded"
-    machines["n0"].run("rm", "-rf", f"{home}/.local/state/orch")
-    machines["n1"].run("mount", "-o", "remount,bind,noexec", home)
-    machines["n2"].run("mount", "-o", "remount,bind,ro", home)
-    machines["n3"].run("rm", "-rf", f"{home}/.cache/orch")
-    machines["n3"].run("mount", "-o", "remount,bind,ro", home)
-    try:
-        assert up("--workers", "3", "--", "true").finish()["outcome"] == "succeeded"
-    finally:
-        for name in HOSTS:
-            machines[name].run("mount", "-o", "remount,bind,rw,exec", home)
-
-
-@pytest.mark.slow
 def test_limit_on_open_files_that_is_just_enough(up: Any, machines: Testbed) -> None:
     few, enough = (("prlimit", f"--nofile={files_with_hosts(3, 3) - less}") for less in (1, 0))
     run = up("--workers", "3", "--", "true", before=few)
     assert run.process.wait(PATIENCE_S) == 2
-    assert "and 3 hosts with 3 tasks need 56; raise it to 56 at least" in run.text
+    assert "and 3 hosts with 3 tasks need 50; raise it to 50 at least" in run.text
     assert not (machines["n0"].home / ".local/state/orch/runs").exists()
     assert up("--workers", "3", "--", "true", before=enough).finish()["outcome"] == "succeeded"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cut", CUTS)
 def test_a_short_cut_loses_no_line_and_fails_nothing(
     up: Any, machines: Testbed, project: Path, counting: tuple[str, ...], cut: str
 ) -> None:
-    run = up("--workers", "3", "--link-timeout", "60s", *counting)
+    """TCP sends again what the network has lost."""
+    run = up("--workers", "3", *counting)
     run.until_event("task_started", 3)
     cut_host(machines, cut)
+    time.sleep(6.0)
+    machines.heal()
     # On a busy machine others may be silent, too.
     run.until_event("host_silent", host="n1")
-    machines.heal()
     run.until_event("host_back", host="n1")
     (project / "end").touch()
     result = run.finish()
@@ -125,21 +105,35 @@ def test_a_host_that_stays_away_is_named_and_ends_its_tasks_itself(
 
 @pytest.mark.parametrize(
     "victim",
-    ["orch", *(pytest.param(each, marks=pytest.mark.slow) for each in ("agent", "ssh", "agent and keeper"))],
+    ["orch", *(pytest.param(each, marks=pytest.mark.slow) for each in ("agent", "ssh", "agent and guard"))],
 )
 def test_nothing_is_left_after_a_kill(
-    up: Any, machines: Testbed, project: Path, counting: tuple[str, ...], victim: str
+    up: Any, machines: Testbed, counting: tuple[str, ...], victim: str
 ) -> None:
     run = up("--workers", "3", *counting)
     run.until_event("task_started", 3)
     kill_victim(machines, victim)
-    if victim == "ssh":
-        (project / "end").touch()
+    if victim != "orch":
         result = run.finish()
-        assert result["outcome"] == "succeeded"
-        assert all(is_whole(run.log(f"worker:{index}")) for index in range(3))
-    elif victim != "orch":
-        result = run.finish()
-        assert (result["cause"]["kind"], result["cause"]["host"]) == ("host", "n1")
+        assert result["cause"]["kind"] == "host"
+        assert victim == "ssh" or result["cause"]["host"] == "n1"
     for machine in machines.machines.values():
         until(lambda machine=machine: not machine.programs())
+    if victim == "agent and guard":
+        # The next start there removes the directory.
+        machines["n0"].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")
+        assert up("--workers", "3", "--", "true").finish()["outcome"] == "succeeded"
+
+
+@pytest.mark.slow
+def test_run_continues_after_its_ssh_was_killed(
+    up: Any, machines: Testbed, project: Path, counting: tuple[str, ...]
+) -> None:
+    run = up("--workers", "3", "--max-restarts", "1", "--checkpoint-dir", str(project / "ckpt"), *counting)
+    run.until_event("task_started", 3)
+    time.sleep(RAN_AT_LEAST_S)
+    kill_victim(machines, "ssh")
+    run.until_event("task_started", 6)
+    (project / "end").touch()
+    assert run.finish()["outcome"] == "succeeded"
+    assert "ssh was ended by signal 9 on this machine" in run.text

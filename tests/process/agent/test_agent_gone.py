@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import pytest
 
 from orchestrator.links.agent_link import AgentLink
-from orchestrator.links.stream import LocalStream
 from worker.wire.codec import encode
 from worker.wire.messages import Hold, Listening, Run, Signal, Stop, TaskOrder, decode_order
 
@@ -30,7 +29,7 @@ class Pair:
 def pair() -> Iterator[Pair]:
     ours, its = socket.socketpair()
     with ours, its:
-        pair = Pair(AgentLink(LocalStream(ours)), its)
+        pair = Pair(AgentLink(ours), its)
         yield pair
         pair.link.close()
 

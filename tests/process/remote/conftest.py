@@ -1,4 +1,4 @@
-"""Agents of "another host" that is this machine, with a cache of bundles for all tests here."""
+"""Agents of "another host" that is this machine."""
 
 from __future__ import annotations
 
@@ -7,13 +7,6 @@ from pathlib import Path
 
 import pytest
 from host_driving import HostDriver
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    directory = tmp_path_factory.getbasetemp() / "bundle-cache"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(directory))
-    return directory / "orch" / "bundles"
 
 
 @pytest.fixture

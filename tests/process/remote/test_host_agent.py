@@ -1,6 +1,6 @@
-"""An agent on another host: tasks, their logs over broken connections, and nothing left after any end.
+"""An agent on another host: tasks, their logs, the loss of the link, and nothing left after any end.
 
-The host is this machine, reached by `sh -c`: relay, keeper and agent are real.
+The host is this machine, reached by `sh -c`: guard and agent are real.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ import os
 import select
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
 
 import psutil
 import pytest
+from acting_as import as_user, needs_root
 from agent_driving import DAEMONISES, SLEEPER, python, run_order
 from host_driving import RUN, HostDriver
-from waiting import PATIENCE_S, lives, until, until_gone
+from waiting import lives, until, until_gone
 
+from orchestrator.links.agent_link import LinkBack, LinkSilent
 from orchestrator.links.client_link import travelling_environ
-from orchestrator.links.stream import LinkBack, LinkSilent
-from worker.agent.log_shipping import LogShipping
-from worker.agent.resumable_stream import ResumableStream
+from orchestrator.links.opening import Opening
+from worker.agent.log_shipping import CREDIT_BYTES, LogShipping
+from worker.agent.processes import read_stat
 from worker.wire.codec import encode
-from worker.wire.messages import Empty, Exited, ExitFacts, Held, Hold, Log, Stacked, Stop
+from worker.wire.messages import Empty, Exited, ExitFacts, FromAgent, Held, Hold, Log, Stacked, Stop
 
 # Prints numbered lines, in pieces of all sizes, for as long as it takes to break a few connections.
 COUNTS = """
@@ -192,37 +192,40 @@ def test_next_run_of_a_session_starts_with_nothing(host: HostDriver) -> None:
     assert not (host.home / RUN).exists()
 
 
-# -- connections
+# -- the connection
 
 
-def test_broken_connections_lose_and_repeat_nothing(host: HostDriver) -> None:
-    host.start("worker-0", python(COUNTS))
-    for share in (10, 20, 40):
-        until(lambda share=share: host.receive() or len(host.text("worker-0")) > share * 20_000)
-        host.cut()
-    assert host.exited("worker-0").exit_code == 0
-    assert host.text("worker-0") == counted()
-    assert len(host.relays) > 1
+def kinds(host: HostDriver) -> list[type]:
+    host.receive()
+    return [type(message) for message in host.messages]
 
 
-def test_orders_survive_a_broken_connection(host: HostDriver) -> None:
-    host.cut()
-    host.start("worker-0", python("print('up')"))
-    assert host.exited("worker-0").exit_code == 0
+def test_link_that_carries_nothing_for_a_while_loses_nothing(tmp_path: Path) -> None:
+    with HostDriver(tmp_path, is_piped=True) as host:
+        host.start("worker-0", python(COUNTS))
+        until(lambda: len(host.text("worker-0")) > 200_000)
+        for carrier in host.carriers:
+            carrier.suspend()
+        until(lambda: LinkSilent in kinds(host))
+        for carrier in host.carriers:
+            carrier.resume()
+        assert host.exited("worker-0").exit_code == 0
+        assert host.text("worker-0") == counted()
+        assert kinds(host).index(LinkSilent) < kinds(host).index(LinkBack)
 
 
-def test_silent_connection_is_replaced(host: HostDriver) -> None:
-    """The relay is stopped: the connection is there, but nothing comes through it."""
-    host.start("worker-0", python(f"print('up', flush=True); {SLEEPER}"))
-    host.wait_for_line("worker-0")
-    stopped = host.living_relays()
-    for relay in stopped:
-        relay.suspend()
-    host.signal("worker-0", signal.SIGKILL)
-    assert host.exited("worker-0").signal == signal.SIGKILL
-    kinds = [type(message) for message in host.messages]
-    assert kinds.index(LinkSilent) < kinds.index(LinkBack)
-    until_gone(*(relay.pid for relay in stopped))
+@pytest.mark.parametrize("carrier", ["to the host", "from the host", "both"])
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "stopped"])
+def test_lost_link_is_a_lost_host(tmp_path: Path, carrier: str, is_killed: bool) -> None:
+    """The agent ends its tasks by itself, also if one direction alone carries nothing."""
+    with HostDriver(tmp_path, link_timeout_s=4.0, is_piped=True) as host:
+        with nothing_left(host):
+            to, back = host.carriers
+            for each in {"to the host": [to], "from the host": [back], "both": [to, back]}[carrier]:
+                each.kill() if is_killed else each.suspend()
+            until(host.has_ended)
+            assert is_killed or "it has not answered for" in str(host.link.lost_reason)
+        assert host.link.lost_reason
 
 
 # -- ends
@@ -232,38 +235,11 @@ def test_silent_connection_is_replaced(host: HostDriver) -> None:
 def nothing_left(host: HostDriver) -> Iterator[None]:
     """A task with a grandchild that ignores SIGTERM; after the block, everything on the host is gone."""
     host.start("worker-0", python(DAEMONISES))
-    pids = [host.pid_of("worker-0"), host.grandchild_of("worker-0"), host.pid, host.keeper]
+    pids = [host.pid_of("worker-0"), host.grandchild_of("worker-0"), host.pid, host.guard]
     assert all(map(lives, pids))
     yield
     until_gone(*pids)
     until(lambda: not host.home.exists())
-
-
-_RELAY = """
-import socket, sys
-from worker.remote.relay import relay
-agent = socket.socket(socket.AF_UNIX)
-agent.connect(sys.argv[1] + "/agent.sock")
-relay(agent, sys.argv[1] + "/agent.log")
-"""
-
-
-def test_connection_outlives_an_agent_that_is_exiting(tmp_path: Path) -> None:
-    """It closes its connections a moment before its listening socket; the keeper then removes the directory."""
-    directory = tmp_path / "agent"
-    directory.mkdir()
-    (directory / "agent.log").touch()
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(directory / "agent.sock"))
-        listener.listen()
-        relay = subprocess.Popen([sys.executable, "-c", _RELAY, directory], stdin=subprocess.PIPE)
-        listener.accept()[0].close()
-        assert select.select([listener], [], [], PATIENCE_S)[0]  # the relay looks whether there is an agent
-        listener.close()
-        with pytest.raises(subprocess.TimeoutExpired):
-            relay.wait(0.1)
-        shutil.rmtree(directory)
-        relay.communicate(timeout=PATIENCE_S)
 
 
 def test_nothing_is_left_after_leave(host: HostDriver) -> None:
@@ -291,21 +267,26 @@ def test_built_in_program_comes_with_the_bundle(host: HostDriver) -> None:
     assert host.exited("worker-1").exit_code == 1
 
 
-@pytest.mark.parametrize("killed", ["agent", "agent and keeper", "keeper and agent", "stopped agent"])
+@pytest.mark.parametrize("killed", ["agent", "agent and guard", "guard and agent", "guard", "stopped agent"])
 def test_nothing_is_left_after_a_kill(tmp_path: Path, killed: str) -> None:
-    with HostDriver(tmp_path, link_timeout_s=8.0 if killed == "stopped agent" else 60.0) as host:
+    """If both are killed, the next start on the host clears up."""
+    with HostDriver(tmp_path / "first", link_timeout_s=8.0 if killed == "stopped agent" else 60.0) as host:
         with nothing_left(host):
             if killed == "stopped agent":
                 os.kill(host.pid, signal.SIGSTOP)
             else:
-                pids = {"agent": host.pid, "keeper": host.keeper}
+                pids = {"agent": host.pid, "guard": host.guard}
                 for name in killed.split(" and "):
                     os.kill(pids[name], signal.SIGKILL)
             until(host.has_ended)
+            if " and " in killed:
+                until_gone(host.pid_of("worker-0"))
+                with HostDriver(tmp_path / "second"):
+                    assert not host.home.exists()
         assert host.link.lost_reason
 
 
-def test_keeper_notices_the_end_of_an_agent_that_was_stopped(tmp_path: Path) -> None:
+def test_guard_notices_the_end_of_an_agent_that_was_stopped(tmp_path: Path) -> None:
     """However long an agent may be stopped."""
     with HostDriver(tmp_path, link_timeout_s=600.0) as host, nothing_left(host):
         os.kill(host.pid, signal.SIGSTOP)
@@ -314,33 +295,27 @@ def test_keeper_notices_the_end_of_an_agent_that_was_stopped(tmp_path: Path) -> 
         until(host.has_ended)
 
 
-@pytest.mark.slow
-def test_agent_without_its_keeper_cleans_up_itself(tmp_path: Path) -> None:
-    host = HostDriver(tmp_path, link_timeout_s=8.0)
-    host.__enter__()
-    with nothing_left(host):
-        os.kill(host.keeper, signal.SIGKILL)
-        until_gone(host.keeper)
-        host.close()
-
-
-def test_nothing_is_left_when_the_orchestrator_is_gone(tmp_path: Path) -> None:
-    host = HostDriver(tmp_path, link_timeout_s=8.0)
+def test_nothing_is_left_when_the_supervisor_is_gone(tmp_path: Path) -> None:
+    host = HostDriver(tmp_path)
     host.__enter__()
     with nothing_left(host):
         host.close()
 
 
-def test_next_start_clears_up_what_all_have_left(tmp_path: Path) -> None:
-    """Agent, keeper and orchestrator were killed: only another start can clear up."""
-    host = HostDriver(tmp_path / "first")
-    host.__enter__()
-    with nothing_left(host):
-        for pid in (host.keeper, host.pid):
-            os.kill(pid, signal.SIGKILL)
-        host.close()
-        with HostDriver(tmp_path / "second"):
-            assert not host.home.exists()
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_earlier_agent_of_a_run_is_ended_before_its_next_one(tmp_path: Path, is_stopped: bool) -> None:
+    """Its link is lost, but it has not noticed that."""
+    with HostDriver(tmp_path / "first", name="run") as first:
+        with nothing_left(first):
+            if is_stopped:
+                os.kill(first.pid, signal.SIGSTOP)
+            with HostDriver(tmp_path / "second", name="run"):
+                assert not first.home.exists()
+        with (
+            HostDriver(tmp_path / "third", name="run") as third,
+            HostDriver(tmp_path / "other", name="other"),
+        ):
+            assert third.home.exists()
 
 
 def test_end_order_ends_all(host: HostDriver) -> None:
@@ -354,20 +329,48 @@ def test_end_order_ends_all(host: HostDriver) -> None:
 # -- what others can see
 
 
-def test_directory_and_socket_are_private(host: HostDriver) -> None:
-    modes = {
-        name: stat.S_IMODE((host.home / name).stat().st_mode) for name in ("", "agent.sock", "agent.log")
-    }
-    assert modes == {"": 0o700, "agent.sock": 0o600, "agent.log": 0o600}
+def test_directory_of_an_agent_is_private(host: HostDriver) -> None:
+    modes = {name: stat.S_IMODE((host.home / name).stat().st_mode) for name in ("", "agent.log")}
+    assert modes == {"": 0o700, "agent.log": 0o600}
+
+
+def test_nothing_listens_for_the_link(host: HostDriver) -> None:
+    processes = (psutil.Process(host.guard), psutil.Process(host.pid))
+    assert not [found for each in processes for found in each.net_connections("inet")]
+    assert not [path for path in host.home.rglob("*") if path.is_socket()]
+
+
+@needs_root
+def test_directory_of_another_user_is_not_swept(tmp_path: Path) -> None:
+    """It has the name of an agent's, and names a process of this user as its own."""
+    victim = subprocess.Popen(["sleep", "600"])
+    stat = read_stat(victim.pid)
+    assert stat is not None
+    theirs = Path(f"/tmp/orch-agent-{os.geteuid()}-{Opening('run', 'there', 1.0).agent}-another")
+
+    def make() -> None:
+        theirs.mkdir()
+        (theirs / "processes").write_text(f"{victim.pid} {stat.start_ticks}\n")
+
+    as_user(54_321, make)
+    try:
+        with HostDriver(tmp_path, name="run"):
+            assert victim.poll() is None
+            assert (theirs / "processes").exists()
+    finally:
+        shutil.rmtree(theirs)
+        victim.kill()
+        victim.wait()
 
 
 def test_no_secret_is_in_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN_OF_THE_USER", "very-secret")
     with HostDriver(tmp_path) as host:
-        processes = [*host.living_relays(), psutil.Process(host.keeper), psutil.Process(host.pid)]
+        processes = [psutil.Process(host.guard), psutil.Process(host.pid)]
         words = " ".join(" ".join(process.cmdline()) for process in processes)
-        assert str(host.home) in words
+        assert sys.executable in words
         assert "very-secret" not in words
+        assert [process.name() for process in processes] == ["orch-guard", "orch-agent"]
 
 
 def test_interpreter_of_the_agent_is_isolated(host: HostDriver) -> None:
@@ -379,52 +382,49 @@ def test_interpreter_of_the_agent_is_isolated(host: HostDriver) -> None:
 
 
 class SlowLink:
-    """In the place of the stream: a connection that carries `rate` bytes a second, by the clock of the test."""
-
-    waiting_bytes = 0
+    """Carries `rate` bytes a second to a supervisor, by the clock of the test. Its credit comes back at once."""
 
     def __init__(self, rate: float) -> None:
-        self.last = self.acknowledged = 0
         self.now = self.is_free_at = 0.0
         self._rate = rate
         self._on_the_way: deque[tuple[int, float]] = deque()
-        self.messages: list[Any] = []
+        self.messages: list[FromAgent] = []
 
     @property
     def delay_s(self) -> float:
         """How long a message waits that is sent now."""
         return max(0.0, self.is_free_at - self.now)
 
-    def send(self, message: object) -> None:
-        self.last += 1
+    def send(self, message: FromAgent) -> None:
         self.messages.append(message)
         self.is_free_at = self.now + self.delay_s + len(encode(message)) / self._rate
-        self._on_the_way.append((self.last, self.is_free_at))
+        self._on_the_way.append((len(message.data) if isinstance(message, Log) else 0, self.is_free_at))
 
-    def advance(self, now: float) -> None:
+    def advance(self, now: float, shipping: LogShipping) -> None:
         self.now = now
         while self._on_the_way and self._on_the_way[0][1] <= now:
-            self.acknowledged = self._on_the_way.popleft()[0]
+            if (count := self._on_the_way.popleft()[0]) > 0:
+                shipping.take_credit(count, now)
 
 
 @pytest.mark.parametrize("rate", [50e3, 300e3, 1e6])
 def test_logs_do_not_delay_other_messages_on_a_slow_link(tmp_path: Path, rate: float) -> None:
-    """A host counts as silent after 3 s without an answer."""
+    """A host counts as silent after 3 s without an answer, and as lost after much longer."""
     log = tmp_path / "log"
     log.write_bytes(b"")
     os.truncate(log, 100_000_000)
     link = SlowLink(rate)
     with select.epoll() as poller:
-        shipping = LogShipping(cast(ResumableStream, link), poller)
+        shipping = LogShipping(link.send, poller)
         shipping.add("worker:0", str(log))
         delays, busy = [], 0
         for turn in range(3000):
-            link.advance(turn * 0.01)
+            link.advance(turn * 0.01, shipping)
             shipping.advance(link.now)
             delays.append(link.delay_s)
             busy += link.delay_s > 0
         shipping.close()
-    assert max(delays) < 2.0
+    assert max(delays) < CREDIT_BYTES * 4 / 3 / rate + 0.1
     assert busy > 2900, "the link has nothing to carry"
 
 
@@ -435,23 +435,25 @@ def test_rest_of_the_logs_does_not_delay_the_end_of_a_teardown(tmp_path: Path) -
     os.truncate(log, 100_000_000)
     link = SlowLink(300e3)
     with select.epoll() as poller:
-        shipping = LogShipping(cast(ResumableStream, link), poller)
+        shipping = LogShipping(link.send, poller)
         shipping.add("worker:0", str(log))
         shipping.hold(Exited("worker:0", ExitFacts(0, None, 1.0)))
         shipping.hold_last(Empty(0))
         for turn in range(3000):
             is_broken = 100 <= turn < 1600
             if not is_broken:
-                link.advance(turn * 0.01)
+                link.advance(turn * 0.01, shipping)
             shipping.advance(turn * 0.01)
             if 1600 <= turn < 1700:
                 assert isinstance(link.messages[-1], Log), "the break counted"
         *logs, exited, empty = link.messages
         with log.open("ab") as file:
             file.write(b"next")
+        link.advance(60.0, shipping)
         shipping.wake()
-        shipping.advance(40.0)
+        shipping.advance(60.0)
         shipping.close()
-    sent = sum(len(each.data) for each in logs)
-    assert isinstance(exited, Exited) and empty == Empty(0, unsent={"worker:0": 100_000_000 - sent})
+    sent = sum(len(each.data) for each in logs if isinstance(each, Log))
+    assert isinstance(exited, Exited) and isinstance(empty, Empty)
+    assert empty.unsent == {"worker:0": 100_000_000 - sent}
     assert link.messages[-1] == Log("worker:0", sent, b"next")

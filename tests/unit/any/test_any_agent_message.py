@@ -24,7 +24,6 @@ from waiting import PATIENCE_S, until, until_gone
 from orchestrator.engines import agent_words
 from orchestrator.engines.local import LocalEngine
 from orchestrator.links.agent_link import AgentLink
-from orchestrator.links.stream import LocalStream
 from worker.wire.codec import BadMessage, Matches, Within, decoder, encode
 from worker.wire.messages import (
     FromAgent,
@@ -129,7 +128,7 @@ def lines(good: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
 def test_anything_from_an_agent_is_a_message_or_the_end_of_its_link(said: list[bytes]) -> None:
     ours, its = socket.socketpair()
     with ours, its, contextlib.ExitStack() as stack:
-        link = stack.enter_context(contextlib.closing(AgentLink(LocalStream(ours))))
+        link = stack.enter_context(contextlib.closing(AgentLink(ours)))
         its.sendall((b"\n".join(said) + b"\n")[:60_000])
         its.shutdown(socket.SHUT_WR)
         is_there = True
@@ -144,7 +143,7 @@ def test_anything_from_an_agent_is_a_message_or_the_end_of_its_link(said: list[b
 def test_messages_arrive_from_any_pieces_of_the_stream(said: list[Any], cuts: list[int]) -> None:
     ours, its = socket.socketpair()
     with ours, its, contextlib.ExitStack() as stack:
-        link = stack.enter_context(contextlib.closing(AgentLink(LocalStream(ours))))
+        link = stack.enter_context(contextlib.closing(AgentLink(ours)))
         data = b"".join(map(encode, said))
         found = []
         for begin, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True):

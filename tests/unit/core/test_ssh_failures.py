@@ -138,7 +138,7 @@ CASES: dict[tuple[int | None, str], str] = {
     (3, ""): "its login shell ended with exit code 3 before Python started; run",
     (0, ""): "its login shell ended with exit code 0 before Python started; run `ssh n1 true`",
     (None, ""): "the connection ended before the agent had started; start again",
-    (-9, ""): "ssh was ended by signal 9 on this machine; start again",
+    (-9, ""): "ssh was ended by signal 9 on this machine",
 }
 
 

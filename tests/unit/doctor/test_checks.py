@@ -146,9 +146,9 @@ CASES = [
     case("warning open files: may open 256 files | ulimit -n 1024", limits={resource.RLIMIT_NOFILE: 256}),
     case("problem open files: is 10 (ulimit -Sn) | raise it", limits={resource.RLIMIT_NOFILE: 10}),
     case(
-        "problem open files: the limit on open files is 4,096 (ulimit -Hn), and 600 hosts with 2 tasks need 4,830"
-        " | raise it to 4,830 at least (ulimit -Hn as root,",
-        limits={resource.RLIMIT_NOFILE: 4096},
+        "problem open files: the limit on open files is 2,048 (ulimit -Hn), and 600 hosts with 2 tasks need 3,630"
+        " | raise it to 3,630 at least (ulimit -Hn as root,",
+        limits={resource.RLIMIT_NOFILE: 2048},
         spec={"hosts": HOSTS},
     ),
     case("warning file size: 1,024 bytes | ulimit -f unlimited", limits={resource.RLIMIT_FSIZE: 1024}),
@@ -251,7 +251,7 @@ def test_problem_of_the_job_is_refused_by_up(machine: HealthyMachine) -> None:
         {"rooms": room(Limit.MEMORY, 1)},
         {"limits": {resource.RLIMIT_NOFILE: 10}},
         {"limits": {resource.RLIMIT_AS: GIB}},
-        {"spec": {"hosts": HOSTS}},
+        {"limits": {resource.RLIMIT_NOFILE: 2048}, "spec": {"hosts": HOSTS}},
         {"kernel": "4.19.0"},
         {"spec": {"network": NetworkOption.PRIVATE}, "probe_private_network": lambda: REFUSED},
         {"state_mode": 0o777},

@@ -1,4 +1,4 @@
-"""The stream of an agent on another host: a resumable stream, with what such a host needs in addition.
+"""The stream of an agent on another host, with what such a host needs in addition.
 
 On another host the agent uses a directory of its own, because the run's directory is not there. It creates the files
 and directories that orders name, sends the logs, and sends the text of files instead of their paths.
@@ -9,23 +9,27 @@ from __future__ import annotations
 import os
 import select
 import shutil
-import socket
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from worker.agent.guard import LOG
 from worker.agent.host_facts import host_facts
 from worker.agent.log_shipping import LogShipping
 from worker.agent.processes import DIRECTORY_VARIABLE
-from worker.agent.resumable_stream import ResumableStream
+from worker.agent.stream import SupervisorStream
 from worker.agent.task_process import SEARCH_PATH
+from worker.wire.lease import Lease
 from worker.wire.messages import (
     AGENT_LOG,
     PRELOADER_LOG,
+    Credit,
     Empty,
     Exited,
     FromAgent,
     Hello,
+    Ping,
     PreloadOrder,
     Run,
     Stacked,
@@ -33,22 +37,27 @@ from worker.wire.messages import (
     ToAgent,
 )
 
-_LOG = "agent.log"
 _BUNDLE = Path(__file__).parents[2]
 # Longest text of an exception that is sent.
 _MOST_EXCEPTION_BYTES = 1 << 20
+# Until the first ping is confirmed: the supervisor may be busy with other hosts.
+_FIRST_LEASE_S = 30.0
 
 
-class HostStream:
-    """Has the interface of Stream. `directory` is the agent's own."""
+class HostStream(SupervisorStream):
+    """`directory` is the agent's own. Its parent, the guard, removes it."""
 
     def __init__(
-        self, directory: Path, agent_id: str, listener: int, link_timeout_s: float, poller: select.epoll
+        self, directory: Path, source: int, sink: int, link_timeout_s: float, poller: select.epoll
     ) -> None:
+        super().__init__(source, sink, poller)
         self._directory = directory
-        self._keeper = os.getppid()
-        self._stream = ResumableStream(socket.socket(fileno=listener), agent_id, link_timeout_s, poller)
-        self._logs = LogShipping(self._stream, poller)
+        self._guard = os.getppid()
+        now = time.monotonic()
+        self._lease = Lease(now)
+        self._link_timeout_s = link_timeout_s
+        self._lease_ends = now + max(_FIRST_LEASE_S, link_timeout_s)
+        self._logs = LogShipping(super().send, poller)
         self._environ = {_text(name): _text(value) for name, value in os.environb.items()}
         self._facts = host_facts(str(directory), os.environ)
         self._run_id = ""
@@ -57,67 +66,69 @@ class HostStream:
 
     @property
     def due(self) -> float:
-        """The time of the next advance() (monotonic seconds)."""
-        return float("inf") if self._is_silent else min(self._logs.due, self._stream.lease_ends)
+        return float("inf") if self._is_silent else min(self._logs.due, self._lease_ends)
 
     def advance(self, now: float) -> bool:
-        """Do what is due. Return False if the orchestrator has not answered for too long."""
         if self._is_silent:
             return True
         self._logs.advance(now)
-        return now < self._stream.lease_ends
+        return now < self._lease_ends
 
     def serves(self, fd: int) -> bool:
-        return self._stream.serves(fd) or self._logs.serves(fd)
+        return super().serves(fd) or self._logs.serves(fd)
 
     def read(self, fd: int) -> tuple[list[ToAgent], bool]:
-        """Return (messages that have arrived, True) for one of its descriptors."""
         if self._logs.serves(fd):
             self._logs.wake()
             return [], True
-        messages, is_open = self._stream.read(fd)
+        messages, is_open = super().read(fd)
         return [self._prepared(message) for message in messages], is_open
 
     def take_descriptors(self) -> list[int]:
-        return []  # they stay on the orchestrator's host
+        return []  # they stay on the supervisor's host
 
     def send(self, message: FromAgent) -> None:
         match message:
             case Hello():
-                self._stream.send(replace(message, facts=self._facts))
+                super().send(replace(message, facts=self._facts))
             case Exited():
                 self._logs.hold(replace(message, exception=self._read_exception(message.task)))
             case Stacked():
-                self._stream.send(replace(message, file=None, offset=0, length=0))
+                super().send(replace(message, file=None, offset=0, length=0))
             case Empty():
                 self._logs.hold_last(message)
             case _:
-                self._stream.send(message)
+                super().send(message)
 
     def drop_output(self) -> None:
         self._is_silent = True
-        self._stream.drop_output()
+        super().drop_output()
         self._logs.close()
-
-    def ignore_input(self) -> None:
-        self._stream.ignore_input()
-
-    def flush(self) -> None:
-        self._stream.flush()
 
     def close(self) -> None:
-        """Write the rest and close everything. Without a keeper, also remove the directory."""
-        self.flush()
+        """Write the rest and close everything. Without a guard, also remove the directory."""
         self._logs.close()
-        self._stream.close()
-        if os.getppid() != self._keeper:
+        super().close()
+        if os.getppid() != self._guard:
             shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _take_ping(self, ping: Ping) -> None:
+        """Answer a ping at once. One that confirms ours is the answer itself."""
+        now = time.monotonic()
+        if self._lease.take(ping, now):
+            self._lease_ends = self._lease.confirmed + self._link_timeout_s
+        else:
+            super().send(self._lease.ping(now))
 
     # -- orders
 
     def _prepared(self, message: ToAgent) -> ToAgent:
         """Create what an order needs on this host. Return it with what only this host knows."""
         match message:
+            case Ping():
+                self._take_ping(message)
+            case Credit():
+                self._logs.take_credit(message.count, time.monotonic())
             case Run():
                 return self._begin_run(message)
             case PreloadOrder():
@@ -135,9 +146,9 @@ class HostStream:
         self._run_id = run.run_id
         self._exceptions.clear()
         self._logs.close()
-        self._logs.add(AGENT_LOG, str(self._directory / _LOG))
+        self._logs.add(AGENT_LOG, str(self._directory / LOG))
         own = {DIRECTORY_VARIABLE: _text(os.fsencode(self._directory))}
-        # The orchestrator cannot know the device and inode of a directory that is created here.
+        # The supervisor cannot know the device and inode of a directory that is created here.
         return replace(run, directory=None, environ={**self._environ, **run.environ, **own})
 
     def _with_worker(self, order: PreloadOrder | TaskOrder) -> Mapping[str, str]:

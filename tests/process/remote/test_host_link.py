@@ -1,0 +1,260 @@
+"""The supervisor's end of the link to another host: its turn to open, its heartbeats, and what ends it.
+
+The test is the host, and tells the time.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import select
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from host_driving import Shell
+
+from orchestrator.core.errors import EngineError
+from orchestrator.links.agent_link import AgentMessage, LinkBack, LinkSilent
+from orchestrator.links.bundle import bundle
+from orchestrator.links.host_link import HostLink
+from orchestrator.links.opening import Opening
+from orchestrator.links.start_queue import StartQueue
+from worker.wire.codec import encode
+from worker.wire.messages import Hello, Listening, Ping, Stop, decode_order
+
+_MOST_BYTES = 1 << 20
+
+
+class _Process:
+    pid = 2**22 + 1  # none has it
+    returncode = 0
+
+
+class _Connection:
+    """A process of ssh. The test holds the other end of its stream."""
+
+    def __init__(self) -> None:
+        self.stream, self.host_end = socket.socketpair()
+        self.host_end.setblocking(False)
+        self.process: Any = _Process()
+
+    def wait(self, timeout_s: float) -> bool:
+        return True
+
+    def messages(self) -> str | None:
+        return None
+
+    def kill(self) -> None:
+        return
+
+
+class Host:
+    """A link and the other end of it. `now` is the time of the link's ticks."""
+
+    def __init__(self, starts: StartQueue | None = None, failure: Exception | None = None) -> None:
+        self.connections: list[_Connection] = []
+        self.received: list[AgentMessage] = []
+        self.now = time.monotonic()
+        self.failure = failure
+        opening = Opening("run", "there", 16.0)
+        self.link = HostLink(Shell(), "there", self._connect, opening, 16.0, starts or StartQueue())
+
+    def _connect(self, errors: int) -> Any:
+        if self.failure is not None:
+            raise self.failure
+        self.connections.append(_Connection())
+        return self.connections[-1]
+
+    @property
+    def end(self) -> socket.socket:
+        return self.connections[-1].host_end
+
+    def answer(self) -> None:
+        """Play stage 1, and send the agent's first message."""
+        opening = b""
+        while len(opening.split(b"\n", 2)) < 3 or not opening.endswith(bundle().data):
+            self.link.read()
+            opening += self.end.recv(_MOST_BYTES)
+        mark = json.loads(opening.split(b"\n", 2)[1])["mark"].encode()
+        self.end.send(b"Welcome!\n" + mark + b'{"state": "ready"}\n' + encode(Hello("there", 1, 1)))
+        assert self.turn() == [Hello("there", 1, 1)]
+        self.now = time.monotonic()
+
+    def turn(self, after_s: float = 0.0) -> list[AgentMessage]:
+        self.now += after_s
+        self.link.tick(self.now)
+        messages, self.is_open = self.link.read()
+        self.received += messages
+        return messages
+
+    def pings(self) -> list[Ping]:
+        try:
+            lines = self.end.recv(_MOST_BYTES).splitlines()
+        except BlockingIOError:
+            return []
+        return [message for message in map(decode_order, lines) if isinstance(message, Ping)]
+
+    def close(self) -> None:
+        self.link.close()
+        for connection in self.connections:
+            connection.stream.close()
+            connection.host_end.close()
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    found = Host()
+    found.answer()
+    yield found
+    found.close()
+
+
+# -- its turn
+
+
+def test_few_connections_are_opened_at_the_same_time() -> None:
+    starts = StartQueue(most=2, slow_s=math.inf)
+    hosts = [Host(starts) for _ in range(5)]
+    assert [len(each.connections) for each in hosts] == [1, 1, 0, 0, 0]
+    hosts[1].answer()
+    hosts[2].answer()
+    assert [len(each.connections) for each in hosts] == [1, 1, 1, 1, 0]
+    hosts[4].link.leave()
+    assert hosts[4].link.read() == ([], False)
+    for each in hosts:
+        each.close()
+
+
+def test_connection_that_takes_long_to_open_does_not_delay_the_next_one() -> None:
+    starts = StartQueue(most=1, slow_s=2.0)
+    slow, waiting = Host(starts), Host(starts)
+    slow.turn(1.0)
+    assert not waiting.connections
+    waiting.turn(2.5)
+    assert waiting.connections
+    slow.close()
+    waiting.close()
+
+
+@pytest.mark.parametrize(
+    ("failure", "text"),
+    [(EngineError("no ssh here"), "no ssh here"), (OSError(errno.EMFILE, "Too many open files"), "Too many")],
+)
+def test_connection_that_cannot_be_started_ends_the_link(failure: Exception, text: str) -> None:
+    host = Host(failure=failure)
+    assert host.link.tick(host.now)
+    assert host.link.read() == ([], False)
+    assert text in str(host.link.lost_reason)
+    host.close()
+
+
+def test_orders_wait_until_the_connection_is_opened() -> None:
+    starts = StartQueue(most=1, slow_s=math.inf)
+    first, second = Host(starts), Host(starts)
+    assert second.link.send(Stop(1.0))
+    first.answer()
+    data = second.end.recv(_MOST_BYTES)
+    while not data.endswith(encode(Stop(1.0))):
+        second.link.read()
+        data += second.end.recv(_MOST_BYTES)
+    first.close()
+    second.close()
+
+
+# -- heartbeats
+
+
+def test_host_is_silent_then_back_or_lost(host: Host) -> None:
+    """It is lost after the agent has given up: 16 s after it sent its last ping that was confirmed."""
+    assert host.pings()
+    silent = [host.turn(0.5) for _ in range(8)]
+    assert [type(each) for turn in silent for each in turn] == [LinkSilent]
+    (*_, ping) = host.pings()
+    host.end.send(encode(Ping(7.0, ping.mono)))
+    assert [type(each) for each in host.turn()] == [LinkBack]
+    confirmation = host.pings()[-1]
+    assert confirmation.echo == 7.0, "the agent's lease would be renewed a second later"
+    lost_at = next(turn for turn in range(60) if not host.turn(0.5) and not host.is_open)
+    # The ping was sent up to 0.5 s earlier.
+    assert 17.0 <= (lost_at + 1) * 0.5 <= 18.5
+    assert "it has not answered for" in str(host.link.lost_reason)
+
+
+def test_pings_of_the_host_alone_do_not_renew_its_lease(host: Host) -> None:
+    """What it confirms counts: a cut in one direction is a cut."""
+    for _ in range(80):
+        host.end.send(encode(Ping(host.now)))
+        host.turn(0.5)
+        if not host.is_open:
+            break
+    assert not host.is_open
+
+
+def test_time_in_which_the_supervisor_was_stopped_does_not_count(host: Host) -> None:
+    assert host.turn(600.0) == []
+    assert host.is_open
+    host.turn(0.5)
+    assert host.is_open
+
+
+def test_clock_of_the_host_is_measured(host: Host) -> None:
+    assert host.link.clock[1] == math.inf
+    ping = host.pings()[-1]
+    host.end.send(encode(Ping(ping.mono + 1000.0, ping.mono)))
+    host.turn()
+    offset, error = host.link.clock
+    assert abs(offset - 1000.0) <= error < 1.0
+
+
+# -- its end
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"hello\n",
+        b'{"type": "Ping", "mono": "x"}\n',
+        b'{"type": "Ping", "mono": 1e999}\n',
+        b'{"type": "Ping", "mono": 1, "echo": 1e11, "held_s": 0}\n',
+        b'{"type": "Listening"}\n',
+        b"x" * (17 << 20),
+    ],
+    ids=range(6),
+)
+def test_forged_message_of_an_agent_ends_its_link(host: Host, line: bytes) -> None:
+    host.end.setblocking(False)
+    sent = 0
+    good = encode(Listening("worker:0"))
+    host.end.send(good)
+    while host.link.read()[1] and sent < len(line):
+        sent += host.end.send(line[sent : sent + (1 << 16)])
+    host.turn()
+    assert not host.is_open
+    assert "cannot read" in str(host.link.lost_reason)
+
+
+def test_end_of_the_stream_is_the_end_of_the_host(host: Host) -> None:
+    host.end.send(encode(Listening("worker:0")))
+    host.end.close()
+    assert host.turn() == [Listening("worker:0")]
+    host.turn()
+    assert not host.is_open
+    assert host.link.lost_reason == "the agent has ended there: it was killed, or it crashed"
+    assert not host.link.send(Stop(0.0))
+    assert not select.select([host.link], [], [], 0)[0], "who waits for it would not wait"
+
+
+def test_leave_sends_the_end_of_the_stream_and_waits_for_that_of_the_host(host: Host) -> None:
+    host.link.leave()
+    host.pings()
+    assert host.end.recv(100) == b""
+    host.turn()
+    assert host.is_open
+    host.end.close()
+    host.turn()
+    host.turn()
+    assert (host.is_open, host.link.lost_reason) == (False, None)

@@ -1,1 +1,0 @@
-"""Programs that run on another host beside the agent: stage 1, the keeper and the relay."""
