@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
-from agent_driving import PYTHON, Driver
+from agent_driving import PYTHON, Driver, signal_and_wait
+from waiting import child_with
 
 from worker.wire.messages import NotPreloaded, Preloaded, PreloadOrder
 
@@ -118,6 +121,21 @@ def test_threads_of_a_forked_task_import_preloaded_modules_at_once(agent: Driver
         ending = agent.ending(f"t{number}")
         assert ending.exit_code == 0, ending.text
         assert agent.method_of(f"t{number}") == "fork", agent.refusals()
+
+
+def test_preloader_that_is_killed_between_forks_costs_no_task(agent: Driver) -> None:
+    agent.preload("json")
+    agent.run_task("first", ["-c", "print('hello')"], fork=True)
+    assert agent.ending("first").text == "hello\n" and agent.method_of("first") == "fork"
+    preloader = child_with(agent.pid, "preloader")
+    assert preloader is not None
+    signal_and_wait(preloader, signal.SIGSTOP, "T")
+    names = [f"t{number}" for number in range(24)]
+    for name in names:
+        agent.run_task(name, ["-c", "print('hello')"], fork=True)
+    os.kill(preloader, signal.SIGKILL)
+    assert {agent.ending(name).text for name in names} == {"hello\n"}
+    assert {agent.method_of(name) for name in names} == {"spawn"}
 
 
 def reasons_to_preload_again(agent: Driver) -> list[str]:
