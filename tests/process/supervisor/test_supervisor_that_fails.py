@@ -1,15 +1,19 @@
-"""After an error in the supervisor itself, the run ends, and its result has what is known."""
+"""After an error in the supervisor itself, the run ends, and its result has what is known. It can be ended before."""
 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from orchestrator.client.launch import create_run
+from orchestrator.host.isolation import isolated
 from orchestrator.links.supervisor_link import SupervisorLink, SupervisorProcess
 from orchestrator.request.settings import settings
 
@@ -60,3 +64,23 @@ def test_result_after_a_supervisor_error_has_attempts_and_tasks(fault: str, tmp_
     assert (result["attempts"], [end["exit_code"] for end in result["history"]]) == (1, [42])
     states = [(task["task"], task["state"]) for task in result["tasks"]]
     assert states == ([] if fault == "no result" else [("worker:0", "failed"), ("worker:1", "stopped")])
+
+
+def test_signal_ends_a_supervisor_that_waits_for_its_request() -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start_process(door: int) -> subprocess.Popen[bytes]:
+        argv = isolated("orchestrator.supervisor", str(door))
+        started.append(subprocess.Popen(argv, pass_fds=(door,), start_new_session=True))
+        return started[0]
+
+    def catches(number: signal.Signals) -> bool:
+        status = Path(f"/proc/{started[0].pid}/status").read_text()
+        return bool(int(status.partition("SigCgt:")[2].split()[0], 16) & 1 << (number - 1))
+
+    process = SupervisorProcess(start_process)
+    with SupervisorLink(process.connect(), process):
+        until(lambda: catches(signal.SIGTERM))
+        time.sleep(0.2)  # it reads from the connection
+        started[0].terminate()
+        assert process.wait(60)

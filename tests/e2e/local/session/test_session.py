@@ -318,6 +318,23 @@ with orchestrator.Session() as session:
     assert (done.stdout.splitlines(), done.stderr) == (expected, "")
 
 
+def test_session_ends_although_a_forked_process_has_its_connections(tmp_path: Path) -> None:
+    program = """
+import orchestrator, os, signal, time
+with orchestrator.Session() as session:
+    with session.up(command=["true"]) as run:
+        run.wait()
+    child = os.fork()
+    if child == 0:
+        time.sleep(600)
+print(os.path.exists(f"/proc/{run.view.record.supervisor_pid}"))
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
 # -- preloaded modules
 
 
