@@ -36,7 +36,13 @@ def test_after_it():
     [
         (signal.SIGINT, "orch_cluster", pytest.ExitCode.INTERRUPTED, ""),
         # The signal of pytest-timeout.
-        (signal.SIGALRM, "orch_cluster", pytest.ExitCode.TESTS_FAILED, "- orch run "),
+        pytest.param(
+            signal.SIGALRM,
+            "orch_cluster",
+            pytest.ExitCode.TESTS_FAILED,
+            "- orch run ",
+            marks=pytest.mark.slow,
+        ),
         (signal.SIGKILL, "orch_preloaded", -signal.SIGKILL, ""),
     ],
 )
@@ -64,6 +70,7 @@ def test_clusters_end_with_a_session_that_gets_a_signal(
     until(lambda: not processes_of(tmp_path))
 
 
+@pytest.mark.slow
 def test_clusters_end_when_xdist_worker_is_killed(tmp_path: Path) -> None:
     with session(tmp_path, DIES, "-n", "1") as started:
         out, _ = started.communicate()

@@ -38,9 +38,9 @@ def clusters(request):
 
 # -- runs and their directories
 
-def test_finished(orch_cluster, tmp_path):
+def test_finished(orch_cluster, orch_preloaded, tmp_path):
     first = orch_cluster(workers=2, command=["sh", "-c", "echo $ORCH_TASK $MINE"], env={"MINE": "it is"})
-    second = orch_cluster(command=["false"])
+    second = orch_preloaded(command=["false"])
     assert first.status().run.state == "succeeded"
     assert second.status().run.state == "failed"
     assert first.log("worker:1").read_text() == "worker:1 it is\\n"
@@ -54,12 +54,12 @@ def test_after_it(tmp_path):
     assert not os.environ["XDG_STATE_HOME"].endswith("orch-state")
     assert list(tmp_path.iterdir()) == []
 
-def test_time_limit(orch_cluster):
-    limits = [orch_cluster(command=["true"], **given) for given in ({}, {"timeout": "7m"}, {"timeout": None})]
+def test_time_limit(orch_preloaded):
+    limits = [orch_preloaded(command=["true"], **given) for given in ({}, {"timeout": "7m"}, {"timeout": None})]
     assert [run.view.record.spec["timeout_s"] for run in limits] == [240, 420, None]
 
-def test_depth(orch_cluster, monkeypatch):
-    assert orch_cluster.run(os.getenv, ["ORCH_DEPTH"]) == ["1"]
+def test_depth(orch_cluster, orch_preloaded, monkeypatch):
+    assert orch_preloaded.run(os.getenv, ["ORCH_DEPTH"]) == ["1"]
     monkeypatch.setenv("ORCH_DEPTH", "3")
     with pytest.raises(UsageError, match="ORCH_DEPTH is 3"):
         orch_cluster.run(os.getenv, ["ORCH_DEPTH"])
@@ -109,29 +109,29 @@ def test_values(clusters, tmp_path):
     def offset(start):
         return start + index()
 
-    assert clusters.run(offset, (10,), workers=2) == [10, 12]
-    assert clusters.run(lambda: os.environ["ORCH_RUN_DIR"])[0].startswith(str(tmp_path / "orch"))
+    (zero, place), (two, _) = clusters.run(lambda: (offset(10), os.environ["ORCH_RUN_DIR"]), workers=2)
+    assert (zero, two) == (10, 12) and place.startswith(str(tmp_path / "orch"))
 
-def test_exception(clusters):
-    def fail():
-        raise Failed("in the task")
+def test_exception(orch_preloaded):
+    def fail(text):
+        raise Failed(text)
 
     with pytest.raises(Failed, match="in the task"):
-        clusters.run(fail, workers=2)
+        orch_preloaded.run(fail, ("in the task",), workers=2)
 
-def test_fails_by_an_assertion(orch_cluster):
+def test_fails_by_an_assertion(orch_preloaded):
     def compares():
         print("from", os.environ["ORCH_TASK"])
         left = [1, 2, 3]
         assert left == [1, 2, 4]
 
-    orch_cluster.run(compares)
+    orch_preloaded.run(compares)
 
 # -- failed tests
 
 @pytest.fixture
-def cluster(orch_cluster):
-    return orch_cluster(workers=2, command=FAILS)
+def cluster(orch_preloaded):
+    return orch_preloaded(workers=2, command=FAILS)
 
 def test_fails_with_a_cluster(cluster):
     assert cluster.id == "the test's own"
@@ -140,16 +140,16 @@ def test_passes(cluster):
     print(cluster.id)
 
 @pytest.fixture
-def broken(orch_cluster):
-    orch_cluster(command=SLEEPS, wait=False).wait_ready()
+def broken(orch_preloaded):
+    orch_preloaded(command=SLEEPS, wait=False).wait_ready()
     raise ValueError("the fixture's own")
 
 def test_broken(broken):
     pass
 
-def test_fails_for_a_long_reason(orch_cluster):
+def test_fails_for_a_long_reason(orch_preloaded):
     words = "the data set has 1797 examples, which 4 workers with 512 examples each cannot share"
-    assert_succeeded(orch_cluster(command=["python3", "-c", f"raise ValueError('{words}')"]))
+    assert_succeeded(orch_preloaded(command=["python3", "-c", f"raise ValueError('{words}')"]))
 
 def test_fails_by_an_option(orch_cluster):
     orch_cluster(worker=2)
