@@ -36,7 +36,7 @@ from orchestrator.store.runs.locks import lock_name
 
 VICTIM, OTHER = ORDINARY + 20, ORDINARY + 21
 # Draws as each of the two users: in the gate always the same, in the longer proof 10 new blocks (10,000 in all).
-DRAWS, BLOCK, BLOCKS = 16, 500, 10
+DRAWS, BLOCK, BLOCKS = 8, 500, 10
 # Seconds for all verbs of one draw. Only a verb that hangs exceeds it, also on a busy machine.
 HANGS_S = 60
 VERBS: list[tuple[str, ...]] = [

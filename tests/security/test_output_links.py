@@ -23,7 +23,10 @@ OUTPUTS = (
 )
 
 
-@pytest.fixture(scope="module", params=[0, USER], ids=["root", "ordinary user"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(0, id="root", marks=pytest.mark.slow), pytest.param(USER, id="ordinary")],
+)
 def user(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
     """A user with a run and the directory `kept`."""
     with User(request.param, tmp_path_factory.mktemp("outputs")) as made:

@@ -230,6 +230,7 @@ def test_stop_names_the_silent_host_that_it_waits_for(orch: Orch, up: list[str])
     assert_nothing_left(orch)
 
 
+@pytest.mark.slow
 def test_many_hosts_under_a_low_soft_limit_on_open_files(orch: Orch) -> None:
     """The check raises the limit, and so do the agents that start beside it."""
     hosts = ",".join(f"n{at}" for at in range(60))

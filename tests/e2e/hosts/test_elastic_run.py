@@ -51,6 +51,7 @@ def test_run_has_the_workers_that_fit_on_the_hosts(
     assert result["history"][0]["cause"]["host"] == "n3"
 
 
+@pytest.mark.slow
 def test_host_whose_agent_was_killed_is_used_again(
     up: Any, machines: Testbed, project: Path, counting: tuple[str, ...]
 ) -> None:

@@ -81,7 +81,9 @@ def test_a_shared_directory_and_ssh_without_questions(machines: Testbed) -> None
         assert machines["n2"].run("cat", str(place)).stdout == f"{name}\n"
 
 
-@pytest.mark.parametrize("cut", ["both", "to n1", "from n0"])
+@pytest.mark.parametrize(
+    "cut", ["both", *(pytest.param(cut, marks=pytest.mark.slow) for cut in ("to n1", "from n0"))]
+)
 def test_a_cut_loses_what_is_sent_and_no_more(machines: Testbed, cut: str) -> None:
     with _receiver(machines["n1"]) as receiving:
         if cut == "both":
@@ -96,6 +98,7 @@ def test_a_cut_loses_what_is_sent_and_no_more(machines: Testbed, cut: str) -> No
         assert receiving.communicate()[0] == b"after the cut\n"
 
 
+@pytest.mark.slow
 def test_the_other_direction_of_a_cut_works(machines: Testbed) -> None:
     with _receiver(machines["n0"]) as receiving:
         machines.cut_one_way(to="n1")
@@ -103,6 +106,7 @@ def test_the_other_direction_of_a_cut_works(machines: Testbed) -> None:
         assert receiving.communicate()[0] == b"from n1\n"
 
 
+@pytest.mark.slow
 def test_a_delayed_machine_answers_later(machines: Testbed) -> None:
     machines.delay("n1", 0.2)
     began = time.monotonic()

@@ -108,6 +108,7 @@ def test_detached_run_ends_with_its_own_result(
     assert not [path for path in files if path.stat().st_mode & 0o077]
 
 
+@pytest.mark.slow
 def test_hosts_that_do_not_suffice_end_the_run(login: LoginNode, project: Path) -> None:
     login.orch("up", "-d", *NODES, "--remote-python", "/no/python", "--", "true")
     result = login.result()
@@ -189,6 +190,7 @@ def test_detached_run_is_attached_to_from_the_login_node(
         assert all(f"worker:{index} | last " in shown.read_text() for index in range(3))
 
 
+@pytest.mark.slow
 def test_queued_run_in_the_foreground_is_stopped(
     up: Any, slurm: Slurm, machines: Testbed, project: Path
 ) -> None:

@@ -97,7 +97,8 @@ def test_end_of_the_job_is_a_notice(
     assert {task["signal"] or task["exit_code"] for task in result["tasks"]} <= {signal.SIGTERM, 143}
 
 
-@pytest.mark.parametrize("victim", ["orch", pytest.param("srun", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["orch", "srun"])
 def test_nothing_is_left_after_a_kill(
     up: Any, slurm: Slurm, machines: Testbed, counting: tuple[str, ...], victim: str
 ) -> None:

@@ -184,7 +184,7 @@ def test_run_inherits_current_umask_affinity_and_limits() -> None:
     assert before.log("worker:0").read_text().startswith("0027")
 
 
-@pytest.mark.parametrize("live", [True, False])
+@pytest.mark.parametrize("live", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_processes_exit_when_the_session_process_is_killed(live: bool, tmp_path: Path) -> None:
     program = f"""
 import orchestrator, sys
