@@ -30,7 +30,7 @@ for number in itertools.count():
         is_marked = True
         print("marked", flush=True)
     print("line", number, flush=True)
-    time.sleep(0.01)
+    time.sleep(0.05)
 print("last", number, flush=True)
 """
 # Runs commands of orch in one process: each line of the input is [directory, words, changes of the environment].

@@ -21,7 +21,7 @@ def test_installed_command_refuses_a_value_of_each_source(orch: Orch) -> None:
     refused = orch("up", "--", "true", env={"ORCH_WORKERS": "many"})
     assert_refused(refused, 'ORCH_WORKERS: "many" is not a whole number')
     (orch.directory / "orch.toml").write_text("wokers = 2\n")
-    refused = orch("up", "--", "true", env={})
+    refused = orch("up", "--", "true")
     assert_refused(refused, 'orch.toml, line 1: unknown key "wokers"; did you mean "workers"?')
     assert orch.run_dirs() == []
 
