@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import importlib
@@ -100,16 +101,21 @@ class ForkServer:
         cwd: Path,
         supervisor: socket.socket | None = None,
         progress: int | None = None,
+        door: int | None = None,
     ) -> ForkedProcess:
         """Run `python WORDS`. If `out` is a terminal, it becomes the one that the program controls.
 
         `supervisor`: a connection to the kept supervisor, for `orch up`. `progress`: the pipe for reports of a task.
+        `door`: a descriptor whose number in the program becomes the last word.
         """
         ForkServer.started += 1
         reader, writer = os.pipe()
-        passed = {} if progress is None else {"progress": progress}
-        if supervisor is not None:
-            passed["supervisor"] = supervisor.fileno()
+        named = {"progress": progress, "door": door, "supervisor": supervisor}
+        passed = {
+            name: each if isinstance(each, int) else each.fileno()
+            for name, each in named.items()
+            if each is not None
+        }
         request = {"words": list(words), "env": dict(env), "cwd": str(cwd), "passed": list(passed)}
         descriptors = [writer, out.fileno(), err.fileno(), *passed.values()]
         socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
@@ -179,8 +185,9 @@ def _watch(request: dict[str, Any], status: int, out: int, err: int, *more: int)
     os.setsid()
     for each in (out, err, *more):
         os.close(each)
-    os.write(status, _STATUS.pack(pid))
-    os.write(status, _STATUS.pack(os.waitpid(pid, 0)[1]))
+    with contextlib.suppress(BrokenPipeError):  # nobody waits for it
+        os.write(status, _STATUS.pack(pid))
+        os.write(status, _STATUS.pack(os.waitpid(pid, 0)[1]))
     os._exit(0)
 
 
@@ -189,7 +196,7 @@ def _run(
 ) -> NoReturn:
     """Run the program as `python` would, up to the exit of the process."""
     os.setsid()
-    if os.isatty(out):
+    if os.isatty(out) and "door" not in passed:
         fcntl.ioctl(out, termios.TIOCSCTTY, 0)
         os.dup2(out, 0)
     os.dup2(out, 1)
@@ -201,6 +208,8 @@ def _run(
     os.environ.update(env)
     tempfile.tempdir = None
     show_in_proc([sys.executable, *words], env)
+    if "door" in passed:
+        words = [*words, str(passed["door"])]
     if "progress" in passed:
         os.environ["ORCH_PROGRESS_FD"] = str(passed["progress"])
     if "supervisor" in passed:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forked_supervisors import forked_supervisors
 from forks import ForkServer
 from kept import ROOT, Kept
 from leftover_processes import end_leftovers, processes_of
@@ -19,6 +20,14 @@ TUTORIAL_VARIABLES: dict[str, str | None] = {
     "STEPS": "5",
     "SEED": "7",
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked_supervisors() -> Iterator[None]:
+    """This process forks supervisors; those of commands start anew. With ORCH_TEST_COLD=1, all do."""
+    is_cold = os.environ.get("ORCH_TEST_COLD") == "1"
+    with contextlib.nullcontext() if is_cold else forked_supervisors():
+        yield
 
 
 @pytest.fixture(scope="session")
