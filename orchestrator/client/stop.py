@@ -22,7 +22,7 @@ from orchestrator.store.runs import lost_runs
 from orchestrator.store.runs.leftovers import Swept, end_leftovers, processes_left
 from orchestrator.store.runs.liveness import Liveness, is_supervisor_alive, signal_supervisor
 from orchestrator.store.runs.reader import RunView
-from worker.wire.messages import LeftProcess
+from worker.wire.facts import LeftProcess
 
 _POLL_S = 0.02
 # Seconds that a stop may take beyond its grace; the supervisor itself gives up on a silent agent before that.

@@ -22,7 +22,7 @@ from orchestrator.supervisor import now
 from orchestrator.supervisor.control_orders import StackRequests
 from orchestrator.supervisor.run_logs import RunLogs
 from orchestrator.supervisor.tensorboard_task import TensorBoardTask
-from worker.wire import messages
+from worker.wire import facts, messages
 
 # Shortest time between two writes of the tasks' latest progress, seconds. With thousands of tasks a write takes long:
 # it may use 1/100 of a core.
@@ -35,7 +35,7 @@ _SAME_CLOCK = (0.0, 0.0)
 _FACTS_AT_ONCE, _FACT_INTERVAL_S = 20, 1.0
 
 
-def _known(usage: messages.Usage) -> dict[str, float]:
+def _known(usage: facts.Usage) -> dict[str, float]:
     return {name: value for name, value in vars(usage).items() if value is not None}
 
 
@@ -292,7 +292,7 @@ class AgentReports:
             text = f"the last {format_size(count)} of the log of {task} were not sent: the link to {host} is too slow"
             self._append(events.Noticed(**now(), text=text))
 
-    def take_empty(self, swept: int, left: tuple[messages.LeftProcess, ...]) -> None:
+    def take_empty(self, swept: int, left: tuple[facts.LeftProcess, ...]) -> None:
         """No process of the attempt is left but those in `left`; `swept` had outlived their tasks."""
         if swept and self._lifecycle.state.teardown is TeardownReason.FINISHED:
             text = f"killed {counted(swept, 'process', 'processes')} that the tasks had left running"

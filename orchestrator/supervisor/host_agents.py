@@ -29,7 +29,7 @@ from orchestrator.store.runs.paths import RunPaths
 from orchestrator.store.runs.writer import RunStore, new_run_id
 from orchestrator.supervisor import now
 from orchestrator.supervisor.agent_orders import HostUnusable, preload_order
-from worker.wire import messages
+from worker.wire import facts
 from worker.wire.messages import AGENT_LOG, PRELOADER_LOG, Hello, Log, Run
 
 _LOOPBACK = "127.0.0.1"
@@ -243,7 +243,7 @@ class HostAgents:
             self._directory = None
 
 
-def _facts(cores: int, told: messages.HostFacts, interface: str | None) -> HostFacts:
+def _facts(cores: int, told: facts.HostFacts, interface: str | None) -> HostFacts:
     """The facts of a host. Its address is that of `interface`; without one, the address that ssh has reached."""
     address = told.addresses.get(interface) if interface is not None else told.reached
     gpus = (Gpu(str(index), gpu.uuid, gpu.model, gpu.memory_bytes) for index, gpu in enumerate(told.gpus))

@@ -23,14 +23,13 @@ from orchestrator.engines.local import LocalEngine
 from orchestrator.links.agent_link import AgentLink, AgentMessage
 from orchestrator.links.client_link import pack_environ
 from worker.agent.task_process import TaskProcess, TaskStart
+from worker.wire.facts import ExitFacts, HoldMode
 from worker.wire.messages import (
     Empty,
     Exited,
-    ExitFacts,
     Held,
     Hello,
     Hold,
-    HoldMode,
     NotPreloaded,
     Preloaded,
     PreloadOrder,

@@ -16,17 +16,16 @@ from collections.abc import Callable
 from typing import Any
 
 from worker.wire.codec import encode
+from worker.wire.facts import ExitFacts, HostFacts, Usage
 from worker.wire.lease import Lease
 from worker.wire.messages import (
     Begun,
     Empty,
     Exited,
-    ExitFacts,
     FromAgent,
     Held,
     Hello,
     Hold,
-    HostFacts,
     Listening,
     Log,
     Ping,
@@ -39,7 +38,6 @@ from worker.wire.messages import (
     Stop,
     TaskOrder,
     ToAgent,
-    Usage,
     decode_order,
 )
 from worker.wire.stream import Stream

@@ -32,19 +32,18 @@ from worker.agent.stack_taking import StackTaking
 from worker.agent.stream import ExitSignals, ProgressInbox, SupervisorStream
 from worker.agent.task_process import Cluster, TaskProcess, TaskStart
 from worker.agent.teardown import Teardown
+from worker.wire.facts import ExitFacts, Identity
 from worker.wire.messages import (
     Begun,
     Credit,
     DiskFull,
     Empty,
     Exited,
-    ExitFacts,
     FromAgent,
     Held,
     Hello,
     Hold,
     HoldFailed,
-    Identity,
     Listening,
     Notice,
     NotPreloaded,

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from worker.wire.messages import Gpu, HostFacts
+from worker.wire.facts import Gpu, HostFacts
 
 _SIOCGIFADDR = 0x8915  # man 7 netdevice
 _INTERFACE = struct.Struct("16s240x")

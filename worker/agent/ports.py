@@ -20,7 +20,7 @@ import portpicker
 
 from worker.agent.processes import all_processes, descendants, listening_inodes, owns_socket
 from worker.agent.task_process import TaskProcess
-from worker.wire.messages import HoldMode
+from worker.wire.facts import HoldMode
 
 _OPTION: dict[HoldMode, int] = {"reuse_port": socket.SO_REUSEPORT, "reuse_addr": socket.SO_REUSEADDR}
 # Another program can bind a port between its choice and our bind. More losses in a row have another reason.

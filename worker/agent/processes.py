@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from worker.wire.messages import LeftProcess
+from worker.wire.facts import LeftProcess
 
 # Marks everything that is started on another host, so that it can be found when its agent is gone.
 DIRECTORY_VARIABLE = "ORCH_HOST_DIR"

@@ -7,7 +7,7 @@ import os
 import stat
 from typing import NamedTuple
 
-from worker.wire.messages import Identity
+from worker.wire.facts import Identity
 
 _PLACE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND

@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from worker.agent.gpu_usage import GpuUsage
 from worker.agent.processes import ProcessStat, all_processes, descendants, proportional_bytes
 from worker.agent.task_process import TaskProcess
-from worker.wire.messages import Usage
+from worker.wire.facts import Usage
 
 _INTERVAL_S = 2.0
 # Reading PSS walks all page tables. The sampler may use 1/200 of a core.

@@ -15,7 +15,8 @@ from worker.agent import stack_sources
 from worker.agent.processes import DEAD, ProcessStat, all_processes, descendants, tree_states
 from worker.agent.stack_sources import CHECK_S, PySpy, Source
 from worker.agent.task_process import StartFailed, TaskProcess
-from worker.wire.messages import Stacked, StacksSource
+from worker.wire.facts import StacksSource
+from worker.wire.messages import Stacked
 
 # py-spy processes at a time. For native frames one reads whole libraries while its task is paused.
 _SPIES_AT_ONCE, _NATIVE_SPIES_AT_ONCE = 2, 1

@@ -19,7 +19,8 @@ from worker.agent.processes import read_stat
 from worker.agent.resource_failures import OomMark
 from worker.agent.run_logs import RunFile, open_log
 from worker.bootstrap.terminal import TERMINAL, open_again, take_control
-from worker.wire.messages import Identity, StartMethod, TaskOrder
+from worker.wire.facts import Identity, StartMethod
+from worker.wire.messages import TaskOrder
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36

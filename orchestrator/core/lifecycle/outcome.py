@@ -29,7 +29,7 @@ from orchestrator.core.state.result import (
     shell_code,
 )
 from orchestrator.core.state.state import RunState, TaskPhase, TaskState
-from worker.wire.messages import LeftProcess
+from worker.wire.facts import LeftProcess
 
 _STOP_EXIT_CODES = {
     StopReason.INTERRUPT: ExitCode.INTERRUPTED,

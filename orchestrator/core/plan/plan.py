@@ -17,7 +17,7 @@ from orchestrator.core.plan.gpu_plan import GpuPlan
 from orchestrator.core.plan.places import HostFacts, RunLayout, TaskPlace
 from orchestrator.core.plan.task_devices import gpu_plan_of, gpu_plan_of_hosts, task_devices_env
 from orchestrator.core.text.secrets import mask_secrets, mask_words
-from worker.wire.messages import HoldMode
+from worker.wire.facts import HoldMode
 
 if TYPE_CHECKING:
     from orchestrator.core.state.events import PlannedTask

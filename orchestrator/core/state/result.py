@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidat
 
 from orchestrator.core.text.clean import safe
 from worker.wire.codec import reader
-from worker.wire.messages import LeftProcess
+from worker.wire.facts import LeftProcess
 
 # A task's name in a document. Others may have written it: it has no character that a shell, a terminal or a path gives
 # a meaning to, except the colon.

@@ -18,7 +18,7 @@ from orchestrator.core.state.events import (
 from orchestrator.core.state.position import Course
 from orchestrator.core.state.result import AttemptEnd, HostEnd, TaskBadLoss
 from orchestrator.core.state.tasks import Tasks
-from worker.wire.messages import LeftProcess
+from worker.wire.facts import LeftProcess
 
 
 class RunPhase(StrEnum):

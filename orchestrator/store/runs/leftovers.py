@@ -13,7 +13,7 @@ import psutil
 
 from orchestrator.store.runs.liveness import is_own_process, start_ticks, uids_of
 from orchestrator.store.runs.paths import RunPaths
-from worker.wire.messages import LeftProcess
+from worker.wire.facts import LeftProcess
 
 # Interval and total time of the rounds in which processes are killed.
 _ROUND_S = 0.02

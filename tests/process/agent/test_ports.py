@@ -17,7 +17,8 @@ from agent_driving import Driver, can_bind, python
 from waiting import until
 
 from worker.agent.ports import HeldPorts, PortsExhausted
-from worker.wire.messages import Held, Hold, HoldFailed, HoldMode, Listening
+from worker.wire.facts import HoldMode
+from worker.wire.messages import Held, Hold, HoldFailed, Listening
 
 MODES: list[HoldMode] = ["reuse_port", "reuse_addr"]
 # Tries to bind a port with each option at each address; prints what succeeded.

@@ -25,7 +25,7 @@ from worker.agent.processes import (
 )
 from worker.agent.sampling import Sample, Sampler
 from worker.agent.task_process import TaskProcess
-from worker.wire.messages import Usage
+from worker.wire.facts import Usage
 
 MIB = 1 << 20
 # A parent and a child that share 64 MiB; both print when they run.

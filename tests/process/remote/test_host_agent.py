@@ -31,7 +31,8 @@ from orchestrator.links.opening import Opening
 from worker.agent.log_shipping import CREDIT_BYTES, LogShipping
 from worker.agent.processes import read_stat
 from worker.wire.codec import encode
-from worker.wire.messages import Empty, Exited, ExitFacts, FromAgent, Held, Hold, Log, Stacked, Stop
+from worker.wire.facts import ExitFacts
+from worker.wire.messages import Empty, Exited, FromAgent, Held, Hold, Log, Stacked, Stop
 
 # Prints numbered lines, in pieces of all sizes, for as long as it takes to break a few connections.
 COUNTS = """

@@ -24,17 +24,16 @@ from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor.agent_reports import AgentReports
 from orchestrator.supervisor.control_orders import StackRequests
 from orchestrator.supervisor.tensorboard_task import TensorBoardTask
+from worker.wire.facts import ExitFacts, Usage
 from worker.wire.messages import (
     DiskFull,
     Empty,
     Exited,
-    ExitFacts,
     HoldFailed,
     Listening,
     ProgressMade,
     Sampled,
     Started,
-    Usage,
 )
 
 RUN = "run-1"

@@ -25,10 +25,10 @@ from orchestrator.engines import agent_words
 from orchestrator.engines.local import LocalEngine
 from orchestrator.links.agent_link import AgentLink
 from worker.wire.codec import BadMessage, Matches, Within, decoder, encode
+from worker.wire.facts import IsAddress
 from worker.wire.messages import (
     FromAgent,
     Hold,
-    IsAddress,
     Plan,
     Signal,
     Stop,

@@ -27,7 +27,7 @@ from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor.continuing import Earlier, read_earlier
 from orchestrator.supervisor.notices import Notices
 from orchestrator.supervisor.queued import Waiting
-from worker.wire.messages import LeftProcess
+from worker.wire.facts import LeftProcess
 
 # By this the clock of the other machine is ahead.
 _AHEAD_S = 5000.0
