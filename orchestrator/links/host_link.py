@@ -15,6 +15,7 @@ from collections.abc import Callable
 from orchestrator.core.errors import EngineError
 from orchestrator.engines import Connection, Engine
 from orchestrator.links.agent_link import TICK_S, AgentLink, AgentMessage, LinkBack, LinkSilent
+from orchestrator.links.bundle import bundle
 from orchestrator.links.opening import Opening, OpeningFailed
 from orchestrator.links.start_queue import StartQueue
 from worker.wire.lease import Lease
@@ -159,7 +160,8 @@ class HostLink(AgentLink):
         self._socket = self._connection.stream
         fd = self._socket.fileno()
         self._stream = Stream(fd, fd, self._poller, self._socket)
-        self._stream.send(b"".join((self._opening.to_send, *self._early)))
+        for data in (self._opening.header, bundle().data, *self._early):
+            self._stream.send(data)
         self._early.clear()
 
     def _take_line(self, line: bytes, messages: list[AgentMessage]) -> None:

@@ -41,14 +41,15 @@ class Opening:
         self._link_timeout_s = link_timeout_s
 
     @property
-    def to_send(self) -> bytes:
+    def header(self) -> bytes:
+        """What is sent before the bundle."""
         parameters = {
             "mark": self._mark.decode(),
             "agent": self.agent,
             "link_timeout_s": self._link_timeout_s,
             "bundle_bytes": len(bundle().data),
         }
-        return bundle().stage_1 + json.dumps(parameters).encode() + b"\n" + bundle().data
+        return bundle().stage_1 + json.dumps(parameters).encode() + b"\n"
 
     @property
     def other_text(self) -> str:

@@ -25,7 +25,7 @@ from worker.wire.stream import LineSplitter
 
 
 def mark_of(opening: Opening) -> bytes:
-    parameters = json.loads(opening.to_send.split(b"\n", 2)[1])
+    parameters = json.loads(opening.header.splitlines()[1])
     return str(parameters["mark"]).encode()
 
 
