@@ -35,6 +35,7 @@ from worker.wire.codec import encode
 from worker.wire.messages import (
     AboutTask,
     Empty,
+    Exited,
     Held,
     Hold,
     HoldFailed,
@@ -158,7 +159,9 @@ class Attempts:
         tasks: Iterable[str] = ()
         if isinstance(message, HoldFailed):
             raise HostUnusable(f"it has no ports for its tasks: {one_line(message.reason)}")
-        if isinstance(message, AboutTask):
+        if isinstance(message, Exited):
+            tasks = (message.task, *message.exit.peers)
+        elif isinstance(message, AboutTask):
             tasks = (message.task,)
         elif isinstance(message, Sampled):
             tasks = message.tasks

@@ -7,8 +7,10 @@ import dataclasses
 import json
 import os
 import select
+import selectors
 import socket
 import tempfile
+from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -19,15 +21,33 @@ from agent_driving import run_order
 from fuzzing import any_bytes, as_json, damaged, documents, fuzzed, torn
 from hypothesis import given
 from hypothesis import strategies as st
+from making import JOB, changed
+from run_records import make_run
 from waiting import PATIENCE_S, until, until_gone
 
+from orchestrator.core.job.choices import EngineName, NetworkOption
+from orchestrator.core.job.hosts import Host
+from orchestrator.core.job.spec import JobSpec
+from orchestrator.core.lifecycle.lifecycle import Lifecycle
+from orchestrator.core.progress.reported import ProgressThrottle
+from orchestrator.core.state.events import Event, HostLost, event_line, parse_event
 from orchestrator.engines import agent_words
 from orchestrator.engines.local import LocalEngine
 from orchestrator.links.agent_link import AgentLink
+from orchestrator.supervisor.agent_inputs import AgentInputs
+from orchestrator.supervisor.agent_orders import Attempts
+from orchestrator.supervisor.agent_reports import AgentReports
+from orchestrator.supervisor.control_orders import StackRequests
+from orchestrator.supervisor.host_agents import HostAgents
+from orchestrator.supervisor.notices import Notices
+from orchestrator.supervisor.run_logs import RunLogs
+from orchestrator.supervisor.tensorboard_task import TensorBoardTask
 from worker.wire.codec import BadMessage, Matches, Within, decoder, encode
-from worker.wire.facts import IsAddress
+from worker.wire.facts import HostFacts, IsAddress
 from worker.wire.messages import (
     FromAgent,
+    Held,
+    Hello,
     Hold,
     Plan,
     Signal,
@@ -150,6 +170,78 @@ def test_messages_arrive_from_any_pieces_of_the_stream(said: list[Any], cuts: li
             its.sendall(data[begin:end])
             found += link.read()[0]
         assert found == [message for message in said if type(message).__name__ != "Begun"]
+
+
+class Reached(HostAgents):
+    """The agents of hosts, over sockets in place of ssh."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        super().__init__(spec)
+        self.ends: dict[str, socket.socket] = {}
+
+    def _open(self, host: Host, *_: object) -> AgentLink:  # type: ignore[override]
+        ours, self.ends[host.name] = socket.socketpair()
+        return AgentLink(ours)
+
+    def end(self) -> None:
+        for host in [*self.links]:
+            self.end_host(host)
+        for each in self.ends.values():
+            each.close()
+
+
+TWO_HOSTS = changed(
+    JOB,
+    engine=EngineName.SSH,
+    hosts=tuple(Host(name=name, destination=name, slots=1) for name in ("n1", "n2")),
+    # Reports of its own tasks get further than those about others.
+    roles={"worker": 2},
+)
+FACTS = HostFacts("/tmp/orch-1", {}, None, 1, (), None, "3.11", (0,))
+own_tasks = reports.map(
+    lambda message: dataclasses.replace(message, task="worker:0") if hasattr(message, "task") else message
+)
+
+
+@given(st.lists(lines(own_tasks), min_size=1, max_size=5), st.booleans())
+@fuzzed(60)
+def test_supervisor_takes_any_report_or_loses_that_host_only(said: list[bytes], is_planned: bool) -> None:
+    queue: deque[Event] = deque()
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(contextlib.closing(make_run()))
+        throttle, lifecycle = ProgressThrottle(), Lifecycle(TWO_HOSTS, "run-1", 0.0)
+        logs = stack.enter_context(RunLogs(store.directory.sub("logs"), throttle, queue))
+        tensorboard = TensorBoardTask(None, NetworkOption.HOST, store, queue)
+        selector = stack.enter_context(selectors.DefaultSelector())
+        hosts = Reached(TWO_HOSTS)
+        stack.callback(hosts.end)
+        attempts = Attempts(TWO_HOSTS, hosts, store, logs, tensorboard, queue)
+        stacks = StackRequests(lambda tasks, native: tasks)
+        reports = AgentReports(lifecycle, store, throttle, logs, stacks, tensorboard, 1 << 20, queue)
+        notices = Notices(TWO_HOSTS, lifecycle, queue)
+        inputs = AgentInputs(hosts, selector, attempts, reports, logs, notices, queue, lambda: None)
+
+        def take(host: str, data: bytes) -> None:
+            hosts.ends[host].sendall(data)
+            while ready := selector.select(0):
+                for key, _ in ready:
+                    key.data()
+
+        hosts.serve(TWO_HOSTS, store)
+        inputs.watch()
+        attempts.hold_ports(1, TWO_HOSTS)
+        for number, host in enumerate(("n1", "n2")):
+            take(host, encode(Hello(host, 1, 1, FACTS)))
+            if is_planned:
+                take(host, encode(Held(1, (2000 + number,))))
+        if is_planned:
+            attempts.start_all()
+        take("n1", (b"\n".join(said) + b"\n")[:60_000])
+        assert "n2" in hosts.links
+        for each in queue:
+            assert parse_event(event_line(each)) == each
+        lost = [each.host for each in queue if isinstance(each, HostLost)]
+        assert lost == ([] if "n1" in hosts.links else ["n1"])
 
 
 # -- to the agent
