@@ -3,9 +3,9 @@
     {"type": "Started", "task": "worker:0", "pid": 4711, ...}
 
 Fields can be int, float, str, bool, bytes (base64), a Literal, an Enum, a tuple, a Mapping with str keys, another
-dataclass, each of them or None, and object for any JSON value. Annotated[..., Within(1, 65535)] and
-Annotated[..., Matches(r"[a-z]+")] narrow them. Fields that the class does not have are ignored, so that a newer sender
-is understood; those with a default may be missing. A number is finite and has 64 bits at most.
+dataclass, each of them or None, and object for any JSON value. Annotated[..., Within(1, 65535)] narrows a number, and
+any object with such a check() a value. Fields that the class does not have are ignored, so that a newer sender is
+understood; those with a default may be missing. A number is finite and has 64 bits at most.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import dataclasses
 import enum
 import json
 import math
-import re
 import types
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -41,17 +40,6 @@ class Within:
     def check(self, value: Any) -> None:
         if not self.least <= value <= self.most:
             raise BadMessage(f"{_quoted(value)} is not between {self.least:g} and {self.most:g}")
-
-
-class Matches:
-    """The pattern of a whole text."""
-
-    def __init__(self, pattern: str) -> None:
-        self.pattern = re.compile(pattern)
-
-    def check(self, value: Any) -> None:
-        if self.pattern.fullmatch(value) is None:
-            raise BadMessage(f"{_quoted(value)} does not match {self.pattern.pattern}")
 
 
 def encode(message: object) -> bytes:

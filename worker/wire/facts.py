@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from worker.wire.codec import BadMessage, Matches, Within
+from worker.wire.codec import BadMessage, Within
 
 
 class IsUnicode:
@@ -18,6 +18,14 @@ class IsUnicode:
             value.encode()
         except UnicodeEncodeError:
             raise BadMessage(f"{value[:60]!r} is not Unicode") from None
+
+
+class IsLetter:
+    """The text is a letter, a question mark, or empty."""
+
+    def check(self, value: str) -> None:
+        if value not in ("", "?") and not (len(value) == 1 and value.isascii() and value.isalpha()):
+            raise BadMessage(f"{value[:60]!r} is not a letter")
 
 
 class IsAddress:
@@ -110,7 +118,7 @@ class ExitFacts:
     signal: SignalNumber | None
     mono: Seconds
     asked: bool = False
-    peers: Mapping[TaskName, Annotated[str, Matches(r"[A-Za-z?]?")]] = field(default_factory=dict)
+    peers: Mapping[TaskName, Annotated[str, IsLetter()]] = field(default_factory=dict)
     oom_kills: Count | None = None
     peak_bytes: Count | None = None
 
