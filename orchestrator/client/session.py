@@ -187,7 +187,7 @@ class Session:
         try:
             self._run = create_run(link, up, descriptors)
         except BaseException:
-            # Ctrl-C may come before the answer: what was started of the run ends.
+            # Ctrl-C may come before the answer: end what was started of the run.
             if not link.leave(up.spec.grace_s + STOP_MARGIN_S):
                 self._supervisor.close()
             link.close()

@@ -74,8 +74,8 @@ _FAILURES = tuple(
         ),
         (
             r"^Host key for (?P<name>\S+) has changed",
-            "the host key of {name} is not the one in {file}: it was installed again, or somebody answers in its place;"
-            " ask its administrator, then remove the old key with `ssh-keygen -R {name}`",
+            "the host key of {name} is not the one in {file}: it was installed again, or another machine answers in"
+            " its place; ask its administrator, then remove the old key with `ssh-keygen -R {name}`",
         ),
         (
             r"^Host key verification failed",
@@ -268,7 +268,7 @@ def _explanation(host: str, exit_code: int | None, errors: str, messages: str | 
             f"its Python cannot be executed{said}; check its permissions and whether its file system is mounted"
             " noexec, or name another one with --remote-python"
         )
-    # 0, too: of a login file that calls `exit`
+    # Also 0, if a login file calls `exit`.
     wrote = f" and wrote: {last.rstrip('.')}" if last else ""
     return (
         f"its login shell ended with exit code {exit_code} before Python started{wrote}; run `ssh {host} true`, and"
@@ -277,7 +277,7 @@ def _explanation(host: str, exit_code: int | None, errors: str, messages: str | 
 
 
 def _look_up(table: Iterable[tuple[re.Pattern[str], str]], host: str, text: str) -> str | None:
-    """Return the sentence for a text."""
+    """Return the sentence of the first row whose pattern matches a line of the text."""
     lines = [one_line(line) for line in text.splitlines()]
     names = {"host": host, "file": "~/.ssh/known_hosts"}
     for pattern, sentence in table:

@@ -26,7 +26,7 @@ class LinkBack:
     seconds: float
 
 
-# The interval of tick().
+# The interval of tick() (seconds).
 TICK_S = 0.5
 # Messages of an agent, and reports of its link about itself.
 AgentMessage = FromAgent | LinkSilent | LinkBack
@@ -48,7 +48,7 @@ class AgentLink:
         self._poller = select.epoll()
         self._socket: socket.socket | None = connected
         self._stream: Stream | None = Stream(connected.fileno(), connected.fileno(), self._poller, connected)
-        # What an agent sends before it has begun this run belongs to the run before.
+        # The run that the agent has not begun yet. Messages before its Begun belong to the run before.
         self._awaited_run: str | None = None
 
     def fileno(self) -> int:
@@ -72,8 +72,8 @@ class AgentLink:
         self._poller.close()
 
     def serve(self, run: Run, descriptors: Sequence[int] = ()) -> bool:
-        """Give a run to an agent that has none, or whose last run has ended. It can enter a private network but not
-        leave it. `descriptors`: those that the run names."""
+        """Give a run to an agent that has none, or whose last run has ended. The agent can enter a private network
+        but not leave it. `descriptors`: those that the run names."""
         if self._stream is not None and not self._stream.is_open:
             return False
         self._awaited_run = run.run_id
@@ -83,7 +83,7 @@ class AgentLink:
         return self.send_line(encode(message))
 
     def send_line(self, line: bytes, descriptors: Sequence[int] = ()) -> bool:
-        """Send an encoded message, as one that goes to many agents."""
+        """Send a message that is encoded already, such as one for many agents."""
         return self._is_open and self._stream is not None and self._stream.send(line, descriptors)
 
     def read(self) -> tuple[list[AgentMessage], bool]:

@@ -1,6 +1,6 @@
-"""What a client sends to its supervisor for one run, and the supervisor's end of the connection.
+"""The messages of a client to its supervisor for one run, and the supervisor's end of the connection.
 
-JSON lines over a socket pair, or over a connection to a kept supervisor (kept.py). One connection is one run:
+JSON lines over a socket pair, or over a connection to a kept supervisor (kept.py). A connection is for one run:
 client -> supervisor: a request, then orders (orders.py). End of file stops the run, unless it is detached. A
 preparation may come before the request. After the request for a run that `waits`: `queued` as often as Slurm says
 something new, a preparation, then `place` or `refused`.
@@ -82,7 +82,7 @@ class Preparation(_Message):
 
 
 class PlaceOrder(_Message):
-    """The run's nodes are there: its job with them as hosts."""
+    """The run has its nodes: the job with the nodes as hosts."""
 
     op: Literal["place"] = "place"
     spec: JobSpec

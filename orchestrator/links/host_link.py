@@ -27,13 +27,13 @@ _PING_S = 1.0
 _SILENT_S = 3.0
 # The agent gives up first, so that its tasks have ended when this end reports them lost.
 _LATER_S = 1.5
-# For the agent's first message: a host may be busy, or its file system slow.
+# Longest wait for the agent's first message (seconds): a host may be busy, or its file system slow.
 _FIRST_S = 30.0
 # A process whose stream has ended may take this long to exit and say why.
 _EXIT_S = 2.0
 # If this process itself was stopped for so long, that time does not count against a host.
 _STALL_S = 1.0
-# Log bytes that were read are reported when they are so many: a part of worker/agent/log_shipping.py's credit.
+# After so many log bytes, report that they were read: a part of the credit in worker/agent/log_shipping.py.
 _CREDIT_STEP_BYTES = 16 << 10
 # The end of stderr is kept, where programs say why they have failed.
 _MOST_ERROR_BYTES = 4096
@@ -103,7 +103,7 @@ class HostLink(AgentLink):
         super().close()
 
     def _close_descriptors(self) -> None:
-        """Nothing is to be read any more."""
+        """Close all descriptors that are read."""
         for fd in (self._errors, self._exit_fd):
             if fd >= 0:
                 os.close(fd)

@@ -1,4 +1,4 @@
-"""The opening of a link to another host: stage 1, its parameters and the bundle in one go, then one answer.
+"""The opening of a link to another host: it sends stage 1, its parameters and the bundle, and gets one answer.
 
 worker/agent/stage1.py is the other end. Its answer is one line with a mark that it was given, so that a login banner or
 the output of a start-up file is not taken for an answer.
@@ -15,7 +15,7 @@ from orchestrator.links.bundle import bundle
 
 # The end of what a host prints before its answer is kept, for the message if the start fails.
 _MOST_OTHER_BYTES = 4096
-# It reads byte by byte, because what follows the line is for the next reader. All shells understand these quotes.
+# It reads byte by byte, because the bytes after the line are for the next reader. All shells understand these quotes.
 _STAGE_0 = "import sys;exec(sys.stdin.buffer.raw.readline())"
 
 
@@ -34,7 +34,7 @@ class Opening:
     def __init__(self, run_id: str, host: str, link_timeout_s: float) -> None:
         """`agent` names run and host: an earlier agent of that name is ended first.
 
-        The new one ends everything if nothing is heard of the supervisor for `link_timeout_s`."""
+        The new one ends everything if the supervisor does not answer for `link_timeout_s`."""
         self._mark = f"orch-{secrets.token_hex(8)} ".encode()
         self._other = b""
         self.agent = hashlib.sha256(f"{run_id}/{host}".encode()).hexdigest()[:16]
@@ -42,7 +42,7 @@ class Opening:
 
     @property
     def header(self) -> bytes:
-        """What is sent before the bundle."""
+        """The bytes that are sent before the bundle."""
         parameters = {
             "mark": self._mark.decode(),
             "agent": self.agent,
@@ -57,7 +57,7 @@ class Opening:
         return self._other.decode(errors="replace").strip()
 
     def keep_other(self, data: bytes) -> None:
-        """Keep what a host has printed, which is no answer."""
+        """Keep output of the host that is not its answer."""
         self._other = (self._other + data)[-_MOST_OTHER_BYTES:]
 
     def take(self, line: bytes) -> bool:

@@ -59,7 +59,7 @@ class StacksOrder(Order):
 
 
 class DetachOrder(Order):
-    """Let the run continue when its client leaves. Only the client sends it, as all that follow."""
+    """Let the run continue when its client leaves. Only the run's client sends this order and those below."""
 
     op: Literal["detach"] = "detach"
 

@@ -54,11 +54,11 @@ _NO_BOOTSTRAP = (
 
 
 class HostUnusable(Exception):
-    """A host reports that it cannot run its tasks, or reports what cannot be true."""
+    """A host reports that it cannot run its tasks, or sends an impossible report."""
 
 
 class Attempts:
-    """Plans the attempts of one run and gives the orders to start them. Reports to the end of `queue`."""
+    """Plans the attempts of one run and sends the orders to start them. Appends events to `queue`."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Attempts:
         tensorboard: TensorBoardTask,
         queue: deque[Event],
     ) -> None:
-        # In an elastic run that of this attempt.
+        # In an elastic run, the job of this attempt.
         self._spec = spec
         self._hosts = hosts
         self._store = store

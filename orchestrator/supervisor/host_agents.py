@@ -63,7 +63,7 @@ class HostAgents:
     def __init__(self, spec: JobSpec, remote: Engine | None = None) -> None:
         """`remote`: the engine that reaches the hosts, in place of the one that the job names."""
         self.spec = spec
-        # None until the agents are opened, or the run is there.
+        # None until the agents are opened, or the run exists.
         self.run_id: str | None = None
         self._engine = remote or engine_of(spec)
         used = set(place(spec))
@@ -161,7 +161,7 @@ class HostAgents:
         self._preload(host, hello)
 
     def _preload(self, host: str, hello: Hello) -> None:
-        """Order the preloading, which takes longest, as soon as the agent is there."""
+        """Order the preloading, which takes longest, as soon as the agent has answered."""
         if host in self._preloading or hello.facts is None or self.run_id is None:
             return
         self._preloading.add(host)
@@ -178,7 +178,7 @@ class HostAgents:
             return None
         hello = self._hellos.pop(host)
         if hello.facts is None:
-            raise HostUnusable("it says nothing about itself")
+            raise HostUnusable("it sent no facts about itself")
         facts = _facts(hello.cores, hello.facts, self.spec.interface)
         self._facts[host] = facts
         self.away.discard(host)

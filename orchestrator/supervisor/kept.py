@@ -300,7 +300,7 @@ def _runtime_dir() -> str | None:
 
 
 def memory_pressure(file: Path) -> float:
-    """The percentage of the last 10 s in which all busy processes waited for memory; 0 where the kernel does not tell.
+    """The percentage of the last 10 s in which all busy processes waited for memory; 0 if the kernel reports none.
 
     `some`, in which one of them waited, is above 10 for a moment on any machine with many starts."""
     try:

@@ -108,7 +108,7 @@ def _prepared(
     remote: Engine | None,
     files: ExitStack,
 ) -> tuple[Request | None, HostAgents | None]:
-    """Return the request, None if the client has left, and the agents that it let start before.
+    """Return (the request, None if the client has left; the agents that were started early for it).
 
     `files`: gets the raised limit on open files, while there are agents that were started early."""
     early: HostAgents | None = None

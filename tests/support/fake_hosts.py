@@ -213,7 +213,7 @@ class FakeHosts:
 
     @staticmethod
     def _missing(received: bytearray) -> int:
-        """How much of the bundle has not arrived."""
+        """The number of bytes of the bundle that have not arrived."""
         _, parameters, bundle = received.split(b"\n", 2)
         return int(json.loads(parameters)["bundle_bytes"]) - len(bundle)
 

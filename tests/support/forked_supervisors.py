@@ -19,7 +19,7 @@ _MODULES = ("orchestrator.supervisor.hosts", "orchestrator.supervisor.kept", "or
 
 
 class ForkedSupervisors:
-    """Starts the process of a supervisor. One that would inherit other attributes than the server starts anew."""
+    """Starts supervisors: forked from a server, or new processes if they would inherit other attributes."""
 
     def __init__(self) -> None:
         self._inheritance = inheritance()

@@ -185,7 +185,7 @@ def _watch(request: dict[str, Any], status: int, out: int, err: int, *more: int)
     os.setsid()
     for each in (out, err, *more):
         os.close(each)
-    with contextlib.suppress(BrokenPipeError):  # nobody waits for it
+    with contextlib.suppress(BrokenPipeError):  # the reader has left
         os.write(status, _STATUS.pack(pid))
         os.write(status, _STATUS.pack(os.waitpid(pid, 0)[1]))
     os._exit(0)

@@ -24,7 +24,7 @@ TUTORIAL_VARIABLES: dict[str, str | None] = {
 
 @pytest.fixture(scope="session", autouse=True)
 def _forked_supervisors() -> Iterator[None]:
-    """This process forks supervisors; those of commands start anew. With ORCH_TEST_COLD=1, all do."""
+    """Fork the supervisors that this process starts. With ORCH_TEST_COLD=1, all are new processes."""
     is_cold = os.environ.get("ORCH_TEST_COLD") == "1"
     with contextlib.nullcontext() if is_cold else forked_supervisors():
         yield

@@ -1,9 +1,9 @@
 """The agent process: starts and reaps all tasks of this host, holds their ports, and ends them when its stream closes.
 
 worker/wire/messages.py has the messages. At end of file, SIGTERM, SIGINT or SIGHUP it ends all tasks and exits; on
-another host also if it hears nothing for too long. In a step of Slurm, it passes SIGTERM on as a notice. It has one
-thread, because PR_SET_PDEATHSIG watches the thread that forked. It runs under orch's interpreter and imports only the
-standard library and portpicker.
+another host also if the supervisor does not answer for too long. In a step of Slurm, it passes SIGTERM on as a notice.
+It has one thread, because PR_SET_PDEATHSIG watches the thread that forked. It runs under orch's interpreter and imports
+only the standard library and portpicker.
 """
 
 from __future__ import annotations

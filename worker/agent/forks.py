@@ -31,7 +31,7 @@ class NotForked:
     reason: str
 
 
-# The first two are told to the supervisor.
+# The agent sends the first two to the supervisor.
 Outcome = Preloaded | NotPreloaded | Forked | NotForked
 
 

@@ -35,7 +35,7 @@ LOG = "agent.log"
 # In the directory: pid and start_ticks of the agent and of its guard, a line each.
 _PROCESSES = "processes"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# A directory without the file of its processes belongs to a start that was cut off after this time.
+# After this time, a directory without the file of its processes belongs to a start that was interrupted.
 _START_S = 600.0
 # Longest time for an earlier agent to leave, and for a guard to end what is left.
 _LEAVE_S, _PATIENCE_S = 10.0, 5.0
@@ -53,9 +53,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def serve(directory: Path, link_timeout_s: float, ready: Callable[[], None]) -> None:
     """Run an agent on stdin and stdout in this directory. Call `ready` before it, return when nothing is left of it.
 
-    What others have left on this host is ended before: an agent of the same run, and all that have lost their guard.
+    First, end what earlier starts have left on this host: an agent of the same run, and all that have lost their guard.
     """
-    # It is free when guard and agent are gone. Programs that clean up /tmp leave a locked directory alone.
+    # The lock is free when guard and agent are gone. Programs that clean up /tmp leave a locked directory alone.
     fcntl.flock(os.open(directory, _DIRECTORY), fcntl.LOCK_EX)
     for other in _others(directory):
         is_earlier = other.name.rpartition("-")[0] == directory.name.rpartition("-")[0]
@@ -87,9 +87,9 @@ def serve(directory: Path, link_timeout_s: float, ready: Callable[[], None]) -> 
 
 
 def _become_agent(directory: Path, link_timeout_s: float, guard: int) -> None:
-    """Serve the stream on copies of stdin and stdout: nothing else can write to it."""
+    """Run the agent on copies of stdin and stdout, so that nothing else can write to its stream."""
     os.setsid()
-    # The agent ends its tasks on it, which takes a while.
+    # On SIGHUP the agent ends its tasks, which takes a while.
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
     _libc.prctl(_PR_SET_NAME, b"orch-agent", 0, 0, 0)
     if os.getppid() != guard:
@@ -137,7 +137,7 @@ def _others(directory: Path) -> Iterator[Path]:
 
 
 def _is_left(directory: Path) -> bool:
-    """Whether the agent of this directory and its guard are gone. A directory of a start that is going on is not."""
+    """Whether the agent of this directory and its guard are gone. False while the agent is starting."""
     try:
         lock = os.open(directory, _DIRECTORY)
     except OSError:
@@ -193,7 +193,7 @@ def _left(directory: str, root: int | None) -> Iterator[ProcessStat]:
 
 
 def _is_marked(pid: int, mark: bytes) -> bool:
-    """Whether this user's process has the variable in its environment."""
+    """Whether a process of this user has the variable in its environment."""
     try:
         process = Path(f"/proc/{pid}")
         is_ours = process.stat().st_uid == os.geteuid()

@@ -1,6 +1,6 @@
 """The stream of an agent on another host, with what such a host needs in addition.
 
-On another host the agent uses a directory of its own, because the run's directory is not there. It creates the files
+There the agent uses its own directory, because the run's directory is on the supervisor's host. It creates the files
 and directories that orders name, sends the logs, and sends the text of files instead of their paths.
 """
 
@@ -40,7 +40,7 @@ from worker.wire.messages import (
 _BUNDLE = Path(__file__).parents[2]
 # Longest text of an exception that is sent.
 _MOST_EXCEPTION_BYTES = 1 << 20
-# Until the first ping is confirmed: the supervisor may be busy with other hosts.
+# Longest wait for the confirmation of the first ping (seconds): the supervisor may be busy with other hosts.
 _FIRST_LEASE_S = 30.0
 
 
@@ -113,7 +113,7 @@ class HostStream(SupervisorStream):
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def _take_ping(self, ping: Ping) -> None:
-        """Answer a ping at once. One that confirms ours is the answer itself."""
+        """Answer a ping at once. A ping that confirms ours is itself an answer."""
         now = time.monotonic()
         if self._lease.take(ping, now):
             self._lease_ends = self._lease.confirmed + self._link_timeout_s
@@ -216,5 +216,5 @@ class HostStream(SupervisorStream):
 
 
 def _text(data: bytes) -> str:
-    """As environments are sent: each byte as one character."""
+    """Return bytes as environments are sent: each byte as one character."""
     return data.decode("latin-1")

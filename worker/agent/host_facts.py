@@ -24,7 +24,7 @@ _SMI_FIELDS = "index,uuid,name,memory.total"
 
 
 def host_facts(directory: str, environ: Mapping[str, str]) -> HostFacts:
-    """`environ`: of the command that reached this host."""
+    """`environ`: the environment of the command that reached this host."""
     gpus, lack = _gpus(environ)
     return HostFacts(
         directory=directory,

@@ -16,11 +16,11 @@ from worker.wire.messages import Empty, Exited, FromAgent, Log
 _CHUNK_BYTES = 48 << 10
 # Messages of one turn of the agent, between two looks at the exits of tasks.
 _CHUNKS_A_TURN = 4
-# Limit on bytes on their way, so that other messages do not wait behind logs. What was read may be sent again.
+# Limit on bytes that were sent and not read yet, so that other messages do not wait behind logs.
 CREDIT_BYTES = 128 << 10
-# Longest time to send the rest of the logs when all tasks have ended, without breaks of the connection.
+# Longest time to send the rest of the logs when all tasks have ended, without interruptions of the network.
 _REST_S = 5.0
-# A longer silence of the supervisor is a break.
+# A longer silence of the supervisor counts as an interruption after this time.
 _BREAK_S = 1.0
 # Interval between two looks while logs grow, and without inotify.
 _INTERVAL_S, _POLL_S = 0.01, 0.05
@@ -32,7 +32,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass
 class _Log:
-    """A log, open for reading. All before `sent` was sent, but for `left_out` bytes. Each of `held` waits until `sent`
+    """A log, open for reading. All before `sent` was sent, except `left_out` bytes. Each of `held` waits until `sent`
     has reached its offset."""
 
     name: str
@@ -160,7 +160,7 @@ class LogShipping:
         except BlockingIOError:
             pass
         self._poller.modify(self._inotify, select.EPOLLIN)
-        # Written to between the last look and the end of the old events.
+        # A log may have grown between the last look and the end of the old events.
         if any(self._size(log) != log.sent for log in self._logs.values()):
             self._due = now
 
@@ -182,7 +182,7 @@ class LogShipping:
         self._send(Log(log.name, log.sent - log.left_out, data, is_cut))
 
     def _release(self, log: _Log) -> None:
-        """Send the messages whose part of the log was sent."""
+        """Send the messages whose logs were sent up to their offsets."""
         while log.held and min(log.held[0][0], os.fstat(log.fd).st_size) <= log.sent:
             _, message = log.held.popleft()
             if message is not None:

@@ -123,7 +123,7 @@ class Preloader:
     """Owns the preloader's process and its stream. `reason` says why it cannot be used; None while it can."""
 
     def __init__(self, order: PreloadOrder, log: RunFile) -> None:
-        """It gets this process's environment with the changes of the order."""
+        """The preloader gets this process's environment with the changes of the order."""
         self.order = order
         self._env = {**os.environ, **order.env}
         # The modules that it imports; known when it is ready.
@@ -206,7 +206,7 @@ class Preloader:
         return self._why_unlike(order) or next(changed, None)
 
     def _why_unlike(self, order: PreloadOrder) -> str | None:
-        """Why it cannot serve another order, whatever run that belongs to; None if it can."""
+        """Why the preloader cannot serve another order, of any run; None if it can."""
         own = self.order
         if own.argv != order.argv:
             return "the interpreter or its options have changed"

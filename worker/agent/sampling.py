@@ -21,8 +21,8 @@ _SHORTEST_S = 0.25
 # PSS is read only if RSS, which costs nothing, is above this share of the limit. RSS is never less than PSS, except
 # for pages that the kernel has not counted yet.
 _NEAR = 15 / 16
-# Tasks in one message, so that a frame stays under 1,000 bytes.
-_TASKS_PER_FRAME = 6
+# Tasks in one message, so that it stays under 1,000 bytes.
+_TASKS_PER_MESSAGE = 6
 
 Sample = dict[str, Usage]
 
@@ -56,7 +56,7 @@ class Sampler:
     def take(self, now: float, tasks: Sequence[TaskProcess]) -> Sample:
         """Do the next step of measuring `tasks`, all that run now; nothing before `due`.
 
-        Returns {task: usage} when a frame is complete, else {}. All tasks are measured every 2 s or more; in between
+        Returns {task: usage} when a message is complete, else {}. All tasks are measured every 2 s or more; in between
         only those above their limit.
         """
         if now < self.due or not tasks:
@@ -73,7 +73,7 @@ class Sampler:
         if is_over:
             self._look = None
             self._plan_next(now, tasks)
-        return self._frame(tasks) if is_over or len(self._measured) == _TASKS_PER_FRAME else {}
+        return self._frame(tasks) if is_over or len(self._measured) == _TASKS_PER_MESSAGE else {}
 
     def _plan_next(self, now: float, tasks: Sequence[TaskProcess]) -> None:
         if self._is_of_all:

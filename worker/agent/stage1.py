@@ -69,7 +69,7 @@ def bases() -> "list[str]":
 
 
 def _make_directory(agent: str) -> str:
-    """Create a private directory for the agent. Those of one name have a run and a host in common."""
+    """Create a private directory for the agent. `agent` names a run and a host."""
     failure = Refused("there is no directory for temporary files")  # type: Exception
     for base in bases():
         try:

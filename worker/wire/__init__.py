@@ -1,1 +1,1 @@
-"""What orchestrator and worker say to each other: one codec and its messages. Standard library only; both import it."""
+"""The messages between orchestrator and worker, and their codec. Standard library only; both import it."""

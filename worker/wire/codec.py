@@ -1,4 +1,4 @@
-"""Frozen dataclasses as JSON lines, and back. What is read is checked against the annotations of the class.
+"""Frozen dataclasses as JSON lines, and back. Each line is checked against the annotations of its class.
 
     {"type": "Started", "task": "worker:0", "pid": 4711, ...}
 
@@ -22,12 +22,12 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 Reader = Callable[[Any], Any]
 _LARGEST = 2**63 - 1
-# Of a value that an error quotes.
+# Longest quote of a value in an error, characters.
 _LONGEST_QUOTE = 100
 
 
 class BadMessage(ValueError):
-    """A line that is no message, or a value that its annotation forbids. The text says where and what."""
+    """A line that is not a message, or a value that its annotation forbids. The text says where and what."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Within:
 
 
 def encode(message: object) -> bytes:
-    """The line of a message, with its end."""
+    """Return the line of a message, with its newline."""
     fields = {"type": type(message).__name__, **vars(message)}
     return json.dumps(fields, default=_plain, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
 def _plain(value: object) -> object:
-    """What json cannot write."""
+    """Convert a value that json cannot write."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, Mapping):
@@ -58,7 +58,7 @@ def _plain(value: object) -> object:
 
 
 def decoder(*kinds: type) -> Callable[[bytes], Any]:
-    """Return what reads the line of a message of one of these classes. It raises BadMessage."""
+    """Return a function that reads the line of a message of one of these classes, and raises BadMessage."""
     by_name = {kind.__name__: kind for kind in kinds}
     readers: dict[str, Reader] = {}
 
@@ -78,17 +78,17 @@ def decoder(*kinds: type) -> Callable[[bytes], Any]:
 
 
 def read_json(line: bytes) -> Any:
-    """The value of a line; BadMessage if it is no JSON text."""
+    """Return the value of a line. BadMessage if it is not JSON."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise BadMessage(f"no JSON text ({error}): {_quoted(line)}") from None
+        raise BadMessage(f"not JSON ({error}): {_quoted(line)}") from None
 
 
 def reader(kind: Any) -> Reader:
-    """Return what checks a value that json has read, and makes the value of a field with this annotation.
+    """Return a function that checks a value that json has read, and converts it for a field with this annotation.
 
-    It raises BadMessage. TypeError for an annotation that it does not know.
+    The function raises BadMessage. TypeError for an unknown annotation.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
@@ -107,7 +107,7 @@ def reader(kind: Any) -> Reader:
         return _one_of({each.value: each for each in kind})
     if kind in _SIMPLE:
         return _SIMPLE[kind]
-    raise TypeError(f"no field of a message can be {kind}")
+    raise TypeError(f"a field of a message cannot be {kind}")
 
 
 def _integer(value: Any) -> int:
@@ -140,7 +140,7 @@ def _bytes(value: Any) -> bytes:
     try:
         return base64.b64decode(_text(value), validate=True)
     except binascii.Error as error:
-        raise BadMessage(f"no base64 text: {error}") from None
+        raise BadMessage(f"not base64: {error}") from None
 
 
 def _any(value: Any) -> Any:
@@ -176,7 +176,7 @@ def _optional(arguments: tuple[Any, ...]) -> Reader:
 def _one_of(values: Mapping[Any, Any]) -> Reader:
     def read(value: Any) -> Any:
         if type(value) is not str or value not in values:
-            raise BadMessage(f"{_quoted(value)} is none of {', '.join(map(str, values))}")
+            raise BadMessage(f"{_quoted(value)} is not one of {', '.join(map(str, values))}")
         return values[value]
 
     return read

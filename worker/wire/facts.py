@@ -1,4 +1,4 @@
-"""Facts in the messages of agents that go on to the report, and the types of their fields. Times are monotonic seconds
+"""Facts in an agent's messages that the report shows, too, and the types of their fields. Times are monotonic seconds
 of the agent's host, sizes bytes."""
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class IsAddress:
 Count = Annotated[int, Within(0, 2**62)]
 Few = Annotated[int, Within(0, 1 << 20)]
 Cores = Annotated[int, Within(1, 1 << 20)]
-# As large as Linux makes them.
+# The largest pid of Linux.
 Pid = Annotated[int, Within(1, 1 << 22)]
 Port = Annotated[int, Within(1, 65535)]
 ExitCode = Annotated[int, Within(0, 255)]
 SignalNumber = Annotated[int, Within(1, 64)]
 Seconds = Annotated[float, Within(0, 1e12)]
-# Of an agent. Orders may have any bytes in names of files and in variables.
+# Text from an agent. Orders may have any bytes in names of files and in variables.
 Text = Annotated[str, IsUnicode()]
 Address = Annotated[str, IsAddress()]
 # The supervisor refuses a name that it has not given to this agent.
@@ -76,9 +76,9 @@ class Gpu:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What is known of another host only.
+    """The facts that an agent reports about another host only.
 
-    `directory`: the agent's own, in which all files of its tasks are. `addresses`: {interface: address}. `reached`: the
+    `directory`: that of the agent, with all files of its tasks. `addresses`: {interface: address}. `reached`: the
     address at which ssh or srun reached the host. `allowed_cores`: of the agent. `gpu_lack`: why the GPUs cannot be
     listed."""
 

@@ -1,4 +1,4 @@
-"""Whether the other end of a link is heard, and by how much its clock differs from ours.
+"""Pings over a link: whether the other end answers, and by how much its clock differs from ours.
 
 The supervisor sends a Ping each second, the agent answers it at once, and the supervisor confirms the answer at once.
 Each end measures the time since it sent the newest ping that the other end has received, so that a cut in one direction
@@ -13,7 +13,7 @@ from collections import deque
 from worker.wire.codec import BadMessage
 from worker.wire.messages import Ping
 
-# The most exact of so many last measurements of the other clock counts.
+# Number of last measurements of the other clock. The most exact one counts.
 _CLOCK_SAMPLES = 8
 
 
@@ -29,7 +29,7 @@ class Lease:
         self._samples: deque[tuple[float, float]] = deque(maxlen=_CLOCK_SAMPLES)
 
     def ping(self, now: float) -> Ping:
-        """The ping to send now."""
+        """Return the ping to send now."""
         self._sent = now
         echo, at = self._received or (None, now)
         return Ping(now, echo, now - at)
@@ -40,7 +40,7 @@ class Lease:
         if ping.echo is None or ping.echo <= self._echo:
             return False
         if ping.echo > self._sent:
-            raise BadMessage("a ping is confirmed that was never sent")
+            raise BadMessage("it confirms a ping that was never sent")
         trip_s = now - ping.echo - ping.held_s
         if trip_s >= 0.0:
             # It was received at mono - held_s, on the way back for the other half of the trip.

@@ -43,8 +43,8 @@ AGENT_LOG, PRELOADER_LOG = "@agent", "@preloader"
 class Run:
     """Serve this run from now on.
 
-    `log`: the file that gets the agent's own messages; "": they stay where they are. `directory`: that of the run; the
-    agent opens no file of the run in another one. None: not checked. `environ` is what the run's tasks inherit, each
+    `log`: the file for the agent's own messages; "": they stay where they are. `directory`: that of the run; the agent
+    opens no file of the run in another one. None: not checked. `environ` is what the run's tasks inherit, each
     byte as one character. `descriptors`: (name, task or None for all) of those that come with this message."""
 
     run_id: str
@@ -60,9 +60,9 @@ class Run:
 class PreloadOrder:
     """Import `modules` in the interpreter `argv` (with its options), so that tasks can be forked from it.
 
-    `env` is added to that of the run; `script_env` is what the script sets before it imports them. `runs_worker`: it
-    gets the built-in program on its PYTHONPATH on another host. `installed_only`: without those that no package manager
-    has installed."""
+    `env` is added to that of the run; `script_env` is what the script sets before it imports them. `runs_worker`: on
+    another host, PYTHONPATH gets the built-in program. `installed_only`: only modules that a package manager has
+    installed."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -141,7 +141,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Credit:
-    """So many bytes of logs have arrived: another host may send as many more."""
+    """`count` bytes of logs have arrived: the agent of another host may send as many more."""
 
     count: Count
 
@@ -294,7 +294,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Empty:
-    """No process of the attempt is left on the host, but for those in `left`. `swept`: that had outlived their tasks.
+    """No process of the attempt is left on the host, but for those in `left`. `swept`: number that had outlived tasks.
 
     `unsent`: {task: bytes at the end of its log that another host left out, because the link was too slow}."""
 

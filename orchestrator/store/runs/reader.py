@@ -38,7 +38,7 @@ from orchestrator.store.runs.record import FIRST_LINE_BEGINS, RunRecord, read_re
 
 # Bound for a plausible number of bytes or percent.
 _MAX_USAGE = 1e18
-# Seconds without a sample after which a user is told. An NFS client may find an older file for 60 s.
+# Seconds without a sample after which the silence is shown. An NFS client may find an older file for 60 s.
 _SILENT_S = 60.0
 _EVENTS_BEGIN = (FIRST_LINE_BEGINS, EVENT_BEGINS)
 Usage = dict[str, dict[str, float]]

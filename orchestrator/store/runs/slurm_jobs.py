@@ -128,7 +128,8 @@ def job_number(job: str) -> str:
 def marked_comment(mark: str) -> str:
     """The word in the comment of a job by which orch knows that it submitted the job for the run with this mark.
 
-    Other users may read the comment. They cannot tell the mark from it, and prepare a run that names this job.
+    Other users may read the comment. They cannot compute the mark from it, so they cannot prepare a run
+    that names this job.
     """
     return f"orch:{hashlib.sha256(mark.encode()).hexdigest()[:16]}"
 

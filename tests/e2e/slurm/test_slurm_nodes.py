@@ -189,7 +189,7 @@ def test_run_that_has_lost_a_node_ends_its_job(batch: BatchRun, where: str) -> N
 def test_detached_run_whose_first_node_has_no_power_names_it(
     login: LoginNode, slurm: Slurm, machines: Testbed, counting: tuple[str, ...]
 ) -> None:
-    """Before Slurm misses the node, and in the end."""
+    """`status` names it before Slurm reports the node as lost, and the end of the run does, too."""
     slurm.configure(SlurmdTimeout="100")
     login.orch("up", "-d", "--slurm", "--no-requeue", *NODES, *counting)
     until(lambda: len(login.events("task_ready")) == 3)

@@ -30,7 +30,7 @@ _MOST_BYTES = 1 << 20
 
 
 class _Process:
-    pid = 2**22 + 1  # none has it
+    pid = 2**22 + 1  # no process has it
     returncode = 0
 
 
@@ -185,7 +185,7 @@ def test_host_is_silent_then_back_or_lost(host: Host) -> None:
 
 
 def test_pings_of_the_host_alone_do_not_renew_its_lease(host: Host) -> None:
-    """What it confirms counts: a cut in one direction is a cut."""
+    """Only what the host confirms counts: a cut in one direction is a cut."""
     for _ in range(80):
         host.end.send(encode(Ping(host.now)))
         host.turn(0.5)

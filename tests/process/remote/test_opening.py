@@ -131,7 +131,7 @@ def test_host_whose_start_files_read_the_input_is_explained(
 
 
 def test_agent_that_crashes_before_its_first_message_is_explained(tmp_path: Path) -> None:
-    """Its last words reach the message."""
+    """The message contains its last output."""
     reason = lost_reason(tmp_path, "ulimit -n 12; ")
     assert reason.startswith("exit code 0: ") and "Too many open files" in reason
 

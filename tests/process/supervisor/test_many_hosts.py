@@ -120,7 +120,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], str]] = {
         f"{UNREADABLE}: Hello: facts: reached: '10.0.0.1,evil' is not an IP address",
     ),
     "cores": ({"type": "Hello", "cores": 10**60}, f"{UNREADABLE}: Hello: cores"),
-    "silence about itself": ({"type": "Hello", "facts": None}, "it says nothing about itself"),
+    "silence about itself": ({"type": "Hello", "facts": None}, "it sent no facts about itself"),
     "pid": ({"type": "Started", "pid": 2**40}, f"{UNREADABLE}: Started: pid: 1099511627776 is not between"),
 }
 

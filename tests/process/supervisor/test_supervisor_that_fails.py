@@ -1,4 +1,4 @@
-"""After an error in the supervisor itself, the run ends, and its result has what is known. It can be ended before."""
+"""After an error in the supervisor itself, the run ends, and its result has what is known. A signal ends it before."""
 
 from __future__ import annotations
 

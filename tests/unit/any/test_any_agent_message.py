@@ -1,4 +1,4 @@
-"""Every message survives the way to its reader; anything else from an agent ends its link, and to one, the agent."""
+"""Each message is read as it was written. Anything else from an agent ends its link; anything else to one ends it."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_impossible_number_is_refused(number: bytes) -> None:
 
 
 def lines(good: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
-    """Messages, whole, damaged and torn, and what is none."""
+    """Messages, whole, damaged and torn, and data that is not a message."""
     written = good.map(lambda message: encode(message).rstrip())
     hurt = written.map(json.loads).flatmap(damaged).map(as_json)
     return written | hurt | written.flatmap(torn) | documents.map(as_json) | any_bytes
@@ -194,7 +194,7 @@ TWO_HOSTS = changed(
     JOB,
     engine=EngineName.SSH,
     hosts=tuple(Host(name=name, destination=name, slots=1) for name in ("n1", "n2")),
-    # Reports of its own tasks get further than those about others.
+    # Reports about its own tasks reach more code than those about others.
     roles={"worker": 2},
 )
 FACTS = HostFacts("/tmp/orch-1", {}, None, 1, (), None, "3.11", (0,))
@@ -254,7 +254,7 @@ def place() -> Iterator[Path]:
 
 
 TRUE = TaskOrder("worker:0", ("/bin/true",), {}, "/", "/dev/null", None, False)
-# They start no other program, open no file, and need no time.
+# These orders start no other program, open no file, and need no time.
 safe_orders = st.sampled_from((Signal, TakeStacks, Stop, Plan)).flatmap(messages)
 
 

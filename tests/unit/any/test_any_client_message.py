@@ -214,7 +214,7 @@ def test_client_with_an_order_waits_for_a_place(tmp_path: Path) -> None:
 @given(st.lists(any_order, max_size=4))
 @fuzzed(60)
 def test_any_message_from_the_starting_client_is_an_order_or_an_error(lines: list[bytes]) -> None:
-    """They are read up to the first message that is not one."""
+    """Lines are read up to the first one that is not a message."""
     ours, its = socket.socketpair()
     with its, ours:
         link = ClientLink(ours)

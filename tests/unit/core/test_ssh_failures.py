@@ -42,7 +42,7 @@ ann@n1: Permission denied (publickey,password).\r
 NOT_FOUND = "bash: line 1: /nowhere/python3: No such file or directory"
 DENIED = "bash: line 1: /home/ann/py: Permission denied"
 NOT_EXECUTABLE = "bash: line 1: exec: /home/ann/py: cannot execute: Permission denied"
-# What shims of pyenv 2.4 print.
+# The output of shims of pyenv 2.4.
 MISSING_VERSION = "pyenv: version `3.11.9' is not installed (set by /home/ann/.pyenv/version)"
 ELSEWHERE = """\
 pyenv: python3: command not found
@@ -111,7 +111,7 @@ CASES: dict[tuple[int | None, str], str] = {
         255,
         CHANGED,
     ): "the host key of n1 is not the one in /home/ann/.ssh/known_hosts:2: it was installed again, or"
-    " somebody answers in its place; ask its administrator, then remove the old key with `ssh-keygen -R n1`",
+    " another machine answers in its place; ask its administrator, then remove the old key with `ssh-keygen -R n1`",
     (
         255,
         CHANGED.replace("for n1 has", "for [gate]:2222 has") + CLOSED,

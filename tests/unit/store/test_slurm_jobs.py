@@ -130,7 +130,7 @@ def test_lost_run_is_closed_with_the_end_of_its_job(slurm_says: Programs) -> Non
 
 
 def test_supervisor_that_gives_no_sign_is_named_with_its_node(slurm_says: Programs) -> None:
-    """Slurm itself misses a node after minutes, and then knows only that the job has lost one."""
+    """Slurm itself reports a lost node after minutes, and then only that the job has lost one."""
     slurm_says("RUNNING|None|N/A")
     run = free_run()
     with (run.paths.root / "events.jsonl").open("a") as events:

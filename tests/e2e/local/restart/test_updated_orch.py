@@ -13,7 +13,7 @@ from waiting import PATIENCE_S
 ROOT = Path(__file__).parents[4]
 
 
-def test_an_update_burns_no_restarts(cold_orch: Orch, tmp_path: Path) -> None:
+def test_failure_after_an_update_of_orch_uses_no_restarts(cold_orch: Orch, tmp_path: Path) -> None:
     """The task asks for a restart, which would mix two versions."""
     copy, go = tmp_path / "copy", tmp_path / "go"
     for package in ("orchestrator", "worker"):

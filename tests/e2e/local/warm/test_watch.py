@@ -56,7 +56,7 @@ def test_saved_module_starts_again_until_ctrl_c(warm: WarmOrch, script: str) -> 
     assert f"orch: {warm.orch.directory}/part.py:1: SyntaxError: invalid syntax" in started.err
     warm.orch.script("part.py", "VALUE = 4  # and once more")
     started.until_out("said 4")
-    # Its processes are not those of --warm, which other terminals find.
+    # These processes are not those of --warm, which other terminals find.
     assert warm.holding() is None
     started.signal(signal.SIGINT)
     assert started.finish().code == 130
