@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from orchestrator.core.errors import EngineError
+from orchestrator.core.text.clean import one_line
 from orchestrator.engines import Connection, Engine
 from orchestrator.links.agent_link import TICK_S, AgentLink, AgentMessage, LinkBack, LinkSilent
 from orchestrator.links.bundle import bundle
@@ -35,8 +36,11 @@ _EXIT_S = 2.0
 _STALL_S = 1.0
 # After so many log bytes, report that they were read: a part of the credit in worker/agent/log_shipping.py.
 _CREDIT_STEP_BYTES = 16 << 10
-# The end of stderr is kept, where programs say why they have failed.
-_MOST_ERROR_BYTES = 4096
+# The end of stderr is kept, where programs say why they have failed. Read at once: what a pipe holds.
+_MOST_ERROR_BYTES, _PIPE_BYTES = 4096, 1 << 16
+# Limit on what is kept of a host before its run begins.
+_MOST_AHEAD_BYTES = 4 << 20
+_LONGEST_QUOTE = 200
 _GONE = "the agent has ended there: it was killed, or it crashed"
 
 
@@ -74,7 +78,7 @@ class HostLink(AgentLink):
         self._ticked = self._judged_from = time.monotonic()
         self._ping_at = 0.0
         self._reports: list[AgentMessage] = []
-        self._read_bytes = 0
+        self._read_bytes = self._kept_bytes = 0
         # While its process is exiting.
         self._exit_by = math.inf
         self._exit_fd = -1
@@ -124,9 +128,11 @@ class HostLink(AgentLink):
 
     def read_ahead(self) -> tuple[list[AgentMessage], bool]:
         """Read before there is a run. The next read() returns the messages again, and tick() asks for it."""
-        messages, is_open = self.read()
+        messages, _ = self.read()
         self._reports = [*messages]
-        return messages, is_open
+        if self._kept_bytes > _MOST_AHEAD_BYTES:
+            self._end("it sends messages without end before the run has begun")
+        return messages, self._is_open
 
     def tick(self, now: float) -> bool:
         if now - self._ticked > TICK_S + _STALL_S:
@@ -166,7 +172,9 @@ class HostLink(AgentLink):
 
     def _take_line(self, line: bytes, messages: list[AgentMessage]) -> None:
         if self._is_ready:
+            known = len(messages)
             super()._take_line(line, messages)
+            self._kept_bytes += len(line) if len(messages) > known else 0
             return
         try:
             self._is_ready = self._opening.take(line)
@@ -174,6 +182,8 @@ class HostLink(AgentLink):
             self._end(str(failure))
         if self._is_ready:
             self._starts.leave(self, time.monotonic())
+            self._read_errors()
+            self._error_bytes = b""  # of the login; the guard prints there why the agent has crashed
 
     def _take_end(self) -> None:
         """Wait until the process has exited and has said why."""
@@ -194,8 +204,9 @@ class HostLink(AgentLink):
 
     def _explanation(self, connection: Connection) -> str:
         code, messages = connection.process.returncode, connection.messages()
-        if self._lease is not None and (code == 0 or (code is not None and code > 0 and messages == "")):
-            return _GONE
+        if self._is_ready and (code == 0 or (code is not None and code > 0 and messages == "")):
+            said = one_line(self._error_bytes.decode(errors="replace").strip().rpartition("\n")[2])
+            return f"{_GONE} ({said[:_LONGEST_QUOTE]})" if said else _GONE
         return self._short(self._engine.explain(self._host, code, self._printed, messages))
 
     def _short(self, reason: str) -> str:
@@ -212,16 +223,17 @@ class HostLink(AgentLink):
         return "\n".join(filter(None, (self._opening.other_text, said)))
 
     def _read_errors(self) -> None:
-        """Read stderr, so that its writer never waits."""
+        """Read what stderr holds now, so that its writer never waits, nor this process for one that never stops."""
         if self._errors < 0:
             return
         try:
-            while data := os.read(self._errors, _MOST_ERROR_BYTES):
-                self._error_bytes = (self._error_bytes + data)[-_MOST_ERROR_BYTES:]
+            data = os.read(self._errors, _PIPE_BYTES)
         except BlockingIOError:
             return
-        os.close(self._errors)
-        self._errors = -1
+        self._error_bytes = (self._error_bytes + data)[-_MOST_ERROR_BYTES:]
+        if not data:
+            os.close(self._errors)
+            self._errors = -1
 
     def _end(self, reason: str | None) -> None:
         self._starts.leave(self, time.monotonic())

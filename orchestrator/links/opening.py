@@ -15,6 +15,7 @@ from orchestrator.links.bundle import bundle
 
 # The end of what a host prints before its answer is kept, for the message if the start fails.
 _MOST_OTHER_BYTES = 4096
+_LONGEST_REASON = 1000
 # It reads byte by byte, because the bytes after the line are for the next reader. All shells understand these quotes.
 _STAGE_0 = "import sys;exec(sys.stdin.buffer.raw.readline())"
 
@@ -73,5 +74,6 @@ class Opening:
         if not isinstance(answer, dict):
             raise OpeningFailed("the host sends an answer that cannot be read")
         if answer.get("state") != "ready":
-            raise OpeningFailed(str(answer.get("reason")))
+            # JSON can have surrogates, which cannot be written anywhere.
+            raise OpeningFailed(str(answer.get("reason")).encode(errors="replace").decode()[:_LONGEST_REASON])
         return True

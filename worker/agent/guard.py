@@ -88,17 +88,17 @@ def serve(directory: Path, link_timeout_s: float, ready: Callable[[], None]) -> 
 
 def _become_agent(directory: Path, link_timeout_s: float, guard: int) -> None:
     """Run the agent on copies of stdin and stdout, so that nothing else can write to its stream."""
-    os.setsid()
-    # On SIGHUP the agent ends its tasks, which takes a while.
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
-    _libc.prctl(_PR_SET_NAME, b"orch-agent", 0, 0, 0)
-    if os.getppid() != guard:
-        os._exit(1)
-    source, sink = os.dup(_STDIN), os.dup(_STDOUT)
-    log = os.open(directory / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    for fd, place in ((os.open(os.devnull, os.O_RDONLY), _STDIN), (log, _STDOUT), (log, _STDERR)):
-        os.dup2(fd, place)
     try:
+        os.setsid()
+        # On SIGHUP the agent ends its tasks, which takes a while.
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
+        _libc.prctl(_PR_SET_NAME, b"orch-agent", 0, 0, 0)
+        if os.getppid() != guard:
+            os._exit(1)
+        source, sink = os.dup(_STDIN), os.dup(_STDOUT)
+        log = os.open(directory / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        for fd, place in ((os.open(os.devnull, os.O_RDONLY), _STDIN), (log, _STDOUT), (log, _STDERR)):
+            os.dup2(fd, place)
         from worker.agent import agent
         from worker.agent.host import HostStream
 
@@ -156,9 +156,10 @@ def _end_agent(directory: Path) -> bool:
     for number, patience_s in ((signal.SIGHUP, _LEAVE_S), (signal.SIGKILL, _PATIENCE_S)):
         try:
             lines = (directory / _PROCESSES).read_text().splitlines()
-        except OSError:
+            processes = [(int(pid), int(start_ticks)) for pid, start_ticks in map(str.split, lines)]
+        except (OSError, ValueError):  # it is being written, or was on a full disk
             return False
-        for pid, start_ticks in (map(int, line.split()) for line in lines):
+        for pid, start_ticks in processes:
             stat = read_stat(pid)
             if stat is not None and stat.start_ticks == start_ticks:
                 send_signal(stat, number)

@@ -73,11 +73,6 @@ class Stream:
         self._watch()
 
     @property
-    def waiting_bytes(self) -> int:
-        """How much the other end has not taken yet."""
-        return len(self._outbox)
-
-    @property
     def rest(self) -> bytes:
         """The beginning of a line whose end has not arrived."""
         return self._lines.rest

@@ -108,8 +108,8 @@ def hosts_notice(events: Sequence[HostSilent | HostBack]) -> str:
         hosts = f"{len(events)} hosts ({hosts})"
     if isinstance(events[0], HostSilent):
         return (
-            f"{hosts} {'has' if is_one else 'have'} not answered for {seconds}; orch connects to"
-            f" {'it' if is_one else 'them'} again"
+            f"{hosts} {'has' if is_one else 'have'} not answered for {seconds}; orch gives"
+            f" {'it' if is_one else 'them'} up after --link-timeout"
         )
     return f"{hosts} answer{'s' if is_one else ''} again after {seconds}"
 

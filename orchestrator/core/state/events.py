@@ -459,7 +459,7 @@ class HostJoined(_Event):
 
 
 class HostSilent(_Event):
-    """A host has not answered for `seconds`. orch connects to it again."""
+    """A host has not answered for `seconds`. It may answer again, or be lost."""
 
     type: Literal["host_silent"] = "host_silent"
     host: HostName

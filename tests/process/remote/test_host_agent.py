@@ -6,6 +6,7 @@ The host is this machine, reached by `sh -c`: guard and agent are real.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -317,6 +318,20 @@ def test_earlier_agent_of_a_run_is_ended_before_its_next_one(tmp_path: Path, is_
             HostDriver(tmp_path / "other", name="other"),
         ):
             assert third.home.exists()
+
+
+def test_directory_whose_processes_are_not_written_yet_stops_no_start(tmp_path: Path) -> None:
+    earlier = Path(f"/tmp/orch-agent-{os.geteuid()}-{Opening('run', 'there', 1.0).agent}-earlier")
+    earlier.mkdir(mode=0o700)
+    (earlier / "processes").write_text("4711")
+    lock = os.open(earlier, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        with HostDriver(tmp_path, name="run") as host:
+            assert host.home.exists()
+    finally:
+        os.close(lock)
+        shutil.rmtree(earlier)
 
 
 def test_end_order_ends_all(host: HostDriver) -> None:

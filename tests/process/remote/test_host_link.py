@@ -5,17 +5,21 @@ The test is the host, and tells the time.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
+import os
 import select
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from host_driving import Shell
+from waiting import until
 
 from orchestrator.core.errors import EngineError
 from orchestrator.links.agent_link import AgentMessage, LinkBack, LinkSilent
@@ -24,7 +28,7 @@ from orchestrator.links.host_link import HostLink
 from orchestrator.links.opening import Opening
 from orchestrator.links.start_queue import StartQueue
 from worker.wire.codec import encode
-from worker.wire.messages import Hello, Listening, Ping, Stop, decode_order
+from worker.wire.messages import Hello, Listening, Log, Ping, Stop, decode_order
 
 _MOST_BYTES = 1 << 20
 
@@ -60,12 +64,14 @@ class Host:
         self.received: list[AgentMessage] = []
         self.now = time.monotonic()
         self.failure = failure
+        self.errors = -1
         opening = Opening("run", "there", 16.0)
         self.link = HostLink(Shell(), "there", self._connect, opening, 16.0, starts or StartQueue())
 
     def _connect(self, errors: int) -> Any:
         if self.failure is not None:
             raise self.failure
+        self.errors = os.dup(errors)
         self.connections.append(_Connection())
         return self.connections[-1]
 
@@ -100,6 +106,8 @@ class Host:
 
     def close(self) -> None:
         self.link.close()
+        if self.errors >= 0:
+            os.close(self.errors)
         for connection in self.connections:
             connection.stream.close()
             connection.host_end.close()
@@ -246,6 +254,39 @@ def test_end_of_the_stream_is_the_end_of_the_host(host: Host) -> None:
     assert host.link.lost_reason == "the agent has ended there: it was killed, or it crashed"
     assert not host.link.send(Stop(0.0))
     assert not select.select([host.link], [], [], 0)[0], "who waits for it would not wait"
+
+
+def test_host_that_never_stops_to_write_to_stderr_does_not_stop_the_supervisor() -> None:
+    host = Host()
+    writers = [subprocess.Popen(["yes", "x" * 200], stdout=host.errors) for _ in range(4)]
+    try:
+        until(lambda: host.link.read()[1] and len(host.link._printed) > 1000)
+        took_s = []
+        for _ in range(50):
+            began = time.thread_time()
+            host.link.read()
+            took_s.append(time.thread_time() - began)
+        assert max(took_s) < 0.02, "it reads as long as there is something"
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.wait()
+        host.close()
+
+
+def test_host_that_sends_without_end_before_its_run_is_lost(host: Host) -> None:
+    log = encode(Log("@agent", 0, bytes(48_000)))
+    host.end.setblocking(False)
+    kept = 0
+    for _ in range(1000):
+        with contextlib.suppress(BlockingIOError):
+            host.end.send(log)
+        messages, is_open = host.link.read_ahead()
+        kept = max(kept, len(messages))
+        if not is_open:
+            break
+    assert kept < 200
+    assert "before the run has begun" in str(host.link.lost_reason)
 
 
 def test_leave_sends_the_end_of_the_stream_and_waits_for_that_of_the_host(host: Host) -> None:

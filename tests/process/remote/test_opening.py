@@ -6,6 +6,7 @@ import ast
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -52,6 +53,7 @@ def test_anything_before_the_answer_is_skipped_and_its_end_is_kept(banner: bytes
         ("[" * 60_000, "cannot be read"),
         ("x" * 70_000, "cannot be read"),
         ("[]", "cannot be read"),
+        (r'{"state": "refused", "reason": "\ud800 is odd"}', r"^\? is odd$"),
     ],
 )
 def test_answer_of_a_host_that_cannot_serve(line: str, error: str) -> None:
@@ -130,10 +132,12 @@ def test_host_whose_start_files_read_the_input_is_explained(
     assert lost_reason(tmp_path, "echo hello; cat >/dev/null; ") == "no answer within 2 s hello"
 
 
-def test_agent_that_crashes_before_its_first_message_is_explained(tmp_path: Path) -> None:
-    """The message contains its last output."""
-    reason = lost_reason(tmp_path, "ulimit -n 12; ")
-    assert reason.startswith("exit code 0: ") and "Too many open files" in reason
+@pytest.mark.parametrize("limit", [7, 9, 12], ids=["log not open", "no link yet", "linked"])
+def test_agent_that_crashes_before_its_first_message_is_explained(tmp_path: Path, limit: int) -> None:
+    """The message contains its last output. The login has succeeded, and is not named."""
+    reason = lost_reason(tmp_path, f"echo welcome >&2; ulimit -n {limit}; ")
+    expected = r"the agent has ended there: it was killed, or it crashed \(OSError: .*Too many open files"
+    assert re.match(expected, reason)
 
 
 def test_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:

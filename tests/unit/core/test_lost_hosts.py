@@ -89,7 +89,7 @@ def test_silent_host_and_its_return() -> None:
     assert story.at(16).back("b").ordered() == []
     assert (story.state.hosts["b"].phase, story.state.silent_hosts) == (HostPhase.JOINED, frozenset())
     assert story.notices == (
-        "b has not answered for 3s; orch connects to it again",
+        "b has not answered for 3s; orch gives it up after --link-timeout",
         "b answers again after 6s",
     )
 
@@ -99,11 +99,13 @@ def test_many_hosts_that_are_silent_together_are_named_in_one_line() -> None:
     story = Story(job(workers=40, hosts=",".join(names))).ready()
     for place, name in enumerate(names):
         story.at(13 + 0.001 * place).silent(name)
-    first = "n000 has not answered for 3s; orch connects to it again"
+    first = "n000 has not answered for 3s; orch gives it up after --link-timeout"
     assert (story.notices, story.due) == ((first,), (14, Deadline.HOSTS))
     story.at(13.5).back("n001", 4).at(13.6).loses("n002").at(14)
     shown = ", ".join(names[3:11])
-    others = f"37 hosts ({shown} and 29 more) have not answered for 3s; orch connects to them again"
+    others = (
+        f"37 hosts ({shown} and 29 more) have not answered for 3s; orch gives them up after --link-timeout"
+    )
     assert [text for text in story.notices if "n002 was lost" not in text] == [first, others]
     for place, name in enumerate((names[0], *names[3:])):
         story.at(16 + 0.001 * place).back(name, 4)
