@@ -132,24 +132,21 @@ class BatchRun:
                 machines["n0"].run("scontrol", "requeue", self.job, env=environ)
             case "agent killed":
                 kill_victim(machines, "agent and guard")
-            case "srun killed" | "all of srun killed":
-                self._kill_srun(with_child=how == "all of srun killed")
+            case "srun killed":
+                self._kill_srun()
             case "controller restarted":
                 self.slurm.restart_controller()
             case "time limit":
                 pass  # it comes by itself
 
-    def _kill_srun(self, *, with_child: bool) -> None:
-        """Kill the srun of n2. Its child process then ends the step, unless that child was killed before."""
+    def _kill_srun(self) -> None:
+        """Kill the srun of n2. Its child process then ends the step."""
         for process in self.machines["n1"].processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.name() == "srun" and "--nodelist=n2" in process.cmdline():
-                    (child,) = process.children()
-                    break
-        else:
-            raise AssertionError(self.machines["n1"].command_lines())
-        for victim in (child, process) if with_child else (process,):
-            victim.kill()
+                    process.kill()
+                    return
+        raise AssertionError(self.machines["n1"].command_lines())
 
     def until_pending(self) -> None:
         self.until(lambda: f"{self.job} PENDING" in self.slurm.queue())

@@ -110,7 +110,6 @@ def _end(directory: Path, rank: int) -> dict[str, Any]:
         ("last node off", "manager", 2),
         ("agent killed", "manager", 2),
         ("srun killed", "manager", 2),
-        ("all of srun killed", "manager", 1),
         ("controller restarted", "manager", 1),
     ],
 )
