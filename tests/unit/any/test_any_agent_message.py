@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import select
@@ -198,6 +199,8 @@ TWO_HOSTS = changed(
     roles={"worker": 2},
 )
 FACTS = HostFacts("/tmp/orch-1", {}, None, 1, (), None, "3.11", (0,))
+# Runs of one second may be given the same id.
+numbers = itertools.count()
 own_tasks = reports.map(
     lambda message: dataclasses.replace(message, task="worker:0") if hasattr(message, "task") else message
 )
@@ -208,7 +211,7 @@ own_tasks = reports.map(
 def test_supervisor_takes_any_report_or_loses_that_host_only(said: list[bytes], is_planned: bool) -> None:
     queue: deque[Event] = deque()
     with contextlib.ExitStack() as stack:
-        store = stack.enter_context(contextlib.closing(make_run()))
+        store = stack.enter_context(contextlib.closing(make_run(run_id=f"run-{next(numbers)}")))
         throttle, lifecycle = ProgressThrottle(), Lifecycle(TWO_HOSTS, "run-1", 0.0)
         logs = stack.enter_context(RunLogs(store.directory.sub("logs"), throttle, queue))
         tensorboard = TensorBoardTask(None, NetworkOption.HOST, store, queue)
