@@ -132,10 +132,9 @@ def test_host_whose_start_files_read_the_input_is_explained(
     assert lost_reason(tmp_path, "echo hello; cat >/dev/null; ") == "no answer within 2 s hello"
 
 
-@pytest.mark.parametrize("limit", [9, 12])
-def test_agent_that_crashes_before_its_first_message_is_explained(tmp_path: Path, limit: int) -> None:
+def test_agent_that_crashes_before_its_first_message_is_explained(tmp_path: Path) -> None:
     """The message contains its last output. The login has succeeded, and is not named."""
-    reason = lost_reason(tmp_path, f"echo welcome >&2; ulimit -n {limit}; ")
+    reason = lost_reason(tmp_path, "echo welcome >&2; ulimit -n 12; ")
     expected = r"the agent has ended there: it was killed, or it crashed \(OSError: .*Too many open files"
     assert re.match(expected, reason)
 
