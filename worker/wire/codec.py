@@ -2,7 +2,7 @@
 
     {"type": "Started", "task": "worker:0", "pid": 4711, ...}
 
-Fields can be int, float, str, bool, bytes (base64), a Literal, an Enum, a tuple, a Mapping with str keys, another
+Fields can be int, float, str, bool, bytes (base64), a Literal, a tuple, a Mapping with str keys, another
 dataclass, each of them or None, and object for any JSON value. Annotated[..., Within(1, 65535)] narrows a number, and
 any object with such a check() a value. Fields that the class does not have are ignored, so that a newer sender is
 understood; those with a default may be missing. A number is finite and has 64 bits at most.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import binascii
 import dataclasses
-import enum
 import json
 import math
 import types
@@ -103,8 +102,6 @@ def reader(kind: Any) -> Reader:
         return _mapping(reader(arguments[0]), reader(arguments[1]))
     if dataclasses.is_dataclass(kind):
         return _record(kind)
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return _one_of({each.value: each for each in kind})
     if kind in _SIMPLE:
         return _SIMPLE[kind]
     raise TypeError(f"a field of a message cannot be {kind}")
