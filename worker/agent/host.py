@@ -10,7 +10,7 @@ import os
 import select
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,7 +60,6 @@ class HostStream(SupervisorStream):
         self._logs = LogShipping(super().send, poller)
         self._environ = {_text(name): _text(value) for name, value in os.environb.items()}
         self._facts = host_facts(str(directory), os.environ)
-        self._run_id = ""
         self._is_silent = False
         self._exceptions: dict[str, str] = {}
 
@@ -77,12 +76,13 @@ class HostStream(SupervisorStream):
     def serves(self, fd: int) -> bool:
         return super().serves(fd) or self._logs.serves(fd)
 
-    def read(self, fd: int) -> tuple[list[ToAgent], bool]:
+    def read(self, fd: int) -> tuple[Iterable[ToAgent], bool]:
         if self._logs.serves(fd):
             self._logs.wake()
             return [], True
         messages, is_open = super().read(fd)
-        return [self._prepared(message) for message in messages], is_open
+        # One after the other: a Run changes the environment for the orders behind it.
+        return map(self._prepared, messages), is_open
 
     def take_descriptors(self) -> list[int]:
         return []  # they stay on the supervisor's host
@@ -141,11 +141,6 @@ class HostStream(SupervisorStream):
         return message
 
     def _begin_run(self, run: Run) -> Run:
-        if self._run_id and run.run_id != self._run_id:
-            shutil.rmtree(self._directory / self._run_id, ignore_errors=True)
-        self._run_id = run.run_id
-        self._exceptions.clear()
-        self._logs.close()
         self._logs.add(AGENT_LOG, str(self._directory / LOG))
         own = {DIRECTORY_VARIABLE: _text(os.fsencode(self._directory))}
         # The supervisor cannot know the device and inode of a directory that is created here.

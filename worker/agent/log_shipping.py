@@ -87,7 +87,12 @@ class LogShipping:
     def hold_last(self, message: Empty) -> None:
         """Send a message after all that the logs contain now. If that takes too long, the rest is left out, and the
         message has its length: `unsent`, {task: bytes}."""
-        self._rest_s = 0.0
+        if self._last is None:
+            self._rest_s = 0.0
+        else:  # a second stop came before the first one was reported
+            message = replace(
+                message, swept=self._last.swept + message.swept, left=self._last.left + message.left
+            )
         for log in self._logs.values():
             log.held.append((os.fstat(log.fd).st_size, None))
         self._last = message

@@ -8,6 +8,7 @@ import select
 import signal
 import socket
 import stat
+from collections.abc import Iterable
 from typing import Any
 
 from worker.agent.task_process import TaskProcess
@@ -39,7 +40,7 @@ class SupervisorStream:
     def serves(self, fd: int) -> bool:
         return self._stream.serves(fd)
 
-    def read(self, fd: int) -> tuple[list[ToAgent], bool]:
+    def read(self, fd: int) -> tuple[Iterable[ToAgent], bool]:
         """Return (messages that have arrived, whether the other end is still open) for one of its descriptors.
 
         BadMessage."""

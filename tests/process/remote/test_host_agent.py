@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 import pytest
 from acting_as import as_user, needs_root
-from agent_driving import DAEMONISES, SLEEPER, python, run_order
+from agent_driving import DAEMONISES, SLEEPER, python, run_order, signal_and_wait
 from host_driving import RUN, HostDriver
 from waiting import lives, until, until_gone
 
@@ -33,7 +33,7 @@ from worker.agent.log_shipping import CREDIT_BYTES, LogShipping
 from worker.agent.processes import read_stat
 from worker.wire.codec import encode
 from worker.wire.facts import ExitFacts
-from worker.wire.messages import Empty, Exited, FromAgent, Held, Hold, Log, Stacked, Stop
+from worker.wire.messages import Empty, Exited, FromAgent, Log, Stacked, Stop
 
 # Prints numbered lines, in pieces of all sizes, for as long as it takes to break a few connections.
 COUNTS = """
@@ -183,15 +183,13 @@ def test_variables_of_this_machine_stay_here() -> None:
     assert travelling_environ({**of_the_user, **dict.fromkeys(of_this_machine, "here")}) == of_the_user
 
 
-def test_next_run_of_a_session_starts_with_nothing(host: HostDriver) -> None:
-    host.start("worker-0", python("print(1)"))
-    host.wait_for(Exited, "worker-0")
-    host.end()
-    assert (host.home / RUN / "logs" / "worker-0.log").exists()
-    host.link.serve(run_order("run-2", host.directory, log="", environ={}))
-    host.link.send(Hold(1, 1, "reuse_port"))
-    host.wait_for(Held)
-    assert not (host.home / RUN).exists()
+def test_orders_that_arrive_with_their_run_are_prepared_in_its_environment(host: HostDriver) -> None:
+    signal_and_wait(host.pid, signal.SIGSTOP, "T")
+    host.link.serve(run_order(RUN, host.directory, log="", environ={"PYTHONPATH": "/of/the/run"}))
+    host.start("worker-0", python("import os; print(os.environ['PYTHONPATH'])"), runs_worker=True)
+    os.kill(host.pid, signal.SIGCONT)
+    assert host.exited("worker-0").exit_code == 0
+    assert host.text("worker-0").startswith("/of/the/run:")
 
 
 # -- the connection
@@ -454,7 +452,8 @@ def test_rest_of_the_logs_does_not_delay_the_end_of_a_teardown(tmp_path: Path) -
         shipping = LogShipping(link.send, poller)
         shipping.add("worker:0", str(log))
         shipping.hold(Exited("worker:0", ExitFacts(0, None, 1.0)))
-        shipping.hold_last(Empty(0))
+        for swept in (2, 1):  # the second stop comes before the first one is reported
+            shipping.hold_last(Empty(swept))
         for turn in range(3000):
             is_broken = 100 <= turn < 1600
             if not is_broken:
@@ -471,5 +470,5 @@ def test_rest_of_the_logs_does_not_delay_the_end_of_a_teardown(tmp_path: Path) -
         shipping.close()
     sent = sum(len(each.data) for each in logs if isinstance(each, Log))
     assert isinstance(exited, Exited) and isinstance(empty, Empty)
-    assert empty.unsent == {"worker:0": 100_000_000 - sent}
+    assert (empty.swept, empty.unsent) == (3, {"worker:0": 100_000_000 - sent})
     assert link.messages[-1] == Log("worker:0", sent, b"next")
