@@ -104,9 +104,10 @@ class Run:
     def wait(self, timeout_s: float | None = None, check: bool = True) -> RunResult:
         """Wait for the run's end and return its result. With `check`, raises RunEnded unless the run succeeded.
 
-        Raises TimeoutError after `timeout_s` seconds, EngineError if it is not known whether the run lives.
+        Raises TimeoutError after `timeout_s` seconds, EngineError if it is not known whether the run lives. A lost run
+        has no process left on this machine when RunLost is raised.
         """
-        from orchestrator.client.stop import unknown_liveness
+        from orchestrator.client.stop import end_processes_of_lost, unknown_liveness
 
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._view.keep_open():
@@ -116,6 +117,7 @@ class Run:
                 if deadline is not None and time.monotonic() >= deadline:
                     raise TimeoutError(safe(f"{self.id} still runs after {timeout_s:g} s"))
                 time.sleep(_POLL_S)
+            end_processes_of_lost(self._view)
             result = result_of(self._view)
         finish_showing(self.dir)
         if check:

@@ -90,13 +90,17 @@ def stop_runs(views: Sequence[RunView], force: bool) -> list[Ended | EngineError
             except EngineError as error:
                 ended.append(error)
                 continue
-            # Without a result the supervisor was killed, perhaps just now.
-            swept = end_leftovers(view.paths) if view.can_be_swept and view.result() is None else Swept()
+            swept = end_processes_of_lost(view)
             left = _processes_left(view, swept)
             lost_runs.close_lost_runs()
             view.refresh()
             ended.append(Ended(view.record.id, tasks, swept.ended, was, queued, left, _lost_hosts(view)))
     return ended
+
+
+def end_processes_of_lost(view: RunView) -> Swept:
+    """End what a dead run without a result left on this machine: its supervisor was killed, perhaps just now."""
+    return end_leftovers(view.paths) if view.can_be_swept and view.result() is None else Swept()
 
 
 def _running_tasks(view: RunView) -> tuple[str, ...]:

@@ -247,6 +247,12 @@ def test_sample_of_an_ended_run_is_empty(store: RunStore) -> None:
     assert view.sample() == {}
 
 
+def test_directory_in_place_of_the_sample_does_not_end_the_run(store: RunStore) -> None:
+    (store.paths.sample / "of a task").mkdir(parents=True)
+    store.write_sample(at=1, mono=1, tasks={})
+    assert store.take_failure() is None
+
+
 def test_progress_of_the_sample_is_newer_than_that_of_the_events(store: RunStore) -> None:
     view = begin(store)
     (task,) = view.state.tasks

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from waiting import lives, until
 
@@ -84,8 +85,12 @@ def test_exception_has_the_result() -> None:
         assert run.down().tasks == ()
     with cluster() as run:
         run.wait_ready()
+        agent = psutil.Process(run.status().tasks[0].pid).parent()
+        assert agent is not None
+        agent.suspend()  # it would end the tasks, a moment later
         os.kill(run.view.record.supervisor_pid, 9)
         lost = ends(run, RunLost)
+        agent.resume()
     assert (lost.exit_code, lost.result.outcome) == (125, "lost")
 
 
