@@ -160,7 +160,8 @@ def _processes_left(view: RunView, swept: Swept) -> tuple[LeftProcess, ...]:
         return ()
     view.refresh()
     tasks = view.state.tasks.values()
-    sessions = {task.pid: task.start_ticks for task in tasks if task.pid and task.start_ticks}
+    starts = (task.started for task in tasks if task.started is not None)
+    sessions = {start.pid: start.start_ticks for start in starts if start.pid and start.start_ticks}
     result = view.result()
     return processes_left((*swept.left, *(result.left if result else ())), sessions)
 

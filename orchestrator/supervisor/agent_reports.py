@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from time import monotonic, thread_time
 from typing import assert_never
 
@@ -18,7 +19,7 @@ from orchestrator.core.text.sizes import format_size
 from orchestrator.links.agent_link import AgentMessage, LinkBack, LinkSilent
 from orchestrator.store.runs.task_files import append_stacks, read_exception, read_log_tail, write_traceback
 from orchestrator.store.runs.writer import RunStore
-from orchestrator.supervisor import now
+from orchestrator.supervisor import Now, now
 from orchestrator.supervisor.control_orders import StackRequests
 from orchestrator.supervisor.run_logs import RunLogs
 from orchestrator.supervisor.tensorboard_task import TensorBoardTask
@@ -117,16 +118,6 @@ class AgentReports:
                 self._append(events.NotPreloaded(**now(), reason=message.reason))
             case messages.Started():
                 self._take_start(message)
-            case messages.StartFailed():
-                self._append(
-                    events.TaskStartFailed(
-                        **now(),
-                        task=message.task,
-                        exit_code=message.exit_code,
-                        reason=message.reason,
-                        order=self._next_exit(),
-                    )
-                )
             case messages.Listening():
                 self._append(events.TaskReady(**now(), task=message.task))
             case messages.ProgressMade():
@@ -171,21 +162,35 @@ class AgentReports:
     def _take_start(self, message: messages.Started) -> None:
         self._throttle.forget(message.task)
         self._memory.process_started(message.task)
-        self._append(
-            events.TaskStarted(
-                **now(),
-                task=message.task,
-                pid=message.pid,
-                start_ticks=message.start_ticks,
-                method=message.method,
-            )
-        )
+        self._append(events.TaskStarted(**now(), **vars(message)))
         task = self._lifecycle.state.tasks.get(message.task)
         if task is None or not task.plan.serves:
             self._append(events.TaskReady(**now(), task=message.task))
 
     def _take_exit(self, message: messages.Exited) -> None:
         at = now()
+        offset, error = self._clock
+        ended_mono = min(max(0.0, message.exit.mono - offset), at["mono"])
+        its = replace(message.exit, mono=ended_mono, clock_error_s=error)
+        symptom = None
+        if its.start_error is None:
+            self._end_process(message, at)
+            symptom = None if its.exit_code == 0 else self._symptom(message.task)
+        peers = its.peers if self._is_first_and_collateral(symptom) else {}
+        self._append(
+            events.TaskExited(
+                **at,
+                task=message.task,
+                exit=its,
+                order=self._exits,
+                symptom=symptom,
+                peer_symptoms=self._own_failures(peers),
+            )
+        )
+        self._exits += 1
+
+    def _end_process(self, message: messages.Exited, at: Now) -> None:
+        """Record the last progress, usage and exception of a process."""
         usage = self._usage.pop(message.task, None)
         self._stacks.task_ended(message.task, at["mono"])
         self._logs.finish(message.task)  # the last lines may contain progress
@@ -196,33 +201,6 @@ class AgentReports:
             self._store.write_exception(message.task, message.exception)
         latest, attempt = self._throttle.latest_of(message.task), self._lifecycle.state.attempt
         self._store.end_task(at["mono"], message.task, attempt, latest, usage)
-        its = message.exit
-        symptom = None if its.exit_code == 0 else self._symptom(message.task)
-        offset, error = self._clock
-        ended_mono = its.mono - offset
-        peers = its.peers if self._is_first_and_collateral(symptom) else {}
-        exited = events.TaskExited(
-            **at,
-            task=message.task,
-            exit_code=its.exit_code,
-            signal=its.signal,
-            order=self._next_exit(),
-            asked=its.asked,
-            ended_mono=ended_mono if offset else None,
-            clock_error_s=error,
-            noticed_s=max(0.0, at["mono"] - ended_mono),
-            peers=dict(its.peers),
-            oom_kills=its.oom_kills,
-            peak_bytes=its.peak_bytes,
-            symptom=symptom,
-            peer_symptoms=self._own_failures(peers),
-        )
-        self._append(exited)
-
-    def _next_exit(self) -> int:
-        """The place of an exit among those of all hosts: the order in which they were reported."""
-        self._exits += 1
-        return self._exits - 1
 
     def _is_first_and_collateral(self, symptom: Symptom | None) -> bool:
         """Whether this is the first failure and its exception blames a peer.
@@ -234,7 +212,7 @@ class AgentReports:
         if self._lifecycle.state.teardown is not None:
             return False
         waiting = (event for event in self._queue if isinstance(event, events.TaskExited))
-        return all(event.exit_code == 0 for event in waiting)
+        return all(event.exit.exit_code == 0 for event in waiting)
 
     def _own_failures(self, tasks: Iterable[str]) -> dict[str, Symptom]:
         """The tasks that failed by themselves. Read now, because a teardown makes tasks raise exceptions, too.

@@ -15,7 +15,7 @@ from orchestrator.core.state.result import exit_text
 from orchestrator.links.agent_link import AgentLink, AgentMessage
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
-from worker.wire.messages import Exited, Listening, StartFailed, TaskOrder
+from worker.wire.messages import Exited, Listening, TaskOrder
 
 # Below Linux's range for ephemeral ports: TensorBoard binds its port seconds after it was chosen.
 _PORTS = range(16_000, 32_768)
@@ -62,8 +62,8 @@ class TensorBoardTask:
         match message:
             case Listening():
                 self._report_address(url(self._port))
-            case StartFailed():
-                self._report_exit(f"could not be started ({message.reason})")
+            case Exited() if message.exit.start_error is not None:
+                self._report_exit(f"could not be started ({message.exit.start_error})")
             case Exited() if not is_ending:
                 self._report_exit(f"ended ({exit_text(message.exit.exit_code, message.exit.signal)})")
             case _:

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from making import exited
 from run_records import one_task
 
 from orchestrator.core.state import events
@@ -123,7 +124,7 @@ class Drawn:
 
 
 _END: list[Event] = [
-    events.TaskExited(at=1, mono=_MONO, task="worker:0", exit_code=3, signal=None, order=0),
+    exited(0, 3, mono=_MONO),
     events.RunEndedEvent(at=1, mono=_MONO, outcome="failed", exit_code=3),
 ]
 

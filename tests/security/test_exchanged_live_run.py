@@ -27,7 +27,7 @@ from orchestrator.supervisor.agent_orders import Attempts
 from orchestrator.supervisor.hosts import HERE, LocalAgent
 from orchestrator.supervisor.run_logs import RunLogs
 from orchestrator.supervisor.tensorboard_task import TensorBoardTask
-from worker.wire.messages import Held, NotPreloaded, PreloadOrder, Stacked, StartFailed
+from worker.wire.messages import Exited, Held, NotPreloaded, PreloadOrder, Stacked
 
 OTHER = ORDINARY + 1
 REFUSED = "another directory was put in the place of the run's"
@@ -103,7 +103,7 @@ def test_agent_opens_no_file_in_a_directory_that_replaced_that_of_its_run(tmp_pa
         agent.ask_stacks("worker:0")
         assert REFUSED in (agent.wait_for(Stacked).note or "")
         agent.start("worker:1", argv, log=str(run / "logs/worker-1.log"))
-        assert REFUSED in agent.wait_for(StartFailed).reason
+        assert REFUSED in (agent.wait_for(Exited).exit.start_error or "")
         agent.link.send(PreloadOrder((sys.executable,), {}, "/", ("json",), {}, str(run / "preloader.log")))
         assert REFUSED in agent.wait_for(NotPreloaded).reason
         agent.end()

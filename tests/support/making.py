@@ -24,6 +24,7 @@ from orchestrator.core.state.result import (
     TaskStack,
 )
 from orchestrator.core.state.state import RunState
+from worker.wire.facts import ExitFacts
 
 RUN_ID = "run-1"
 # Monotonic seconds at which a run starts.
@@ -140,10 +141,19 @@ def started(task: int | str = 0, mono: float = START, **fields: Any) -> events.T
 def exited(
     task: int | str = 0, code: int | None = 0, signal: int | None = None, mono: float = START, **fields: Any
 ) -> events.TaskExited:
-    code = code if signal is None else None
-    return event(
-        events.TaskExited, mono, **{"task": task, "order": 0} | fields, exit_code=code, signal=signal
-    )
+    """The exit of a task that the agent had signalled if it is being stopped. `ended_mono`: when it was."""
+    own = {name: fields.pop(name) for name in ("order", "symptom", "peer_symptoms") if name in fields}
+    ended_mono = fields.pop("ended_mono", mono)
+    exit_code = code if signal is None else None
+    facts = ExitFacts(exit_code, signal, ended_mono, **{"asked": True} | fields)
+    return event(events.TaskExited, mono, **{"task": task, "order": 0} | own, exit=facts)
+
+
+def not_started(
+    task: int | str = 0, mono: float = START, why: str = "nope: no such file", **fields: Any
+) -> events.TaskExited:
+    """A task that could not be started: there is no such command."""
+    return exited(task, 127, mono=mono, start_error=why, asked=False, **fields)
 
 
 def ready(task: int | str = 0, mono: float = START) -> events.TaskReady:

@@ -11,7 +11,19 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Self
 
-from making import RUN_ID, START, changed, event, exited, joined, planned_task, progressed, started, worker
+from making import (
+    RUN_ID,
+    START,
+    changed,
+    event,
+    exited,
+    joined,
+    not_started,
+    planned_task,
+    progressed,
+    started,
+    worker,
+)
 
 from orchestrator.core.errors import ExitCode
 from orchestrator.core.job.hosts import parse_hosts
@@ -198,10 +210,8 @@ class Story:
             self.happens(events.TaskReady, task=task)
         return self
 
-    def cannot_start(self, task: int | str, code: int = 127) -> Self:
-        return self.happens(
-            events.TaskStartFailed, task=task, exit_code=code, reason="nope: no such file", order=self._exits
-        )
+    def cannot_start(self, task: int | str) -> Self:
+        return self.tell(not_started(task, self.mono, order=self._exits))
 
     def torn_down(self, **fields: Any) -> Self:
         """The teardown ends: SIGTERM has ended the tasks that were left."""
@@ -304,9 +314,8 @@ class Story:
     def _note(self, told: Event) -> None:
         """Bring what the story knows up to date with an event that is about to be handled."""
         self.events.append(told)
-        ended = isinstance(told, events.TaskExited | events.TaskStartFailed)
-        self._exits += ended
-        if ended or isinstance(told, events.TaskStarted):
+        self._exits += isinstance(told, events.TaskExited)
+        if isinstance(told, events.TaskStarted | events.TaskExited):
             self._to_start.discard(told.task)
         elif isinstance(told, events.AttemptPlanned):
             self.plan, self._to_start = None, set()

@@ -56,7 +56,6 @@ from worker.wire.messages import (
     Sampled,
     Signal,
     Started,
-    StartFailed,
     Stop,
     TakeStacks,
     TaskOrder,
@@ -295,7 +294,8 @@ class Agent:
             task = task_process.start(start)
         except (task_process.StartFailed, OSError) as error:
             code = getattr(error, "exit_code", task_process.COMMAND_NOT_RUNNABLE)
-            self._send(StartFailed(start.order.task, code, str(error)))
+            facts = ExitFacts(code, None, time.monotonic(), start_error=str(error))
+            self._send(Exited(start.order.task, facts))
             return
         self._add(task)
 

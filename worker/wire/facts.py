@@ -107,7 +107,8 @@ class Usage:
 class ExitFacts:
     """The end of a task's process.
 
-    mono: when the agent saw it
+    mono: when the agent saw it; in the records of a run, by the supervisor's clock, within `clock_error_s`
+    start_error: why no process could be started; `exit_code` is then the one that a shell would return
     asked: the agent had sent it a signal
     peers: {task: state letter (man 5 proc)} of the other tasks at the first failure
     oom_kills: processes that the kernel killed for lack of memory while it ran; None if unknown
@@ -117,6 +118,8 @@ class ExitFacts:
     exit_code: ExitCode | None
     signal: SignalNumber | None
     mono: Seconds
+    clock_error_s: Seconds = 0.0
+    start_error: Text | None = None
     asked: bool = False
     peers: Mapping[TaskName, Annotated[str, IsLetter()]] = field(default_factory=dict)
     oom_kills: Count | None = None

@@ -14,7 +14,6 @@ from worker.wire.codec import decoder
 from worker.wire.facts import (
     Cores,
     Count,
-    ExitCode,
     ExitFacts,
     Few,
     HoldMode,
@@ -215,15 +214,6 @@ class Started:
 
 
 @dataclass(frozen=True)
-class StartFailed:
-    """`exit_code`: the one that a shell would return."""
-
-    task: TaskName
-    exit_code: ExitCode
-    reason: Text
-
-
-@dataclass(frozen=True)
 class Listening:
     task: TaskName
 
@@ -304,7 +294,7 @@ class Empty:
 
 
 ToAgent = Run | PreloadOrder | Hold | Plan | TaskOrder | Signal | TakeStacks | Stop | Credit | Ping
-AboutTask = Started | StartFailed | Listening | ProgressMade | Exited | DiskFull | Stacked
+AboutTask = Started | Listening | ProgressMade | Exited | DiskFull | Stacked
 FromAgent = (
     Hello
     | Begun

@@ -59,7 +59,7 @@ def _own_marks(state: RunState, event: Event) -> Iterator[tuple[str | None, str,
             yield None, "attempt", f"attempt {event.attempt}"
         case events.TaskExited():
             task = state.tasks.get(event.task)
-            text = exit_text(event.exit_code, event.signal)
+            text = event.exit.start_error or exit_text(event.exit.exit_code, event.exit.signal)
             failed = task is not None and task.phase is TaskPhase.FAILED
             exception = event.symptom.exception if failed and event.symptom is not None else None
             said = f"{text}: {exception}" if exception else text
@@ -70,8 +70,6 @@ def _own_marks(state: RunState, event: Event) -> Iterator[tuple[str | None, str,
                 "checkpoint",
                 f"{event.task} saved {event.name} in {short_duration(event.seconds)}",
             )
-        case events.TaskStartFailed():
-            yield event.task, "failure", f"{event.task}: {event.reason}"
         case events.DiskFull():
             yield event.task, "notice", f"{event.task}: {event.reason}"
         case events.StacksTaken():

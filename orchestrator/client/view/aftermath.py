@@ -40,7 +40,7 @@ def first_failure(state: RunState, to_unix: float) -> Failure | None:
     if state.teardown is not TeardownReason.FAILURE or began is None:
         return None
     ended = [
-        (task.phase is not TaskPhase.FAILED, task.exit_order or 0, task.name, task.ended_mono)
+        (task.phase is not TaskPhase.FAILED, task.exit_order, task.name, task.ended_mono)
         for task in state.tasks.values()
         if task.phase in (TaskPhase.FAILED, TaskPhase.SUCCEEDED)
         and task.ended_mono is not None

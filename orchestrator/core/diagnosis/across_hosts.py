@@ -27,7 +27,7 @@ def first_ended(tasks: Iterable[TaskState]) -> TaskState | None:
     by_host: dict[str | None, TaskState] = {}
     for task in tasks:
         known = by_host.get(task.plan.host)
-        if known is None or _order(task) < _order(known):
+        if known is None or task.exit_order < known.exit_order:
             by_host[task.plan.host] = task
     firsts = list(by_host.values())
     if not firsts:
@@ -36,15 +36,15 @@ def first_ended(tasks: Iterable[TaskState]) -> TaskState | None:
     raised = [task for task in firsts if _raised(task) is not None]
     earliest = [min(firsts, key=_ended), *sorted(raised, key=_failed)[:1]]
     possible = [task for task in firsts if not any(ended_surely_before(other, task) for other in earliest)]
-    return min(possible, key=lambda task: (_RANKS[_kind(task)], _failed(task), _order(task)))
+    return min(possible, key=lambda task: (_RANKS[_kind(task)], _failed(task), task.exit_order))
 
 
 def ended_surely_before(task: TaskState, other: TaskState) -> bool:
     """Whether a task ended before another one, or raised its exception before, however wrong their clocks are."""
     if task.plan.host == other.plan.host:
-        return _order(task) < _order(other)
+        return task.exit_order < other.exit_order
     when = _ended if None in (_raised(task), _raised(other)) else _failed
-    return when(other) - when(task) > task.clock_error_s + other.clock_error_s
+    return when(other) - when(task) > task.exit.clock_error_s + other.exit.clock_error_s
 
 
 def own_failure_elsewhere(state: RunState, first: TaskState) -> tuple[str, str] | None:
@@ -73,7 +73,7 @@ def _raised_before(task: TaskState, first: TaskState) -> bool:
     if _raised(first) is not None:
         return raised < _failed(first)
     has_chosen_to_exit = _kind(first) is SymptomKind.UNKNOWN and first.exit_code is not None
-    return has_chosen_to_exit and _ended(first) - raised > task.clock_error_s + first.clock_error_s
+    return has_chosen_to_exit and _ended(first) - raised > task.exit.clock_error_s + first.exit.clock_error_s
 
 
 def failed_host(state: RunState, first: TaskState | None) -> HostState | None:
@@ -112,10 +112,6 @@ def hosts_notice(events: Sequence[HostSilent | HostBack]) -> str:
             f" {'it' if is_one else 'them'} up after --link-timeout"
         )
     return f"{hosts} answer{'s' if is_one else ''} again after {seconds}"
-
-
-def _order(task: TaskState) -> int:
-    return task.exit_order or 0
 
 
 def _ended(task: TaskState) -> float:

@@ -63,13 +63,9 @@ def _find_task(state: RunState, first: TaskState) -> Cause:
     kind = first.symptom.kind if first.symptom else SymptomKind.UNKNOWN
     died_of_signal = first.signal is not None and kind is not SymptomKind.COLLATERAL
     if not died_of_signal and kind is not SymptomKind.OWN:
-        stopped = _first_stopped(first) or _stopped_before(state, first)
+        stopped = _first_stopped(state, first) or _stopped_before(state, first)
         if stopped is not None:
-            how = (
-                deliberate_stop(state.tasks[stopped], first.ended_mono or 0.0)
-                if stopped in state.tasks
-                else None
-            )
+            how = deliberate_stop(state.tasks[stopped], first.ended_mono or 0.0)
             text = f"{how or 'stopped by SIGSTOP (or a debugger)'}, so its peers lost it"
             return Cause(task=stopped, kind=CauseKind.STOPPED, text=text)
     if kind is SymptomKind.COLLATERAL:
@@ -85,8 +81,9 @@ def _find_task(state: RunState, first: TaskState) -> Cause:
     return Cause(task=first.name, kind=CauseKind.EXITED, text=_describe_end(first))
 
 
-def _first_stopped(first: TaskState) -> str | None:
-    return next((task for task, letter in first.peers_at_exit.items() if letter in STOPPED_LETTERS), None)
+def _first_stopped(state: RunState, first: TaskState) -> str | None:
+    stopped = (task for task, letter in first.exit.peers.items() if letter in STOPPED_LETTERS)
+    return next((task for task in stopped if task in state.tasks), None)
 
 
 def _stopped_before(state: RunState, first: TaskState) -> str | None:
@@ -105,12 +102,12 @@ def _left_early(state: RunState, first: TaskState) -> TaskState | None:
         and task.plan.role != EVALUATOR
         and ended_surely_before(task, first)
     ]
-    return min(gone, key=lambda task: task.exit_order or 0, default=None)
+    return min(gone, key=lambda task: task.exit_order, default=None)
 
 
 def _own_failure(first: TaskState) -> tuple[str, str] | None:
     """Return (task, exception) of a task that had raised it when `first` exited, and took longer to exit."""
-    for task, symptom in first.peer_symptoms.items():
+    for task, symptom in (first.ended.peer_symptoms if first.ended else {}).items():
         exception = own_exception(symptom)
         if exception is not None:
             return task, exception
@@ -118,8 +115,8 @@ def _own_failure(first: TaskState) -> tuple[str, str] | None:
 
 
 def _describe_end(task: TaskState) -> str:
-    if task.start_error is not None:
-        return f"could not be started: {task.start_error}"
+    if task.exit.start_error is not None:
+        return f"could not be started: {task.exit.start_error}"
     text = exit_text(task.exit_code, task.signal)
     meaning = _MEANINGS.get(task.exit_code or 0)
     if meaning and task.plan.serves:

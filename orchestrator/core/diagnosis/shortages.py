@@ -68,11 +68,10 @@ def find_shortage(task: TaskState) -> Shortage | None:
             format_size(size, like=task.memory_limit) for size in (task.over_limit, task.memory_limit)
         )
         return Shortage(f"used {used}, over --memory-limit {limit}", _OVER_LIMIT)
-    if task.start_error is not None:
-        error = task.start_error
+    if (error := task.exit.start_error) is not None:
         advice = next((advice for pattern, advice in _START_LACKS if re.search(pattern, error)), None)
         return None if advice is None else Shortage(f"could not be started: {error}", advice)
-    if task.oom_kills and _ended_by(task, SIGKILL):
+    if task.exit.oom_kills and _ended_by(task, SIGKILL):
         return Shortage(_killed_by_the_kernel(task), _OUT_OF_MEMORY)
     if task.signal in _LIMIT_SIGNALS and not _was_sent(task, task.signal):
         what, advice = _LIMIT_SIGNALS[task.signal]
@@ -90,13 +89,14 @@ def storage_advice(reason: str) -> str | None:
 
 def describe_kill(task: TaskState) -> str:
     """Describe a SIGKILL that orch did not send, without a certain shortage."""
-    if task.oom_kills is None:
+    if task.exit.oom_kills is None:
         return "SIGKILL, likely out of memory (or a kill -9)"
     return "SIGKILL, sent from outside orch (kill -9?): the kernel counted no out-of-memory kill where it ran"
 
 
 def _killed_by_the_kernel(task: TaskState) -> str:
-    used = f" (it had used up to {format_size(task.peak_bytes)})" if task.peak_bytes else ""
+    peak_bytes = task.exit.peak_bytes
+    used = f" (it had used up to {format_size(peak_bytes)})" if peak_bytes else ""
     if task.signal is not None:
         return f"killed by the kernel: out of memory{used}"
     return f"exit {task.exit_code}: killed by the kernel, out of memory{used}"

@@ -182,8 +182,6 @@ class Lifecycle:
                 if self._is_tearing_down or before.stop is not None:
                     return []  # stopped before its start
                 return [StartTasks(tuple(self.state.tasks))]
-            case events.TaskStartFailed():
-                return self._task_ended(event)
             case events.TaskExited():
                 if self.state.tasks[event.task].has_failed and self._noticed_s is None:
                     self._noticed_s = event.noticed_s
@@ -262,7 +260,7 @@ class Lifecycle:
         self._planned_by = None
         return [*named, *self._tear_down(TeardownReason.FAILURE, self._spec.failure_grace_s)]
 
-    def _task_ended(self, event: events.TaskExited | events.TaskStartFailed) -> list[Action]:
+    def _task_ended(self, event: events.TaskExited) -> list[Action]:
         if self._ends.is_failure(self.state, self.state.tasks[event.task]):
             self._failed_mono = self._failed_mono or event.mono
         if self._is_tearing_down:

@@ -65,7 +65,7 @@ class TaskEnds:
             cause = Cause(task=name, kind=CauseKind.LEFT_EARLY, text=early)
             return self._after_failure(state, task, event, early, worked=worked, left_early=cause)
         if task.has_failed and not _has_served(state, task):
-            text = task.start_error or exit_text(task.exit_code, task.signal)
+            text = task.exit.start_error or exit_text(task.exit_code, task.signal)
             return self._after_failure(state, task, event, text, worked=worked)
         return self._after_success(state, event)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, TypeAdapter
 
 from orchestrator.core.state.result import (
     AttemptEnd,
@@ -23,7 +23,9 @@ from orchestrator.core.state.result import (
     TaskName,
     TaskStack,
     Whole,
+    wired,
 )
+from worker.wire.facts import ExitFacts, StartMethod
 
 
 class _Frozen(BaseModel):
@@ -173,10 +175,6 @@ class _Event(_Frozen):
     mono: Seconds
 
 
-# A new interpreter process, or a fork of the preloader.
-ProcessOrigin = Literal["spawn", "fork"]
-
-
 class AttemptPlanned(_Event):
     """`cluster` holds the addresses by role, in index order, of which each task's TF_CONFIG is made; empty in an older
     file."""
@@ -210,24 +208,15 @@ class NotPreloaded(_Event):
 
 
 class TaskStarted(_Event):
-    """`start_ticks` is the start time of the process (clock ticks since boot), unique together with the pid."""
+    """`start_ticks` is the start time of the process (clock ticks since boot), unique together with the pid.
+
+    `method`: a new interpreter process, or a fork of the preloader."""
 
     type: Literal["task_started"] = "task_started"
     task: TaskName
     pid: Pid
     start_ticks: Whole
-    method: ProcessOrigin = "spawn"
-
-
-class TaskStartFailed(_Event):
-    """The process could not be started. `exit_code` is 127 (no such command) or 126, as in shells; `order` is its place
-    among the exits (None in an older file)."""
-
-    type: Literal["task_start_failed"] = "task_start_failed"
-    task: TaskName
-    exit_code: Whole
-    reason: str
-    order: Whole | None = None
+    method: StartMethod = "spawn"
 
 
 class TaskReady(_Event):
@@ -270,29 +259,21 @@ class LossBecameBad(_Event):
 
 
 class TaskExited(_Event):
-    """Exactly one of `exit_code` and `signal` is set. `order` counts exits. `asked`: the agent had signalled the task
-    before (None: unknown). `ended_mono` is the time of the exit on this machine's monotonic clock, within
-    `clock_error_s`; None if it is `mono`. `peers` holds the process state letters
-    (man 5 proc) of the other tasks at that moment. `noticed_s` is the time from the exit to the supervisor's notice.
-
-    `peer_symptoms` is set at the first bad exit if the task says that it lost a peer: the exceptions that others had
-    raised before anything was sent to them. `oom_kills` counts the kernel's out-of-memory kills since the task's start
-    (None: unknown). `peak_bytes` is the largest resident memory of one of its processes."""
+    """A task has exited, or could not be started. `order` counts the exits on all hosts. `peer_symptoms` is set at the
+    first bad exit if the task says that it lost a peer: the exceptions that others had raised before anything was sent
+    to them."""
 
     type: Literal["task_exited"] = "task_exited"
     task: TaskName
-    exit_code: Whole | None
-    signal: Whole | None
+    exit: Annotated[ExitFacts, PlainValidator(wired(ExitFacts)), PlainSerializer(vars)]
     order: Whole
-    noticed_s: Seconds = 0.0
-    peers: dict[TaskName, str] = Field(default_factory=dict)
     symptom: Symptom | None = None
     peer_symptoms: dict[TaskName, Symptom] = Field(default_factory=dict)
-    oom_kills: Whole | None = None
-    peak_bytes: Whole | None = None
-    asked: bool | None = None
-    ended_mono: Seconds | None = None
-    clock_error_s: Seconds = 0.0
+
+    @property
+    def noticed_s(self) -> float:
+        """Seconds from the exit until the supervisor noticed it."""
+        return max(0.0, self.mono - self.exit.mono)
 
 
 class DiskFull(_Event):
@@ -534,7 +515,6 @@ Event = (
     | Preloaded
     | NotPreloaded
     | TaskStarted
-    | TaskStartFailed
     | TaskReady
     | TaskProgressed
     | VersionsFound

@@ -33,23 +33,10 @@ def apply(state: RunState, event: Event) -> RunState:
                 state.tasks[event.task],
                 # If a teardown began before the start was reported, the task is stopped right away.
                 phase=TaskPhase.STARTING if state.teardown is None else TaskPhase.STOPPING,
-                pid=event.pid,
-                start_ticks=event.start_ticks,
-                started_mono=event.mono,
+                started=event,
                 since_mono=event.mono,
                 restart_due_mono=None,
                 before_restart=None,
-                method=event.method,
-            )
-            return _with_task(state, task)
-        case events.TaskStartFailed():
-            task = replace(
-                state.tasks[event.task],
-                phase=TaskPhase.FAILED,
-                exit_code=event.exit_code,
-                exit_order=_next_order(state) if event.order is None else event.order,
-                start_error=event.reason,
-                ended_mono=event.mono,
             )
             return _with_task(state, task)
         case events.TaskReady():
@@ -193,38 +180,16 @@ def _is_needed(state: RunState, host: str) -> bool:
     return is_planning or any(t.plan.host == host and not t.phase.is_end for t in state.tasks.values())
 
 
-def _next_order(state: RunState) -> int:
-    """Return the next place in the order of exits, which continues over all attempts."""
-    return 1 + max(
-        (task.exit_order for task in state.tasks.values() if task.exit_order is not None), default=-1
-    )
-
-
 def _exited(state: RunState, event: events.TaskExited) -> TaskState:
     task = state.tasks[event.task]
     # A task can exit by itself while the order to stop it is on its way.
-    was_stopped = task.phase is TaskPhase.STOPPING and event.asked is not False
-    if was_stopped:
+    if task.phase is TaskPhase.STOPPING and event.exit.asked:
         phase = TaskPhase.STOPPED
-    elif event.exit_code == 0:
+    elif event.exit.exit_code == 0:
         phase = TaskPhase.SUCCEEDED
     else:
         phase = TaskPhase.FAILED
-    return replace(
-        task,
-        phase=phase,
-        exit_code=event.exit_code,
-        signal=event.signal,
-        exit_order=event.order,
-        ended_mono=event.mono if event.ended_mono is None else event.ended_mono,
-        asked=event.asked,
-        clock_error_s=event.clock_error_s,
-        peers_at_exit=event.peers,
-        symptom=event.symptom,
-        peer_symptoms=event.peer_symptoms,
-        oom_kills=event.oom_kills,
-        peak_bytes=event.peak_bytes,
-    )
+    return replace(task, phase=phase, ended=event)
 
 
 def _awaiting_restart(task: TaskState, due_mono: float) -> TaskState:
@@ -283,7 +248,7 @@ def _lose_unfinished(state: RunState, mono: float, host: str | None = None) -> R
         is_elsewhere = host is not None and task.plan.host != host
         if is_elsewhere or task.phase.is_end or task.phase is TaskPhase.PENDING:
             return task
-        return replace(task, phase=TaskPhase.LOST, ended_mono=mono)
+        return replace(task, phase=TaskPhase.LOST, lost_mono=mono)
 
     tensorboard = None if host is None else state.tensorboard
     return replace(state, tasks=state.tasks.mapped(lose), tensorboard=tensorboard)
@@ -299,7 +264,7 @@ def _without_supervisor(state: RunState, mono: float) -> RunState:
 
 def _teardown(state: RunState, event: events.TeardownBegan) -> RunState:
     def stop(task: TaskState) -> TaskState:
-        return task if task.phase.is_end or task.pid is None else replace(task, phase=TaskPhase.STOPPING)
+        return task if task.phase.is_end or task.started is None else replace(task, phase=TaskPhase.STOPPING)
 
     return replace(
         state,

@@ -8,17 +8,11 @@ from functools import cache
 
 from orchestrator.core.job.tf_config import PS
 from orchestrator.core.state import events
-from orchestrator.core.state.events import (
-    PlannedTask,
-    ProcessOrigin,
-    Progress,
-    Symptom,
-    TeardownReason,
-)
+from orchestrator.core.state.events import PlannedTask, Progress, Symptom, TeardownReason
 from orchestrator.core.state.position import Course
 from orchestrator.core.state.result import AttemptEnd, HostEnd, TaskBadLoss
 from orchestrator.core.state.tasks import Tasks
-from worker.wire.facts import LeftProcess
+from worker.wire.facts import ExitFacts, LeftProcess
 
 
 class RunPhase(StrEnum):
@@ -60,6 +54,7 @@ LIVE_PHASES = frozenset(phase for phase in TaskPhase if not phase.is_end)
 
 
 _NO_COURSE = Course()
+_NO_EXIT = ExitFacts(exit_code=None, signal=None, mono=0.0)
 
 
 @cache
@@ -73,13 +68,12 @@ class TaskState:
     """A task of the current attempt. Times are monotonic seconds, sizes are bytes.
 
     since_mono: start of the phase that the task reports
+    started: its last start, unless it waits for another one
+    ended: its exit, if that was seen
+    lost_mono: when it was lost with its agent, without an exit
     has_listened: a process of it has listened on its port
-    exit_order: place among all exits, from 0
     signals: signals sent to it on purpose, the newest last
     over_limit, memory_limit: its memory when it was ended for exceeding its limit, and the limit
-    asked: it had been signalled by its agent before it exited (None: unknown)
-    clock_error_s: how exact ended_mono is, if its host has another clock
-    peak_bytes: largest resident memory of one of its processes
     full_disk: the full disk that it writes to
     course: the training steps it has done
     restarts: its own restarts and those of the run
@@ -89,20 +83,11 @@ class TaskState:
 
     plan: PlannedTask
     phase: TaskPhase = TaskPhase.PENDING
-    pid: int | None = None
-    start_ticks: int | None = None
-    started_mono: float | None = None
+    started: events.TaskStarted | None = None
+    ended: events.TaskExited | None = None
+    lost_mono: float | None = None
     since_mono: float | None = None
-    method: ProcessOrigin = "spawn"
     has_listened: bool = False
-    ended_mono: float | None = None
-    exit_code: int | None = None
-    signal: int | None = None
-    exit_order: int | None = None
-    start_error: str | None = None
-    peers_at_exit: dict[str, str] = field(default_factory=dict)
-    symptom: Symptom | None = None
-    peer_symptoms: dict[str, Symptom] = field(default_factory=dict)
     progress: Progress = field(default_factory=_no_progress)
     course: Course = _NO_COURSE
     restarts: int = 0
@@ -110,12 +95,8 @@ class TaskState:
     signals: tuple[events.SignalRequested, ...] = ()
     over_limit: int | None = None
     memory_limit: int | None = None
-    oom_kills: int | None = None
-    peak_bytes: int | None = None
     full_disk: str | None = None
     before_restart: TaskState | None = None
-    asked: bool | None = None
-    clock_error_s: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -123,9 +104,43 @@ class TaskState:
         return self.plan.task
 
     @property
+    def pid(self) -> int | None:
+        return None if self.started is None else self.started.pid
+
+    @property
+    def started_mono(self) -> float | None:
+        return None if self.started is None else self.started.mono
+
+    @property
+    def exit(self) -> ExitFacts:
+        """The facts of its exit; without one, no code, no signal and no start error."""
+        return _NO_EXIT if self.ended is None else self.ended.exit
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.exit.exit_code
+
+    @property
+    def signal(self) -> int | None:
+        return self.exit.signal
+
+    @property
+    def exit_order(self) -> int:
+        """Its place among all exits; 0 without one."""
+        return 0 if self.ended is None else self.ended.order
+
+    @property
+    def ended_mono(self) -> float | None:
+        return self.lost_mono if self.ended is None else self.ended.exit.mono
+
+    @property
+    def symptom(self) -> Symptom | None:
+        return None if self.ended is None else self.ended.symptom
+
+    @property
     def is_live(self) -> bool:
         """True while it has a process."""
-        return self.pid is not None and not self.phase.is_end
+        return self.started is not None and not self.phase.is_end
 
     @property
     def is_debugged(self) -> bool:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -118,10 +119,10 @@ class EventTail:
 
 def shifted(event: Event, seconds: float) -> Event:
     """Return the event with its monotonic times on a clock that is ahead by `seconds`."""
-    times: dict[str, float] = {"mono": event.mono + seconds}
-    if isinstance(event, TaskExited) and event.ended_mono is not None:
-        times["ended_mono"] = event.ended_mono + seconds
-    return event.model_copy(update=times)
+    changed: dict[str, object] = {"mono": event.mono + seconds}
+    if isinstance(event, TaskExited):
+        changed["exit"] = replace(event.exit, mono=event.exit.mono + seconds)
+    return event.model_copy(update=changed)
 
 
 def _read(fd: int, size: int, offset: int) -> bytes:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.core.errors import ExitCode
-from orchestrator.core.state.events import PlannedTask
+from orchestrator.core.state.events import PlannedTask, TaskExited
 from orchestrator.core.state.result import Cause, CauseKind, RunResult, TaskEnd
 from orchestrator.core.state.state import RunPhase, RunState, TaskPhase, TaskState
 from orchestrator.core.state.tasks import Tasks
+from worker.wire.facts import ExitFacts
 
 _LOST = "the supervisor was killed before it could record the end"
 
@@ -17,7 +18,7 @@ def mark_lost(state: RunState, last_mono: float) -> RunState:
     """Return the state of a lost run. Its end time is that of its last event (monotonic seconds)."""
 
     def lose(task: TaskState) -> TaskState:
-        return task if task.phase.is_end else replace(task, phase=TaskPhase.LOST, ended_mono=last_mono)
+        return task if task.phase.is_end else replace(task, phase=TaskPhase.LOST, lost_mono=last_mono)
 
     tasks = state.tasks.mapped(lose)
     return replace(state, phase=RunPhase.LOST, tasks=tasks, ended_mono=last_mono, tensorboard=None)
@@ -61,11 +62,13 @@ def _plan_of(end: TaskEnd) -> PlannedTask:
 
 def _end_task(task: TaskState, end: TaskEnd | None, last_mono: float) -> TaskState:
     if end is None or end.state not in list(TaskPhase):
-        return replace(task, phase=TaskPhase.LOST, ended_mono=last_mono)
+        return replace(task, phase=TaskPhase.LOST, lost_mono=last_mono)
     phase = TaskPhase(end.state)
     if task.pid is not None and not phase.is_end:
         phase = TaskPhase.LOST
-    return replace(task, phase=phase, exit_code=end.exit_code, signal=end.signal, ended_mono=last_mono)
+    facts = ExitFacts(end.exit_code, end.signal, last_mono)
+    ended = TaskExited(at=0.0, mono=last_mono, task=task.name, exit=facts, order=0)
+    return replace(task, phase=phase, ended=ended)
 
 
 def result_from_events(

@@ -18,7 +18,7 @@ from waiting import lives, until
 
 from worker.agent import task_process
 from worker.agent.task_process import TaskStart
-from worker.wire.messages import Exited, Sampled, Started, StartFailed, TaskOrder
+from worker.wire.messages import Exited, Sampled, Started, TaskOrder
 
 ENDS = {
     "a": ("raise SystemExit(7)", 7, None),
@@ -145,8 +145,8 @@ def test_failed_start_has_the_exit_code_of_a_shell(agent: Driver) -> None:
     wrong = []
     for number, (argv, changes, code, word) in enumerate(FAILED_STARTS):
         agent.start(f"t{number}", argv, **changes)
-        failed = agent.wait_for(StartFailed, f"t{number}")
-        if failed.exit_code != code or word not in failed.reason:
+        failed = agent.wait_for(Exited, f"t{number}").exit
+        if failed.exit_code != code or word not in (failed.start_error or ""):
             wrong.append((argv, changes, failed))
     assert not wrong
     assert not agent.all_of(Started)

@@ -9,7 +9,7 @@ import psutil
 from agent_driving import SLEEPER, Driver
 from waiting import until, until_gone
 
-from worker.wire.messages import NotPreloaded, Preloaded, PreloadOrder, Started, StartFailed
+from worker.wire.messages import Exited, NotPreloaded, Preloaded, PreloadOrder, Started
 
 HELLO = ["-c", "print('hello')"]
 
@@ -143,7 +143,7 @@ def test_preloader_that_never_answers_delays_tasks_but_not_a_stop(agent: Driver,
     agent.preload("slow", env={"PYTHONPATH": str(tmp_path / "library")})
     agent.run_task("a", HELLO, fork=True)
     agent.end(600)
-    assert not any(isinstance(message, Started | StartFailed) for message in agent.messages)
+    assert not any(isinstance(message, Started | Exited) for message in agent.messages)
     agent.preload("json")
     agent.run_task("b", HELLO, fork=True)
     assert agent.ending("b").text == "hello\n"

@@ -13,7 +13,7 @@ from control_groups import ProcessGroup
 from orch_command import Orch
 from waiting import until
 
-from worker.wire.messages import Started, StartFailed
+from worker.wire.messages import Exited, Started
 
 TRUE = ("true",)
 
@@ -90,9 +90,9 @@ def test_fork_that_fails_is_reported_with_its_reason(tmp_path: Path, processes: 
         processes.allow(3)
         for number in range(3):
             agent.start(f"worker:{number}", python(SLEEPER))
-        failed = agent.wait_for(StartFailed)
+        failed = agent.wait_for(Exited)
         assert failed.task == "worker:2"
-        assert "no more processes or threads can be started" in failed.reason
+        assert "no more processes or threads can be started" in (failed.exit.start_error or "")
         assert [m.task for m in agent.messages if isinstance(m, Started)] == ["worker:0", "worker:1"]
         assert agent.end().swept == 0
 

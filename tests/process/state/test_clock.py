@@ -7,6 +7,7 @@ import time
 from contextlib import ExitStack, closing
 from typing import Any
 
+from making import exited
 from orch_command import Orch
 from run_records import make_run, one_task
 
@@ -40,8 +41,7 @@ def test_ages_and_durations_are_independent_of_the_wall_clock(orch: Orch) -> Non
             began = time.monotonic()
             for event in one_task(began):
                 store.append(event.model_copy(update={"at": clock}))
-            exited = {"task": "worker:0", "exit_code": 0, "signal": None, "order": 0}
-            store.append(events.TaskExited(at=clock - 1e6, mono=began + 2, **exited))
+            store.append(exited(0, mono=began + 2).model_copy(update={"at": clock - 1e6}))
             store.append(
                 events.RunEndedEvent(at=clock - 2e6, mono=began + 3, outcome="succeeded", exit_code=0)
             )

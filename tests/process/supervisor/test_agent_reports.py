@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -128,6 +129,25 @@ def test_agent_is_lost_if_ports_cannot_be_held(desk: Desk) -> None:
     desk.reports.take(HoldFailed("Too many open files"))
     (lost,) = desk.queue
     assert isinstance(lost, events.AgentLost) and lost.reason == "no ports: Too many open files"
+
+
+def test_exit_is_reported_whole_by_the_supervisor_s_clock(desk: Desk) -> None:
+    """Also if the clock of its host is wrong, so that readers of the events can read it."""
+    for mono, offset in ((5.0, 10.0), (1e12, 0.0)):
+        told = ExitFacts(3, None, mono, peers={"worker:1": "T"}, oom_kills=1, peak_bytes=7)
+        desk.reports.take(Exited("worker:0", told), (offset, 0.5))
+        made = desk.queue.pop()
+        assert isinstance(made, events.TaskExited) and parse_event(event_line(made)) == made
+        assert 0 <= made.exit.mono <= made.mono
+        assert replace(made.exit, mono=mono, clock_error_s=0.0) == told and made.exit.clock_error_s == 0.5
+
+
+def test_failed_start_is_an_exit_that_changes_nothing_else(desk: Desk) -> None:
+    desk.logs_end(OWN_ERROR)
+    desk.reports.take(Exited("worker:0", ExitFacts(127, None, 1.0, start_error="no such file")))
+    (made,) = desk.queue
+    assert isinstance(made, events.TaskExited) and made.exit.start_error == "no such file"
+    assert made.symptom is None and not desk.logs.finished
 
 
 # -- progress and usage

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from making import attempt_planned, planned_task, progressed
+from making import attempt_planned, exited, not_started, planned_task, progressed
 
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle.actions import (
@@ -183,12 +183,8 @@ class World:
             started = self.queue.pop()
             assert isinstance(started, events.TaskStarted)
             del self.agent.running[started.task]
+            self.happened(not_started(started.task, self.now, order=self.agent.exits))
             self.agent.exits += 1
-            self.happened(
-                events.TaskStartFailed(
-                    **self.stamp(), task=started.task, exit_code=127, reason="no such file"
-                )
-            )
 
     def _signal(self, name: str, number: int) -> None:
         if number == 9 and name in self.agent.running:
@@ -219,16 +215,8 @@ class World:
 
     def exits(self, name: str, code: int | None, signal: int | None = None) -> None:
         del self.agent.running[name]
-        self.happened(
-            events.TaskExited(
-                **self.stamp(),
-                task=name,
-                exit_code=code,
-                signal=signal,
-                order=self.agent.exits,
-                noticed_s=0.01,
-            )
-        )
+        times = {"mono": self.now, "ended_mono": self.now - 0.01}
+        self.happened(exited(name, code, signal, order=self.agent.exits, **times))
         self.agent.exits += 1
 
     def is_ready(self, name: str) -> None:

@@ -36,6 +36,7 @@ from orchestrator.store.runs.paths import RunPaths
 from orchestrator.store.runs.reader import RunView
 from orchestrator.store.runs.record import RunRecord
 from orchestrator.store.runs.task_files import read_exception
+from worker.wire.facts import ExitFacts
 
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 TASK = events.PlannedTask(
@@ -68,10 +69,8 @@ EVENTS: list[Event] = [
         at=1,
         mono=4,
         task="worker:0",
-        exit_code=3,
-        signal=None,
+        exit=ExitFacts(3, None, 4.0, peers={"worker:1": "T"}, oom_kills=1),
         order=0,
-        peers={"worker:1": "T"},
         symptom=events.Symptom(kind=events.SymptomKind.OWN, exception="ValueError", lines=("a",)),
     ),
     events.DiskFull(at=1, mono=4, task="worker:0", reason="/x: No space left on device"),

@@ -6,7 +6,7 @@ import itertools
 import signal
 
 import pytest
-from making import COLLATERAL, JOB, OWN, job
+from making import COLLATERAL, JOB, OWN, START, job
 from story import Story, other_ends
 
 from orchestrator.core.job.choices import FailurePolicy
@@ -57,7 +57,7 @@ def test_run_starts_and_succeeds() -> None:
 def test_first_failure_ends_the_run_with_its_exit_code() -> None:
     ends = ((1, None, 1), (3, None, 3), (255, None, 255), (None, KILL, 137), (None, signal.SIGSEGV, 139))
     for index, (code, number, exit_code) in itertools.product((0, 1), ends):
-        story = running().at(1).exits(index, code=code or 0, signal=number, noticed_s=0.25)
+        story = running().at(1).exits(index, code=code or 0, signal=number, ended_mono=START + 0.75)
         assert story.ordered() == [FAILURE]
         assert story.at(3).end() == f"failed {exit_code}: exited worker:{index}"
         assert (story.ends()[index], story.ends()[1 - index]) == ("failed", STOPPED)

@@ -18,6 +18,7 @@ from making import (
     event,
     exited,
     job,
+    not_started,
     policies,
     started,
 )
@@ -43,7 +44,7 @@ def made(kind: type[Any], **fields: Any) -> st.SearchStrategy[Event]:
 stops = made(events.StopRequested, reason=reasons, force=st.booleans())
 impossible = st.one_of(
     st.builds(started, indices),
-    made(events.TaskStartFailed, task=indices, exit_code=st.just(127), reason=st.just("no such file")),
+    st.builds(not_started, indices),
     made(events.TaskReady, task=indices),
     st.builds(
         exited,

@@ -269,7 +269,7 @@ def test_first_exception_counts_and_not_the_first_exit() -> None:
 
 def test_first_exception_is_the_cause_if_its_task_was_stopped_in_its_exit() -> None:
     """The exit of a peer came first, and the teardown ended the slow task."""
-    peers = [raised(running(2), 0, s, 1.4, asked=None, clock_error_s=0.0) for s in (1.05, 1.3)]
+    peers = [raised(running(2), 0, s, 1.4, clock_error_s=0.0) for s in (1.05, 1.3)]
     peers.append(running(2).exits(0, code=1, symptom=UNKNOWN, ended_mono=START + 1.4))
     for story in peers:
         raised(story, 1, 1.0, 1.5, code=0, signal=15, asked=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from making import attempt_planned, event, started
+from making import attempt_planned, event
 
 from orchestrator.client.view.messages import event_message
 from orchestrator.core.state import events
-from orchestrator.core.state.events import event_line, parse_event
 from orchestrator.core.state.fold import apply
 from orchestrator.core.state.state import RunState
 
@@ -20,16 +19,6 @@ def test_run_is_preloading_until_done_or_refused() -> None:
     begun = apply(apply(RunState(), BEGAN), attempt_planned(1))
     assert begun.preloading == ("tensorflow", "keras")
     assert apply(begun, DONE).preloading == apply(begun, NOT).preloading == ()
-
-
-def test_start_method_of_task_is_known() -> None:
-    state = apply(RunState(), attempt_planned(2))
-    state = apply(apply(state, started(0, method="fork")), started(1))
-    assert [task.method for task in state.tasks.values()] == ["fork", "spawn"]
-    # In an older file it is not given.
-    older = parse_event(b'{"at":1,"mono":1,"type":"task_started","task":"worker:0","pid":1,"start_ticks":1}')
-    assert isinstance(older, events.TaskStarted) and older.method == "spawn"
-    assert parse_event(event_line(DONE)) == DONE
 
 
 def test_messages() -> None:

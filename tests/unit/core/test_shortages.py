@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from making import event, planned_task
+from making import event, exited, planned_task
 
 from orchestrator.core.diagnosis.cause import advice_on
 from orchestrator.core.diagnosis.shortages import (
@@ -24,9 +25,20 @@ from orchestrator.core.text.sizes import format_size, parse_size
 from orchestrator.supervisor.agent_reports import MemoryWatch
 
 PLAN = planned_task(1)
-KILLED = TaskState(plan=PLAN, phase=TaskPhase.FAILED, signal=signal.SIGKILL, oom_kills=0)
-FAILED = TaskState(plan=PLAN, phase=TaskPhase.FAILED, exit_code=1)
-killed, failed = partial(replace, KILLED), partial(replace, FAILED)
+_OWN_FIELDS = ("signals", "full_disk", "over_limit", "memory_limit")
+
+
+def failed(code: int | None = 1, number: int | None = None, **fields: Any) -> TaskState:
+    """worker:1 after its exit. `fields`: of its state, and of its exit."""
+    own = {name: fields.pop(name) for name in _OWN_FIELDS if name in fields}
+    ended = exited(1, code, number, **fields)
+    return TaskState(plan=PLAN, phase=TaskPhase.FAILED, ended=ended, **own)
+
+
+def killed(**fields: Any) -> TaskState:
+    return failed(number=signal.SIGKILL, **{"oom_kills": 0} | fields)
+
+
 DISK = "/data: No space left on device"
 OWN = Symptom(kind=SymptomKind.OWN, exception="ValueError: x")
 
@@ -41,7 +53,7 @@ def test_what_a_task_ran_out_of() -> None:
     refused = "python3: no more processes or threads can be started (Resource temporarily unavailable)"
     full, quota = "[Errno 28] No space left on device: '/x.log'", "[Errno 122] Disk quota exceeded: '/x.log'"
     files, missing = "[Errno 24] Too many open files", "nosuch: no such file or directory"
-    not_started = partial(failed, exit_code=126)
+    not_started = partial(failed, 126)
     oom = "killed by the kernel: out of memory (it had used up to 300 MiB)"
     rows: list[tuple[TaskState, str | None]] = [
         # The memory in the units of the limit.
@@ -56,22 +68,22 @@ def test_what_a_task_ran_out_of() -> None:
         (killed(oom_kills=1, peak_bytes=300 << 20), oom),
         # The killed process was below a shell.
         (
-            failed(oom_kills=1, peak_bytes=300 << 20, exit_code=137),
+            failed(137, oom_kills=1, peak_bytes=300 << 20),
             "exit 137: " + oom.replace(":", ","),
         ),
-        (KILLED, None),
+        (killed(), None),
         (killed(oom_kills=None), None),
         (killed(oom_kills=2, signals=sent(signal.SIGKILL)), None),
-        (killed(oom_kills=2, signal=signal.SIGSEGV), None),
+        (failed(number=signal.SIGSEGV, oom_kills=2), None),
         (failed(oom_kills=2), None),
         # A full disk explains a failure without a symptom.
-        (failed(exit_code=120, full_disk=DISK), f"exit 120, on a full disk ({DISK})"),
+        (failed(120, full_disk=DISK), f"exit 120, on a full disk ({DISK})"),
         (failed(full_disk=DISK, symptom=OWN), None),
         (failed(full_disk=DISK, symptom=Symptom(kind=SymptomKind.COLLATERAL)), None),
         (failed(full_disk=DISK, signals=sent(signal.SIGTERM)), None),
         *((not_started(start_error=error), f"{started}{error}") for error in (refused, full, quota, files)),
         (not_started(start_error=missing), None),
-        (failed(exit_code=None, signal=signal.SIGXCPU, signals=sent(signal.SIGXCPU)), None),
+        (failed(number=signal.SIGXCPU, signals=sent(signal.SIGXCPU)), None),
     ]
     found = [lack and lack.text for lack in (find_shortage(task) for task, _ in rows)]
     assert found == [text for _, text in rows]
@@ -82,12 +94,12 @@ def test_what_a_task_ran_out_of() -> None:
 def test_signal_of_a_limit_is_explained() -> None:
     rows = {signal.SIGXCPU: "CPU time (ulimit -t)", signal.SIGXFSZ: "a file's size (ulimit -f)"}
     for number, says in rows.items():
-        lack = find_shortage(failed(exit_code=None, signal=number))
+        lack = find_shortage(failed(number=number))
         assert lack is not None and says in lack.text
 
 
 def test_kill_from_outside_is_described() -> None:
-    assert "the kernel counted no out-of-memory kill" in describe_kill(KILLED)
+    assert "the kernel counted no out-of-memory kill" in describe_kill(killed())
     assert "likely out of memory" in describe_kill(killed(oom_kills=None))
 
 

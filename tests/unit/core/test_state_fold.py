@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from making import attempt_planned, event, exited, planned_task, progressed, ready, started, state_of
+from making import (
+    attempt_planned,
+    event,
+    exited,
+    not_started,
+    planned_task,
+    progressed,
+    ready,
+    started,
+    state_of,
+)
 from pydantic import ValidationError
 
 from orchestrator.core.state import events
@@ -29,10 +39,6 @@ from orchestrator.store.runs import run_end
 
 def began(reason: TeardownReason, mono: float = 1000.0) -> events.TeardownBegan:
     return event(events.TeardownBegan, mono, reason=reason, grace_s=0.5)
-
-
-def not_started(task: int, **fields: Any) -> events.TaskStartFailed:
-    return event(events.TaskStartFailed, task=task, exit_code=127, reason="no such file", **fields)
 
 
 stop = partial(event, events.StopRequested)
@@ -78,17 +84,6 @@ def test_phase_of_the_run() -> None:
         assert ended.phase.is_end
     # A plan after a stop keeps the stop.
     assert state_of(stop(reason=StopReason.DOWN), ENDING, attempt_planned(2)).phase is RunPhase.STOPPING
-
-
-def test_failed_start_counts_in_the_order_of_exits() -> None:
-    """Exits are numbered over all attempts, and a failed start has the next number."""
-    first = attempt_planned(3), exited(0, 1, order=4)
-    later = state_of(*first, not_started(1, order=5))
-    assert [task.exit_order for task in later.tasks.values()] == [4, 5, None]
-    # In older files a failed start has no number: it comes after all tasks that had ended.
-    older = state_of(*first, not_started(1), not_started(2))
-    assert [task.exit_order for task in older.tasks.values()] == [4, 5, 6]
-    assert state_of(ONE, not_started(0)).tasks["worker:0"].exit_order == 0
 
 
 def test_first_stop_and_teardown_count() -> None:
@@ -195,7 +190,7 @@ def test_table_is_a_mapping_in_plan_order(count: int, changes: list[tuple[int, T
     table = Tasks(model.values())
     for number, phase in changes if count else []:
         before, old = table, dict(model)
-        task = replace(model[f"worker:{number % count}"], phase=phase, pid=number)
+        task = replace(model[f"worker:{number % count}"], phase=phase, restarts=number)
         table, model[task.name] = table.with_task(task), task
         assert list(before.values()) == list(old.values())
         assert [*table.changed_since(before)] == [task]
@@ -216,7 +211,7 @@ def test_matching_tasks_follow_the_changes(
     for attempt in (1, 2):
         state = RunState(attempt=attempt, tasks=Tasks(made(count // attempt + 1)))
         for at, (number, phase) in enumerate(changes):
-            task = replace(state.tasks[f"worker:{number % len(state.tasks)}"], phase=phase, pid=1)
+            task = replace(state.tasks[f"worker:{number % len(state.tasks)}"], phase=phase, started=STARTED)
             state = replace(state, tasks=state.tasks.with_task(task))
             if at % every == 0:
                 live.update(state)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from making import attempt_end, cause
+from making import attempt_end, cause, exited
 from pages import STARTED_AT, WrittenRun, view_of
 
 from orchestrator.core.state import events
@@ -101,7 +101,7 @@ def _restart(run: WrittenRun) -> None:
     ended = attempt_end(1, 137, cause=cause(2, "SIGKILL"), position=1210, resumed_at=1125, steps_lost=85)
     run.append(
         fault,
-        events.TaskExited(**at, task="worker:2", exit_code=None, signal=9, order=0),
+        exited(2, signal=9, mono=at["mono"]),
         events.RestartPlanned(**at, ended=ended, delay_s=2.0),
     )
 
