@@ -17,7 +17,7 @@ from orchestrator.core.progress.history_rows import History, HistoryRow, to_colu
 from orchestrator.core.state.events import Event, JobQueued, JobStarted, Progress
 from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import RunResult
-from orchestrator.core.state.state import RunPhase, RunState
+from orchestrator.core.state.state import RunPhase, RunState, TaskPhase
 from orchestrator.core.text.durations import format_duration
 from orchestrator.store.directory import Directory
 from orchestrator.store.files import SharedFile, exists, read_bytes, read_object
@@ -210,13 +210,13 @@ class RunView:
         elif live and self._events_are_missing():
             # Events existed when the run began, so it has progressed beyond starting.
             self.state = replace(self.state, phase=RunPhase.RUNNING)
-        if not live and not self.state.phase.is_end:
-            result = self.result()
-            self.state = (
-                run_end.mark_lost(self.state, self._last_mono)
-                if result is None
-                else run_end.end_as_in_result(self.state, result, self._last_mono)
-            )
+        # The exit of a lost task may be in a line that this version cannot read.
+        lacks_exits = bool(events) and self.state.tasks.count((TaskPhase.LOST,)) > 0
+        if not live and (lacks_exits or not self.state.phase.is_end):
+            if (result := self.result()) is not None:
+                self.state = run_end.end_as_in_result(self.state, result, self._last_mono)
+            elif not self.state.phase.is_end:
+                self.state = run_end.mark_lost(self.state, self._last_mono)
         return events
 
     @property

@@ -30,7 +30,10 @@ def end_as_in_result(state: RunState, result: RunResult, last_mono: float) -> Ru
     known = state.tasks or Tasks(TaskState(plan=_plan_of(end)) for end in result.tasks)
 
     def end_task(task: TaskState) -> TaskState:
-        return task if task.phase.is_end else _end_task(task, ends.get(task.name), last_mono)
+        end = ends.get(task.name)
+        is_seen = task.phase.is_end and task.phase is not TaskPhase.LOST
+        is_lost = task.phase is TaskPhase.LOST and (end is None or end.state == TaskPhase.LOST)
+        return task if is_seen or is_lost else _end_task(task, end, last_mono)
 
     return replace(
         state,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from making import event, progressed
+from making import event, progressed, run_result, task_end
 from run_records import make_run, one_task, view_of
 
 from orchestrator.client import api
@@ -232,6 +232,20 @@ def test_ended_run_keeps_its_outcome(store: RunStore) -> None:
     store.close()
     status = api.status_of(view_of(store.paths))
     assert (status.run.state, status.run.exit_code) == ("failed", 3)
+
+
+def test_exit_of_another_version_is_taken_from_the_result(store: RunStore) -> None:
+    """Its event cannot be read; the end of the run can."""
+    began = view_of(store.paths).record.started_mono
+    begin(store, began)
+    with store.paths.events.open("ab") as file:
+        file.write(b'{"at":1,"mono":1,"type":"task_exited","task":"worker:0","exit_code":3,"order":0}\n')
+    store.append(events.RunEndedEvent(at=1, mono=began + 9, outcome="failed", exit_code=3))
+    store.write_result(run_result("failed", task_end(0, "failed", 3), run_id=store.paths.run_id, exit_code=3))
+    store.close()
+    status = api.status_of(view_of(store.paths))
+    assert (status.run.state, status.run.exit_code) == ("failed", 3)
+    assert [(task.state, task.exit_code) for task in status.tasks] == [("failed", 3)]
 
 
 def test_sample_of_an_ended_run_is_empty(store: RunStore) -> None:
