@@ -28,7 +28,8 @@ from worker.agent.processes import ProcessStat, describe
 from worker.agent.resource_failures import DiskChecks
 from worker.agent.run_logs import RunFile, open_log
 from worker.agent.sampling import Sampler
-from worker.agent.stack_taking import StackTaking
+from worker.agent.stack_sources import allow_tracing
+from worker.agent.stacks import StackTaking
 from worker.agent.stream import ExitSignals, ProgressInbox, SupervisorStream
 from worker.agent.task_process import Cluster, TaskProcess, TaskStart
 from worker.agent.teardown import Teardown
@@ -121,7 +122,6 @@ class Agent:
         else:
             self._watch_tasks(now)
         self._forward_progress(now)
-        self._stacks.advance(now)
         if not self._stream.advance(now):
             self._leave_silently()
 
@@ -131,7 +131,7 @@ class Agent:
             self._report_exit(task)
 
     def _next_wake(self) -> float:
-        wakes = [self._progress.due, self._stacks.due, self._stream.due]
+        wakes = [self._progress.due, self._stream.due]
         if self._teardown is not None:
             wakes.append(self._teardown.due)
         else:
@@ -260,7 +260,7 @@ class Agent:
         env: Mapping[str, str] = {}
         if order.role is not None and order.index is not None:
             env = self._cluster.env(order.role, order.index, order.env)
-        bootstrap = self._stacks.allow_tracing(order.bootstrap)
+        bootstrap = allow_tracing(order.bootstrap)
         if bootstrap is not None:
             bootstrap = {**bootstrap, "run_directory": self._run_directory}
         descriptors = self._descriptors.of(order.task)
@@ -337,16 +337,16 @@ class Agent:
 
     def _reap_orphans(self) -> None:
         """Reap descendants whose parents died, which are children of this process now."""
-        leaders = {task.pid for task in self._tasks}
+        reaped_elsewhere = {task.pid for task in self._tasks} | self._stacks.pids
         while True:
             try:
                 info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            # Leaders are reaped in the order in which their pidfds become ready.
-            if info is None or info.si_pid in leaders:
+            # Leaders are reaped in the order in which their pidfds become ready, helpers when their answers were read.
+            if info is None or info.si_pid in reaped_elsewhere:
                 return
-            if not (self._forks.reap(info.si_pid) or self._stacks.reap(info.si_pid)):
+            if not self._forks.reap(info.si_pid):
                 os.waitpid(info.si_pid, 0)
 
     # -- teardown
@@ -356,12 +356,18 @@ class Agent:
         self._forks.cancel()
         self._stacks.cancel()
         if self._teardown is None:
-            spared = (self._sampler.child, None if self._leaving else self._forks.pid)
-            self._teardown = Teardown(os.getpid(), now, grace_s, self._failure_grace_s, spared, self._refused)
+            self._teardown = Teardown(
+                os.getpid(), now, grace_s, self._failure_grace_s, self._spared, self._refused
+            )
             self._teardown.terminate(self._tasks)
         else:
             self._teardown.hasten(now + grace_s)
         self._teardown.due = now
+
+    def _spared(self) -> set[int | None]:
+        """The processes of the agent itself."""
+        preloader = None if self._leaving else self._forks.pid
+        return {self._sampler.child, preloader, *self._stacks.pids}
 
     def _advance_teardown(self, now: float) -> None:
         teardown = self._teardown

@@ -28,7 +28,7 @@ from worker.agent.processes import (
     send_signal,
 )
 from worker.agent.stage1 import PREFIX, bases, is_own_directory
-from worker.agent.task_process import PR_SET_PDEATHSIG, become_subreaper
+from worker.agent.task_process import PR_SET_NAME, PR_SET_PDEATHSIG, become_subreaper
 
 # In the directory: the messages of the agent itself.
 LOG = "agent.log"
@@ -45,7 +45,6 @@ _EMPTY_ROUNDS = 2
 # The end of the agent's log is printed. It is empty unless something went wrong.
 _LOG_END_BYTES = 2048
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
-_PR_SET_NAME = 15
 _EXIT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -63,7 +62,7 @@ def serve(directory: Path, link_timeout_s: float, ready: Callable[[], None]) -> 
             end_all(str(other), None)
     os.chdir("/")
     become_subreaper()
-    _libc.prctl(_PR_SET_NAME, b"orch-guard", 0, 0, 0)
+    _libc.prctl(PR_SET_NAME, b"orch-guard", 0, 0, 0)
     ready()
     guard = os.getpid()
     agent = os.fork()
@@ -92,7 +91,7 @@ def _become_agent(directory: Path, link_timeout_s: float, guard: int) -> None:
         os.setsid()
         # On SIGHUP the agent ends its tasks, which takes a while.
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
-        _libc.prctl(_PR_SET_NAME, b"orch-agent", 0, 0, 0)
+        _libc.prctl(PR_SET_NAME, b"orch-agent", 0, 0, 0)
         if os.getppid() != guard:
             os._exit(1)
         source, sink = os.dup(_STDIN), os.dup(_STDOUT)

@@ -23,6 +23,7 @@ from worker.wire.facts import Identity, StartMethod
 from worker.wire.messages import TaskOrder
 
 PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 COMMAND_NOT_FOUND, COMMAND_NOT_RUNNABLE = 127, 126  # as shells have it
 _EVALUATOR = "evaluator"

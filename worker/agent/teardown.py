@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from worker.agent.processes import Delivery, ProcessStat, all_processes, descendants, send_signal
 from worker.agent.task_process import TaskProcess
@@ -13,7 +13,7 @@ _CHECK_S = 0.02
 
 
 class Teardown:
-    """A teardown of all processes below `root`, except those in `spared`.
+    """A teardown of all processes below `root`, except those that `spared` returns.
 
     `due` is the time of the next advance() (monotonic seconds). `swept` counts processes that outlived their task.
     `refused` holds processes of other users, which this one may not end; `refused_before` those of an earlier teardown,
@@ -25,7 +25,7 @@ class Teardown:
         now: float,
         grace_s: float,
         orphan_grace_s: float,
-        spared: Collection[int | None] = (),
+        spared: Callable[[], Collection[int | None]],
         refused_before: Collection[ProcessStat] = (),
     ) -> None:
         self.due = now
@@ -74,10 +74,11 @@ class Teardown:
         return False
 
     def _left(self) -> list[ProcessStat]:
+        spared = self._spared()
         return [
             stat
             for stat in descendants(self._root, all_processes())
-            if stat.pid not in self._spared and (stat.pid, stat.start_ticks) not in self._refused_before
+            if stat.pid not in spared and (stat.pid, stat.start_ticks) not in self._refused_before
         ]
 
     def _kill(self, left: list[ProcessStat], tasks: Collection[TaskProcess]) -> None:

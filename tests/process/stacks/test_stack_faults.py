@@ -19,11 +19,11 @@ import psutil
 import pytest
 from agent_driving import SLEEPER, Driver, python, signal_and_wait, task_process
 from stack_asking import BLOCKS_THE_SIGNAL, HOLDS_THE_LOCK, answers_by, asked, needs_py_spy, start_hanging
-from waiting import PATIENCE_S, until
+from waiting import PATIENCE_S, until, until_gone
 
 from orchestrator.core.diagnosis.stack_text import to_task_stack
 from worker.agent import stack_sources
-from worker.agent.stack_taking import StackTaking
+from worker.agent.stacks import StackTaking
 from worker.agent.task_process import TaskProcess
 from worker.wire.messages import Exited, Stacked, Started, Stop
 
@@ -66,6 +66,8 @@ def test_unreadable_stacks_file_does_not_end_the_agent(
         return read(fd, count, offset)
 
     monkeypatch.setattr(os, "pread", failing)
+    # The helper closes the file in which pytest captures this.
+    monkeypatch.setattr(sys, "stderr", sys.__stderr__)
     monkeypatch.setattr(stack_sources, "_DUMP_TIMEOUT_S", PATIENCE_S)
     monkeypatch.setattr(stack_sources, "find_py_spy", lambda: None)
     with task("broken", tmp_path) as broken, task("whole", tmp_path) as whole, select.epoll() as poller:
@@ -73,7 +75,8 @@ def test_unreadable_stacks_file_does_not_end_the_agent(
         tasks = {each.name: each for each in (broken, whole)}
 
         def answered(count: int) -> bool:
-            taking.advance(time.monotonic())
+            for fd, _ in poller.poll(0):
+                taking.serve(fd)
             return len(answers) == count
 
         taking.ask((), tasks, native=False, ending=False)
@@ -89,7 +92,7 @@ def test_unreadable_stacks_file_does_not_end_the_agent(
         taking.ask(("broken",), tasks, native=False, ending=False)
         until(lambda: answered(1))
         assert answers["broken"].how == "signal"
-        assert taking.due == float("inf")
+        assert taking.pids == set()
 
 
 def test_forked_task_dumps_its_own_stacks(agent: Driver) -> None:
@@ -141,18 +144,19 @@ def test_teardown_does_not_wait_for_py_spy(agent: Driver) -> None:
     start_hanging(agent, "a", HOLDS_THE_LOCK)
     agent.ask_stacks("a", native=True)
     # If a py-spy exits before it is seen, the next request starts another one.
-    until(lambda: agent.ask_stacks("a", native=True) and _spies(agent.pid))
+    until(lambda: agent.ask_stacks("a", native=True) and _below(agent, "py-spy"))
     empty = agent.end()
     assert empty.swept == 0
     assert agent.wait_for(Stacked, "a").task == "a"
-    assert not _spies(agent.pid)
+    assert not _below(agent, "py-spy")
 
 
-def _spies(agent_pid: int) -> list[int]:
+def _below(agent: Driver, name: str) -> list[int]:
+    """The processes of this name below the agent."""
     found = []
-    for child in psutil.Process(agent_pid).children():
+    for child in psutil.Process(agent.pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            found += [child.pid] if child.name() == "py-spy" else []
+            found += [child.pid] if child.name() == name else []
     return found
 
 
@@ -162,6 +166,36 @@ def test_agent_serves_others_while_py_spy_runs(agent: Driver) -> None:
     agent.start("b", python(SLEEPER))
     stacked, started = agent.wait_for(Stacked, "a"), agent.wait_for(Started, "b")
     assert agent.messages.index(started) < agent.messages.index(stacked)
+
+
+def test_killed_helper_costs_its_answer_only(agent: Driver) -> None:
+    """It has no copy of what the agent holds, so that it keeps no port and no stream open."""
+    agent.hold(2)
+    start_hanging(agent, "a", BLOCKS_THE_SIGNAL)
+    agent.ask_stacks("a")
+    helper = until(lambda: _below(agent, "orch-stacks"))[0]
+    until(lambda: len(_sockets(helper)) == 1 and not _sockets(helper) & _sockets(agent.pid))
+    os.kill(helper, signal.SIGKILL)
+    answer = agent.wait_for(Stacked, "a")
+    assert (answer.how, answer.note) == ("none", "the process that reads stacks has crashed")
+    assert "did not answer" in (asked(agent, "a")["a"].note or "")
+    assert agent.end().swept == 0
+
+
+def _sockets(pid: int) -> set[str]:
+    names = set()
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it has just been closed
+            names.add(str(each.readlink()))
+    return {name for name in names if name.startswith("socket:")}
+
+
+def test_killed_agent_leaves_no_helper(own_agent: Driver) -> None:
+    start_hanging(own_agent, "a", BLOCKS_THE_SIGNAL)
+    own_agent.ask_stacks("a")
+    helper = until(lambda: _below(own_agent, "orch-stacks"))[0]
+    os.kill(own_agent.pid, signal.SIGKILL)
+    until_gone(helper)
 
 
 def test_replaced_stacks_file_is_refused(agent: Driver) -> None:

@@ -246,7 +246,8 @@ def test_stacks(orch: Orch, run: Path) -> None:
     assert f"worker:1: in {_LOAD_DATA}" in shown.lines
     assert f"    all threads: {run}/stacks/worker-1.txt" in shown.lines
     whole = _stacks(orch, "--full", "1")
-    assert whole.lines[0] == "=== worker:1, by signal, state S"
+    # R: on a busy machine it may be about to sleep again.
+    assert whole.lines[0] in [f"=== worker:1, by signal, state {state}" for state in "SR"]
     assert f'  File "{orch.directory}/tasks.py", line 6 in load_data' in whole.lines
     assert (
         _stacks(orch, "--full", "--json", "1").document["stacks"]["worker:1"]["text"].count("tasks.py") == 3
@@ -256,7 +257,7 @@ def test_stacks(orch: Orch, run: Path) -> None:
     assert (document["schema_version"], document["run"], document["live"]) == (1, run.name, True)
     assert (list(document["stacks"]), document["silent"]) == (["worker:0", "worker:1"], [])
     stack = document["stacks"]["worker:1"]
-    assert (stack["how"], stack["state"]) == ("signal", "S")
+    assert stack["how"] == "signal" and stack["state"] in ("S", "R")
     assert [frame.split()[-1] for frame in stack["frames"]] == ["load_data", "main", "<module>"]
     text = Path(stack["file"]).read_bytes()[stack["offset"] :][: stack["length"]].decode()
     assert text.splitlines()[1].endswith("line 6 in load_data")
