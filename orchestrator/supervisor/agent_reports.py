@@ -40,24 +40,6 @@ def _known(usage: facts.Usage) -> dict[str, float]:
     return {name: value for name, value in vars(usage).items() if value is not None}
 
 
-class MemoryWatch:
-    """Detects when a task's process first exceeds the memory limit (bytes, PSS; None: no limit)."""
-
-    def __init__(self, limit_bytes: int | None) -> None:
-        self._limit_bytes = limit_bytes
-        self._reported: set[str] = set()
-
-    def process_started(self, task: str) -> None:
-        self._reported.discard(task)
-
-    def exceeds(self, task: str, memory_bytes: int) -> bool:
-        """Whether this sample (the task with all its descendants) is the first over the limit."""
-        if self._limit_bytes is None or memory_bytes <= self._limit_bytes or task in self._reported:
-            return False
-        self._reported.add(task)
-        return True
-
-
 class AgentReports:
     """Appends the events for each message to `queue`; reads the state of `lifecycle`, and decides nothing."""
 
@@ -69,7 +51,6 @@ class AgentReports:
         logs: RunLogs,
         stacks: StackRequests,
         tensorboard: TensorBoardTask,
-        memory_limit: int | None,
         queue: deque[Event],
     ) -> None:
         self._lifecycle = lifecycle
@@ -78,9 +59,7 @@ class AgentReports:
         self._logs = logs
         self._stacks = stacks
         self._tensorboard = tensorboard
-        self._memory_limit = memory_limit
         self._queue = queue
-        self._memory = MemoryWatch(memory_limit)
         self._usage: dict[str, dict[str, float]] = {}
         self._has_new_usage = False
         self._sample_due = 0.0
@@ -126,7 +105,8 @@ class AgentReports:
                     self._throttle.put(message.task, progress)
                 self._take_facts(message)
             case messages.Sampled():
-                self._take_sample(message)
+                self._usage |= {task: _known(usage) for task, usage in message.tasks.items()}
+                self._has_new_usage = True
             case messages.Exited():
                 self._take_exit(message)
             case messages.DiskFull():
@@ -161,7 +141,6 @@ class AgentReports:
 
     def _take_start(self, message: messages.Started) -> None:
         self._throttle.forget(message.task)
-        self._memory.process_started(message.task)
         self._append(events.TaskStarted(**now(), **vars(message)))
         task = self._lifecycle.state.tasks.get(message.task)
         if task is None or not task.plan.serves:
@@ -238,18 +217,6 @@ class AgentReports:
     def cpu_percent(self) -> dict[str, float]:
         """{task: percent of one core}, from the last sample."""
         return {task: usage["cpu_percent"] for task, usage in self._usage.items()}
-
-    def _take_sample(self, message: messages.Sampled) -> None:
-        self._usage |= {task: _known(usage) for task, usage in message.tasks.items()}
-        self._has_new_usage = True
-        for task, usage in message.tasks.items():
-            limit = self._memory_limit
-            if limit is not None and self._memory.exceeds(task, usage.memory_bytes):
-                self._append(
-                    events.MemoryExceeded(
-                        **now(), task=task, memory_bytes=usage.memory_bytes, limit_bytes=limit
-                    )
-                )
 
     def write_sample(self) -> None:
         """Write the last sample and progress if they are new. Called between other work: a disk may be slow."""

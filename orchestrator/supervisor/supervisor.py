@@ -106,7 +106,6 @@ class Supervisor:
             self._logs,
             self._stacks,
             tensorboard,
-            spec.memory_limit_bytes,
             self._queue,
         )
         self._agents = AgentInputs(

@@ -332,6 +332,7 @@ class Agent:
             peers=peers,
             oom_kills=None if exit_code == 0 else task.oom_mark.kills_since(),
             peak_bytes=task.peak_bytes,
+            over_limit=task.over_limit,
         )
         self._send(Exited(task.name, facts))
 
@@ -391,6 +392,8 @@ class Agent:
             self._send(Listening(task.name))
         self._report_exits()
         sample = self._sampler.take(now, [task for task in self._tasks if not task.order.is_helper])
+        for name, usage in sample.items():
+            self._tasks.by_name[name].check_memory(usage.memory_bytes)
         if sample:
             self._send(Sampled(sample))
         self._report_full_disks(now)

@@ -129,6 +129,7 @@ class TaskProcess:
     was_asked_to_stop: bool = False
     was_signalled: bool = False
     peak_bytes: int | None = None
+    over_limit: tuple[int, int] | None = None
     stacks_signal: int | None = None
     oom_mark: OomMark = field(default_factory=OomMark.now)
 
@@ -148,6 +149,13 @@ class TaskProcess:
             os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):
             return
+
+    def check_memory(self, used_bytes: int) -> None:
+        """Kill the task once it uses more memory than its limit."""
+        limit = self.order.memory_limit
+        if limit is not None and used_bytes > limit and self.over_limit is None:
+            self.over_limit = used_bytes, limit
+            self.signal_group(signal.SIGKILL)
 
     def repeat_sigterm(self) -> None:
         """Send SIGTERM to the leader again if it was sent one: the task reports that it may have lost it."""

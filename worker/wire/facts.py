@@ -113,6 +113,7 @@ class ExitFacts:
     peers: {task: state letter (man 5 proc)} of the other tasks at the first failure
     oom_kills: processes that the kernel killed for lack of memory while it ran; None if unknown
     peak_bytes: the largest RSS of one of its processes
+    over_limit: the agent killed it because it used so much memory (PSS), more than its limit: both in bytes
     """
 
     exit_code: ExitCode | None
@@ -124,6 +125,7 @@ class ExitFacts:
     peers: Mapping[TaskName, Annotated[str, IsLetter()]] = field(default_factory=dict)
     oom_kills: Count | None = None
     peak_bytes: Count | None = None
+    over_limit: tuple[Count, Count] | None = None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from orchestrator.client.view.amounts import short_duration
 from orchestrator.client.view.messages import event_message
+from orchestrator.core.diagnosis.shortages import over_limit_text
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event
 from orchestrator.core.state.result import exit_text
@@ -29,7 +30,6 @@ _KINDS: dict[type[Event], str] = {
     events.TaskRestartPlanned: "restart",
     events.Resumed: "checkpoint",
     events.LossBecameBad: "nan",
-    events.MemoryExceeded: "signal",
     events.SignalRequested: "signal",
     events.Noticed: "notice",
     events.NoticeGiven: "signal",
@@ -60,6 +60,8 @@ def _own_marks(state: RunState, event: Event) -> Iterator[tuple[str | None, str,
         case events.TaskExited():
             task = state.tasks.get(event.task)
             text = event.exit.start_error or exit_text(event.exit.exit_code, event.exit.signal)
+            if event.exit.over_limit is not None:
+                text = over_limit_text(*event.exit.over_limit)
             failed = task is not None and task.phase is TaskPhase.FAILED
             exception = event.symptom.exception if failed and event.symptom is not None else None
             said = f"{text}: {exception}" if exception else text

@@ -9,11 +9,11 @@ from itertools import groupby
 from orchestrator.client.view.amounts import duration, short_duration
 from orchestrator.client.view.status_document import Queued
 from orchestrator.core.diagnosis.cause import describe_notice, sent_by
+from orchestrator.core.diagnosis.shortages import over_limit_text
 from orchestrator.core.progress.activity import join_names
 from orchestrator.core.state.events import (
     Event,
     LossBecameBad,
-    MemoryExceeded,
     Noticed,
     NoticeGiven,
     NotPreloaded,
@@ -21,13 +21,13 @@ from orchestrator.core.state.events import (
     RestartPlanned,
     Resumed,
     SignalRequested,
+    TaskExited,
     TaskRestartPlanned,
 )
 from orchestrator.core.state.result import AttemptEnd, RunResult, exit_text, signal_name
 from orchestrator.core.state.state import HostPhase, HostState
 from orchestrator.core.text.clean import one_line
 from orchestrator.core.text.counted import counted
-from orchestrator.core.text.sizes import format_size
 
 _MOST_CHANGES = 8
 
@@ -45,13 +45,8 @@ def event_message(event: Event, most: int | None, *, verbose: bool = False) -> s
             return f"attempt {event.attempt} {resumed}, {short_duration(event.recovery_s)} later"
         case LossBecameBad():
             return f"{event.task}: the loss is {event.loss}"
-        case MemoryExceeded():
-            used, limit = (
-                format_size(size, like=event.limit_bytes) for size in (event.memory_bytes, event.limit_bytes)
-            )
-            return f"{event.task} uses {used}, over --memory-limit {limit}: it gets SIGKILL"
-        case SignalRequested(by="limit"):
-            return None  # MemoryExceeded has just said why.
+        case TaskExited() if event.exit.over_limit is not None:
+            return f"{event.task} {over_limit_text(*event.exit.over_limit)}: it got SIGKILL"
         case SignalRequested():
             return f"{event.task} gets {signal_name(event.signal)}, {sent_by(event)}"
         case NoticeGiven():

@@ -161,8 +161,6 @@ def sent_by(sent: SignalRequested) -> str:
             return "sent by `orch kill`"
         case "chaos":
             return f"sent by --chaos ({sent.text})" if sent.text else "sent by --chaos"
-        case "limit":
-            return "sent by orch: over --memory-limit"
         case _:
             assert_never(sent.by)
 

@@ -63,11 +63,8 @@ class Shortage:
 
 def find_shortage(task: TaskState) -> Shortage | None:
     """Return the resource that certainly ran out; None otherwise. The task's output is not read here."""
-    if task.over_limit is not None and task.memory_limit is not None:
-        used, limit = (
-            format_size(size, like=task.memory_limit) for size in (task.over_limit, task.memory_limit)
-        )
-        return Shortage(f"used {used}, over --memory-limit {limit}", _OVER_LIMIT)
+    if task.exit.over_limit is not None:
+        return Shortage(over_limit_text(*task.exit.over_limit), _OVER_LIMIT)
     if (error := task.exit.start_error) is not None:
         advice = next((advice for pattern, advice in _START_LACKS if re.search(pattern, error)), None)
         return None if advice is None else Shortage(f"could not be started: {error}", advice)
@@ -80,6 +77,11 @@ def find_shortage(task: TaskState) -> Shortage | None:
         ended = exit_text(task.exit_code, task.signal)
         return Shortage(f"{ended}, on a full disk ({task.full_disk})", FULL_DISK)
     return None
+
+
+def over_limit_text(used: int, limit: int) -> str:
+    """`used 1.2 GiB, over --memory-limit 1 GiB`"""
+    return f"used {format_size(used, like=limit)}, over --memory-limit {format_size(limit, like=limit)}"
 
 
 def storage_advice(reason: str) -> str | None:

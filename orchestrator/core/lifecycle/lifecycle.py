@@ -20,7 +20,6 @@ Every path ends in exactly one Finish. A stop or a notice always wins over a res
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from typing import assert_never
 
@@ -200,11 +199,6 @@ class Lifecycle:
                 return self._deadline_reached(event)
             case events.StacksTaken():
                 return self._stacks_taken(event)
-            case events.MemoryExceeded():
-                kill = events.SignalRequested(
-                    at=event.at, mono=event.mono, task=event.task, signal=signal.SIGKILL, by="limit"
-                )
-                return [Happen(kill)]
             case events.SignalRequested():
                 task = self.state.tasks.get(event.task)
                 return [SendSignal(event.task, event.signal)] if task is not None and task.is_live else []

@@ -362,8 +362,8 @@ class Resumed(_Event):
     recovery_s: Seconds
 
 
-# Origin of a signal: a user (`orch kill`), a planned fault, or orch when a limit was exceeded.
-SignalSource = Literal["user", "chaos", "limit"]
+# Origin of a signal: a user (`orch kill`), or a planned fault.
+SignalSource = Literal["user", "chaos"]
 
 
 class SignalRequested(_Event):
@@ -385,15 +385,6 @@ class StacksTaken(_Event):
     type: Literal["stacks_taken"] = "stacks_taken"
     why: str
     stacks: dict[TaskName, TaskStack]
-
-
-class MemoryExceeded(_Event):
-    """A task with its descendants exceeded its memory limit (bytes, PSS)."""
-
-    type: Literal["memory_exceeded"] = "memory_exceeded"
-    task: TaskName
-    memory_bytes: Whole
-    limit_bytes: Whole
 
 
 class StorageFailed(_Event):
@@ -532,7 +523,6 @@ Event = (
     | Resumed
     | SignalRequested
     | StacksTaken
-    | MemoryExceeded
     | StorageFailed
     | DeadlineReached
     | AgentLost

@@ -79,10 +79,6 @@ def apply(state: RunState, event: Event) -> RunState:
         case events.SignalRequested():
             task = state.tasks[event.task]
             return _with_task(state, replace(task, signals=(*task.signals, event)))
-        case events.MemoryExceeded():
-            task = state.tasks[event.task]
-            over = replace(task, over_limit=event.memory_bytes, memory_limit=event.limit_bytes)
-            return _with_task(state, over)
         case events.DiskFull():
             return _with_task(state, _with_full_disk(state.tasks[event.task], event.reason))
         case events.StacksTaken():

@@ -73,7 +73,6 @@ class TaskState:
     lost_mono: when it was lost with its agent, without an exit
     has_listened: a process of it has listened on its port
     signals: signals sent to it on purpose, the newest last
-    over_limit, memory_limit: its memory when it was ended for exceeding its limit, and the limit
     full_disk: the full disk that it writes to
     course: the training steps it has done
     restarts: its own restarts and those of the run
@@ -93,8 +92,6 @@ class TaskState:
     restarts: int = 0
     restart_due_mono: float | None = None
     signals: tuple[events.SignalRequested, ...] = ()
-    over_limit: int | None = None
-    memory_limit: int | None = None
     full_disk: str | None = None
     before_restart: TaskState | None = None
     versions: dict[str, str] = field(default_factory=dict)

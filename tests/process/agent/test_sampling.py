@@ -26,6 +26,7 @@ from worker.agent.processes import (
 from worker.agent.sampling import Sample, Sampler
 from worker.agent.task_process import TaskProcess
 from worker.wire.facts import Usage
+from worker.wire.messages import Exited
 
 MIB = 1 << 20
 # A parent and a child that share 64 MiB; both print when they run.
@@ -198,6 +199,16 @@ def test_agent_sends_samples_of_running_tasks(agent: Driver) -> None:
     agent.start("a", python(SHARES))
     agent.wait_for_line("a", "child")
     agent.until_uses("a", MIB)
+
+
+def test_agent_kills_a_task_over_its_limit_and_says_so(agent: Driver) -> None:
+    for name, limit in (("under", 200 * MIB), ("over", 50 * MIB)):
+        agent.start(name, python(SHARES), memory_limit=limit)
+    its = agent.wait_for(Exited).exit
+    assert (its.signal, its.asked) == (signal.SIGKILL, True)
+    assert its.over_limit is not None and its.over_limit[0] > its.over_limit[1] == 50 * MIB
+    agent.end()
+    assert agent.wait_for(Exited, "under").exit.over_limit is None
 
 
 def test_descendants_are_alive_and_parents_come_first() -> None:

@@ -35,9 +35,8 @@ def test_task_over_its_limit_is_killed_and_named(orch: Orch) -> None:
     assert done.code == result["exit_code"] == 128 + signal.SIGKILL
     assert result["first_failure"]["signal"] == signal.SIGKILL
     assert "--memory-limit" in result["first_failure"]["advice"]
-    (exceeded,) = orch.events("memory_exceeded")
-    assert exceeded["task"] == "worker:1"
-    assert exceeded["memory_bytes"] > exceeded["limit_bytes"] == 200 << 20
+    (used, limit), *others = filter(None, (each["exit"]["over_limit"] for each in orch.events("task_exited")))
+    assert used > limit == 200 << 20 and not others
     assert "over --memory-limit 200 MiB" in done.err
 
 
@@ -68,8 +67,8 @@ def test_memory_of_children_counts_and_shared_memory_counts_once(orch: Orch) -> 
     sharing = orch.script("sharing.py", SHARING)
     done = orch("up", "--memory-limit", "120MiB", "--", sys.executable, "-I", "-S", sharing)
     assert "looked at" in done.out
-    (exceeded,) = orch.events("memory_exceeded")
-    assert exceeded["memory_bytes"] > 120 << 20
+    (exited,) = orch.events("task_exited")
+    assert exited["exit"]["over_limit"][0] > 120 << 20
     assert done.code == 128 + signal.SIGKILL
 
 

@@ -74,7 +74,6 @@ class Desk:
             self.logs,  # type: ignore[arg-type]
             StackRequests(lambda tasks, native: tasks),
             TensorBoardTask(BOARD, NetworkOption.HOST, store, self.queue),
-            None,
             self.queue,
         )
         for each in one_task(1.0):

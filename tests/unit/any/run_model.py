@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from making import attempt_planned, exited, not_started, planned_task, progressed
 
@@ -213,10 +214,10 @@ class World:
 
     # -- what tasks do
 
-    def exits(self, name: str, code: int | None, signal: int | None = None) -> None:
+    def exits(self, name: str, code: int | None, signal: int | None = None, **facts: Any) -> None:
         del self.agent.running[name]
         times = {"mono": self.now, "ended_mono": self.now - 0.01}
-        self.happened(exited(name, code, signal, order=self.agent.exits, **times))
+        self.happened(exited(name, code, signal, order=self.agent.exits, **times, **facts))
         self.agent.exits += 1
 
     def is_ready(self, name: str) -> None:

@@ -64,12 +64,11 @@ EVENTS: list[Event] = [
     ),
     events.LossBecameBad(at=1, mono=3, task="worker:0", loss=BadLoss(value="nan", epoch=1, step=3)),
     events.SignalRequested(at=1, mono=3, task="worker:0", signal=9, by="user"),
-    events.MemoryExceeded(at=1, mono=3, task="worker:0", memory_bytes=5, limit_bytes=4),
     events.TaskExited(
         at=1,
         mono=4,
         task="worker:0",
-        exit=ExitFacts(3, None, 4.0, peers={"worker:1": "T"}, oom_kills=1),
+        exit=ExitFacts(3, None, 4.0, peers={"worker:1": "T"}, over_limit=(5, 4)),
         order=0,
         symptom=events.Symptom(kind=events.SymptomKind.OWN, exception="ValueError", lines=("a",)),
     ),

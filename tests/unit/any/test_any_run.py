@@ -167,11 +167,9 @@ class AnyRun(RuleBasedStateMachine):
             )
 
     @rule(name=NAMES)
-    def a_task_exceeds_its_memory_limit(self, name: str) -> None:
-        if name in self.world.agent.running and name in self.world.lifecycle.state.tasks:
-            self.world.happened(
-                events.MemoryExceeded(**self.world.stamp(), task=name, memory_bytes=2, limit_bytes=1)
-            )
+    def a_task_is_killed_over_its_memory_limit(self, name: str) -> None:
+        if name in self.world.agent.running:
+            self.world.exits(name, None, 9, over_limit=(2, 1))
 
     @rule(chance=st.integers(0, 9))
     def the_disk_is_full(self, chance: int) -> None:

@@ -159,7 +159,6 @@ def test_signal_that_was_sent_on_purpose_is_named() -> None:
     plan = "kill worker:1 at step 20"
     rows = {
         "SIGKILL, sent by `orch kill`": sends(running(), KILL).exits(1, signal=KILL),
-        "SIGKILL, sent by orch: over --memory-limit": sends(running(), KILL, "limit").exits(1, signal=KILL),
         f"SIGKILL, sent by --chaos ({plan})": sends(running(), KILL, "chaos", plan).exits(1, signal=KILL),
         # Another signal than the one that ended the task, and another task.
         "SIGKILL, likely out of memory (or a kill -9)": (

@@ -22,10 +22,9 @@ from orchestrator.core.diagnosis.shortages import (
 from orchestrator.core.state.events import SignalRequested, Symptom, SymptomKind
 from orchestrator.core.state.state import TaskPhase, TaskState
 from orchestrator.core.text.sizes import format_size, parse_size
-from orchestrator.supervisor.agent_reports import MemoryWatch
 
 PLAN = planned_task(1)
-_OWN_FIELDS = ("signals", "full_disk", "over_limit", "memory_limit")
+_OWN_FIELDS = ("signals", "full_disk")
 
 
 def failed(code: int | None = 1, number: int | None = None, **fields: Any) -> TaskState:
@@ -58,11 +57,11 @@ def test_what_a_task_ran_out_of() -> None:
     rows: list[tuple[TaskState, str | None]] = [
         # The memory in the units of the limit.
         (
-            killed(over_limit=int(1.2 * gib), memory_limit=gib),
+            killed(over_limit=(int(1.2 * gib), gib)),
             "used 1.2 GiB, over --memory-limit 1 GiB",
         ),
         (
-            killed(over_limit=612_000_000, memory_limit=500_000_000),
+            killed(over_limit=(612_000_000, 500_000_000)),
             "used 612 MB, over --memory-limit 500 MB",
         ),
         (killed(oom_kills=1, peak_bytes=300 << 20), oom),
@@ -127,15 +126,6 @@ def test_run_that_cannot_be_stored_has_advice() -> None:
     wrong = {reason: advice for reason, advice in found.items() if not advice.startswith(rows[reason])}
     assert not wrong, wrong
     assert storage_advice("/x: Permission denied") is None
-
-
-def test_exceeded_limit_is_reported_once() -> None:
-    watch = MemoryWatch(100)
-    assert [watch.exceeds("a", used) for used in (50, 100, 101, 200)] == [False, False, True, False]
-    assert watch.exceeds("b", 101)
-    watch.process_started("a")
-    assert watch.exceeds("a", 101) and not watch.exceeds("b", 101)
-    assert not MemoryWatch(None).exceeds("a", 1 << 60)
 
 
 def test_formatted_size_can_be_read_back() -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from making import cause, event, first_failure, run_result, task_end
+from making import cause, event, exited, first_failure, run_result, task_end
 
 from orchestrator.cli.selection import ended_text
 from orchestrator.client.stop import Ended
 from orchestrator.client.view.layout import without_colour
 from orchestrator.client.view.messages import event_message
 from orchestrator.client.view.report import end_lines, fault_text
-from orchestrator.core.state.events import MemoryExceeded, SignalRequested
+from orchestrator.core.state.events import SignalRequested
 from orchestrator.core.state.result import CauseKind, FaultReport, FirstFailure, HostEnd, RunResult, Training
 
 FIRST = first_failure(
@@ -233,10 +233,9 @@ def test_messages_about_signals_and_memory() -> None:
     assert message(by="user") == "worker:1 gets SIGSTOP, sent by `orch kill`"
     planned = "stop worker:1 at 3s"
     assert message(by="chaos", text=planned) == f"worker:1 gets SIGSTOP, sent by --chaos ({planned})"
-    # The message about the memory limit has just said why.
-    assert message(by="limit") is None
-    over = event(MemoryExceeded, task=1, memory_bytes=970_000_000, limit_bytes=900_000_000)
-    assert event_message(over, None) == "worker:1 uses 970 MB, over --memory-limit 900 MB: it gets SIGKILL"
+    over = exited(1, signal=9, over_limit=(970_000_000, 900_000_000))
+    assert event_message(over, None) == "worker:1 used 970 MB, over --memory-limit 900 MB: it got SIGKILL"
+    assert event_message(exited(1, signal=9), None) is None
 
 
 def test_many_tasks_that_orch_down_stopped_are_counted() -> None:
