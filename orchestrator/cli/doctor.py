@@ -83,9 +83,12 @@ def _check_hosts(spec: JobSpec, screen: Screen, may_start: Callable[[str], bool]
     from orchestrator.cli.doctor_report import finding_lines
     from orchestrator.cli.host_table import host_lines, hosts_document
     from orchestrator.host.checks.finding import is_healthy
+    from orchestrator.links.supervisor_link import start_supervisor
     from orchestrator.preflight import inspect_hosts
 
-    found = inspect_hosts(spec, os.environ, may_start)
+    with start_supervisor() as supervisor:
+        supervisor.prepare(spec, preloads=False)
+        found = inspect_hosts(supervisor, spec, os.environ, may_start)
     if screen.json:
         words.print_json(hosts_document(found))
     else:

@@ -177,11 +177,11 @@ class Room:
 
 
 def make_room(up: UpRequest, supervisor: SupervisorLink | None = None) -> Room:
-    """Prepare the machine for a run: the checks, tidy(), --replace. `supervisor`: see check_hosts()."""
+    """Prepare the machine for a run: the checks, tidy(), --replace. `supervisor` checks the hosts of the job."""
     refuse_problems(Context(up.spec, os.environ))
     # A run that is continued is neither lost nor another run.
     own = None if up.adopt is None else up.adopt.name
-    hosts = check_hosts(up.spec, supervisor, own)
+    hosts = None if supervisor is None else check_hosts(up.spec, supervisor, own)
     runs = catalog.survey(frozenset() if own is None else frozenset({own}))
     swept = tidy(runs)
     replaced: list[Ended] = []
@@ -201,12 +201,10 @@ def make_room(up: UpRequest, supervisor: SupervisorLink | None = None) -> Room:
     return Room(swept, runs.skipped, tuple(replaced), tuple(catalog.live_in(up.spec.directory, runs)), hosts)
 
 
-def check_hosts(
-    spec: JobSpec, supervisor: SupervisorLink | None = None, run_id: str | None = None
-) -> Preflight | None:
+def check_hosts(spec: JobSpec, supervisor: SupervisorLink, run_id: str | None = None) -> Preflight | None:
     """Check the job's hosts, after --sync if it was asked for; None without hosts. UsageError names all problems.
 
-    `supervisor` starts its agents and their preloading during the check, but no task. `run_id`: see prepare().
+    The agents that answer preload meanwhile, and then serve the run. `run_id`: see prepare().
     """
     if not spec.hosts:
         return None
@@ -214,12 +212,11 @@ def check_hosts(
         from orchestrator.preflight.sync import copy_directory
 
         copy_directory(spec, spec.hosts)
-    if supervisor is not None:
-        supervisor.prepare(spec, run_id)
+    supervisor.prepare(spec, run_id)
     # Imported while the supervisor connects to the hosts, and not for a run on this machine.
     from orchestrator.preflight import inspect_hosts
 
-    found = inspect_hosts(spec, os.environ)
+    found = inspect_hosts(supervisor, spec, os.environ)
     if problems := [finding.message for finding in found.findings if finding.level is Level.PROBLEM]:
         raise UsageError("\n".join(problems))
     return found

@@ -175,7 +175,6 @@ class Session:
             self._is_creating = True
             try:
                 warn(up)
-                make_room(up)
                 return self._create(up, descriptors)
             finally:
                 self._is_creating = False
@@ -185,6 +184,7 @@ class Session:
     def _create(self, up: UpRequest, descriptors: Descriptors) -> tuple[Run, SupervisorLink]:
         link = self._supervisor.connect()
         try:
+            make_room(up, link)
             self._run = create_run(link, up, descriptors)
         except BaseException:
             # Ctrl-C may come before the answer: end what was started of the run.

@@ -98,7 +98,7 @@ class AgentLink:
                 for line in lines:
                     self._take_line(line, messages)
             except BadMessage as error:
-                self._end(f"the agent sent a message that this version cannot read: {error}")
+                self._end(self._why_unreadable(error))
             else:
                 if not is_open:
                     self._take_end()
@@ -114,6 +114,9 @@ class AgentLink:
                 self._awaited_run = None
         elif self._awaited_run is None or isinstance(message, Hello):
             messages.append(message)
+
+    def _why_unreadable(self, error: BadMessage) -> str:
+        return f"the agent sent a message that this version cannot read: {error}"
 
     def _take_end(self) -> None:
         """The other end has closed the stream."""

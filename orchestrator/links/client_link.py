@@ -2,10 +2,11 @@
 
 JSON lines over a socket pair, or over a connection to a kept supervisor (kept.py). A connection is for one run:
 client -> supervisor: a request, then orders (orders.py). End of file stops the run, unless it is detached. A
-preparation may come before the request. After the request for a run that `waits`: `queued` as often as Slurm says
-something new, a preparation, then `place` or `refused`.
-supervisor -> client: `created` {root} or `refused` {exit_code, message}; `ended` {result} if result.json could not be
-written; end of file when the run is over and, unless the supervisor is kept, all its processes have exited.
+preparation may come before the request, and questions to its hosts. After the request for a run that `waits`: `queued`
+as often as Slurm says something new, a preparation with questions, then `place` or `refused`.
+supervisor -> client: HostReports for a preparation and for each round of questions; `created` {root} or `refused`
+{exit_code, message}; `ended` {result} if result.json could not be written; end of file when the run is over and, unless
+the supervisor is kept, all its processes have exited.
 Descriptors come with a request (SCM_RIGHTS), in the order of its `descriptors`.
 """
 
@@ -15,6 +16,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,6 +26,9 @@ from orchestrator.core.errors import OrchError
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.state.result import RunResult
 from orchestrator.links.orders import DetachOrder, NoticeOrder, QueuedOrder, RefusedOrder, StopOrder
+from worker.wire.checks import Checked, Question
+from worker.wire.codec import encode
+from worker.wire.facts import HostFacts
 
 _READ_BYTES = 1 << 16
 # The kernel passes up to 253 with a message.
@@ -74,11 +79,19 @@ class Request(_Message):
 class Preparation(_Message):
     """A job for other hosts whose request may follow: its agents can be started meanwhile. They start no task.
 
-    `run_id`: of a run that exists already."""
+    `run_id`: of a run that exists already. `preloads`: whether they import modules for it."""
 
     op: Literal["prepare"] = "prepare"
     spec: JobSpec
     run_id: str | None = None
+    preloads: bool = True
+
+
+class HostQuestions(_Message):
+    """Questions to hosts that a preparation has opened, by their names."""
+
+    op: Literal["ask"] = "ask"
+    questions: dict[str, Question]
 
 
 class PlaceOrder(_Message):
@@ -88,11 +101,35 @@ class PlaceOrder(_Message):
     spec: JobSpec
 
 
-ClientOrder = StopOrder | NoticeOrder | DetachOrder | QueuedOrder | RefusedOrder | PlaceOrder | Preparation
-_LATER = ConfigDict(defer_build=True)
-_FIRST: TypeAdapter[Request | Preparation] = TypeAdapter(
-    Annotated[Request | Preparation, Field(discriminator="op")], config=_LATER
+@dataclass(frozen=True)
+class HostReport:
+    """What is known of a host. `error`: why it is lost, in words for the user."""
+
+    error: str | None = None
+    facts: HostFacts | None = None
+    checked: Checked | None = None
+
+
+@dataclass(frozen=True)
+class HostReports:
+    """The reports of all hosts that were prepared, or that were asked, by their names."""
+
+    reports: Mapping[str, HostReport]
+
+
+First = Request | Preparation | HostQuestions
+ClientOrder = (
+    StopOrder
+    | NoticeOrder
+    | DetachOrder
+    | QueuedOrder
+    | RefusedOrder
+    | PlaceOrder
+    | Preparation
+    | HostQuestions
 )
+_LATER = ConfigDict(defer_build=True)
+_FIRST: TypeAdapter[First] = TypeAdapter(Annotated[First, Field(discriminator="op")], config=_LATER)
 _ORDERS: TypeAdapter[ClientOrder] = TypeAdapter(
     Annotated[ClientOrder, Field(discriminator="op")], config=_LATER
 )
@@ -121,8 +158,8 @@ class ClientLink:
         """Whether a line is here already, so that fileno() need not become readable for it."""
         return b"\n" in self._inbox
 
-    def read_request(self) -> Request | Preparation | None:
-        """Wait for the request, or for a preparation; None if the client has left or sent something else."""
+    def read_request(self) -> First | None:
+        """Wait for the request, or for what comes before; None if the client has left or sent something else."""
         try:
             while not self.has_line:
                 data, passed = receive(self._stream)
@@ -135,7 +172,7 @@ class ClientLink:
         except (OSError, ValidationError):
             return None
         self._stream.settimeout(None)
-        is_complete = isinstance(message, Preparation) or len(message.descriptors) == len(self._descriptors)
+        is_complete = not isinstance(message, Request) or len(message.descriptors) == len(self._descriptors)
         return message if is_complete else None
 
     @property
@@ -168,6 +205,9 @@ class ClientLink:
     def created(self, root: Path) -> None:
         self._answer({"created": str(root)})
 
+    def hosts(self, reports: HostReports) -> None:
+        self._send(encode(reports))
+
     def refused(self, error: OrchError) -> None:
         self._answer({"refused": {"exit_code": int(error.exit_code), "message": str(error)}})
 
@@ -182,8 +222,11 @@ class ClientLink:
         self._stream.close()
 
     def _answer(self, answer: dict[str, Any]) -> None:
+        self._send(json.dumps(answer).encode() + b"\n")
+
+    def _send(self, line: bytes) -> None:
         try:
-            self._stream.sendall(json.dumps(answer).encode() + b"\n")
+            self._stream.sendall(line)
         except OSError:
             return  # the client has left, which orders() reports
 

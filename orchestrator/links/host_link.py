@@ -17,8 +17,10 @@ from orchestrator.core.text.clean import one_line
 from orchestrator.engines import Connection, Engine
 from orchestrator.links.agent_link import TICK_S, AgentLink, AgentMessage, LinkBack, LinkSilent
 from orchestrator.links.bundle import bundle
-from orchestrator.links.opening import Opening, OpeningFailed
+from orchestrator.links.opening import ENDLESS, Opening, OpeningFailed
 from orchestrator.links.start_queue import StartQueue
+from worker.wire.checks import Checked
+from worker.wire.codec import BadMessage
 from worker.wire.lease import Lease
 from worker.wire.messages import Credit, FromAgent, Log, Ping
 from worker.wire.stream import Stream
@@ -126,10 +128,17 @@ class HostLink(AgentLink):
         reports, self._reports = self._reports, []
         return [*earlier, *messages, *reports], self._is_open
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the host's agent has been reached."""
+        return self._is_ready
+
     def read_ahead(self) -> tuple[list[AgentMessage], bool]:
-        """Read before there is a run. The next read() returns the messages again, and tick() asks for it."""
+        """Read before there is a run. The next read() returns the messages again but answers, and tick() asks for
+        it."""
+        kept, self._reports = self._reports, []
         messages, _ = self.read()
-        self._reports = [*messages]
+        self._reports = [*kept, *(each for each in messages if not isinstance(each, Checked))]
         if self._kept_bytes > _MOST_AHEAD_BYTES:
             self._end("it sends messages without end before the run has begun")
         return messages, self._is_open
@@ -169,6 +178,9 @@ class HostLink(AgentLink):
         for data in (self._opening.header, bundle().data, *self._early):
             self._stream.send(data)
         self._early.clear()
+
+    def _why_unreadable(self, error: BadMessage) -> str:
+        return super()._why_unreadable(error) if self._is_ready else ENDLESS
 
     def _take_line(self, line: bytes, messages: list[AgentMessage]) -> None:
         if self._is_ready:

@@ -16,6 +16,9 @@ from orchestrator.links.bundle import bundle
 # The end of what a host prints before its answer is kept, for the message if the start fails.
 _MOST_OTHER_BYTES = 4096
 _LONGEST_REASON = 1000
+# Limit on what a host prints before its answer.
+_MOST_PRINTED_BYTES = 4 << 20
+ENDLESS = "it prints without end; correct what its login files (.bashrc) do without a terminal"
 # It reads byte by byte, because the bytes after the line are for the next reader. All shells understand these quotes.
 _STAGE_0 = "import sys;exec(sys.stdin.buffer.raw.readline())"
 
@@ -38,6 +41,7 @@ class Opening:
         The new one ends everything if the supervisor does not answer for `link_timeout_s`."""
         self._mark = f"orch-{secrets.token_hex(8)} ".encode()
         self._other = b""
+        self._printed_bytes = 0
         self.agent = hashlib.sha256(f"{run_id}/{host}".encode()).hexdigest()[:16]
         self._link_timeout_s = link_timeout_s
 
@@ -66,6 +70,9 @@ class Opening:
         before, mark, text = line.partition(self._mark)
         self.keep_other(before if mark else line + b"\n")
         if not mark:
+            self._printed_bytes += len(line) + 1
+            if self._printed_bytes > _MOST_PRINTED_BYTES:
+                raise OpeningFailed(ENDLESS)
             return False
         try:
             answer = json.loads(text)

@@ -11,7 +11,7 @@ import select
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,17 +19,19 @@ from typing import TYPE_CHECKING
 from orchestrator.core import errors
 from orchestrator.core.errors import EngineError, ExitCode, OrchError
 from orchestrator.host.isolation import isolated
+from worker.wire.codec import decoder
 
 if TYPE_CHECKING:
     from orchestrator.core.job.spec import JobSpec
     from orchestrator.core.state.result import RunResult
-    from orchestrator.links.client_link import ClientOrder, Preparation, Request
+    from orchestrator.links.client_link import ClientOrder, First, HostReport, Request
+    from worker.wire.checks import Question
 
 _READ_BYTES = 1 << 16
 _START_TIMEOUT_S = 60.0
 # The supervisor ends the agents of a job that was prepared and not requested within this time.
 _LEAVE_S = 10.0
-_ENDED = b'{"ended": '
+_ENDED, _REFUSED = b'{"ended": ', b'{"refused": '
 _REFUSALS: dict[int, type[OrchError]] = {
     ExitCode.USAGE: errors.UsageError,
     ExitCode.NAME_TAKEN: errors.NameTaken,
@@ -129,14 +131,30 @@ class SupervisorLink:
     def fileno(self) -> int:
         return self._stream.fileno()
 
-    def prepare(self, spec: JobSpec, run_id: str | None = None) -> None:
-        """Let the agents of a job on other hosts start. create() with the same job takes them; close() ends them.
+    def prepare(self, spec: JobSpec, run_id: str | None = None, *, preloads: bool = True) -> None:
+        """Let the agents of a job on other hosts start. host_reports() returns their facts. create() with the same job
+        takes them; close() ends them.
 
-        `run_id`: of a run that exists already."""
+        `run_id`: of a run that exists already. `preloads`: whether they import the modules of the tasks."""
         from orchestrator.links.client_link import Preparation
 
         self._is_prepared = True
-        self.send(Preparation(spec=spec, run_id=run_id))
+        self.send(Preparation(spec=spec, run_id=run_id, preloads=preloads))
+
+    def ask_hosts(self, questions: Mapping[str, Question]) -> Mapping[str, HostReport]:
+        """Ask the hosts that were prepared, by their names, and wait for the answers. EngineError."""
+        from orchestrator.links.client_link import HostQuestions
+
+        self.send(HostQuestions(questions=dict(questions)))
+        return self.host_reports()
+
+    def host_reports(self) -> Mapping[str, HostReport]:
+        """Wait until each host has answered or is lost, and return what is known of it. EngineError."""
+        from orchestrator.links.client_link import HostReports
+
+        self._stream.settimeout(None)
+        reports: HostReports = decoder(HostReports)(_accepted(self._read_answer()))
+        return reports.reports
 
     def create(self, request: Request, descriptors: Sequence[int] = ()) -> Path:
         """Return the directory of the new run; raise the error with which the supervisor refuses the request.
@@ -155,13 +173,7 @@ class SupervisorLink:
             self._stream, self._process, self._replace = other._stream, other._process, None
             self._received = b""
             return self.create(request, descriptors)
-        if line is None:
-            raise SupervisorLeft("the supervisor exited at once; see its output above")
-        answer = json.loads(line)
-        if "refused" in answer:
-            refused = answer["refused"]
-            raise _REFUSALS.get(refused["exit_code"], EngineError)(refused["message"])
-        return Path(answer["created"])
+        return Path(json.loads(_accepted(line))["created"])
 
     def _read_answer(self) -> bytes | None:
         """Return the first line; None if the supervisor has left."""
@@ -178,7 +190,7 @@ class SupervisorLink:
         line, _, self._received = self._received.partition(b"\n")
         return line
 
-    def send(self, message: Request | Preparation | ClientOrder, descriptors: Sequence[int] = ()) -> None:
+    def send(self, message: First | ClientOrder, descriptors: Sequence[int] = ()) -> None:
         """Send a message. It is not an error if the supervisor has just exited."""
         self._has_sent = True
         text = message.model_dump_json().encode() + b"\n"
@@ -251,6 +263,16 @@ class SupervisorLink:
             if time.monotonic() >= until:
                 return self.has_left()
         return True
+
+
+def _accepted(line: bytes | None) -> bytes:
+    """Return the line of an answer. Raise the error with which the supervisor refuses, or that it has left."""
+    if line is None:
+        raise SupervisorLeft("the supervisor exited at once; see its output above")
+    if line.startswith(_REFUSED):
+        refused = json.loads(line)["refused"]
+        raise _REFUSALS.get(refused["exit_code"], EngineError)(refused["message"])
+    return line
 
 
 def start_supervisor() -> SupervisorLink:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.core.job.spec import JobSpec
-from orchestrator.engines import engine_of
 from orchestrator.host.checks.finding import Finding
-from orchestrator.host.headroom import many_files
+from orchestrator.links.supervisor_link import SupervisorLink
 from orchestrator.preflight import findings, questions, table
-from orchestrator.preflight.inspection import Inspections
 
 
 @dataclass(frozen=True)
@@ -22,19 +20,23 @@ class Preflight:
 
 
 def inspect_hosts(
-    spec: JobSpec, environ: Mapping[str, str], may_start: Callable[[str], bool] = lambda python: True
+    supervisor: SupervisorLink,
+    spec: JobSpec,
+    environ: Mapping[str, str],
+    may_start: Callable[[str], bool] = lambda python: True,
 ) -> Preflight:
-    """Ask all hosts of the job. Starts no task; what it leaves for a moment, it removes.
+    """Ask the hosts of the job, which the supervisor has prepared. They remove what they make for it. EngineError.
 
     `may_start`: whether an interpreter of the tasks may be started, to ask it for its packages."""
     plan = questions.Plan(spec, environ, may_start)
-    with many_files(), Inspections(engine_of(spec), spec.hosts, plan.agent_python) as hosts:
-        hosts.await_answers()
-        for host, report in hosts.reports.items():
-            hosts.ask(host, plan.first_question(report))
-        hosts.await_answers()
-        for host, question in plan.second_questions(hosts.reports).items():
-            hosts.ask(host, question)
-        hosts.await_answers()
-        reports = tuple(hosts.reports.values())
+    found = supervisor.host_reports()
+    reports = {host.name: found[host.name] for host in spec.hosts}
+    reports |= supervisor.ask_hosts(
+        {host: plan.first_question(host, its.facts) for host, its in reports.items() if its.facts is not None}
+    )
+    for host, report in supervisor.ask_hosts(plan.second_questions(reports)).items():
+        first, second = reports[host].checked, report.checked
+        reports[host] = replace(
+            report, checked=first and second and replace(first, read=second.read, reach=second.reach)
+        )
     return Preflight(tuple(table.host_rows(plan, reports)), tuple(findings.compare(plan, reports)))

@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import ipaddress
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from orchestrator.core.job.choices import FailurePolicy
 from orchestrator.core.text.clean import one_line
 from orchestrator.core.text.counted import counted
 from orchestrator.host.checks.finding import Finding, is_healthy, note, ok, problem, warning
 from orchestrator.host.installed import Interpreter, interpreter_of, version_pair
-from orchestrator.preflight.answers import HostReport
+from orchestrator.links.client_link import HostReport
 from orchestrator.preflight.questions import Plan
+from worker.wire.checks import Checked, Outcome
+from worker.wire.facts import HostFacts
 
-_LEAST_PYTHON = (3, 11)
 _MIB = 1 << 20
 # For logs, which stay on a host until they are sent, and for orch's own files.
 _LITTLE_SPACE, _TOO_LITTLE_SPACE = 200 * _MIB, 10 * _MIB
 # The answers of a port that no program listens on. `connected`: another program has taken it since.
 REACHED = ("refused", "connected")
+# What is known of a host that has answered all questions.
+Answered = tuple[HostFacts, Checked]
 
 
-def compare(plan: Plan, reports: Sequence[HostReport]) -> list[Finding]:
+def compare(plan: Plan, reports: Mapping[str, HostReport]) -> list[Finding]:
     """Return the findings about all hosts; those about hosts that did not answer come first."""
-    found = [
-        problem("host", _sentence(report.error), fix=_fix(report.error)) for report in reports if report.error
-    ]
-    answered = [report for report in reports if report.identity is not None and report.error is None]
+    found = []
+    answered: dict[str, Answered] = {}
+    for host, report in reports.items():
+        if report.error is not None:
+            reason, _, fix = report.error.partition("; ")
+            found.append(problem("host", f"{host}: {reason}", fix=fix or "correct it, and start again"))
+        elif report.facts is not None and report.checked is not None:
+            answered[host] = report.facts, report.checked
     for check in (_same_machine, _addresses, _interpreters, _programs, _places, _reach, _checkpoints):
         found += check(plan, answered)
     if is_healthy(found):
@@ -35,21 +42,20 @@ def compare(plan: Plan, reports: Sequence[HostReport]) -> list[Finding]:
     return found
 
 
-def interpreters_of(plan: Plan, report: HostReport) -> dict[tuple[str, ...], Interpreter]:
+def interpreters_of(plan: Plan, checked: Checked) -> dict[tuple[str, ...], Interpreter]:
     """Return what each interpreter of the tasks answered on a host."""
     return {
         words: Interpreter(words[0], error=one_line(ran.error or ""))
         if ran.code is None
         else interpreter_of(words[0], ran.code, ran.out, ran.error or "")
-        for words, ran in zip(plan.interpreters, report.answers.run, strict=False)
+        for words, ran in zip(plan.interpreters, checked.run, strict=False)
     }
 
 
-def _same_machine(plan: Plan, reports: Sequence[HostReport]) -> Iterator[Finding]:
+def _same_machine(plan: Plan, hosts: Mapping[str, Answered]) -> Iterator[Finding]:
     by_machine: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for report in reports:
-        if report.identity is not None:
-            by_machine[report.identity.machine].append(report.host.name)
+    for host, (facts, _) in hosts.items():
+        by_machine[facts.machine].append(host)
     for names in by_machine.values():
         if len(names) > 1:
             yield problem(
@@ -59,17 +65,17 @@ def _same_machine(plan: Plan, reports: Sequence[HostReport]) -> Iterator[Finding
             )
 
 
-def _addresses(plan: Plan, reports: Sequence[HostReport]) -> Iterator[Finding]:
+def _addresses(plan: Plan, hosts: Mapping[str, Answered]) -> Iterator[Finding]:
     owners: dict[str, str] = {}
     machines: set[tuple[str, ...]] = set()
-    for report in reports:
-        name, address = report.host.name, plan.address_of(report)
-        if report.identity is None or report.identity.machine in machines:
+    for name, (facts, checked) in hosts.items():
+        address = plan.address_of(facts)
+        if facts.machine in machines:
             continue  # another name of a machine is one problem: see _same_machine
-        machines.add(report.identity.machine)
+        machines.add(facts.machine)
         if address is None:
-            yield _no_address(plan, report)
-        elif len(reports) > 1 and ipaddress.ip_address(address).is_loopback:
+            yield _no_address(plan, name, facts)
+        elif len(hosts) > 1 and ipaddress.ip_address(address).is_loopback:
             yield problem(
                 "network",
                 f"{name} was reached at {address}, where no other host can reach it",
@@ -81,20 +87,19 @@ def _addresses(plan: Plan, reports: Sequence[HostReport]) -> Iterator[Finding]:
                 f"{name} and {owners[address]} have the same address {address}",
                 fix="choose another interface with --interface",
             )
-        elif (held := report.answers.hold) is not None and held.error is not None:
+        elif checked.hold is not None and checked.hold.error is not None:
             yield problem(
                 "network",
-                f"{name} cannot open a port at its address {address} ({one_line(held.error)})",
+                f"{name} cannot open a port at its address {address} ({one_line(checked.hold.error)})",
                 fix="choose an interface of the host itself with --interface",
             )
         else:
             owners[address] = name
 
 
-def _no_address(plan: Plan, report: HostReport) -> Finding:
-    name, wanted = report.host.name, plan.spec.interface
-    there = {} if report.identity is None else report.identity.addresses
-    has = ", ".join(f"{one_line(interface)} ({one_line(address)})" for interface, address in there.items())
+def _no_address(plan: Plan, name: str, facts: HostFacts) -> Finding:
+    wanted = plan.spec.interface
+    has = ", ".join(f"{one_line(each)} ({one_line(address)})" for each, address in facts.addresses.items())
     if wanted is None:
         return problem(
             "network",
@@ -108,21 +113,14 @@ def _no_address(plan: Plan, report: HostReport) -> Finding:
     )
 
 
-def _interpreters(plan: Plan, reports: Sequence[HostReport]) -> Iterator[Finding]:
-    asked = {report.host.name: interpreters_of(plan, report) for report in reports}
-    for report in reports:
-        if report.identity is not None and report.identity.version < _LEAST_PYTHON:
-            yield problem(
-                "python",
-                f"{report.host.name}: orch needs Python {'.'.join(map(str, _LEAST_PYTHON))} or newer, and"
-                f" {one_line(report.identity.python)} is {report.identity.version_text}",
-                fix="name a newer one with --remote-python",
-            )
-        for words, found in asked[report.host.name].items():
+def _interpreters(plan: Plan, hosts: Mapping[str, Answered]) -> Iterator[Finding]:
+    asked = {host: interpreters_of(plan, checked) for host, (_, checked) in hosts.items()}
+    for host, interpreters in asked.items():
+        for words, found in interpreters.items():
             if found.error is not None:
                 yield problem(
                     "python",
-                    f"{report.host.name}: {words[0]} does not answer ({one_line(found.error)})",
+                    f"{host}: {words[0]} does not answer ({one_line(found.error)})",
                     fix="install the same environment at the same path there, or name another with --remote-python",
                 )
     for words in plan.interpreters:
@@ -156,17 +154,16 @@ def _versions(python: str, answers: dict[str, Interpreter]) -> Iterator[Finding]
                 yield note(topic, f"TensorFlow is not installed for {python} on the hosts")
 
 
-def _programs(plan: Plan, reports: Sequence[HostReport]) -> Iterator[Finding]:
-    for path, expected in plan.programs.items():
+def _programs(plan: Plan, hosts: Mapping[str, Answered]) -> Iterator[Finding]:
+    for number, (path, expected) in enumerate(plan.programs.items()):
         missing = {}
         others = []
-        for report in reports:
-            if (found := report.answers.hash.get(str(path))) is None:
-                continue
-            if found.sha256 is None:
-                missing[report.host.name] = one_line(found.error or "")
-            elif found.sha256 != expected:
-                others.append(report.host.name)
+        for host, (_, checked) in hosts.items():
+            found = checked.hash[number] if number < len(checked.hash) else Outcome("no answer")
+            if found.value is None:
+                missing[host] = one_line(found.error or "")
+            elif found.value != expected:
+                others.append(host)
         fix = "copy it there, use a shared directory, or add --sync"
         if plan.spec.sync:
             fix = f"copy it there; --sync copies only files in {plan.spec.cwd} that git does not ignore"
@@ -176,36 +173,33 @@ def _programs(plan: Plan, reports: Sequence[HostReport]) -> Iterator[Finding]:
             yield problem("script", f"{path} is another text on {_joined(others)} than here", fix=fix)
 
 
-def _places(plan: Plan, reports: Sequence[HostReport]) -> Iterator[Finding]:
-    for report in reports:
-        name = report.host.name
-        entered = report.answers.directory
-        if entered is not None and entered.error is not None:
+def _places(plan: Plan, hosts: Mapping[str, Answered]) -> Iterator[Finding]:
+    for name, (_, checked) in hosts.items():
+        if checked.enter is not None and checked.enter.error is not None:
             yield problem(
                 "directory",
-                f"{name} has no directory {plan.spec.cwd} for the tasks ({one_line(entered.error)})",
+                f"{name} has no directory {plan.spec.cwd} for the tasks ({one_line(checked.enter.error)})",
                 fix="make it there, use a shared one, or add --sync",
             )
-        for place, size in report.answers.free.items():
-            if size < _LITTLE_SPACE:
-                level = problem if size < _TOO_LITTLE_SPACE else warning
-                yield level(
-                    "disk",
-                    f"{name} has {size / _MIB:.0f} MiB free in {one_line(place)}, where logs wait to be sent",
-                    fix="delete files there, or let TMPDIR name another directory",
-                )
+        if checked.free_bytes < _LITTLE_SPACE:
+            level = problem if checked.free_bytes < _TOO_LITTLE_SPACE else warning
+            where = f"{checked.free_bytes / _MIB:.0f} MiB free in {one_line(checked.temporary)}"
+            yield level(
+                "disk",
+                f"{name} has {where}, where logs wait to be sent",
+                fix="delete files there, or let TMPDIR name another directory",
+            )
 
 
-def _reach(plan: Plan, reports: Sequence[HostReport]) -> Iterator[Finding]:
-    for report in reports:
-        targets = plan.targets.get(report.host.name, [])
-        for (target, address, _), outcome in zip(targets, report.answers.reach, strict=False):
+def _reach(plan: Plan, hosts: Mapping[str, Answered]) -> Iterator[Finding]:
+    for name, (_, checked) in hosts.items():
+        for (target, address, _), outcome in zip(plan.targets.get(name, []), checked.reach, strict=False):
             if outcome in REACHED:
                 continue
             silent = outcome == "silent"
             yield problem(
                 "network",
-                f"{report.host.name} cannot reach {target} at {address}"
+                f"{name} cannot reach {target} at {address}"
                 + (": no answer" if silent else f" ({one_line(outcome)})"),
                 fix="open the ports between the hosts in the firewall of both, or choose another --interface"
                 if silent
@@ -213,13 +207,13 @@ def _reach(plan: Plan, reports: Sequence[HostReport]) -> Iterator[Finding]:
             )
 
 
-def _checkpoints(plan: Plan, reports: Sequence[HostReport]) -> Iterator[Finding]:
+def _checkpoints(plan: Plan, hosts: Mapping[str, Answered]) -> Iterator[Finding]:
     if len(plan.spec.hosts) < 2:
         return
     restarts = plan.spec.max_restarts > 0 and any(
         plan.spec.policy_of(role) is FailurePolicy.RESTART for role in plan.spec.roles
     )
-    reason = _why_not_shared(plan, reports)
+    reason = _why_not_shared(plan, hosts)
     if reason is None:
         yield ok("checkpoints", f"{plan.spec.checkpoint_dir} is shared by all hosts")
         return
@@ -235,19 +229,18 @@ def _checkpoints(plan: Plan, reports: Sequence[HostReport]) -> Iterator[Finding]
         )
 
 
-def _why_not_shared(plan: Plan, reports: Sequence[HostReport]) -> str | None:
+def _why_not_shared(plan: Plan, hosts: Mapping[str, Answered]) -> str | None:
     place = plan.spec.checkpoint_dir
     if place is None:
         return "each host has its own checkpoint directory, which the end of the run removes"
-    for report in reports:
-        if (written := report.answers.write) is not None and written.error is not None:
-            return f"{report.host.name} cannot write to {place} ({one_line(written.error)})"
-    for report in reports:
-        if (seen := report.answers.read) is not None and seen.error is not None:
-            return f"{report.host.name} cannot read {place} ({one_line(seen.error)})"
-    others = [
-        report.host.name for report in reports if (seen := report.answers.read) is not None and not seen.found
-    ]
+    for name, (_, checked) in hosts.items():
+        if checked.write is not None and checked.write.error is not None:
+            return f"{name} cannot write to {place} ({one_line(checked.write.error)})"
+    seen = {name: checked.read for name, (_, checked) in hosts.items() if checked.read is not None}
+    for name, outcome in seen.items():
+        if outcome.error is not None:
+            return f"{name} cannot read {place} ({one_line(outcome.error)})"
+    others = [name for name, outcome in seen.items() if outcome.value is None]
     if others:
         return f"{place} on {_joined(others)} is not the directory of {plan.chief_host}"
     return None
@@ -258,11 +251,3 @@ def _joined(names: Sequence[str]) -> str:
     if len(names) > 4:
         return f"{', '.join(names[:3])} and {len(names) - 3} more"
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-
-
-def _sentence(error: str) -> str:
-    return error.partition("; ")[0]
-
-
-def _fix(error: str) -> str:
-    return error.partition("; ")[2] or "correct it, and start again"

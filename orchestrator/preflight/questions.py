@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from orchestrator.core.job.spec import CommandKind, JobSpec
 from orchestrator.core.plan.placement import place
 from orchestrator.host.installed import question_words
-from orchestrator.preflight.answers import HostReport
+from orchestrator.links.client_link import HostReport
 from orchestrator.request.command.program import find_program
+from worker.wire.checks import Question, SharedFile
+from worker.wire.facts import HostFacts
 
 
 class Plan:
@@ -30,14 +30,9 @@ class Plan:
         self.spec = spec
         self._environ = environ
         self._may_start = may_start
-        self.nonce = f".orch-shared-{secrets.token_hex(8)}"
+        self._name = f".orch-shared-{secrets.token_hex(8)}"
         # For each host, those that it connects to.
         self.targets: dict[str, list[tuple[str, str, int]]] = {}
-
-    @property
-    def agent_python(self) -> str:
-        """The interpreter of the agents: the path of the one here, unless another is named."""
-        return self.spec.remote_python or sys.executable
 
     @cached_property
     def interpreters(self) -> tuple[tuple[str, ...], ...]:
@@ -55,45 +50,33 @@ class Plan:
         """The host of the first task, which writes checkpoints."""
         return place(self.spec)[0]
 
-    def address_of(self, report: HostReport) -> str | None:
+    def address_of(self, facts: HostFacts) -> str | None:
         """The address that the tasks of a host get."""
-        if report.identity is None:
-            return None
         if self.spec.interface is None:
-            return report.identity.reached
-        return report.identity.addresses.get(self.spec.interface)
+            return facts.reached
+        return facts.addresses.get(self.spec.interface)
 
-    def first_question(self, report: HostReport) -> dict[str, Any]:
+    def first_question(self, host: str, facts: HostFacts) -> Question:
         """Ask a host for what it has."""
-        identity = report.identity
-        if identity is None:
-            return {}
         environ = {**self._environ, **self.spec.env}
-        question: dict[str, Any] = {
-            "run": [question_words(words, environ, self.spec.cwd) for words in self.interpreters],
-            "hash": [str(path) for path in self.programs],
-            "directory": str(self.spec.cwd),
-            "free": [identity.temporary],
-        }
-        if address := self.address_of(report):
-            question["hold"] = address
-        if self.spec.checkpoint_dir is not None and report.host.name == self.chief_host:
-            question["write"] = self._shared
-        return question
+        return Question(
+            run=tuple(tuple(question_words(words, environ, self.spec.cwd)) for words in self.interpreters),
+            hash=tuple(map(str, self.programs)),
+            enter=str(self.spec.cwd),
+            hold=self.address_of(facts),
+            write=self._shared if host == self.chief_host else None,
+        )
 
-    def second_questions(self, reports: Mapping[str, HostReport]) -> dict[str, dict[str, Any]]:
+    def second_questions(self, reports: Mapping[str, HostReport]) -> dict[str, Question]:
         """Ask the hosts for each other: the file of the chief's host, and the ports that they hold."""
-        chief = reports[self.chief_host].answers.write
-        has_written = chief is not None and chief.error is None
-        questions: dict[str, dict[str, Any]] = {}
-        for host in reports:
-            question: dict[str, Any] = {}
-            if has_written:
-                question["read"] = self._shared
-            self.targets[host] = self._targets(host, reports)
-            if self.targets[host]:
-                question["reach"] = [[address, port] for _, address, port in self.targets[host]]
-            questions[host] = question
+        chief = reports[self.chief_host].checked
+        has_written = chief is not None and chief.write is not None and chief.write.error is None
+        questions = {}
+        for host, report in reports.items():
+            targets = self.targets[host] = self._targets(host, reports)
+            if report.checked is not None and (has_written or targets):
+                reach = tuple((address, port) for _, address, port in targets)
+                questions[host] = Question(read=self._shared if has_written else None, reach=reach)
         return questions
 
     def _targets(self, host: str, reports: Mapping[str, HostReport]) -> list[tuple[str, str, int]]:
@@ -102,14 +85,17 @@ class Plan:
         following = names[(names.index(host) + 1) % len(names)]
         found = []
         for name in dict.fromkeys((self.chief_host, following)):
-            held, address = reports[name].answers.hold, self.address_of(reports[name])
-            if name != host and address is not None and held is not None and held.port is not None:
-                found.append((name, address, held.port))
+            facts, checked = reports[name].facts, reports[name].checked
+            address = None if facts is None else self.address_of(facts)
+            held = None if checked is None or checked.hold is None else checked.hold.value
+            if name != host and address is not None and held is not None:
+                found.append((name, address, int(held)))
         return found
 
     @property
-    def _shared(self) -> dict[str, str]:
-        return {"directory": str(self.spec.checkpoint_dir), "nonce": self.nonce}
+    def _shared(self) -> SharedFile | None:
+        place = self.spec.checkpoint_dir
+        return None if place is None else SharedFile(str(place), self._name)
 
     def _interpreter_of(self, role: str) -> tuple[str, ...]:
         command = self.spec.command_of(role)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orchestrator.preflight.answers import HostReport
+from orchestrator.links.client_link import HostReport
 from orchestrator.preflight.findings import REACHED, interpreters_of
 from orchestrator.preflight.questions import Plan
+from worker.wire.checks import Checked
 
 
 @dataclass(frozen=True)
@@ -29,46 +30,47 @@ class HostRow:
     free_bytes: int | None = None
 
 
-def host_rows(plan: Plan, reports: Sequence[HostReport]) -> list[HostRow]:
-    return [_row(plan, report) for report in reports]
+def host_rows(plan: Plan, reports: Mapping[str, HostReport]) -> list[HostRow]:
+    return [_row(plan, host, report) for host, report in reports.items()]
 
 
-def _row(plan: Plan, report: HostReport) -> HostRow:
-    if report.identity is None:
-        return HostRow(report.host.name)
-    found = next(iter(interpreters_of(plan, report).values()), None)
+def _row(plan: Plan, host: str, report: HostReport) -> HostRow:
+    facts, checked = report.facts, report.checked
+    if facts is None:
+        return HostRow(host)
+    found = None if checked is None else next(iter(interpreters_of(plan, checked).values()), None)
     return HostRow(
-        report.host.name,
-        plan.address_of(report),
-        report.identity.version_text if found is None else found.version or None,
+        host,
+        plan.address_of(facts),
+        facts.python if found is None else found.version or None,
         None if found is None else found.tensorflow,
         None if found is None else found.keras,
-        _script(plan, report),
-        _checkpoints(report),
-        _reaches(plan, report),
-        next(iter(report.answers.free.values()), None),
+        None if checked is None else _script(plan, checked),
+        None if checked is None else _checkpoints(checked),
+        None if checked is None else _reaches(plan, host, checked),
+        None if checked is None else checked.free_bytes,
     )
 
 
-def _script(plan: Plan, report: HostReport) -> str | None:
-    hashes = [(report.answers.hash.get(str(path)), expected) for path, expected in plan.programs.items()]
-    found = [(answer.sha256, expected) for answer, expected in hashes if answer is not None]
-    if not found:
+def _script(plan: Plan, checked: Checked) -> str | None:
+    pairs = [
+        (each.value, expected) for each, expected in zip(checked.hash, plan.programs.values(), strict=False)
+    ]
+    if not pairs:
         return None
-    if any(sha256 is None for sha256, _ in found):
+    if any(value is None for value, _ in pairs):
         return "missing"
-    return "same" if all(sha256 == expected for sha256, expected in found) else "differs"
+    return "same" if all(value == expected for value, expected in pairs) else "differs"
 
 
-def _checkpoints(report: HostReport) -> str | None:
-    if (seen := report.answers.read) is None:
+def _checkpoints(checked: Checked) -> str | None:
+    if checked.read is None:
         return None
-    return "shared" if seen.found else "own"
+    return "own" if checked.read.value is None else "shared"
 
 
-def _reaches(plan: Plan, report: HostReport) -> str | None:
-    outcomes = report.answers.reach
-    targets = plan.targets.get(report.host.name, [])
-    if not targets or not outcomes:
+def _reaches(plan: Plan, host: str, checked: Checked) -> str | None:
+    targets = plan.targets.get(host, [])
+    if not targets or not checked.reach:
         return None
-    return f"{sum(outcome in REACHED for outcome in outcomes)} of {len(targets)}"
+    return f"{sum(outcome in REACHED for outcome in checked.reach)} of {len(targets)}"

@@ -24,6 +24,7 @@ from orchestrator.supervisor.control_orders import StackRequests
 from orchestrator.supervisor.run_logs import RunLogs
 from orchestrator.supervisor.tensorboard_task import TensorBoardTask
 from worker.wire import facts, messages
+from worker.wire.checks import Checked
 
 # Shortest time between two writes of the tasks' latest progress, seconds. With thousands of tasks a write takes long:
 # it may use 1/100 of a core.
@@ -84,7 +85,7 @@ class AgentReports:
         match message:
             case messages.Hello() | messages.Begun() | messages.Held() | messages.Log() | messages.Notice():
                 return  # the supervisor has taken them
-            case LinkSilent() | LinkBack() | messages.Ping():
+            case LinkSilent() | LinkBack() | messages.Ping() | Checked():
                 return  # about a host
             case messages.HoldFailed():
                 self._append(events.AgentLost(**now(), reason=f"no ports: {message.reason}"))

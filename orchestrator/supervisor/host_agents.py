@@ -7,7 +7,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from orchestrator.core.job.cpu_budget import Cores
@@ -18,7 +18,7 @@ from orchestrator.core.plan.placement import place
 from orchestrator.core.plan.places import HostFacts
 from orchestrator.core.state.events import HostJoined
 from orchestrator.engines import Engine, engine_of
-from orchestrator.links.agent_link import TICK_S, AgentLink
+from orchestrator.links.agent_link import TICK_S
 from orchestrator.links.client_link import pack_environ, travelling_environ
 from orchestrator.links.host_link import HostLink
 from orchestrator.links.opening import Opening, remote_command
@@ -33,6 +33,8 @@ from worker.wire import facts
 from worker.wire.messages import AGENT_LOG, PRELOADER_LOG, Hello, Log, Run
 
 _LOOPBACK = "127.0.0.1"
+# Seconds at the end for a host that has not answered yet, whose agent may be starting.
+_UNANSWERED_S = 1.0
 
 
 class _HostLogs:
@@ -82,30 +84,19 @@ class HostAgents:
         self._preloading: set[str] = set()
 
     @property
-    def links(self) -> Mapping[str, AgentLink]:
+    def links(self) -> Mapping[str, HostLink]:
         return self._links
 
     @property
     def facts(self) -> Mapping[str, HostFacts]:
         return self._facts
 
-    def open_early(self, run_id: str | None = None) -> None:
-        """Start the agents of a run that is not created yet, or of `run_id`. EngineError."""
+    def open_early(self, run_id: str | None) -> None:
+        """Start agents for `run_id`, or for a run that is not created yet, on all hosts of the job. EngineError."""
         self.run_id = run_id or new_run_id(self.spec.name)
-        self._open_missing()
+        self._open_missing(self.spec.hosts)
 
-    def serve_until_readable(self, fd: int) -> None:
-        """Serve agents without a run until there is something to read from `fd`. Keeps what they send."""
-        for hosts in self._turns(math.inf, fd):
-            if None in hosts:
-                return
-            for host in filter(None, hosts):
-                messages, _ = self._links[host].read_ahead()
-                for message in messages:
-                    if isinstance(message, Hello):
-                        self._preload(host, message)
-
-    def _turns(self, until: float, fd: int = -1) -> Iterator[set[str | None]]:
+    def turns(self, until: float, fd: int = -1) -> Iterator[set[str | None]]:
         """Yield again and again the hosts whose links are to be read, and None when `fd` is readable."""
         hosts: dict[int, str | None] = {link.fileno(): host for host, link in self._links.items()}
         if fd >= 0:
@@ -124,6 +115,8 @@ class HostAgents:
     def serve(self, spec: JobSpec, store: RunStore) -> None:
         self._store = store
         self.run_id = store.paths.run_id
+        for host in self._links.keys() - {host.name for host in self._hosts}:
+            self.end_host(host)  # it gets no task
         self.reopen()
 
     def reopen(self) -> None:
@@ -131,14 +124,14 @@ class HostAgents:
         run = self._store.directory
         if self._directory is None:
             self._directory = run.sub(self._store.paths.logs.name)
-        self._open_missing()
+        self._open_missing(self._hosts)
         for host in self._links.keys() - self._logs.keys():
             self._logs[host] = _HostLogs(run, self._directory, host)
 
-    def _open_missing(self) -> None:
+    def _open_missing(self, hosts: Iterable[Host]) -> None:
         assert self.run_id is not None
         environ = pack_environ(travelling_environ(os.environ))
-        for host in self._hosts:
+        for host in hosts:
             if host.name not in self._links:
                 self._links[host.name] = self._open(host, self.run_id, environ)
 
@@ -147,7 +140,7 @@ class HostAgents:
         words = (remote_command(python),)
         link = HostLink(
             self._engine,
-            host.name,
+            host.destination,
             lambda errors: self._engine.connect(host.destination, words, errors),
             Opening(run_id, host.name, self.spec.link_timeout_s),
             self.spec.link_timeout_s,
@@ -158,9 +151,9 @@ class HostAgents:
 
     def take_hello(self, host: str, hello: Hello) -> None:
         self._hellos[host] = hello
-        self._preload(host, hello)
+        self.preload(host, hello)
 
-    def _preload(self, host: str, hello: Hello) -> None:
+    def preload(self, host: str, hello: Hello) -> None:
         """Order the preloading, which takes longest, as soon as the agent has answered."""
         if host in self._preloading or hello.facts is None or self.run_id is None:
             return
@@ -227,12 +220,16 @@ class HostAgents:
         self._hellos.pop(host, None)
 
     def end(self) -> None:
-        """Order the agents to leave, and wait until they have, or for the time that the engine allows."""
+        """Order the agents to leave, and wait until they have, or for the time that the engine allows.
+
+        A host that has not answered once may never do so, and gets less time."""
         for link in self._links.values():
             link.leave()
-        for hosts in self._turns(time.monotonic() + self._engine.leave_s):
-            for host in self._links.keys() & hosts:
-                if not self._links[host].read()[1]:
+        give_up_at = time.monotonic() + min(_UNANSWERED_S, self._engine.leave_s)
+        for hosts in self.turns(time.monotonic() + self._engine.leave_s):
+            is_late = time.monotonic() >= give_up_at
+            for host, link in [*self._links.items()]:
+                if (host in hosts and not link.read()[1]) or (is_late and not link.is_ready):
                     self.end_host(host)
             if not self._links.keys() - self.away:
                 break  # hosts that are away may not answer

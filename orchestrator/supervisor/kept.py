@@ -19,7 +19,7 @@ from typing import Protocol, Self
 
 from orchestrator.core.errors import UsageError
 from orchestrator.links.agent_link import AgentLink
-from orchestrator.links.client_link import ClientLink, Preparation, Request, Warm, receive
+from orchestrator.links.client_link import ClientLink, First, Warm, receive
 from orchestrator.links.control import listen_in, peer_user
 from orchestrator.links.kept import (
     ANSWER_S,
@@ -55,7 +55,7 @@ _MOST_HOLDERS = 3
 _ATTEMPTS = 5
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-Asked = tuple[ClientLink, Request | Preparation]
+Asked = tuple[ClientLink, First]
 
 
 class Door(Protocol):

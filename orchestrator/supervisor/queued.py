@@ -22,7 +22,7 @@ from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import Cause, CauseKind, RunResult
 from orchestrator.core.state.state import RunPhase, RunState
 from orchestrator.engines import Engine
-from orchestrator.links.client_link import ClientLink, PlaceOrder, Preparation
+from orchestrator.links.client_link import ClientLink, HostQuestions, PlaceOrder, Preparation
 from orchestrator.links.control import ControlServer
 from orchestrator.links.orders import DetachOrder, NoticeOrder, QueuedOrder, RefusedOrder, StopOrder
 from orchestrator.links.signal_inbox import NOTICE_SIGNAL, SignalInbox
@@ -34,6 +34,7 @@ from orchestrator.supervisor.notices import Notices
 
 if TYPE_CHECKING:
     from orchestrator.supervisor.host_agents import HostAgents
+    from orchestrator.supervisor.preparing import Prepared
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, NOTICE_SIGNAL)
 # Reasons of a stop that Slurm may have caused: it ends the processes of `orch up` with its job.
@@ -46,19 +47,6 @@ class Placed:
 
     spec: JobSpec
     agents: HostAgents | None
-
-
-def prepare_agents(order: Preparation, remote: Engine | None) -> HostAgents | None:
-    """Start the agents of a job, which then preload; None if that is not possible, which the run reports."""
-    from orchestrator.supervisor.host_agents import HostAgents  # links to other hosts take long to import
-
-    agents = HostAgents(order.spec, remote)
-    try:
-        agents.open_early(order.run_id)
-    except EngineError:
-        agents.end()
-        return None
-    return agents
 
 
 class Waiting:
@@ -85,7 +73,7 @@ class Waiting:
         self._began_mono = time.monotonic()
         self._selector = selectors.EpollSelector()
         self._queue: deque[Event] = deque()
-        self._agents: HostAgents | None = None
+        self._prepared: Prepared | None = None
         self._placed: JobSpec | None = None
         self._refusal: str | None = None
         in_job = spec.model_copy(update={"slurm_job": store.record.job})
@@ -120,7 +108,7 @@ class Waiting:
         # The socket of the run's next part has the same name.
         self._store.directory.unlink(self._store.paths.control.name)
         if self._placed is not None and not self._is_ended:
-            return Placed(self._placed, self._agents)
+            return Placed(self._placed, None if self._prepared is None else self._prepared.agents)
         self._end_agents()
         return self._result()
 
@@ -136,8 +124,8 @@ class Waiting:
         self._selector.register(fd, selectors.EVENT_READ, serve)
 
     def _turn(self) -> None:
-        if self._agents is not None:
-            self._agents.serve_until_readable(self._selector.fileno())
+        if self._prepared is not None:
+            self._prepared.serve_until_readable(self._selector.fileno(), self._client.hosts)
         for key, _ in self._selector.select():
             key.data()
         self._handle_events()
@@ -174,7 +162,10 @@ class Waiting:
                         events.JobQueued(**now(), job=order.job, reason=order.reason, start=order.start)
                     )
                 case Preparation():
-                    self._agents = prepare_agents(order, self._remote)
+                    self._prepare(order)
+                case HostQuestions():
+                    if self._prepared is not None:
+                        self._prepared.ask(order.questions)
                 case PlaceOrder():
                     self._placed = order.spec
                 case RefusedOrder():
@@ -193,10 +184,18 @@ class Waiting:
         if not self._client.is_connected:
             self._stop(StopOrder(reason=StopReason.CLIENT_GONE))
 
+    def _prepare(self, order: Preparation) -> None:
+        from orchestrator.supervisor.preparing import Prepared  # links to other hosts take long to import
+
+        try:
+            self._prepared = Prepared(order, self._remote)
+        except EngineError as error:
+            self._client.refused(error)
+
     def _end_agents(self) -> None:
-        if self._agents is not None:
-            self._agents.end()
-            self._agents = None
+        if self._prepared is not None:
+            self._prepared.agents.end()
+            self._prepared = None
 
     def _result(self) -> RunResult:
         stop = self.state.stop

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.diagnosis.shortages import storage_advice
-from orchestrator.core.errors import ExitCode, OrchError, UsageError
+from orchestrator.core.errors import EngineError, ExitCode, OrchError, UsageError
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle.outcome import Findings, run_result
 from orchestrator.core.state.events import AgentLost, JobStarted, RunEndedEvent
@@ -23,7 +23,7 @@ from orchestrator.core.state.result import Cause, CauseKind, RunResult
 from orchestrator.core.state.state import RunState
 from orchestrator.engines import Engine
 from orchestrator.host.headroom import many_files
-from orchestrator.links.client_link import ClientLink, Preparation, Request, unpack_environ
+from orchestrator.links.client_link import ClientLink, First, HostQuestions, Request, unpack_environ
 from orchestrator.store.files import make_private
 from orchestrator.store.ownership import accept_owner
 from orchestrator.store.runs.catalog import take_name
@@ -38,11 +38,12 @@ from orchestrator.supervisor import now
 from orchestrator.supervisor.continuing import Earlier, read_earlier
 from orchestrator.supervisor.hosts import Agents, LocalAgent
 from orchestrator.supervisor.kept import Door, OwnerDoor, WarmDoor, next_client, redirect_output
-from orchestrator.supervisor.queued import Waiting, prepare_agents
+from orchestrator.supervisor.queued import Waiting
 from orchestrator.supervisor.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from orchestrator.supervisor.host_agents import HostAgents
+    from orchestrator.supervisor.preparing import Prepared
 
 _PR_SET_CHILD_SUBREAPER = 36
 # Seconds for `orch up --detach` to release the run that it has submitted, or for a file system to see that an earlier
@@ -102,7 +103,7 @@ def _door_after(door: Door, request: Request) -> Door:
 
 
 def _prepared(
-    message: Request | Preparation,
+    message: First,
     client: ClientLink,
     here: LocalAgent,
     remote: Engine | None,
@@ -111,22 +112,29 @@ def _prepared(
     """Return (the request, None if the client has left; the agents that were started early for it).
 
     `files`: gets the raised limit on open files, while there are agents that were started early."""
-    early: HostAgents | None = None
-    following: Request | Preparation | None = message
-    while isinstance(following, Preparation):
-        if early is not None:
-            early.end()
-        files.enter_context(many_files())
-        early = prepare_agents(following, remote)
-        if early is not None:
-            here.end()  # it waits for the agent's exit, during which the connections are opened
-            if not client.has_line:
-                early.serve_until_readable(client.fileno())
+    prepared: Prepared | None = None
+    following: First | None = message
+    while following is not None and not isinstance(following, Request):
+        if isinstance(following, HostQuestions):
+            if prepared is not None:
+                prepared.ask(following.questions)
+        else:
+            from orchestrator.supervisor.preparing import Prepared  # links to other hosts take long to import
+
+            if prepared is not None:
+                prepared.agents.end()
+            files.enter_context(many_files())
+            try:
+                prepared = Prepared(following, remote)
+                here.end()  # it waits for the agent's exit, during which the connections are opened
+            except EngineError as error:
+                client.refused(error)
+        if prepared is not None and not client.has_line:
+            prepared.serve_until_readable(client.fileno(), client.hosts)
         following = client.read_request()
-    if following is None and early is not None:
-        early.end()
-        early = None
-    return following, early
+    if following is None and prepared is not None:
+        prepared.agents.end()
+    return following, None if prepared is None else prepared.agents
 
 
 def _serve_one(

@@ -113,6 +113,7 @@ class FakeAgent:
     def _hello(self) -> None:
         facts = HostFacts(
             directory=f"/tmp/orch-{self._number}",
+            machine=(str(self._number),),
             addresses={"eth0": self._address},
             reached=self._address,
             memory_bytes=64 << 30,

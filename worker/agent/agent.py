@@ -19,6 +19,7 @@ from functools import partial
 from typing import NoReturn, assert_never
 
 from worker.agent import task_process
+from worker.agent.checks import Checks
 from worker.agent.descriptors import Descriptors
 from worker.agent.forks import Forked, Forks, NotForked, Outcome
 from worker.agent.live_tasks import LiveTasks
@@ -33,6 +34,7 @@ from worker.agent.stacks import StackTaking
 from worker.agent.stream import ExitSignals, ProgressInbox, SupervisorStream
 from worker.agent.task_process import Cluster, TaskProcess, TaskStart
 from worker.agent.teardown import Teardown
+from worker.wire.checks import Question
 from worker.wire.facts import ExitFacts, Identity
 from worker.wire.messages import (
     Begun,
@@ -87,6 +89,7 @@ class Agent:
         self._sampler = Sampler(time.monotonic())
         self._disks = DiskChecks()
         self._progress = ProgressInbox(self._poller)
+        self._checks = Checks(self._poller, self._send)
         self._stacks = StackTaking(self._poller, self._send)
         self._descriptors = Descriptors()
         self._cluster = Cluster({})
@@ -153,6 +156,8 @@ class Agent:
                 self._send(Notice())
         elif self._forks.serves(fd):
             self._take_outcomes(self._forks.serve(fd))
+        elif self._checks.serves(fd):
+            self._checks.serve(fd)
         elif self._stacks.serves(fd):
             self._stacks.serve(fd)
         else:
@@ -179,6 +184,7 @@ class Agent:
     def _leave(self) -> None:
         """End all tasks, then exit."""
         self._leaving = True
+        self._checks.close()
         self._forks.kill_preloader()
         self._begin_teardown(self._failure_grace_s)
 
@@ -196,6 +202,8 @@ class Agent:
         match message:
             case Run():
                 self._begin(message)
+            case Question():
+                self._checks.ask(message)
             case Hold():
                 self._hold(message)
             case PreloadOrder():
@@ -243,6 +251,7 @@ class Agent:
     # -- ports and tasks
 
     def _hold(self, order: Hold) -> None:
+        self._checks.close()
         if self._network.refusal is not None:
             self._send(HoldFailed(self._network.refusal))
             return
@@ -338,7 +347,7 @@ class Agent:
 
     def _reap_orphans(self) -> None:
         """Reap descendants whose parents died, which are children of this process now."""
-        reaped_elsewhere = {task.pid for task in self._tasks} | self._stacks.pids
+        reaped_elsewhere = {task.pid for task in self._tasks} | self._stacks.pids | self._checks.pids
         while True:
             try:
                 info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

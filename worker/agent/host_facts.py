@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from worker.wire.facts import Gpu, HostFacts
@@ -28,6 +29,7 @@ def host_facts(directory: str, environ: Mapping[str, str]) -> HostFacts:
     gpus, lack = _gpus(environ)
     return HostFacts(
         directory=directory,
+        machine=_machine(),
         addresses=dict(_addresses()),
         reached=_reached_address(environ),
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
@@ -36,6 +38,14 @@ def host_facts(directory: str, environ: Mapping[str, str]) -> HostFacts:
         python=platform.python_version(),
         allowed_cores=tuple(sorted(os.sched_getaffinity(0))),
     )
+
+
+def _machine() -> tuple[str, ...]:
+    """This boot of a kernel, and this container."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return boot, socket.gethostname(), str(Path("/proc/self/ns/pid").readlink())
+    return (socket.gethostname(),)
 
 
 def _reached_address(environ: Mapping[str, str]) -> str | None:

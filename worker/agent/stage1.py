@@ -5,6 +5,7 @@ The next line of stdin holds its parameters, and the bundle follows; orchestrato
 It imports nothing of orch before the bundle is there.
 """
 
+import errno
 import io
 import json
 import os
@@ -59,6 +60,13 @@ def _serve(source: "io.RawIOBase", parameters: "dict[str, Any]", ready: "Callabl
         from worker.agent.guard import serve
 
         serve(Path(directory), parameters["link_timeout_s"], ready)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        place = os.path.dirname(directory)
+        raise Refused(
+            "no space is left in {}; delete files there, or let TMPDIR name another directory".format(place)
+        ) from error
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

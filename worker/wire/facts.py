@@ -78,11 +78,16 @@ class Gpu:
 class HostFacts:
     """The facts that an agent reports about another host only.
 
-    `directory`: that of the agent, with all files of its tasks. `addresses`: {interface: address}. `reached`: the
-    address at which ssh or srun reached the host. `allowed_cores`: of the agent. `gpu_lack`: why the GPUs cannot be
-    listed."""
+    directory: that of the agent, with all files of its tasks
+    machine: equal for two names of one host
+    addresses: {interface: address}
+    reached: the address at which ssh or srun reached the host
+    gpu_lack: why the GPUs cannot be listed
+    allowed_cores: of the agent
+    """
 
     directory: Text
+    machine: tuple[Text, ...]
     addresses: Mapping[Text, Address]
     reached: Address | None
     memory_bytes: Count

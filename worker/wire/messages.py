@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import get_args
 
+from worker.wire.checks import Checked, Question
 from worker.wire.codec import decoder
 from worker.wire.facts import (
     Cores,
@@ -293,11 +294,12 @@ class Empty:
     unsent: Mapping[TaskName, Count] = field(default_factory=dict)
 
 
-ToAgent = Run | PreloadOrder | Hold | Plan | TaskOrder | Signal | TakeStacks | Stop | Credit | Ping
+ToAgent = Run | Question | PreloadOrder | Hold | Plan | TaskOrder | Signal | TakeStacks | Stop | Credit | Ping
 AboutTask = Started | Listening | ProgressMade | Exited | DiskFull | Stacked
 FromAgent = (
     Hello
     | Begun
+    | Checked
     | Held
     | HoldFailed
     | Preloaded

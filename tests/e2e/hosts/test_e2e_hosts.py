@@ -20,13 +20,12 @@ from waiting import until
 from orchestrator.client.launch import create_run, load_request
 from orchestrator.links.supervisor_link import start_supervisor
 
-# Called as ssh OPTIONS DESTINATION COMMAND. Waits for as many connections as the file `expected` says.
+# Called as ssh OPTIONS DESTINATION COMMAND.
 SSH = """#!/bin/sh
 for word; do :; done
 export SSH_CONNECTION="{address} 1 {address} 22" TMPDIR="{temporary}"
 cd {directory}
 touch connection-$$
-while [ -e expected ] && [ $(ls -d connection-* | wc -l) -lt $(cat expected) ]; do sleep 0.01; done
 exec sh -c "$word"
 """
 UNREACHED = "the agent on a, which orch does not reach, ends everything there by itself"
@@ -107,16 +106,15 @@ def assert_nothing_left(orch: Orch) -> None:
     until(lambda: not list(Path("/tmp").glob(f"hosts-*/orch-*/{orch.result()['run_id']}")))
 
 
-def test_tasks_run_on_their_hosts_whose_agents_start_while_they_are_checked(
+def test_tasks_run_on_their_hosts_over_the_connections_that_have_checked_them(
     orch: Orch, up: list[str], tmp_path: Path
 ) -> None:
     """The checkpoint directory is created there."""
-    (tmp_path / "expected").write_text("2")
     *words, named = up
     done = orch(*words, named, *python(SHOW))
     shown = [f"worker:{index} | worker:{index} 8 True {named}" for index in range(3)]
     assert (done.code, sorted(done.out.splitlines())) == (0, shown), done.err
-    assert len(list(tmp_path.glob("connection-*"))) == 2
+    assert len(list(tmp_path.glob("connection-*"))) == 1
     result = orch.result()
     assert [task["host"] for task in result["tasks"]] == ["a", "a", "a"]
     assert [host["host"] for host in result["hosts"]] == ["a"]
@@ -131,8 +129,7 @@ def test_checkpoint_directory_is_in_the_private_directory_of_the_host(orch: Orch
     assert str(orch.state) not in done.out
 
 
-def test_agents_of_a_refused_job_exit(orch: Orch, up: list[str], tmp_path: Path, temporary: Path) -> None:
-    (tmp_path / "expected").write_text("4")
+def test_agents_of_a_refused_job_exit(orch: Orch, up: list[str], temporary: Path) -> None:
     done = orch(*up, "--hosts", "a:2,b:1", *python(SHOW))
     assert (done.code, done.out) == (2, "")
     assert "a and b are names of one machine" in done.err
@@ -214,6 +211,19 @@ def test_stop_ends_all_hosts(orch: Orch, up: list[str]) -> None:
     running.signal(signal.SIGINT)
     assert running.finish().code == 130
     assert_nothing_left(orch)
+
+
+def test_stop_does_not_wait_for_a_host_that_has_not_answered_the_check(
+    orch: Orch, up: list[str], tmp_path: Path
+) -> None:
+    ssh = tmp_path / "silent"
+    ssh.write_text(f"#!/bin/sh\ntouch {tmp_path}/connection-$$\nexec sleep 600\n")
+    ssh.chmod(0o700)
+    running = orch.start(*up, "--ssh-command", str(ssh), *python(SLEEP))
+    (connection,) = until(lambda: list(tmp_path.glob("connection-*")))
+    running.signal(signal.SIGINT)
+    assert running.finish().code == 130
+    assert not psutil.pid_exists(int(connection.name.partition("-")[2]))
 
 
 def test_stop_names_the_silent_host_that_it_waits_for(orch: Orch, up: list[str]) -> None:

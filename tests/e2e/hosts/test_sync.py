@@ -53,7 +53,9 @@ def sync(machines: Testbed, *command: str, hosts: str = "n1", **env: str) -> sub
 CHECK = """
 from pathlib import Path
 from orchestrator.client.launch import check_hosts, load_request
-check_hosts(load_request(1, ["true"], Path.cwd(), {"hosts": "n1", "sync": True}).spec)
+from orchestrator.links.supervisor_link import start_supervisor
+with start_supervisor() as supervisor:
+    check_hosts(load_request(1, ["true"], Path.cwd(), {"hosts": "n1", "sync": True}).spec, supervisor)
 """
 
 

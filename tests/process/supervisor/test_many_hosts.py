@@ -14,6 +14,7 @@ from waiting import PATIENCE_S
 TASKS = 4
 FACTS = {
     "directory": "/tmp/orch-1",
+    "machine": ["boot"],
     "addresses": {},
     "reached": None,
     "memory_bytes": 1,

@@ -198,7 +198,7 @@ TWO_HOSTS = changed(
     # Reports about its own tasks reach more code than those about others.
     roles={"worker": 2},
 )
-FACTS = HostFacts("/tmp/orch-1", {}, None, 1, (), None, "3.11", (0,))
+FACTS = HostFacts("/tmp/orch-1", ("boot",), {}, None, 1, (), None, "3.11", (0,))
 # Runs of one second may be given the same id.
 numbers = itertools.count()
 own_tasks = reports.map(
