@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 
 # By default sshd refuses connections at random while ten others have not logged in yet (MaxStartups 10:30:100). With a
-# jump host, those to all hosts count together there. Two queues work at the same time: one for the check of the hosts,
-# one for their agents.
-MOST_STARTING = 5
+# jump host, those to all hosts count together there.
+MOST_STARTING = 8
 # A connection that takes longer no longer delays the next ones: its host may be off.
 _SLOW_S = 2.0
 

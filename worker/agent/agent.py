@@ -184,7 +184,6 @@ class Agent:
     def _leave(self) -> None:
         """End all tasks, then exit."""
         self._leaving = True
-        self._checks.close()
         self._forks.kill_preloader()
         self._begin_teardown(self._failure_grace_s)
 
@@ -362,6 +361,7 @@ class Agent:
     # -- teardown
 
     def _begin_teardown(self, grace_s: float) -> None:
+        self._checks.close()
         now = time.monotonic()
         self._forks.cancel()
         self._stacks.cancel()

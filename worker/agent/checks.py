@@ -68,7 +68,8 @@ class Checks:
         helper, stream = self._helper
         self._helper = None
         stream.close()
-        helper.stream.shutdown(socket.SHUT_WR)
+        with suppress(OSError):
+            helper.stream.shutdown(socket.SHUT_WR)
         gone = select.poll()
         gone.register(helper.stream, 0)  # the end of the other side is always reported
         gone.poll(_LEAVE_S * 1000)
