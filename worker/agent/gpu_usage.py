@@ -1,26 +1,22 @@
 """Memory and utilisation of GPUs by process, as NVIDIA's library reports them.
 
-A child of the agent calls the library: a call may block as long as a broken driver does, and an agent that is blocked
-could not stop the run. The child answers each message with JSON: {pid: {gpu_memory_bytes, gpu_percent (of one GPU)}}.
+A helper of the agent calls the library: a call may block as long as a broken driver does, and an agent that is blocked
+could not stop the run. The helper answers each message with JSON: {pid: {gpu_memory_bytes, gpu_percent (of one GPU)}}.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
-import os
 import socket
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from ctypes import byref, c_uint, c_ulonglong
-from pathlib import Path
 
-from worker.agent.task_process import StartFailed, spawn
+from worker.agent.helper import Helper
 
 _LIBRARY = "libnvidia-ml.so.1"
 _MEMORY, _PERCENT = "gpu_memory_bytes", "gpu_percent"
-_STDERR = 2
 _SUCCESS, _NOT_FOUND = 0, 6
 _NOT_AVAILABLE = 2**64 - 1
 # Processes of a GPU, and bytes of an answer.
@@ -29,47 +25,39 @@ Usage = dict[str, int]
 
 
 class GpuUsage:
-    """The agent's side. `pid` is the child's. Without the library or after its failure, no usage is known."""
+    """The agent's side. Without the library or after its failure, no usage is known."""
 
     def __init__(self) -> None:
-        self.pid: int | None = None
-        self._stream: socket.socket | None = None
+        self._helper: Helper | None = None
         self._was_started = False
         self._of_pid: dict[str, Usage] = {}
+
+    @property
+    def pid(self) -> int | None:
+        """The helper's pid."""
+        return None if self._helper is None else self._helper.pid
 
     def refresh(self) -> None:
         """Take the answer to the last message and send another one. Never waits: a late answer is taken later."""
         self._of_pid = {}
         if not self._was_started:
             self._was_started = True
-            self._start()
-        elif self._stream is not None:
+            with suppress(OSError):
+                ctypes.CDLL(_LIBRARY)
+                self._helper = Helper.fork("orch-gpus", _answer, kind=socket.SOCK_SEQPACKET)
+                self._helper.stream.send(b"\n")
+        elif self._helper is not None:
             with suppress(BlockingIOError):
                 try:
-                    self._of_pid = json.loads(self._stream.recv(_ANSWER_BYTES))
-                    self._stream.send(b"\n")
-                except (ConnectionError, ValueError):  # the child has exited
-                    self._stream.close()
-                    self._stream = self.pid = None
+                    self._of_pid = json.loads(self._helper.stream.recv(_ANSWER_BYTES))
+                    self._helper.stream.send(b"\n")
+                except (ConnectionError, ValueError):  # it has exited
+                    self._helper.stream.close()
+                    self._helper = None
 
     def of(self, pids: Iterable[int]) -> Usage:
         """Return what these processes use together, as far as it is known."""
         return _sum(self._of_pid.get(str(pid), {}) for pid in pids)
-
-    def _start(self) -> None:
-        with suppress(OSError, StartFailed):
-            ctypes.CDLL(_LIBRARY)
-            stream, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            stream.setblocking(False)
-            stream.send(b"\n")
-            env = {"PYTHONPATH": str(Path(__file__).parents[2])}
-            env |= {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-            argv = [sys.executable, "-S", "-P", "-m", "worker.agent.gpu_usage", str(its.fileno())]
-            with its:
-                child = spawn(argv, env, "/", _STDERR, (its.fileno(),))
-            # The agent reaps by pid; Popen must neither wait nor warn.
-            child.returncode = 0
-            self.pid, self._stream = child.pid, stream
 
 
 def _sum(usages: Iterable[Mapping[str, int]]) -> Usage:
@@ -123,20 +111,15 @@ class _Device:
         return {each.pid: each.percent for each in recent}
 
 
-def main(descriptor: int) -> None:
+def _answer(stream: socket.socket) -> None:
     """Answer until the agent closes the stream."""
     nvml, count = ctypes.CDLL(_LIBRARY), c_uint()
     if nvml.nvmlInit_v2() != _SUCCESS or nvml.nvmlDeviceGetCount_v2(byref(count)) != _SUCCESS:
         return
     devices = [_Device(nvml, index) for index in range(count.value)]
-    with socket.socket(fileno=descriptor) as stream:
-        while stream.recv(1):
-            of_pid: dict[int, Usage] = {}
-            for device in devices:
-                for pid, usage in device.usage():
-                    of_pid[pid] = _sum((of_pid.get(pid, {}), usage))
-            stream.send(json.dumps(of_pid).encode())
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    while stream.recv(1):
+        of_pid: dict[int, Usage] = {}
+        for device in devices:
+            for pid, usage in device.usage():
+                of_pid[pid] = _sum((of_pid.get(pid, {}), usage))
+        stream.send(json.dumps(of_pid).encode())

@@ -60,7 +60,6 @@ def take_all(tasks: Collection[TaskProcess], native: bool, may_spy: bool, sink: 
     """Write the answer of each task as a line when it is known. The descriptors of the tasks must be open here."""
     from concurrent.futures import ThreadPoolExecutor
 
-    sink.setblocking(True)
     processes = all_processes()
     states = tree_states((task.pid for task in tasks), processes)
     spies = Semaphore(_NATIVE_SPIES_AT_ONCE if native else _SPIES_AT_ONCE) if may_spy else None
