@@ -14,14 +14,14 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NoReturn, assert_never
 
 from worker.agent import task_process
 from worker.agent.checks import Checks
 from worker.agent.descriptors import Descriptors
-from worker.agent.forks import Forked, Forks, NotForked, Outcome
+from worker.agent.forks import Forks
 from worker.agent.live_tasks import LiveTasks
 from worker.agent.network import Network
 from worker.agent.ports import HeldPorts, PortsExhausted, Readiness
@@ -49,10 +49,8 @@ from worker.wire.messages import (
     HoldFailed,
     Listening,
     Notice,
-    NotPreloaded,
     Ping,
     Plan,
-    Preloaded,
     PreloadOrder,
     ProgressMade,
     Run,
@@ -79,8 +77,7 @@ class Agent:
         self._ports = HeldPorts()
         self._poller = select.epoll()
         self._tasks = LiveTasks(self._poller)
-        self._forks = Forks(self._poller)
-        self._reported_reasons: set[str] = set()
+        self._forks = Forks(self._poller, self._send, self._add, self._spawn)
         self._teardown: Teardown | None = None
         self._refused: list[ProcessStat] = []
         self._leaving = False
@@ -155,7 +152,7 @@ class Agent:
             elif is_notice:
                 self._send(Notice())
         elif self._forks.serves(fd):
-            self._take_outcomes(self._forks.serve(fd))
+            self._forks.serve(fd)
         elif self._checks.serves(fd):
             self._checks.serve(fd)
         elif self._stacks.serves(fd):
@@ -207,8 +204,7 @@ class Agent:
                 self._hold(message)
             case PreloadOrder():
                 if self._network.refusal is None:
-                    log = RunFile(message.log, self._run_directory)
-                    self._take_outcomes(self._forks.preload(message, log))
+                    self._forks.preload(message, RunFile(message.log, self._run_directory))
             case Plan():
                 self._cluster = Cluster(message.cluster)
                 self._progress.set_tasks(sum(map(len, message.cluster.values())))
@@ -230,7 +226,7 @@ class Agent:
     def _begin(self, run: Run) -> None:
         """Serve this run from now on: the first one, or the next one after a run that is over."""
         self._failure_grace_s = run.failure_grace_s
-        self._reported_reasons.clear()
+        self._forks.begin_run()
         os.environ.clear()
         for name, value in run.environ.items():
             os.environb[name.encode("latin-1")] = value.encode("latin-1")
@@ -274,28 +270,9 @@ class Agent:
         descriptors = self._descriptors.of(order.task)
         start = TaskStart(order, env, self._run_directory, bootstrap, descriptors)
         if order.fork:
-            self._take_outcomes(self._forks.fork(start))
+            self._forks.fork(start)
         else:
             self._spawn(start)
-
-    def _take_outcomes(self, outcomes: Iterable[Outcome]) -> None:
-        for outcome in outcomes:
-            match outcome:
-                case Preloaded() | NotPreloaded(again=True):
-                    self._send(outcome)
-                case NotPreloaded():
-                    self._report_not_preloaded(outcome.reason)
-                case Forked(task):
-                    self._add(task)
-                case NotForked(start, reason):
-                    self._report_not_preloaded(reason)
-                    self._spawn(start)
-
-    def _report_not_preloaded(self, reason: str) -> None:
-        """Report each reason once: it is usually the same for all tasks."""
-        if reason not in self._reported_reasons:
-            self._reported_reasons.add(reason)
-            self._send(NotPreloaded(reason))
 
     def _spawn(self, start: TaskStart) -> None:
         try:

@@ -1,11 +1,10 @@
-"""Forks tasks from the preloader: requests wait until it is ready, and give a task or the reason why not."""
+"""Forks tasks from the preloader: requests wait until it is ready, and a task that cannot be forked is spawned."""
 
 from __future__ import annotations
 
 import select
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from worker.agent.preload_link import ForkRequest, Preloader
 from worker.agent.run_logs import RunFile
@@ -16,108 +15,100 @@ from worker.wire.messages import NotPreloaded, Preloaded, PreloadOrder
 _MAX_REQUESTS = 8
 
 
-@dataclass(frozen=True)
-class Forked:
-    """A task has started."""
-
-    task: TaskProcess
-
-
-@dataclass(frozen=True)
-class NotForked:
-    """The task has to be spawned."""
-
-    start: TaskStart
-    reason: str
-
-
-# The agent sends the first two to the supervisor.
-Outcome = Preloaded | NotPreloaded | Forked | NotForked
-
-
 class Forks:
-    """Owns the preloader and the open requests to it. Returns outcomes, which the agent acts on."""
+    """Owns the preloader and the open requests to it.
 
-    def __init__(self, poller: select.epoll) -> None:
+    `send` gets the messages for the supervisor, `add` each task that was forked, `spawn` each that must be spawned."""
+
+    def __init__(
+        self,
+        poller: select.epoll,
+        send: Callable[[Preloaded | NotPreloaded], None],
+        add: Callable[[TaskProcess], None],
+        spawn: Callable[[TaskStart], None],
+    ) -> None:
         self._poller = poller
+        self._send, self._add, self._spawn = send, add, spawn
         self._preloader: Preloader | None = None
-        self._waiting: deque[TaskStart] = deque()
-        self._asked: dict[int, ForkRequest] = {}
         self._reason = "nothing has been preloaded"
+        self._reported: set[str] = set()
+        self._waiting: deque[TaskStart] = deque()
+        self._requests: dict[int, ForkRequest] = {}
 
     @property
     def pid(self) -> int | None:
         """The preloader's pid."""
-        return None if self._preloader is None else self._preloader.pid
+        return None if self._preloader is None else self._preloader.process.pid
 
-    def preload(self, order: PreloadOrder, log: RunFile) -> Iterator[Outcome]:
+    def begin_run(self) -> None:
+        """Report the reasons why tasks are not forked once more."""
+        self._reported.clear()
+
+    def preload(self, order: PreloadOrder, log: RunFile) -> None:
         """Start a preloader for `order`, or keep the present one if it fits."""
         if self._preloader is not None:
             reason = self._preloader.why_unfit(order)
             if reason is None:
                 if self._preloader.is_ready:
-                    yield Preloaded(self._preloader.modules, 0.0)
+                    self._send(Preloaded(self._preloader.modules, 0.0))
                 return
-            yield NotPreloaded(reason, again=True)
+            self._send(NotPreloaded(reason, again=True))
         self._end_preloader()
         try:
             self._preloader = Preloader(order, log)
         except (StartFailed, OSError) as error:
-            self._reason = str(error)
-            yield NotPreloaded(self._reason)
+            self._refuse(str(error))
         else:
-            self._poller.register(self._preloader, select.EPOLLIN)
+            self._poller.register(self._preloader.stream, select.EPOLLIN)
 
-    def fork(self, start: TaskStart) -> Iterator[Outcome]:
+    def fork(self, start: TaskStart) -> None:
         """Request the task now, or when the preloader is ready."""
         self._waiting.append(start)
-        yield from self._ask()
+        self._request()
 
     def serves(self, fd: int) -> bool:
         """Whether this descriptor belongs to it."""
-        return fd in self._asked or (self._preloader is not None and fd == self._preloader.fileno())
+        return fd in self._requests or (self._preloader is not None and fd == self._preloader.stream.fileno())
 
-    def serve(self, fd: int) -> Iterator[Outcome]:
+    def serve(self, fd: int) -> None:
         """Read one of its descriptors and act on it."""
-        if fd in self._asked:
-            yield from self._adopt(fd)
+        if fd in self._requests:
+            self._adopt(self._requests[fd])
         elif self._preloader is not None:
-            was_ready = self._preloader.is_ready
-            self._preloader.read()
-            if self._preloader.reason is not None:
-                self._reason = self._preloader.reason
+            message = self._preloader.read()
+            if isinstance(message, NotPreloaded):
                 self._end_preloader()
-                yield NotPreloaded(self._reason)
-            elif self._preloader.is_ready and not was_ready:
-                yield Preloaded(self._preloader.modules, self._preloader.seconds)
-        yield from self._ask()
+                self._refuse(message.reason)
+            elif message is not None:
+                self._send(message)
+        self._request()
 
     def cancel(self) -> None:
         """Cancel all requests whose task has not started."""
         self._waiting.clear()
-        for fd in list(self._asked):
-            self._forget(fd).close()
+        for request in [*self._requests.values()]:
+            self._close(request)
 
     def reap(self, pid: int) -> bool:
         """Read the preloader's exit status, if this ended child is the preloader."""
-        if self._preloader is None or pid != self._preloader.pid:
+        if self._preloader is None or pid != self.pid:
             return False
-        self._preloader.reap()
+        self._preloader.process.wait()
         return True
 
     def kill_preloader(self) -> None:
         """Kill the preloader now, so that it exits while the tasks do."""
         if self._preloader is not None:
-            self._preloader.kill()
+            self._preloader.process.kill()
 
     def close(self) -> None:
         self.cancel()
         self._end_preloader()
 
-    def _ask(self) -> Iterator[Outcome]:
-        while self._waiting and len(self._asked) < _MAX_REQUESTS:
+    def _request(self) -> None:
+        while self._waiting and len(self._requests) < _MAX_REQUESTS:
             if self._preloader is None:
-                yield NotForked(self._waiting.popleft(), self._reason)
+                self._spawn_instead(self._waiting.popleft(), self._reason)
                 continue
             if not self._preloader.is_ready:
                 return
@@ -125,25 +116,46 @@ class Forks:
             try:
                 request = self._preloader.fork(start)
             except OSError as error:
-                yield NotForked(start, str(error))
+                self._spawn_instead(start, str(error))
                 continue
-            self._asked[request.fileno()] = request
-            self._poller.register(request, select.EPOLLIN)
+            self._requests[request.stream.fileno()] = request
+            self._poller.register(request.stream, select.EPOLLIN)
 
-    def _adopt(self, fd: int) -> Iterator[Outcome]:
-        request = self._asked[fd]
+    def _adopt(self, request: ForkRequest) -> None:
         outcome = request.adopt()
         if outcome is None:
             return
-        self._forget(fd).close()
-        yield NotForked(request.start, outcome) if isinstance(outcome, str) else Forked(outcome)
+        self._close(request)
+        if isinstance(outcome, str):
+            self._spawn_instead(request.start, outcome)
+        else:
+            self._add(outcome)
 
-    def _forget(self, fd: int) -> ForkRequest:
-        self._poller.unregister(fd)
-        return self._asked.pop(fd)
+    def _spawn_instead(self, start: TaskStart, reason: str) -> None:
+        self._report(reason)
+        self._spawn(start)
+
+    def _refuse(self, reason: str) -> None:
+        self._reason = reason
+        self._report(reason)
+
+    def _report(self, reason: str) -> None:
+        """Report each reason once: it is usually the same for all tasks."""
+        if reason not in self._reported:
+            self._reported.add(reason)
+            self._send(NotPreloaded(reason))
+
+    def _close(self, request: ForkRequest) -> None:
+        del self._requests[request.stream.fileno()]
+        self._poller.unregister(request.stream)
+        request.stream.close()
+        request.pipes.close()
 
     def _end_preloader(self) -> None:
+        """Kill the preloader and wait for its exit. It holds no data."""
         if self._preloader is not None:
-            self._poller.unregister(self._preloader)
-            self._preloader.close()
+            self._poller.unregister(self._preloader.stream)
+            self._preloader.stream.close()
+            self._preloader.process.kill()
+            self._preloader.process.wait()
             self._preloader = None

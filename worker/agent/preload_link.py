@@ -1,4 +1,4 @@
-"""The preloader process as the agent sees it: a child that has imported modules and forks tasks on request."""
+"""The preloader as the agent sees it: a child that has imported modules and forks tasks on request."""
 
 from __future__ import annotations
 
@@ -7,95 +7,45 @@ import os
 import secrets
 import socket
 import subprocess
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from worker.agent import task_process
 from worker.agent.run_logs import RunFile, open_log
 from worker.agent.task_process import INJECT, NO_PROXY, SEARCH_PATH, TaskPipes, TaskProcess, TaskStart
-from worker.wire.messages import PreloadOrder
+from worker.bootstrap.import_reads import READ_AT_IMPORT, FileMark, mark
+from worker.wire.messages import NotPreloaded, Preloaded, PreloadOrder
 
 _INJECT_PRELOADER = INJECT.parent / "inject_preloader"
 _OPTIONS = "ORCH_PRELOAD"
 _MESSAGE_BYTES = 1 << 16
-# Prefixes of variables that differ between runs or tests. A preloader can serve several.
+# Beginnings of the names of variables that are always compared. Of the others, those that an import has read in Python.
+_COMPARED = (*READ_AT_IMPORT, "PYTHON", "PATH", "HOME", "LANG", "LC_", "TZ", "MALLOC_", "GLIBC_")
+# These differ between the runs and tests that a preloader serves.
 _OF_ONE_RUN = ("ORCH_", "PYTEST_CURRENT_TEST")
-# Variables that differ between tasks. Imports do not read them: CUDA, DTensor, gRPC and the TPU resolver read them
-# later, and PYTHONPATH differs by the bootstrap's directory.
+# These differ between tasks. Imports do not read them: CUDA, DTensor, gRPC and the TPU resolver read them later, and
+# PYTHONPATH differs by the bootstrap's directory.
 _OF_ONE_TASK = (
     *("TF_CONFIG", SEARCH_PATH),
     *NO_PROXY,
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TF_FORCE_GPU_ALLOW_GROWTH"),
     *("DTENSOR_CLIENT_ID", "DTENSOR_NUM_CLIENTS", "DTENSOR_JOB_NAME", "DTENSOR_JOBS", "TPU_NAME"),
 )
-# Variables that differ between the terminals of a user. They count only if an import has read them in Python.
-_OF_ONE_TERMINAL = frozenset(
-    (
-        *(
-            "_",
-            "SHLVL",
-            "OLDPWD",
-            "COLUMNS",
-            "LINES",
-            "TERM",
-            "TERM_SESSION_ID",
-            "COLORTERM",
-            "COLORFGBG",
-            "DISPLAY",
-        ),
-        *("GPG_TTY", "STY", "WINDOW", "WINDOWID", "WINDOWPATH", "WAYLAND_DISPLAY", "TERMINAL_EMULATOR"),
-        *("TERMINATOR_UUID", "INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_EXEC_PID", "GIT_ASKPASS"),
-    )
-)
-_OF_ONE_TERMINAL_PREFIXES = (
-    *(
-        "TERM_PROGRAM",
-        "TMUX",
-        "SSH_",
-        "VSCODE_",
-        "VTE_",
-        "GNOME_TERMINAL_",
-        "KITTY_",
-        "ALACRITTY_",
-        "WEZTERM_",
-    ),
-    *("KONSOLE_", "ITERM_", "LC_TERMINAL", "XDG_SESSION_", "XDG_VTNR", "XDG_SEAT", "DBUS_SESSION_"),
-)
 
 
-def _first_differing(
-    first: Mapping[str, str], second: Mapping[str, str], but: Callable[[str], bool] = lambda name: False
-) -> str | None:
-    """Return the first variable that differs, except those of one run and those for which `but` is true."""
-    for name in sorted(first.keys() | second.keys()):
-        if first.get(name) != second.get(name) and not name.startswith(_OF_ONE_RUN) and not but(name):
-            return name
-    return None
-
-
-def _is_of_one_terminal(name: str, seen: Collection[str]) -> bool:
-    return name not in seen and (name in _OF_ONE_TERMINAL or name.startswith(_OF_ONE_TERMINAL_PREFIXES))
-
-
-def _is_of_one_task(name: str, seen: Collection[str]) -> bool:
-    return name in _OF_ONE_TASK or _is_of_one_terminal(name, seen)
-
-
+@dataclass(frozen=True)
 class ForkRequest:
-    """A fork that was requested. close() cancels it unless its task was adopted."""
+    """A fork that was requested. A closed stream cancels it unless its task was started."""
 
-    def __init__(self, start: TaskStart, stream: socket.socket, pipes: TaskPipes) -> None:
-        self.start = start
-        self._stream = stream
-        self._pipes = pipes
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
+    start: TaskStart
+    stream: socket.socket
+    pipes: TaskPipes
 
     def adopt(self) -> TaskProcess | str | None:
         """Start the forked task and return it; a text if the fork failed; None if not known yet. Never blocks."""
         try:
-            message, fds, _, _ = socket.recv_fds(self._stream, _MESSAGE_BYTES, 1)
+            message, fds, _, _ = socket.recv_fds(self.stream, _MESSAGE_BYTES, 1)
         except BlockingIOError:
             return None
         except OSError as error:
@@ -106,119 +56,102 @@ class ForkRequest:
         if pid is None or not self._go():
             os.close(fds[0])
             return "the forked process exited before it started"
-        return task_process.adopted(self.start, pid, fds[0], self._pipes, "fork")
+        return task_process.adopted(self.start, pid, fds[0], self.pipes, "fork")
 
     def _go(self) -> bool:
         try:
-            return self._stream.send(b"go") > 0
+            return self.stream.send(b"go") > 0
         except OSError:
             return False
 
-    def close(self) -> None:
-        self._stream.close()
-        self._pipes.close()
-
 
 class Preloader:
-    """Owns the preloader's process and its stream. `reason` says why it cannot be used; None while it can."""
+    """The preloader's process and the stream to it."""
 
     def __init__(self, order: PreloadOrder, log: RunFile) -> None:
-        """The preloader gets this process's environment with the changes of the order."""
-        self.order = order
-        self._env = {**os.environ, **order.env}
+        """It gets this process's environment with the changes of the order. StartFailed, OSError."""
         # The modules that it imports; known when it is ready.
         self.modules = order.modules
         self.is_ready = False
-        self.seconds = 0.0
-        self.reason: str | None = None
-        # File behind an import -> [modification time in ns, size in bytes]; None if it could not be read.
-        self._files: dict[str, list[int] | None] = {}
-        # The variables that the imports have read; not known before it is ready.
-        self._seen: frozenset[str] = _OF_ONE_TERMINAL
+        self._order = order
+        self._env = {**os.environ, **order.env}
+        # Files behind an import, and variables that an import has read.
+        self._files: dict[str, FileMark | None] = {}
+        self._read: Collection[str] = self._env.keys()
         self._log = log
-        self._stream, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._stream.setblocking(False)
-        try:
-            self._process = self._start(its)
-        except BaseException:
-            self._stream.close()
-            raise
-        finally:
-            its.close()
+        self.stream, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.stream.setblocking(False)
+        with its:
+            try:
+                self.process = self._start(its)
+            except BaseException:
+                self.stream.close()
+                raise
 
     def _start(self, its: socket.socket) -> subprocess.Popen[bytes]:
-        env = dict(self._env)
-        pythonpath = env.get(SEARCH_PATH)
+        order = self._order
+        pythonpath = self._env.get(SEARCH_PATH)
         placeholder = f"/orch-preloader-{secrets.token_hex(8)}"
         options = {
             "control": its.fileno(),
-            "interpreter": self.order.argv,
-            "modules": self.order.modules,
-            "installed_only": self.order.installed_only,
-            "script_env": self.order.script_env,
-            "cwd": self.order.cwd,
+            "interpreter": order.argv,
+            "modules": order.modules,
+            "installed_only": order.installed_only,
+            "script_env": order.script_env,
+            "cwd": order.cwd,
             "placeholder": placeholder,
             "pythonpath": pythonpath,
             "inject_preloader": str(_INJECT_PRELOADER),
             "inject": str(INJECT),
         }
         path = [str(_INJECT_PRELOADER), str(INJECT), *([pythonpath] if pythonpath else [])]
-        env |= {_OPTIONS: json.dumps(options), SEARCH_PATH: ":".join(path)}
+        env = {**self._env, _OPTIONS: json.dumps(options), SEARCH_PATH: ":".join(path)}
         log = open_log(self._log)
         try:
-            return task_process.spawn(
-                [*self.order.argv, placeholder], env, self.order.cwd, log, (its.fileno(),)
-            )
+            return task_process.spawn([*order.argv, placeholder], env, order.cwd, log, (its.fileno(),))
         finally:
             os.close(log)
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def read(self) -> None:
-        """Read a message from it. Afterwards it is ready, or `reason` says why not."""
+    def read(self) -> Preloaded | NotPreloaded | None:
+        """Read its only message: it is ready, or cannot be used. None without one."""
         try:
-            message, fds, _, _ = socket.recv_fds(self._stream, _MESSAGE_BYTES, 1)
+            message, fds, _, _ = socket.recv_fds(self.stream, _MESSAGE_BYTES, 1)
         except BlockingIOError:
-            return
+            return None
         except OSError:
             message, fds = b"", []
-        if fds:
-            with os.fdopen(fds[0]) as sheet:
-                sheet.seek(0)
-                found = json.load(sheet)
-            self.modules, self._files = found["modules"], found["files"]
-            self._seen = frozenset(found["variables"])
-            self.is_ready = True
-            self.seconds = float(json.loads(message)["ready"])
-        else:
-            self.is_ready = False
-            self.reason = _reason(message, f"the preloader has ended; see {self._log.path}")
+        if not fds:
+            return NotPreloaded(_reason(message, f"the preloader has ended; see {self._log.path}"))
+        with os.fdopen(fds[0]) as sheet:
+            sheet.seek(0)
+            found = json.load(sheet)
+        self.modules, self._read = tuple(found["modules"]), set(found["variables"])
+        self._files = {file: tuple(was) if was else None for file, was in found["files"].items()}
+        self.is_ready = True
+        return Preloaded(self.modules, float(json.loads(message)["ready"]))
 
     def why_unfit(self, order: PreloadOrder) -> str | None:
-        """Why it cannot serve `order`; None if it can: the order is like its own, and no file behind an import has
-        changed."""
-        changed = (f"{file} has changed" for file, was in self._files.items() if _file_mark(file) != was)
-        return self._why_unlike(order) or next(changed, None)
-
-    def _why_unlike(self, order: PreloadOrder) -> str | None:
-        """Why the preloader cannot serve another order, of any run; None if it can."""
-        own = self.order
+        """Why it cannot serve the tasks of another order; None if it can: its imports would be the same."""
+        own = self._order
         if own.argv != order.argv:
             return "the interpreter or its options have changed"
         if own.cwd != order.cwd:
             return f"the directory was {own.cwd}"
         if own.modules != order.modules:
             return f"the modules to preload were {', '.join(own.modules)}"
-        if (name := _first_differing(own.script_env, order.script_env)) is not None:
+        if (name := self._differing(own.script_env, order.script_env)) is not None:
             return f"the script sets {name} in another way before its imports"
-        env = {**os.environ, **order.env}
-        name = _first_differing(self._env, env, lambda name: _is_of_one_terminal(name, self._seen))
-        return None if name is None else f"the variable {name} has changed"
+        if (name := self._differing(self._env, {**os.environ, **order.env})) is not None:
+            return f"the variable {name} has changed"
+        return next((f"{file} has changed" for file, was in self._files.items() if mark(file) != was), None)
+
+    def _differing(self, first: Mapping[str, str], second: Mapping[str, str]) -> str | None:
+        """Return the first variable that differs and decides what an import does."""
+        for name in sorted(first.keys() | second.keys()):
+            is_compared = name in self._read or name.startswith(_COMPARED)
+            if is_compared and first.get(name) != second.get(name) and not name.startswith(_OF_ONE_RUN):
+                return name
+        return None
 
     def fork(self, start: TaskStart) -> ForkRequest:
         """Request a task. OSError if its log cannot be opened, BlockingIOError with too many open requests."""
@@ -227,43 +160,31 @@ class Preloader:
             "argv": start.order.argv,
             "env": env,
             "ordered": self._env,
-            # The first variable that the imports may have read with another value than the task's.
-            "differing": _first_differing(self._env, env, lambda name: _is_of_one_task(name, self._seen)),
+            "differing": self._differing(_without(self._env, _OF_ONE_TASK), _without(env, _OF_ONE_TASK)),
             "cwd": start.order.cwd,
             "agent": os.getpid(),
             "descriptors": list(start.descriptors),
         }
-        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
         pipes = TaskPipes(start.log)
-        request = ForkRequest(start, ours, pipes)
+        stream, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        stream.setblocking(False)
         sheet = os.memfd_create("orch-task", os.MFD_CLOEXEC)
-        try:
-            with open(sheet, "wb", closefd=False) as file:
+        with its, os.fdopen(sheet, "wb") as file:
+            try:
                 file.write(json.dumps(fields).encode())
-            passed = [sheet, pipes.log, pipes.progress_in, its.fileno(), *start.descriptors.values()]
-            socket.send_fds(self._stream, [b"fork"], passed)
-        except BaseException:
-            request.close()
-            raise
-        finally:
-            os.close(sheet)
-            its.close()
+                file.flush()
+                passed = [sheet, pipes.log, pipes.progress_in, its.fileno(), *start.descriptors.values()]
+                socket.send_fds(self.stream, [b"fork"], passed)
+            except BaseException:
+                stream.close()
+                pipes.close()
+                raise
         pipes.close_input()
-        return request
+        return ForkRequest(start, stream, pipes)
 
-    def reap(self) -> None:
-        """Read its exit status."""
-        self._process.wait()
 
-    def kill(self) -> None:
-        self._process.kill()
-
-    def close(self) -> None:
-        """Kill it and wait for its exit. It holds no data."""
-        self._stream.close()
-        self._process.kill()
-        self._process.wait()
+def _without(env: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name not in names}
 
 
 def _living_child(pidfd: int) -> int | None:
@@ -275,15 +196,6 @@ def _living_child(pidfd: int) -> int | None:
         return None
     lines = Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
-
-
-def _file_mark(file: str) -> list[int] | None:
-    """Return [modification time, size] in the format of the bootstrap's preloader."""
-    try:
-        found = Path(file).stat()
-    except OSError:
-        return None
-    return [found.st_mtime_ns, found.st_size]
 
 
 def _reason(message: bytes, otherwise: str) -> str:

@@ -14,6 +14,14 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+# Beginnings of the names of variables that TensorFlow, Keras, NumPy and the libraries below them read during their
+# import, also in C.
+READ_BY_TENSORFLOW = ("TF_", "TF2_", "KERAS_", "XLA_", "TPU_", "GRPC_", "ABSL_", "PROTOCOL_BUFFERS_")
+READ_AT_IMPORT = (
+    *READ_BY_TENSORFLOW,
+    *("CUDA_", "NVIDIA_"),
+    *("OMP_", "OPENBLAS_", "GOTO_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "NUMPY_", "NPY_", "HDF5_", "LD_"),
+)
 # Time of modification (ns) and size (bytes).
 FileMark = tuple[int, int]
 # The ends of the directories into which distributions install packages.
@@ -77,7 +85,7 @@ class ImportReads:
 
         They are the files of the modules, those that their code has read, the interpreter, and the directories of
         installed packages: an import may try to import a package that is not there yet."""
-        return {file: _mark(file) for file in dict.fromkeys(self._chosen_files(modules))}
+        return {file: mark(file) for file in dict.fromkeys(self._chosen_files(modules))}
 
     def _chosen_files(self, modules: Mapping[str, ModuleType]) -> Iterator[str]:
         library = os.path.dirname(os.__file__) + "/"  # noqa: PTH120
@@ -106,7 +114,8 @@ def _names_in(directory: str) -> list[str]:
         return []
 
 
-def _mark(file: str) -> FileMark | None:
+def mark(file: str) -> FileMark | None:
+    """Return the mark of a file; None if it cannot be read."""
     try:
         found = os.stat(file)  # noqa: PTH116
     except OSError:

@@ -20,16 +20,10 @@ from pathlib import Path
 from types import ModuleType
 
 from .after_import import run_callbacks
+from .import_reads import READ_AT_IMPORT, READ_BY_TENSORFLOW
 from .import_record import ImportRecord
 
 _ATTRIBUTES = ("__name__", "__loader__", "__package__", "__spec__", "__path__", "__file__", "__cached__")
-# Variables that TensorFlow, Keras, NumPy and the libraries below them read during their import.
-_READ_BY_TENSORFLOW = ("TF_", "TF2_", "KERAS_", "XLA_", "TPU_", "GRPC_", "ABSL_", "PROTOCOL_BUFFERS_")
-_READ_AT_IMPORT = (
-    *_READ_BY_TENSORFLOW,
-    *("CUDA_", "NVIDIA_"),
-    *("OMP_", "OPENBLAS_", "GOTO_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "NUMPY_", "NPY_", "HDF5_", "LD_"),
-)
 _READ_LATER = ("TF_CONFIG",)
 
 
@@ -210,9 +204,9 @@ class PreloadedModules(MetaPathFinder):
         for name in sorted(self._environ.keys() | os.environ.keys()):
             if self._environ.get(name) == os.environ.get(name) or name in _READ_LATER:
                 continue
-            if name.startswith(_READ_BY_TENSORFLOW) and not with_tensorflow:
+            if name.startswith(READ_BY_TENSORFLOW) and not with_tensorflow:
                 continue
-            if name.startswith(_READ_AT_IMPORT):
+            if name.startswith(READ_AT_IMPORT):
                 self._log(
                     f"{name} was changed before {root} was imported, but {root} had been preloaded and may not"
                     " have seen the change; with --start spawn it does"

@@ -142,26 +142,34 @@ def reasons_to_preload_again(agent: Driver) -> list[str]:
     return [each.reason for each in agent.messages if isinstance(each, NotPreloaded) and each.again]
 
 
-def test_variables_of_another_terminal_matter_only_if_an_import_reads_them(
-    agent: Driver, tmp_path: Path
-) -> None:
+def test_only_variables_that_an_import_may_read_replace_the_preloader(agent: Driver, tmp_path: Path) -> None:
+    """In Python (MINE, by `mine`), or in the C code of a known library (OMP_*)."""
     library = tmp_path / "library"
     library.mkdir()
-    (library / "mine.py").write_text("import os; os.environ.get('TMUX')")
-    print_it = ["-c", "import mine, os; print(os.environ['TERM'], os.environ['SSH_TTY'])"]
-    first = {"TERM": "xterm", "SSH_TTY": "/dev/pts/1", "SHLVL": "1", "PYTHONPATH": str(library)}
-    other = {**first, "TERM": "vt100", "SSH_TTY": "/dev/pts/2", "SHLVL": "2"}
+    (library / "mine.py").write_text("import os; os.environ.get('MINE')")
+    print_it = ["-c", "import mine, os; print(os.environ['TERM'], os.environ['SITE'])"]
+    first = {"TERM": "xterm", "SITE": "a", "SHLVL": "1", "PYTHONPATH": str(library)}
+    other = {**first, "TERM": "vt100", "SITE": "b", "SHLVL": "2", "NEW": "1"}
     agent.preload("mine", env=first)
     agent.wait_until_preloaded()
     agent.messages.clear()
     agent.preload("mine", env=other)
     assert agent.wait_for(Preloaded).seconds == 0
     agent.run_task("a", print_it, env=other, fork=True)
-    assert agent.ending("a").text == "vt100 /dev/pts/2\n"
+    assert agent.ending("a").text == "vt100 b\n"
     assert agent.method_of("a") == "fork", agent.refusals()
-    agent.preload("mine", env={**other, "TMUX": "socket"})
-    replaced = agent.wait_for(NotPreloaded)
-    assert replaced.again and replaced.reason == "the variable TMUX has changed"
+    for name in ("MINE", "OMP_NUM_THREADS"):
+        agent.run_task(name, print_it, env={name: "1"}, fork=True)
+        assert agent.method_of(name) == "spawn"
+        assert agent.refusals().pop() == f"its environment has another {name}"
+        agent.forget(NotPreloaded)
+        agent.preload("mine", env={**other, name: "1"})
+        replaced = agent.wait_for(NotPreloaded)
+        assert replaced.again and replaced.reason == f"the variable {name} has changed"
+        agent.messages.clear()
+        agent.preload("mine", env=other)
+        agent.wait_until_preloaded()
+        agent.messages.clear()
 
 
 def test_change_of_a_file_that_an_import_has_read_replaces_the_preloader(
