@@ -119,9 +119,9 @@ class Attempts:
             self._queue.append(events.Noticed(**now(), text=_NO_BOOTSTRAP, verbose=True))
         start = self._spec.command.start
         if start.fork:
-            self._queue.append(events.PreloadBegan(**now(), modules=start.modules))
+            self._queue.append(events.Preload(**now(), modules=start.modules))
         else:
-            self._queue.append(events.NotPreloaded(**now(), reason=start.reason))
+            self._queue.append(events.Preload(**now(), refused=start.reason))
 
     def take_held(self, host: str, held: Held) -> None:
         """Plan the attempt once the ports of all its hosts are held. HostUnusable."""

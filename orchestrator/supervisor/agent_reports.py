@@ -90,12 +90,12 @@ class AgentReports:
             case messages.HoldFailed():
                 self._append(events.AgentLost(**now(), reason=f"no ports: {message.reason}"))
             case messages.Preloaded():
-                self._append(events.Preloaded(**now(), modules=message.modules, seconds=message.seconds))
+                self._append(events.Preload(**now(), **vars(message)))
             case messages.NotPreloaded(again=True):
                 text = f"preloading again: {message.reason}"
                 self._append(events.Noticed(**now(), text=text, verbose=True))
             case messages.NotPreloaded():
-                self._append(events.NotPreloaded(**now(), reason=message.reason))
+                self._append(events.Preload(**now(), refused=message.reason))
             case messages.Started():
                 self._take_start(message)
             case messages.Listening():

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from pathlib import Path
 from typing import Self
 
 from orchestrator.core.progress.line_progress import ProgressReader
 from orchestrator.core.progress.reported import ProgressThrottle
-from orchestrator.core.state import events
-from orchestrator.core.state.events import Event
 from orchestrator.store.directory import Directory
 from orchestrator.store.logs.writer import LogStore
-from orchestrator.supervisor import now
 
 # Shortest time between two looks for progress while logs grow, seconds; Keras draws one frame in it.
 _LINES_INTERVAL_S = 0.05
@@ -24,11 +20,10 @@ class RunLogs:
     """The logs of one run. `due`: when index() must be called again (monotonic seconds; None: when `fileno()` is
     readable)."""
 
-    def __init__(self, directory: Directory, throttle: ProgressThrottle, queue: deque[Event]) -> None:
+    def __init__(self, directory: Directory, throttle: ProgressThrottle) -> None:
         self.due: float | None = None
         self._store = LogStore(directory)
         self._throttle = throttle
-        self._queue = queue
         self._lines = ProgressReader()
         self._lines_due = 0.0
 
@@ -70,13 +65,11 @@ class RunLogs:
         if delay_s is None or mono >= self._lines_due:
             self._lines_due = mono + _LINES_INTERVAL_S
             self._read_progress()
-        self._report_truncations()
 
     def finish(self, task: str) -> None:
         """Index the rest of the log of a task that has exited."""
         self._store.finish(task, time.monotonic())
         self._read_progress()
-        self._report_truncations()
 
     def take_failure(self) -> str | None:
         """Why the index cannot be written; returned once."""
@@ -88,7 +81,3 @@ class RunLogs:
             progress = self._lines.read(tail.task, tail.attempt, tail.data, mono, missed=tail.missed)
             if progress is not None:
                 self._throttle.put_from_lines(tail.task, progress)
-
-    def _report_truncations(self) -> None:
-        for task, lost in self._store.take_truncations():
-            self._queue.append(events.LogTruncated(**now(), task=task, lost=lost))

@@ -95,7 +95,7 @@ class Supervisor:
         self._notices = Notices(spec, self._lifecycle, self._queue)
         # A limit on silence takes progress as a sign of life.
         self._throttle = ProgressThrottle(spec.chaos, (spec.stall_timeout_s or inf) / 4)
-        self._logs = RunLogs(store.directory.sub(store.paths.logs.name), self._throttle, self._queue)
+        self._logs = RunLogs(store.directory.sub(store.paths.logs.name), self._throttle)
         self._stacks = StackRequests(self._ask_for_stacks)
         tensorboard = TensorBoardTask(spec.tensorboard, spec.network, store, self._queue)
         self._attempts = Attempts(spec, hosts, store, self._logs, tensorboard, self._queue)

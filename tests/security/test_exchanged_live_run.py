@@ -115,7 +115,7 @@ def test_supervisor_starts_nothing_in_a_directory_that_replaced_that_of_its_run(
     other.mkdir()
     with closing(make_run(log_dir=tmp_path)) as store:
         root = store.paths.root
-        with RunLogs(store.directory.sub("logs"), ProgressThrottle(), queue) as logs:
+        with RunLogs(store.directory.sub("logs"), ProgressThrottle()) as logs:
             tensorboard = TensorBoardTask(None, NetworkOption.HOST, store, queue)
             agent = LocalAgent(LocalEngine())
             attempts = Attempts(JOB, agent, store, logs, tensorboard, queue)

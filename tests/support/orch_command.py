@@ -308,6 +308,10 @@ class Orch:
         """The start methods of the tasks: fork, spawn."""
         return {event["method"] for event in self.events("task_started", run)}
 
+    def preloads(self, run: Path | None = None) -> list[dict[str, Any]]:
+        """The events that a preloader has its modules."""
+        return [event for event in self.events("preload", run) if event["seconds"] is not None]
+
     def supervisor(self) -> int | None:
         """The pid of the newest run's supervisor, once there is one."""
         runs = self.run_dirs()

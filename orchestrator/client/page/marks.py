@@ -29,7 +29,6 @@ _KINDS: dict[type[Event], str] = {
     events.RestartPlanned: "restart",
     events.TaskRestartPlanned: "restart",
     events.Resumed: "checkpoint",
-    events.LossBecameBad: "nan",
     events.SignalRequested: "signal",
     events.Noticed: "notice",
     events.NoticeGiven: "signal",
@@ -47,8 +46,11 @@ def marks_of(state: RunState, event: Event, time: float) -> Iterator[Mark]:
         text = event_message(event, None)
         if isinstance(event, events.SignalRequested) and event.by == "chaos":
             kind = "fault"
+        task = getattr(event, "task", None)
+        if isinstance(event, events.Noticed) and event.nan_in is not None:
+            task, kind = event.nan_in, "nan"
         if text is not None:
-            yield Mark(getattr(event, "task", None), time, kind, safe(text))
+            yield Mark(task, time, kind, safe(text))
         return
     yield from (Mark(task, time, kind, safe(text)) for task, kind, text in _own_marks(state, event))
 

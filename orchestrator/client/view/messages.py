@@ -13,11 +13,9 @@ from orchestrator.core.diagnosis.shortages import over_limit_text
 from orchestrator.core.progress.activity import join_names
 from orchestrator.core.state.events import (
     Event,
-    LossBecameBad,
     Noticed,
     NoticeGiven,
-    NotPreloaded,
-    Preloaded,
+    Preload,
     RestartPlanned,
     Resumed,
     SignalRequested,
@@ -43,8 +41,6 @@ def event_message(event: Event, most: int | None, *, verbose: bool = False) -> s
         case Resumed():
             resumed = resumed_text(event.position, event.steps_lost, event.exact) or "is training again"
             return f"attempt {event.attempt} {resumed}, {short_duration(event.recovery_s)} later"
-        case LossBecameBad():
-            return f"{event.task}: the loss is {event.loss}"
         case TaskExited() if event.exit.over_limit is not None:
             return f"{event.task} {over_limit_text(*event.exit.over_limit)}: it got SIGKILL"
         case SignalRequested():
@@ -53,11 +49,11 @@ def event_message(event: Event, most: int | None, *, verbose: bool = False) -> s
             return f"{describe_notice(event)}; the tasks get SIGTERM, to save their state and end"
         case Noticed():
             return event.text if verbose or not event.verbose else None
-        case Preloaded() if verbose:
+        case Preload() if verbose and event.refused is not None:
+            return f"not preloaded: {event.refused}"
+        case Preload() if verbose and event.seconds is not None:
             took = f"in {event.seconds:.1f} s" if event.seconds else "by an earlier run"
             return f"preloaded {', '.join(event.modules)} {took}"
-        case NotPreloaded() if verbose:
-            return f"not preloaded: {event.reason}"
         case _:
             return None
 

@@ -107,5 +107,4 @@ class Deadline(StrEnum):
     TASK_RESTART = "task_restart"
     CHAOS = "chaos"
     EVALUATOR = "evaluator"
-    DISMISSAL = "dismissal"
     TEARDOWN = "teardown"

@@ -21,7 +21,6 @@ Every path ends in exactly one Finish. A stop or a notice always wins over a res
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import assert_never
 
 from orchestrator.core.chaos.watch import ChaosWatch
 from orchestrator.core.diagnosis.distribution import find_not_distributed
@@ -114,7 +113,6 @@ class Lifecycle:
         self._limit: Cause | None = None
         self._nan: Cause | None = None
         self._gives_way = False
-        self._has_bad_loss = False
         self._is_tearing_down = False
         self._is_forced = False
         self._is_fenced = False
@@ -185,8 +183,6 @@ class Lifecycle:
                 if self.state.tasks[event.task].has_failed and self._noticed_s is None:
                     self._noticed_s = event.noticed_s
                 return self._task_ended(event)
-            case events.TasksDismissed():
-                return [] if self._is_tearing_down else self._ends.after_training.dismiss(event)
             case events.StopRequested():
                 return self._stop_requested(event)
             case events.NoticeGiven():
@@ -226,19 +222,16 @@ class Lifecycle:
                 return self._attempt_over(event)
             case events.TaskProgressed():
                 resumed = self._restarts.report_resumed(self.state, event)
-                return [*resumed, *self._debugging.report(before, event), *self._report_bad_loss(event)]
-            case events.NotPreloaded() if self._spec.preload:  # not a detail: the user has asked for it
-                return [_notice(event, f"--preload has no effect: {event.reason}")]
-            case (
-                events.TaskStarted() | events.TaskReady() | events.TaskRestartPlanned() | events.TaskGivenUp()
-                | events.PreloadBegan() | events.Preloaded() | events.NotPreloaded() | events.DiskFull()
-                | events.LogTruncated() | events.Noticed() | events.TensorBoardServes()
-                | events.LossBecameBad() | events.Resumed() | events.RunEndedEvent()
-                | events.VersionsFound() | events.CheckpointSaved() | events.JobQueued() | events.JobStarted()
-            ):  # fmt: skip
+                return [
+                    *resumed,
+                    *self._debugging.report(before, event),
+                    *self._report_bad_loss(before, event),
+                ]
+            case events.Preload() if self._spec.preload and event.refused is not None:
+                # Not a detail: the user has asked for it.
+                return [_notice(event, f"--preload has no effect: {event.refused}")]
+            case _:  # it only changes the state
                 return []
-            case _:
-                assert_never(event)
 
     def _host_lost(self, event: events.HostLost) -> list[Action]:
         """Report the loss of a host, and end the attempt unless all its tasks had ended or none has been planned."""
@@ -267,13 +260,13 @@ class Lifecycle:
             self._failed_mono = self._noticed_s = None  # the restart settles this failure
         return wanted
 
-    def _report_bad_loss(self, event: events.TaskProgressed) -> list[Action]:
+    def _report_bad_loss(self, before: RunState, event: events.TaskProgressed) -> list[Action]:
         """Report the first loss of the attempt that is not finite. With --stop-on-nan it ends the run."""
         loss = event.progress.bad_loss
-        if loss is None or self._has_bad_loss:
+        if loss is None or before.bad_loss is not None:
             return []
-        self._has_bad_loss = True
-        report = Happen(events.LossBecameBad(at=event.at, mono=event.mono, task=event.task, loss=loss))
+        text = f"{event.task}: the loss is {loss}"
+        report = Happen(events.Noticed(at=event.at, mono=event.mono, text=text, nan_in=event.task))
         if not self._spec.stop_on_nan or self._is_tearing_down:
             return [report]
         # Now, because the task's exit may be the next event.
@@ -333,8 +326,6 @@ class Lifecycle:
             case Deadline.EVALUATOR if not self._is_tearing_down:
                 notices, down = self._ends.stop_waiting(self.state, event)
                 return [*notices, *self._tear_down(down.reason, down.grace_s)]
-            case Deadline.DISMISSAL if not self._is_tearing_down:
-                return self._ends.after_training.kill_dismissed(self.state)
             case Deadline.PLAN if _is_due(self._planned_by, event):
                 return self._lose_agent(event, "the agent did not hold the ports in time")
             case Deadline.TEARDOWN if self._teardown_by is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from orchestrator.core.job.choices import FailurePolicy
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.job.tf_config import WORKER
 from orchestrator.core.lifecycle import completion
-from orchestrator.core.lifecycle.actions import Action, Deadline, Happen, SendSignal
+from orchestrator.core.lifecycle.actions import Action, Deadline, Happen
 from orchestrator.core.lifecycle.restarts import Again, TaskRestarts
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, TeardownReason
@@ -49,7 +48,10 @@ class TaskEnds:
         self.after_training.reset()
 
     def deadlines(self) -> list[tuple[float | None, str]]:
-        return [(self.restarts.due, Deadline.TASK_RESTART), *self.after_training.deadlines()]
+        return [
+            (self.restarts.due, Deadline.TASK_RESTART),
+            (self.after_training.evaluator_by, Deadline.EVALUATOR),
+        ]
 
     def is_failure(self, state: RunState, task: TaskState) -> bool:
         """Whether the end of this task is a failure, its exit code 0 or not."""
@@ -81,8 +83,7 @@ class TaskEnds:
             return [notice], Down(TeardownReason.FINISHED, self._spec.grace_s)
         self.not_restarted = f"{evaluator_task.name}: --evaluator-timeout was over"
         notice = self.after_training.stop_waiting(state, event, has_failed=True)
-        given_up = events.TaskGivenUp(at=event.at, mono=event.mono, task=evaluator_task.name)
-        return [notice, Happen(given_up)], Down(TeardownReason.FAILURE, self._spec.grace_s)
+        return [notice], Down(TeardownReason.FAILURE, self._spec.grace_s)
 
     def _after_success(self, state: RunState, event: Event) -> list[Action] | Down:
         """Tear down once every task that the run waits for has ended."""
@@ -141,7 +142,7 @@ class TaskEnds:
 
 
 class AfterTraining:
-    """Dismisses the tasks that only served the training, and waits for the evaluator. Times: monotonic seconds."""
+    """Waits for the evaluator: until `evaluator_by` (monotonic seconds), None without a limit."""
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
@@ -149,17 +150,12 @@ class AfterTraining:
 
     def reset(self) -> None:
         self._has_begun = False
-        self._evaluator_by: float | None = None
-        self._dismissed_by: float | None = None
-        self._dismissed: tuple[str, ...] = ()
-
-    def deadlines(self) -> list[tuple[float | None, str]]:
-        return [(self._evaluator_by, Deadline.EVALUATOR), (self._dismissed_by, Deadline.DISMISSAL)]
+        self.evaluator_by: float | None = None
 
     def defer(self, seconds: float, now: float) -> None:
         """Wait longer for the evaluator."""
-        if self._evaluator_by is not None:
-            self._evaluator_by += seconds
+        if self.evaluator_by is not None:
+            self.evaluator_by += seconds
 
     def begin(self, state: RunState, event: Event) -> list[Action]:
         """Begin to wait for the evaluator, once."""
@@ -168,34 +164,16 @@ class AfterTraining:
             return []
         self._has_begun = True
         limit_s = self._spec.evaluator_timeout_s
-        self._evaluator_by = None if limit_s is None else event.mono + limit_s
-        actions: list[Action] = []
-        if limit_s != 0:
-            most = "" if limit_s is None else f" ({format_duration(limit_s)} at most)"
-            text = f"the training has ended; waiting for {evaluator_task.name}{most}"
-            actions.append(Happen(events.Noticed(at=event.at, mono=event.mono, text=text)))
-        serving = completion.live_names(completion.serving_tasks(state))
-        if serving:
-            actions.append(Happen(events.TasksDismissed(at=event.at, mono=event.mono, tasks=serving)))
-        return actions
-
-    def dismiss(self, event: events.TasksDismissed) -> list[Action]:
-        self._dismissed_by = event.mono + self._spec.grace_s
-        self._dismissed = event.tasks
-        # A task that is stopped handles SIGTERM only after SIGCONT.
-        return [
-            SendSignal(name, number) for name in event.tasks for number in (signal.SIGTERM, signal.SIGCONT)
-        ]
-
-    def kill_dismissed(self, state: RunState) -> list[Action]:
-        """Kill the dismissed tasks that are still live after the grace period."""
-        self._dismissed_by = None
-        live = completion.live_names(state.tasks[name] for name in self._dismissed)
-        return [SendSignal(name, signal.SIGKILL) for name in live]
+        self.evaluator_by = None if limit_s is None else event.mono + limit_s
+        if limit_s == 0:
+            return []
+        most = "" if limit_s is None else f" ({format_duration(limit_s)} at most)"
+        text = f"the training has ended; waiting for {evaluator_task.name}{most}"
+        return [Happen(events.Noticed(at=event.at, mono=event.mono, text=text))]
 
     def stop_waiting(self, state: RunState, event: Event, *, has_failed: bool) -> Action:
         """Return the notice that the evaluator has used up its time. `has_failed`: it waits for its restart."""
-        self._evaluator_by = None
+        self.evaluator_by = None
         evaluator_task = completion.evaluator(state)
         limit_s = self._spec.evaluator_timeout_s
         late = f"{format_duration(limit_s)} after" if limit_s else "with"

@@ -185,26 +185,14 @@ class AttemptPlanned(_Event):
     cluster: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
 
-class PreloadBegan(_Event):
-    """The preloader imports `modules`. Tasks that will be forked from it are pending until then."""
+class Preload(_Event):
+    """The preloader imports `modules`, so that tasks can be forked from it, or has done so in `seconds`: 0 if it did so
+    for an earlier run. `refused`: why tasks are spawned instead."""
 
-    type: Literal["preload_began"] = "preload_began"
-    modules: tuple[str, ...]
-
-
-class Preloaded(_Event):
-    """The preloader has imported `modules` in `seconds`; 0 if it did so for an earlier run."""
-
-    type: Literal["preloaded"] = "preloaded"
-    modules: tuple[str, ...]
-    seconds: Seconds
-
-
-class NotPreloaded(_Event):
-    """Tasks are spawned, because they cannot be forked for this reason."""
-
-    type: Literal["not_preloaded"] = "not_preloaded"
-    reason: str
+    type: Literal["preload"] = "preload"
+    modules: tuple[str, ...] = ()
+    seconds: Seconds | None = None
+    refused: str | None = None
 
 
 class TaskStarted(_Event):
@@ -248,14 +236,6 @@ class CheckpointSaved(_Event):
     task: TaskName
     name: str
     seconds: Seconds
-
-
-class LossBecameBad(_Event):
-    """The loss of a task is not finite: the first time in this attempt."""
-
-    type: Literal["loss_became_bad"] = "loss_became_bad"
-    task: TaskName
-    loss: BadLoss
 
 
 class TaskExited(_Event):
@@ -334,20 +314,6 @@ class TaskRestartPlanned(_Event):
     task: TaskName
     delay_s: Seconds
     text: str
-
-
-class TaskGivenUp(_Event):
-    """The planned restart of this task was cancelled: it stays failed."""
-
-    type: Literal["task_given_up"] = "task_given_up"
-    task: TaskName
-
-
-class TasksDismissed(_Event):
-    """Tasks that serve without end are stopped, because their work is done."""
-
-    type: Literal["tasks_dismissed"] = "tasks_dismissed"
-    tasks: tuple[TaskName, ...]
 
 
 class Resumed(_Event):
@@ -471,20 +437,14 @@ class TeardownEnded(_Event):
     left: tuple[Left, ...] = ()
 
 
-class LogTruncated(_Event):
-    """A task truncated its own log file and removed `lost` bytes."""
-
-    type: Literal["log_truncated"] = "log_truncated"
-    task: TaskName
-    lost: Whole
-
-
 class Noticed(_Event):
-    """A message to the user; `verbose` messages are shown under `-v` only."""
+    """A message to the user; `verbose` messages are shown under `-v` only. `nan_in`: the task whose loss is not finite,
+    the first one of the attempt."""
 
     type: Literal["noticed"] = "noticed"
     text: str
     verbose: bool = False
+    nan_in: TaskName | None = None
 
 
 class TensorBoardServes(_Event):
@@ -502,15 +462,12 @@ class RunEndedEvent(_Event):
 
 Event = (
     AttemptPlanned
-    | PreloadBegan
-    | Preloaded
-    | NotPreloaded
+    | Preload
     | TaskStarted
     | TaskReady
     | TaskProgressed
     | VersionsFound
     | CheckpointSaved
-    | LossBecameBad
     | TaskExited
     | DiskFull
     | StopRequested
@@ -518,8 +475,6 @@ Event = (
     | RestartRequested
     | RestartPlanned
     | TaskRestartPlanned
-    | TaskGivenUp
-    | TasksDismissed
     | Resumed
     | SignalRequested
     | StacksTaken
@@ -534,7 +489,6 @@ Event = (
     | HostLost
     | TeardownBegan
     | TeardownEnded
-    | LogTruncated
     | Noticed
     | TensorBoardServes
     | RunEndedEvent

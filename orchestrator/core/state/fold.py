@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
+from orchestrator.core.job.tf_config import EVALUATOR
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, PlannedTask
 from orchestrator.core.state.result import AttemptEnd, TaskBadLoss
@@ -48,9 +49,9 @@ def apply(state: RunState, event: Event) -> RunState:
             task = state.tasks[event.task]
             since = task.since_mono if event.progress.phase == task.progress.phase else event.mono
             course = task.course.after(event.progress)
+            if state.bad_loss is None and (loss := event.progress.bad_loss) is not None:
+                state = replace(state, bad_loss=TaskBadLoss(task=event.task, **loss.model_dump()))
             return _with_task(state, replace(task, progress=event.progress, course=course, since_mono=since))
-        case events.LossBecameBad():
-            return replace(state, bad_loss=TaskBadLoss(task=event.task, **event.loss.model_dump()))
         case events.TaskExited():
             return _with_task(state, _exited(state, event))
         case events.TeardownBegan():
@@ -69,11 +70,6 @@ def apply(state: RunState, event: Event) -> RunState:
             )
         case events.TaskRestartPlanned():
             return _with_task(state, _awaiting_restart(state.tasks[event.task], event.mono + event.delay_s))
-        case events.TaskGivenUp():
-            task = state.tasks[event.task]
-            return _with_task(state, task.before_restart or task)
-        case events.TasksDismissed():
-            return _dismissed(state, event)
         case events.Resumed():
             return _resumed(state, event)
         case events.SignalRequested():
@@ -99,10 +95,9 @@ def apply(state: RunState, event: Event) -> RunState:
             return replace(state, phase=RunPhase.QUEUED, queued=event)
         case events.JobStarted():
             return replace(state, phase=RunPhase.STARTING, queued=None)
-        case events.PreloadBegan():
-            return replace(state, preloading=event.modules)
-        case events.Preloaded() | events.NotPreloaded():
-            return replace(state, preloading=())
+        case events.Preload():
+            is_over = event.seconds is not None or event.refused is not None
+            return replace(state, preloading=() if is_over else event.modules)
         case events.Noticed():
             if event.verbose:
                 return state
@@ -117,7 +112,7 @@ def apply(state: RunState, event: Event) -> RunState:
             return replace(_lose_unfinished(state, event.mono), left=event.left) if event.left else state
         case events.VersionsFound():
             return _with_task(state, replace(state.tasks[event.task], versions=event.versions))
-        case events.DeadlineReached() | events.LogTruncated() | events.CheckpointSaved():
+        case events.DeadlineReached() | events.CheckpointSaved():
             return state
         case _:
             assert_never(event)
@@ -205,16 +200,6 @@ def _with_full_disk(task: TaskState, reason: str) -> TaskState:
     return replace(task, full_disk=reason) if task.phase.is_end else task
 
 
-def _dismissed(state: RunState, event: events.TasksDismissed) -> RunState:
-    dismissed = frozenset(event.tasks)
-
-    def dismiss(task: TaskState) -> TaskState:
-        is_dismissed = task.name in dismissed and task.is_live
-        return replace(task, phase=TaskPhase.STOPPING) if is_dismissed else task
-
-    return replace(state, tasks=state.tasks.mapped(dismiss))
-
-
 def _with_attempt(history: tuple[AttemptEnd, ...], ended: AttemptEnd) -> tuple[AttemptEnd, ...]:
     """Add an attempt that is not recorded yet. A restart is planned twice if the next attempt is given up before it
     begins, such as on a host that is still away."""
@@ -260,6 +245,8 @@ def _without_supervisor(state: RunState, mono: float) -> RunState:
 
 def _teardown(state: RunState, event: events.TeardownBegan) -> RunState:
     def stop(task: TaskState) -> TaskState:
+        if task.before_restart is not None and task.plan.role == EVALUATOR:
+            return task.before_restart  # after the training, its failure is that of the run
         return task if task.phase.is_end or task.started is None else replace(task, phase=TaskPhase.STOPPING)
 
     return replace(

@@ -139,7 +139,6 @@ class LogStore:
         self._pending: dict[str, _Log] = {}
         # Logs that were indexed since take_tails().
         self._indexed: dict[str, _Log] = {}
-        self._truncations: list[tuple[str, int]] = []
         self._is_failure_reported = False
         self._not_before = 0.0
         index = logs.open_private(INDEX_NAME, os.O_RDWR | os.O_APPEND)
@@ -223,11 +222,6 @@ class LogStore:
         """Return {task: monotonic seconds of its last output}, without tasks that have written nothing."""
         return {log.task: log.grown_at for log in self._logs.values() if log.grown_at is not None}
 
-    def take_truncations(self) -> list[tuple[str, int]]:
-        """Return (task, lost bytes) for each task that truncated its own log since the last call."""
-        taken, self._truncations = self._truncations, []
-        return taken
-
     def take_failure(self) -> str | None:
         """Return why the index cannot be written, once. Writing is still retried."""
         if self._is_failure_reported or self._index.failure is None:
@@ -287,7 +281,6 @@ class LogStore:
         # A truncated log that has already grown beyond its old size looks like normal growth.
         if size < log.seen:
             records.append(truncation(wall, log.task, log.attempt, log.seen))
-            self._truncations.append((log.task, log.seen))
             log.restart()
         if size != log.seen:
             log.grown_at = now

@@ -213,7 +213,7 @@ def test_supervisor_takes_any_report_or_loses_that_host_only(said: list[bytes], 
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(contextlib.closing(make_run(run_id=f"run-{next(numbers)}")))
         throttle, lifecycle = ProgressThrottle(), Lifecycle(TWO_HOSTS, "run-1", 0.0)
-        logs = stack.enter_context(RunLogs(store.directory.sub("logs"), throttle, queue))
+        logs = stack.enter_context(RunLogs(store.directory.sub("logs"), throttle))
         tensorboard = TensorBoardTask(None, NetworkOption.HOST, store, queue)
         selector = stack.enter_context(selectors.DefaultSelector())
         hosts = Reached(TWO_HOSTS)

@@ -27,7 +27,7 @@ from orchestrator.core.diagnosis.symptoms import Uncaught
 from orchestrator.core.errors import NewerFormat
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, event_line, parse_event
-from orchestrator.core.state.result import BadLoss, Cause, CauseKind, FirstFailure, RunResult, TaskEnd
+from orchestrator.core.state.result import Cause, CauseKind, FirstFailure, RunResult, TaskEnd
 from orchestrator.core.state.state import RunState
 from orchestrator.core.text.clean import safe
 from orchestrator.store.directory import Directory
@@ -62,7 +62,7 @@ EVENTS: list[Event] = [
             phase="training", epoch=1, epochs=2, step=3, steps=4, loss=0.5, metrics={"a": 1}
         ),
     ),
-    events.LossBecameBad(at=1, mono=3, task="worker:0", loss=BadLoss(value="nan", epoch=1, step=3)),
+    events.Noticed(at=1, mono=3, text="worker:0: the loss is nan", nan_in="worker:0"),
     events.SignalRequested(at=1, mono=3, task="worker:0", signal=9, by="user"),
     events.TaskExited(
         at=1,
@@ -75,7 +75,6 @@ EVENTS: list[Event] = [
     events.DiskFull(at=1, mono=4, task="worker:0", reason="/x: No space left on device"),
     events.StacksTaken(at=1, mono=4, why="user", stacks={}),
     events.TaskRestartPlanned(at=1, mono=4, task="worker:0", delay_s=1, text="again"),
-    events.TaskGivenUp(at=1, mono=4, task="worker:0"),
     events.TeardownBegan(at=1, mono=5, reason=events.TeardownReason.FAILURE, grace_s=0.5),
     events.TeardownEnded(at=1, mono=6, swept=1),
     events.RunEndedEvent(at=1, mono=7, outcome="failed", exit_code=3),

@@ -43,7 +43,7 @@ def awaited(state: RunState) -> list[tuple[str, ...]]:
 
 
 def test_activity_of_each_task() -> None:
-    began = event(events.PreloadBegan, modules=("tensorflow", "keras"))
+    began = event(events.Preload, modules=("tensorflow", "keras"))
     place = {"epoch": 2, "epochs": 5, "step": 37, "steps": 1200}
     coordinated = ("chief:0", "ps:0", "worker:0")
     state = cluster(3, ready(0), ready(1))

@@ -73,8 +73,9 @@ def test_bad_loss_of_a_report_is_not_lost() -> None:
 def test_bad_loss_is_reported_once_and_kept_in_the_result() -> None:
     story = with_nan(running())
     assert story.state.bad_loss == TaskBadLoss(task="worker:1", value="nan", epoch=2, step=37)
-    (became_bad,) = [each for each in story.events if isinstance(each, events.LossBecameBad)]
+    (became_bad,) = [each for each in story.events if isinstance(each, events.Noticed)]
     assert event_message(became_bad, None) == "worker:1: the loss is nan, first seen at epoch 2 step 37"
+    assert became_bad.nan_in == "worker:1"
     result = story.exits(0, 1).result()
     assert (result.outcome, result.bad_loss) == ("succeeded", story.state.bad_loss)
     last = end_lines(result, None, colour=False)[-1]

@@ -208,7 +208,7 @@ def test_teardown_of_a_fault_belongs_to_it_if_its_failure_ended_the_attempt() ->
 def test_preload_option_without_effect_is_a_notice() -> None:
     asked, not_asked = Story(job(preload=("numpy",))), Story(JOB)
     for story in (asked, not_asked):
-        story.happens(events.NotPreloaded, reason="it has 3 threads")
+        story.happens(events.Preload, refused="it has 3 threads")
     assert asked.notices == ("--preload has no effect: it has 3 threads",)
     assert not_asked.notices == ()
 

@@ -10,11 +10,10 @@ from story import Story, other_ends
 
 from orchestrator.client.view.status_document import task_statuses
 from orchestrator.core.job.choices import FailurePolicy
-from orchestrator.core.lifecycle.actions import Deadline, PlanAttempt, SendSignal, StartTask, TearDown
+from orchestrator.core.lifecycle.actions import Deadline, PlanAttempt, StartTask, TearDown
 from orchestrator.core.progress.activity import waiting_for
 from orchestrator.core.state.events import TeardownReason
 from orchestrator.core.state.result import DONE_WITHOUT, Cause, CauseKind
-from orchestrator.core.state.state import TaskPhase
 
 KILL = signal.SIGKILL
 CLUSTER = {"chief": 1, "worker": 2, "ps": 1}
@@ -190,7 +189,7 @@ def test_end_of_an_evaluated_run() -> None:
         "failed before the end": (failed.exits(0, 1), by_5, "done", "done", "failed"),
         "failed after the end": (evaluated(**never).trains(0, 3).exits(0, 1).exits(EVALUATOR, code=5), by_5),
         "a worker fails later": (worker, "failed 3: exited worker:1"),
-        # A server fails just before it is dismissed.
+        # A server fails while the run waits for the evaluator.
         "a worker fails after the training": (after[0], OK),
         "ps fails after the training": (after[1], OK),
     }
@@ -230,15 +229,9 @@ def test_evaluator_that_waits_for_its_restart_fails_at_its_timeout() -> None:
     assert again.end() == OK
 
 
-def test_serving_tasks_are_dismissed_while_the_run_waits_for_the_evaluator() -> None:
+def test_serving_tasks_run_on_while_the_run_waits_for_the_evaluator() -> None:
     story = with_evaluator()
     story.ordered()
-    both = (signal.SIGTERM, signal.SIGCONT)
-    dismissed = [SendSignal(name, number) for name in ("worker:0", "worker:1", PS) for number in both]
-    assert story.exits(CHIEF).ordered() == dismissed
-    story.exits(0, 1, code=143)
-    assert story.state.tasks["worker:0"].phase is TaskPhase.STOPPED
-    assert story.due == (JOB.grace_s, Deadline.DISMISSAL)
-    assert story.at(JOB.grace_s).ordered() == [SendSignal(PS, KILL)]
-    story.exits(PS, signal=KILL).exits(EVALUATOR)
+    assert story.exits(CHIEF).ordered() == []
+    assert story.exits(EVALUATOR).ordered() == [TearDown(TeardownReason.FINISHED, JOB.grace_s)]
     assert (story.end(), story.ends()[3]) == (OK, ENDED)

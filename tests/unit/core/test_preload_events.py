@@ -9,9 +9,9 @@ from orchestrator.core.state import events
 from orchestrator.core.state.fold import apply
 from orchestrator.core.state.state import RunState
 
-BEGAN = event(events.PreloadBegan, modules=("tensorflow", "keras"))
-DONE = event(events.Preloaded, modules=("tensorflow", "keras"), seconds=2.14)
-NOT = event(events.NotPreloaded, reason="it has 3 threads")
+BEGAN = event(events.Preload, modules=("tensorflow", "keras"))
+DONE = event(events.Preload, modules=("tensorflow", "keras"), seconds=2.14)
+NOT = event(events.Preload, refused="it has 3 threads")
 QUIET = event(events.Noticed, text="by the way", verbose=True)
 
 

@@ -145,8 +145,7 @@ def test_full_disk_is_kept_while_the_task_waits_for_its_restart() -> None:
     state = state_of(ONE, STARTED, exited(0, 1), again, event(events.DiskFull, task=0, reason="/data: full"))
     waiting = state.tasks["worker:0"]
     assert (waiting.phase, waiting.full_disk) == (TaskPhase.PENDING, None)
-    failed = apply(state, event(events.TaskGivenUp, task=0)).tasks["worker:0"]
-    assert (failed.phase, failed.exit_code, failed.full_disk) == (TaskPhase.FAILED, 1, "/data: full")
+    assert waiting.before_restart is not None and waiting.before_restart.full_disk == "/data: full"
 
 
 def test_planned_task_has_no_history() -> None:

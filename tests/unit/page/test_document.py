@@ -51,7 +51,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
                 run.progress(4 + step, "worker:0", phase="training", step=step, steps=10, epoch=2, epochs=3)
             run.progress(7, "worker:1", phase="training", step=1)
             run.progress(8, "worker:2", phase="x\x1b[2J", bad_loss=BAD, metrics={"m\u202e": float("inf")})
-            run.append(events.LossBecameBad(**run.at(8), task="worker:2", loss=BAD))
+            run.append(events.Noticed(**run.at(8), text="worker:2: the loss is nan", nan_in="worker:2"))
             run.progress(9, "worker:0", phase="saving", epoch=3, epochs=3)
             run.append(events.CheckpointSaved(**run.at(9), task="worker:0", name="ckpt-1", seconds=1.25))
             run.exit(10, "worker:0")

@@ -19,7 +19,6 @@ from waiting import lives
 from orchestrator.core.state.events import (
     AgentLost,
     Event,
-    LogTruncated,
     RunEndedEvent,
     StacksTaken,
     TaskExited,
@@ -120,8 +119,8 @@ def _require_times_in_order(events: Sequence[Event]) -> None:
         is_in_order = event.mono >= latest or event.mono in times
         require(is_in_order, Kind.EVENTS, f"{latest - event.mono} s before an earlier one: {event}")
         times.add(event.mono)
-        # These two are written before the event of the exit, which has the time when the exit was noticed.
-        if not isinstance(event, StacksTaken | LogTruncated):
+        # They are written before the event of the exit, which has the time when the exit was noticed.
+        if not isinstance(event, StacksTaken):
             latest = max(latest, event.mono)
 
 

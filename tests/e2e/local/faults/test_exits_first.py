@@ -13,8 +13,8 @@ import pytest
 from waiting import child_with, until
 
 from orchestrator import Cluster, Run
-from orchestrator.core.state.events import LogTruncated, TaskExited, parse_event
-from orchestrator.store.logs.index import last_records
+from orchestrator.core.state.events import TaskExited, parse_event
+from orchestrator.store.logs.index import last_records, read_records
 
 _PROGRAM = "import time\nfor n in range(2000): print(n)\nprint('up', flush=True)\nwhile True: time.sleep(0.1)"
 
@@ -55,8 +55,9 @@ def test_exit_is_handled_before_log_events() -> None:
         supervisor.resume()
         until(lambda: not run.view.is_live)
         recorded = [parse_event(line) for line in (run.dir / "events.jsonl").read_bytes().splitlines()[1:]]
-    kinds = [type(event) for event in recorded if isinstance(event, TaskExited | LogTruncated)]
-    assert kinds[0] is TaskExited and LogTruncated in kinds
+        index = [record for _, record in read_records(run.dir / "logs" / "index")]
+    exited = next(event.at for event in recorded if isinstance(event, TaskExited))
+    assert [exited < record.time for record in index if record.is_truncation] == [True]
 
 
 def test_removed_directory_is_noticed_at_the_first_sample(tmp_path: Path) -> None:

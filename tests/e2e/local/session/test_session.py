@@ -341,9 +341,10 @@ os.waitpid(child, 0)
 def preloaded(run: Run) -> tuple[set[str], list[bool]]:
     """How the tasks were started, and whether this run waited for the imports of a preloader."""
     lines = map(json.loads, run.view.paths.events.read_text().splitlines())
-    events = [event for event in lines if event["type"] in ("task_started", "preloaded")]
+    events = [event for event in lines if event["type"] in ("task_started", "preload")]
     methods = {event["method"] for event in events if event["type"] == "task_started"}
-    return methods, [event["seconds"] > 0 for event in events if event["type"] == "preloaded"]
+    took_s = [event["seconds"] for event in events if event["type"] == "preload"]
+    return methods, [seconds > 0 for seconds in took_s if seconds is not None]
 
 
 def test_modules_stay_imported_until_their_conditions_change(tmp_path: Path) -> None:

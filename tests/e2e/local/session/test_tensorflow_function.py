@@ -27,8 +27,9 @@ def train(epochs):
 def started():
     # How the tasks of the last run were started, and whether it waited for imports.
     lines = map(json.loads, orchestrator.find().view.paths.events.read_text().splitlines())
-    events = [event for event in lines if event["type"] in ("task_started", "preloaded")]
-    return {event.get("method") or event["seconds"] > 0 for event in events}
+    events = [event for event in lines if event["type"] in ("task_started", "preload")]
+    known = [event for event in events if event.get("seconds") is not None or "method" in event]
+    return {event.get("method") or event["seconds"] > 0 for event in known}
 
 def tensor():
     import tensorflow as tf

@@ -112,9 +112,9 @@ def test_own_modules_are_imported_by_each_run(warm: WarmOrch, is_installed: bool
         run = warm.orch.run_dirs()[-1]
         assert warm.orch.methods(run) == {"fork"}
         kept = ["decimal", "mine"] if is_installed else ["decimal"]
-        assert warm.orch.events("preloaded", run)[0]["modules"] == kept
+        assert warm.orch.preloads(run)[0]["modules"] == kept
         warm.until_waiting()
-    assert warm.orch.events("preloaded", run)[0]["seconds"] == 0
+    assert warm.orch.preloads(run)[0]["seconds"] == 0
     assert len(found) == (1 if is_installed else 4)
 
 

@@ -159,7 +159,7 @@ def test_warm_run_equals_a_cold_one_after_any_change(warm: WarmOrch, tmp_path: P
     # The preloader is kept, because nothing has changed.
     before = world.lines("--warm")
     run = warm.orch.run_dirs()[-1]
-    assert warm.orch.methods(run) == {"fork"} and warm.orch.events("preloaded", run)[0]["seconds"] == 0
+    assert warm.orch.methods(run) == {"fork"} and warm.orch.preloads(run)[0]["seconds"] == 0
     same = {"a variable of the terminal", "PYTHONPATH", "the preloaded modules"}
     for name, change in CHANGES.items():
         warm.until_waiting()
@@ -190,4 +190,4 @@ def test_next_run_does_not_import_tensorflow_again(warm: WarmOrch) -> None:
         assert fitted == [f"worker:{n} | fitted {units} 1" for n in range(2)]
         run = warm.orch.run_dirs()[-1]
         assert warm.orch.methods(run) == {"fork"}
-    assert warm.orch.events("preloaded", run)[0]["seconds"] == 0
+    assert warm.orch.preloads(run)[0]["seconds"] == 0
