@@ -20,7 +20,7 @@ from waiting import lives, until
 
 from orchestrator.engines import Connection
 from orchestrator.links.bundle import bundle
-from orchestrator.links.opening import Opening, OpeningFailed
+from orchestrator.links.opening import ENDLESS, Opening, OpeningFailed
 from worker.agent.stage1 import PREFIX, bases
 from worker.wire.stream import LineSplitter
 
@@ -118,6 +118,11 @@ def test_start_that_fails_is_explained(tmp_path: Path) -> None:
     old.write_text(f"#!/bin/sh\nexec {sys.executable} -I -S -c '{program}'\n")
     old.chmod(0o755)
     assert "orch needs 3.11 or newer; --remote-python names another" in lost_reason(tmp_path, python=str(old))
+
+
+@pytest.mark.parametrize("before", ["cat /dev/zero; ", "yes; ", 'yes \'{"state": "ready"}\'; '])
+def test_host_that_prints_without_end_is_explained(tmp_path: Path, before: str) -> None:
+    assert lost_reason(tmp_path, before) == ENDLESS
 
 
 def test_start_files_that_print_do_no_harm(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def test_supervisor_takes_any_report_or_loses_that_host_only(said: list[bytes], 
         stack.callback(hosts.end)
         attempts = Attempts(TWO_HOSTS, hosts, store, logs, tensorboard, queue)
         stacks = StackRequests(lambda tasks, native: tasks)
-        reports = AgentReports(lifecycle, store, throttle, logs, stacks, tensorboard, 1 << 20, queue)
+        reports = AgentReports(lifecycle, store, throttle, logs, stacks, tensorboard, queue)
         notices = Notices(TWO_HOSTS, lifecycle, queue)
         inputs = AgentInputs(hosts, selector, attempts, reports, logs, notices, queue, lambda: None)
 
