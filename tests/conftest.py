@@ -38,7 +38,7 @@ hypothesis.settings.register_profile(
     "without_a_clock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
 )
 hypothesis.settings.register_profile(
-    "gate", hypothesis.settings.get_profile("without_a_clock"), derandomize=True
+    "gate", hypothesis.settings.get_profile("without_a_clock"), derandomize=True, max_examples=30
 )
 hypothesis.settings.load_profile("without_a_clock")
 

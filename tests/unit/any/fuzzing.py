@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 # Set by conftest.py before any test is read.
 is_thorough = False
 _TIMES = 30
+_FEWEST = 10
 T = TypeVar("T", bound=Callable[..., Any])
 
 
 def effort(examples: int, **others: Any) -> hypothesis.settings:
-    """In the gate so many examples, the same each time; with the longer proofs many more, and new ones."""
+    """In the gate half of so many examples, the same each time; with the longer proofs many more, and new ones."""
     return hypothesis.settings(
-        max_examples=examples * (_TIMES if is_thorough else 1),
+        max_examples=examples * _TIMES if is_thorough else max(_FEWEST, examples // 2),
         derandomize=not is_thorough,
         deadline=None,
         suppress_health_check=tuple(HealthCheck),
