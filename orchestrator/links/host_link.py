@@ -36,8 +36,8 @@ _FIRST_S = 30.0
 _EXIT_S = 2.0
 # If this process itself was stopped for so long, that time does not count against a host.
 _STALL_S = 1.0
-# After so many log bytes, report that they were read: a part of the credit in worker/agent/log_shipping.py.
-_CREDIT_STEP_BYTES = 16 << 10
+# After so many log bytes, report that they were read: at most half of the least window in worker/agent/log_shipping.py.
+_CREDIT_STEP_BYTES = 1 << 10
 # The end of stderr is kept, where programs say why they have failed. Read at once: what a pipe holds.
 _MOST_ERROR_BYTES, _PIPE_BYTES = 4096, 1 << 16
 # Limit on what is kept of a host before its run begins.

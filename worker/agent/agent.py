@@ -131,7 +131,7 @@ class Agent:
             self._report_exit(task)
 
     def _next_wake(self) -> float:
-        wakes = [self._progress.due, self._stream.due]
+        wakes = [self._stream.due] if self._stream.is_full else [self._progress.due, self._stream.due]
         if self._teardown is not None:
             wakes.append(self._teardown.due)
         else:
@@ -380,7 +380,7 @@ class Agent:
         sample = self._sampler.take(now, [task for task in self._tasks if not task.order.is_helper])
         for name, usage in sample.items():
             self._tasks.by_name[name].check_memory(usage.memory_bytes)
-        if sample:
+        if sample and not self._stream.is_full:
             self._send(Sampled(sample))
         self._report_full_disks(now)
 
@@ -389,6 +389,8 @@ class Agent:
             self._send(DiskFull(task, reason))
 
     def _forward_progress(self, now: float, at_once: bool = False) -> None:
+        if self._stream.is_full and not at_once:
+            return
         for name, progress in self._progress.take(now, at_once).items():
             self._send(ProgressMade(name, progress))
 

@@ -128,7 +128,7 @@ class HostStream(SupervisorStream):
             case Ping():
                 self._take_ping(message)
             case Credit():
-                self._logs.take_credit(message.count, time.monotonic())
+                self._logs.confirm(message.count, time.monotonic())
             case Run():
                 return self._begin_run(message)
             case PreloadOrder():

@@ -17,6 +17,8 @@ from worker.wire.messages import FromAgent, ToAgent, decode_order
 from worker.wire.stream import Stream
 
 READ_BYTES = 1 << 16
+# While more waits for a supervisor that is stopped, its agent sends no progress and no samples.
+_MOST_WAITING_BYTES = 1 << 20
 
 
 class SupervisorStream:
@@ -36,6 +38,11 @@ class SupervisorStream:
     def advance(self, now: float) -> bool:
         """Do what is due. Return False if the supervisor has not answered for too long."""
         return True
+
+    @property
+    def is_full(self) -> bool:
+        """True while the supervisor takes nothing. Send only what is needed, because all of it is kept."""
+        return self._stream.waiting_bytes > _MOST_WAITING_BYTES
 
     def serves(self, fd: int) -> bool:
         return self._stream.serves(fd)

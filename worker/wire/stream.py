@@ -78,6 +78,11 @@ class Stream:
         return self._lines.rest
 
     @property
+    def waiting_bytes(self) -> int:
+        """What the other end has not taken yet."""
+        return len(self._outbox)
+
+    @property
     def is_open(self) -> bool:
         """False if the other end of a socket is closed and everything from it was read."""
         try:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import select
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from typing import NamedTuple, Self
 from orchestrator.store.directory import Directory
 from orchestrator.store.logs.index import INDEX_NAME, IndexRecord, format_record, read_open_index, truncation
 from orchestrator.store.open_files import AppendFile, after_hole
+from worker.wire.growth import GrowthWatch
 
 # Interval between two looks at growing logs. Shorter intervals only make more and smaller chunks.
 MIN_INTERVAL_S = 0.01
@@ -27,56 +26,6 @@ _SCAN_BYTES = 4 << 20
 _BLOCK = 64 << 10
 # Bound for the bytes that take_tails() reads of a log. A progress bar writes less between two calls.
 TAIL_BYTES = 8 << 10
-
-_IN_MODIFY = 0x2
-# Enough to empty the kernel's queue: 16,384 events (fs.inotify.max_queued_events) of 16 bytes.
-_DRAIN_BYTES = 16_384 * 16
-# Loaded once, because each ctypes.CDLL creates a class that is never freed.
-_LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-class WatchUnavailable(OSError):
-    """inotify cannot be used: the user's limit is reached, or the kernel lacks it."""
-
-
-class LogWatch:
-    """Watches files for writes by inotify. `fileno()` is readable after a write, except between mute() and rearm().
-
-    Muting limits the wake-ups under a flood of writes, each of which is an event.
-    """
-
-    def __init__(self) -> None:
-        self._add_watch: Callable[[int, bytes, int], int] = _LIBC.inotify_add_watch
-        self._inotify = _LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if self._inotify < 0:
-            raise WatchUnavailable(ctypes.get_errno(), "inotify_init1")
-        self._epoll = select.epoll()
-        self._epoll.register(self._inotify, select.EPOLLIN)
-
-    def add(self, fd: int) -> None:
-        """Watch the file of an open descriptor. WatchUnavailable if the user's watches are used up."""
-        # By descriptor: the path can belong to another file by now.
-        if self._add_watch(self._inotify, b"/proc/self/fd/%d" % fd, _IN_MODIFY) < 0:
-            raise WatchUnavailable(ctypes.get_errno(), "inotify_add_watch")
-
-    def fileno(self) -> int:
-        return self._epoll.fileno()
-
-    def mute(self) -> None:
-        """Discard the events so far and wait for no others. Checking every log is cheaper than reading their names."""
-        self._epoll.modify(self._inotify, 0)
-        try:
-            os.read(self._inotify, _DRAIN_BYTES)
-        except BlockingIOError:
-            pass
-
-    def rearm(self) -> None:
-        """Wait for events again. An event since mute() makes `fileno()` readable immediately."""
-        self._epoll.modify(self._inotify, select.EPOLLIN)
-
-    def close(self) -> None:
-        self._epoll.close()
-        os.close(self._inotify)
 
 
 class LogTail(NamedTuple):
@@ -128,7 +77,7 @@ class LogStore:
         self,
         logs: Directory,
         wall_clock: Callable[[], float] = time.time,
-        open_watch: Callable[[], LogWatch] = LogWatch,
+        open_watch: Callable[[], GrowthWatch] = GrowthWatch,
     ) -> None:
         """Open the index in the directory `logs`, which is closed with this store, or continue it. OSError."""
         self._directory = logs
@@ -144,7 +93,7 @@ class LogStore:
         index = logs.open_private(INDEX_NAME, os.O_RDWR | os.O_APPEND)
         self._covered = _resume_index(index)
         self._index = AppendFile(index, logs.path / INDEX_NAME)
-        self._watch: LogWatch | None = None
+        self._watch: GrowthWatch | None = None
         self._must_poll = False
         try:
             self._watch = open_watch()
@@ -172,7 +121,7 @@ class LogStore:
         if self._watch is not None:
             try:
                 self._watch.add(fd)
-            except WatchUnavailable:
+            except OSError:
                 self._must_poll = True
 
     def note_growth(self, task: str) -> None:

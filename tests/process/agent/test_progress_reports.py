@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agent_driving import Driver, python
+from waiting import until
 
 from orchestrator.core.progress.reported import parse_progress
 from orchestrator.core.state.events import Progress
@@ -15,6 +16,16 @@ fd = int(os.environ["ORCH_PROGRESS_FD"])
 data = b'{"step": 1}\\n' * 5000
 while True:
     os.write(fd, data)
+"""
+# 9 MB in 2 s.
+MUCH = """
+import json, os, time
+fd = int(os.environ["ORCH_PROGRESS_FD"])
+for step in range(150):
+    os.write(fd, json.dumps({"step": step, "at_once": True, "text": "x" * 60_000}).encode() + b"\\n")
+    time.sleep(0.013)
+open("done", "w").close()
+time.sleep(600)
 """
 INVALID = [
     rb"no json",
@@ -82,3 +93,11 @@ def test_flood_of_progress_does_not_delay_other_tasks(agent: Driver) -> None:
     assert agent.exited("c").exit_code == 3
     agent.end()
     assert agent.exits().keys() == {"a", "b", "c"}
+
+
+def test_progress_does_not_pile_up_while_the_supervisor_is_stopped(agent: Driver) -> None:
+    """A mebibyte waits for it, besides what the socket holds, and the newest progress."""
+    agent.start("a", python(MUCH))
+    until((agent.directory / "done").exists)
+    until(lambda: agent.receive() or '"step": 149' in progress_of(agent, "a")[-1].progress)
+    assert sum(len(each.progress) for each in progress_of(agent, "a")) < 5_000_000

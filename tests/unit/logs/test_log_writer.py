@@ -32,9 +32,8 @@ from orchestrator.store.logs.writer import (
     UNTERMINATED_S,
     LogStore,
     LogTail,
-    LogWatch,
-    WatchUnavailable,
 )
+from worker.wire.growth import GrowthWatch
 
 
 def spans(logs_dir: Path, task: str = "worker:0") -> list[tuple[int, int]]:
@@ -177,17 +176,17 @@ def test_write_wakes_the_owner_and_a_flood_does_not_before_the_next_poll(writer:
     assert readable(fd, 30)
 
 
-def no_inotify() -> LogWatch:
-    raise WatchUnavailable(24, "no inotify instances left")
+def no_inotify() -> GrowthWatch:
+    raise OSError(24, "no inotify instances left")
 
 
-class FullWatch(LogWatch):
+class FullWatch(GrowthWatch):
     def add(self, fd: int) -> None:
-        raise WatchUnavailable(28, "no watches left")
+        raise OSError(28, "no watches left")
 
 
 @pytest.mark.parametrize("watch", [no_inotify, FullWatch])
-def test_store_polls_without_inotify(tmp_path: Path, watch: Callable[[], LogWatch]) -> None:
+def test_store_polls_without_inotify(tmp_path: Path, watch: Callable[[], GrowthWatch]) -> None:
     with LogStore(Directory.at(tmp_path), open_watch=watch) as store:
         assert (store.fileno() == -1) == (watch is no_inotify)
         store.add("worker:0", 1, "worker-0.log")
