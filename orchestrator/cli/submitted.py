@@ -1,4 +1,4 @@
-"""The batch script of `orch up --detach`: continues the run in a directory on the first node of its job.
+"""The batch script of `orch up --detach`: starts the run in a directory on the first node of its job.
 
 Its arguments are the directory and, if root uses the state of another user, that user.
 """

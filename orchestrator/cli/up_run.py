@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -16,7 +18,7 @@ from orchestrator.cli.parameters import Screen
 from orchestrator.cli.selection import ended_text, say_skipped, say_swept
 from orchestrator.client import api
 from orchestrator.client.api import Run
-from orchestrator.client.launch import Room, check_hosts, continued, create_run, make_room
+from orchestrator.client.launch import Room, check_hosts, create_run, make_room
 from orchestrator.client.view.output import is_capable, terminal_size
 from orchestrator.client.warm import Start, choose_start
 from orchestrator.core.errors import EngineError, ExitCode, OrchError, RunEnded, UsageError
@@ -24,6 +26,7 @@ from orchestrator.core.job.choices import EngineName
 from orchestrator.core.plan.plan import read_depth
 from orchestrator.core.state.events import STOP_SIGNALS
 from orchestrator.core.state.result import RunResult
+from orchestrator.core.text.durations import format_duration
 from orchestrator.host.checks import warnings_of_up
 from orchestrator.links.signal_inbox import NOTICE_SIGNAL, SignalInbox
 from orchestrator.links.supervisor_link import SupervisorLink, start_supervisor
@@ -81,7 +84,8 @@ def run_once(
         with early or nullcontext():
             if is_detached:
                 return Ended(_submitted(request, screen))
-            return _on_nodes(continued(request), screen, early or start_supervisor(), sources)
+            request = _after_requeue(request)
+            return _on_nodes(request, screen, early or start_supervisor(), sources)
     with _supervisor_for(request, early) as early:
         room = make_room(request, early)
         _say_room(room, request, screen)
@@ -95,6 +99,24 @@ def run_once(
                     words.say(f"{run.id} ends with the task that has started it")
                 return Ended(_detached(run, request, screen))
             return _in_the_foreground(request, screen, start, sources)
+
+
+def _after_requeue(request: UpRequest) -> UpRequest:
+    """Return the request; if Slurm has started this job again, with the run before it, whose tasks have then ended."""
+    if request.adopt is not None:
+        return request
+    from orchestrator.client.requeued import fence_s, interrupted_run
+
+    before = interrupted_run(request.spec, os.environ)
+    if before is None:
+        return request
+    if wait_s := fence_s(before):
+        words.say(
+            f"a node that Slurm has lost may still run tasks of {before.record.id}, the run of this job before;"
+            f" they end within {format_duration(math.ceil(wait_s))}"
+        )
+        time.sleep(wait_s)
+    return replace(request, continues=before.paths.root)
 
 
 def _on_nodes(

@@ -179,10 +179,10 @@ class Room:
 def make_room(up: UpRequest, supervisor: SupervisorLink | None = None) -> Room:
     """Prepare the machine for a run: the checks, tidy(), --replace. `supervisor` checks the hosts of the job."""
     refuse_problems(Context(up.spec, os.environ))
-    # A run that is continued is neither lost nor another run.
-    own = None if up.adopt is None else up.adopt.name
-    hosts = None if supervisor is None else check_hosts(up.spec, supervisor, own)
-    runs = catalog.survey(frozenset() if own is None else frozenset({own}))
+    adopted = None if up.adopt is None else up.adopt.name
+    hosts = None if supervisor is None else check_hosts(up.spec, supervisor, adopted)
+    # The run itself, and the one that it continues, are neither lost nor other runs.
+    runs = catalog.survey(frozenset(run.name for run in (up.adopt, up.continues) if run is not None))
     swept = tidy(runs)
     replaced: list[Ended] = []
     if up.display.replace:
@@ -220,15 +220,6 @@ def check_hosts(spec: JobSpec, supervisor: SupervisorLink, run_id: str | None = 
     if problems := [finding.message for finding in found.findings if finding.level is Level.PROBLEM]:
         raise UsageError("\n".join(problems))
     return found
-
-
-def continued(up: UpRequest) -> UpRequest:
-    """Return the request; if Slurm has started this job again, with the run that the job had begun. UsageError."""
-    if up.spec.engine is not EngineName.SLURM or up.adopt is not None:
-        return up
-    from orchestrator.client.requeued import interrupted_run
-
-    return replace(up, adopt=interrupted_run(up.spec, os.environ))
 
 
 @contextmanager
@@ -270,6 +261,7 @@ def create_run(
         state_owner=accepted_owner(),
         existing=up.existing,
         adopt=up.adopt,
+        continues=up.continues,
         warm=warm,
         waits=waits,
         descriptors=tuple(descriptors),

@@ -2,56 +2,61 @@
 
 from __future__ import annotations
 
-import json
+import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from contextlib import suppress
 
-from orchestrator.core.errors import UsageError
+from orchestrator.client.stop import longest_stop_s
+from orchestrator.core.errors import OrchError
 from orchestrator.core.job.spec import JobSpec
+from orchestrator.core.state.events import AttemptPlanned, HostLost, TaskStarted, TeardownEnded
+from orchestrator.store.files import read_object
 from orchestrator.store.runs import catalog
+from orchestrator.store.runs.locks import Held, probe
+from orchestrator.store.runs.paths import RunPaths
+from orchestrator.store.runs.reader import RunView
 from orchestrator.store.runs.slurm_jobs import own_job
 
-# Values of a job that are not options, or may differ from node to node.
-_MAY_DIFFER = frozenset(
-    {"hosts", "slurm_job", "slurm_ends_at", "kill_wait_s", "columns", "cores", "gpu_inventory"}
-)
-_LONGEST_VALUE = 60
 
-
-def interrupted_run(spec: JobSpec, environ: Mapping[str, str]) -> Path | None:
-    """Return the directory of the run that this job has interrupted, to be continued; None if there is none.
-
-    UsageError if it has other options, unless a run of the job with these options has ended: a batch script may have
-    several.
-    """
+def interrupted_run(spec: JobSpec, environ: Mapping[str, str]) -> RunView | None:
+    """Return the last run of this job with the same command that has no recorded end; None if there is none."""
     job, count = own_job(environ), environ.get("SLURM_RESTART_COUNT", "0")
     if job is None or not count.isdecimal() or not int(count):
         return None
-    wanted = spec.masked().model_dump(mode="json")
-    own = (job, environ.get("SLURM_CLUSTER_NAME", ""))
-    runs = [
-        run for run in catalog.all_runs() if (run.record.job, run.record.cluster) == own and run.is_original
+    command = spec.masked().model_dump(mode="json")["command"]
+    wanted = (spec.name, job, environ.get("SLURM_CLUSTER_NAME", ""), command)
+    found = []
+    for view in _runs(spec):
+        record = view.record
+        is_same = wanted == (record.name, record.job, record.cluster, record.spec.get("command"))
+        # A script may start several runs of one command at the same time.
+        if is_same and view.is_original and not view.has_ended and probe(view.paths.lock) is not Held.YES:
+            found.append(view)
+    return max(found, key=lambda view: view.record.started_at, default=None)
+
+
+def _runs(spec: JobSpec) -> Iterator[RunView]:
+    """Yield the runs that this machine lists, and those in --log-dir, which another node may have listed."""
+    yield from catalog.all_runs()
+    for root in () if spec.log_dir is None else spec.log_dir.glob(f"{spec.name}-*"):
+        with suppress(OrchError, OSError):
+            if (view := RunView.open(RunPaths(root))) is not None:
+                yield view
+
+
+def fence_s(run: RunView) -> float:
+    """Seconds until no task of an interrupted run can be left on a host that has lost its supervisor.
+
+    Agents wait for the supervisor for --link-timeout, then end their tasks.
+    """
+    events = run.refresh()
+    # The agents may have got the order to start tasks of which no event was written.
+    marks = [
+        each for each in events if isinstance(each, AttemptPlanned | TaskStarted | HostLost | TeardownEnded)
     ]
-    interrupted = [run for run in runs if not run.has_ended]
-    same = [run for run in interrupted if not any(_differences(run.record.spec, wanted))]
-    if same:
-        return same[-1].paths.root
-    if not interrupted or any(not any(_differences(run.record.spec, wanted)) for run in runs):
-        return None
-    last = interrupted[-1].record
-    raise UsageError(
-        f"Slurm has started job {job} again, and its run {last.id} had other options:"
-        f" {'; '.join(_differences(last.spec, wanted))}. Give the same options, or end that run: orch down {last.id}"
-    )
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    for name in sorted((before.keys() | now.keys()) - _MAY_DIFFER):
-        if before.get(name) != now.get(name):
-            yield f"{name} {_shown(before.get(name))}, now {_shown(now.get(name))}"
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+    if not marks or (isinstance(marks[-1], TeardownEnded) and not marks[-1].left and not run.state.lost_host):
+        return 0.0
+    # The supervisor wrote a sample every one or two seconds.
+    sample = (read_object(run.paths.sample) or {}).get("at")
+    last_sign = max(events[-1].at, sample if isinstance(sample, int | float) else 0.0)
+    return max(0.0, last_sign + longest_stop_s(run.record.spec, force=False) - time.time())

@@ -1,4 +1,4 @@
-"""`orch up --detach` under Slurm: a job of sbatch, whose script continues the run on the first node."""
+"""`orch up --detach` under Slurm: a job of sbatch, whose script starts the run on the first node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pathlib import Path
 from orchestrator.client.api import Run
 from orchestrator.core.errors import EngineError, UsageError
 from orchestrator.core.job.spec import JobSpec
-from orchestrator.core.state.events import JobQueued
 from orchestrator.host.isolation import isolated
 from orchestrator.preflight.allocation import (
     JOB_VARIABLE,
@@ -90,11 +89,6 @@ def submit(up: UpRequest) -> Run:
     except BaseException:
         ask("scancel", queued.job)
         raise
-    store.append(
-        JobQueued(
-            at=time.time(), mono=time.monotonic(), job=queued.job, reason=queued.reason, start=queued.start
-        )
-    )
     store.close()
     view = RunView.open(store.paths)
     if view is None:
@@ -220,8 +214,14 @@ def _record(spec: JobSpec, paths: RunPaths, job: str, mark: str) -> RunRecord:
 
 
 def submitted_request(root: Path) -> UpRequest:
-    """The request of this batch script for the run in `root`. It shows no line of a task. UsageError."""
+    """The request of this batch script, which shows no line of a task. UsageError.
+
+    `root`: the run that was submitted. If Slurm has started the job again, the request is for a new run."""
     text = os.environ.pop(SPEC_VARIABLE, None)
     if text is None:
         raise UsageError(f"{SPEC_VARIABLE} is not set; sbatch passes it on from `orch up --detach`")
-    return UpRequest(JobSpec.model_validate_json(text), DisplayOptions(tasks=()), adopt=root)
+    view = RunView.open(RunPaths(root))
+    has_begun = view is None or view.record.supervisor_pid > 0
+    return UpRequest(
+        JobSpec.model_validate_json(text), DisplayOptions(tasks=()), adopt=None if has_begun else root
+    )

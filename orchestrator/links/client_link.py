@@ -60,8 +60,8 @@ class Request(_Message):
     """A client's request for a run.
 
     `environ` (see pack_environ) is the environment for the run's processes. `is_detached`: it continues when its
-    client leaves. `state_owner`: the user whose state root uses by --as-root-anyway. `existing`, `adopt`: see
-    UpRequest. `waits`: the run exists before its hosts are known.
+    client leaves. `state_owner`: the user whose state root uses by --as-root-anyway. `existing`, `adopt`,
+    `continues`: see UpRequest. `waits`: the run exists before its hosts are known.
     """
 
     op: Literal["run"] = "run"
@@ -71,6 +71,7 @@ class Request(_Message):
     state_owner: int | None = None
     existing: tuple[Path, ...] = ()
     adopt: Path | None = None
+    continues: Path | None = None
     warm: Warm | None = None
     waits: bool = False
     descriptors: tuple[Descriptor, ...] = Field(default=(), max_length=MOST_DESCRIPTORS)

@@ -10,7 +10,6 @@ from orchestrator.core.diagnosis.cause import describe_notice
 from orchestrator.core.errors import ExitCode
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle.actions import Deadline
-from orchestrator.core.lifecycle.continuing import with_requeue
 from orchestrator.core.state.events import DeadlineReached, Event, NoticeGiven, NoticeSource, StopReason
 from orchestrator.core.state.result import CauseKind, RunResult
 from orchestrator.core.state.state import RunState
@@ -33,9 +32,13 @@ class NoticedRun(Protocol):
 class Notices:
     """Appends its events to `queue`."""
 
-    def __init__(self, spec: JobSpec, run: NoticedRun, queue: deque[Event]) -> None:
+    def __init__(
+        self, spec: JobSpec, run: NoticedRun, queue: deque[Event], *, is_continued: bool = False
+    ) -> None:
+        """`is_continued`: the job had begun another run before Slurm started it again."""
         self._spec = spec
         self._run = run
+        self._is_continued = is_continued
         self._queue = queue
 
     def give(self, source: NoticeSource) -> None:
@@ -79,16 +82,16 @@ class Notices:
         return result.model_copy(update={"exit_code": int(ExitCode.TERMINATED), "cause": cause})
 
     def requeued(self, result: RunResult) -> RunResult | None:
-        """Return the result of the attempt if Slurm starts the run's job again; None if the run has ended.
+        """Return the result of the run if Slurm starts its job again, which then records the end; else None.
 
-        The job is requeued after a notice, if the run has ever worked: otherwise it would fail again. It is also
+        The job is requeued after a notice, if a run of it has ever worked: otherwise it would fail again. It is also
         requeued after the loss of a node, if the attempt has reported a step. Slurm itself would requeue it then, but
         notices the loss minutes later.
         """
         job, run = self._spec.slurm_job, self._run
         match result.cause.kind if result.cause else None:
             case CauseKind.NOTICE:
-                may_ask = run.worked
+                may_ask = run.worked or self._is_continued
             case CauseKind.HOST:
                 state = run.state
                 has_begun = not state.history or state.history[-1].attempt < state.attempt
@@ -96,4 +99,7 @@ class Notices:
             case _:
                 return None
         is_again = job is not None and slurm.is_started_again(job, os.environ, may_ask=may_ask)
-        return with_requeue(result) if is_again else None
+        if not is_again or result.cause is None:
+            return None
+        text = f"{result.cause.text}; Slurm starts its job again"
+        return result.model_copy(update={"cause": result.cause.model_copy(update={"text": text})})

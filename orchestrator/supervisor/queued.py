@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, assert_never
 from orchestrator.core.errors import EngineError, ExitCode
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle.outcome import Findings, run_result
-from orchestrator.core.lifecycle.restarts import RunRestarts
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, NoticeSource, StopReason
 from orchestrator.core.state.fold import apply
@@ -28,7 +27,6 @@ from orchestrator.links.orders import DetachOrder, NoticeOrder, QueuedOrder, Ref
 from orchestrator.links.signal_inbox import NOTICE_SIGNAL, SignalInbox
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
-from orchestrator.supervisor.continuing import Earlier
 from orchestrator.supervisor.control_orders import ControlOrders, StackRequests
 from orchestrator.supervisor.notices import Notices
 
@@ -58,11 +56,10 @@ class Waiting:
         store: RunStore,
         client: ClientLink,
         remote: Engine | None,
-        earlier: Earlier | None = None,
     ) -> None:
-        """`remote`: the engine that reaches hosts, in place of the one that the job names. `earlier`: what another
-        supervisor of the run has left."""
-        self.state = RunState() if earlier is None else earlier.waiting_state
+        """`remote`: the engine that reaches hosts, in place of the one that the job names."""
+        self.state = RunState()
+        self.worked = False  # see NoticedRun
         self.was_signalled = False
         # Whether Slurm starts the job of the run again, so that the run has not ended.
         self.is_requeued = False
@@ -78,13 +75,6 @@ class Waiting:
         self._refusal: str | None = None
         in_job = spec.model_copy(update={"slurm_job": store.record.job})
         self._notices = Notices(in_job, self, self._queue)
-        self._restarts = RunRestarts(spec)
-        if earlier is not None:
-            self._restarts.update(earlier.state, self._began_mono)
-
-    @property
-    def worked(self) -> bool:
-        return self._restarts.worked
 
     def wait(self) -> Placed | RunResult:
         """Return the job with its nodes, or the result of a run that ended without them. It is not written yet."""

@@ -17,7 +17,7 @@ from orchestrator.core.diagnosis.shortages import storage_advice
 from orchestrator.core.errors import EngineError, ExitCode, OrchError, UsageError
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle.outcome import Findings, run_result
-from orchestrator.core.state.events import AgentLost, JobStarted, RunEndedEvent
+from orchestrator.core.state.events import AgentLost, JobStarted, Noticed, RunEndedEvent
 from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import Cause, CauseKind, RunResult
 from orchestrator.core.state.state import RunState
@@ -30,12 +30,13 @@ from orchestrator.store.runs.catalog import take_name
 from orchestrator.store.runs.leftovers import end_leftovers
 from orchestrator.store.runs.liveness import start_ticks
 from orchestrator.store.runs.locks import Lock
-from orchestrator.store.runs.paths import runs_dir
+from orchestrator.store.runs.paths import RunPaths, runs_dir
+from orchestrator.store.runs.reader import RunView
 from orchestrator.store.runs.record import RunRecord, boot_id
 from orchestrator.store.runs.slurm_jobs import own_job
 from orchestrator.store.runs.writer import RunStore, new_run_id
 from orchestrator.supervisor import now
-from orchestrator.supervisor.continuing import Earlier, read_earlier
+from orchestrator.supervisor.earlier import close_earlier
 from orchestrator.supervisor.hosts import Agents, LocalAgent
 from orchestrator.supervisor.kept import Door, OwnerDoor, WarmDoor, next_client, redirect_output
 from orchestrator.supervisor.queued import Waiting
@@ -46,8 +47,7 @@ if TYPE_CHECKING:
     from orchestrator.supervisor.preparing import Prepared
 
 _PR_SET_CHILD_SUBREAPER = 36
-# Seconds for `orch up --detach` to release the run that it has submitted, or for a file system to see that an earlier
-# supervisor has ended.
+# Seconds for `orch up --detach` to release the run that it has submitted.
 _RELEASE_S = 10.0
 
 
@@ -147,7 +147,7 @@ def _serve_one(
     if request.state_owner is not None:
         accept_owner(request.state_owner)
     try:
-        store, earlier = _open_store(request, started_mono, agents.run_id)
+        store = _open_store(request, started_mono, agents.run_id)
     except OrchError as error:
         client.refused(error)
         return True, error.exit_code
@@ -159,7 +159,7 @@ def _serve_one(
     spec = request.spec
     if request.waits:
         here.end()
-        waiting = Waiting(spec, store, client, remote, earlier)
+        waiting = Waiting(spec, store, client, remote)
         placed = waiting.wait()
         if isinstance(placed, RunResult):
             return not waiting.was_signalled, _end_unplaced(placed, store, client, waiting.is_requeued)
@@ -170,7 +170,7 @@ def _serve_one(
         checkpoint_dir = spec.checkpoint_dir or store.paths.checkpoints
         spec = spec.model_copy(update={"checkpoint_dir": checkpoint_dir})
     here.take_descriptors(dict(zip(request.descriptors, client.descriptors, strict=True)))
-    supervisor = Supervisor(spec, request.is_detached, agents, store, client, earlier)
+    supervisor = Supervisor(spec, request.is_detached, agents, store, client)
     try:
         result = supervisor.run()
     except Exception as error:
@@ -266,14 +266,14 @@ def _known_result(spec: JobSpec, run_id: str, state: RunState, took_s: float) ->
         )
 
 
-def _open_store(request: Request, started_mono: float, run_id: str | None) -> tuple[RunStore, Earlier | None]:
+def _open_store(request: Request, started_mono: float, run_id: str | None) -> RunStore:
     """Create the run's directory, or take over the one that the request names. OrchError, OSError."""
-    spec, adopt = request.spec, request.adopt
-    name_lock = take_name(spec.name, spec.name_is_explicit, "" if adopt is None else adopt.name)
+    spec, before = request.spec, request.adopt or request.continues
+    name_lock = take_name(spec.name, spec.name_is_explicit, "" if before is None else before.name)
     try:
-        if adopt is not None:
-            return _adopt_run(spec, adopt, name_lock)
-        return _create_run(spec, request.existing, started_mono, run_id, name_lock), None
+        if request.adopt is not None:
+            return _adopt_run(spec, request.adopt, started_mono, name_lock)
+        return _create_run(request, started_mono, run_id, name_lock)
     except BaseException:
         if name_lock is not None:
             name_lock.release()  # this process may serve another run of the name
@@ -281,12 +281,9 @@ def _open_store(request: Request, started_mono: float, run_id: str | None) -> tu
 
 
 def _create_run(
-    spec: JobSpec,
-    existing: tuple[Path, ...],
-    started_mono: float,
-    run_id: str | None,
-    name_lock: Lock | None,
+    request: Request, started_mono: float, run_id: str | None, name_lock: Lock | None
 ) -> RunStore:
+    spec, existing = request.spec, request.existing
     if spec.checkpoint_dir is not None and not spec.is_remote:
         make_private(spec.checkpoint_dir, existing)
     store = RunStore.create(run_id or new_run_id(spec.name), spec.log_dir, name_lock, existing)
@@ -301,27 +298,35 @@ def _create_run(
         **_of_this_process(),
         **_job_here(spec),
     )
-    store.publish(record)
+    if request.continues is None:
+        store.publish(record)
+        return store
+    before = RunView.open(RunPaths(request.continues))
+    if before is None:
+        raise UsageError(f"{request.continues}: the run was removed")
+    mark = before.record.job_mark
+    store.publish(record.model_copy(update={"continues": before.record.id, "job_mark": mark}))
+    close_earlier(before, store.paths.run_id)
+    text = f"Slurm has started its job {record.job} again; the run before is {before.record.id}"
+    store.append(Noticed(**now(), text=text))
     return store
 
 
-def _adopt_run(spec: JobSpec, root: Path, name_lock: Lock | None) -> tuple[RunStore, Earlier]:
+def _adopt_run(spec: JobSpec, root: Path, now_mono: float, name_lock: Lock | None) -> RunStore:
     store = RunStore.adopt(root, name_lock, _RELEASE_S)
     record = store.record
     # The age of the run, by the clock of this machine.
-    started_mono = max(0.0, time.monotonic() - max(0.0, time.time() - record.started_at))
+    started_mono = max(0.0, now_mono - max(0.0, time.time() - record.started_at))
     spec_text = spec.masked().model_dump(mode="json")
     own = {**_of_this_process(), "spec": spec_text, "started_mono": started_mono}
     try:
-        earlier = read_earlier(store, record, spec)
-        own["earlier_clocks"] = earlier.clocks
         store.take_over(record.model_copy(update=own))
     except BaseException:
         store.close()
         raise
     if record.job is not None:
         store.append(JobStarted(**now(), job=record.job))
-    return store, earlier
+    return store
 
 
 def _of_this_process() -> dict[str, Any]:

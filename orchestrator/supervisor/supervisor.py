@@ -40,7 +40,6 @@ from orchestrator.supervisor import now
 from orchestrator.supervisor.agent_inputs import AgentInputs
 from orchestrator.supervisor.agent_orders import FIRST_ATTEMPT, Attempts
 from orchestrator.supervisor.agent_reports import AgentReports
-from orchestrator.supervisor.continuing import Earlier
 from orchestrator.supervisor.control_orders import ControlOrders, StackRequests
 from orchestrator.supervisor.hosts import Agents
 from orchestrator.supervisor.notices import Notices
@@ -64,9 +63,7 @@ class Supervisor:
         hosts: Agents,
         store: RunStore,
         client: ClientLink,
-        earlier: Earlier | None = None,
     ) -> None:
-        """`earlier`: what another supervisor of the run has left."""
         self._spec = spec
         self._is_detached = is_detached
         self._hosts = hosts
@@ -78,9 +75,6 @@ class Supervisor:
         self._queue: deque[Event] = deque()
         mono = time.monotonic()
         ends_mono = None if spec.slurm_ends_at is None else spec.slurm_ends_at - time.time() + mono
-        self._continues = None if earlier is None else earlier.restart
-        before = None if earlier is None or earlier.restart is None else earlier.state
-        began_mono = None if before is None else store.record.started_mono
         may_restart = FailurePolicy.RESTART in map(spec.policy_of, spec.roles)
         files = own_files() if may_restart else {}
         self._lifecycle = Lifecycle(
@@ -88,11 +82,9 @@ class Supervisor:
             store.paths.run_id,
             mono,
             ends_mono,
-            before,
-            began_mono,
             lambda: bool(files) and own_files() != files,
         )
-        self._notices = Notices(spec, self._lifecycle, self._queue)
+        self._notices = Notices(spec, self._lifecycle, self._queue, is_continued=bool(store.record.continues))
         # A limit on silence takes progress as a sign of life.
         self._throttle = ProgressThrottle(spec.chaos, (spec.stall_timeout_s or inf) / 4)
         self._logs = RunLogs(store.directory.sub(store.paths.logs.name), self._throttle)
@@ -153,14 +145,9 @@ class Supervisor:
         return self._result
 
     def _begin(self) -> None:
-        """Plan the first attempt, or the one after those of another supervisor."""
-        if self._continues is not None:
-            self._queue.append(self._continues)
         self._attempts.report_start_method()
         self._agents.watch()
-        if self._continues is not None:
-            self._handle_events()
-        elif not self._spec.is_elastic:  # the lifecycle plans those of an elastic run
+        if not self._spec.is_elastic:  # the lifecycle plans the attempts of an elastic run
             self._plan_attempt(FIRST_ATTEMPT, None)
 
     # -- the loop
@@ -333,7 +320,7 @@ class Supervisor:
         self._store.remove_scratch()
         self._result = self._notices.requeued(result)
         if self._result is not None:
-            return  # without a recorded end, the run continues in its job
+            return  # the next start of the job records the end
         result = self._notices.with_reason(result)
         self._store.append(events.RunEndedEvent(**now(), outcome=result.outcome, exit_code=result.exit_code))
         self._store.write_result(result)

@@ -77,26 +77,32 @@ class BatchRun:
         return (str(ORCH), verb, "--as-root-anyway", *NODES, *places, *options)
 
     @property
+    def runs(self) -> list[Path]:
+        """The runs of the job, oldest first. Each start of the job has its own."""
+        return sorted(
+            (self.project / "runs").glob("[!.]*"),
+            key=lambda run: float(read_document(run / "run.json")["started_at"]),
+        )
+
+    @property
     def directory(self) -> Path:
-        (run,) = (self.project / "runs").glob("[!.]*")
-        return run
+        """The directory of the newest run."""
+        return self.runs[-1]
 
     @property
     def text(self) -> str:
-        logs = (self.project / "out", self.directory / "job.log")
+        logs = (self.project / "out", *(run / "job.log" for run in self.runs))
         return "".join(log.read_text(errors="replace") for log in logs if log.exists())
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        return read_events(self.directory, kind) if [*(self.project / "runs").glob("[!.]*")] else []
+        return read_events(self.directory, kind) if self.runs else []
 
-    def until_trains(self, attempt: int) -> None:
-        """Wait until each task has reported a step in this attempt."""
+    def until_trains(self, start: int) -> None:
+        """Wait until each task has reported a step in this start of the job."""
 
         def trains() -> bool:
-            events = self.events("task_progressed") if len(self.events("attempt_planned")) == attempt else []
-            planned = self.events("attempt_planned")[-1]["at"] if events else 0.0
-            tasks = {each["task"] for each in events if each["at"] > planned and each["progress"]["step"]}
-            return len(tasks) == 3
+            events = self.events("task_progressed") if len(self.runs) == start else []
+            return len({each["task"] for each in events if each["progress"]["step"]}) == 3
 
         self.until(trains)
 
@@ -107,7 +113,7 @@ class BatchRun:
             raise AssertionError(f"{self.slurm.queue()} {self.text}") from error
 
     def until_step(self, step: int) -> None:
-        """Wait until the first attempt has done so many steps."""
+        """Wait until the first start has done so many steps."""
 
         def is_done() -> bool:
             done = [each["progress"]["step"] for each in self.events("task_progressed")]

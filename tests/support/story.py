@@ -68,11 +68,10 @@ class Story:
         hosts: int = 1,
         *,
         serves: bool = True,
-        earlier: RunState | None = None,
         ends_s: float | None = None,
     ) -> None:
         """`hosts`: the tasks are spread over so many, named a, b, c. `serves`: the tasks are TensorFlow programs.
-        `earlier`: the run as an earlier supervisor has left it. `ends_s`: when the allocation ends."""
+        `ends_s`: when the allocation ends."""
         if hosts > 1:
             slots = -(-len(spec.tasks) // hosts)
             spec = changed(
@@ -87,8 +86,6 @@ class Story:
             RUN_ID,
             START,
             None if ends_s is None else START + ends_s,
-            earlier,
-            None if earlier is None else START,
         )
         self._serves = serves
         # The state that a reader of the events sees.
@@ -98,7 +95,7 @@ class Story:
         self._wrote: dict[str, float] = {}
         self._busy: tuple[str, ...] = ()
         # The orders that the agents have not obeyed yet.
-        self.plan = None if spec.is_elastic or earlier else PlanAttempt(1)
+        self.plan = None if spec.is_elastic else PlanAttempt(1)
         self._to_start: set[str] = set()
         self.teardown: TearDown | SweepHost | None = None
 

@@ -71,28 +71,22 @@ class Lifecycle:
         run_id: str,
         started_mono: float,
         ends_mono: float | None = None,
-        earlier: RunState | None = None,
-        began_mono: float | None = None,
         is_updated: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`ends_mono`: the end of the allocation (monotonic seconds), if it has one. `earlier`: the state of a run that
-        another supervisor began, at `began_mono`. The first event must be RestartPlanned then. `is_updated`: whether
-        the files of orch have been replaced since the start."""
-        self.state = earlier or RunState()
+        """`ends_mono`: the end of the allocation (monotonic seconds), if it has one. `is_updated`: whether the files of
+        orch have been replaced since the start."""
+        self.state = RunState()
         self.result: RunResult | None = None
         self._spec = spec
         self._run_id = run_id
-        self._began_mono = started_mono if began_mono is None else began_mono
+        self._began_mono = started_mono
         # A silent host answers within this time, or is lost.
         self._silence_s = spec.link_timeout_s + LOSS_MARGIN_S if spec.hosts else 0.0
         self._timeout_at = None if spec.timeout_s is None else started_mono + spec.timeout_s
         self._teardown_by: float | None = None
         self._restart_at: float | None = None
-        self._planned_by = started_mono + PLAN_MARGIN_S if earlier is None else None
+        self._planned_by: float | None = started_mono + PLAN_MARGIN_S
         self._restarts = RunRestarts(spec, is_updated)
-        if earlier is not None:
-            self._restarts.update(earlier, started_mono)
-            self._restarts.failed_mono = earlier.teardown_mono
         self._start = StartWatch()
         self._limits = TimeLimits(spec)
         self._silence = SilenceWatch(spec)
@@ -115,7 +109,6 @@ class Lifecycle:
         self._gives_way = False
         self._is_tearing_down = False
         self._is_forced = False
-        self._is_fenced = False
         self._grace_s = 0.0
         for part in (self._ends, self._limits, self._silence):
             part.reset()
@@ -362,8 +355,8 @@ class Lifecycle:
     def _restart_requested(self, event: events.RestartRequested) -> list[Action]:
         if self.state.stop is not None or (self._planned_by is not None and self.state.attempt):
             return []  # the next attempt is being planned
-        if self._restart_at is not None:  # between attempts: skip the delay, unless tasks may be left
-            return [] if self._is_fenced else self._plan_another(event)
+        if self._restart_at is not None:  # between attempts: skip the delay
+            return self._plan_another(event)
         self._failed_mono = self._failed_mono or event.mono
         return self._tear_down(TeardownReason.RESTART, self._spec.grace_s)
 
@@ -397,7 +390,6 @@ class Lifecycle:
         if self.state.stop is not None:
             return self._tear_down(TeardownReason.REQUEST, self._spec.failure_grace_s)
         self._restart_at = event.mono + event.delay_s
-        self._is_fenced = event.job is not None
         return self._hosts.retry(self.state, event.mono)
 
     def _attempt_over(self, event: events.TeardownEnded) -> list[Action]:

@@ -297,14 +297,11 @@ class RestartRequested(_Event):
 
 
 class RestartPlanned(_Event):
-    """Attempt `ended.attempt` is over and nothing of it is left. The next one starts in `delay_s` seconds.
-
-    `job`: Slurm has started this job again, and another supervisor continues the run."""
+    """Attempt `ended.attempt` is over and nothing of it is left. The next one starts in `delay_s` seconds."""
 
     type: Literal["restart_planned"] = "restart_planned"
     ended: AttemptEnd
     delay_s: Seconds
-    job: str | None = None
 
 
 class TaskRestartPlanned(_Event):

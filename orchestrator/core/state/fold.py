@@ -60,7 +60,7 @@ def apply(state: RunState, event: Event) -> RunState:
             return replace(state, restart_asked=True)
         case events.RestartPlanned():
             return replace(
-                state if event.job is None else _without_supervisor(state, event.mono),
+                state,
                 phase=RunPhase.STARTING,
                 teardown=None,
                 teardown_mono=None,
@@ -233,14 +233,6 @@ def _lose_unfinished(state: RunState, mono: float, host: str | None = None) -> R
 
     tensorboard = None if host is None else state.tensorboard
     return replace(state, tasks=state.tasks.mapped(lose), tensorboard=tensorboard)
-
-
-def _without_supervisor(state: RunState, mono: float) -> RunState:
-    """Return a run without what belonged to its earlier supervisor."""
-    kept = _lose_unfinished(state, mono)
-    return replace(
-        RunState(), attempt=kept.attempt, tasks=kept.tasks, history=kept.history, notices=kept.notices
-    )
 
 
 def _teardown(state: RunState, event: events.TeardownBegan) -> RunState:

@@ -87,7 +87,8 @@ class UpRequest:
     """A checked request. `notices` are sentences to show on stderr before the run starts.
 
     `existing`: of each directory for results, the nearest one that existed when the request was made.
-    `adopt`: the directory of a run that exists already and is to be continued; None for a new run.
+    `adopt`: the directory of a run that was submitted and waits for this request; None for a new run.
+    `continues`: that of the run that the Slurm job of this process had begun before Slurm started the job again.
     """
 
     spec: JobSpec
@@ -95,3 +96,4 @@ class UpRequest:
     notices: tuple[str, ...] = ()
     existing: tuple[Path, ...] = ()
     adopt: Path | None = None
+    continues: Path | None = None

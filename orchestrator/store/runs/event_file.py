@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from orchestrator.core.state.events import Event, TaskExited, TaskProgressed, parse_event
+from orchestrator.core.state.events import Event, TaskProgressed, parse_event
 from orchestrator.store.files import SharedFile
 from orchestrator.store.open_files import written_bytes
-from orchestrator.store.runs.record import EarlierClock
 
 _BLOCK_BYTES = 1 << 20
 # Upper bound for an event. orch does not write longer data without a newline. The reader stops there.
@@ -37,10 +34,8 @@ class EventTail:
     those that begin a phase or follow a silence.
     """
 
-    def __init__(self, path: Path, clocks: Sequence[EarlierClock] = ()) -> None:
-        """`clocks`: those of the supervisors before the last one. Times are returned by the clock of the last one."""
+    def __init__(self, path: Path) -> None:
         self._file = SharedFile(path)
-        self._clocks = clocks
         self._offset = 0
         self._is_damaged = False
         self._phases: dict[bytes, bytes | None] = {}
@@ -53,7 +48,7 @@ class EventTail:
             while fd >= 0 and not self._is_damaged:
                 data = _read(fd, min(size, written_bytes(fd, self._offset)), self._offset)
                 end = data.rfind(b"\n") + 1
-                events += self._parse_by_clock(data[:end])
+                events += self._parse_lines(data[:end].splitlines())
                 self._offset += end
                 if not end and len(data) >= _LONGEST_LINE_BYTES:
                     self._is_damaged = True
@@ -71,16 +66,6 @@ class EventTail:
             return []
         self._offset += len(data)
         return [event]
-
-    def _parse_by_clock(self, data: bytes) -> Iterator[Event]:
-        """Yield the events of these lines, which begin at the offset, with the times of earlier clocks converted."""
-        begin = 0
-        for clock in self._clocks:
-            until = max(begin, min(len(data), clock.until - self._offset))
-            for event in self._parse_lines(data[begin:until].splitlines()):
-                yield shifted(event, clock.shift_s)
-            begin = until
-        yield from self._parse_lines(data[begin:].splitlines())
 
     def _parse_lines(self, lines: list[bytes]) -> list[Event]:
         """Return the events of these lines, without progress that a later line replaces."""
@@ -115,14 +100,6 @@ class EventTail:
     def keep_open(self) -> AbstractContextManager[int]:
         """Keep reading the same file even if it is moved or removed."""
         return self._file.opened()
-
-
-def shifted(event: Event, seconds: float) -> Event:
-    """Return the event with its monotonic times on a clock that is ahead by `seconds`."""
-    changed: dict[str, object] = {"mono": event.mono + seconds}
-    if isinstance(event, TaskExited):
-        changed["exit"] = replace(event.exit, mono=event.exit.mono + seconds)
-    return event.model_copy(update=changed)
 
 
 def _read(fd: int, size: int, offset: int) -> bytes:

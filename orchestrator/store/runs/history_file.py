@@ -43,11 +43,9 @@ class HistoryFile:
     When the file has reached its limit, the interval between rows is doubled, and the rows in between are removed.
     """
 
-    def __init__(self, run: Directory, name: str, *, continues: bool = False) -> None:
-        """`continues`: keep the rows that an earlier supervisor of the run wrote."""
+    def __init__(self, run: Directory, name: str) -> None:
         self._run = run
         self._name = name
-        self._continues = continues
         self._fd = -1
         self._size = 0
         self._rows = HistoryRows()
@@ -75,7 +73,7 @@ class HistoryFile:
             return
         try:
             if self._fd < 0:
-                self._open()
+                self._fd = self._run.open_private(self._name, os.O_RDWR | os.O_TRUNC)
             while not self._fits(lines) and self._rows.interval_s < self._rows.time_s:
                 self._thin()
             if self._fits(lines):
@@ -88,18 +86,6 @@ class HistoryFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    def _open(self) -> None:
-        """Open the file, after the last whole row if it is continued. OSError."""
-        self._fd = self._run.open_private(self._name, os.O_RDWR | (0 if self._continues else os.O_TRUNC))
-        size = min(written_bytes(self._fd, 0), RUN_BYTES)
-        for line in _lines(self._fd, size):
-            if not line.endswith(b"\n"):
-                break
-            self._size += len(line)
-            if (row := HistoryRow.parse(line)) is not None:
-                self._written[row.task] += 1
-        os.ftruncate(self._fd, self._size)
 
     def _fits(self, lines: list[Line]) -> bool:
         added = Counter(line.task for line in lines)

@@ -69,7 +69,7 @@ class RunView:
     _latest: tuple[bytes | None, RunState, tuple[RunState, Usage]] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._events = EventTail(self.paths.events, self.record.earlier_clocks)
+        self._events = EventTail(self.paths.events)
         self._last_mono = self.record.started_mono
         self._lock_file = SharedFile(self.paths.lock)
 
@@ -231,7 +231,7 @@ class RunView:
         return self.end_of_job() or f"Slurm does not say what happened to its job {self.record.job}"
 
     def _reread_record(self) -> None:
-        """Another supervisor has taken the run over."""
+        """A supervisor has taken over the run, which waited for its job."""
         fresh = RunView.open(self.paths, self.record.id)
         if fresh is not None:
             self.record = fresh.record
@@ -243,7 +243,8 @@ class RunView:
         from orchestrator.store.runs.slurm_jobs import JobPhase, job_status
 
         status = job_status(job, self.record.cluster, self.record.job_mark)
-        if status.phase is JobPhase.WAITING:
+        was_started = self.record.supervisor_pid > 1
+        if status.phase is JobPhase.WAITING or (status.phase is JobPhase.UNKNOWN and not was_started):
             queued = JobQueued(
                 at=time.time(), mono=self._last_mono, job=job, reason=status.reason, start=status.start
             )

@@ -1,6 +1,6 @@
 """run.json: the run as it was requested, and its supervisor. Readable even when damaged.
 
-Written when the run is created, and again when another supervisor takes it over.
+Written when the run is created, and again when a supervisor takes over a run that waited for its Slurm job.
 """
 
 from __future__ import annotations
@@ -39,23 +39,14 @@ _Finite = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1e12)]
 _Ticks = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-class EarlierClock(BaseModel):
-    """The clock of an earlier supervisor of the run, on another machine or boot. It wrote the events up to the byte
-    `until`. `shift_s` is added to their monotonic times to have those of the last supervisor."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
-
-    until: Annotated[int, Field(ge=0, lt=2**63)]
-    shift_s: Annotated[float, Field(allow_inf_nan=False, ge=-1e12, le=1e12)]
-
-
 class RunRecord(BaseModel):
     """The contents of run.json.
 
     `directory` is the working directory of `up`, `host` the name of its machine. `started_at` is in Unix seconds,
     `started_mono` in seconds of CLOCK_MONOTONIC on that machine. Secrets in `spec` are masked. `job`: the Slurm job on
     whose node the supervisor runs, or will run; `cluster`: the name of its cluster. `job_mark`: a secret of a job that
-    orch submitted (see marked_comment()); empty for another job, which orch does not cancel.
+    orch submitted (see marked_comment()); empty for another job, which orch does not cancel. `continues`: the id of the
+    run that the job had begun before Slurm started it again.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
@@ -76,7 +67,7 @@ class RunRecord(BaseModel):
     job: Annotated[str, Field(pattern=r"^[0-9]{1,12}(_[0-9]{1,12})?$")] | None = None
     job_mark: Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")] = ""
     cluster: str = ""
-    earlier_clocks: tuple[EarlierClock, ...] = ()
+    continues: str = ""
 
 
 # Each validator is built on first use: an intact record needs none of them.

@@ -132,8 +132,8 @@ class RunStore:
     def adopt(cls, root: Path, name_lock: Lock | None, patience_s: float = 0.0) -> RunStore:
         """Lock the directory of a run that was published, and that has neither a supervisor nor a result.
 
-        `record` is that of the earlier supervisor; take_over() writes another one. `patience_s`: how long to wait for a
-        process that is about to release the run. UsageError if the run is live, has ended or is not there; OSError.
+        `patience_s`: how long to wait for a process that is about to release the run.
+        UsageError if the run is live, has ended or is not there; OSError.
         """
         deadline = time.monotonic() + patience_s
         paths = RunPaths(root)
@@ -161,14 +161,14 @@ class RunStore:
             undo.callback(reserve.close)
             events = run.open_private(paths.events.name, os.O_WRONLY | os.O_APPEND)
             undo.pop_all()
-            history = HistoryFile(run, paths.samples.name, continues=True)
+            history = HistoryFile(run, paths.samples.name)
             file = AppendFile(events, paths.events)
             store = cls(paths, parent, run, lock, name_lock, file, reserve, history)
             store.record = read.record
             return store
 
     def take_over(self, record: RunRecord) -> None:
-        """Write the record with which this process continues the run. OSError."""
+        """Write the record of this process. OSError."""
         self._write_record(record)
 
     def publish(self, record: RunRecord) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from batch_run import BatchRun
 from login_node import NODES, LoginNode
-from orch_command import ORCH
+from orch_command import ORCH, read_document
 from slurm import Slurm
 from testbed import Testbed
 from waiting import PATIENCE_S, until
@@ -73,28 +73,28 @@ def test_node_that_never_starts_its_agent_is_named(
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("how", ["notice", "signal", "preemption"])
+@pytest.mark.parametrize("how", ["signal", "preemption"])
 def test_notice_while_the_nodes_are_checked_again_is_not_lost(batch: BatchRun, how: str) -> None:
-    """The run continues with the next start of its job."""
+    """Slurm starts the job once more, although no task of its second start has worked."""
     python, hold = batch.project / "python", batch.project / "hold"
     python.write_text(_HELD.format(hold=hold, python=sys.executable))
     python.chmod(0o755)
     batch.submit("--notice", "30s", "--remote-python", str(python), "--", sys.executable, "resumes.py")
     batch.until_trains(1)
-    first = batch.directory
     hold.touch()
     batch.disturb("notice")
     batch.start_again()
-    batch.until(lambda: len(batch.events("job_started")) == 1)
-    batch.until((first / "control").exists)
+    batch.until(lambda: bool([line for line in batch.machines["n2"].programs() if str(python) in line]))
     batch.disturb(how)
+    if how == "signal":
+        hold.unlink()
     batch.start_again()
-    hold.unlink()
-    batch.until_trains(2)
+    hold.unlink(missing_ok=True)
+    # Without a signal to it, the second `orch up` has made no run.
+    batch.until_trains(3 if how == "signal" else 2)
     (batch.project / "kept/end").touch()
     result = batch.result()
-    assert (batch.directory, result["outcome"], result["attempts"]) == (first, "succeeded", 2), batch.text
-    assert [end["cause"]["kind"] for end in result["history"]] == ["notice"]
+    assert result["outcome"] == "succeeded", batch.text
     assert "no task had started; Slurm starts its job again" in batch.text or how == "preemption"
 
 
@@ -206,20 +206,15 @@ def test_detached_run_whose_first_node_has_no_power_names_it(
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_node_lost_before_the_next_attempt_is_named(batch: BatchRun) -> None:
-    """The node is cut off while the attempt waits until no task of the earlier one can be left."""
-    batch.slurm.configure(SlurmdTimeout="150")  # afterwards Slurm starts the job once more
+def test_next_run_waits_until_no_task_of_the_run_before_can_be_left(batch: BatchRun) -> None:
     batch.submit("--grace", "20s", "--", sys.executable, "resumes.py")
     batch.until_trains(1)
     batch.disturb("kill")
     batch.start_again()
-    batch.until(lambda: bool(batch.events("restart_planned")))
-    assert batch.events("restart_planned")[0]["delay_s"] > 0
-    batch.machines.cut("n3")
-    batch.until((batch.directory / "result.json").exists)
-    batch.machines.heal()
-    result = batch.result()
-    assert (result["outcome"], result["exit_code"], result["cause"]["host"]) == ("failed", _LOST, "n3")
+    batch.until(lambda: f"may still run tasks of {batch.runs[0].name}" in batch.text)
+    batch.until_trains(2)
+    (batch.project / "kept/end").touch()
+    assert batch.result()["outcome"] == "succeeded"
 
 
 @pytest.mark.slow
@@ -251,6 +246,5 @@ def test_run_continues_when_slurm_gives_up_a_node_that_still_works(batch: BatchR
     batch.until_trains(2)
     (batch.project / "kept/end").touch()
     result = batch.result()
-    assert (batch.directory, result["outcome"], result["attempts"]) == (first, "succeeded", 2), batch.text
-    (end,) = result["history"]
-    assert end["cause"]["kind"] == "notice"
+    assert (result["outcome"], len(batch.runs)) == ("succeeded", 2), batch.text
+    assert read_document(first / "result.json")["cause"]["kind"] == "notice"

@@ -10,12 +10,10 @@ from story import Story, other_ends
 
 from orchestrator.core.job.choices import FailurePolicy
 from orchestrator.core.lifecycle.actions import Deadline, PlanAttempt, StartTask, StartTasks, TearDown
-from orchestrator.core.lifecycle.continuing import fence_s, interrupted_end
 from orchestrator.core.lifecycle.restarts import Again, Refused, Restarts
 from orchestrator.core.state import events
-from orchestrator.core.state.events import FitSteps, NoticeSource, TeardownReason
-from orchestrator.core.state.result import CauseKind
-from orchestrator.core.state.state import RunPhase, RunState, TaskPhase
+from orchestrator.core.state.events import FitSteps, TeardownReason
+from orchestrator.core.state.state import RunPhase, TaskPhase
 
 RESTART = job(on_failure=FailurePolicy.RESTART, max_restarts=3)
 RESTART_TASK = job(on_failure=FailurePolicy.RESTART_TASK, max_restarts=2)
@@ -262,64 +260,3 @@ def test_failed_restart_counts_as_no_time_at_work() -> None:
 def test_refusal_reason_belongs_to_one_attempt() -> None:
     story = Story(RESTART_TASK).ready().exits(1, code=5).restarts().torn_down().at(1).ready().exits(0, 1)
     assert (story.end(), story.result().not_restarted) == ("succeeded 0", None)
-
-
-# -- a run that another supervisor began
-
-
-def preempted() -> RunState:
-    """The last state of a run after a notice."""
-    return Story(JOB).ready().warns(30.0, NoticeSource.SLURM).exits(0, 1, code=42).torn_down().state
-
-
-def continued(earlier: RunState, delay_s: float = 0.0) -> Story:
-    """The run under the next supervisor, 1000 s later."""
-    story = Story(JOB, earlier=earlier).at(1000)
-    ended = interrupted_end(earlier)
-    return story.happens(events.RestartPlanned, ended=ended, delay_s=delay_s, job="7")
-
-
-def test_next_attempt_follows_those_of_the_earlier_supervisor() -> None:
-    story = continued(preempted())
-    assert (story.ordered(), story.state.phase, story.state.notice) == ([], RunPhase.STARTING, None)
-    # If the next attempt does not begin, the earlier one is still recorded once.
-    story.tell(story.events[-1])
-    assert [end.attempt for end in story.state.history] == [1]
-    assert story.at(1000).ordered() == [PlanAttempt(2)]
-    result = story.ready().trains(0, 1).exits(0, 1).result()
-    assert (story.end(), result.attempts, [task.restarts for task in result.tasks]) == (
-        "succeeded 0",
-        2,
-        [1, 1],
-    )
-    (end,) = result.earlier_attempts
-    assert (end.exit_code, end.cause and end.cause.kind) == (42, CauseKind.NOTICE)
-    # Since the first supervisor's start, and since the notice.
-    assert (result.took_s, end.recovery_s) == (1000, 1000)
-
-
-def test_attempt_waits_until_the_earlier_one_has_surely_ended() -> None:
-    story = continued(preempted(), delay_s=100)
-    assert story.due == (1100, Deadline.RESTART)
-    # Between other attempts, `orch restart` skips the delay.
-    assert story.at(1099).reaches(Deadline.RESTART).restarts().ordered() == []
-    assert story.due == (1100, Deadline.RESTART)
-    assert story.warns(30, NoticeSource.SIGNAL).end() == "stopped 42: notice"
-    assert "its machines go in 30s (SIGUSR2); no task had started" in str(story.result().cause)
-
-
-def test_tasks_of_a_killed_supervisor_are_lost() -> None:
-    killed = Story(JOB).ready().state
-    cause = interrupted_end(killed).cause
-    assert cause is not None
-    assert (cause.kind, cause.text) == (CauseKind.NOTICE, "Slurm ended its job before orch could")
-    assert {task.phase for task in continued(killed).state.tasks.values()} == {TaskPhase.LOST}
-
-
-def test_end_of_the_earlier_supervisor_does_not_end_the_next() -> None:
-    assert continued(Story(JOB).ready().loses_agent().state).at(1000).ordered() == [PlanAttempt(2)]
-
-
-def test_fence_counts_from_the_last_sign() -> None:
-    spec = job(link_timeout_s=10.0, grace_s=5.0, failure_grace_s=1.0)
-    assert [fence_s(spec, age) for age in (0.0, 6.0, 26.0, 3600.0)] == [26.0, 20.0, 0.0, 0.0]

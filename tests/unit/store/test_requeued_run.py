@@ -1,4 +1,5 @@
-"""A run whose supervisor was on another machine is read by the clock of the one that continues it."""
+"""Batch jobs of Slurm that are started again: what becomes of the run that was interrupted, and when the next may
+start."""
 
 from __future__ import annotations
 
@@ -17,23 +18,23 @@ from making import JOB, attempt_end, cause, changed, event, planned_task, progre
 from pydantic import BaseModel
 from run_records import make_run, one_task, view_of
 
+from orchestrator.client.requeued import fence_s, interrupted_run
 from orchestrator.core.state import events
-from orchestrator.core.state.events import NoticeSource, StopReason
+from orchestrator.core.state.events import NoticeSource, StopReason, TeardownReason
 from orchestrator.core.state.result import CauseKind, RunResult
 from orchestrator.links.client_link import ClientLink
 from orchestrator.links.orders import NoticeOrder, QueuedOrder, RefusedOrder, StopOrder
 from orchestrator.links.signal_inbox import NOTICE_SIGNAL, SignalInbox
 from orchestrator.store.runs.writer import RunStore
-from orchestrator.supervisor.continuing import Earlier, read_earlier
+from orchestrator.supervisor.earlier import close_earlier
 from orchestrator.supervisor.notices import Notices
 from orchestrator.supervisor.queued import Waiting
 from worker.wire.facts import LeftProcess
 
-# By this the clock of the other machine is ahead.
-_AHEAD_S = 5000.0
 _SPEC = changed(JOB, link_timeout_s=10.0, grace_s=10.0, failure_grace_s=0.5)
 _REFUSED = RefusedOrder(text="too few nodes")
 _NOTICE = NoticeOrder(source=NoticeSource.SIGNAL)
+_AGAIN = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}
 
 
 @pytest.fixture(autouse=True)
@@ -45,11 +46,13 @@ def own_signals() -> Iterator[None]:
 
 
 def interrupted(*more: events.Event, age_s: float = 100.0) -> RunStore:
-    """A run that began `age_s` ago on another machine. Its supervisor was killed."""
-    at, mono = time.time() - age_s, time.monotonic() - age_s + _AHEAD_S
+    """A run in job 7 that began `age_s` ago. Its supervisor was killed."""
+    at, mono = time.time() - age_s, time.monotonic() - age_s
     plan, *rest = one_task(mono)
     planned = plan.model_copy(update={"tasks": (planned_task(host="n2"),)})
-    with closing(make_run(job="7")) as store:
+    with closing(make_run(_SPEC.name, job="7")) as store:
+        spec = _SPEC.masked().model_dump(mode="json") | {"hosts": ["n1"]}
+        store.take_over(store.record.model_copy(update={"spec": spec}))
         for each in (planned, *rest, *more):
             store.append(each.model_copy(update={"at": at, "mono": mono}))
     return store
@@ -59,19 +62,6 @@ def unstarted() -> RunStore:
     store = make_run(job="7")
     store.close()
     return store
-
-
-def continued(store: RunStore, ahead_s: float = 0.0) -> Earlier:
-    """Continue the run, on a machine whose clock is ahead of this one."""
-    adopted = RunStore.adopt(store.paths.root, None)
-    record = adopted.record
-    earlier = read_earlier(adopted, record, _SPEC)
-    clocks = [each.model_copy(update={"shift_s": each.shift_s + ahead_s}) for each in earlier.clocks]
-    adopted.take_over(record.model_copy(update={"earlier_clocks": tuple(clocks)}))
-    assert earlier.restart is not None
-    adopted.append(earlier.restart.model_copy(update={"mono": earlier.restart.mono + ahead_s}))
-    adopted.close()
-    return earlier
 
 
 def pretend_slurm(
@@ -93,88 +83,84 @@ def pretend_slurm(
 def waited(store: RunStore, *orders: BaseModel) -> tuple[Waiting, RunResult]:
     """Let the run wait for its nodes, with a client that sends these orders and exits."""
     adopted = RunStore.adopt(store.paths.root, None)
-    earlier = read_earlier(adopted, adopted.record, _SPEC)
     ours, theirs = socket.socketpair()
     with ours, closing(adopted):
         with theirs:
             theirs.sendall(b"".join(order.model_dump_json().encode() + b"\n" for order in orders))
-        waiting = Waiting(_SPEC, adopted, ClientLink(ours), None, earlier)
+        waiting = Waiting(_SPEC, adopted, ClientLink(ours), None)
         result = waiting.wait()
     assert isinstance(result, RunResult)
     return waiting, result
 
 
-def test_earlier_times_are_converted() -> None:
-    store = interrupted()
-    earlier = continued(store)
-    view = view_of(store.paths)
-    view.refresh()
-    for state in (earlier.state, view.state):
-        task = state.tasks["worker:0"]
-        assert task.started_mono == pytest.approx(time.monotonic() - 100, abs=30)
-    assert view.state.history[0].attempt == 1
-
-
-def test_times_are_converted_again_by_the_next_supervisor() -> None:
-    store = interrupted()
-    continued(store, 2 * _AHEAD_S)
-    clocks = continued(store).clocks
-    assert [clock.shift_s for clock in clocks] == pytest.approx([-_AHEAD_S, -2 * _AHEAD_S], abs=30)
-    first, *_, last = view_of(store.paths).refresh()
-    assert first.mono == pytest.approx(time.monotonic() - 100, abs=30)
-    assert last.mono == pytest.approx(time.monotonic(), abs=30)
+def test_next_start_of_a_job_finds_the_run_that_has_not_ended() -> None:
+    unstarted()
+    with closing(RunStore.adopt(interrupted().paths.root, None)) as ended:
+        ended.write_result(run_result(run_id=ended.paths.run_id))
+    assert interrupted_run(_SPEC, _AGAIN) is None
+    newest = interrupted()
+    view = interrupted_run(_SPEC, _AGAIN)
+    assert view is not None
+    assert view.paths.root == newest.paths.root
+    assert interrupted_run(_SPEC, {**_AGAIN, "SLURM_RESTART_COUNT": "0"}) is None
+    assert interrupted_run(_SPEC, {**_AGAIN, "SLURM_JOB_ID": "8"}) is None
+    assert interrupted_run(changed(_SPEC, name="other"), _AGAIN) is None
+    # A script may start several runs of one command at the same time.
+    with closing(RunStore.adopt(view.paths.root, None)):
+        assert interrupted_run(_SPEC, _AGAIN) is None
 
 
 _EMPTY = event(events.TeardownEnded)
 _LEFT = event(events.TeardownEnded, left=(LeftProcess(pid=7, start_ticks=7, user="other", command="train"),))
 _LOST = event(events.HostLost, host="n2", reason="cut")
+_NOTICED = event(events.NoticeGiven, source=NoticeSource.SLURM, left_s=30.0)
+_ENDS_TASKS = event(events.TeardownBegan, reason=TeardownReason.NOTICE, grace_s=20.0)
+_PLANNED = next(iter(one_task(0.0)))
 
 
-def test_attempt_waits_for_the_hosts_that_did_not_report_their_end() -> None:
+def test_next_run_waits_for_the_hosts_that_did_not_report_their_end() -> None:
     rows: tuple[tuple[tuple[events.Event, ...], float, float], ...] = (
         ((_EMPTY,), 1.0, 0.0),
-        ((_LEFT,), 1.0, 29.5),
-        ((), 1.0, 29.5),
+        ((_LEFT,), 1.0, 39.0),
+        ((), 1.0, 39.0),
         ((), 100.0, 0.0),
-        ((_LOST, _EMPTY), 1.0, 29.5),
+        ((_LOST, _EMPTY), 1.0, 39.0),
+        # The supervisor was killed after its order to start the tasks of another attempt.
+        ((_EMPTY, _PLANNED), 1.0, 39.0),
     )
     for ends, age_s, delay_s in rows:
-        restart = continued(interrupted(*ends, age_s=age_s)).restart
-        assert restart is not None
-        assert restart.delay_s == pytest.approx(delay_s, abs=20 if delay_s else 0.0), (ends, age_s)
+        view = view_of(interrupted(*ends, age_s=age_s).paths)
+        assert fence_s(view) == pytest.approx(delay_s, abs=20 if delay_s else 0.0), (ends, age_s)
+    assert fence_s(view_of(unstarted().paths)) == 0.0
 
 
-def test_attempt_whose_tasks_may_have_started_is_waited_for() -> None:
-    """The supervisor was killed after its order to start the tasks, before it had heard of one."""
-    store = interrupted(_EMPTY, age_s=1.0)
-    (plan, *_) = one_task(time.monotonic())
-    with closing(RunStore.adopt(store.paths.root, None)) as adopted:
-        adopted.append(plan.model_copy(update={"attempt": 2, "at": time.time()}))
-    restart = continued(store).restart
-    assert restart is not None
-    assert restart.delay_s > 0
-
-
-def test_run_that_only_waited_begins_its_first_attempt() -> None:
-    with closing(RunStore.adopt(unstarted().paths.root, None)) as adopted:
-        assert read_earlier(adopted, adopted.record, _SPEC).restart is None
+def test_interrupted_run_names_the_run_that_follows_it() -> None:
+    rows: tuple[tuple[tuple[events.Event, ...], str, int, str], ...] = (
+        ((), "lost", 125, "Slurm ended its job;"),
+        ((_NOTICED, _ENDS_TASKS, _EMPTY), "stopped", 42, "Slurm ends its job; no task said"),
+        # The supervisor was killed while the tasks saved their state.
+        ((_NOTICED, _ENDS_TASKS), "stopped", 42, "Slurm ends its job; no task said"),
+    )
+    for happened, outcome, code, why in rows:
+        view = view_of(interrupted(*happened).paths)
+        close_earlier(view, "digits-2")
+        assert (result := view.result()) is not None
+        assert (result.outcome, result.exit_code, result.attempts) == (outcome, code, 1)
+        assert result.cause is not None
+        assert result.cause.text.startswith(why)
+        assert result.cause.text.endswith("; Slurm has started the job again: digits-2")
+        view.refresh()
+        assert (view.state.phase, view.is_live) == (outcome, False)
 
 
 # -- while the nodes are checked
 
 
-def test_refusal_before_the_next_attempt_keeps_the_earlier_ones() -> None:
-    _, result = waited(interrupted(_EMPTY), _REFUSED)
-    assert (result.exit_code, result.attempts, len(result.earlier_attempts)) == (2, 1, 1)
-    assert [task.task for task in result.tasks] == ["worker:0"]
-
-
 def test_notice_while_the_nodes_are_checked_ends_the_wait() -> None:
-    for store in (interrupted(_EMPTY), unstarted()):
-        waiting, result = waited(store, _NOTICE)
-        assert (result.outcome, result.exit_code, waiting.is_requeued) == ("stopped", 42, False)
-        assert result.cause is not None
-        assert result.cause.text == "its machines go in 2m (SIGUSR2); no task had started"
+    waiting, result = waited(unstarted(), _NOTICE)
+    assert (result.outcome, result.exit_code, waiting.is_requeued) == ("stopped", 42, False)
+    assert result.cause is not None
+    assert result.cause.text == "its machines go in 2m (SIGUSR2); no task had started"
     # It has no effect on a run without machines.
     queued = QueuedOrder(job="7", reason="Resources", start="")
     assert waited(unstarted(), queued, _NOTICE, _REFUSED)[1].exit_code == 2
@@ -191,7 +177,7 @@ def test_signal_between_two_inboxes_reaches_the_next() -> None:
 
 
 # The order; the job's state and its restarts by `scontrol show job` (None: a preempted job that will not start again);
-# the exit code, and whether the job continues the run.
+# the exit code, and whether the next start of the job records the end.
 _ENDS = (
     (StopOrder(reason=StopReason.TERMINATE), "COMPLETING", 1, (42, True)),
     (RefusedOrder(text="n2: Slurm's job 7 is ending"), "COMPLETING", 1, (42, True)),
@@ -207,11 +193,11 @@ _ENDS = (
 def test_end_of_the_job_while_the_nodes_are_checked_is_a_notice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If Slurm starts the job again, the run has not ended: the job continues it."""
+    """If Slurm starts the job again, the end of the run is not recorded yet."""
     for order, state, restarts, expected in _ENDS:
         preempted = "2026-11-23T20:17:48" if restarts is None else "None"
         pretend_slurm(tmp_path, monkeypatch, state, f"Restarts={restarts or 0}", preempted)
-        waiting, result = waited(interrupted(_EMPTY), *([order] if order else []))
+        waiting, result = waited(unstarted(), *([order] if order else []))
         assert (result.exit_code, waiting.is_requeued) == expected, (order, state, restarts)
 
 
@@ -220,23 +206,24 @@ def test_batch_job_is_requeued_after_a_notice_or_the_loss_of_a_node(
 ) -> None:
     pretend_slurm(tmp_path, monkeypatch, "RUNNING", "Restarts=0")
     step = progressed(step=3)
-    for kind, happened, is_requeued in (
-        (CauseKind.HOST, (step,), True),
-        (CauseKind.HOST, (), False),  # the next start would meet the same node
-        (CauseKind.EXITED, (step,), False),
-        (CauseKind.NOTICE, (), True),
+    for kind, happened, worked, is_continued, is_requeued in (
+        (CauseKind.HOST, (step,), True, False, True),
+        (CauseKind.HOST, (), True, False, False),  # the next start would meet the same node
+        (CauseKind.EXITED, (step,), True, False, False),
+        (CauseKind.NOTICE, (), True, False, True),
+        (CauseKind.NOTICE, (), False, False, False),
+        (CauseKind.NOTICE, (), False, True, True),  # the run before has worked
     ):
         view = view_of(interrupted(*happened).paths)
         view.refresh()
-        run = SimpleNamespace(state=view.state, worked=True)
+        run = SimpleNamespace(state=view.state, worked=worked)
         why = cause(None, "n3 was lost", kind, host="n3")
         result = run_result("failed", cause=why, exit_code=137)
-        notices = Notices(changed(_SPEC, slurm_job="7"), run, deque())
+        notices = Notices(changed(_SPEC, slurm_job="7"), run, deque(), is_continued=is_continued)
         requeued = notices.requeued(result)
-        assert (requeued is not None) == is_requeued, kind
+        assert (requeued is not None) == is_requeued, (kind, worked, is_continued)
         if requeued is not None and requeued.cause is not None:
-            text = "Slurm starts its job again, and the run continues with attempt 2"
-            assert requeued.cause.text.endswith(text)
+            assert requeued.cause.text.endswith("; Slurm starts its job again")
         # After the loss of a host, the job is not requeued either if the next attempt had not begun.
         run.state = replace(view.state, history=(attempt_end(code=137, cause=why),))
-        assert (notices.requeued(result) is not None) == (kind is CauseKind.NOTICE)
+        assert (notices.requeued(result) is not None) == (is_requeued and kind is CauseKind.NOTICE)
