@@ -21,7 +21,7 @@ def main() -> int:
     stream.set_inheritable(False)
     engine = LocalEngine()
     to_agent = _start_early(engine)
-    from orchestrator.supervisor.hosts import LocalAgent
+    from orchestrator.supervisor.here import LocalAgent
     from orchestrator.supervisor.kept import OwnerDoor
     from orchestrator.supervisor.serve import serve
 

@@ -12,9 +12,9 @@ from orchestrator.core.state.events import Event, NoticeSource
 from orchestrator.links.agent_link import TICK_S, AgentLink, AgentMessage, LinkBack, LinkSilent
 from orchestrator.store.logs.received import ForgedLog
 from orchestrator.supervisor import now
-from orchestrator.supervisor.agent_orders import Attempts, HostUnusable
+from orchestrator.supervisor.agent_orders import Attempts
 from orchestrator.supervisor.agent_reports import AgentReports
-from orchestrator.supervisor.hosts import HERE, Agents
+from orchestrator.supervisor.hosts import HERE, Hosts, HostUnusable
 from orchestrator.supervisor.notices import Notices
 from orchestrator.supervisor.run_logs import RunLogs
 from worker.wire.messages import Empty, Held, Hello, Log, Notice, Stop
@@ -27,7 +27,7 @@ class AgentInputs:
 
     def __init__(
         self,
-        hosts: Agents,
+        hosts: Hosts,
         selector: selectors.BaseSelector,
         attempts: Attempts,
         reports: AgentReports,
@@ -88,13 +88,14 @@ class AgentInputs:
         self._awaits_end = True
 
     def _unwatch(self, host: str) -> None:
-        fd = self._hosts.links[host].fileno()
+        link = self._hosts.link(host)
+        fd = -1 if link is None else link.fileno()
         if fd in self._fds:
             self._fds.discard(fd)
             self._selector.unregister(fd)
 
     def _read(self, host: str) -> None:
-        link = self._hosts.links.get(host)
+        link = self._hosts.link(host)
         if link is None:
             return  # ended meanwhile, with another host
         messages, is_open = link.read()

@@ -18,17 +18,15 @@ from orchestrator.core.plan.plan import (
     build_plan,
     hold_mode,
     planned_tasks,
-    preload_plan,
     takes_bootstrap,
 )
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event
 from orchestrator.core.text.clean import one_line
 from orchestrator.links.agent_link import AgentLink, AgentMessage
-from orchestrator.store.runs.paths import RunPaths
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
-from orchestrator.supervisor.hosts import HERE, Agents
+from orchestrator.supervisor.hosts import HERE, Hosts, HostUnusable, preload_order
 from orchestrator.supervisor.run_logs import RunLogs
 from orchestrator.supervisor.tensorboard_task import TensorBoardTask
 from worker.wire.codec import encode
@@ -40,7 +38,6 @@ from worker.wire.messages import (
     Hold,
     HoldFailed,
     Plan,
-    PreloadOrder,
     Sampled,
     TaskOrder,
 )
@@ -53,17 +50,13 @@ _NO_BOOTSTRAP = (
 )
 
 
-class HostUnusable(Exception):
-    """A host reports that it cannot run its tasks, or sends an impossible report."""
-
-
 class Attempts:
     """Plans the attempts of one run and sends the orders to start them. Appends events to `queue`."""
 
     def __init__(
         self,
         spec: JobSpec,
-        hosts: Agents,
+        hosts: Hosts,
         store: RunStore,
         logs: RunLogs,
         tensorboard: TensorBoardTask,
@@ -88,11 +81,11 @@ class Attempts:
     def hold_ports(self, attempt: int, job: JobSpec) -> None:
         """Order the ports of an attempt; before the first, the preloading, which takes longest.
 
-        On other hosts it begins as soon as their agents are there (HostAgents). A second call for the same attempt
+        On other hosts it begins as soon as their agents are there (Hosts). A second call for the same attempt
         replaces the first one.
         """
         self._spec = job
-        if attempt == FIRST_ATTEMPT and (link := self._hosts.links.get(HERE)) is not None:
+        if attempt == FIRST_ATTEMPT and (link := self._hosts.link(HERE)) is not None:
             # Each run imports the user's own modules again.
             installed_only = self._hosts.are_kept
             order = preload_order(self._spec, self._store.paths, installed_only=installed_only)
@@ -105,7 +98,7 @@ class Attempts:
         self._order += 1
         self._attempt = attempt
         for host, count in self._counts.items():
-            if (agent := self._hosts.links.get(host)) is not None:
+            if (agent := self._hosts.link(host)) is not None:
                 agent.send(Hold(self._order, count, hold_mode(self._spec, os.environ)))
 
     def lose_host(self, host: str) -> None:
@@ -149,8 +142,9 @@ class Attempts:
         if not self._spec.hosts:
             return local_places(f"{_ADDRESS}:{port}" for port in ports[HERE])
         layouts = {host: self._hosts.layout(host, self._store.paths) for host in ports}
+        facts = self._hosts.facts
         return [
-            TaskPlace(host, _host_and_port(self._hosts.facts[host].address, next(ports[host])), layouts[host])
+            TaskPlace(host, _host_and_port(facts[host].address, next(ports[host])), layouts[host])
             for host in self._placement
         ]
 
@@ -175,7 +169,7 @@ class Attempts:
         """The link to the agent of a task; None if it is lost."""
         if task not in self._host_of:
             return None
-        return self._hosts.links.get(self._host_of[task])
+        return self._hosts.link(self._host_of[task])
 
     def start_all(self) -> None:
         """Start every task of the planned attempt."""
@@ -183,7 +177,7 @@ class Attempts:
             return
         plan = encode(Plan(self._plan.cluster.addresses))
         for host in self._counts:
-            if (agent := self._hosts.links.get(host)) is not None:
+            if (agent := self._hosts.link(host)) is not None:
                 agent.send_line(plan)
         with self._storage_errors_reported():
             self._store.require_place()  # tasks find their directories by path
@@ -194,7 +188,7 @@ class Attempts:
                     self._hosts.expect_log(self._host_of[name], name, log)
                 self._logs.add(name, self._plan.attempt, log, watched=task.host is None)
                 self._start(task, task.env)
-            if (link := self._hosts.links.get(HERE)) is not None:
+            if (link := self._hosts.link(HERE)) is not None:
                 self._tensorboard.start(link)
 
     def start_again(self, name: str, restarts: int) -> None:
@@ -244,23 +238,6 @@ class Attempts:
                 index=task.task.index,
             )
         )
-
-
-def preload_order(spec: JobSpec, paths: RunPaths, *, installed_only: bool = False) -> PreloadOrder | None:
-    """The order to preload for a job; None if no task is forked. `paths` are those of the agent's host."""
-    preload = preload_plan(spec, paths, os.environ)
-    if preload is None:
-        return None
-    return PreloadOrder(
-        argv=preload.argv,
-        env=preload.env,
-        cwd=str(preload.cwd),
-        modules=preload.modules,
-        script_env=preload.script_env,
-        log=str(paths.preloader_log),
-        runs_worker=spec.command.kind is CommandKind.BUILTIN,
-        installed_only=installed_only,
-    )
 
 
 def _host_and_port(address: str, port: int) -> str:

@@ -40,7 +40,7 @@ from orchestrator.store.runs.liveness import start_ticks
 from orchestrator.store.runs.locks import Lock, take_unless_held
 from orchestrator.store.runs.paths import WARM_SOCKET, make_warm, open_warm, warm_name
 from orchestrator.store.runs.record import boot_id
-from orchestrator.supervisor.hosts import LocalAgent
+from orchestrator.supervisor.here import LocalAgent
 
 # Seconds between looks for a reason to leave.
 _LOOK_S = 5.0
@@ -76,12 +76,12 @@ class Door(Protocol):
 def next_client(door: Door, here: LocalAgent) -> Asked | None:
     """Wait for the next client at a door; None if there is a reason to leave."""
     with SignalInbox(_STOP_SIGNALS) as inbox, selectors.DefaultSelector() as selector:
-        inputs: list[Door | SignalInbox | AgentLink] = [door, inbox, *here.links.values()]
+        link = here.link
+        inputs: list[Door | SignalInbox | AgentLink] = [door, inbox, *([] if link is None else [link])]
         for each in inputs:
             selector.register(each, selectors.EVENT_READ)
         while not inbox.count and not door.must_leave(here):
             ready = [key.fileobj for key, _ in selector.select(_LOOK_S)]
-            link = here.link
             if link in ready and link is not None and not link.read()[1]:
                 selector.unregister(link)
                 here.end()

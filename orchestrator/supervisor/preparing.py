@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from orchestrator.engines import Engine
 from orchestrator.links.client_link import HostReport, HostReports, Preparation
-from orchestrator.supervisor.host_agents import HostAgents
+from orchestrator.supervisor.hosts import Hosts
 from worker.wire.checks import Checked, Question
 from worker.wire.messages import Hello
 
@@ -18,15 +18,15 @@ _ANSWER_S = 60.0
 
 
 class Prepared:
-    """`agents`: for the run. They report to the client once after their start, and after each round of questions."""
+    """`hosts`: for the run. They report to the client once after their start, and after each round of questions."""
 
     def __init__(self, preparation: Preparation, remote: Engine | None) -> None:
         """`remote`: the engine that reaches hosts, in place of the one that the job names. EngineError."""
-        self.agents = HostAgents(preparation.spec, remote)
-        self.agents.open_early(preparation.run_id)
+        self.hosts = Hosts(preparation.spec, remote=remote)
+        self.hosts.open_early(preparation.run_id)
         self._preloads = preparation.preloads
         # The hosts that are to report, and until when (monotonic seconds). The link limits the first report.
-        self._awaited = {*self.agents.links}
+        self._awaited = {*self.hosts.links}
         self._until = math.inf
         self._reports: dict[str, HostReport] = {}
         self._is_owed = True
@@ -39,13 +39,13 @@ class Prepared:
             host for host in questions if host in self._reports and not self._reports[host].error
         }
         for host in self._awaited:
-            self.agents.links[host].send(questions[host])
+            self.hosts.opened(host).send(questions[host])
 
     def serve_until_readable(self, fd: int, on_reports: Callable[[HostReports], None]) -> None:
         """Serve the agents until there is something to read from `fd`. What they send is kept for their run.
 
         `on_reports` gets what is known of all hosts when the last of those that are to report has done so."""
-        for hosts in self.agents.turns(math.inf, fd):
+        for hosts in self.hosts.turns(math.inf, fd):
             for host in filter(None, hosts):
                 self._read(host)
             if time.monotonic() >= self._until:
@@ -58,12 +58,12 @@ class Prepared:
                 return
 
     def _read(self, host: str) -> None:
-        link = self.agents.links[host]
+        link = self.hosts.opened(host)
         messages, is_open = link.read_ahead()
         for message in messages:
             if isinstance(message, Hello):
                 if self._preloads:
-                    self.agents.preload(host, message)
+                    self.hosts.preload(host, message)
                 self._add(host, HostReport(facts=message.facts))
             elif isinstance(message, Checked):
                 self._add(host, replace(self._reports.get(host, HostReport()), checked=message))

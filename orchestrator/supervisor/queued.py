@@ -31,7 +31,7 @@ from orchestrator.supervisor.control_orders import ControlOrders, StackRequests
 from orchestrator.supervisor.notices import Notices
 
 if TYPE_CHECKING:
-    from orchestrator.supervisor.host_agents import HostAgents
+    from orchestrator.supervisor.hosts import Hosts
     from orchestrator.supervisor.preparing import Prepared
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, NOTICE_SIGNAL)
@@ -44,7 +44,7 @@ class Placed:
     """The job with its hosts, and its agents, if they were started early."""
 
     spec: JobSpec
-    agents: HostAgents | None
+    hosts: Hosts | None
 
 
 class Waiting:
@@ -98,7 +98,7 @@ class Waiting:
         # The socket of the run's next part has the same name.
         self._store.directory.unlink(self._store.paths.control.name)
         if self._placed is not None and not self._is_ended:
-            return Placed(self._placed, None if self._prepared is None else self._prepared.agents)
+            return Placed(self._placed, None if self._prepared is None else self._prepared.hosts)
         self._end_agents()
         return self._result()
 
@@ -184,7 +184,7 @@ class Waiting:
 
     def _end_agents(self) -> None:
         if self._prepared is not None:
-            self._prepared.agents.end()
+            self._prepared.hosts.end()
             self._prepared = None
 
     def _result(self) -> RunResult:

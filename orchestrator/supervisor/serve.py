@@ -37,13 +37,13 @@ from orchestrator.store.runs.slurm_jobs import own_job
 from orchestrator.store.runs.writer import RunStore, new_run_id
 from orchestrator.supervisor import now
 from orchestrator.supervisor.earlier import close_earlier
-from orchestrator.supervisor.hosts import Agents, LocalAgent
+from orchestrator.supervisor.here import LocalAgent
+from orchestrator.supervisor.hosts import Hosts
 from orchestrator.supervisor.kept import Door, OwnerDoor, WarmDoor, next_client, redirect_output
 from orchestrator.supervisor.queued import Waiting
 from orchestrator.supervisor.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from orchestrator.supervisor.host_agents import HostAgents
     from orchestrator.supervisor.preparing import Prepared
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -71,12 +71,12 @@ def serve(door: Door, here: LocalAgent, remote: Engine | None = None) -> int:
                     client.close()
                     continue
                 here.are_kept = door.stays or request.warm is not None
-                agents = _agents(request.spec, here, remote, early)
+                hosts = _hosts(request.spec, here, remote, early)
                 try:
-                    may_stay, code = _serve_one(request, client, here, agents, remote)
+                    may_stay, code = _serve_one(request, client, here, hosts, remote)
                 finally:
-                    if agents is not here:
-                        agents.end()  # also those of a request that was refused
+                    if not hosts.are_kept:
+                        hosts.end()  # also those of a request that was refused
             if may_stay:
                 door = _door_after(door, request)
             if not may_stay or door.must_leave(here):
@@ -108,8 +108,8 @@ def _prepared(
     here: LocalAgent,
     remote: Engine | None,
     files: ExitStack,
-) -> tuple[Request | None, HostAgents | None]:
-    """Return (the request, None if the client has left; the agents that were started early for it).
+) -> tuple[Request | None, Hosts | None]:
+    """Return (the request, None if the client has left; the hosts whose agents were started early for it).
 
     `files`: gets the raised limit on open files, while there are agents that were started early."""
     prepared: Prepared | None = None
@@ -122,7 +122,8 @@ def _prepared(
             from orchestrator.supervisor.preparing import Prepared  # links to other hosts take long to import
 
             if prepared is not None:
-                prepared.agents.end()
+                prepared.hosts.end()
+                prepared = None
             files.enter_context(many_files())
             try:
                 prepared = Prepared(following, remote)
@@ -133,12 +134,12 @@ def _prepared(
             prepared.serve_until_readable(client.fileno(), client.hosts)
         following = client.read_request()
     if following is None and prepared is not None:
-        prepared.agents.end()
-    return following, None if prepared is None else prepared.agents
+        prepared.hosts.end()
+    return following, None if prepared is None else prepared.hosts
 
 
 def _serve_one(
-    request: Request, client: ClientLink, here: LocalAgent, agents: Agents, remote: Engine | None
+    request: Request, client: ClientLink, here: LocalAgent, hosts: Hosts, remote: Engine | None
 ) -> tuple[bool, int]:
     """Return (whether this process may serve another run, the run's exit code)."""
     started_mono = time.monotonic()
@@ -147,7 +148,7 @@ def _serve_one(
     if request.state_owner is not None:
         accept_owner(request.state_owner)
     try:
-        store = _open_store(request, started_mono, agents.run_id)
+        store = _open_store(request, started_mono, hosts.run_id)
     except OrchError as error:
         client.refused(error)
         return True, error.exit_code
@@ -164,23 +165,23 @@ def _serve_one(
         if isinstance(placed, RunResult):
             return not waiting.was_signalled, _end_unplaced(placed, store, client, waiting.is_requeued)
         spec = placed.spec
-        agents = _agents(spec, here, remote, placed.agents)
+        hosts = _hosts(spec, here, remote, placed.hosts)
         _record_nodes(store, spec)
     if not spec.hosts:  # else the default is a directory of each host
         checkpoint_dir = spec.checkpoint_dir or store.paths.checkpoints
         spec = spec.model_copy(update={"checkpoint_dir": checkpoint_dir})
     here.take_descriptors(dict(zip(request.descriptors, client.descriptors, strict=True)))
-    supervisor = Supervisor(spec, request.is_detached, agents, store, client)
+    supervisor = Supervisor(spec, request.is_detached, hosts, store, client)
     try:
         result = supervisor.run()
     except Exception as error:
         traceback.print_exc()
-        agents.end()
+        hosts.end()
         took_s = time.monotonic() - started_mono
         result = _result_after_error(spec, store, supervisor.state, error, took_s)
     finally:
-        if agents is not here:
-            agents.end()
+        if not hosts.are_kept:
+            hosts.end()
         store.close()
     if not store.result_is_written:
         client.ended(result)
@@ -205,18 +206,16 @@ def _record_nodes(store: RunStore, spec: JobSpec) -> None:
     store.append(JobStarted(**now(), job=spec.slurm_job or ""))
 
 
-def _agents(spec: JobSpec, here: LocalAgent, remote: Engine | None, early: HostAgents | None) -> Agents:
-    """Return the agents of a job: those that were opened `early` if they are its own."""
+def _hosts(spec: JobSpec, here: LocalAgent, remote: Engine | None, early: Hosts | None) -> Hosts:
+    """Return the hosts of a job: those that were opened `early` if they are its own."""
     if early is not None:
         if early.spec == spec:
             return early
         early.end()
     if not spec.hosts:
-        return here
-    from orchestrator.supervisor.host_agents import HostAgents  # links to other hosts take long to import
-
+        return Hosts(spec, here)
     here.end()
-    return HostAgents(spec, remote)
+    return Hosts(spec, remote=remote)
 
 
 def _cannot_make(spec: JobSpec, error: OSError) -> str:

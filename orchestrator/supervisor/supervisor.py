@@ -41,7 +41,7 @@ from orchestrator.supervisor.agent_inputs import AgentInputs
 from orchestrator.supervisor.agent_orders import FIRST_ATTEMPT, Attempts
 from orchestrator.supervisor.agent_reports import AgentReports
 from orchestrator.supervisor.control_orders import ControlOrders, StackRequests
-from orchestrator.supervisor.hosts import Agents
+from orchestrator.supervisor.hosts import Hosts
 from orchestrator.supervisor.notices import Notices
 from orchestrator.supervisor.run_logs import RunLogs
 from orchestrator.supervisor.tensorboard_task import TensorBoardTask
@@ -60,7 +60,7 @@ class Supervisor:
         self,
         spec: JobSpec,
         is_detached: bool,
-        hosts: Agents,
+        hosts: Hosts,
         store: RunStore,
         client: ClientLink,
     ) -> None:

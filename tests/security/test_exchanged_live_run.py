@@ -24,7 +24,8 @@ from orchestrator.core.progress.reported import ProgressThrottle
 from orchestrator.core.state.events import Event, StorageFailed
 from orchestrator.engines.local import LocalEngine
 from orchestrator.supervisor.agent_orders import Attempts
-from orchestrator.supervisor.hosts import HERE, LocalAgent
+from orchestrator.supervisor.here import LocalAgent
+from orchestrator.supervisor.hosts import HERE, Hosts
 from orchestrator.supervisor.run_logs import RunLogs
 from orchestrator.supervisor.tensorboard_task import TensorBoardTask
 from worker.wire.messages import Exited, Held, NotPreloaded, PreloadOrder, Stacked
@@ -117,16 +118,16 @@ def test_supervisor_starts_nothing_in_a_directory_that_replaced_that_of_its_run(
         root = store.paths.root
         with RunLogs(store.directory.sub("logs"), ProgressThrottle()) as logs:
             tensorboard = TensorBoardTask(None, NetworkOption.HOST, store, queue)
-            agent = LocalAgent(LocalEngine())
-            attempts = Attempts(JOB, agent, store, logs, tensorboard, queue)
-            agent.serve(JOB, store)
+            hosts = Hosts(JOB, LocalAgent(LocalEngine()))
+            attempts = Attempts(JOB, hosts, store, logs, tensorboard, queue)
+            hosts.serve(JOB, store)
             try:
                 attempts.hold_ports(1, JOB)
                 attempts.take_held(HERE, Held(1, (2001, 2002)))
                 exchange(root, other)
                 attempts.start_all()
             finally:
-                agent.end()
+                hosts.end()
         assert isinstance(failed := queue[-1], StorageFailed)
         assert failed.reason == f"{root}: was moved or removed"
         assert [*root.iterdir()] == []

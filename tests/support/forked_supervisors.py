@@ -15,7 +15,7 @@ from orchestrator.host.inheritance import inheritance
 from orchestrator.links.supervisor_link import SupervisorProcess, _start_process
 
 ROOT = Path(__file__).resolve().parents[2]
-_MODULES = ("orchestrator.supervisor.hosts", "orchestrator.supervisor.kept", "orchestrator.supervisor.serve")
+_MODULES = ("orchestrator.supervisor.here", "orchestrator.supervisor.kept", "orchestrator.supervisor.serve")
 
 
 class ForkedSupervisors:

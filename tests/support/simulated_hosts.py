@@ -26,7 +26,7 @@ from orchestrator.engines.local import LocalEngine
 from orchestrator.links.client_link import Request, pack_environ
 from orchestrator.links.orders import StopOrder
 from orchestrator.links.supervisor_link import SupervisorLink, SupervisorProcess
-from orchestrator.supervisor.hosts import LocalAgent
+from orchestrator.supervisor.here import LocalAgent
 from orchestrator.supervisor.kept import OwnerDoor
 from orchestrator.supervisor.serve import serve
 

@@ -23,7 +23,7 @@ FACTS = {
     "python": "3.11.2",
     "allowed_cores": [0],
 }
-COUNTED = ("/orchestrator/core/", "/orchestrator/store/", "/supervisor/agent_", "/supervisor/host_agents")
+COUNTED = ("/orchestrator/core/", "/orchestrator/store/", "/supervisor/agent_", "/supervisor/hosts")
 
 
 @dataclass

@@ -39,7 +39,7 @@ from orchestrator.supervisor.agent_inputs import AgentInputs
 from orchestrator.supervisor.agent_orders import Attempts
 from orchestrator.supervisor.agent_reports import AgentReports
 from orchestrator.supervisor.control_orders import StackRequests
-from orchestrator.supervisor.host_agents import HostAgents
+from orchestrator.supervisor.hosts import Hosts
 from orchestrator.supervisor.notices import Notices
 from orchestrator.supervisor.run_logs import RunLogs
 from orchestrator.supervisor.tensorboard_task import TensorBoardTask
@@ -173,7 +173,7 @@ def test_messages_arrive_from_any_pieces_of_the_stream(said: list[Any], cuts: li
         assert found == [message for message in said if type(message).__name__ != "Begun"]
 
 
-class Reached(HostAgents):
+class Reached(Hosts):
     """The agents of hosts, over sockets in place of ssh."""
 
     def __init__(self, spec: JobSpec) -> None:
