@@ -12,7 +12,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 # Beginnings of the names of variables that TensorFlow, Keras, NumPy and the libraries below them read during their
 # import, also in C.

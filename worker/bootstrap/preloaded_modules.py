@@ -14,7 +14,6 @@ import os
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, all_suffixes
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +21,12 @@ from types import ModuleType
 from .after_import import run_callbacks
 from .import_reads import READ_AT_IMPORT, READ_BY_TENSORFLOW
 from .import_record import ImportRecord
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.abc import Loader, MetaPathFinder
+else:  # their import brings typing into forked tasks, by way of functools
+    Loader = MetaPathFinder = object
 
 _ATTRIBUTES = ("__name__", "__loader__", "__package__", "__spec__", "__path__", "__file__", "__cached__")
 _READ_LATER = ("TF_CONFIG",)

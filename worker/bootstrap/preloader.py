@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from . import forked_task
 from .forked_task import NoSuchProgram, Program, ProgramSlot, parse
@@ -22,6 +21,10 @@ from .import_record import ImportRecord
 from .messages import log
 from .preload_imports import preload, restore_openblas_threads
 from .preloaded_modules import PreloadedModules
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 OPTIONS = "ORCH_PRELOAD"
 _DEVICES = ("/dev/nvidia", "/dev/dri", "/dev/kfd", "/dev/accel", "/dev/vfio", "/dev/dxg")
