@@ -22,7 +22,8 @@ from orchestrator.engines import agent_words
 from orchestrator.engines.local import LocalEngine
 from orchestrator.links.agent_link import AgentLink, AgentMessage
 from orchestrator.links.client_link import pack_environ
-from worker.agent.task_process import TaskProcess, TaskStart
+from worker.agent.task_start import TaskStart
+from worker.agent.tasks import TaskProcess
 from worker.wire.facts import ExitFacts, HoldMode
 from worker.wire.messages import (
     Empty,

@@ -18,50 +18,33 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NoReturn, assert_never
 
-from worker.agent import task_process
 from worker.agent.checks import Checks
-from worker.agent.descriptors import Descriptors
 from worker.agent.forks import Forks
-from worker.agent.live_tasks import LiveTasks
 from worker.agent.network import Network
 from worker.agent.ports import HeldPorts, PortsExhausted, Readiness
 from worker.agent.processes import ProcessStat, describe
+from worker.agent.progress import ProgressInbox
 from worker.agent.resource_failures import DiskChecks
 from worker.agent.run_logs import RunFile, open_log
 from worker.agent.sampling import Sampler
 from worker.agent.stack_sources import allow_tracing
 from worker.agent.stacks import StackTaking
-from worker.agent.stream import ExitSignals, ProgressInbox, SupervisorStream
-from worker.agent.task_process import Cluster, TaskProcess, TaskStart
+from worker.agent.stream import ExitSignals, SupervisorStream
+from worker.agent.task_start import (
+    COMMAND_NOT_RUNNABLE,
+    Cluster,
+    Descriptors,
+    StartFailed,
+    TaskStart,
+    become_subreaper,
+    raise_file_limit,
+)
+from worker.agent.tasks import LiveTasks, TaskProcess, start
 from worker.agent.teardown import Teardown
+from worker.wire import messages
 from worker.wire.checks import Question
 from worker.wire.facts import ExitFacts, Identity
-from worker.wire.messages import (
-    Begun,
-    Credit,
-    DiskFull,
-    Empty,
-    Exited,
-    FromAgent,
-    Held,
-    Hello,
-    Hold,
-    HoldFailed,
-    Listening,
-    Notice,
-    Ping,
-    Plan,
-    PreloadOrder,
-    ProgressMade,
-    Run,
-    Sampled,
-    Signal,
-    Started,
-    Stop,
-    TakeStacks,
-    TaskOrder,
-    ToAgent,
-)
+from worker.wire.messages import FromAgent, ToAgent
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 # Seconds; a run brings its own value.
@@ -96,7 +79,7 @@ class Agent:
         """Serve until the stream ends and nothing is left."""
         with self._ports, self._tasks, self._poller:
             self._signals = ExitSignals(self._poller)
-            self._send(Hello(socket.gethostname(), os.getpid(), len(os.sched_getaffinity(0))))
+            self._send(messages.Hello(socket.gethostname(), os.getpid(), len(os.sched_getaffinity(0))))
             while not (self._leaving and self._teardown is None):
                 try:
                     self._turn()
@@ -150,22 +133,15 @@ class Agent:
             if must_leave or (is_notice and not self._tasks):
                 self._leave_silently()
             elif is_notice:
-                self._send(Notice())
+                self._send(messages.Notice())
         elif self._forks.serves(fd):
             self._forks.serve(fd)
         elif self._checks.serves(fd):
             self._checks.serve(fd)
         elif self._stacks.serves(fd):
             self._stacks.serve(fd)
-        else:
-            self._read_progress(fd)
-
-    def _read_progress(self, fd: int) -> None:
-        task = self._tasks.owner(fd)
-        if task is not None and fd == task.progress_fd:
-            self._progress.read(task)
-            if task.progress_fd < 0:
-                self._tasks.drop_fd(fd)
+        elif self._progress.serves(fd):
+            self._progress.serve(fd)
 
     def _abort(self) -> None:
         """End everything after an error of the agent, or a message that it cannot parse."""
@@ -187,43 +163,43 @@ class Agent:
     # -- the stream
 
     def _read_stream(self, fd: int) -> None:
-        messages, is_open = self._stream.read(fd)
-        for message in messages:
+        orders, is_open = self._stream.read(fd)
+        for order in orders:
             self._report_exits()  # hundreds of starts take a while
-            self._handle(message)
+            self._handle(order)
         if not is_open:
             self._leave()
 
     def _handle(self, message: ToAgent) -> None:
         match message:
-            case Run():
+            case messages.Run():
                 self._begin(message)
             case Question():
                 self._checks.ask(message)
-            case Hold():
+            case messages.Hold():
                 self._hold(message)
-            case PreloadOrder():
+            case messages.PreloadOrder():
                 if self._network.refusal is None:
                     self._forks.preload(message, RunFile(message.log, self._run_directory))
-            case Plan():
+            case messages.Plan():
                 self._cluster = Cluster(message.cluster)
                 self._progress.set_tasks(sum(map(len, message.cluster.values())))
-            case TaskOrder():
+            case messages.TaskOrder():
                 self._start(message)
-            case Signal():
+            case messages.Signal():
                 if (task := self._tasks.by_name.get(message.task)) is not None:  # else it has exited
                     task.signal_group(message.number)
-            case TakeStacks():
+            case messages.TakeStacks():
                 ending = self._teardown is not None
                 self._stacks.ask(message.tasks, self._tasks.by_name, message.native, ending=ending)
-            case Stop():
+            case messages.Stop():
                 self._begin_teardown(message.grace_s)
-            case Credit() | Ping():  # for the stream of another host
+            case messages.Credit() | messages.Ping():  # for the stream of another host
                 return
             case _:
                 assert_never(message)
 
-    def _begin(self, run: Run) -> None:
+    def _begin(self, run: messages.Run) -> None:
         """Serve this run from now on: the first one, or the next one after a run that is over."""
         self._failure_grace_s = run.failure_grace_s
         self._forks.begin_run()
@@ -238,27 +214,27 @@ class Agent:
         self._network.enter(run.network)
         self._descriptors.close()
         self._descriptors = Descriptors(run.descriptors, self._stream.take_descriptors())
-        self._send(Begun(run.run_id))
+        self._send(messages.Begun(run.run_id))
 
     def _send(self, message: FromAgent) -> None:
         self._stream.send(message)
 
     # -- ports and tasks
 
-    def _hold(self, order: Hold) -> None:
+    def _hold(self, order: messages.Hold) -> None:
         self._checks.close()
         if self._network.refusal is not None:
-            self._send(HoldFailed(self._network.refusal))
+            self._send(messages.HoldFailed(self._network.refusal))
             return
         try:
             ports = self._ports.hold(order.count, order.mode)
         except (PortsExhausted, OSError) as error:
-            self._send(HoldFailed(str(error)))
+            self._send(messages.HoldFailed(str(error)))
         else:
             self._tasks.begin_attempt()
-            self._send(Held(order.number, tuple(ports)))
+            self._send(messages.Held(order.number, tuple(ports)))
 
-    def _start(self, order: TaskOrder) -> None:
+    def _start(self, order: messages.TaskOrder) -> None:
         if self._teardown is not None or self._network.refusal is not None:
             return  # a stop came first, or the private network was refused
         env: Mapping[str, str] = {}
@@ -268,28 +244,29 @@ class Agent:
         if bootstrap is not None:
             bootstrap = {**bootstrap, "run_directory": self._run_directory}
         descriptors = self._descriptors.of(order.task)
-        start = TaskStart(order, env, self._run_directory, bootstrap, descriptors)
+        task_start = TaskStart(order, env, self._run_directory, bootstrap, descriptors)
         if order.fork:
-            self._forks.fork(start)
+            self._forks.fork(task_start)
         else:
-            self._spawn(start)
+            self._spawn(task_start)
 
-    def _spawn(self, start: TaskStart) -> None:
+    def _spawn(self, task_start: TaskStart) -> None:
         try:
-            task = task_process.start(start)
-        except (task_process.StartFailed, OSError) as error:
-            code = getattr(error, "exit_code", task_process.COMMAND_NOT_RUNNABLE)
+            task = start(task_start)
+        except (StartFailed, OSError) as error:
+            code = getattr(error, "exit_code", COMMAND_NOT_RUNNABLE)
             facts = ExitFacts(code, None, time.monotonic(), start_error=str(error))
-            self._send(Exited(start.order.task, facts))
+            self._send(messages.Exited(task_start.order.task, facts))
             return
         self._add(task)
 
     def _add(self, task: TaskProcess) -> None:
         self._tasks.add(task)
+        self._progress.add(task)
         self._readiness.hasten(task.started_mono)
         if task.order.memory_limit is not None:
             self._sampler.hasten(task.started_mono)
-        self._send(Started(task.name, task.pid, task.start_ticks, task.method))
+        self._send(messages.Started(task.name, task.pid, task.start_ticks, task.method))
 
     def _report_exit(self, task: TaskProcess) -> None:
         mono = time.monotonic()
@@ -307,8 +284,7 @@ class Agent:
             self._disks.request(mono, task.name, task.start.output_dirs)
         # During a teardown the states of the peers say nothing about the failure.
         peers = self._tasks.peer_states(task) if failed else {}
-        self._stacks.forget(task)
-        self._tasks.remove(task)
+        self._forget(task)
         facts = ExitFacts(
             exit_code=exit_code,
             signal=number,
@@ -319,7 +295,12 @@ class Agent:
             peak_bytes=task.peak_bytes,
             over_limit=task.over_limit,
         )
-        self._send(Exited(task.name, facts))
+        self._send(messages.Exited(task.name, facts))
+
+    def _forget(self, task: TaskProcess) -> None:
+        self._stacks.forget(task)
+        self._progress.remove(task)
+        self._tasks.remove(task)
 
     def _reap_orphans(self) -> None:
         """Reap descendants whose parents died, which are children of this process now."""
@@ -362,12 +343,11 @@ class Agent:
             return
         self._teardown = None
         for task in self._tasks:  # of other users: they run on
-            self._stacks.forget(task)
-            self._tasks.remove(task)
+            self._forget(task)
         self._refused += teardown.refused
         self._report_full_disks(float("inf"))
         self._ports.close()
-        self._send(Empty(teardown.swept, tuple(map(describe, teardown.refused))))
+        self._send(messages.Empty(teardown.swept, tuple(map(describe, teardown.refused))))
 
     # -- watching
 
@@ -375,30 +355,30 @@ class Agent:
         waiting = [task for task in self._tasks if not task.is_ready]
         for task in self._readiness.newly_ready(now, waiting):
             task.is_ready = True
-            self._send(Listening(task.name))
+            self._send(messages.Listening(task.name))
         self._report_exits()
         sample = self._sampler.take(now, [task for task in self._tasks if not task.order.is_helper])
         for name, usage in sample.items():
             self._tasks.by_name[name].check_memory(usage.memory_bytes)
         if sample and not self._stream.is_full:
-            self._send(Sampled(sample))
+            self._send(messages.Sampled(sample))
         self._report_full_disks(now)
 
     def _report_full_disks(self, now: float) -> None:
         for task, reason in self._disks.run_due(now):
-            self._send(DiskFull(task, reason))
+            self._send(messages.DiskFull(task, reason))
 
     def _forward_progress(self, now: float, at_once: bool = False) -> None:
         if self._stream.is_full and not at_once:
             return
         for name, progress in self._progress.take(now, at_once).items():
-            self._send(ProgressMade(name, progress))
+            self._send(messages.ProgressMade(name, progress))
 
 
 def serve(open_stream: Callable[[select.epoll], SupervisorStream]) -> NoReturn:
     """Be the agent of this stream, then exit."""
-    task_process.become_subreaper()
-    task_process.raise_file_limit()
+    become_subreaper()
+    raise_file_limit()
     Agent(open_stream).run()
     # Skips the interpreter's cleanup: the end of the run waits for this process.
     os._exit(0)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from worker.agent.preload_link import ForkRequest, Preloader
 from worker.agent.run_logs import RunFile
-from worker.agent.task_process import StartFailed, TaskProcess, TaskStart
+from worker.agent.task_start import StartFailed, TaskStart
+from worker.agent.tasks import TaskProcess
 from worker.wire.messages import NotPreloaded, Preloaded, PreloadOrder
 
 # Open requests: enough to keep the preloader busy, too few to fill its stream.

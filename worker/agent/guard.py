@@ -28,7 +28,7 @@ from worker.agent.processes import (
     send_signal,
 )
 from worker.agent.stage1 import PREFIX, bases, is_own_directory
-from worker.agent.task_process import PR_SET_NAME, PR_SET_PDEATHSIG, become_subreaper
+from worker.agent.task_start import PR_SET_NAME, PR_SET_PDEATHSIG, become_subreaper
 
 # In the directory: the messages of the agent itself.
 LOG = "agent.log"

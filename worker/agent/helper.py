@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
-from worker.agent.task_process import PR_SET_NAME, PR_SET_PDEATHSIG
+from worker.agent.task_start import PR_SET_NAME, PR_SET_PDEATHSIG
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)

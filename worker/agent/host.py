@@ -19,7 +19,7 @@ from worker.agent.host_facts import host_facts
 from worker.agent.log_shipping import LogShipping
 from worker.agent.processes import DIRECTORY_VARIABLE
 from worker.agent.stream import SupervisorStream
-from worker.agent.task_process import SEARCH_PATH
+from worker.agent.task_start import SEARCH_PATH
 from worker.wire.lease import Lease
 from worker.wire.messages import (
     AGENT_LOG,

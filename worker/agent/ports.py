@@ -19,7 +19,7 @@ from typing import Self
 import portpicker
 
 from worker.agent.processes import all_processes, descendants, listening_inodes, owns_socket
-from worker.agent.task_process import TaskProcess
+from worker.agent.tasks import TaskProcess
 from worker.wire.facts import HoldMode
 
 _OPTION: dict[HoldMode, int] = {"reuse_port": socket.SO_REUSEPORT, "reuse_addr": socket.SO_REUSEADDR}

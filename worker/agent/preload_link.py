@@ -11,9 +11,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker.agent import task_process
+from worker.agent import task_start, tasks
 from worker.agent.run_logs import RunFile, open_log
-from worker.agent.task_process import INJECT, NO_PROXY, SEARCH_PATH, TaskPipes, TaskProcess, TaskStart
+from worker.agent.task_start import INJECT, NO_PROXY, SEARCH_PATH, TaskPipes, TaskStart
+from worker.agent.tasks import TaskProcess
 from worker.bootstrap.import_reads import READ_AT_IMPORT, FileMark, mark
 from worker.wire.messages import NotPreloaded, Preloaded, PreloadOrder
 
@@ -56,7 +57,7 @@ class ForkRequest:
         if pid is None or not self._go():
             os.close(fds[0])
             return "the forked process exited before it started"
-        return task_process.adopted(self.start, pid, fds[0], self.pipes, "fork")
+        return tasks.adopted(self.start, pid, fds[0], self.pipes, "fork")
 
     def _go(self) -> bool:
         try:
@@ -108,7 +109,7 @@ class Preloader:
         env = {**self._env, _OPTIONS: json.dumps(options), SEARCH_PATH: ":".join(path)}
         log = open_log(self._log)
         try:
-            return task_process.spawn([*order.argv, placeholder], env, order.cwd, log, (its.fileno(),))
+            return task_start.spawn([*order.argv, placeholder], env, order.cwd, log, (its.fileno(),))
         finally:
             os.close(log)
 

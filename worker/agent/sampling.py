@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 
 from worker.agent.gpu_usage import GpuUsage
 from worker.agent.processes import ProcessStat, all_processes, descendants, proportional_bytes
-from worker.agent.task_process import TaskProcess
+from worker.agent.tasks import TaskProcess
 from worker.wire.facts import Usage
 
 _INTERVAL_S = 2.0

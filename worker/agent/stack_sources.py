@@ -24,7 +24,7 @@ from typing import Any
 
 from worker.agent.processes import STOPPED, ProcessStat, all_processes, descendants, tree_states
 from worker.agent.run_logs import open_in_run
-from worker.agent.task_process import TaskProcess
+from worker.agent.tasks import TaskProcess
 from worker.wire.codec import encode
 from worker.wire.facts import StacksSource
 from worker.wire.messages import Stacked

@@ -11,7 +11,7 @@ from functools import partial
 from worker.agent.helper import Helper
 from worker.agent.processes import DEAD
 from worker.agent.stack_sources import take_all
-from worker.agent.task_process import TaskProcess
+from worker.agent.tasks import TaskProcess
 from worker.wire.messages import Stacked, decode_report
 from worker.wire.stream import LineSplitter
 

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Collection, Iterable
 
 from worker.agent.processes import Delivery, ProcessStat, all_processes, descendants, send_signal
-from worker.agent.task_process import TaskProcess
+from worker.agent.tasks import TaskProcess
 
 # Interval of checks for remaining processes. Exits of leaders wake the agent; those of an orphan's children may not.
 _CHECK_S = 0.02

@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _inject(inject: Path, options: dict[str, Any]) -> None:
-    """Let the interpreter run the bootstrap first, as the agent does (worker/agent/task_process.py)."""
+    """Let the interpreter run the bootstrap first, as the agent does (worker/agent/task_start.py)."""
     for key in ("exception_file", "stacks_file"):
         if options.get(key):
             Path(options[key]).parent.mkdir(parents=True, exist_ok=True)

@@ -94,7 +94,7 @@ def test_log_is_appended_and_private(agent: Driver) -> None:
 
 def test_log_is_closed_if_the_pipe_cannot_be_opened(tmp_path: Path) -> None:
     program = (
-        "import os, resource\nfrom worker.agent.task_process import RunFile, TaskPipes\n"
+        "import os, resource\nfrom worker.agent.task_start import RunFile, TaskPipes\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (5, 5))\n"
         "try:\n    TaskPipes(RunFile('log'))\nexcept OSError as error:\n    print(error.errno)\n"
         "print(os.open('/dev/null', os.O_RDONLY))\n"

@@ -16,8 +16,8 @@ import psutil
 from agent_driving import DAEMONISES, SLEEPER, Driver, python, signal_and_wait, state_letter
 from waiting import lives, until
 
-from worker.agent import task_process
-from worker.agent.task_process import TaskStart
+from worker.agent import tasks
+from worker.agent.task_start import TaskStart
 from worker.wire.messages import Exited, Sampled, Started, TaskOrder
 
 ENDS = {
@@ -107,14 +107,15 @@ def test_running_task_is_not_waited_for(tmp_path: Path) -> None:
     """Its pidfd may have the number of one that was closed in the same batch of events."""
     log = str(tmp_path / "log")
     order = TaskOrder("a", tuple(python(SLEEPER)), {}, str(tmp_path), log, None, False)
-    task = task_process.start(TaskStart(order))
+    task = tasks.start(TaskStart(order))
     try:
         assert task.reap() is None
     finally:
         os.kill(task.pid, signal.SIGKILL)
         select.select([task.pidfd], [], [])
         assert task.reap() == (None, signal.SIGKILL)
-        task.close()
+        os.close(task.pidfd)
+        os.close(task.progress_fd)
 
 
 def test_orphans_leave_no_zombies(agent: Driver) -> None:

@@ -24,7 +24,7 @@ from worker.agent.processes import (
     send_signal,
 )
 from worker.agent.sampling import Sample, Sampler
-from worker.agent.task_process import TaskProcess
+from worker.agent.tasks import TaskProcess
 from worker.wire.facts import Usage
 from worker.wire.messages import Exited
 

@@ -24,7 +24,7 @@ from waiting import PATIENCE_S, until, until_gone
 from orchestrator.core.diagnosis.stack_text import to_task_stack
 from worker.agent import stack_sources
 from worker.agent.stacks import StackTaking
-from worker.agent.task_process import TaskProcess
+from worker.agent.tasks import TaskProcess
 from worker.wire.messages import Exited, Stacked, Started, Stop
 
 # Dumps its stacks on SIGURG, as the bootstrap does.

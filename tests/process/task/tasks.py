@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from worker.agent.task_process import injected_env
+from worker.agent.task_start import injected_env
 
 # Only a test that hangs takes that long.
 LONGEST_RUN_S = 90.0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tasks import finished
 
-from worker.agent.task_process import INJECT
+from worker.agent.task_start import INJECT
 
 LOOK = """
 import os, sys

@@ -18,8 +18,8 @@ from orchestrator.core.progress.line_progress import LineProgress
 from orchestrator.core.progress.reported import parse_progress
 from orchestrator.core.state.events import Progress, TaskProgressed, event_line, parse_event
 from orchestrator.core.state.position import Course, position
-from worker.agent.stream import ProgressInbox
-from worker.agent.task_process import TaskProcess
+from worker.agent.progress import ProgressInbox
+from worker.agent.tasks import TaskProcess
 
 LINES = [
     b"Epoch 3/10\n",
@@ -117,8 +117,8 @@ def test_anything_in_a_progress_pipe(lines: list[bytes], writes: int) -> None:
         SimpleNamespace(name="worker:0", progress_fd=out, progress_rest=b"", ask_again=lambda: None),
     )
     with select.epoll() as poller:
-        poller.register(out, select.EPOLLIN)
         inbox = ProgressInbox(poller)
+        inbox.add(task)
         data = b"\n".join(lines) + b"\n" + as_json(TOLD) + b"\n"
         while data:
             data = data[os.write(into, data[: max(1, len(data) // writes)]) :]

@@ -23,7 +23,7 @@ from orchestrator.core.text.durations import MAX_DURATION_S, format_duration, pa
 from orchestrator.core.text.sizes import MAX_SIZE, parse_size
 from orchestrator.host import kernel_files
 from worker.agent.processes import read_stat
-from worker.agent.task_process import injected_env
+from worker.agent.task_start import injected_env
 from worker.bootstrap.install import Options
 
 T = TypeVar("T")

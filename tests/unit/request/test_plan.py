@@ -35,7 +35,7 @@ from orchestrator.core.plan.plan import (
 )
 from orchestrator.core.state.events import AttemptPlanned, event_line
 from orchestrator.store.runs.paths import RunPaths
-from worker.agent.task_process import Cluster
+from worker.agent.task_start import Cluster
 
 LAYOUT = RunPaths(Path("/state/job-1"))
 ADDRESSES = ("127.0.0.1:5000", "127.0.0.1:5001")

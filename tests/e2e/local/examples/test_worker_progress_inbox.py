@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from worker.agent.stream import ProgressInbox
-from worker.agent.task_process import TaskProcess
+from worker.agent.progress import ProgressInbox
+from worker.agent.tasks import TaskProcess
 
 # Seconds on the inbox's clock; the tests do not wait.
 NOW = 100.0
@@ -25,13 +25,13 @@ class TaskPipe:
         reader, self.writer = os.pipe2(os.O_NONBLOCK)
         self.poller = select.epoll()
         self.inbox = ProgressInbox(self.poller)
-        self.task = SimpleNamespace(
-            name="worker:0", progress_fd=reader, progress_rest=b"", ask_again=lambda: None
-        )
+        task = SimpleNamespace(name="worker:0", progress_fd=reader, progress_rest=b"", ask_again=lambda: None)
+        self.task = cast(TaskProcess, task)
+        self.inbox.add(self.task)
 
     def send(self, **progress: object) -> None:
         os.write(self.writer, json.dumps(progress).encode() + b"\n")
-        self.inbox.read(cast(TaskProcess, self.task))
+        self.inbox.serve(self.task.progress_fd)
 
     def take(self, now: float) -> dict[str, Any]:
         return {name: json.loads(text) for name, text in self.inbox.take(now).items()}
@@ -42,7 +42,7 @@ def pipe() -> Iterator[TaskPipe]:
     made = TaskPipe()
     yield made
     os.close(made.writer)
-    os.close(made.task.progress_fd)
+    made.inbox.remove(made.task)
     made.poller.close()
 
 
