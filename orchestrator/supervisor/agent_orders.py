@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
-from orchestrator.core.job.spec import CommandKind, JobSpec
+from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.job.strategy import SettingMisfit
 from orchestrator.core.job.tf_config import TFConfigTooLong
 from orchestrator.core.plan.placement import place
@@ -18,6 +19,7 @@ from orchestrator.core.plan.plan import (
     build_plan,
     hold_mode,
     planned_tasks,
+    preload_order,
     takes_bootstrap,
 )
 from orchestrator.core.state import events
@@ -26,7 +28,7 @@ from orchestrator.core.text.clean import one_line
 from orchestrator.links.agent_link import AgentLink, AgentMessage
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor import now
-from orchestrator.supervisor.hosts import HERE, Hosts, HostUnusable, preload_order
+from orchestrator.supervisor.hosts import HERE, Hosts, HostUnusable
 from orchestrator.supervisor.run_logs import RunLogs
 from orchestrator.supervisor.tensorboard_task import TensorBoardTask
 from worker.wire.codec import encode
@@ -88,9 +90,9 @@ class Attempts:
         if attempt == FIRST_ATTEMPT and (link := self._hosts.link(HERE)) is not None:
             # Each run imports the user's own modules again.
             installed_only = self._hosts.are_kept
-            order = preload_order(self._spec, self._store.paths, installed_only=installed_only)
+            order = preload_order(self._spec, self._store.paths, os.environ)
             if order is not None:
-                link.send(order)
+                link.send(replace(order, installed_only=installed_only))
         self._placement = place(self._spec) if self._spec.hosts else (HERE,) * len(self._spec.tasks)
         self._counts = Counter(self._placement)
         self._host_of = dict(zip(map(str, self._spec.tasks), self._placement, strict=True))
@@ -182,12 +184,12 @@ class Attempts:
         with self._storage_errors_reported():
             self._store.require_place()  # tasks find their directories by path
             for task in self._plan.tasks:
-                name = str(task.task)
+                name = task.order.task
                 log = self._store.paths.task_log(name)
                 if self.link_to(name) is not None:
                     self._hosts.expect_log(self._host_of[name], name, log)
                 self._logs.add(name, self._plan.attempt, log, watched=task.host is None)
-                self._start(task, task.env)
+                self._start(task, task.order)
             if (link := self._hosts.link(HERE)) is not None:
                 self._tensorboard.start(link)
 
@@ -197,8 +199,9 @@ class Attempts:
             return
         with self._storage_errors_reported():
             for task in self._plan.tasks:
-                if str(task.task) == name:
-                    self._start(task, {**task.env, "ORCH_RESTARTS": str(restarts)})
+                if task.order.task == name:
+                    env = {**task.order.env, "ORCH_RESTARTS": str(restarts)}
+                    self._start(task, replace(task.order, env=env))
 
     @contextmanager
     def _storage_errors_reported(self) -> Iterator[None]:
@@ -209,35 +212,19 @@ class Attempts:
             reason = f"{error.filename}: {error.strerror}"
             self._queue.append(events.StorageFailed(**now(), reason=reason))
 
-    def _start(self, task: TaskPlan, env: Mapping[str, str]) -> None:
-        name = str(task.task)
+    def _start(self, task: TaskPlan, order: TaskOrder) -> None:
+        name = order.task
         link = self.link_to(name)
         if link is None:
             return
         if task.host is None:
-            with self._store.directory.make(task.scratch.parent.name) as scratch:
-                scratch.make(task.scratch.name).close()
+            scratch = self._store.paths.task_scratch(name)
+            with self._store.directory.make(scratch.parent.name) as directory:
+                directory.make(scratch.name).close()
         # It may hold the exception of an earlier process of this task.
         self._store.forget_exception(name)
         self._logs.mark_process_start(name)
-        link.send(
-            TaskOrder(
-                task=name,
-                argv=task.argv,
-                env=env,
-                cwd=str(task.cwd),
-                log=str(task.log),
-                port=int(task.address.rpartition(":")[2]) if task.address else None,
-                serves=task.serves,
-                bootstrap=task.bootstrap,
-                fork=task.fork,
-                memory_limit=self._spec.memory_limit_bytes,
-                scratch=None if task.host is None else str(task.scratch),
-                runs_worker=self._spec.command_of(task.task.type).kind is CommandKind.BUILTIN,
-                role=task.task.type,
-                index=task.task.index,
-            )
-        )
+        link.send(order)
 
 
 def _host_and_port(address: str, port: int) -> str:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from orchestrator.core.job.cpu_budget import Cores
 from orchestrator.core.job.gpus import Gpu, GpuInventory
 from orchestrator.core.job.hosts import Host
-from orchestrator.core.job.spec import CommandKind, JobSpec
+from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.plan.placement import place
 from orchestrator.core.plan.places import HostFacts
-from orchestrator.core.plan.plan import preload_plan
+from orchestrator.core.plan.plan import preload_order
 from orchestrator.core.state.events import HostJoined
 from orchestrator.engines import Engine, engine_of
 from orchestrator.engines.local import LocalEngine
@@ -31,7 +31,7 @@ from orchestrator.store.runs.writer import RunStore, new_run_id
 from orchestrator.supervisor import now
 from orchestrator.supervisor.here import LocalAgent
 from worker.wire import facts
-from worker.wire.messages import AGENT_LOG, PRELOADER_LOG, Hello, Log, PreloadOrder, Run
+from worker.wire.messages import AGENT_LOG, PRELOADER_LOG, Hello, Log, Run
 
 if TYPE_CHECKING:
     from orchestrator.links.host_link import HostLink
@@ -218,7 +218,8 @@ class Hosts:
         agent = self._agents[host]
         if not agent.is_preloading and hello.facts is not None and self.run_id is not None:
             agent.is_preloading = True
-            order = preload_order(self.spec, RunPaths(Path(hello.facts.directory) / self.run_id))
+            paths = RunPaths(Path(hello.facts.directory) / self.run_id)
+            order = preload_order(self.spec, paths, os.environ)
             if order is not None:
                 agent.link.send(order)
 
@@ -312,23 +313,6 @@ class Hosts:
                     self.end_host(host)
             if not self._agents.keys() - self.away:
                 return  # hosts that are away may not answer
-
-
-def preload_order(spec: JobSpec, paths: RunPaths, *, installed_only: bool = False) -> PreloadOrder | None:
-    """The order to preload for a job; None if no task is forked. `paths` are those of the agent's host."""
-    preload = preload_plan(spec, paths, os.environ)
-    if preload is None:
-        return None
-    return PreloadOrder(
-        argv=preload.argv,
-        env=preload.env,
-        cwd=str(preload.cwd),
-        modules=preload.modules,
-        script_env=preload.script_env,
-        log=str(paths.preloader_log),
-        runs_worker=spec.command.kind is CommandKind.BUILTIN,
-        installed_only=installed_only,
-    )
 
 
 def _facts(cores: int, told: facts.HostFacts, interface: str | None) -> HostFacts:

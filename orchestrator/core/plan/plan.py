@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from orchestrator.core.plan.places import HostFacts, RunLayout, TaskPlace
 from orchestrator.core.plan.task_devices import gpu_plan_of, gpu_plan_of_hosts, task_devices_env
 from orchestrator.core.text.secrets import mask_secrets, mask_words
 from worker.wire.facts import HoldMode
+from worker.wire.messages import PreloadOrder, TaskOrder
 
 if TYPE_CHECKING:
     from orchestrator.core.state.events import PlannedTask
@@ -46,36 +46,14 @@ _OPTIONS_WITH_VALUE = "WX"
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """The plan of a task on `host` (None: this machine), with paths there. `env` is added to the caller's environment,
-    and so is TF_CONFIG. `serves`: a TensorFlow server is expected on `address` (host:port). `bootstrap` are the options
-    of the code injected into its Python, None for no injection; they are not in `env`. `fork`: the task is forked from
-    the preloader. `interactive`: it has the user's terminal."""
+    """The order that starts a task on `host` (None: this machine), with paths there, and its `address` (host:port).
+    `interactive`: it has the user's terminal."""
 
     task: TaskRef
     host: str | None
     address: str
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    cwd: Path
-    log: Path
-    scratch: Path
-    serves: bool
-    bootstrap: Mapping[str, object] | None
-    fork: bool
+    order: TaskOrder
     interactive: bool = False
-
-
-@dataclass(frozen=True)
-class PreloadPlan:
-    """The modules to import once before tasks are forked, by `argv` (the interpreter and its options) in `cwd`.
-
-    `env` is added to the caller's environment, as for the tasks. `script_env` is set during the imports only."""
-
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    cwd: Path
-    modules: tuple[str, ...]
-    script_env: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -152,17 +130,25 @@ def _gpus(
     return gpu_plan_of_hosts(spec, tasks, {host: its.gpus for host, its in facts.items()}, environ)
 
 
-def preload_plan(spec: JobSpec, layout: RunLayout, environ: Mapping[str, str]) -> PreloadPlan | None:
+def preload_order(spec: JobSpec, layout: RunLayout, environ: Mapping[str, str]) -> PreloadOrder | None:
     """Return what to preload for this job, None if its tasks are not forked. Needs no ports, so it starts first.
 
-    A role is not forked if its command or its environment needs other imports (request/settings/roles.py)."""
+    `layout`: of the agent's host. A role is not forked if its command or its environment needs other imports
+    (request/settings/roles.py)."""
     if not spec.command.start.fork:
         return None
     common = _common_env(spec, None, layout, 0, environ)
     env = {name: value for name, value in common.items() if name not in _NOT_PRELOADED}
     start = spec.command.start
-    scripts = MappingProxyType(dict(start.preload_env))
-    return PreloadPlan(spec.command.interpreter, MappingProxyType(env), spec.cwd, start.modules, scripts)
+    return PreloadOrder(
+        argv=spec.command.interpreter,
+        env=MappingProxyType(env),
+        cwd=str(spec.cwd),
+        modules=start.modules,
+        script_env=MappingProxyType(dict(start.preload_env)),
+        log=str(layout.preloader_log),
+        runs_worker=spec.command.kind is CommandKind.BUILTIN,
+    )
 
 
 def takes_bootstrap(command: Command) -> bool:
@@ -204,19 +190,19 @@ def planned_tasks(plan: RunPlan, layout: RunLayout) -> tuple[PlannedTask, ...]:
         PlannedTask,
     )  # its import takes 0.02 s, and `orch config` needs no events
 
-    commands = {argv: mask_words(argv) for argv in {task.argv for task in plan.tasks}}
+    commands = {argv: mask_words(argv) for argv in {task.order.argv for task in plan.tasks}}
     return tuple(
         PlannedTask(
             task=str(task.task),
             role=task.task.type,
             index=task.task.index,
             address=task.address,
-            argv=commands[task.argv],
-            cwd=str(task.cwd),
-            env=mask_secrets(task.env),
+            argv=commands[task.order.argv],
+            cwd=task.order.cwd,
+            env=mask_secrets(task.order.env),
             log=str(layout.task_log(str(task.task))),
             host=task.host,
-            serves=task.serves,
+            serves=task.order.serves,
             interactive=task.interactive,
         )
         for task in plan.tasks
@@ -233,23 +219,26 @@ def _task_plan(
 ) -> TaskPlan:
     name, role = str(task), task.type
     command = spec.command_of(role)
-    scratch = layout.task_scratch(name)
-    own = {"ORCH_TASK": name, "ORCH_SCRATCH_DIR": str(scratch)}
+    scratch = str(layout.task_scratch(name))
+    own = {"ORCH_TASK": name, "ORCH_SCRATCH_DIR": scratch}
     python_path = {**environ, **spec.env_of(role)}.get(_PYTHON_PATH)
-    return TaskPlan(
-        task=task,
-        host=place.host,
-        address=place.address,
+    order = TaskOrder(
+        task=name,
         argv=command.argv,
         env=MappingProxyType({**own, **common}),
-        cwd=spec.cwd,
-        log=layout.task_log(name),
-        scratch=scratch,
+        cwd=str(spec.cwd),
+        log=str(layout.task_log(name)),
+        port=int(place.address.rpartition(":")[2]) if place.address else None,
         serves=spec.serves(role),
         bootstrap=_bootstrap(spec, command, task, layout, python_path),
         fork=command.start.fork,
-        interactive=task == spec.interactive,
+        memory_limit=spec.memory_limit_bytes,
+        scratch=None if place.host is None else scratch,
+        runs_worker=command.kind is CommandKind.BUILTIN,
+        role=role,
+        index=task.index,
     )
+    return TaskPlan(task, place.host, place.address, order, interactive=task == spec.interactive)
 
 
 def _bootstrap(

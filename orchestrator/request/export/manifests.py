@@ -240,11 +240,15 @@ def _job_file(spec: JobSpec, hosts: list[str]) -> dict[str, Any]:
             {
                 "type": task.task.type,
                 "index": task.task.index,
-                "argv": list(task.argv),
+                "argv": list(task.order.argv),
                 "env": {
-                    key: value for key, value in task.env.items() if key not in _UNSET and key not in secret
+                    key: value
+                    for key, value in task.order.env.items()
+                    if key not in _UNSET and key not in secret
                 },
-                "bootstrap": None if task.bootstrap is None else {**task.bootstrap, "tracer": None},
+                "bootstrap": None
+                if task.order.bootstrap is None
+                else {**task.order.bootstrap, "tracer": None},
             }
             for task in plan.tasks
         ],

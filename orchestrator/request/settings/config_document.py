@@ -105,7 +105,7 @@ def _target(fault: Fault, spec: JobSpec) -> str | None:
 
 
 def _env(task: TaskPlan, plan: RunPlan) -> dict[str, str]:
-    return mask_secrets({VARIABLE: plan.tf_config_of(task.task).to_json(), **task.env})
+    return mask_secrets({VARIABLE: plan.tf_config_of(task.task).to_json(), **task.order.env})
 
 
 def _task_document(task: TaskPlan, plan: RunPlan) -> dict[str, object]:
@@ -114,16 +114,16 @@ def _task_document(task: TaskPlan, plan: RunPlan) -> dict[str, object]:
         "role": task.task.type,
         "index": task.task.index,
         "host": task.host,
-        "argv": list(mask_words(task.argv)),
+        "argv": list(mask_words(task.order.argv)),
         "env": _env(task, plan),
         "tf_config": plan.tf_config_of(task.task).as_dict(),
         "address": task.address,
         "placeholder_port": True,
-        "cwd": str(task.cwd),
-        "log": str(task.log),
-        "serves": task.serves,
-        "fork": task.fork,
-        "bootstrap": None if task.bootstrap is None else dict(task.bootstrap),
+        "cwd": task.order.cwd,
+        "log": task.order.log,
+        "serves": task.order.serves,
+        "fork": task.order.fork,
+        "bootstrap": None if task.order.bootstrap is None else dict(task.order.bootstrap),
     }
 
 
@@ -219,9 +219,9 @@ def _device_line(task: TaskPlan, spec: JobSpec, plan: RunPlan) -> list[str]:
 def _task_lines(task: TaskPlan, plan: RunPlan, devices: list[str]) -> list[str]:
     return [
         f"{task.task}  {task.address} (placeholder port{' and address' if task.host else ''})",
-        f"  argv  {' '.join(_word(word) for word in mask_words(task.argv))}",
+        f"  argv  {' '.join(_word(word) for word in mask_words(task.order.argv))}",
         *(f"  uses  {line}" for line in devices),
-        f"  log   {task.log}",
+        f"  log   {task.order.log}",
         *(f"  env   {name}={_word(value)}" for name, value in _env(task, plan).items()),
     ]
 

@@ -30,7 +30,7 @@ from orchestrator.core.plan.plan import (
     build_plan,
     hold_mode,
     planned_tasks,
-    preload_plan,
+    preload_order,
     takes_bootstrap,
 )
 from orchestrator.core.state.events import AttemptPlanned, event_line
@@ -51,7 +51,7 @@ def plan_of(
 
 def env_of(spec: JobSpec, task: int = 0, **environ: str) -> dict[str, str]:
     addresses = tuple(f"127.0.0.1:{10_001 + number}" for number in range(len(spec.tasks)))
-    return dict(plan_of(spec, addresses, **environ).tasks[task].env)
+    return dict(plan_of(spec, addresses, **environ).tasks[task].order.env)
 
 
 def test_environment_and_files_of_a_task() -> None:
@@ -59,12 +59,12 @@ def test_environment_and_files_of_a_task() -> None:
     plan = plan_of(spec, attempt=3)
     task = plan.tasks[1]
     assert (plan.run_id, plan.attempt, plan.hold_mode) == ("job-1", 3, "reuse_port")
-    assert (str(task.task), task.address, task.argv) == ("worker:1", ADDRESSES[1], spec.command.argv)
-    assert (task.cwd, task.serves) == (Path("/somewhere"), True)
-    assert (task.log, task.scratch) == (LAYOUT.task_log("worker:1"), LAYOUT.task_scratch("worker:1"))
+    assert (str(task.task), task.address, task.order.argv) == ("worker:1", ADDRESSES[1], spec.command.argv)
+    assert (task.order.cwd, task.order.serves) == ("/somewhere", True)
+    assert (task.order.log, task.order.port) == (str(LAYOUT.task_log("worker:1")), 5001)
     tf_config = {"cluster": {"worker": list(ADDRESSES)}, "task": {"type": "worker", "index": 1}}
     assert plan.tf_config_of(task.task).as_dict() == tf_config
-    assert dict(task.env) == {
+    assert dict(task.order.env) == {
         "ORCH_TASK": "worker:1",
         "ORCH_SCRATCH_DIR": "/state/job-1/scratch/worker-1",
         "ORCH_RUN_ID": "job-1",
@@ -79,7 +79,7 @@ def test_environment_and_files_of_a_task() -> None:
         "NO_PROXY": "localhost,127.0.0.1",
     }
     first = plan.tasks[0]
-    different = {name for name in first.env if first.env[name] != task.env[name]}
+    different = {name for name in first.order.env if first.order.env[name] != task.order.env[name]}
     assert different == {"ORCH_TASK", "ORCH_SCRATCH_DIR"}
     assert env_of(make_spec(checkpoint_dir=Path("/ck")))["ORCH_CHECKPOINT_DIR"] == "/ck"
 
@@ -127,7 +127,7 @@ def test_local_addresses_are_excluded_from_the_proxy() -> None:
     ]
     for environ, expected in table:
         before = dict(environ)
-        env = build_plan(make_spec(), local_places(ADDRESSES), LAYOUT, 1, environ).tasks[0].env
+        env = build_plan(make_spec(), local_places(ADDRESSES), LAYOUT, 1, environ).tasks[0].order.env
         assert {name: value for name, value in env.items() if "proxy" in name.lower()} == expected, environ
         assert environ == before
     env = env_of(make_spec(env={"no_proxy": "mine"}), no_proxy="ambient")
@@ -139,9 +139,9 @@ def test_plan_is_frozen() -> None:
     with pytest.raises(FrozenInstanceError):
         plan.attempt = 2  # type: ignore[misc]
     with pytest.raises(FrozenInstanceError):
-        plan.tasks[0].argv = ()  # type: ignore[misc]
+        plan.tasks[0].order.argv = ()  # type: ignore[misc]
     with pytest.raises(TypeError):
-        cast(MutableMapping[str, str], plan.tasks[0].env)["A"] = "1"
+        cast(MutableMapping[str, str], plan.tasks[0].order.env)["A"] = "1"
 
 
 def test_wrong_addresses_are_refused() -> None:
@@ -159,7 +159,7 @@ def test_planned_tasks_are_masked() -> None:
     planned = planned_tasks(plan, LAYOUT)
     assert [task.task for task in planned] == ["worker:0", "worker:1"]
     assert (planned[0].env["MY_TOKEN"], planned[0].env["PLAIN"]) == ("***", "seen")
-    assert plan.tasks[0].env["MY_TOKEN"] == "abc"
+    assert plan.tasks[0].order.env["MY_TOKEN"] == "abc"
     found = (planned[1].address, planned[1].log, planned[1].index)
     assert found == (ADDRESSES[1], "/state/job-1/logs/worker-1.log", 1)
 
@@ -225,7 +225,7 @@ def test_threads_are_the_variables_of_tensorflow() -> None:
 def test_steps_of_planned_faults_reach_the_tasks() -> None:
     faults = parse_chaos("kill 0 at step 50; kill 1 at step 20; kill 1 at epoch 2; stop 1 at step 20")
     plan = plan_of(make_spec(chaos=faults))
-    assert [task.env["ORCH_PROGRESS_AT"] for task in plan.tasks] == ["20,50", "20,50"]
+    assert [task.order.env["ORCH_PROGRESS_AT"] for task in plan.tasks] == ["20,50", "20,50"]
     assert "ORCH_PROGRESS_AT" not in env_of(make_spec(chaos=faults[2:3]))
 
 
@@ -287,11 +287,11 @@ def test_tasks_on_hosts_have_paths_and_addresses_of_their_hosts() -> None:
     facts = {host: HostFacts(address="10.0.0.1", cores=cores[host]) for host in "ab"}
     plan = build_plan(spec, places, LAYOUT, 1, {}, facts)
     first, second = plan.tasks
-    assert (first.host, first.log) == ("a", Path("/run/a/job-1/logs/worker-0.log"))
-    assert second.env["ORCH_SCRATCH_DIR"] == "/run/b/job-1/scratch/worker-1"
-    assert second.env["ORCH_RUN_DIR"] == "/run/b/job-1" and second.env["ORCH_RUN_ID"] == "job-1"
-    assert second.bootstrap is not None
-    assert second.bootstrap["exception_file"] == str(theirs["b"].task_exception("worker:1"))
+    assert (first.host, first.order.log) == ("a", "/run/a/job-1/logs/worker-0.log")
+    assert second.order.env["ORCH_SCRATCH_DIR"] == second.order.scratch == "/run/b/job-1/scratch/worker-1"
+    assert second.order.env["ORCH_RUN_DIR"] == "/run/b/job-1" and second.order.env["ORCH_RUN_ID"] == "job-1"
+    assert second.order.bootstrap is not None
+    assert second.order.bootstrap["exception_file"] == str(theirs["b"].task_exception("worker:1"))
     assert plan.tf_config_of(first.task).cluster.addresses == {"worker": ("10.0.0.0:5000", "10.0.0.1:5000")}
     assert [(task.host, task.log) for task in planned_tasks(plan, LAYOUT)] == [
         ("a", "/state/job-1/logs/worker-0.log"),
@@ -318,7 +318,7 @@ def test_each_host_splits_its_own_gpus() -> None:
     spec, gpus = make_spec(roles={"worker": 4}, hosts=parse_hosts("a:1,b:2,c:1"), gpus=None), {"a": 1, "b": 4}
     plan = on_hosts(spec, "abbc", gpus, CUDA_VISIBLE_DEVICES="3")
     assert plan.gpus.shares == {"worker:0": ("0",), "worker:1": ("0", "1"), "worker:2": ("2", "3")}
-    assert "CUDA_VISIBLE_DEVICES" not in plan.tasks[3].env
+    assert "CUDA_VISIBLE_DEVICES" not in plan.tasks[3].order.env
     named = make_spec(roles={"worker": 4}, hosts=spec.hosts, gpus=parse_gpus("per-task 2"))
     with pytest.raises(SettingMisfit, match=r"^a: "):
         on_hosts(named, "abbc", gpus)
@@ -328,12 +328,14 @@ def test_gpus_of_a_mesh_are_counted_over_all_hosts() -> None:
     mesh = StrategyChoice(strategy=Strategy.DTENSOR, mesh=Mesh(batch=4, model=1))
     plan = on_hosts(make_spec(hosts=parse_hosts("a:1,b:1"), strategy=mesh), "ab", {"a": 2, "b": 2})
     assert plan.gpus.shares == {"worker:0": ("0", "1"), "worker:1": ("0", "1")}
-    assert not plan.gpus.is_shared and plan.tasks[1].env["DTENSOR_JOBS"] == "10.0.0.0:5000,10.0.0.1:5000"
+    assert (
+        not plan.gpus.is_shared and plan.tasks[1].order.env["DTENSOR_JOBS"] == "10.0.0.0:5000,10.0.0.1:5000"
+    )
 
 
 def test_threads_of_a_cluster_on_several_hosts() -> None:
     plan = on_hosts(make_spec(roles={"worker": 4}, hosts=parse_hosts("a,b"), threads=1), "aabb")
-    assert {task.env[INTER_OP] for task in plan.tasks} == {"5"} and not plan.budgets
+    assert {task.order.env[INTER_OP] for task in plan.tasks} == {"5"} and not plan.budgets
 
 
 def test_cluster_on_several_hosts_is_reached_without_a_proxy() -> None:
@@ -363,7 +365,7 @@ def command(*options: str, kind: CommandKind = CommandKind.SCRIPT, **changes: ob
 
 
 def bootstrap_of(task: Command, environ: dict[str, str] | None = None, **changes: Any) -> dict[str, object]:
-    bootstrap = plan_of(make_spec(command=task, **changes), **(environ or {})).tasks[1].bootstrap
+    bootstrap = plan_of(make_spec(command=task, **changes), **(environ or {})).tasks[1].order.bootstrap
     assert bootstrap is not None
     return dict(bootstrap)
 
@@ -386,7 +388,7 @@ def test_bootstrap_of_a_python_task() -> None:
     builtin = bootstrap_of(command("-P", kind=CommandKind.BUILTIN))
     assert (builtin["fixes"], builtin["hooks"]) == (False, False)
     other = make_spec(command=command(kind=CommandKind.EXECUTABLE, interpreter=()))
-    assert plan_of(other).tasks[0].bootstrap is None
+    assert plan_of(other).tasks[0].order.bootstrap is None
 
 
 def test_python_options_that_prevent_the_bootstrap() -> None:
@@ -408,17 +410,17 @@ def test_python_options_that_prevent_the_bootstrap() -> None:
 
 def test_preloader_has_the_common_environment() -> None:
     spec = make_spec(command=command())
-    assert preload_plan(spec, LAYOUT, {}) is None
-    assert not any(task.fork for task in plan_of(spec).tasks)
+    assert preload_order(spec, LAYOUT, {}) is None
+    assert not any(task.order.fork for task in plan_of(spec).tasks)
     spec = make_spec(command=command("-B", start=FORK, legacy_keras=True), env={"MINE": "1"})
-    preload = preload_plan(spec, LAYOUT, {"HOME": "/h"})
+    preload = preload_order(spec, LAYOUT, {"HOME": "/h"})
     assert preload is not None
-    assert (preload.argv, preload.cwd, preload.modules) == ((PYTHON, "-B"), spec.cwd, FORK.modules)
+    assert (preload.argv, preload.cwd, preload.modules) == ((PYTHON, "-B"), str(spec.cwd), FORK.modules)
     tasks = plan_of(spec, HOME="/h").tasks
-    first, second = (dict(task.env) for task in tasks)
+    first, second = (dict(task.order.env) for task in tasks)
     common = {name for name in first if second[name] == first[name] and name != "ORCH_ATTEMPT"}
     assert dict(preload.env) == {name: first[name] for name in common}
-    assert all(task.fork for task in tasks)
+    assert all(task.order.fork for task in tasks)
 
 
 def test_legacy_keras_variable_is_set_unless_the_user_sets_it() -> None:

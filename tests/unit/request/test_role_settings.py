@@ -112,7 +112,7 @@ def test_global_batch(load_here: Load, tmp_path: Path) -> None:
     def variable(environ: dict[str, str], **changes: Any) -> str | None:
         places = local_places(["127.0.0.1:1", "127.0.0.1:2"])
         plan = build_plan(make_spec(**changes), places, RunPaths(tmp_path), 1, environ)
-        return plan.tasks[1].env.get("ORCH_GLOBAL_BATCH")
+        return plan.tasks[1].order.env.get("ORCH_GLOBAL_BATCH")
 
     assert variable({}, global_batch=48) == "48"
     assert variable({}) is None
@@ -156,7 +156,7 @@ def test_role_can_have_its_own_command_and_environment(load_here: Load, tmp_path
         "[roles.evaluator]\ncommand = ['look.py', 'x']\nenv = { B = 'own' }\n"
         "[roles.worker]\ncommand = '--size 3'\n"
     )
-    tasks = {str(task.task): task for task in planned(load_here(toml).spec).tasks}
+    tasks = {task.order.task: task.order for task in planned(load_here(toml).spec).tasks}
     assert tasks["worker:1"].argv[1:] == ("train.py", "--fast", "--size", "3")
     assert tasks["evaluator:0"].argv[1:] == ("look.py", "x")
     assert (tasks["worker:1"].env["A"], tasks["worker:1"].env["B"]) == ("all", "all")
@@ -187,7 +187,7 @@ def test_only_roles_with_the_same_imports_are_forked(load_here: Load, tmp_path: 
     train = "command = 'train.py'\nps = 1\nevaluator = true\n"
     for tables, spawned in table.items():
         plan = planned(load_here(train + tables).spec)
-        assert [task.task.type for task in plan.tasks if not task.fork] == spawned, tables
+        assert [task.task.type for task in plan.tasks if not task.order.fork] == spawned, tables
     start = load_here(train + "[roles.ps]\nenv = { LANG = 'C' }\n").spec.command_of("ps").start
     assert start.reason == "its role has an environment of its own (LANG)"
 
