@@ -117,7 +117,7 @@ class RunPage:
         """Yield the rows of these tasks; None: of all."""
         state, usage = self.view.latest()
         now_mono = self.view.now_mono()
-        for task in state.tasks.states():
+        for task in state.tasks.values():
             if names is None or task.name in names:
                 row = task_status(task, state, usage, now_mono).model_dump(mode="json")
                 yield cleaned({**row, "colour": colour_index(task.name)})

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.client.page.marks import Mark, marks_of
-from orchestrator.core.progress.activity import is_awaited, join_names, waits
+from orchestrator.core.progress.activity import join_names, waits
 from orchestrator.core.state import events
+from orchestrator.core.state.changes import Matching, changed_tasks
 from orchestrator.core.state.events import Event
 from orchestrator.core.state.state import RunPhase, RunState, TaskPhase, TaskState
-from orchestrator.core.state.tasks import Matching, Tasks
 
 MOST_SPANS = 50_000
 _MOST_MARKS = 10_000
@@ -74,10 +74,10 @@ class Timeline:
     _marks: list[Mark] = field(default_factory=list)
     _spans: list[_Span] = field(default_factory=list)
     _open: dict[str, _Span] = field(default_factory=dict)
-    _tasks: Tasks | None = None
+    _tasks: Mapping[str, TaskState] = field(default_factory=dict)
     _was_ready: bool = False
     _saves: int = 0
-    _awaited: Matching = field(default_factory=lambda: Matching(lambda task, state: is_awaited(task)))
+    _awaited: Matching = field(default_factory=lambda: Matching(lambda task, state: task.is_awaited))
     _awaited_text: str = ""
     _is_awaiting: bool = False
 
@@ -86,8 +86,8 @@ class Timeline:
         if isinstance(event, events.AttemptPlanned):
             self._begin_attempt(state.attempt, time)
         was_awaiting = self._is_awaiting
-        self._note_awaited(state)
-        changed = list(state.tasks.changed_since(self._tasks))
+        changed = [*changed_tasks(self._tasks, state, event)]
+        self._note_awaited(state, changed)
         if was_awaiting and not self._is_awaiting:
             changed += self._waiting(state)
         for task in changed:
@@ -131,9 +131,9 @@ class Timeline:
             span.end = max(time, span.start)
         self._open.clear()
 
-    def _note_awaited(self, state: RunState) -> None:
+    def _note_awaited(self, state: RunState, changed: Collection[TaskState]) -> None:
         """Remember the last tasks that others waited for. When their wait is over, none is left."""
-        self._awaited.update(state)
+        self._awaited.update(state, changed)
         self._is_awaiting = bool(self._awaited.names)
         if 0 < len(self._awaited.names) <= _MOST_NAMED:
             self._awaited_text = f"waiting for {join_names(sorted(self._awaited.names))}"

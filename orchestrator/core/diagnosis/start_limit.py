@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from orchestrator.core.diagnosis.cause import deliberate_stop
 from orchestrator.core.diagnosis.hangs import is_stopped
-from orchestrator.core.progress.activity import cluster_of, doing, has_arrived, is_in_cluster, join_names
+from orchestrator.core.progress.activity import cluster_of, doing, join_names
 from orchestrator.core.state.events import StacksTaken
 from orchestrator.core.state.result import Cause, CauseKind, TaskStack
 from orchestrator.core.state.state import RunState, TaskPhase, TaskState
@@ -16,13 +16,13 @@ from orchestrator.core.text.durations import format_duration
 def is_missing(task: TaskState) -> bool:
     """Whether it is a task of the cluster that has not joined, and does not wait for a restart."""
     is_early = task.phase in (TaskPhase.PENDING, TaskPhase.STARTING) and not awaits_restart(task)
-    return is_early and is_in_cluster(task) and not has_arrived(task)
+    return is_early and task.is_in_cluster and not task.has_arrived
 
 
 def is_joining(task: TaskState) -> bool:
     """Whether it waits in TensorFlow until the whole cluster has joined."""
     is_waiting = task.progress.phase == "waiting" and task.progress.step is None
-    return is_waiting and is_in_cluster(task) and task.phase in (TaskPhase.STARTING, TaskPhase.RUNNING)
+    return is_waiting and task.is_in_cluster and task.phase in (TaskPhase.STARTING, TaskPhase.RUNNING)
 
 
 def awaits_restart(task: TaskState) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle.actions import Action, Deadline, Happen
+from orchestrator.core.state.changes import Matching
 from orchestrator.core.state.events import Debugger, Noticed, TaskProgressed
 from orchestrator.core.state.state import RunState, TaskState
-from orchestrator.core.state.tasks import Matching
 
 # The deadlines that limit the time of tasks. The deadlines for orch's own work still count.
 _SUSPENDED = frozenset(
@@ -33,9 +34,9 @@ class DebugWatch:
         """Whether this deadline does not apply now."""
         return self._since is not None and deadline in _SUSPENDED
 
-    def update(self, state: RunState, now: float) -> float:
+    def update(self, state: RunState, changed: Collection[TaskState], now: float) -> float:
         """Return the seconds for which limits were suspended if they apply again, else 0."""
-        self._debugged.update(state)
+        self._debugged.update(state, changed)
         if self._debugged and self._since is None:
             self._since = now
         elif not self._debugged and self._since is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from orchestrator.core.diagnosis.across_hosts import hosts_notice
 from orchestrator.core.state.events import HostBack, HostSilent
-from orchestrator.core.state.state import HostPhase, RunState
+from orchestrator.core.state.state import HostPhase, RunState, TaskState
 
 # A notice that follows the last one sooner waits for others. A cut is noticed within one ping interval on all hosts.
 _GATHER_S = 1.0
@@ -22,7 +24,7 @@ class HostNotices:
         """When say() has something to say (monotonic seconds)."""
         return self._quiet_until if self._gathered else None
 
-    def update(self, state: RunState, mono: float) -> None:
+    def update(self, state: RunState, changed: Collection[TaskState], mono: float) -> None:
         """Drop the lost hosts: their loss is reported by itself."""
         for host in [*self._gathered]:
             if state.hosts[host].phase is HostPhase.LOST:

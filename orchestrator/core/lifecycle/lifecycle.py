@@ -47,6 +47,7 @@ from orchestrator.core.lifecycle.task_ends import Down, TaskEnds, only_evaluator
 from orchestrator.core.lifecycle.time_limits import SilenceWatch, TimeLimits
 from orchestrator.core.progress.activity import StartWatch, late_start
 from orchestrator.core.state import events
+from orchestrator.core.state.changes import changed_tasks
 from orchestrator.core.state.events import Event, StopReason, TeardownReason
 from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import Cause, CauseKind, RunResult
@@ -146,10 +147,11 @@ class Lifecycle:
         if self.result is not None:
             return []
         before, self.state = self.state, apply(self.state, event)
-        if suspended_s := self._debugging.update(self.state, event.mono):
+        changed = changed_tasks(before.tasks, self.state, event)
+        if suspended_s := self._debugging.update(self.state, changed, event.mono):
             self._defer_limits(suspended_s, event.mono)
         for watch in (self._restarts, self._start, self._limits, self._silence, self._host_notices):
-            watch.update(self.state, event.mono)
+            watch.update(self.state, changed, event.mono)
         faults = [
             Happen(fault.as_event(event.at, event.mono)) for fault in self._chaos.take(self.state, event.mono)
         ]

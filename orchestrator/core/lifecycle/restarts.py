@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from orchestrator.core.diagnosis.cause import PREEMPTED
@@ -11,10 +11,10 @@ from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle.actions import Action, Happen
 from orchestrator.core.lifecycle.completion import decides
 from orchestrator.core.lifecycle.outcome import resumed
+from orchestrator.core.state.changes import Matching
 from orchestrator.core.state.events import TaskProgressed, TeardownReason
 from orchestrator.core.state.result import Cause
 from orchestrator.core.state.state import RunState, TaskState
-from orchestrator.core.state.tasks import Matching
 
 LONGEST_DELAY_S = 30.0
 # A failure after so many seconds of work is unrelated to the last one: the delay starts again at 1 s.
@@ -87,11 +87,11 @@ class RunRestarts:
         self._idle = Matching(lambda task, state: decides(state, task) and not _is_working(task))
         self._ran = Matching(lambda task, state: decides(state, task) and _worked_s(task) >= RAN_AT_LEAST_S)
 
-    def update(self, state: RunState, now: float) -> None:
+    def update(self, state: RunState, changed: Collection[TaskState], now: float) -> None:
         if state.attempt != self._attempt:
             self._attempt, self._working_since = state.attempt, None
         for tasks in (self._stepped, self._idle, self._ran):
-            tasks.update(state)
+            tasks.update(state, changed)
         self._has_worked = self._has_worked or bool(self._stepped)
         if self._working_since is None and (self._stepped or (state.is_ready and not self._idle)):
             self._working_since = now

@@ -10,11 +10,11 @@ from orchestrator.core.diagnosis.start_limit import awaits_restart, is_joining, 
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.job.tf_config import EVALUATOR
 from orchestrator.core.lifecycle.actions import Deadline
-from orchestrator.core.progress.activity import is_in_cluster, serves_others
+from orchestrator.core.progress.activity import serves_others
+from orchestrator.core.state.changes import Matching
 from orchestrator.core.state.events import DeadlineReached, StacksTaken
 from orchestrator.core.state.result import Cause
 from orchestrator.core.state.state import RunState, TaskPhase, TaskState
-from orchestrator.core.state.tasks import Matching, Tasks
 
 # Bounds on the time between two looks at the stacks of silent tasks, seconds.
 _SHORTEST_REST_S = 0.5
@@ -31,9 +31,9 @@ class TimeLimits:
         self._silence: Silence | None = None
         self._awaited: str | None = None
 
-    def update(self, state: RunState, now: float) -> None:
-        self._start.update(state, now)
-        self._stall.update(state, now)
+    def update(self, state: RunState, changed: Collection[TaskState], now: float) -> None:
+        self._start.update(state, changed, now)
+        self._stall.update(state, changed, now)
 
     def reset(self) -> None:
         """Ignore the stacks that were asked for in an earlier attempt."""
@@ -91,19 +91,19 @@ class StartLimit:
         self._joining = Matching(lambda task, state: is_joining(task))
         self._missing = Matching(lambda task, state: is_missing(task))
         self._servers = Matching(lambda task, state: _has_server(task))
-        self._restarting = Matching(lambda task, state: is_in_cluster(task) and awaits_restart(task))
+        self._restarting = Matching(lambda task, state: task.is_in_cluster and awaits_restart(task))
 
     def defer(self, seconds: float) -> None:
         if self.due is not None:
             self.due += seconds
 
-    def update(self, state: RunState, now: float) -> None:
+    def update(self, state: RunState, changed: Collection[TaskState], now: float) -> None:
         if state.attempt != self._attempt:
             self._attempt, self.due = state.attempt, None
         if self._limit_s is None:
             return
         for tasks in (self._joining, self._missing, self._servers, self._restarting):
-            tasks.update(state)
+            tasks.update(state, changed)
         # While a task waits for its restart, the others have to wait for it.
         is_joining = bool(self._joining) and not self._restarting
         if state.teardown is not None or not (is_joining or self._missing):
@@ -115,7 +115,7 @@ class StartLimit:
 def _has_server(task: TaskState) -> bool:
     """Whether it listens on its port, or serves a cluster of several tasks at another address."""
     is_elsewhere = task.phase is TaskPhase.STARTING and (task.progress.cluster or 0) > 1
-    return is_in_cluster(task) and (task.phase is TaskPhase.RUNNING or is_elsewhere)
+    return task.is_in_cluster and (task.phase is TaskPhase.RUNNING or is_elsewhere)
 
 
 class SilenceWatch:
@@ -128,8 +128,8 @@ class SilenceWatch:
         self._silence: Silence | None = None
         self._reported: frozenset[str] = frozenset()
 
-    def update(self, state: RunState, now: float) -> None:
-        self._limit.update(state, now)
+    def update(self, state: RunState, changed: Collection[TaskState], now: float) -> None:
+        self._limit.update(state, changed, now)
 
     def heard(self, host: str, now: float) -> None:
         """A silent host answers again."""
@@ -187,24 +187,23 @@ class StallLimit:
         self._phases = phases
         self._last_sign: dict[str, float] = {}
         self._known: dict[str, TaskState] = {}
-        self._seen: Tasks | None = None
+        self._attempt = 0
         # (a time not after the last sign, task) for each known task, as a heap.
         self._oldest: list[tuple[float, str]] = []
         self._not_before = 0.0
 
-    def update(self, state: RunState, now: float) -> None:
+    def update(self, state: RunState, changed: Collection[TaskState], now: float) -> None:
         """Any change of a task is a sign of life."""
         if self._limit_s is None:
             return
-        if state.teardown is not None or not state.tasks.is_of_same_attempt(self._seen):
+        if state.teardown is not None or state.attempt != self._attempt:
+            self._attempt = state.attempt
             self._known.clear()
             self._oldest.clear()
-            self._seen = None
         if state.teardown is not None:
             return
-        for task in state.tasks.changed_since(self._seen):
+        for task in changed:
             self._update_task(task, state, now)
-        self._seen = state.tasks
 
     def _update_task(self, task: TaskState, state: RunState, now: float) -> None:
         known = self._known.pop(task.name, None)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from orchestrator.core.job.tf_config import CHIEF, EVALUATOR, PS, WORKER
+from orchestrator.core.state.changes import Matching
 from orchestrator.core.state.events import Progress
 from orchestrator.core.state.position import BESIDE_TRAINING, Course, position
 from orchestrator.core.state.result import Training
 from orchestrator.core.state.state import RunState, TaskPhase, TaskState
-from orchestrator.core.state.tasks import Matching
 from orchestrator.core.text.durations import format_duration
 
-# Phases of a task that has joined the cluster. A reported step means the same.
-_ARRIVED = frozenset({"waiting", "training", "serving", "evaluating", "predicting", "saving", "done"})
 _WITHOUT_STEPS = frozenset({"saving", "done"})
 _WORDS = {"importing": "importing tensorflow"}
 # Waiting time before the notice, in seconds. An import takes 2 to 10 s, longer on a busy machine.
@@ -74,14 +72,14 @@ def waiting_for(task: TaskState, state: RunState) -> tuple[str, ...]:
     """Return the tasks that this one waits for, in plan order."""
     if not waits(task, state):
         return ()
-    return state.tasks.awaited(is_awaited)
+    return state.awaited
 
 
 def late_tasks(state: RunState) -> list[TaskState]:
     """Return the tasks that others wait for, in plan order."""
     if not any(waits(task, state) for task in state.tasks.values()):
         return []
-    return [task for task in cluster_of(state) if not has_arrived(task)]
+    return [task for task in cluster_of(state) if not task.has_arrived]
 
 
 def late_start(state: RunState, now: float) -> str | None:
@@ -105,12 +103,7 @@ def join_names(names: Sequence[str]) -> str:
 
 def cluster_of(state: RunState) -> list[TaskState]:
     """Return the tasks whose servers form the cluster, without the evaluator."""
-    return [task for task in state.tasks.values() if is_in_cluster(task)]
-
-
-def is_in_cluster(task: TaskState) -> bool:
-    """Whether its server is one of the cluster's."""
-    return task.plan.serves and task.plan.role != EVALUATOR
+    return [task for task in state.tasks.values() if task.is_in_cluster]
 
 
 def behind_tasks(state: RunState) -> frozenset[str]:
@@ -146,18 +139,6 @@ def waits(task: TaskState, state: RunState) -> bool:
     return task.phase is TaskPhase.RUNNING and not is_alone
 
 
-def has_arrived(task: TaskState) -> bool:
-    """True once the task has joined the cluster."""
-    if task.phase is TaskPhase.RUNNING or task.progress.phase in _ARRIVED or task.progress.step is not None:
-        return True
-    # A task that reports nothing may have joined before it exited.
-    return task.phase is TaskPhase.SUCCEEDED and task.progress.phase is None
-
-
-def is_awaited(task: TaskState) -> bool:
-    return is_in_cluster(task) and not has_arrived(task)
-
-
 def _activity_and_duration(task: TaskState, state: RunState, now: float) -> str:
     if task.phase.is_end:
         return f"{task.phase}, exit code {task.exit_code}" if task.exit_code is not None else str(task.phase)
@@ -174,17 +155,17 @@ class StartWatch:
         self.due: float | None = None
         self._attempt = 0
         self._is_over = False
-        self._awaited = Matching(lambda task, state: is_awaited(task))
+        self._awaited = Matching(lambda task, state: task.is_awaited)
         self._waiting = Matching(waits)
 
-    def update(self, state: RunState, now: float) -> None:
+    def update(self, state: RunState, changed: Collection[TaskState], now: float) -> None:
         """Take in a changed state."""
         if state.attempt != self._attempt:
             self._attempt, self._is_over, self.due = state.attempt, False, None
         if self._is_over or not state.tasks:
             return
-        self._awaited.update(state)
-        self._waiting.update(state)
+        self._awaited.update(state, changed)
+        self._waiting.update(state, changed)
         if state.teardown is not None or not self._awaited:
             self._is_over, self.due = True, None
         elif not self._waiting:

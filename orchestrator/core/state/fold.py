@@ -10,21 +10,19 @@ from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, PlannedTask
 from orchestrator.core.state.result import AttemptEnd, TaskBadLoss
 from orchestrator.core.state.state import HostPhase, HostState, RunPhase, RunState, TaskPhase, TaskState
-from orchestrator.core.state.tasks import Tasks
 
 
 def apply(state: RunState, event: Event) -> RunState:
     """Return the state after `event`. The given state is not changed."""
     match event:
         case events.AttemptPlanned():
-            tasks = Tasks(_planned(task, state.tasks.get(task.task)) for task in event.tasks)
+            tasks = (_planned(task, state.tasks.get(task.task)) for task in event.tasks)
             # A stop that came before the plan stays in effect.
             phase = RunPhase.STARTING if state.teardown is None else RunPhase.STOPPING
             return replace(
-                state,
+                state.with_tasks(tasks),
                 phase=phase,
                 attempt=event.attempt,
-                tasks=tasks,
                 restart_due_mono=None,
                 restart_asked=False,
                 bad_loss=None,
@@ -39,21 +37,21 @@ def apply(state: RunState, event: Event) -> RunState:
                 restart_due_mono=None,
                 before_restart=None,
             )
-            return _with_task(state, task)
+            return state.with_task(task)
         case events.TaskReady():
             task = state.tasks[event.task]
             if task.phase is not TaskPhase.STARTING:
                 return state
-            return _with_task(state, replace(task, phase=TaskPhase.RUNNING, has_listened=task.plan.serves))
+            return state.with_task(replace(task, phase=TaskPhase.RUNNING, has_listened=task.plan.serves))
         case events.TaskProgressed():
             task = state.tasks[event.task]
             since = task.since_mono if event.progress.phase == task.progress.phase else event.mono
             course = task.course.after(event.progress)
             if state.bad_loss is None and (loss := event.progress.bad_loss) is not None:
                 state = replace(state, bad_loss=TaskBadLoss(task=event.task, **loss.model_dump()))
-            return _with_task(state, replace(task, progress=event.progress, course=course, since_mono=since))
+            return state.with_task(replace(task, progress=event.progress, course=course, since_mono=since))
         case events.TaskExited():
-            return _with_task(state, _exited(state, event))
+            return state.with_task(_exited(state, event))
         case events.TeardownBegan():
             return _teardown(state, event)
         case events.RestartRequested():
@@ -69,14 +67,14 @@ def apply(state: RunState, event: Event) -> RunState:
                 history=_with_attempt(state.history, event.ended),
             )
         case events.TaskRestartPlanned():
-            return _with_task(state, _awaiting_restart(state.tasks[event.task], event.mono + event.delay_s))
+            return state.with_task(_awaiting_restart(state.tasks[event.task], event.mono + event.delay_s))
         case events.Resumed():
             return _resumed(state, event)
         case events.SignalRequested():
             task = state.tasks[event.task]
-            return _with_task(state, replace(task, signals=(*task.signals, event)))
+            return state.with_task(replace(task, signals=(*task.signals, event)))
         case events.DiskFull():
-            return _with_task(state, _with_full_disk(state.tasks[event.task], event.reason))
+            return state.with_task(_with_full_disk(state.tasks[event.task], event.reason))
         case events.StacksTaken():
             # Stacks that a time limit asked for explain the end of the run.
             return state if event.why == event.BY_USER else replace(state, stacks=event)
@@ -111,7 +109,7 @@ def apply(state: RunState, event: Event) -> RunState:
         case events.TeardownEnded():
             return replace(_lose_unfinished(state, event.mono), left=event.left) if event.left else state
         case events.VersionsFound():
-            return _with_task(state, replace(state.tasks[event.task], versions=event.versions))
+            return state.with_task(replace(state.tasks[event.task], versions=event.versions))
         case events.DeadlineReached() | events.CheckpointSaved():
             return state
         case _:
@@ -124,13 +122,6 @@ def _planned(plan: PlannedTask, before: TaskState | None) -> TaskState:
         return TaskState(plan=plan)
     # They are reported again only if they differ.
     return TaskState(plan=plan, restarts=before.restarts + 1, versions=before.versions)
-
-
-def _with_task(state: RunState, task: TaskState) -> RunState:
-    changed = replace(state, tasks=state.tasks.with_task(task))
-    if state.phase is RunPhase.STARTING and changed.is_ready:
-        return replace(changed, phase=RunPhase.RUNNING)
-    return changed
 
 
 def _with_host(
@@ -232,7 +223,7 @@ def _lose_unfinished(state: RunState, mono: float, host: str | None = None) -> R
         return replace(task, phase=TaskPhase.LOST, lost_mono=mono)
 
     tensorboard = None if host is None else state.tensorboard
-    return replace(state, tasks=state.tasks.mapped(lose), tensorboard=tensorboard)
+    return replace(state.with_tasks(map(lose, state.tasks.values())), tensorboard=tensorboard)
 
 
 def _teardown(state: RunState, event: events.TeardownBegan) -> RunState:
@@ -242,9 +233,8 @@ def _teardown(state: RunState, event: events.TeardownBegan) -> RunState:
         return task if task.phase.is_end or task.started is None else replace(task, phase=TaskPhase.STOPPING)
 
     return replace(
-        state,
+        state.with_tasks(map(stop, state.tasks.values())),
         phase=RunPhase.STOPPING,
-        tasks=state.tasks.mapped(stop),
         tensorboard=None,
         teardown=state.teardown or event.reason,
         teardown_mono=event.mono if state.teardown_mono is None else state.teardown_mono,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cache
+from functools import cache, cached_property
 
-from orchestrator.core.job.tf_config import PS
+from orchestrator.core.job.tf_config import EVALUATOR, PS
 from orchestrator.core.state import events
 from orchestrator.core.state.events import PlannedTask, Progress, Symptom, TeardownReason
 from orchestrator.core.state.position import Course
@@ -50,6 +51,8 @@ class TaskPhase(StrEnum):
         return self in (TaskPhase.SUCCEEDED, TaskPhase.FAILED, TaskPhase.STOPPED, TaskPhase.LOST)
 
 
+# What a task of the cluster reports once it has joined. A reported step means the same.
+_ARRIVED = frozenset({"waiting", "training", "serving", "evaluating", "predicting", "saving", "done"})
 LIVE_PHASES = frozenset(phase for phase in TaskPhase if not phase.is_end)
 
 
@@ -138,6 +141,27 @@ class TaskState:
     def is_live(self) -> bool:
         """True while it has a process."""
         return self.started is not None and not self.phase.is_end
+
+    @property
+    def is_in_cluster(self) -> bool:
+        """True if its server is one of the cluster's: not for the evaluator."""
+        return self.plan.serves and self.plan.role != EVALUATOR
+
+    @property
+    def has_arrived(self) -> bool:
+        """True once it has joined the cluster."""
+        if (
+            self.phase is TaskPhase.RUNNING
+            or self.progress.phase in _ARRIVED
+            or self.progress.step is not None
+        ):
+            return True
+        # A task that reports nothing may have joined before it exited.
+        return self.phase is TaskPhase.SUCCEEDED and self.progress.phase is None
+
+    @property
+    def is_awaited(self) -> bool:
+        return self.is_in_cluster and not self.has_arrived
 
     @property
     def is_debugged(self) -> bool:
@@ -241,6 +265,22 @@ class RunState:
     hosts: dict[str, HostState] = field(default_factory=dict)
     silent_hosts: frozenset[str] = frozenset()
 
+    def with_tasks(self, tasks: Iterable[TaskState]) -> RunState:
+        """Return the state with these tasks instead of its own."""
+        return replace(self, tasks=Tasks(tasks))
+
+    def with_task(self, task: TaskState) -> RunState:
+        """Return the state with this task instead of the one of its name. When all tasks are ready, the run is."""
+        tasks, phase = self.tasks.with_task(task), self.phase
+        if phase is RunPhase.STARTING and _are_ready(tasks):
+            phase = RunPhase.RUNNING
+        return replace(self, phase=phase, tasks=tasks)
+
+    @cached_property
+    def awaited(self) -> tuple[str, ...]:
+        """The tasks that others wait for. Looked for once: each task that waits is shown with them."""
+        return tuple(task.name for task in self.tasks.values() if task.is_awaited)
+
     @property
     def is_coordinated(self) -> bool:
         """True with parameter servers, which serve one coordinating task."""
@@ -259,4 +299,8 @@ class RunState:
     @property
     def is_ready(self) -> bool:
         """True if every task runs: those with a server listen, the others were started."""
-        return 0 < len(self.tasks) == self.tasks.count((TaskPhase.RUNNING,))
+        return _are_ready(self.tasks)
+
+
+def _are_ready(tasks: Tasks) -> bool:
+    return 0 < len(tasks) == tasks.count((TaskPhase.RUNNING,))

@@ -17,7 +17,7 @@ from orchestrator.core.progress.history_rows import History, HistoryRow, to_colu
 from orchestrator.core.state.events import Event, JobQueued, JobStarted, Progress
 from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import RunResult
-from orchestrator.core.state.state import RunPhase, RunState, TaskPhase
+from orchestrator.core.state.state import RunPhase, RunState, TaskPhase, TaskState
 from orchestrator.core.text.durations import format_duration
 from orchestrator.store.directory import Directory
 from orchestrator.store.files import SharedFile, exists, read_bytes, read_object
@@ -388,15 +388,15 @@ def _read_sample(data: bytes | None, state: RunState) -> tuple[RunState, Usage]:
 
 
 def _with_progress(state: RunState, latest: object) -> RunState:
-    tasks = state.tasks
+    changed: dict[str, TaskState] = {}
     for name, document in latest.items() if isinstance(latest, dict) else ():
-        task = tasks.get(name)
+        task = state.tasks.get(name)
         if task is None or not task.is_live:
             continue
         progress = _progress(document)
         if progress is not None and progress != task.progress:
-            tasks = tasks.with_task(replace(task, progress=progress))
-    return state if tasks is state.tasks else replace(state, tasks=tasks)
+            changed[name] = replace(task, progress=progress)
+    return state.with_tasks({**state.tasks, **changed}.values()) if changed else state
 
 
 def _progress(document: object) -> Progress | None:

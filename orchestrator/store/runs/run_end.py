@@ -8,7 +8,6 @@ from orchestrator.core.errors import ExitCode
 from orchestrator.core.state.events import PlannedTask, TaskExited
 from orchestrator.core.state.result import Cause, CauseKind, RunResult, TaskEnd
 from orchestrator.core.state.state import RunPhase, RunState, TaskPhase, TaskState
-from orchestrator.core.state.tasks import Tasks
 from worker.wire.facts import ExitFacts
 
 _LOST = "the supervisor was killed before it could record the end"
@@ -20,14 +19,14 @@ def mark_lost(state: RunState, last_mono: float) -> RunState:
     def lose(task: TaskState) -> TaskState:
         return task if task.phase.is_end else replace(task, phase=TaskPhase.LOST, lost_mono=last_mono)
 
-    tasks = state.tasks.mapped(lose)
-    return replace(state, phase=RunPhase.LOST, tasks=tasks, ended_mono=last_mono, tensorboard=None)
+    ended = state.with_tasks(map(lose, state.tasks.values()))
+    return replace(ended, phase=RunPhase.LOST, ended_mono=last_mono, tensorboard=None)
 
 
 def end_as_in_result(state: RunState, result: RunResult, last_mono: float) -> RunState:
     """Return the final state according to the result, for a run whose last events are missing."""
     ends = {end.task: end for end in result.tasks}
-    known = state.tasks or Tasks(TaskState(plan=_plan_of(end)) for end in result.tasks)
+    known = state.tasks.values() or [TaskState(plan=_plan_of(end)) for end in result.tasks]
 
     def end_task(task: TaskState) -> TaskState:
         end = ends.get(task.name)
@@ -36,11 +35,10 @@ def end_as_in_result(state: RunState, result: RunResult, last_mono: float) -> Ru
         return task if is_seen or is_lost else _end_task(task, end, last_mono)
 
     return replace(
-        state,
+        state.with_tasks(map(end_task, known)),
         phase=RunPhase(result.outcome),
         exit_code=None if result.outcome == "lost" else result.exit_code,
         attempt=state.attempt or result.attempts,
-        tasks=known.mapped(end_task),
         ended_mono=last_mono,
         tensorboard=None,
     )

@@ -14,7 +14,6 @@ from orchestrator.core.progress.activity import (
     LATE_S,
     cluster_of,
     doing,
-    has_arrived,
     join_names,
     late_start,
     progress_text,
@@ -50,7 +49,7 @@ def test_activity_of_each_task() -> None:
     # worker:0 has no server, worker:1 is an evaluator.
     for index, changes in enumerate(({"serves": False}, {"role": "evaluator"})):
         task = state.tasks[f"worker:{index}"]
-        state = replace(state, tasks=state.tasks.with_task(replace(task, plan=replace(task.plan, **changes))))
+        state = state.with_task(replace(task, plan=replace(task.plan, **changes)))
     rows: dict[str, tuple[RunState, list[str]]] = {
         "planned": (state_of(attempt_planned(1)), [""]),
         "to be forked": (state_of(attempt_planned(1), began), ["preloading tensorflow, keras"]),
@@ -94,7 +93,7 @@ def test_activity_of_each_task() -> None:
     }
     wrong = {what: words(state) for what, (state, shown) in rows.items() if words(state) != shown}
     assert not wrong, wrong
-    assert all(map(has_arrived, cluster_of(rows["no task is named after all have joined"][0])))
+    assert all(task.has_arrived for task in cluster_of(rows["no task is named after all have joined"][0]))
     assert awaited(rows["a training task does not wait"][0]) == [(), ()]
 
 
@@ -102,7 +101,7 @@ def test_waiting_task_names_the_missing_ones() -> None:
     state = cluster(4, says(0, "waiting"), ready(0), says(1, "waiting"), says(2, "importing"))
     assert words(state) == ["waiting for worker:2 and worker:3"] * 2 + ["importing tensorflow", "starting"]
     assert awaited(state) == [("worker:2", "worker:3")] * 2 + [()] * 2
-    assert not all(map(has_arrived, cluster_of(state)))
+    assert not all(task.has_arrived for task in cluster_of(state))
 
 
 def test_task_that_exited_before_joining_is_missing() -> None:
@@ -179,5 +178,5 @@ def test_awaited_tasks_have_not_joined(history: list[Event]) -> None:
             assert other.phase is not TaskPhase.RUNNING
             assert other.progress.phase not in ("waiting", "training", "done")
     assert (late_start(state, START) is None) == (not any(awaited(state)))
-    if all(map(has_arrived, cluster_of(state))):
+    if all(task.has_arrived for task in cluster_of(state)):
         assert not any(awaited(state))

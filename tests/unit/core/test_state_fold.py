@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from making import (
+    attempt_end,
     attempt_planned,
     event,
     exited,
@@ -23,6 +24,7 @@ from making import (
 from pydantic import ValidationError
 
 from orchestrator.core.state import events
+from orchestrator.core.state.changes import Matching, changed_tasks
 from orchestrator.core.state.events import (
     Event,
     Progress,
@@ -33,7 +35,7 @@ from orchestrator.core.state.events import (
 )
 from orchestrator.core.state.fold import apply
 from orchestrator.core.state.state import RunPhase, RunState, TaskPhase, TaskState
-from orchestrator.core.state.tasks import Matching, Tasks
+from orchestrator.core.state.tasks import Tasks
 from orchestrator.store.runs import run_end
 
 
@@ -192,7 +194,6 @@ def test_table_is_a_mapping_in_plan_order(count: int, changes: list[tuple[int, T
         task = replace(model[f"worker:{number % count}"], phase=phase, restarts=number)
         table, model[task.name] = table.with_task(task), task
         assert list(before.values()) == list(old.values())
-        assert [*table.changed_since(before)] == [task]
         assert table[task.name] is task and table.get("worker:x") is None
     assert list(table.items()) == list(model.items()) and dict(table) == model
     assert (len(table), list(table), table == Tasks(model.values())) == (count, list(model), True)
@@ -201,21 +202,26 @@ def test_table_is_a_mapping_in_plan_order(count: int, changes: list[tuple[int, T
     assert table.count(tuple(TaskPhase), without="worker") == 0
 
 
-@given(COUNTS.filter(bool), CHANGES, st.integers(1, 5))
-def test_matching_tasks_follow_the_changes(
-    count: int, changes: list[tuple[int, TaskPhase]], every: int
-) -> None:
-    """Also if it is not asked after each change, and after another attempt began."""
-    live = Matching(lambda task, state: task.is_live)
+@given(st.lists(st.sampled_from([0, 1, 2, "all", "none"]), max_size=20))
+def test_matching_tasks_follow_the_changes(changes: list[int | str]) -> None:
+    """Also after another attempt with fewer tasks has begun."""
+    live, state = Matching(lambda task, state: task.is_live), RunState()
     for attempt in (1, 2):
-        state = RunState(attempt=attempt, tasks=Tasks(made(count // attempt + 1)))
-        for at, (number, phase) in enumerate(changes):
-            task = replace(state.tasks[f"worker:{number % len(state.tasks)}"], phase=phase, started=STARTED)
-            state = replace(state, tasks=state.tasks.with_task(task))
-            if at % every == 0:
-                live.update(state)
-        live.update(state)
-        assert live.names == {task.name for task in state.tasks.values() if task.is_live}
+        planned = attempt_planned(5 - attempt, attempt)
+        by_kind: dict[int | str, Event] = {
+            "all": began(TeardownReason.FAILURE),
+            "none": event(events.Noticed, text="x"),
+        }
+        made = (by_kind.get(each) or started(each) for each in changes)
+        for each in (
+            planned,
+            *made,
+            exited(0, 1),
+            event(events.RestartPlanned, ended=attempt_end(), delay_s=0),
+        ):
+            before, state = state.tasks, apply(state, each)
+            live.update(state, changed_tasks(before, state, each))
+            assert live.names == {task.name for task in state.tasks.values() if task.is_live}
 
 
 def test_task_that_a_damaged_file_names_twice_is_one_task() -> None:

@@ -147,7 +147,7 @@ def state_of(made: Iterable[events.Event]) -> RunState:
     for each in made:
         if not isinstance(each, events.TaskProgressed) or each.task in state.tasks:
             state = apply(state, each)
-    return replace(state, tasks=state.tasks.mapped(lambda task: replace(task, since_mono=None)))
+    return state.with_tasks(replace(task, since_mono=None) for task in state.tasks.values())
 
 
 def test_most_progress_lines_of_a_long_run_are_not_parsed(
