@@ -10,6 +10,7 @@ from typing import assert_never
 
 from orchestrator.core.diagnosis.stack_text import to_task_stack
 from orchestrator.core.diagnosis.symptoms import read_symptom
+from orchestrator.core.job.tensorboard import TASK as TENSORBOARD
 from orchestrator.core.lifecycle.lifecycle import Lifecycle
 from orchestrator.core.progress.reported import ProgressThrottle, parse_facts, parse_progress
 from orchestrator.core.state import events
@@ -77,8 +78,9 @@ class AgentReports:
     def take(self, message: AgentMessage, clock: tuple[float, float] = _SAME_CLOCK) -> None:
         """`clock` is that of the agent's host: its monotonic clock minus ours, and the error of that, in seconds."""
         self._clock = clock
-        is_ending = self._lifecycle.state.teardown is not None
-        if not self._tensorboard.take(message, is_ending):
+        if getattr(message, "task", None) == TENSORBOARD:
+            self._tensorboard.take(message, self._lifecycle.state.teardown is not None)
+        else:
             self._take(message)
 
     def _take(self, message: AgentMessage) -> None:

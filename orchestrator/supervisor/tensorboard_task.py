@@ -55,10 +55,8 @@ class TensorBoardTask:
             )
         )
 
-    def take(self, message: AgentMessage, is_ending: bool) -> bool:
-        """Handle a message about TensorBoard; False for any other message."""
-        if getattr(message, "task", None) != TASK:
-            return False
+    def take(self, message: AgentMessage, is_ending: bool) -> None:
+        """Handle a message about TensorBoard."""
         match message:
             case Listening():
                 self._report_address(url(self._port))
@@ -67,8 +65,7 @@ class TensorBoardTask:
             case Exited() if not is_ending:
                 self._report_exit(f"ended ({exit_text(message.exit.exit_code, message.exit.signal)})")
             case _:
-                pass
-        return True
+                return
 
     def _report_address(self, address: str) -> None:
         self._queue.append(events.TensorBoardServes(**now(), url=address))
