@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -18,25 +19,29 @@ from orchestrator.cli.parameters import Screen
 from orchestrator.cli.selection import ended_text, say_skipped, say_swept
 from orchestrator.client import api
 from orchestrator.client.api import Run
-from orchestrator.client.launch import Room, check_hosts, create_run, make_room
+from orchestrator.client.launch import Room, create_run, make_room, needs_job, on_nodes
 from orchestrator.client.view.output import is_capable, terminal_size
 from orchestrator.client.warm import Start, choose_start
 from orchestrator.core.errors import EngineError, ExitCode, OrchError, RunEnded, UsageError
 from orchestrator.core.job.choices import EngineName
 from orchestrator.core.plan.plan import read_depth
-from orchestrator.core.state.events import STOP_SIGNALS
+from orchestrator.core.state.events import STOP_SIGNALS, NoticeSource
 from orchestrator.core.state.result import RunResult
 from orchestrator.core.text.durations import format_duration
 from orchestrator.host.checks import warnings_of_up
+from orchestrator.links.orders import NoticeOrder
 from orchestrator.links.signal_inbox import NOTICE_SIGNAL, SignalInbox
 from orchestrator.links.supervisor_link import SupervisorLink, start_supervisor
 from orchestrator.request.settings import settings
 from orchestrator.request.settings.request import UpRequest, WaitFor
 
 if TYPE_CHECKING:
+    from orchestrator.client.early_signals import EarlySignals
     from orchestrator.client.source_watch import SourceWatch
+    from orchestrator.client.submitted import SubmittedLink
     from orchestrator.client.task_terminal import TaskTerminal
     from orchestrator.core.job.spec import JobSpec
+    from orchestrator.links.client_link import Descriptor
 
 # `worker:0-3 | ` is two cells wider than `worker:0 | `.
 _ROOM_FOR_A_GROUP = 2
@@ -82,8 +87,8 @@ def run_once(
         request = _with_columns(request, screen)
     if request.spec.engine is EngineName.SLURM:
         with early or nullcontext():
-            if is_detached:
-                return Ended(_submitted(request, screen))
+            if is_detached or needs_job(request):
+                return _submitted(request, screen, sources)
             request = _after_requeue(request)
             return _on_nodes(request, screen, early or start_supervisor(), sources)
     with _supervisor_for(request, early) as early:
@@ -98,7 +103,8 @@ def run_once(
                 if read_depth(os.environ):
                     words.say(f"{run.id} ends with the task that has started it")
                 return Ended(_detached(run, request, screen))
-            return _in_the_foreground(request, screen, start, sources)
+            begin = partial(create_run, start.supervisor, request, warm=start.warm)
+            return _in_the_foreground(request, screen, start.supervisor, begin, sources)
 
 
 def _after_requeue(request: UpRequest) -> UpRequest:
@@ -122,43 +128,43 @@ def _after_requeue(request: UpRequest) -> UpRequest:
 def _on_nodes(
     request: UpRequest, screen: Screen, supervisor: SupervisorLink, sources: SourceWatch | None
 ) -> Ended:
-    """Run on the nodes of an allocation. While Slurm lets one wait, the run is queued."""
-    from orchestrator.client.queued import EndedInQueue, QueuedRun, Signalled
-    from orchestrator.preflight.allocation import on_nodes
+    """Run on the nodes of the allocation that this process is in."""
+    from orchestrator.client.early_signals import EarlySignals, Terminated
 
-    queued = QueuedRun(request, supervisor, words.say)
-    with supervisor, queued.signals():
+    with supervisor, EarlySignals() as signals:
         try:
-            with queued.refused_on_error():
-                if request.adopt is not None:
-                    queued.begin()
-                # Before the wait, which can take hours: this machine is checked, and --replace may free nodes.
-                room = make_room(request)
-                # A refusal is reported before the allocation ends, which ends the agents.
-                with on_nodes(request.spec, os.environ, queued) as spec, queued.refused_on_error():
-                    queued.granted()
-                    request = replace(request, spec=spec)
-                    run_id = None if queued.run is None else queued.run.id
-                    _say_room(replace(room, hosts=check_hosts(spec, supervisor, run_id)), request, screen)
-                    start = choose_start(request, supervisor)
-                    _say_notes(start, screen)
-                    queued.place(request)
-                    return _in_the_foreground(
-                        request, screen, start, sources, queued.run, queued.pass_notice_on
-                    )
-        except (EndedInQueue, Signalled):
-            if queued.run is None or not queued.has_ended:
-                return Ended(ExitCode.TERMINATED, by_user=True)
-            result = supervisor.received_result() or api.result_of(queued.run.view)
-            words.report_end(result, screen)
-            return Ended(result.exit_code, by_user=True)
+            request = on_nodes(request)
+            _say_room(make_room(request, supervisor), request, screen)
+            start = choose_start(request, supervisor)
+            _say_notes(start, screen)
+        except Terminated:
+            return Ended(ExitCode.TERMINATED, by_user=True)
+        begin = partial(create_run, start.supervisor, request)
+        return _in_the_foreground(request, screen, start.supervisor, begin, sources, signals)
 
 
-def _submitted(request: UpRequest, screen: Screen) -> int:
+def _submitted(request: UpRequest, screen: Screen, sources: SourceWatch | None) -> Ended:
+    """Submit a job of Slurm that runs the request, and follow the run unless it is detached."""
+    from orchestrator.client.early_signals import EarlySignals, Terminated
     from orchestrator.client.submit import submit
+    from orchestrator.client.submitted import SubmittedLink
 
-    _say_room(make_room(request), request, screen)
-    return _detached(submit(request), request, screen)
+    is_detached = request.display.detach or request.display.wait is not None
+    run: Run | None = None
+    with EarlySignals() as signals:
+        try:
+            _say_room(make_room(request), request, screen)
+            run = submit(request, may_requeue=is_detached)
+            if not is_detached:
+                link = SubmittedLink(run.view)
+                return _in_the_foreground(request, screen, link, lambda _: run, sources, signals)
+        except KeyboardInterrupt as stop:
+            if run is not None:
+                run.down()
+            if not isinstance(stop, Terminated):
+                raise
+            return Ended(ExitCode.TERMINATED, by_user=True)
+    return Ended(_detached(run, request, screen))
 
 
 def _say_room(room: Room, request: UpRequest, screen: Screen) -> None:
@@ -213,20 +219,18 @@ def _runs_beside(room: Room, request: UpRequest) -> Iterator[str]:
 def _in_the_foreground(
     request: UpRequest,
     screen: Screen,
-    start: Start,
+    supervisor: SupervisorLink | SubmittedLink,
+    begin: Callable[[Mapping[Descriptor, int]], Run],
     sources: SourceWatch | None,
-    run: Run | None = None,
-    pass_notice_on: Callable[[], None] = lambda: None,
+    signals: EarlySignals | None = None,
 ) -> Ended:
-    """Start the run, unless it exists, and follow it to its end. `pass_notice_on` is called once the run exists."""
-    supervisor = start.supervisor
+    """Start the run with these descriptors for its tasks, and follow it to its end. `signals`: those before."""
     # While processes exist, a signal is a stop order, not an exception.
     with _terminal(request.spec) as terminal, SignalInbox((*STOP_SIGNALS, NOTICE_SIGNAL)) as inbox:
         try:
-            if run is None:
-                descriptors = {} if terminal is None else terminal.descriptors
-                run = create_run(supervisor, request, descriptors, start.warm)
-            pass_notice_on()
+            run = begin({} if terminal is None else terminal.descriptors)
+            if signals is not None and signals.is_noticed:
+                supervisor.send(NoticeOrder(source=NoticeSource.SIGNAL))
             with _page(run) if request.display.ui else nullcontext():
                 is_detached = _show_to_end(supervisor, run, request, screen, inbox, sources, terminal)
         finally:
@@ -333,7 +337,7 @@ def _write_junit(path: Path | None, run: Run, result: RunResult) -> int:
 
 
 def _show_to_end(
-    supervisor: SupervisorLink,
+    supervisor: SupervisorLink | SubmittedLink,
     run: Run,
     request: UpRequest,
     screen: Screen,
@@ -366,12 +370,14 @@ def _show_to_end(
         view.say(f"orch: {run.id} in {run.dir}")
     source = pressed_keys() if isinstance(view, TerminalView) else nullcontext(NoKeys())
     with source as pressed, grouped(out, f"output of {run.id}"):
-        # The file of --junit is written when the run has ended, an allocation of Slurm is given back then, and a task
-        # that has this terminal needs it.
+        # The file of --junit is written when the run has ended, an allocation may end with its script, and a task that
+        # has this terminal needs it.
         must_stay = display.junit or request.spec.slurm_job or sources is not None or terminal is not None
         terminal_of = "" if terminal is None else terminal.task or "the task in pdb"
         keys = LiveKeys(pressed, run, view, "" if must_stay else "d", stops=True, terminal_of=terminal_of)
-        return follow_to_end(supervisor, run.view, view, tasks, inbox, keys, verbose, sources, terminal)
+        return follow_to_end(
+            supervisor, run.view, view, tasks, inbox, keys, verbose, sources, terminal, quiet=screen.quiet
+        )
 
 
 def _detached(run: Run, request: UpRequest, screen: Screen) -> int:

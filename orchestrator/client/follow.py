@@ -8,15 +8,21 @@ from collections.abc import Collection, Iterator
 from orchestrator.client.view.messages import awaited_text, event_message, most_attempts
 from orchestrator.client.view.tables import Moment
 from orchestrator.client.view.terminal import View
-from orchestrator.core.state.events import StopRequested
-from orchestrator.core.state.state import RunState
+from orchestrator.core.state.events import Event, JobStarted, StopRequested
+from orchestrator.core.state.state import Queued, RunState
+from orchestrator.core.text.clean import one_line
+from orchestrator.core.text.durations import format_duration
+from orchestrator.store.files import read_bytes
 from orchestrator.store.logs.lines import Chunk
 from orchestrator.store.logs.merge import START, LogReader, Position, line_before
+from orchestrator.store.runs.liveness import is_of_this_host
 from orchestrator.store.runs.reader import RunView
 
 # Bytes of logs a step: between two steps the caller can handle signals.
 _STEP_BYTES = 1 << 20
 _POLL_S = 0.05
+# The reasons of a job that Slurm has not looked at yet.
+_NOT_ASKED = ("", "None")
 _STATE_INTERVAL_S = 0.1
 
 
@@ -24,6 +30,7 @@ class Follower:
     """Connects one run and one view. step() does a limited amount of work; close() closes the log files.
 
     `tasks` are those whose lines are shown (None: all). `hint` is shown beside the run's state.
+    `owner_is_quiet`: None unless this process has started the run, whose end is its end.
     """
 
     def __init__(
@@ -33,6 +40,7 @@ class Follower:
         tasks: Collection[str] | None,
         position: Position = START,
         verbose: bool = False,
+        owner_is_quiet: bool | None = None,
     ) -> None:
         self.hint = ""
         self._verbose = verbose
@@ -40,6 +48,8 @@ class Follower:
         self._view = view
         self._reader = LogReader(run.paths.logs, tasks, position)
         self._state_due = 0.0
+        self._owner_is_quiet = owner_is_quiet
+        self._queued: Queued | None = None
         # Ranges of bytes in the log of a task.
         self._hidden: dict[str, list[tuple[int, int]]] = {}
         # Tasks whose first line is whole; None if all logs are read from the start.
@@ -84,6 +94,7 @@ class Follower:
         """Read the run's new events; show their messages and the new state."""
         events = self._run.refresh()
         most = most_attempts(self._run.record.spec, self._run.state.history)
+        self._say_queue(events)
         for event in events:
             text = event_message(event, most, verbose=self._verbose)
             if text is not None:
@@ -101,6 +112,26 @@ class Follower:
             most_attempts=most,
         )
         self._view.update(moment)
+
+    def _say_queue(self, events: list[Event]) -> None:
+        """Show what the run waits for, and the end of the wait."""
+        queued = self._run.state.queued
+        if queued is not None and queued != self._queued and queued.reason not in _NOT_ASKED:
+            is_first = self._queued is None and self._owner_is_quiet is not None
+            self._view.say(f"orch: {queued}{' (Ctrl-C cancels it)' if is_first else ''}")
+            self._queued = queued
+        for event in events:
+            if isinstance(event, JobStarted):
+                self._say_start(event)
+
+    def _say_start(self, event: JobStarted) -> None:
+        if self._queued is not None:
+            waited = format_duration(round(max(0.0, event.at - self._run.record.started_at)))
+            self._view.say(f"orch: Slurm's job {event.job} has its nodes after {waited} in the queue")
+        if self._owner_is_quiet is False and not is_of_this_host(self._run.record):
+            # What the check of the nodes has found.
+            for line in (read_bytes(self._run.paths.job_log) or b"").decode(errors="replace").splitlines():
+                self._view.say(one_line(line))
 
     def show_rest(self) -> bool:
         """Show a part of the remaining output of an ended run. Return False when there is none left."""

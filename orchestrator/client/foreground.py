@@ -11,16 +11,15 @@ from typing import Protocol
 
 from orchestrator.client.follow import Follower
 from orchestrator.client.live_keys import RETURN_KEY, LiveKeys
+from orchestrator.client.orders import ask_run
 from orchestrator.client.task_terminal import LAST_DRAIN_S, TaskTerminal
 from orchestrator.client.view.output import OutputClosed
 from orchestrator.client.view.terminal import View
 from orchestrator.core.errors import EngineError
 from orchestrator.core.state.events import STOP_SIGNALS, NoticeSource, StopReason
-from orchestrator.links.control import request
-from orchestrator.links.orders import NoticeOrder, StopOrder
+from orchestrator.links.orders import DetachOrder, NoticeOrder, StopOrder
 from orchestrator.links.signal_inbox import NOTICE_SIGNAL, SignalInbox
-from orchestrator.links.supervisor_link import SupervisorLink
-from orchestrator.store.runs.liveness import is_stopped
+from orchestrator.store.runs.liveness import is_of_this_host, is_stopped, is_supervisor_alive
 from orchestrator.store.runs.reader import RunView
 
 # Killing takes milliseconds: after this many seconds a further signal checks that the supervisor still answers.
@@ -30,8 +29,17 @@ _REST_AFTER_KILL_S = 1.0
 _FROM_USER = frozenset({StopReason.INTERRUPT, StopReason.TERMINATE})
 
 
+class Supervising(Protocol):
+    """The connection to the supervisor of the run: a SupervisorLink, or a SubmittedLink."""
+
+    def fileno(self) -> int: ...
+    def send(self, order: StopOrder | NoticeOrder | DetachOrder, /) -> None: ...
+    def detach(self) -> None: ...
+    def has_left(self) -> bool: ...
+
+
 def follow_to_end(
-    link: SupervisorLink,
+    link: Supervising,
     run: RunView,
     view: View,
     tasks: Collection[str] | None,
@@ -40,6 +48,8 @@ def follow_to_end(
     verbose: bool = False,
     sources: SourceChanges | None = None,
     terminal: TaskTerminal | None = None,
+    *,
+    quiet: bool = False,
 ) -> bool:
     """Show the run until its supervisor has exited and all lines are shown, or a key detaches it: then return True.
 
@@ -47,20 +57,28 @@ def follow_to_end(
     ended, a signal skips the remaining lines. A change of `sources` stops the run. `terminal` is that of a task. Raises
     EngineError if the supervisor does not answer.
     """
-    follower = Follower(run, view, tasks, verbose=verbose)
+    follower = Follower(run, view, tasks, verbose=verbose, owner_is_quiet=quiet)
     orders = _Orders(link, run, follower)
     try:
         with run.keep_open():
             desk = _Desk(run, follower, view, keys, terminal)
             return _follow(link, follower, view, inbox, desk, orders, sources)
     except _NoAnswer as error:
-        pid = run.record.supervisor_pid
-        raise EngineError(
-            f"{run.record.id}: the supervisor (pid {pid}) does not answer and was left running; `kill -CONT {pid}`"
-            f" resumes it, `kill -KILL {pid}` ends it with all its tasks"
-        ) from error
+        raise EngineError(f"{run.record.id}: {_no_answer(run)}") from error
     finally:
         follower.close()
+
+
+def _no_answer(run: RunView) -> str:
+    job, pid = run.record.job, run.record.supervisor_pid
+    if job is not None and not is_supervisor_alive(run.record, run.paths):
+        return (
+            f"the supervisor does not answer and was left running; `scancel {job}` ends its Slurm job {job}"
+        )
+    return (
+        f"the supervisor (pid {pid}) does not answer and was left running; `kill -CONT {pid}` resumes it,"
+        f" `kill -KILL {pid}` ends it with all its tasks"
+    )
 
 
 class SourceChanges(Protocol):
@@ -77,10 +95,9 @@ class _NoAnswer(Exception):
 class _Orders:
     """Sends stop orders to the supervisor and remembers which were sent."""
 
-    def __init__(self, link: SupervisorLink, run: RunView, follower: Follower) -> None:
+    def __init__(self, link: Supervising, run: RunView, follower: Follower) -> None:
         self._link = link
-        self._control = run.paths.control
-        self._pid = run.record.supervisor_pid
+        self._run = run
         self._follower = follower
         self._sent = 0
         self._sent_by_user = 0
@@ -102,7 +119,8 @@ class _Orders:
         now = time.monotonic()
         force = is_from_user and self._sent_by_user > 0
         is_late = self._sent_by_user > 1 and now > self._forced_mono + PATIENCE_S
-        if (force and is_stopped(self._pid)) or (is_late and not self._has_answer(reason)):
+        is_suspended = is_of_this_host(self._run.record) and is_stopped(self._run.record.supervisor_pid)
+        if (force and is_suspended) or (is_late and not self._has_answer(reason)):
             raise _NoAnswer
         self._link.send(StopOrder(reason=reason, force=force))
         if force and self._sent_by_user == 1:
@@ -117,7 +135,7 @@ class _Orders:
 
     def _has_answer(self, reason: StopReason) -> bool:
         """Ask over the control socket: the supervisor may be busy for seconds with an agent that does not answer."""
-        return request(self._control, StopOrder(reason=reason, force=True))
+        return ask_run(self._run, StopOrder(reason=reason, force=True)) is not None
 
 
 class _Desk:
@@ -185,7 +203,7 @@ class _Desk:
 
 
 def _follow(
-    link: SupervisorLink,
+    link: Supervising,
     follower: Follower,
     view: View,
     inbox: SignalInbox,

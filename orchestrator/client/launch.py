@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -40,7 +40,6 @@ from orchestrator.store.runs.reader import RunView
 if TYPE_CHECKING:
     from orchestrator.client.stop import Ended
     from orchestrator.preflight import Preflight
-    from orchestrator.preflight.allocation import Queued, QueueWatcher
 
 # Replacements in Python for some options of `orch up`.
 _INSTEAD = {
@@ -74,7 +73,7 @@ class Cluster:
         self._supervisor: SupervisorLink | None = None
         self._run: Run | None = None
         self._owner_pid = 0
-        # Closes the supervisor's stream, then gives an allocation back.
+        # Closes the supervisor's stream.
         self._kept = ExitStack()
 
     def __repr__(self) -> str:
@@ -87,7 +86,12 @@ class Cluster:
         self._owner_pid = os.getpid()
         warn(self._request)
         with ExitStack() as stack:
-            request = stack.enter_context(on_nodes(self._request, QueueWarnings()))
+            if needs_job(self._request):
+                self._run = submit_job(self._request)
+                if self._stream:
+                    stream_lines(self._run)
+                return self._run
+            request = on_nodes(self._request)
             self._supervisor = start_supervisor()
             stack.callback(self._supervisor.close)
             room = make_room(request, self._supervisor)
@@ -105,27 +109,12 @@ class Cluster:
         from orchestrator.client.stop import STOP_MARGIN_S
 
         with self._kept:
-            if self._run is not None and self._supervisor is not None:
-                try:
+            try:
+                if self._run is not None:
                     self._run.down()
-                finally:
+            finally:
+                if self._supervisor is not None:
                     self._supervisor.wait(STOP_MARGIN_S)
-
-
-class QueueWarnings:
-    """Shows what an allocation waits for as warnings."""
-
-    def fileno(self) -> int:
-        return -1
-
-    def show(self, queued: Queued) -> None:
-        warnings.warn(str(queued), RuntimeWarning, stacklevel=2)
-
-    def check(self) -> None:
-        return
-
-    def warn(self, text: str) -> None:
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def stream_lines(run: Run) -> None:
@@ -222,18 +211,32 @@ def check_hosts(spec: JobSpec, supervisor: SupervisorLink, run_id: str | None = 
     return found
 
 
-@contextmanager
-def on_nodes(up: UpRequest, watcher: QueueWatcher) -> Iterator[UpRequest]:
-    """Yield the request with its nodes, which it has for the block. Without --engine slurm: the request as it is.
+def needs_job(up: UpRequest) -> bool:
+    """Whether the run needs a new job of Slurm: this process is on a login node."""
+    return up.spec.engine is EngineName.SLURM and "SLURM_JOB_ID" not in os.environ
 
-    `watcher` learns what a new allocation waits for. UsageError if Slurm refuses."""
+
+def on_nodes(up: UpRequest) -> UpRequest:
+    """Return the request with the nodes of this process's allocation. Without --engine slurm: the request as it is."""
     if up.spec.engine is not EngineName.SLURM:
-        yield up
-        return
+        return up
     from orchestrator.preflight.allocation import on_nodes
 
-    with on_nodes(up.spec, os.environ, watcher) as spec:
-        yield replace(up, spec=spec)
+    return replace(up, spec=on_nodes(up.spec, os.environ))
+
+
+def submit_job(up: UpRequest, descriptors: Mapping[Descriptor, int] = MappingProxyType({})) -> Run:
+    """Submit a run that ends with this process's use of it, and warn if it is queued. UsageError."""
+    from orchestrator.client.submit import submit
+
+    if descriptors:
+        raise UsageError("an open file of this process cannot be passed to a node of Slurm")
+    make_room(up)
+    run = submit(up, may_requeue=False)
+    run.view.refresh()
+    if run.view.state.queued is not None:
+        warnings.warn(str(run.view.state.queued), RuntimeWarning, stacklevel=3)
+    return run
 
 
 def create_run(
@@ -243,11 +246,10 @@ def create_run(
     warm: Warm | None = None,
     *,
     is_detached: bool = False,
-    waits: bool = False,
 ) -> Run:
     """Send a checked request and return the new run; raise the supervisor's error if it refuses.
 
-    `descriptors`: what the tasks get, on this machine only. The caller keeps them. `warm`, `is_detached`, `waits`: see
+    `descriptors`: what the tasks get, on this machine only. The caller keeps them. `warm`, `is_detached`: see
     Request."""
     if descriptors and up.spec.hosts:
         names = ", ".join(host.name for host in up.spec.hosts)
@@ -263,7 +265,6 @@ def create_run(
         adopt=up.adopt,
         continues=up.continues,
         warm=warm,
-        waits=waits,
         descriptors=tuple(descriptors),
     )
     try:

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from orchestrator.client.api import Run
 from orchestrator.client.launch import (
-    QueueWarnings,
     create_run,
     load_request,
     make_room,
+    needs_job,
     on_nodes,
     stream_lines,
+    submit_job,
     warn,
 )
 from orchestrator.client.own_supervisor import OwnSupervisor
@@ -144,18 +145,18 @@ class Session:
     def _cluster(
         self, up: UpRequest, *, stream: bool, descriptors: Descriptors = MappingProxyType({})
     ) -> Iterator[Run]:
-        with on_nodes(up, QueueWarnings()) as request:
-            run, link = self._begin(request, descriptors)
-            try:
-                if stream:
-                    stream_lines(run)
-                yield run
-            finally:
-                if self._is_mine():
-                    run.down()
+        run, link = self._begin(up, descriptors)
+        try:
+            if stream:
+                stream_lines(run)
+            yield run
+        finally:
+            if self._is_mine():
+                run.down()
+                if link is not None:
                     link.close()
 
-    def _begin(self, up: UpRequest, descriptors: Descriptors) -> tuple[Run, SupervisorLink]:
+    def _begin(self, up: UpRequest, descriptors: Descriptors) -> tuple[Run, SupervisorLink | None]:
         if not self._is_mine():
             raise UsageError(
                 f"this session belongs to the parent process {self._owner_pid}; make a new Session in this process"
@@ -175,7 +176,11 @@ class Session:
             self._is_creating = True
             try:
                 warn(up)
-                return self._create(up, descriptors)
+                if needs_job(up):
+                    self._run = submit_job(up, descriptors)
+                    return self._run, None
+                request = on_nodes(up)
+                return self._create(request, descriptors)
             finally:
                 self._is_creating = False
         finally:

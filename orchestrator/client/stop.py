@@ -16,6 +16,7 @@ from orchestrator.core.job.choices import DEFAULT_GRACE_S, DEFAULT_LINK_TIMEOUT_
 from orchestrator.core.progress.activity import join_names
 from orchestrator.core.state import events
 from orchestrator.core.state.events import StopReason
+from orchestrator.core.state.result import Cause
 from orchestrator.core.state.state import HostPhase, RunPhase
 from orchestrator.links.orders import StopOrder
 from orchestrator.store.runs import lost_runs
@@ -113,7 +114,7 @@ def _ask(view: RunView, force: bool) -> bool:
     view.refresh()
     if not view.is_live:
         return False
-    if (job := _waits_for_job(view)) and view.record.job_mark and _end_queued(view, job):
+    if view.record.job_mark and waiting_job(view) and end_unstarted(view, StopReason.DOWN):
         return True
     if not _is_socket(view.paths.control):
         return False
@@ -121,7 +122,7 @@ def _ask(view: RunView, force: bool) -> bool:
     return answer is not None and bool(answer.get("ok"))
 
 
-def _waits_for_job(view: RunView) -> str | None:
+def waiting_job(view: RunView) -> str | None:
     """Return the Slurm job that the run waits for, and that has not started."""
     from orchestrator.store.runs.slurm_jobs import JobPhase, job_status
 
@@ -132,25 +133,39 @@ def _waits_for_job(view: RunView) -> str | None:
     return record.job if is_waiting else None
 
 
-def _end_queued(view: RunView, job: str) -> bool:
-    """End a run that waits for its Slurm job. False if the job has just started, or Slurm does not answer."""
+def end_unstarted(
+    view: RunView, reason: StopReason | None = None, cause: Cause | None = None, *, cancels: bool = True
+) -> bool:
+    """End a run that no supervisor serves: stopped for this reason, or refused with this cause.
+
+    `cancels`: cancel its Slurm job. False if the job has just started, or Slurm does not answer.
+    """
     from orchestrator.core.lifecycle.outcome import Findings, run_result
     from orchestrator.store.runs import slurm_jobs
     from orchestrator.store.runs.writer import RunStore
 
+    record = view.record
     try:
-        # Under the run's lock, so that a job that starts now finds no run to continue.
+        # Under the run's lock, so that a job that starts now finds no run to start.
         store = RunStore.adopt(view.paths.root, None)
     except (UsageError, OSError):
         return False
     with closing(store):
-        if slurm_jobs.ask("scancel", job) is None:
+        if cancels and slurm_jobs.ask("scancel", record.job or "") is None:
             return False
-        at, mono = time.time(), time.monotonic()
-        store.append(events.StopRequested(at=at, mono=mono, reason=StopReason.DOWN, force=False))
-        store.append(events.RunEndedEvent(at=at, mono=mono, outcome="stopped", exit_code=ExitCode.TERMINATED))
+        now = time.time()
+        at, mono = now, record.started_mono + max(0.0, now - record.started_at)
+        if reason is not None:
+            store.append(events.StopRequested(at=at, mono=mono, reason=reason, force=False))
         view.refresh()
-        store.write_result(run_result(view.record.id, view.state, Findings(), view.record.checkpoint_dir))
+        result = run_result(record.id, view.state, Findings(), record.checkpoint_dir)
+        if cause is not None:
+            result = result.model_copy(update={"cause": cause})
+        if reason is None:
+            result = result.model_copy(update={"outcome": "failed", "exit_code": int(ExitCode.USAGE)})
+        end = events.RunEndedEvent(at=at, mono=mono, outcome=result.outcome, exit_code=result.exit_code)
+        store.append(end)
+        store.write_result(result)
     return True
 
 
@@ -187,7 +202,7 @@ def _wait_until_gone(view: RunView, force: bool, has_order: bool) -> None:
         if not has_order and now >= signal_due:
             if liveness is Liveness.UNKNOWN:
                 raise unknown_liveness(view)
-            if job := _waits_for_job(view):
+            if job := waiting_job(view):
                 text = f"it waits for Slurm's job {job}, which orch did not submit; `scancel {job}` ends it"
                 raise EngineError(f"{view.record.id}: {text}")
             signal_supervisor(view.record, view.paths, signal.SIGTERM)

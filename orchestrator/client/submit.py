@@ -1,4 +1,4 @@
-"""`orch up --detach` under Slurm: a job of sbatch, whose script starts the run on the first node."""
+"""`orch up` on a login node of Slurm: a job of sbatch, whose script starts the run on the first node."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from orchestrator.core.job.spec import JobSpec
 from orchestrator.host.isolation import isolated
 from orchestrator.preflight.allocation import (
     JOB_VARIABLE,
-    Queued,
     ask_queue,
+    endless_wait,
     job_words,
     missing,
     refusal,
-    refuse_endless_wait,
 )
 from orchestrator.request.settings.request import DisplayOptions, UpRequest
 from orchestrator.store.ownership import accepted_owner
@@ -46,7 +45,7 @@ _CANCEL_S = 10.0
 # The script waits for the directory, because NFS may show a new one late. After 30 s the node does not have it.
 _SCRIPT = """\
 #!/bin/sh
-# The rest of `orch up --detach`: its supervisor, on the first node of the job.
+# The rest of `orch up`: its supervisor, on the first node of the job.
 run={run}
 tries=0
 until [ -e "$run/run.json" ]; do
@@ -60,8 +59,11 @@ exec {command}
 """
 
 
-def submit(up: UpRequest) -> Run:
-    """Submit a run, and return it: it is queued. UsageError if Slurm refuses it, NameTaken, EngineError."""
+def submit(up: UpRequest, *, may_requeue: bool) -> Run:
+    """Submit a run, and return it: it is queued. UsageError if Slurm refuses it, NameTaken, EngineError.
+
+    `may_requeue`: Slurm may start the job again, for example after a preemption.
+    """
     if job := os.environ.get(JOB_VARIABLE):
         raise UsageError(
             f"--detach: this shell is in the allocation of Slurm's job {job}, which may end before the run; leave the"
@@ -70,9 +72,12 @@ def submit(up: UpRequest) -> Run:
     spec = up.spec
     if any(word.startswith(("--array", "-a")) for word in spec.slurm):
         raise UsageError(
-            "--slurm: each element of a job array is a run of its own; leave out --detach, and submit a batch script"
-            " that calls `orch up` (`orch export slurm` writes it)"
+            "--slurm: each element of a job array is a run of its own; submit a batch script that calls `orch up`"
+            " (`orch export slurm` writes it)"
         )
+    if spec.interactive is not None or spec.pdb:
+        option = "--pdb" if spec.pdb else "--interactive"
+        raise UsageError(f"{option}: the terminal of this process cannot be passed to a node of Slurm")
     name_lock = take_name(spec.name, spec.name_is_explicit)
     mark = secrets.token_hex(16)
     try:
@@ -80,36 +85,35 @@ def submit(up: UpRequest) -> Run:
     except OSError as error:
         raise UsageError(f"the run's files cannot be made: {error.filename}: {error.strerror}") from error
     try:
-        queued = _submit_job(spec, store.paths, mark)
+        job = _submit_job(spec, store.paths, mark, may_requeue=may_requeue)
     except BaseException:
         store.discard()
         raise
     try:
-        store.publish(_record(spec, store.paths, queued.job, mark))
+        store.publish(_record(spec, store.paths, job, mark))
     except BaseException:
-        ask("scancel", queued.job)
+        ask("scancel", job)
         raise
     store.close()
     view = RunView.open(store.paths)
     if view is None:
         raise EngineError(
-            f"{store.paths.root}: the run's directory was removed; `scancel {queued.job}` ends its job"
+            f"{store.paths.root}: the run's directory was removed; `scancel {job}` ends its job"
         )
     return Run(view)
 
 
-def _submit_job(spec: JobSpec, paths: RunPaths, mark: str) -> Queued:
+def _submit_job(spec: JobSpec, paths: RunPaths, mark: str, *, may_requeue: bool) -> str:
+    """Return the id of the new job."""
     text = spec.model_dump_json()
     if (size := len(text.encode())) > _MOST_BYTES:
-        raise UsageError(
-            f"--detach: the job has {size:,} bytes of options, and a batch job takes {_MOST_BYTES:,}"
-        )
+        raise UsageError(f"the job has {size:,} bytes of options, and a batch job takes {_MOST_BYTES:,}")
     words = [
         "sbatch",
         "--parsable",
         "--output=/dev/null",
         "--export=ALL",
-        "--requeue",
+        "--requeue" if may_requeue else "--no-requeue",
         f"--chdir={spec.directory}",
     ]
     script = _SCRIPT.format(
@@ -125,12 +129,12 @@ def _submit_job(spec: JobSpec, paths: RunPaths, mark: str) -> Queued:
     comment = " ".join([*comments[-1:], marked_comment(mark)])
     job = _call_sbatch([*words, *own, f"--comment={comment}"], script, {**environ, SPEC_VARIABLE: text})
     try:
-        queued = ask_queue(job)
-        refuse_endless_wait(queued)
+        if why := endless_wait(ask_queue(job)):
+            raise UsageError(why)
     except BaseException:
         ask("scancel", job)
         raise
-    return queued
+    return job
 
 
 def _call_sbatch(words: list[str], script: str, environ: Mapping[str, str]) -> str:
@@ -219,7 +223,7 @@ def submitted_request(root: Path) -> UpRequest:
     `root`: the run that was submitted. If Slurm has started the job again, the request is for a new run."""
     text = os.environ.pop(SPEC_VARIABLE, None)
     if text is None:
-        raise UsageError(f"{SPEC_VARIABLE} is not set; sbatch passes it on from `orch up --detach`")
+        raise UsageError(f"{SPEC_VARIABLE} is not set; sbatch passes it on from `orch up`")
     view = RunView.open(RunPaths(root))
     has_begun = view is None or view.record.supervisor_pid > 0
     return UpRequest(

@@ -2,8 +2,7 @@
 
 JSON lines over a socket pair, or over a connection to a kept supervisor (kept.py). A connection is for one run:
 client -> supervisor: a request, then orders (orders.py). End of file stops the run, unless it is detached. A
-preparation may come before the request, and questions to its hosts. After the request for a run that `waits`: `queued`
-as often as Slurm says something new, a preparation with questions, then `place` or `refused`.
+preparation may come before the request, and questions to its hosts.
 supervisor -> client: HostReports for a preparation and for each round of questions; `created` {root} or `refused`
 {exit_code, message}; `ended` {result} if result.json could not be written; end of file when the run is over and, unless
 the supervisor is kept, all its processes have exited.
@@ -25,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from orchestrator.core.errors import OrchError
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.state.result import RunResult
-from orchestrator.links.orders import DetachOrder, NoticeOrder, QueuedOrder, RefusedOrder, StopOrder
+from orchestrator.links.orders import DetachOrder, NoticeOrder, StopOrder
 from worker.wire.checks import Checked, Question
 from worker.wire.codec import encode
 from worker.wire.facts import HostFacts
@@ -61,7 +60,7 @@ class Request(_Message):
 
     `environ` (see pack_environ) is the environment for the run's processes. `is_detached`: it continues when its
     client leaves. `state_owner`: the user whose state root uses by --as-root-anyway. `existing`, `adopt`,
-    `continues`: see UpRequest. `waits`: the run exists before its hosts are known.
+    `continues`: see UpRequest.
     """
 
     op: Literal["run"] = "run"
@@ -73,7 +72,6 @@ class Request(_Message):
     adopt: Path | None = None
     continues: Path | None = None
     warm: Warm | None = None
-    waits: bool = False
     descriptors: tuple[Descriptor, ...] = Field(default=(), max_length=MOST_DESCRIPTORS)
 
 
@@ -95,13 +93,6 @@ class HostQuestions(_Message):
     questions: dict[str, Question]
 
 
-class PlaceOrder(_Message):
-    """The run has its nodes: the job with the nodes as hosts."""
-
-    op: Literal["place"] = "place"
-    spec: JobSpec
-
-
 @dataclass(frozen=True)
 class HostReport:
     """What is known of a host. `error`: why it is lost, in words for the user."""
@@ -119,16 +110,7 @@ class HostReports:
 
 
 First = Request | Preparation | HostQuestions
-ClientOrder = (
-    StopOrder
-    | NoticeOrder
-    | DetachOrder
-    | QueuedOrder
-    | RefusedOrder
-    | PlaceOrder
-    | Preparation
-    | HostQuestions
-)
+ClientOrder = StopOrder | NoticeOrder | DetachOrder
 _LATER = ConfigDict(defer_build=True)
 _FIRST: TypeAdapter[First] = TypeAdapter(Annotated[First, Field(discriminator="op")], config=_LATER)
 _ORDERS: TypeAdapter[ClientOrder] = TypeAdapter(

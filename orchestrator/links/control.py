@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from orchestrator.links.orders import ControlOrder, InvalidOrder, StopOrder, control_order
+from orchestrator.links.orders import ControlOrder, InvalidOrder, control_order
 from orchestrator.store.directory import Directory
 
 _MAX_REQUEST_BYTES = 1 << 16
@@ -76,12 +76,6 @@ def read_order(connection: socket.socket) -> ControlOrder:
         return control_order(connection.recv(_MAX_REQUEST_BYTES))
     except OSError as error:
         raise InvalidOrder(f"the order could not be read: {error.strerror}") from error
-
-
-def request(path: Path, order: StopOrder) -> bool:
-    """Send a stop order to a live run; False if its supervisor does not answer."""
-    answered = ask(path, order)
-    return answered is not None and bool(answered.get("ok"))
 
 
 def ask(path: Path, order: ControlOrder, timeout_s: float = ANSWER_TIMEOUT_S) -> dict[str, Any] | None:

@@ -59,25 +59,9 @@ class StacksOrder(Order):
 
 
 class DetachOrder(Order):
-    """Let the run continue when its client leaves. Only the run's client sends this order and those below."""
+    """Let the run continue when its client leaves. Only the run's client sends this order."""
 
     op: Literal["detach"] = "detach"
-
-
-class QueuedOrder(Order):
-    """Why the run waits for a Slurm job, in Slurm's words; `start` is the expected time, empty if unknown."""
-
-    op: Literal["queued"] = "queued"
-    job: str
-    reason: str
-    start: str
-
-
-class RefusedOrder(Order):
-    """The run gets no nodes, or not those that it needs; `text` says why."""
-
-    op: Literal["refused"] = "refused"
-    text: str
 
 
 ControlOrder = StopOrder | KillOrder | RestartOrder | NoticeOrder | StacksOrder

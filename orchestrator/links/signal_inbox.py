@@ -36,7 +36,6 @@ class SignalInbox:
         for number in self._numbers:
             self._before[number] = signal.signal(number, self._arrive)
         signal.set_wakeup_fd(self._wake_fd, warn_on_full_buffer=False)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._numbers)  # see defer()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -90,10 +89,6 @@ class SignalInbox:
             yield
         finally:
             self._interrupts = False
-
-    def defer(self) -> None:
-        """Block the signals until the next inbox, which then receives those that came meanwhile."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)
 
     def wait(self, timeout_s: float, *others: int) -> None:
         """Wait until a signal arrives, one of the `others` (descriptors) is readable, or the time is over."""

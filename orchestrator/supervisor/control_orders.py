@@ -15,7 +15,7 @@ from typing import Protocol, assert_never
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event
 from orchestrator.core.state.result import TaskStack, exit_text
-from orchestrator.core.state.state import RunPhase, RunState
+from orchestrator.core.state.state import RunState
 from orchestrator.links.control import ControlServer, read_order
 from orchestrator.links.orders import (
     ControlOrder,
@@ -113,11 +113,7 @@ class ControlOrders:
         run: StateOwner,
         stacks: StackRequests,
         queue: deque[Event],
-        *,
-        is_waiting: bool = False,
     ) -> None:
-        """`is_waiting`: whether the run still waits for its nodes, or for their check."""
-        self._is_waiting = is_waiting
         self._selector = selector
         self._run = run
         self._stacks = stacks
@@ -164,7 +160,7 @@ class ControlOrders:
         except InvalidOrder as error:
             self._answer(connection, ok=False, error=str(error))
             return
-        refusal = _refusal(order, self._run.state, is_waiting=self._is_waiting)
+        refusal = _refusal(order, self._run.state)
         if refusal is not None:
             self._answer(connection, ok=False, error=refusal)
             return
@@ -220,15 +216,11 @@ class ControlOrders:
             self._send(connection, rest)
 
 
-def _refusal(order: ControlOrder, state: RunState, *, is_waiting: bool) -> str | None:
+def _refusal(order: ControlOrder, state: RunState) -> str | None:
     """Why the order cannot be carried out; None if it can."""
     match order:
         case StopOrder():
             return None
-        case RestartOrder() | NoticeOrder() if state.phase is RunPhase.QUEUED:
-            return "the run is queued, and no task has started"
-        case RestartOrder() if is_waiting:
-            return "its nodes are being checked, and no task has started"
         case RestartOrder() | NoticeOrder():
             return "the run is being stopped" if state.stop is not None else None
         case KillOrder():

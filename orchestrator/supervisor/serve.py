@@ -40,7 +40,6 @@ from orchestrator.supervisor.earlier import close_earlier
 from orchestrator.supervisor.here import LocalAgent
 from orchestrator.supervisor.hosts import Hosts
 from orchestrator.supervisor.kept import Door, OwnerDoor, WarmDoor, next_client, redirect_output
-from orchestrator.supervisor.queued import Waiting
 from orchestrator.supervisor.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def serve(door: Door, here: LocalAgent, remote: Engine | None = None) -> int:
                 here.are_kept = door.stays or request.warm is not None
                 hosts = _hosts(request.spec, here, remote, early)
                 try:
-                    may_stay, code = _serve_one(request, client, here, hosts, remote)
+                    may_stay, code = _serve_one(request, client, here, hosts)
                 finally:
                     if not hosts.are_kept:
                         hosts.end()  # also those of a request that was refused
@@ -138,9 +137,7 @@ def _prepared(
     return following, None if prepared is None else prepared.hosts
 
 
-def _serve_one(
-    request: Request, client: ClientLink, here: LocalAgent, hosts: Hosts, remote: Engine | None
-) -> tuple[bool, int]:
+def _serve_one(request: Request, client: ClientLink, here: LocalAgent, hosts: Hosts) -> tuple[bool, int]:
     """Return (whether this process may serve another run, the run's exit code)."""
     started_mono = time.monotonic()
     os.environ.clear()
@@ -158,15 +155,6 @@ def _serve_one(
     redirect_output(store.open_log(store.paths.supervisor_log))
     client.created(store.paths.root)
     spec = request.spec
-    if request.waits:
-        here.end()
-        waiting = Waiting(spec, store, client, remote)
-        placed = waiting.wait()
-        if isinstance(placed, RunResult):
-            return not waiting.was_signalled, _end_unplaced(placed, store, client, waiting.is_requeued)
-        spec = placed.spec
-        hosts = _hosts(spec, here, remote, placed.hosts)
-        _record_nodes(store, spec)
     if not spec.hosts:  # else the default is a directory of each host
         checkpoint_dir = spec.checkpoint_dir or store.paths.checkpoints
         spec = spec.model_copy(update={"checkpoint_dir": checkpoint_dir})
@@ -186,24 +174,6 @@ def _serve_one(
     if not store.result_is_written:
         client.ended(result)
     return not supervisor.was_signalled, result.exit_code
-
-
-def _end_unplaced(result: RunResult, store: RunStore, client: ClientLink, is_requeued: bool) -> int:
-    """Record the end of a run that got no nodes, unless its job starts again; return its exit code."""
-    if not is_requeued:
-        store.append(RunEndedEvent(**now(), outcome=result.outcome, exit_code=result.exit_code))
-        store.write_result(result)
-    store.close()
-    if not store.result_is_written:
-        client.ended(result)
-    return result.exit_code
-
-
-def _record_nodes(store: RunStore, spec: JobSpec) -> None:
-    """Record the nodes of a run that waited for them."""
-    with suppress(OSError):  # the run's events name its nodes, too
-        store.take_over(store.record.model_copy(update={"spec": spec.masked().model_dump(mode="json")}))
-    store.append(JobStarted(**now(), job=spec.slurm_job or ""))
 
 
 def _hosts(spec: JobSpec, here: LocalAgent, remote: Engine | None, early: Hosts | None) -> Hosts:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hosts_run import HostsRun
+from hosts_run import HostsRun, shared_state
 from orch_command import ORCH
 from testbed import Testbed
 from waiting import until
@@ -23,7 +23,8 @@ GLOBAL_BATCH, STEPS = 36, 40
 
 
 def orch(machines: Testbed, project: Path, *words: str) -> str:
-    return str(machines["n0"].run(str(ORCH), *words, "--as-root-anyway", cwd=project).stdout)
+    environ = shared_state(project) if (project / "state").exists() else {}
+    return str(machines["n0"].run(str(ORCH), *words, "--as-root-anyway", cwd=project, env=environ).stdout)
 
 
 def cluster_sizes(run: HostsRun) -> list[int]:
@@ -38,10 +39,10 @@ def lose_and_shrink(machines: Testbed, run: HostsRun) -> None:
     run.until_event("attempt_planned", 2)
 
 
-def heal_and_grow(machines: Testbed, project: Path, run: HostsRun) -> None:
+def heal_and_grow(machines: Testbed, run: HostsRun) -> None:
     machines.heal()
     run.until_event("host_joined", 2, host="n3")
-    orch(machines, project, "restart")
+    run.orch("restart")
 
 
 def reported(machines: Testbed, project: Path) -> dict[str, Any]:
@@ -78,7 +79,7 @@ def assert_losses_of_an_undisturbed_run(
     # The host is back soon after the first step, long before the last one.
     machines.heal()
     until(lambda: run.events("resumed") or run.process.poll() is not None, 200)
-    heal_and_grow(machines, project, run)
+    heal_and_grow(machines, run)
     run.process.wait(400)
     result = run.finish()
     assert (result["outcome"], cluster_sizes(run)) == ("succeeded", sizes), run.text

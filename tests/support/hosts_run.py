@@ -51,12 +51,13 @@ _STATE = "home/.local/state/orch"
 
 @dataclass
 class HostsRun:
-    """`output`: the lines of the tasks. `messages`: orch's own."""
+    """`output`: the lines of the tasks. `messages`: orch's own. `environ`: of commands of orch for the run."""
 
     machines: Testbed
     process: subprocess.Popen[bytes]
     output: Path
     messages: Path
+    environ: Mapping[str, str]
 
     @classmethod
     def start(
@@ -68,8 +69,10 @@ class HostsRun:
         before: tuple[str, ...] = (),
         env: Mapping[str, str] | None = None,
     ) -> HostsRun:
-        """`before`: words before those of `orch up`, as `prlimit`."""
+        """`hosts`: None for Slurm, whose nodes share the state directory. `before`: words before those of `orch up`, as
+        `prlimit`."""
         where = () if hosts is None else ("--hosts", hosts)
+        environ = {**(env or {}), **(shared_state(project) if hosts is None else {})}
         output, messages = machines.directory / "output", machines.directory / "messages"
         command = [*before, str(ORCH), "up", "--as-root-anyway", *where, *words]
         with output.open("wb") as out, messages.open("wb") as err:
@@ -78,13 +81,25 @@ class HostsRun:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env=env,
+                env=environ,
             )
-        return cls(machines, process, output, messages)
+        return cls(machines, process, output, messages, environ)
+
+    @property
+    def state(self) -> Path:
+        shared = self.environ.get("XDG_STATE_HOME")
+        return Path(shared) / "orch" if shared else self.machines["n0"].home / ".local/state/orch"
+
+    def orch(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a command of orch on n0 for this run."""
+        run = self.directory.name
+        return self.machines["n0"].run(
+            str(ORCH), *words, run, "--as-root-anyway", env=self.environ, check=check
+        )
 
     @property
     def directory(self) -> Path:
-        (run,) = (self.machines["n0"].home / ".local/state/orch/runs").glob("[!.]*")
+        (run,) = (self.state / "runs").glob("[!.]*")
         return run
 
     @property
@@ -121,15 +136,22 @@ class HostsRun:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+        if "XDG_STATE_HOME" in self.environ and [*(self.state / "runs").glob("[!.]*")]:
+            self.orch("down", check=False)  # the job outlives its client
         for name in HOSTS:
             until(lambda name=name: not self.machines[name].programs())
-        self.machines["n0"].run("rm", "-rf", f"{self.machines.directory}/{_STATE}")
+        self.machines["n0"].run("rm", "-rf", f"{self.machines.directory}/{_STATE}", str(self.state))
 
     def _found(self, kind: str, fields: dict[str, str]) -> list[dict[str, Any]]:
         try:
             return [event for event in self.events(kind) if fields.items() <= event.items()]
         except ValueError:
             return []  # the run has no directory yet
+
+
+def shared_state(project: Path) -> dict[str, str]:
+    """The variable that puts the state directory where all machines see it."""
+    return {"XDG_STATE_HOME": str(project / "state")}
 
 
 def run_commands(

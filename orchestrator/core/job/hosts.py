@@ -29,7 +29,7 @@ _HOST = re.compile(
     rf"((?P<user>{_USER})@)?(\[(?P<ipv6>{_IPV6})\]|(?P<name>{_NAME}))(:(?P<slots>[0-9]{{1,9}}))?\Z"
 )
 _PLAIN_IPV6 = re.compile(rf"({_USER}@)?[0-9A-Fa-f]{{0,4}}:[0-9A-Fa-f:.]{{0,45}}:[0-9A-Fa-f:.]{{0,45}}\Z")
-# With these options salloc exits and keeps its allocation, or sbatch waits for the end of its job.
+# sbatch would wait for the end of its job. --no-shell is an option of salloc only.
 _ENDLESS = re.compile(r"--no-shell|--wait(=.*)?|-W.*", re.DOTALL)
 _HOW = "write a host such as node1, user@node1 or node1:4 (4 tasks)"
 

@@ -362,15 +362,6 @@ class AgentLost(_Event):
     reason: str
 
 
-class JobQueued(_Event):
-    """The run waits for the nodes of a Slurm job. `reason` and `start`, the expected time, are in Slurm's words."""
-
-    type: Literal["job_queued"] = "job_queued"
-    job: str
-    reason: str = ""
-    start: str = ""
-
-
 class JobStarted(_Event):
     """The nodes are there, and a supervisor has the run."""
 
@@ -478,7 +469,6 @@ Event = (
     | StorageFailed
     | DeadlineReached
     | AgentLost
-    | JobQueued
     | JobStarted
     | HostJoined
     | HostSilent

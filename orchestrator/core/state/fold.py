@@ -89,8 +89,6 @@ def apply(state: RunState, event: Event) -> RunState:
             return replace(_lose_unfinished(state, event.mono), agent_lost=state.agent_lost or event.reason)
         case events.HostJoined() | events.HostSilent() | events.HostBack() | events.HostLost():
             return _with_host(state, event)
-        case events.JobQueued():
-            return replace(state, phase=RunPhase.QUEUED, queued=event)
         case events.JobStarted():
             return replace(state, phase=RunPhase.STARTING, queued=None)
         case events.Preload():

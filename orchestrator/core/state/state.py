@@ -223,6 +223,19 @@ class HostState:
 
 
 @dataclass(frozen=True)
+class Queued:
+    """Why a run waits for the nodes of its Slurm job, and when it is expected to start, in Slurm's words."""
+
+    job: str
+    reason: str = ""
+    start: str = ""
+
+    def __str__(self) -> str:
+        expected = f"; expected start: {self.start}" if self.start else ""
+        return f"Slurm's job {self.job} is queued: {self.reason or 'no reason given'}{expected}"
+
+
+@dataclass(frozen=True)
 class RunState:
     """A run as its events describe it. Times are monotonic seconds.
 
@@ -244,7 +257,7 @@ class RunState:
     phase: RunPhase = RunPhase.STARTING
     attempt: int = 0
     tasks: Tasks = field(default_factory=Tasks)
-    queued: events.JobQueued | None = None
+    queued: Queued | None = None
     stop: events.StopRequested | None = None
     notice: events.NoticeGiven | None = None
     teardown: TeardownReason | None = None

@@ -32,7 +32,7 @@ def batch_script(spec: JobSpec, flags: Mapping[str, Any], orch: str) -> str:
 
 
 def allocation_words(spec: JobSpec) -> Iterator[str]:
-    """Yield the options about the allocation, which sbatch and salloc share."""
+    """Yield the options of sbatch about the nodes."""
     if spec.partition is not None:
         yield f"--partition={spec.partition}"
     if spec.account is not None:

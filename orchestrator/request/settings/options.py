@@ -68,7 +68,7 @@ SLURM = (
     Option("time", Kind.DURATION,
            help="Time limit of a new allocation: 30m, 8h."),
     Option("slurm", Kind.WORDS, metavar="WORDS",
-           help='Further options of salloc and sbatch: "--gres=gpu:4 --constraint=a100".'),
+           help='Further options of sbatch: "--gres=gpu:4 --constraint=a100".'),
 )
 JSON = Option("json", Kind.SWITCH, where=Where.COMMAND_LINE, part=Part.SCREEN,
               help="Print one JSON document (or JSON lines) on stdout.")
@@ -99,7 +99,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
                more="Without `--name`: those of this directory."),
         Option("detach", Kind.SWITCH, letter="d", part=Part.DISPLAY, where=NOT_IN_PYTHON,
                help="Print the run's id and leave the run in the background.",
-               more="`-q` prints the id, too. Under Slurm: [a batch job](slurm.md#detached)."),
+               more="`-q` prints the id, too. Under Slurm: [a batch job](slurm.md#from-a-login-node)."),
         Option("wait", Kind.CHOICE, choices=tuple(WaitFor), part=Part.DISPLAY, where=NOT_IN_PYTHON,
                help="Detach, but return only when the run is ready or done."),
         Option("timeout", Kind.DURATION, default=_NO_LIMIT,

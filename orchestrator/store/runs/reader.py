@@ -14,10 +14,10 @@ from pydantic import ValidationError
 
 from orchestrator.core.errors import NewerFormat
 from orchestrator.core.progress.history_rows import History, HistoryRow, to_columns
-from orchestrator.core.state.events import Event, JobQueued, JobStarted, Progress
+from orchestrator.core.state.events import Event, JobStarted, Progress
 from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import RunResult
-from orchestrator.core.state.state import RunPhase, RunState, TaskPhase, TaskState
+from orchestrator.core.state.state import Queued, RunPhase, RunState, TaskPhase, TaskState
 from orchestrator.core.text.durations import format_duration
 from orchestrator.store.directory import Directory
 from orchestrator.store.files import SharedFile, exists, read_bytes, read_object
@@ -245,9 +245,7 @@ class RunView:
         status = job_status(job, self.record.cluster, self.record.job_mark)
         was_started = self.record.supervisor_pid > 1
         if status.phase is JobPhase.WAITING or (status.phase is JobPhase.UNKNOWN and not was_started):
-            queued = JobQueued(
-                at=time.time(), mono=self._last_mono, job=job, reason=status.reason, start=status.start
-            )
+            queued = Queued(job, status.reason, status.start)
             return replace(self.state, phase=RunPhase.QUEUED, queued=queued)
         if status.phase is JobPhase.RUNNING and self.state.phase is RunPhase.QUEUED:
             return replace(self.state, phase=RunPhase.STARTING, queued=None)

@@ -41,7 +41,7 @@ def test_run_has_the_workers_that_fit_on_the_hosts(
     assert [task["task"] for task in status["tasks"]] == [f"worker:{index}" for index in range(3)]
     # The log of a task that the run no longer has can still be read.
     assert "line 0" in orch(machines, project, "logs", "worker:3")
-    heal_and_grow(machines, project, run)
+    heal_and_grow(machines, run)
     run.until_event("task_started", 4 + 3 + 4)
     (project / "end").touch()
     result = run.finish()

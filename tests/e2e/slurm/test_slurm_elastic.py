@@ -14,8 +14,8 @@ from elastic_run import (
     cluster_sizes,
     heal_and_grow,
     lose_and_shrink,
-    orch,
 )
+from orch_command import read_document
 from slurm import Slurm
 from testbed import Testbed
 from waiting import until
@@ -40,7 +40,7 @@ def test_run_under_slurm_survives_the_loss_of_a_node(
     machines.heal()
     (job,) = (line.partition(" ")[0] for line in slurm.queue())
     run.until_event("noticed", text=f"n3 will not come back: Slurm has taken it out of job {job}")
-    orch(machines, project, "restart")
+    run.orch("restart")
     run.until_event("task_started", 3 + 2 + 2)
     (project / "end").touch()
     assert (run.finish()["outcome"], cluster_sizes(run)) == ("succeeded", [3, 2, 2])
@@ -57,7 +57,7 @@ def test_run_under_slurm_grows_while_its_job_has_the_node(
     run.until_event("task_started", 3)
     lose_and_shrink(machines, run)
     run.until_event("task_started", 3 + 2)
-    heal_and_grow(machines, project, run)
+    heal_and_grow(machines, run)
     run.until_event("task_started", 3 + 2 + 3)
     (project / "end").touch()
     assert (run.finish()["outcome"], cluster_sizes(run)) == ("succeeded", [3, 2, 3])
@@ -75,13 +75,12 @@ def test_job_that_starts_again_has_all_nodes_again(batch: BatchRun, machines: Te
     machines.heal()
     batch.disturb("notice")
     batch.start_again()
-    batch.until_trains(3)
+    batch.until_trains(2)
     (batch.project / "kept/end").touch()
-    result = batch.result()
-    ends = (*result["history"], result)
+    result, before = batch.result(), read_document(batch.runs[0] / "result.json")
+    ends = (*before["history"], before, result)
     assert [end["workers"] for end in ends] == [3, 2, 3], batch.text
     assert [end["cause"] and end["cause"]["kind"] for end in ends] == ["host", "notice", None]
-    assert all(end["resumed_at"] > 0 for end in result["history"])
 
 
 @pytest.mark.slow

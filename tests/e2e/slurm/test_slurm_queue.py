@@ -137,11 +137,9 @@ def test_foreground_run_is_queued_until_its_nodes_are_there(
     with all_nodes_taken(slurm):
         run = up(*NODES, *counting, hosts=None, env=slurm.environ)
         until(lambda: "is queued: Resources (Ctrl-C cancels it)" in run.text)
-        status = machines["n0"].run(str(ORCH), "status", "--as-root-anyway", "--json", cwd=project)
-        document = json.loads(status.stdout)["run"]
+        document = json.loads(run.orch("status", "--json").stdout)["run"]
         assert (document["state"], document["queued"]["reason"]) == ("queued", "Resources")
-        refused = machines["n0"].run(str(ORCH), "restart", "--as-root-anyway", cwd=project, check=False)
-        assert "the run is queued" in refused.stderr
+        assert "is queued, and no task has started" in run.orch("restart", check=False).stderr
     run.until_event("task_started", 3)
     slurm.restart_controller()
     (project / "end").touch()
@@ -160,8 +158,9 @@ def test_timeout_counts_from_the_allocation(
     limit_s = 3.0
     with all_nodes_taken(slurm):
         run = up(*NODES, "--timeout", f"{limit_s:g}s", *counting, hosts=None, env=slurm.environ)
-        queued = run.until_event("job_queued")
-        until(lambda: time.time() > queued["at"] + limit_s)
+        until(lambda: "is queued: Resources" in run.text)
+        began = time.time()
+        until(lambda: time.time() > began + limit_s)
     result = run.finish()
     assert (result["outcome"], result["exit_code"]) == ("timed_out", 124)
     (started,), (stopped,) = run.events("job_started"), run.events("stop_requested")
@@ -203,7 +202,7 @@ def test_queued_run_in_the_foreground_is_stopped(
                 (job,) = {line.split()[0] for line in slurm.queue()} - {other}
                 machines["n0"].run("scancel", job, env=slurm.environ)
             elif how == "down":
-                machines["n0"].run(str(ORCH), "down", "--as-root-anyway", cwd=project)
+                run.orch("down")
             else:
                 signal_orch(machines, "up", number)
             result = run.finish()
@@ -215,7 +214,7 @@ def test_queued_run_in_the_foreground_is_stopped(
                 assert (result["outcome"], result["exit_code"]) == ("stopped", code), how
             until(lambda: [line.split()[0] for line in slurm.queue()] == [other])
             # Each run is the only one.
-            machines["n0"].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")
+            machines["n0"].run("rm", "-rf", str(run.state))
 
 
 def signal_orch(machines: Testbed, verb: str, number: int) -> None:

@@ -14,7 +14,7 @@ from login_node import NODES, LoginNode
 from orch_command import ORCH
 from slurm import Slurm
 from testbed import Testbed
-from waiting import until
+from waiting import PATIENCE_S, until
 
 _LOST = 137
 _NOTICE = 42
@@ -98,26 +98,52 @@ def test_end_of_the_job_is_a_notice(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["orch", "srun"])
+@pytest.mark.parametrize("victim", ["orch", "supervisor", "srun"])
 def test_nothing_is_left_after_a_kill(
     up: Any, slurm: Slurm, machines: Testbed, counting: tuple[str, ...], victim: str
 ) -> None:
     run = up_under(up, slurm, *counting)
     run.until_event("task_started", 3)
-    for process in machines["n0"].processes():
+    machine, text = {
+        "orch": ("n0", "bin/orch up"),
+        "supervisor": ("n1", "orchestrator.supervisor"),
+        "srun": ("n1", "srun "),
+    }[victim]
+    for process in machines[machine].processes():
         # Killing one process may end another one.
         with contextlib.suppress(psutil.NoSuchProcess):
-            line = " ".join(process.cmdline())
-            if process.name() == "srun" if victim == "srun" else "orch up" in line or "supervisor" in line:
+            if text in " ".join(process.cmdline()):
                 process.kill()
-    if victim == "srun":
+    if victim == "orch":
+        # The job continues without the command that has submitted it.
+        assert [line.split()[1] for line in slurm.queue()] == ["RUNNING"]
+        assert "stopped worker:0" in run.orch("down").stderr
+    elif victim == "supervisor":
+        assert run.process.wait(PATIENCE_S) == 125
+        assert "was killed" in run.text or "Slurm's job" in run.text
+    else:
         result = run.finish()
         assert (result["exit_code"], result["cause"]["kind"]) == (_LOST, "host")
         until(lambda: not slurm.queue())
         # Slurm kills the agent with its guard. The next start there removes their directory.
-        machines["n0"].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")
+        machines["n0"].run("rm", "-rf", str(run.state))
         assert up_under(up, slurm, "--", "true").finish()["outcome"] == "succeeded"
     until(lambda: not slurm.queue())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [("INT", 130), ("TERM", 143), ("USR2", _NOTICE)])
+def test_signal_to_orch_reaches_the_supervisor_on_a_node(
+    up: Any, slurm: Slurm, machines: Testbed, counting: tuple[str, ...], number: str, code: int
+) -> None:
+    run = up_under(up, slurm, *counting)
+    run.until_event("task_started", 3)
+    for process in machines["n0"].processes():
+        if "bin/orch up" in " ".join(process.cmdline()):
+            process.send_signal(getattr(signal, f"SIG{number}"))
+    result = run.finish()
+    assert (result["outcome"], result["exit_code"]) == ("stopped", code)
+    assert {task["exit_code"] or task["signal"] for task in result["tasks"]} <= {143, signal.SIGTERM}
 
 
 # Options besides --engine slurm, changes of the environment, and what orch says.
@@ -130,11 +156,11 @@ REFUSED: list[tuple[tuple[str, ...], dict[str, str], str]] = [
     (("--nodes", "1", "--network", "private"), {}, "a private network exists on one machine only"),
     (("--nodes", "1", "--sync"), {}, "on a file system that all nodes have"),
     (("--nodes", "1", "--time", "2m"), {}, "2m is not longer than --notice 2m"),
-    (("--nodes", "1", "--slurm", "--nonsense"), {}, "salloc: unrecognized option '--nonsense'"),
+    (("--nodes", "1", "--slurm", "--nonsense"), {}, "sbatch: unrecognized option '--nonsense'"),
+    (("--nodes", "1", "--slurm", "--array=1-2"), {}, "each element of a job array is a run of its own"),
     (("-d", "--nodes", "5"), {}, "the partition does not have such nodes"),
     (("-d", "--nodes", "1", "--partition", "nope"), {}, "name one with --partition"),
     (("-d", "--nodes", "1"), {"SLURM_JOB_ID": "7"}, "in the allocation of Slurm's job 7"),
-    (("-d", "--nodes", "1", "--slurm", "--nonsense"), {}, "sbatch: unrecognized option '--nonsense'"),
 ]
 
 
@@ -154,18 +180,14 @@ def test_bad_request_is_refused_and_leaves_nothing(login: LoginNode, machines: T
         .stdout.strip()
         for options in ((), ("--uid=nobody",))
     )
-    few, most = login.project / "few", login.project / "most"
-    for directory, names in ((few, ()), (most, ("salloc", "squeue", "scontrol", "sh", "sleep"))):
-        directory.mkdir()
-        for name in ("setpriv", *names):
-            (directory / name).symlink_to(f"/usr/bin/{name}")
+    empty = login.project / "empty"
+    empty.mkdir()
     until(lambda: not slurm.queue())
     cases = [
         *REFUSED,
         ((), {"SLURM_JOB_ID": ended}, f"SLURM_JOB_ID={ended}: this allocation has ended (completed)"),
         ((), {"SLURM_JOB_ID": foreign}, f"SLURM_JOB_ID={foreign}: this job belongs to nobody"),
-        (("--nodes", "1"), {"PATH": str(few)}, "salloc was not found on this machine"),
-        (("--nodes", "1"), {"PATH": str(most)}, "srun could not be started"),
+        (("--nodes", "1"), {"PATH": str(empty)}, "sbatch was not found on this machine"),
     ]
     up = ("up", "--as-root-anyway", "--engine", "slurm")
     commands = [

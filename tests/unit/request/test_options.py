@@ -438,4 +438,4 @@ def test_job_array_is_not_one_detached_run(load_here: Load, monkeypatch: pytest.
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     for words in ("--array=1-3", "--exclusive -a 1-3"):
         request = load_here(engine="slurm", nodes=1, slurm=words)
-        assert "each element of a job array is a run of its own" in refusal(submit, request)
+        assert "each element of a job array is a run of its own" in refusal(submit, request, may_requeue=True)

@@ -3,11 +3,8 @@ start."""
 
 from __future__ import annotations
 
-import signal
-import socket
 import time
 from collections import deque
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,34 +12,19 @@ from types import SimpleNamespace
 
 import pytest
 from making import JOB, attempt_end, cause, changed, event, planned_task, progressed, run_result
-from pydantic import BaseModel
 from run_records import make_run, one_task, view_of
 
 from orchestrator.client.requeued import fence_s, interrupted_run
 from orchestrator.core.state import events
-from orchestrator.core.state.events import NoticeSource, StopReason, TeardownReason
-from orchestrator.core.state.result import CauseKind, RunResult
-from orchestrator.links.client_link import ClientLink
-from orchestrator.links.orders import NoticeOrder, QueuedOrder, RefusedOrder, StopOrder
-from orchestrator.links.signal_inbox import NOTICE_SIGNAL, SignalInbox
+from orchestrator.core.state.events import NoticeSource, TeardownReason
+from orchestrator.core.state.result import CauseKind
 from orchestrator.store.runs.writer import RunStore
 from orchestrator.supervisor.earlier import close_earlier
 from orchestrator.supervisor.notices import Notices
-from orchestrator.supervisor.queued import Waiting
 from worker.wire.facts import LeftProcess
 
 _SPEC = changed(JOB, link_timeout_s=10.0, grace_s=10.0, failure_grace_s=0.5)
-_REFUSED = RefusedOrder(text="too few nodes")
-_NOTICE = NoticeOrder(source=NoticeSource.SIGNAL)
 _AGAIN = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}
-
-
-@pytest.fixture(autouse=True)
-def own_signals() -> Iterator[None]:
-    """Restore the signal mask. A wait blocks signals until the next inbox, and later programs would inherit that."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    yield
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def interrupted(*more: events.Event, age_s: float = 100.0) -> RunStore:
@@ -78,19 +60,6 @@ def pretend_slurm(
     monkeypatch.setenv("PATH", f"{directory}:/usr/bin:/bin")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
-
-
-def waited(store: RunStore, *orders: BaseModel) -> tuple[Waiting, RunResult]:
-    """Let the run wait for its nodes, with a client that sends these orders and exits."""
-    adopted = RunStore.adopt(store.paths.root, None)
-    ours, theirs = socket.socketpair()
-    with ours, closing(adopted):
-        with theirs:
-            theirs.sendall(b"".join(order.model_dump_json().encode() + b"\n" for order in orders))
-        waiting = Waiting(_SPEC, adopted, ClientLink(ours), None)
-        result = waiting.wait()
-    assert isinstance(result, RunResult)
-    return waiting, result
 
 
 def test_next_start_of_a_job_finds_the_run_that_has_not_ended() -> None:
@@ -151,54 +120,6 @@ def test_interrupted_run_names_the_run_that_follows_it() -> None:
         assert result.cause.text.endswith("; Slurm has started the job again: digits-2")
         view.refresh()
         assert (view.state.phase, view.is_live) == (outcome, False)
-
-
-# -- while the nodes are checked
-
-
-def test_notice_while_the_nodes_are_checked_ends_the_wait() -> None:
-    waiting, result = waited(unstarted(), _NOTICE)
-    assert (result.outcome, result.exit_code, waiting.is_requeued) == ("stopped", 42, False)
-    assert result.cause is not None
-    assert result.cause.text == "its machines go in 2m (SIGUSR2); no task had started"
-    # It has no effect on a run without machines.
-    queued = QueuedOrder(job="7", reason="Resources", start="")
-    assert waited(unstarted(), queued, _NOTICE, _REFUSED)[1].exit_code == 2
-
-
-def test_signal_between_two_inboxes_reaches_the_next() -> None:
-    """A supervisor has one inbox for the wait, and another one for the run."""
-    with SignalInbox([NOTICE_SIGNAL]) as first:
-        first.defer()
-    signal.raise_signal(NOTICE_SIGNAL)  # only this thread: other threads of the test process do not defer it
-    with SignalInbox([NOTICE_SIGNAL]) as second:
-        second.wait(60.0)
-        assert second.take() == [NOTICE_SIGNAL]
-
-
-# The order; the job's state and its restarts by `scontrol show job` (None: a preempted job that will not start again);
-# the exit code, and whether the next start of the job records the end.
-_ENDS = (
-    (StopOrder(reason=StopReason.TERMINATE), "COMPLETING", 1, (42, True)),
-    (RefusedOrder(text="n2: Slurm's job 7 is ending"), "COMPLETING", 1, (42, True)),
-    (None, "COMPLETING", 1, (42, True)),  # the client was killed
-    (None, "COMPLETING", 0, (143, False)),  # scancel
-    (None, "COMPLETING", None, (42, False)),
-    (StopOrder(reason=StopReason.TERMINATE), "RUNNING", 0, (143, False)),
-    (StopOrder(reason=StopReason.DOWN), "COMPLETING", 1, (143, False)),
-    (_REFUSED, "RUNNING", 0, (2, False)),
-)
-
-
-def test_end_of_the_job_while_the_nodes_are_checked_is_a_notice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If Slurm starts the job again, the end of the run is not recorded yet."""
-    for order, state, restarts, expected in _ENDS:
-        preempted = "2026-11-23T20:17:48" if restarts is None else "None"
-        pretend_slurm(tmp_path, monkeypatch, state, f"Restarts={restarts or 0}", preempted)
-        waiting, result = waited(unstarted(), *([order] if order else []))
-        assert (result.exit_code, waiting.is_requeued) == expected, (order, state, restarts)
 
 
 def test_batch_job_is_requeued_after_a_notice_or_the_loss_of_a_node(

@@ -17,13 +17,11 @@ from run_records import make_run, one_task, view_of
 from terminal_signals import restore_terminal_signals
 from waiting import PATIENCE_S, until
 
-from orchestrator.client.launch import QueueWarnings
 from orchestrator.client.submit import submit
 from orchestrator.core.errors import UsageError
 from orchestrator.core.state.state import RunPhase
 from orchestrator.engines import slurm
 from orchestrator.engines.slurm import SlurmEngine, is_started_again
-from orchestrator.preflight import allocation
 from orchestrator.preflight.allocation import on_nodes, refusal
 from orchestrator.request.settings import settings
 from orchestrator.store.runs import catalog, lost_runs, slurm_jobs
@@ -255,28 +253,11 @@ def test_allocation_belongs_to_a_user_id_and_is_not_heterogeneous(
     for nodes in ("n1", "n1 n2"):
         owner = f"printf 'RUNNING {os.getuid()} me\\n%.0s' {nodes}"
         slurm_says.write("squeue", f"case $* in *%U*) {owner} ;; *%N*) printf '%s\\n' {nodes} ;; esac")
-        hosts = on_nodes(spec, {"SLURM_JOB_ID": "5"}, QueueWarnings())
         if nodes == "n1":
-            with hosts as placed:
-                assert [host.name for host in placed.hosts] == ["n1"]
+            assert [host.name for host in on_nodes(spec, {"SLURM_JOB_ID": "5"}).hosts] == ["n1"]
             continue
-        with pytest.raises(UsageError, match="job 5 is heterogeneous"), hosts:
-            pass
-
-
-def test_allocation_that_cannot_be_given_back_is_named(
-    slurm_says: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Slurm's controller hangs: salloc waits for it, and its job would stay."""
-    monkeypatch.setattr(allocation, "_RELEASE_S", 0.2)
-    slurm_says("n1")
-    slurm_says.write("salloc", "echo orch 7; exec sleep 60")
-    slurm_says.write("scancel", "exit 1")
-    slurm_says.write("scontrol", "echo n1")
-    spec = settings.load({"engine": "slurm", "nodes": 1}, {}, tmp_path).spec
-    said = "its job 7 may keep its nodes; end it later: scancel 7"
-    with pytest.warns(RuntimeWarning, match=said), on_nodes(spec, {}, QueueWarnings()) as placed:
-        assert [host.name for host in placed.hosts] == ["n1"]
+        with pytest.raises(UsageError, match="job 5 is heterogeneous"):
+            on_nodes(spec, {"SLURM_JOB_ID": "5"})
 
 
 _SUBMIT = "error: Job submit/allocate failed: "
@@ -293,8 +274,8 @@ _ADVICE = {
 
 def test_refusal_of_slurm_comes_with_advice() -> None:
     for text, advice in _ADVICE.items():
-        said = refusal(f"salloc: {text}")
-        assert said.startswith("Slurm refuses the allocation: salloc: ")
+        said = refusal(f"sbatch: {text}")
+        assert said.startswith("Slurm refuses the allocation: sbatch: ")
         assert advice in said.rpartition("; ")[2]
 
 
@@ -302,5 +283,5 @@ def test_job_that_does_not_fit_into_a_variable_is_refused(tmp_path: Path) -> Non
     """The limit counts bytes."""
     options = {"engine": "slurm", "nodes": 1, "env": ["TEXT=" + "\u00fc" * 61_000]}
     with pytest.raises(UsageError, match="a batch job takes 120,000"):
-        submit(settings.load(options, {}, tmp_path))
+        submit(settings.load(options, {}, tmp_path), may_requeue=True)
     assert not catalog.all_runs()

@@ -232,7 +232,7 @@ class Scene:
     def order_stop(self, force: bool = False) -> None:
         """Send a stop order without waiting for its effect."""
         order = StopOrder(force=force)
-        until(lambda: control.request(self.run.view.paths.control, order) or self.has_ended())
+        until(lambda: control.ask(self.run.view.paths.control, order) or self.has_ended())
 
     def has_ended(self) -> bool:
         return not self.run.view.is_live
