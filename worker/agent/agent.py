@@ -134,14 +134,11 @@ class Agent:
                 self._leave_silently()
             elif is_notice:
                 self._send(messages.Notice())
-        elif self._forks.serves(fd):
-            self._forks.serve(fd)
-        elif self._checks.serves(fd):
-            self._checks.serve(fd)
-        elif self._stacks.serves(fd):
-            self._stacks.serve(fd)
-        elif self._progress.serves(fd):
-            self._progress.serve(fd)
+        else:
+            for owner in (self._forks, self._checks, self._stacks, self._progress):
+                if owner.serves(fd):
+                    owner.serve(fd)
+                    return
 
     def _abort(self) -> None:
         """End everything after an error of the agent, or a message that it cannot parse."""

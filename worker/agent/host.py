@@ -11,6 +11,7 @@ import select
 import shutil
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -154,60 +155,35 @@ class HostStream(SupervisorStream):
         return {**order.env, SEARCH_PATH: f"{own}:{_BUNDLE}" if own else str(_BUNDLE)}
 
     def _prepare_start(self, order: TaskOrder) -> None:
-        bootstrap = order.bootstrap or {}
-        if order.scratch:
-            self._make(Path(order.scratch))
+        """Create the directories that the order names: of its files, and that of its checkpoints anywhere."""
+        files = [str((order.bootstrap or {}).get(name) or "") for name in ("exception_file", "stacks_file")]
+        self._exceptions[order.task] = files[0]
+        with suppress(OSError):  # that of an earlier process of the task
+            Path(files[0]).unlink()
+        for directory in (order.scratch, *(Path(file).parent for file in (order.log, *files) if file)):
+            if directory:
+                self._make(Path(directory))
         if checkpoints := order.env.get("ORCH_CHECKPOINT_DIR"):
-            self._make_checkpoints(Path(checkpoints))
-        files = [bootstrap.get(name) for name in ("exception_file", "stacks_file")]
-        for file in (order.log, *files):
-            if file:
-                self._make(Path(str(file)).parent)
-        self._exceptions[order.task] = str(files[0] or "")
-        self._forget_exception(order.task)
+            with suppress(OSError):  # the script's first checkpoint fails, and says why
+                Path(checkpoints).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._logs.add(order.task, order.log)
 
-    def _make_checkpoints(self, directory: Path) -> None:
-        """Create the checkpoint directory, which may be anywhere."""
-        self._make(directory)
-        try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError:
-            return  # the script's first checkpoint fails, and says why
-
     def _make(self, directory: Path) -> None:
-        """Create a directory below the agent's own, for this user only. Any other must exist."""
-        if self._directory not in directory.parents or ".." in directory.parts or directory.exists():
-            return
-        self._make(directory.parent)
-        try:
-            directory.mkdir(mode=0o700, exist_ok=True)
-        except OSError:
-            return  # the order that needs it fails, and says why
+        """Create a directory below the agent's own, which no other user can enter. Any other must exist."""
+        if self._directory in directory.parents and ".." not in directory.parts:
+            with suppress(OSError):  # the order that needs it fails, and says why
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _read_exception(self, task: str) -> str | None:
         """The text of a task's exception file; None without one."""
-        file = self._exceptions.get(task)
-        if not file:
-            return None
         try:
             # The task may have put anything in its place: never block, never follow a link.
-            fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(self._exceptions.get(task, ""), flags), "rb") as file:
+                data = file.read(_MOST_EXCEPTION_BYTES + 1)
         except OSError:
             return None
-        with os.fdopen(fd, "rb") as stream:
-            try:
-                data = stream.read(_MOST_EXCEPTION_BYTES + 1)
-            except OSError:
-                return None
-        return None if len(data or b"") > _MOST_EXCEPTION_BYTES else (data or b"").decode(errors="replace")
-
-    def _forget_exception(self, task: str) -> None:
-        """Remove the exception of an earlier process of the task."""
-        try:
-            Path(self._exceptions[task]).unlink()
-        except OSError:
-            return
+        return data.decode(errors="replace") if data and len(data) <= _MOST_EXCEPTION_BYTES else None
 
 
 def _text(data: bytes) -> str:
