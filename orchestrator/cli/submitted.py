@@ -36,7 +36,7 @@ def main(root: str, *owner: str) -> int:
         cause = Cause(task=None, kind=CauseKind.REFUSED, text=str(error))
     view = RunView.open(RunPaths(Path(root)))
     if cause is not None and view is not None and not view.record.supervisor_pid:
-        # No supervisor has the run, whose nodes were refused or whose job was cancelled meanwhile.
+        # No supervisor has taken the run: its nodes were refused, or its job was cancelled.
         reason = StopReason.TERMINATE if cause.kind is CauseKind.NOTICE else None
         end_unstarted(view, reason, cause, cancels=False)
     return code

@@ -108,7 +108,7 @@ def run_once(
 
 
 def _after_requeue(request: UpRequest) -> UpRequest:
-    """Return the request; if Slurm has started this job again, with the run before it, whose tasks have then ended."""
+    """Return the request, with the earlier run of a job that Slurm has started again, after the end of its tasks."""
     if request.adopt is not None:
         return request
     from orchestrator.client.requeued import fence_s, interrupted_run
@@ -224,7 +224,7 @@ def _in_the_foreground(
     sources: SourceWatch | None,
     signals: EarlySignals | None = None,
 ) -> Ended:
-    """Start the run with these descriptors for its tasks, and follow it to its end. `signals`: those before."""
+    """Start the run with these descriptors for its tasks, and follow it to its end. `signals`: received before."""
     # While processes exist, a signal is a stop order, not an exception.
     with _terminal(request.spec) as terminal, SignalInbox((*STOP_SIGNALS, NOTICE_SIGNAL)) as inbox:
         try:
@@ -370,8 +370,8 @@ def _show_to_end(
         view.say(f"orch: {run.id} in {run.dir}")
     source = pressed_keys() if isinstance(view, TerminalView) else nullcontext(NoKeys())
     with source as pressed, grouped(out, f"output of {run.id}"):
-        # The file of --junit is written when the run has ended, an allocation may end with its script, and a task that
-        # has this terminal needs it.
+        # The key d would leave the run without its JUnit file, end it with the script of the allocation, or take the
+        # terminal from a task.
         must_stay = display.junit or request.spec.slurm_job or sources is not None or terminal is not None
         terminal_of = "" if terminal is None else terminal.task or "the task in pdb"
         keys = LiveKeys(pressed, run, view, "" if must_stay else "d", stops=True, terminal_of=terminal_of)

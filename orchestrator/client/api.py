@@ -104,8 +104,8 @@ class Run:
     def wait(self, timeout_s: float | None = None, check: bool = True) -> RunResult:
         """Wait for the run's end and return its result. With `check`, raises RunEnded unless the run succeeded.
 
-        Raises TimeoutError after `timeout_s` seconds, EngineError if it is not known whether the run lives. A lost run
-        has no process left on this machine when RunLost is raised.
+        Raises TimeoutError after `timeout_s` seconds, EngineError if it is not known whether the run is live. A lost
+        run has no process left on this machine when RunLost is raised.
         """
         from orchestrator.client.stop import end_processes_of_lost, unknown_liveness
 

@@ -21,7 +21,7 @@ from orchestrator.store.runs.reader import RunView
 # Bytes of logs a step: between two steps the caller can handle signals.
 _STEP_BYTES = 1 << 20
 _POLL_S = 0.05
-# The reasons of a job that Slurm has not looked at yet.
+# Slurm's reasons for a job that its scheduler has not examined yet.
 _NOT_ASKED = ("", "None")
 _STATE_INTERVAL_S = 0.1
 
@@ -30,7 +30,7 @@ class Follower:
     """Connects one run and one view. step() does a limited amount of work; close() closes the log files.
 
     `tasks` are those whose lines are shown (None: all). `hint` is shown beside the run's state.
-    `owner_is_quiet`: None unless this process has started the run, whose end is its end.
+    `owner_is_quiet`: whether -q was given to the process that started the run; None in another process.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Follower:
             waited = format_duration(round(max(0.0, event.at - self._run.record.started_at)))
             self._view.say(f"orch: Slurm's job {event.job} has its nodes after {waited} in the queue")
         if self._owner_is_quiet is False and not is_of_this_host(self._run.record):
-            # What the check of the nodes has found.
+            # The check of the nodes ran there, and printed its findings into this file.
             for line in (read_bytes(self._run.paths.job_log) or b"").decode(errors="replace").splitlines():
                 self._view.say(one_line(line))
 

@@ -226,7 +226,7 @@ def on_nodes(up: UpRequest) -> UpRequest:
 
 
 def submit_job(up: UpRequest, descriptors: Mapping[Descriptor, int] = MappingProxyType({})) -> Run:
-    """Submit a run that ends with this process's use of it, and warn if it is queued. UsageError."""
+    """Submit a run that ends when this process closes it, and warn if it is queued. UsageError."""
     from orchestrator.client.submit import submit
 
     if descriptors:

@@ -50,7 +50,7 @@ def fence_s(run: RunView) -> float:
     Agents wait for the supervisor for --link-timeout, then end their tasks.
     """
     events = run.refresh()
-    # The agents may have got the order to start tasks of which no event was written.
+    # The agents may have received the order to start tasks although no event of it was written.
     marks = [
         each for each in events if isinstance(each, AttemptPlanned | TaskStarted | HostLost | TeardownEnded)
     ]

@@ -100,7 +100,7 @@ def stop_runs(views: Sequence[RunView], force: bool) -> list[Ended | EngineError
 
 
 def end_processes_of_lost(view: RunView) -> Swept:
-    """End what a dead run without a result left on this machine: its supervisor was killed, perhaps just now."""
+    """End the processes on this machine of a run without a result whose supervisor was killed, perhaps just now."""
     return end_leftovers(view.paths) if view.can_be_swept and view.result() is None else Swept()
 
 

@@ -218,7 +218,7 @@ def _record(spec: JobSpec, paths: RunPaths, job: str, mark: str) -> RunRecord:
 
 
 def submitted_request(root: Path) -> UpRequest:
-    """The request of this batch script, which shows no line of a task. UsageError.
+    """Return the request of this batch script, which does not show the lines of tasks. UsageError.
 
     `root`: the run that was submitted. If Slurm has started the job again, the request is for a new run."""
     text = os.environ.pop(SPEC_VARIABLE, None)

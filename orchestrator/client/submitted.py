@@ -18,7 +18,7 @@ from orchestrator.store.runs.reader import RunView
 from orchestrator.store.runs.slurm_jobs import job_status
 
 _LOOK_S = 0.1
-# Seconds until an order is sent again that no supervisor has taken.
+# Seconds until an order that no supervisor has taken is sent again.
 _AGAIN_S = 1.0
 
 
@@ -29,7 +29,7 @@ class SubmittedLink:
     """
 
     def __init__(self, run: RunView) -> None:
-        # The reader of the view is not used in two threads.
+        # A separate view, because a view must not be used in two threads.
         view = RunView.open(run.paths)
         if view is None:
             raise EngineError(f"{run.paths.root}: the run's directory was removed")
@@ -48,7 +48,7 @@ class SubmittedLink:
             self._orders.append(order)
 
     def detach(self) -> None:
-        """The run continues in any case."""
+        """Do nothing: the run continues without its client."""
 
     def has_left(self) -> bool:
         """Whether the run is over."""
@@ -58,7 +58,7 @@ class SubmittedLink:
         return None
 
     def close(self) -> None:
-        """The thread may still need the descriptor: it ends with this process."""
+        """Do nothing: the thread may still need the descriptor, which the exit of this process closes."""
 
     def _work(self) -> None:
         try:
@@ -82,7 +82,7 @@ class SubmittedLink:
             time.sleep(_LOOK_S)
 
     def _deliver(self, order: StopOrder | NoticeOrder) -> bool:
-        """Return whether a supervisor has the order, or the run is not in need of it."""
+        """Return True if a supervisor has taken the order, or the run does not need it."""
         is_queued = self._view.state.phase is RunPhase.QUEUED
         if isinstance(order, NoticeOrder) and is_queued:
             return True  # it has no machines yet

@@ -95,7 +95,7 @@ class HostQuestions(_Message):
 
 @dataclass(frozen=True)
 class HostReport:
-    """What is known of a host. `error`: why it is lost, in words for the user."""
+    """The facts and answers of a host, as far as they are known. `error`: why it is lost, in words for the user."""
 
     error: str | None = None
     facts: HostFacts | None = None
@@ -142,7 +142,7 @@ class ClientLink:
         return b"\n" in self._inbox
 
     def read_request(self) -> First | None:
-        """Wait for the request, or for what comes before; None if the client has left or sent something else."""
+        """Wait for the request, or for a message before it; None if the client has left or sent something else."""
         try:
             while not self.has_line:
                 data, passed = receive(self._stream)

@@ -134,8 +134,8 @@ class HostLink(AgentLink):
         return self._is_ready
 
     def read_ahead(self) -> tuple[list[AgentMessage], bool]:
-        """Read before there is a run. The next read() returns the messages again but answers, and tick() asks for
-        it."""
+        """Read before there is a run. All messages except answers are returned again by the next read(), which tick()
+        requests."""
         kept, self._reports = self._reports, []
         messages, _ = self.read()
         self._reports = [*kept, *(each for each in messages if not isinstance(each, Checked))]

@@ -132,7 +132,7 @@ class SupervisorLink:
         return self._stream.fileno()
 
     def prepare(self, spec: JobSpec, run_id: str | None = None, *, preloads: bool = True) -> None:
-        """Let the agents of a job on other hosts start. host_reports() returns their facts. create() with the same job
+        """Start the agents of a job on other hosts. host_reports() returns their facts. create() with the same job
         takes them; close() ends them.
 
         `run_id`: of a run that exists already. `preloads`: whether they import the modules of the tasks."""
@@ -149,7 +149,7 @@ class SupervisorLink:
         return self.host_reports()
 
     def host_reports(self) -> Mapping[str, HostReport]:
-        """Wait until each host has answered or is lost, and return what is known of it. EngineError."""
+        """Wait until each host has answered or is lost, and return the reports. EngineError."""
         from orchestrator.links.client_link import HostReports
 
         self._stream.settimeout(None)
@@ -266,7 +266,7 @@ class SupervisorLink:
 
 
 def _accepted(line: bytes | None) -> bytes:
-    """Return the line of an answer. Raise the error with which the supervisor refuses, or that it has left."""
+    """Return the line of an answer. Raise the supervisor's refusal, or SupervisorLeft without a line."""
     if line is None:
         raise SupervisorLeft("the supervisor exited at once; see its output above")
     if line.startswith(_REFUSED):

@@ -25,7 +25,7 @@ def inspect_hosts(
     environ: Mapping[str, str],
     may_start: Callable[[str], bool] = lambda python: True,
 ) -> Preflight:
-    """Ask the hosts of the job, which the supervisor has prepared. They remove what they make for it. EngineError.
+    """Ask the hosts of the job, which the supervisor has prepared. They remove what they create. EngineError.
 
     `may_start`: whether an interpreter of the tasks may be started, to ask it for its packages."""
     plan = questions.Plan(spec, environ, may_start)

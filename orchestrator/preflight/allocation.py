@@ -1,4 +1,4 @@
-"""The nodes of a run under Slurm: those of the allocation of this process. What Slurm says about a new job."""
+"""The nodes of a run in the allocation of this process, and Slurm's messages about a new job."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def ask_queue(job: str) -> Queued:
 
 
 def endless_wait(queued: Queued) -> str | None:
-    """Return the refusal of a job that waits for a reason that no time removes."""
+    """Return the refusal of a job that could never start, None if it may."""
     advice = _NEVER.get(queued.reason)
     return advice and f"Slurm would let this run wait for ever ({queued.reason}): {advice}"
 

@@ -21,7 +21,7 @@ _MIB = 1 << 20
 _LITTLE_SPACE, _TOO_LITTLE_SPACE = 200 * _MIB, 10 * _MIB
 # The answers of a port that no program listens on. `connected`: another program has taken it since.
 REACHED = ("refused", "connected")
-# What is known of a host that has answered all questions.
+# The facts and the answers of a host that has answered all questions.
 Answered = tuple[HostFacts, Checked]
 
 

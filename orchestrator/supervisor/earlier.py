@@ -12,7 +12,7 @@ from orchestrator.store.runs import run_end
 from orchestrator.store.runs.reader import RunView
 from orchestrator.store.runs.writer import RunStore
 
-# Seconds for a file system to see that the supervisor of the earlier run has ended.
+# Seconds for a shared file system to release the lock of the earlier run, whose supervisor has ended.
 _RELEASE_S = 10.0
 
 
@@ -31,7 +31,7 @@ def close_earlier(run: RunView, next_id: str) -> None:
 
 
 def _result(run: RunView, events: list[Event]) -> RunResult:
-    """The run is lost if its supervisor was killed before it began to end the tasks."""
+    """Return the result. The run is lost if its supervisor was killed before it began to end the tasks."""
     record, last_mono = run.record, events[-1].mono if events else 0.0
     state = run_end.mark_lost(run.state, last_mono)
     if state.teardown is None:

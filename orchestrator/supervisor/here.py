@@ -17,7 +17,9 @@ from worker.wire.messages import Run
 
 
 class LocalAgent:
-    """`link`: to the agent; None while there is none. `are_kept`: it stays for another run."""
+    """Starts the agent of this machine, and keeps it between runs.
+
+    `link`: to the agent, None without one. `are_kept`: whether the agent stays for another run."""
 
     def __init__(self, engine: Engine, early: Connection | None = None) -> None:
         """`early`: to an agent that was started before there was a run."""
@@ -39,7 +41,7 @@ class LocalAgent:
         return any(map(is_stopped, (pid, *_children(pid))))
 
     def take_descriptors(self, descriptors: Mapping[Descriptor, int]) -> None:
-        """Take what the tasks of the next run get. The caller keeps them until serve()."""
+        """Set the descriptors that the tasks of the next run get. The caller keeps them open until serve()."""
         self._descriptors = descriptors
 
     def serve(self, spec: JobSpec, store: RunStore) -> AgentLink:

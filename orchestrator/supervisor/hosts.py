@@ -190,7 +190,7 @@ class Hosts:
         return link
 
     def turns(self, until: float, fd: int = -1) -> Iterator[set[str | None]]:
-        """Yield again and again the hosts whose links are to be read, and None when `fd` is readable."""
+        """Yield the hosts whose links are to be read, in each turn; None in them says that `fd` is readable."""
         hosts: dict[int, str | None] = {link.fileno(): host for host, link in self.links.items()}
         if fd >= 0:
             hosts[fd] = None
@@ -254,12 +254,12 @@ class Hosts:
         return paths if facts is None else RunPaths(Path(facts.directory) / paths.run_id)
 
     def expect_log(self, host: str, task: str, path: Path) -> None:
-        """Before a task is started: its log is written to `path`, by the task itself or by write_log(). OSError."""
+        """Prepare the log of a task before its start: the task itself or write_log() writes to `path`. OSError."""
         if (logs := self._agents[host].logs) is not None:
             logs.of_tasks.add(task, path.name)
 
     def write_log(self, host: str, log: Log) -> None:
-        """Write what a host has sent. ForgedLog, OSError."""
+        """Write a part of a log that a host has sent. ForgedLog, OSError."""
         if (logs := self._agents[host].logs) is None:
             raise ForgedLog("an agent on this machine sends no logs")
         logs.write(log)
@@ -290,8 +290,8 @@ class Hosts:
             self.away.add(host)
 
     def end(self) -> None:
-        """End all agents and what they started. Those of other hosts are ordered to leave, and are awaited for as long
-        as the engine allows. A host that has not answered once may never do so, and gets less time."""
+        """End all agents and what they started. Agents on other hosts are ordered to leave, and awaited for as long as
+        the engine allows; a host that has never answered gets less time."""
         if self._here is None:
             for link in self.links.values():
                 link.leave()
@@ -316,7 +316,7 @@ class Hosts:
 
 
 def _facts(cores: int, told: facts.HostFacts, interface: str | None) -> HostFacts:
-    """The facts of a host. Its address is that of `interface`; without one, the address that ssh has reached."""
+    """The facts of a host. Its address is that of `interface`, or else the one that ssh has reached."""
     address = told.addresses.get(interface) if interface is not None else told.reached
     gpus = (Gpu(str(index), gpu.uuid, gpu.model, gpu.memory_bytes) for index, gpu in enumerate(told.gpus))
     return HostFacts(

@@ -13,19 +13,20 @@ from orchestrator.supervisor.hosts import Hosts
 from worker.wire.checks import Checked, Question
 from worker.wire.messages import Hello
 
-# For the answers to a round of questions. The slowest asks a Python for its packages, on a network file system.
+# Seconds for the answers to a round of questions. The slowest one asks a Python on a network file system for its
+# packages.
 _ANSWER_S = 60.0
 
 
 class Prepared:
-    """`hosts`: for the run. They report to the client once after their start, and after each round of questions."""
+    """The hosts of a job before its run. They report once after their start, and after each round of questions."""
 
     def __init__(self, preparation: Preparation, remote: Engine | None) -> None:
         """`remote`: the engine that reaches hosts, in place of the one that the job names. EngineError."""
         self.hosts = Hosts(preparation.spec, remote=remote)
         self.hosts.open_early(preparation.run_id)
         self._preloads = preparation.preloads
-        # The hosts that are to report, and until when (monotonic seconds). The link limits the first report.
+        # Hosts that have not reported yet, and their deadline (monotonic seconds). The link limits the first report.
         self._awaited = {*self.hosts.links}
         self._until = math.inf
         self._reports: dict[str, HostReport] = {}
@@ -42,9 +43,9 @@ class Prepared:
             self.hosts.opened(host).send(questions[host])
 
     def serve_until_readable(self, fd: int, on_reports: Callable[[HostReports], None]) -> None:
-        """Serve the agents until there is something to read from `fd`. What they send is kept for their run.
+        """Serve the agents until there is something to read from `fd`. Their other messages are kept for the run.
 
-        `on_reports` gets what is known of all hosts when the last of those that are to report has done so."""
+        `on_reports` gets the reports of all hosts when the last awaited host has reported."""
         for hosts in self.hosts.turns(math.inf, fd):
             for host in filter(None, hosts):
                 self._read(host)

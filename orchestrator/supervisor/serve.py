@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from orchestrator.supervisor.preparing import Prepared
 
 _PR_SET_CHILD_SUBREAPER = 36
-# Seconds for `orch up --detach` to release the run that it has submitted.
+# Seconds for `orch up` on the login node to release the run that it has submitted.
 _RELEASE_S = 10.0
 
 

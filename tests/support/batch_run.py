@@ -113,7 +113,7 @@ class BatchRun:
             raise AssertionError(f"{self.slurm.queue()} {self.text}") from error
 
     def until_step(self, step: int) -> None:
-        """Wait until the first start has done so many steps."""
+        """Wait until a task of the first start has done `step` steps."""
 
         def is_done() -> bool:
             done = [each["progress"]["step"] for each in self.events("task_progressed")]

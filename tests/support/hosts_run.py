@@ -51,7 +51,7 @@ _STATE = "home/.local/state/orch"
 
 @dataclass
 class HostsRun:
-    """`output`: the lines of the tasks. `messages`: orch's own. `environ`: of commands of orch for the run."""
+    """`output`: the lines of the tasks. `messages`: orch's own. `environ`: for orch's commands about the run."""
 
     machines: Testbed
     process: subprocess.Popen[bytes]
@@ -69,8 +69,8 @@ class HostsRun:
         before: tuple[str, ...] = (),
         env: Mapping[str, str] | None = None,
     ) -> HostsRun:
-        """`hosts`: None for Slurm, whose nodes share the state directory. `before`: words before those of `orch up`, as
-        `prlimit`."""
+        """`hosts`: None for Slurm, whose nodes share the state directory. `before`: words in front of `orch up`,
+        such as those of `prlimit`."""
         where = () if hosts is None else ("--hosts", hosts)
         environ = {**(env or {}), **(shared_state(project) if hosts is None else {})}
         output, messages = machines.directory / "output", machines.directory / "messages"

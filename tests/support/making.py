@@ -141,7 +141,7 @@ def started(task: int | str = 0, mono: float = START, **fields: Any) -> events.T
 def exited(
     task: int | str = 0, code: int | None = 0, signal: int | None = None, mono: float = START, **fields: Any
 ) -> events.TaskExited:
-    """The exit of a task that the agent had signalled if it is being stopped. `ended_mono`: when it was."""
+    """The exit of a task that the agent had signalled. `ended_mono`: the time of the exit, if it was noticed later."""
     own = {name: fields.pop(name) for name in ("order", "symptom", "peer_symptoms") if name in fields}
     ended_mono = fields.pop("ended_mono", mono)
     exit_code = code if signal is None else None
@@ -152,7 +152,7 @@ def exited(
 def not_started(
     task: int | str = 0, mono: float = START, why: str = "nope: no such file", **fields: Any
 ) -> events.TaskExited:
-    """A task that could not be started: there is no such command."""
+    """A task that could not be started, because its command does not exist."""
     return exited(task, 127, mono=mono, start_error=why, asked=False, **fields)
 
 

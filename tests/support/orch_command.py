@@ -309,7 +309,7 @@ class Orch:
         return {event["method"] for event in self.events("task_started", run)}
 
     def preloads(self, run: Path | None = None) -> list[dict[str, Any]]:
-        """The events that a preloader has its modules."""
+        """The events that report a preloader that has imported its modules."""
         return [event for event in self.events("preload", run) if event["seconds"] is not None]
 
     def supervisor(self) -> int | None:

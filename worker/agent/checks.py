@@ -17,11 +17,11 @@ from worker.wire.checks import Checked, Outcome, Question, Ran, SharedFile
 from worker.wire.codec import decoder, encode
 from worker.wire.stream import Stream
 
-# Seconds. A host that is there refuses at once, or after a lost packet was sent again (1 s and 3 s).
+# Seconds to connect. A reachable host refuses at once, or after a lost packet was sent again (1 s and 3 s).
 _REACH_S = 4.0
-# A Python answers in 0.05 s; another program may never exit.
+# Seconds for a program. A Python answers in 0.05 s; another program may never exit.
 _RUN_S = 20.0
-# Longest wait for the helper to remove what it has made.
+# Seconds for the helper to remove the files that it has created.
 _LEAVE_S = 1.0
 _MOST_TEXT = 100_000
 
@@ -30,7 +30,7 @@ _decode_answer = decoder(Checked)
 
 
 class Checks:
-    """The helper that answers. Call serve() when `poller` reports a descriptor that it serves()."""
+    """Owns the helper that answers. Call serve() when `poller` reports a descriptor that it serves()."""
 
     def __init__(self, poller: select.epoll, send: Callable[[Checked], None]) -> None:
         self._poller = poller
@@ -39,11 +39,11 @@ class Checks:
 
     @property
     def pids(self) -> set[int]:
-        """The helper, which is reaped here."""
+        """The pid of the helper, which only this object may reap."""
         return set() if self._helper is None else {self._helper[0].pid}
 
     def ask(self, question: Question) -> None:
-        """Answer with a Checked, later. OSError."""
+        """Pass the question to the helper. The answer is sent later. OSError."""
         if self._helper is None:
             helper = Helper.fork("orch-checks", serve)
             fd = helper.stream.fileno()
@@ -84,7 +84,7 @@ def serve(stream: socket.socket) -> None:
 
 
 def _answer(question: Question, made: ExitStack) -> Checked:
-    """`made` gets what is to be removed and released."""
+    """Return the answers. `made` releases at its end what they create."""
     temporary = os.environ.get("TMPDIR", "/tmp")
     return Checked(
         temporary=_plain(temporary),

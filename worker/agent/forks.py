@@ -42,7 +42,7 @@ class Forks:
         return None if self._preloader is None else self._preloader.process.pid
 
     def begin_run(self) -> None:
-        """Report the reasons why tasks are not forked once more."""
+        """Report again, for the new run, the reasons why tasks are not forked."""
         self._reported.clear()
 
     def preload(self, order: PreloadOrder, log: RunFile) -> None:

@@ -34,8 +34,8 @@ class Helper:
     ) -> Helper:
         """Run `work` in a new process with the other end of the stream. OSError.
 
-        The helper is killed when the agent exits. Of the agent's descriptors it has stderr and `keep`: with a copy of
-        the others, ports would stay taken and streams open.
+        The helper is killed when the agent exits. It keeps only stderr and `keep` of the agent's descriptors: copies of
+        the others would keep ports bound and streams open.
         """
         ours, its = socket.socketpair(socket.AF_UNIX, kind)
         ours.setblocking(False)

@@ -82,7 +82,7 @@ class HostStream(SupervisorStream):
             self._logs.wake()
             return [], True
         messages, is_open = super().read(fd)
-        # One after the other: a Run changes the environment for the orders behind it.
+        # Lazily, because a Run changes the environment for the orders behind it.
         return map(self._prepared, messages), is_open
 
     def take_descriptors(self) -> list[int]:
@@ -155,10 +155,10 @@ class HostStream(SupervisorStream):
         return {**order.env, SEARCH_PATH: f"{own}:{_BUNDLE}" if own else str(_BUNDLE)}
 
     def _prepare_start(self, order: TaskOrder) -> None:
-        """Create the directories that the order names: of its files, and that of its checkpoints anywhere."""
+        """Create the directories of the order: those below the agent's own, and the one for checkpoints."""
         files = [str((order.bootstrap or {}).get(name) or "") for name in ("exception_file", "stacks_file")]
         self._exceptions[order.task] = files[0]
-        with suppress(OSError):  # that of an earlier process of the task
+        with suppress(OSError):  # the task has no earlier process
             Path(files[0]).unlink()
         for directory in (order.scratch, *(Path(file).parent for file in (order.log, *files) if file)):
             if directory:

@@ -41,7 +41,7 @@ def host_facts(directory: str, environ: Mapping[str, str]) -> HostFacts:
 
 
 def _machine() -> tuple[str, ...]:
-    """This boot of a kernel, and this container."""
+    """Return what identifies this boot of the kernel and this container."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return boot, socket.gethostname(), str(Path("/proc/self/ns/pid").readlink())

@@ -16,7 +16,7 @@ from worker.wire.messages import Empty, Exited, FromAgent, Log
 _CHUNK_BYTES = 48 << 10
 # Messages of one turn of the agent, between two looks at the exits of tasks.
 _CHUNKS_A_TURN = 4
-# Limits on bytes that are on their way. The supervisor confirms each KiB.
+# Limits on bytes that were sent and not confirmed. The supervisor confirms each KiB.
 _LEAST_BYTES, _FIRST_BYTES, MOST_BYTES = 2 << 10, 8 << 10, 128 << 10
 # The limit grows while bytes arrive sooner, and shrinks when they take longer (seconds). A ping waits as long, and
 # without an answer for 3 s a host is shown as silent.
@@ -30,8 +30,8 @@ _INTERVAL_S, _POLL_S = 0.01, 0.05
 
 
 class Window:
-    """How many bytes may be on their way: what the link carries in a second or two, so that nothing else waits behind
-    them for longer."""
+    """Limits the bytes that were sent and not confirmed to those that the link carries in a second or two, so that
+    other messages wait no longer."""
 
     def __init__(self) -> None:
         self._size = _FIRST_BYTES
@@ -40,16 +40,16 @@ class Window:
 
     @property
     def room(self) -> int:
-        """How many bytes may be sent now."""
+        """The number of bytes that may be sent now."""
         return self._size - self._open
 
     def send(self, count: int, now: float) -> None:
-        """So many bytes are on their way."""
+        """Record that `count` bytes were sent."""
         self._open += count
         self._sent.append((count, now))
 
     def confirm(self, count: int, now: float) -> None:
-        """So many more bytes have arrived."""
+        """Record that the supervisor has confirmed `count` more bytes, and adapt the limit."""
         self._open -= count
         delay_s = 0.0
         rest = count

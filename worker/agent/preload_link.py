@@ -21,7 +21,7 @@ from worker.wire.messages import NotPreloaded, Preloaded, PreloadOrder
 _INJECT_PRELOADER = INJECT.parent / "inject_preloader"
 _OPTIONS = "ORCH_PRELOAD"
 _MESSAGE_BYTES = 1 << 16
-# Beginnings of the names of variables that are always compared. Of the others, those that an import has read in Python.
+# Prefixes of variables that are always compared. Another variable is compared if an import has read it in Python.
 _COMPARED = (*READ_AT_IMPORT, "PYTHON", "PATH", "HOME", "LANG", "LC_", "TZ", "MALLOC_", "GLIBC_")
 # These differ between the runs and tests that a preloader serves.
 _OF_ONE_RUN = ("ORCH_", "PYTEST_CURRENT_TEST")
@@ -70,7 +70,7 @@ class Preloader:
     """The preloader's process and the stream to it."""
 
     def __init__(self, order: PreloadOrder, log: RunFile) -> None:
-        """It gets this process's environment with the changes of the order. StartFailed, OSError."""
+        """Start it with this process's environment and the changes of the order. StartFailed, OSError."""
         # The modules that it imports; known when it is ready.
         self.modules = order.modules
         self.is_ready = False
@@ -132,7 +132,7 @@ class Preloader:
         return Preloaded(self.modules, float(json.loads(message)["ready"]))
 
     def why_unfit(self, order: PreloadOrder) -> str | None:
-        """Why it cannot serve the tasks of another order; None if it can: its imports would be the same."""
+        """Return why it cannot serve another order; None if the imports would be the same."""
         own = self._order
         if own.argv != order.argv:
             return "the interpreter or its options have changed"

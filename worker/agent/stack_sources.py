@@ -1,6 +1,6 @@
 """Reads the stacks of tasks: from their own dump on a signal, else by py-spy, else what /proc shows.
 
-Runs in a helper of the agent, with a thread for each task, because files and py-spy may let it wait.
+Runs in a helper of the agent, with a thread for each task, because reading a file or py-spy may block.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OUTERMOST = (b" in <module>\n", b" in _run_module_as_main\n")
 _CUT = b"\n...\n"
 # py-spy takes 0.02 to 0.1 s for Python's stacks; for native ones it reads TensorFlow's symbols first, about 10 s.
 _SPY_TIMEOUT_S, _NATIVE_SPY_TIMEOUT_S = 2.0, 60.0
-# py-spy processes at a time. For native frames one reads whole libraries while its task is paused.
+# Number of py-spy processes at a time. For native frames one reads whole libraries while its task is paused.
 _SPIES_AT_ONCE, _NATIVE_SPIES_AT_ONCE = 2, 1
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 # Yama: only ancestors of a process, and the process that it names with those below, may trace it.
@@ -77,7 +77,7 @@ def take_all(tasks: Collection[TaskProcess], native: bool, may_spy: bool, sink: 
 
 @dataclass(frozen=True)
 class _Question:
-    """What one task does. `target`: the Python process that py-spy reads. `spies`: None if py-spy may not run."""
+    """Asks for the stacks of one task. `target`: the process that py-spy reads. `spies`: None if py-spy may not run."""
 
     task: TaskProcess
     native: bool

@@ -40,7 +40,7 @@ class StackTaking:
 
     @property
     def pids(self) -> set[int]:
-        """The helpers, which are reaped here."""
+        """The pids of the helpers, which only this object may reap."""
         return {request.helper.pid for request in self._requests.values()}
 
     def ask(

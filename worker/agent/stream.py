@@ -13,7 +13,7 @@ from worker.wire.codec import encode
 from worker.wire.messages import FromAgent, ToAgent, decode_order
 from worker.wire.stream import Stream
 
-# While more waits for a supervisor that is stopped, its agent sends no progress and no samples.
+# While more bytes wait for a stopped supervisor, its agent sends no progress and no samples.
 _MOST_WAITING_BYTES = 1 << 20
 
 
@@ -37,7 +37,7 @@ class SupervisorStream:
 
     @property
     def is_full(self) -> bool:
-        """True while the supervisor takes nothing. Send only what is needed, because all of it is kept."""
+        """True while the supervisor does not read. All messages are kept in memory, so send only what is needed."""
         return self._stream.waiting_bytes > _MOST_WAITING_BYTES
 
     def serves(self, fd: int) -> bool:

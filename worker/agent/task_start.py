@@ -1,5 +1,4 @@
-"""What the start of a task needs: its environment, its descriptors, and a process in its own session that dies with the
-agent."""
+"""Starts a task: its environment, its descriptors, and a process in its own session that is killed with the agent."""
 
 from __future__ import annotations
 

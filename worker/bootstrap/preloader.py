@@ -32,7 +32,7 @@ _DEVICES = ("/dev/nvidia", "/dev/dri", "/dev/kfd", "/dev/accel", "/dev/vfio", "/
 _LONGEST_REASON = 4096
 # Added to the preloader's score when memory runs out: tasks can still be spawned without it.
 _OOM_SCORE_MORE = 300
-# As worker/wire/stream.py.
+# The same as in worker/wire/stream.py.
 _MOST_DESCRIPTORS = 16
 _SEARCH_PATH = "PYTHONPATH"
 

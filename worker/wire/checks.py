@@ -19,13 +19,13 @@ class SharedFile:
 
 @dataclass(frozen=True)
 class Question:
-    """Each part is optional. What is written and held lasts until the run begins or the agent leaves.
+    """Each part is optional. Files and ports are kept until the run begins or the agent exits.
 
-    run: programs with their words; what they print is wanted
-    hash: files
+    run: programs with their arguments; their output is returned
+    hash: files whose SHA-256 is returned
     enter: a directory in which a program is to be started
     write, read: to put a file there, and to look for one
-    hold: an address at which to bind a port that nobody listens on
+    hold: an address at which to bind a port without listening on it
     reach: addresses and ports to connect to
     """
 
@@ -40,8 +40,8 @@ class Question:
 
 @dataclass(frozen=True)
 class Ran:
-    """`code`: the exit code, or a negative signal number; None if the program did not start or exit: see `error`, which
-    else is what it wrote to stderr."""
+    """`code`: the exit code, or a negative signal number; None if the program did not start or exit. `error`: the
+    reason then, otherwise its stderr."""
 
     code: Annotated[int, Within(-64, 255)] | None
     out: Text = ""

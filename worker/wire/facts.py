@@ -118,7 +118,7 @@ class ExitFacts:
     peers: {task: state letter (man 5 proc)} of the other tasks at the first failure
     oom_kills: processes that the kernel killed for lack of memory while it ran; None if unknown
     peak_bytes: the largest RSS of one of its processes
-    over_limit: the agent killed it because it used so much memory (PSS), more than its limit: both in bytes
+    over_limit: (memory in PSS, limit), both in bytes, if the agent killed it because it used more than its limit
     """
 
     exit_code: ExitCode | None

@@ -79,7 +79,7 @@ class Stream:
 
     @property
     def waiting_bytes(self) -> int:
-        """What the other end has not taken yet."""
+        """The number of bytes that could not be sent yet, because the other end does not read."""
         return len(self._outbox)
 
     @property

@@ -80,7 +80,7 @@ def find_shortage(task: TaskState) -> Shortage | None:
 
 
 def over_limit_text(used: int, limit: int) -> str:
-    """`used 1.2 GiB, over --memory-limit 1 GiB`"""
+    """Return the text, such as `used 1.2 GiB, over --memory-limit 1 GiB`."""
     return f"used {format_size(used, like=limit)}, over --memory-limit {format_size(limit, like=limit)}"
 
 

@@ -223,7 +223,7 @@ class Lifecycle:
                     *self._report_bad_loss(before, event),
                 ]
             case events.Preload() if self._spec.preload and event.refused is not None:
-                # Not a detail: the user has asked for it.
+                # Shown without -v, too, because the user gave the option.
                 return [_notice(event, f"--preload has no effect: {event.refused}")]
             case _:  # it only changes the state
                 return []

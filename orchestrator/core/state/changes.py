@@ -20,8 +20,10 @@ def changed_tasks(before: Mapping[str, TaskState], after: RunState, event: Event
 
 
 class Matching:
-    """The names of the tasks for which `test` holds. `test` may use what the state has for a whole attempt, such as the
-    roles, and else only the task. Call update() after each event."""
+    """The names of the tasks for which `test` holds. Call update() after each event.
+
+    `test` may use the task, and what does not change in the state during an attempt, such as the roles.
+    """
 
     def __init__(self, test: Callable[[TaskState, RunState], bool]) -> None:
         self.names: set[str] = set()

@@ -240,8 +240,8 @@ class CheckpointSaved(_Event):
 
 class TaskExited(_Event):
     """A task has exited, or could not be started. `order` counts the exits on all hosts. `peer_symptoms` is set at the
-    first bad exit if the task says that it lost a peer: the exceptions that others had raised before anything was sent
-    to them."""
+    first bad exit if the task says that it lost a peer: the exceptions that other tasks had raised before they got a
+    signal."""
 
     type: Literal["task_exited"] = "task_exited"
     task: TaskName

@@ -56,7 +56,7 @@ class CauseKind(StrEnum):
     # a time limit: diagnosis/hangs.py, lifecycle/outcome.py; a resource: diagnosis/shortages.py
     LIMIT = "limit"
     HOST = "host"  # a host was lost with its tasks: diagnosis/across_hosts.py
-    REFUSED = "refused"  # the nodes of a queued run, or their check: supervisor/queued.py
+    REFUSED = "refused"  # the nodes of a queued run, or their check: cli/submitted.py, client/submitted.py
     NOTICE = "notice"  # the machines of the run will go: lifecycle/outcome.py
     # orch itself, or its agent: lifecycle/outcome.py, supervisor/serve.py; a lost run: store/runs/run_end.py
     ORCH = "orch"

@@ -51,7 +51,7 @@ class TaskPhase(StrEnum):
         return self in (TaskPhase.SUCCEEDED, TaskPhase.FAILED, TaskPhase.STOPPED, TaskPhase.LOST)
 
 
-# What a task of the cluster reports once it has joined. A reported step means the same.
+# Phases that a task of the cluster reports once it has joined. A reported step means the same.
 _ARRIVED = frozenset({"waiting", "training", "serving", "evaluating", "predicting", "saving", "done"})
 LIVE_PHASES = frozenset(phase for phase in TaskPhase if not phase.is_end)
 
@@ -283,7 +283,7 @@ class RunState:
         return replace(self, tasks=Tasks(tasks))
 
     def with_task(self, task: TaskState) -> RunState:
-        """Return the state with this task instead of the one of its name. When all tasks are ready, the run is."""
+        """Return the state with this task in place of the one with its name. The run is ready once all tasks are."""
         tasks, phase = self.tasks.with_task(task), self.phase
         if phase is RunPhase.STARTING and _are_ready(tasks):
             phase = RunPhase.RUNNING
@@ -291,7 +291,7 @@ class RunState:
 
     @cached_property
     def awaited(self) -> tuple[str, ...]:
-        """The tasks that others wait for. Looked for once: each task that waits is shown with them."""
+        """The tasks that others wait for. Cached, because the view needs them for each task that waits."""
         return tuple(task.name for task in self.tasks.values() if task.is_awaited)
 
     @property

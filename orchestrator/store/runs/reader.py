@@ -231,7 +231,7 @@ class RunView:
         return self.end_of_job() or f"Slurm does not say what happened to its job {self.record.job}"
 
     def _reread_record(self) -> None:
-        """A supervisor has taken over the run, which waited for its job."""
+        """Read the record again, because a supervisor may have taken over the run, which waited for its job."""
         fresh = RunView.open(self.paths, self.record.id)
         if fresh is not None:
             self.record = fresh.record

@@ -244,7 +244,7 @@ class RunStore:
         except FileNotFoundError:
             self._failure = self._failure or f"{self.paths.root}: was moved or removed"
         except IsADirectoryError:
-            pass  # a task has made it; without the file the run has no measurement, but goes on
+            pass  # a task has made it; the run continues without measurements
         except OSError as error:
             # Reported, because the tasks' logs on the same disk fail too and lose lines.
             self._failure = self._failure or storage_reason(self.paths.sample, error)

@@ -56,7 +56,7 @@ def _mounted(machine: Machine, source: Path | str, place: Path) -> Iterator[None
 
 @contextmanager
 def _full(machine: Machine, free_mib: int) -> Iterator[None]:
-    """Fill the directory for temporary files but for so much."""
+    """Fill the directory for temporary files so that `free_mib` are left."""
     fill = f"head -c 300M /dev/zero > /tmp/full; truncate -s -{free_mib}M /tmp/full"
     machine.run("sh", "-c", fill, check=False)
     try:

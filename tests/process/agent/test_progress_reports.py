@@ -96,7 +96,7 @@ def test_flood_of_progress_does_not_delay_other_tasks(agent: Driver) -> None:
 
 
 def test_progress_does_not_pile_up_while_the_supervisor_is_stopped(agent: Driver) -> None:
-    """A mebibyte waits for it, besides what the socket holds, and the newest progress."""
+    """One MiB is kept for it, besides the newest progress and what the socket holds."""
     agent.start("a", python(MUCH))
     until((agent.directory / "done").exists)
     until(lambda: agent.receive() or '"step": 149' in progress_of(agent, "a")[-1].progress)

@@ -143,7 +143,7 @@ def reasons_to_preload_again(agent: Driver) -> list[str]:
 
 
 def test_only_variables_that_an_import_may_read_replace_the_preloader(agent: Driver, tmp_path: Path) -> None:
-    """In Python (MINE, by `mine`), or in the C code of a known library (OMP_*)."""
+    """An import may read a variable in Python (MINE, by `mine`), or in the C code of a known library (OMP_*)."""
     library = tmp_path / "library"
     library.mkdir()
     (library / "mine.py").write_text("import os; os.environ.get('MINE')")

@@ -169,7 +169,7 @@ def test_agent_serves_others_while_py_spy_runs(agent: Driver) -> None:
 
 
 def test_killed_helper_costs_its_answer_only(agent: Driver) -> None:
-    """It has no copy of what the agent holds, so that it keeps no port and no stream open."""
+    """The helper has no copy of the agent's descriptors, so it keeps no port bound and no stream open."""
     agent.hold(2)
     start_hanging(agent, "a", BLOCKS_THE_SIGNAL)
     agent.ask_stacks("a")

@@ -18,7 +18,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 def effort(examples: int, **others: Any) -> hypothesis.settings:
-    """In the gate half of so many examples, the same each time; with the longer proofs many more, and new ones."""
+    """Return settings: in the gate half of `examples`, the same each time; otherwise many more and new ones."""
     return hypothesis.settings(
         max_examples=examples * _TIMES if is_thorough else max(_FEWEST, examples // 2),
         derandomize=not is_thorough,

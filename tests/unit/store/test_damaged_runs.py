@@ -112,7 +112,7 @@ def check_verbs(orch: Orch, subtests: pytest.Subtests, failed: Iterable[str], lo
 
 
 def test_damaged_run_has_one_outcome_for_all_verbs(orch: Orch, subtests: pytest.Subtests) -> None:
-    """Four of those that the test above reads."""
+    """The cases are four of those of the test above."""
     failed, lost = ("result.json: cut off", "events.jsonl: a pipe"), ("run.json: cut off", "lock: missing")
     check_verbs(orch, subtests, failed, lost)
 

@@ -235,7 +235,7 @@ def test_ended_run_keeps_its_outcome(store: RunStore) -> None:
 
 
 def test_exit_of_another_version_is_taken_from_the_result(store: RunStore) -> None:
-    """Its event cannot be read; the end of the run can."""
+    """The event of the exit cannot be read, but the result can."""
     began = view_of(store.paths).record.started_mono
     begin(store, began)
     with store.paths.events.open("ab") as file:

@@ -87,7 +87,7 @@ def test_exception_has_the_result() -> None:
         run.wait_ready()
         agent = psutil.Process(run.status().tasks[0].pid).parent()
         assert agent is not None
-        agent.suspend()  # it would end the tasks, a moment later
+        agent.suspend()  # otherwise it would end the tasks a moment later
         os.kill(run.view.record.supervisor_pid, 9)
         lost = ends(run, RunLost)
         agent.resume()
