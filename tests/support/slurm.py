@@ -170,7 +170,7 @@ class Slurm:
         self.machines["n0"].run("scontrol", "reconfigure", env=self.environ)
 
     def close(self) -> None:
-        """End all daemons, and a salloc that outlives an orch that was killed, as it sometimes does."""
+        """End all daemons, and a salloc that a failed test has left."""
         for name in ("n1", "n2", "n3", "n0"):
             self._kill(name, *SLURM_DAEMONS, "salloc")
         shutil.rmtree(self.directory, ignore_errors=True)

@@ -47,7 +47,7 @@ class Helper:
                 ours.close()
                 raise
             if pid == 0:
-                _be_helper(agent, name, its, work, keep)
+                _run_as_helper(agent, name, its, work, keep)
         with suppress(OSError):
             os.setpgid(pid, pid)
         return cls(pid, ours)
@@ -62,7 +62,9 @@ class Helper:
                 os.waitpid(-self.pid, 0)
 
 
-def _be_helper(agent: int, name: str, stream: socket.socket, work: Work, keep: Collection[int]) -> NoReturn:
+def _run_as_helper(
+    agent: int, name: str, stream: socket.socket, work: Work, keep: Collection[int]
+) -> NoReturn:
     status = 1
     try:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
