@@ -127,7 +127,8 @@ def test_run_whose_directory_becomes_a_dead_mount_ends(orch: Orch, dead_mount: C
     assert done.code == 125
     assert _NOT_CONNECTED in done.err, done.err
     (run,) = place.iterdir()
-    assert json.loads((run / "result.json").read_text())["outcome"] == "failed"
+    # Its client may notice first, and leave.
+    assert json.loads((run / "result.json").read_text())["outcome"] in ("failed", "stopped")
 
 
 _MOUNTS = """

@@ -146,7 +146,7 @@ SCRIPTS: dict[str, tuple[str, str | None]] = {
         "print(decimal, json, logging, json.__spec__, json.__loader__, decimal.__spec__)\n"
         "print(decimal.getcontext(), logging.root.handlers)\nfinder = json.decoder.__spec__.loader\n"
         "print(finder.get_source('json.decoder')[:50])\n"
-        "import importlib\nprint(importlib.reload(json), importlib.util.find_spec('decimal'))\n"
+        "import importlib.util\nprint(importlib.reload(json), importlib.util.find_spec('decimal'))\n"
         "import inspect; print(inspect.getsource(json.dumps)[:200])",
         None,
     ),
