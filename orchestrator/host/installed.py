@@ -148,7 +148,7 @@ def interpreter_of(path: str, exit_code: int, out: str, errors: str) -> Interpre
             versions={str(name): str(version) for name, version in found["versions"].items()},
             modules=tuple(str(name) for name in found["modules"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         last = errors.strip().rpartition("\n")[2]
         return Interpreter(path, error=last or f"exit code {exit_code}")
 

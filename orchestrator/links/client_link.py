@@ -25,7 +25,7 @@ from orchestrator.core.errors import OrchError
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.state.result import RunResult
 from orchestrator.links.orders import DetachOrder, NoticeOrder, StopOrder
-from worker.wire.checks import Checked, Question
+from worker.wire.checks import Checked
 from worker.wire.codec import encode
 from worker.wire.facts import HostFacts
 
@@ -78,19 +78,21 @@ class Request(_Message):
 class Preparation(_Message):
     """A job for other hosts whose request may follow: its agents can be started meanwhile. They start no task.
 
-    `run_id`: of a run that exists already. `preloads`: whether they import modules for it."""
+    `run_id`: of a run that exists already. `preloads`: whether they import modules for it. `environ`: as in
+    the request."""
 
     op: Literal["prepare"] = "prepare"
     spec: JobSpec
+    environ: dict[str, str]
     run_id: str | None = None
     preloads: bool = True
 
 
 class HostQuestions(_Message):
-    """Questions to hosts that a preparation has opened, by their names."""
+    """Questions to hosts that a preparation has opened, by their names: lines for their agents (worker/wire)."""
 
     op: Literal["ask"] = "ask"
-    questions: dict[str, Question]
+    questions: dict[str, str]
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ while the client still reads settings.
 from __future__ import annotations
 
 import json
+import os
 import select
 import socket
 import subprocess
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 from orchestrator.core import errors
 from orchestrator.core.errors import EngineError, ExitCode, OrchError
 from orchestrator.host.isolation import isolated
-from worker.wire.codec import decoder
+from worker.wire.codec import decoder, encode
 
 if TYPE_CHECKING:
     from orchestrator.core.job.spec import JobSpec
@@ -136,16 +137,18 @@ class SupervisorLink:
         takes them; close() ends them.
 
         `run_id`: of a run that exists already. `preloads`: whether they import the modules of the tasks."""
-        from orchestrator.links.client_link import Preparation
+        from orchestrator.links.client_link import Preparation, pack_environ
 
         self._is_prepared = True
-        self.send(Preparation(spec=spec, run_id=run_id, preloads=preloads))
+        environ = pack_environ(os.environ)
+        self.send(Preparation(spec=spec, environ=environ, run_id=run_id, preloads=preloads))
 
     def ask_hosts(self, questions: Mapping[str, Question]) -> Mapping[str, HostReport]:
         """Ask the hosts that were prepared, by their names, and wait for the answers. EngineError."""
         from orchestrator.links.client_link import HostQuestions
 
-        self.send(HostQuestions(questions=dict(questions)))
+        lines = {host: encode(question).decode() for host, question in questions.items()}
+        self.send(HostQuestions(questions=lines))
         return self.host_reports()
 
     def host_reports(self) -> Mapping[str, HostReport]:
@@ -153,7 +156,9 @@ class SupervisorLink:
         from orchestrator.links.client_link import HostReports
 
         self._stream.settimeout(None)
-        reports: HostReports = decoder(HostReports)(_accepted(self._read_answer()))
+        if (line := self._read_answer()) is None:
+            raise SupervisorLeft("the supervisor has ended during the check of the hosts")
+        reports: HostReports = decoder(HostReports)(_accepted(line))
         return reports.reports
 
     def create(self, request: Request, descriptors: Sequence[int] = ()) -> Path:

@@ -215,7 +215,8 @@ def _checkpoints(plan: Plan, hosts: Mapping[str, Answered]) -> Iterator[Finding]
     )
     reason = _why_not_shared(plan, hosts)
     if reason is None:
-        yield ok("checkpoints", f"{plan.spec.checkpoint_dir} is shared by all hosts")
+        if len(hosts) == len(plan.spec.hosts):
+            yield ok("checkpoints", f"{plan.spec.checkpoint_dir} is shared by all hosts")
         return
     if restarts:
         yield problem(

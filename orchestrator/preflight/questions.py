@@ -87,9 +87,9 @@ class Plan:
         for name in dict.fromkeys((self.chief_host, following)):
             facts, checked = reports[name].facts, reports[name].checked
             address = None if facts is None else self.address_of(facts)
-            held = None if checked is None or checked.hold is None else checked.hold.value
+            held = None if checked is None or checked.hold is None else checked.hold.port
             if name != host and address is not None and held is not None:
-                found.append((name, address, int(held)))
+                found.append((name, address, held))
         return found
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import replace
 from orchestrator.engines import Engine
 from orchestrator.links.client_link import HostReport, HostReports, Preparation
 from orchestrator.supervisor.hosts import Hosts
-from worker.wire.checks import Checked, Question
+from worker.wire.checks import Checked
 from worker.wire.messages import Hello
 
 # Seconds for the answers to a round of questions. The slowest one asks a Python on a network file system for its
@@ -32,15 +32,15 @@ class Prepared:
         self._reports: dict[str, HostReport] = {}
         self._is_owed = True
 
-    def ask(self, questions: Mapping[str, Question]) -> None:
-        """Ask the hosts that are not lost."""
+    def ask(self, questions: Mapping[str, str]) -> None:
+        """Ask the hosts that are not lost. `questions`: lines for their agents, by the names of the hosts."""
         self._until = time.monotonic() + _ANSWER_S
         self._is_owed = True
         self._awaited = {
             host for host in questions if host in self._reports and not self._reports[host].error
         }
         for host in self._awaited:
-            self.hosts.opened(host).send(questions[host])
+            self.hosts.opened(host).send_line(questions[host].encode())
 
     def serve_until_readable(self, fd: int, on_reports: Callable[[HostReports], None]) -> None:
         """Serve the agents until there is something to read from `fd`. Their other messages are kept for the run.
@@ -67,7 +67,8 @@ class Prepared:
                     self.hosts.preload(host, message)
                 self._add(host, HostReport(facts=message.facts))
             elif isinstance(message, Checked):
-                self._add(host, replace(self._reports.get(host, HostReport()), checked=message))
+                known = self._reports.get(host, HostReport())
+                self._add(host, replace(known, error=message.error, checked=message))
         if not is_open:
             self._add(host, HostReport(link.lost_reason or "the connection has ended"))
 

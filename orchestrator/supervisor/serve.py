@@ -8,6 +8,7 @@ import os
 import platform
 import time
 import traceback
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -124,6 +125,7 @@ def _prepared(
                 prepared.hosts.end()
                 prepared = None
             files.enter_context(many_files())
+            _take_environ(following.environ)
             try:
                 prepared = Prepared(following, remote)
                 here.end()  # it waits for the agent's exit, during which the connections are opened
@@ -137,11 +139,16 @@ def _prepared(
     return following, None if prepared is None else prepared.hosts
 
 
+def _take_environ(packed: Mapping[str, str]) -> None:
+    """Work for a client with its environment: the agents inherit it."""
+    os.environ.clear()
+    os.environ.update(unpack_environ(packed))
+
+
 def _serve_one(request: Request, client: ClientLink, here: LocalAgent, hosts: Hosts) -> tuple[bool, int]:
     """Return (whether this process may serve another run, the run's exit code)."""
     started_mono = time.monotonic()
-    os.environ.clear()
-    os.environ.update(unpack_environ(request.environ))
+    _take_environ(request.environ)
     if request.state_owner is not None:
         accept_owner(request.state_owner)
     try:
@@ -272,6 +279,7 @@ def _create_run(
         return store
     before = RunView.open(RunPaths(request.continues))
     if before is None:
+        store.close()
         raise UsageError(f"{request.continues}: the run was removed")
     mark = before.record.job_mark
     store.publish(record.model_copy(update={"continues": before.record.id, "job_mark": mark}))

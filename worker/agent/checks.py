@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from worker.agent.helper import Helper
-from worker.wire.checks import Checked, Outcome, Question, Ran, SharedFile
+from worker.wire.checks import Checked, HeldPort, Outcome, Question, Ran, SharedFile
 from worker.wire.codec import decoder, encode
 from worker.wire.stream import Stream
 
@@ -24,6 +24,7 @@ _RUN_S = 20.0
 # Seconds for the helper to remove the files that it has created.
 _LEAVE_S = 1.0
 _MOST_TEXT = 100_000
+_KILLED = "the process that checks the host was killed, or it crashed"
 
 _decode_question = decoder(Question)
 _decode_answer = decoder(Checked)
@@ -36,6 +37,7 @@ class Checks:
         self._poller = poller
         self._send = send
         self._helper: tuple[Helper, Stream] | None = None
+        self._open = 0
 
     @property
     def pids(self) -> set[int]:
@@ -48,6 +50,7 @@ class Checks:
             helper = Helper.fork("orch-checks", serve)
             fd = helper.stream.fileno()
             self._helper = helper, Stream(fd, fd, self._poller, helper.stream)
+        self._open += 1
         self._helper[1].send(encode(question))
 
     def serves(self, fd: int) -> bool:
@@ -57,9 +60,13 @@ class Checks:
         if self._helper is not None:
             lines, is_open = self._helper[1].read()
             for line in lines:
+                self._open -= 1
                 self._send(_decode_answer(line))
             if not is_open:
                 self.close()
+                while self._open:
+                    self._open -= 1
+                    self._send(Checked("", 0, error=_KILLED))
 
     def close(self) -> None:
         """Let the helper release what it holds, and end it."""
@@ -169,14 +176,14 @@ def _read(file: SharedFile) -> Outcome:
     return Outcome(value=file.name if is_there else None)
 
 
-def _hold(address: str, made: ExitStack) -> Outcome:
+def _hold(address: str, made: ExitStack) -> HeldPort:
     """Bind a port, and never listen on it: a connection that reaches it is refused."""
-    held = made.enter_context(_socket(address))
     try:
+        held = made.enter_context(_socket(address))
         held.bind((address, 0))
     except OSError as error:
-        return Outcome(_reason(error))
-    return Outcome(value=str(held.getsockname()[1]))
+        return HeldPort(_reason(error))
+    return HeldPort(port=held.getsockname()[1])
 
 
 def _reach(targets: Sequence[tuple[str, int]]) -> tuple[str, ...]:
@@ -186,7 +193,11 @@ def _reach(targets: Sequence[tuple[str, int]]) -> tuple[str, ...]:
     poller = select.poll()
     with ExitStack() as opened:
         for number, (address, port) in enumerate(targets):
-            one = opened.enter_context(_socket(address))
+            try:
+                one = opened.enter_context(_socket(address))
+            except OSError as error:
+                results[number] = _reason(error)
+                continue
             one.setblocking(False)
             code = one.connect_ex((address, port))
             if code == errno.EINPROGRESS:

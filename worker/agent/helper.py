@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import socket
+import time
 import traceback
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -16,6 +17,8 @@ from worker.agent.task_start import PR_SET_NAME, PR_SET_PDEATHSIG
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+# Longest wait for killed processes, which may be stuck in the kernel; the agent reaps them later. Interval of looks.
+_END_S, _LOOK_S = 1.0, 0.002
 _libc = ctypes.CDLL(None)
 
 Work = Callable[[socket.socket], None]
@@ -57,9 +60,11 @@ class Helper:
         self.stream.close()
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+        until = time.monotonic() + _END_S
         with suppress(ChildProcessError):
-            while True:  # its children are those of the agent now
-                os.waitpid(-self.pid, 0)
+            while time.monotonic() < until:  # its children are those of the agent now
+                if os.waitpid(-self.pid, os.WNOHANG)[0] == 0:
+                    time.sleep(_LOOK_S)
 
 
 def _run_as_helper(

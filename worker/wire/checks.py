@@ -50,10 +50,18 @@ class Ran:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`error`: why it could not be done. `value`: the SHA-256 of a file; the name of a file that is there; a port."""
+    """`error`: why it could not be done. `value`: the SHA-256 of a file, or the name of a file that is there."""
 
     error: Text | None = None
     value: Text | None = None
+
+
+@dataclass(frozen=True)
+class HeldPort:
+    """`port` is held; None: `error` says why not."""
+
+    error: Text | None = None
+    port: Port | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,7 @@ class Checked:
 
     temporary: the directory in which logs wait to be sent, `free_bytes` of its file system
     reach: "connected", "refused", "silent", or the text of an error
+    error: why the question was not answered
     """
 
     temporary: Text
@@ -71,5 +80,6 @@ class Checked:
     enter: Outcome | None = None
     write: Outcome | None = None
     read: Outcome | None = None
-    hold: Outcome | None = None
+    hold: HeldPort | None = None
     reach: tuple[Text, ...] = ()
+    error: Text | None = None

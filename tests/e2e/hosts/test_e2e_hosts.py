@@ -11,12 +11,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from orch_command import ORCH, Orch
 from waiting import until
 
+from orchestrator import Session
 from orchestrator.client.launch import create_run, load_request
 from orchestrator.links.supervisor_link import start_supervisor
 
@@ -127,6 +129,27 @@ def test_checkpoint_directory_is_in_the_private_directory_of_the_host(orch: Orch
     done = orch(*words, *python(SHOW))
     assert (done.code, done.out.count(" True ")) == (0, 3), done.err
     assert str(orch.state) not in done.out
+
+
+def test_each_run_of_a_session_has_its_own_environment(
+    orch: Orch, up: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = python("import os; print(os.environ['MINE'], os.environ['ODD'])")[1:]
+    found = []
+    with Session() as session:
+        for value in ("1", "2"):
+            monkeypatch.setenv("MINE", value)
+            monkeypatch.setenv("ODD", os.fsdecode(b"\xff"))
+            options: dict[str, Any] = {"hosts": "a:1", "ssh_command": up[-3], "command": command}
+            with session.up(1, directory=tmp_path, **options) as run:
+                run.wait()
+                found.append(run.log("worker:0").read_bytes())
+    assert found == [b"1 \xff\n", b"2 \xff\n"]
+
+
+def test_path_for_modules_may_have_any_bytes(orch: Orch, up: list[str], tmp_path: Path) -> None:
+    done = orch(*up, *python("pass"), env={"PYTHONPATH": os.fsdecode(bytes(tmp_path) + b"/\xff")})
+    assert done.code == 0, done.err
 
 
 def test_agents_of_a_refused_job_exit(orch: Orch, up: list[str], temporary: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import select
+import signal
 import socket
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,12 +17,15 @@ from making import JOB, changed
 
 from orchestrator.core.job.hosts import Host
 from orchestrator.host.checks.finding import Level
+from orchestrator.host.installed import Interpreter, interpreter_of
 from orchestrator.links.client_link import HostReport
 from orchestrator.preflight.findings import compare
 from orchestrator.preflight.questions import Plan
 from worker.agent.checks import Checks
-from worker.wire.checks import Checked, Outcome, Question, SharedFile
+from worker.wire.checks import Checked, HeldPort, Outcome, Question, SharedFile
+from worker.wire.codec import BadMessage, encode
 from worker.wire.facts import HostFacts
+from worker.wire.messages import decode_report
 
 HERE = HostFacts(
     directory="/tmp/agent",
@@ -56,7 +62,7 @@ def test_questions_are_answered(tmp_path: Path) -> None:
     assert [bool(each.value) for each in first.hash] == [True, False]
     assert first.enter == first.hash[1] == Outcome("No such file or directory")
     assert (first.write, first.read) == (Outcome(), Outcome(value="sign"))
-    assert first.hold is not None and int(first.hold.value or 0)
+    assert first.hold is not None and first.hold.port
     assert first.reach == ("connected", "refused")
     assert second.enter == Outcome()
     assert not missing.exists()
@@ -77,13 +83,37 @@ def _ask(poller: select.epoll, *questions: Question) -> list[Checked]:
     return answers
 
 
+def test_question_to_a_helper_that_is_killed_is_answered_with_the_reason() -> None:
+    answers: list[Checked] = []
+    with select.epoll() as poller:
+        checks = Checks(poller, answers.append)
+        checks.ask(Question(run=(("sleep", "600"),)))
+        (pid,) = checks.pids
+        os.kill(pid, signal.SIGKILL)
+        while not answers:
+            for fd, _ in poller.poll(30):
+                checks.serve(fd)
+        assert answers[0].error == "the process that checks the host was killed, or it crashed"
+        assert not checks.pids
+
+
+def test_impossible_answers_are_refused_where_they_are_read() -> None:
+    for port in (0, 70_000, "abc"):
+        line = encode(replace(HEALTHY, hold=HeldPort(port=7))).replace(
+            b'"port":7', f'"port":{json.dumps(port)}'.encode()
+        )
+        with pytest.raises(BadMessage):
+            decode_report(line)
+    assert interpreter_of("python", 0, "[" * 60_000, "") == Interpreter("python", error="exit code 0")
+
+
 def test_what_the_answers_of_hosts_contradict() -> None:
     """The bridge of containers has the same address on every host. A gateway may pass ssh on to the host."""
     two = {"n1": HERE, "n2": replace(HERE, machine=("boot", "n2"))}
     assert _problems(two) == ["n2 and n1 have the same address 10.0.0.1"]
     # Its address is the same under both names of a machine, whatever --interface says.
     assert _problems({"n1": HERE, "n2": HERE}) == ["n1 and n2 are names of one machine"]
-    (text,) = _problems({"n1": HERE}, replace(HEALTHY, hold=Outcome("Cannot assign requested address")))
+    (text,) = _problems({"n1": HERE}, replace(HEALTHY, hold=HeldPort("Cannot assign requested address")))
     assert text == "n1 cannot open a port at its address 10.0.0.1 (Cannot assign requested address)"
     local = replace(HERE, reached="127.0.0.1")
     assert _problems({"n1": local, "n2": two["n2"]}) == [
