@@ -53,7 +53,10 @@ if task == "worker:1" and os.fork() == 0:
         time.sleep(0.05)  # not pause(), which would miss a signal that arrives just before it
     os._exit(0)
 main()
-print("whole" if task == "worker:2" else "end")
+print("whole" if task == "worker:2" else "end", flush=True)
+open(f"ended-{task}", "w").close()
+# The first exit ends the others.
+while not all(os.access(f"ended-worker:{index}", os.F_OK) for index in range(3)): time.sleep(0.01)
 sys.exit(int(open("go").read()))
 """
 _MAIN, _LOAD_DATA = "main (tasks.py:11)", "load_data (tasks.py:6)"
