@@ -88,14 +88,14 @@ class AgentInputs:
         self._awaits_end = True
 
     def _unwatch(self, host: str) -> None:
-        link = self._hosts.link(host)
+        link = self._hosts.links.get(host)
         fd = -1 if link is None else link.fileno()
         if fd in self._fds:
             self._fds.discard(fd)
             self._selector.unregister(fd)
 
     def _read(self, host: str) -> None:
-        link = self._hosts.link(host)
+        link = self._hosts.links.get(host)
         if link is None:
             return  # ended meanwhile, with another host
         messages, is_open = link.read()

@@ -87,7 +87,7 @@ class Attempts:
         replaces the first one.
         """
         self._spec = job
-        if attempt == FIRST_ATTEMPT and (link := self._hosts.link(HERE)) is not None:
+        if attempt == FIRST_ATTEMPT and (link := self._hosts.links.get(HERE)) is not None:
             # Each run imports the user's own modules again.
             installed_only = self._hosts.are_kept
             order = preload_order(self._spec, self._store.paths, os.environ)
@@ -100,7 +100,7 @@ class Attempts:
         self._order += 1
         self._attempt = attempt
         for host, count in self._counts.items():
-            if (agent := self._hosts.link(host)) is not None:
+            if (agent := self._hosts.links.get(host)) is not None:
                 agent.send(Hold(self._order, count, hold_mode(self._spec, os.environ)))
 
     def lose_host(self, host: str) -> None:
@@ -171,7 +171,7 @@ class Attempts:
         """The link to the agent of a task; None if it is lost."""
         if task not in self._host_of:
             return None
-        return self._hosts.link(self._host_of[task])
+        return self._hosts.links.get(self._host_of[task])
 
     def start_all(self) -> None:
         """Start every task of the planned attempt."""
@@ -179,7 +179,7 @@ class Attempts:
             return
         plan = encode(Plan(self._plan.cluster.addresses))
         for host in self._counts:
-            if (agent := self._hosts.link(host)) is not None:
+            if (agent := self._hosts.links.get(host)) is not None:
                 agent.send_line(plan)
         with self._storage_errors_reported():
             self._store.require_place()  # tasks find their directories by path
@@ -190,7 +190,7 @@ class Attempts:
                     self._hosts.expect_log(self._host_of[name], name, log)
                 self._logs.add(name, self._plan.attempt, log, watched=task.host is None)
                 self._start(task, task.order)
-            if (link := self._hosts.link(HERE)) is not None:
+            if (link := self._hosts.links.get(HERE)) is not None:
                 self._tensorboard.start(link)
 
     def start_again(self, name: str, restarts: int) -> None:

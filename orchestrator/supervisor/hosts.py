@@ -96,19 +96,12 @@ class Hosts:
         used = set(place(spec)) if spec.hosts else ()
         self._hosts = [host for host in spec.hosts if host.name in used or spec.is_elastic]
         self._agents: dict[str, _HostAgent] = {}
+        # The links of these agents: each of many thousand reports looks up one.
+        self.links: dict[str, AgentLink] = {}
         self._starts: StartQueue | None = None
         self._store: RunStore | None = None
         # The directory of the logs of all tasks.
         self._directory: Directory | None = None
-
-    @property
-    def links(self) -> Mapping[str, AgentLink]:
-        return {host: agent.link for host, agent in self._agents.items()}
-
-    def link(self, host: str) -> AgentLink | None:
-        """The link to the agent of a host, None if it is lost."""
-        agent = self._agents.get(host)
-        return None if agent is None else agent.link
 
     @property
     def facts(self) -> Mapping[str, HostFacts]:
@@ -139,7 +132,7 @@ class Hosts:
         """Have all agents serve this run from now on. EngineError if that of this machine cannot be started."""
         self._store = store
         if self._here is not None:
-            self._agents[HERE] = _HostAgent(self._here.serve(spec, store))
+            self._add(HERE, self._here.serve(spec, store))
             return
         self.run_id = store.paths.run_id
         for host in self._agents.keys() - {host.name for host in self._hosts}:
@@ -163,7 +156,11 @@ class Hosts:
         environ = pack_environ(travelling_environ(os.environ))
         for host in hosts:
             if host.name not in self._agents:
-                self._agents[host.name] = _HostAgent(self._open(host, self.run_id, environ))
+                self._add(host.name, self._open(host, self.run_id, environ))
+
+    def _add(self, host: str, link: AgentLink) -> None:
+        self._agents[host] = _HostAgent(link)
+        self.links[host] = link
 
     def _open(self, host: Host, run_id: str, environ: Mapping[str, str]) -> AgentLink:
         # These take long to import, and most runs need none of them.
@@ -280,6 +277,7 @@ class Hosts:
     def end_host(self, host: str) -> None:
         """Close the stream to an agent, which then kills everything it started."""
         agent = self._agents.pop(host)
+        del self.links[host]
         if self._here is not None:
             self._here.end()
             return
