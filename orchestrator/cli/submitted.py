@@ -17,7 +17,7 @@ from orchestrator.client.submit import submitted_request
 from orchestrator.core.errors import OrchError
 from orchestrator.core.state.events import StopReason
 from orchestrator.core.state.result import Cause, CauseKind
-from orchestrator.engines.slurm import is_cancelled
+from orchestrator.engines.slurm import is_cancelled, is_ending
 from orchestrator.store.ownership import accept_owner
 from orchestrator.store.runs.paths import RunPaths
 from orchestrator.store.runs.reader import RunView
@@ -33,7 +33,10 @@ def main(root: str, *owner: str) -> int:
     except OrchError as error:
         words.say(str(error))
         code = error.exit_code
-        cause = Cause(task=None, kind=CauseKind.REFUSED, text=str(error))
+        cause = _cancelled()
+        # If Slurm ends the job, that may be the error. It may start the job again, and the run then begins.
+        if cause is None and not is_ending(own_job(os.environ), os.environ):
+            cause = Cause(task=None, kind=CauseKind.REFUSED, text=str(error))
     view = RunView.open(RunPaths(Path(root)))
     if cause is not None and view is not None and not view.record.supervisor_pid:
         # No supervisor has taken the run: its nodes were refused, or its job was cancelled.

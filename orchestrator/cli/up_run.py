@@ -89,7 +89,6 @@ def run_once(
         with early or nullcontext():
             if is_detached or needs_job(request):
                 return _submitted(request, screen, sources)
-            request = _after_requeue(request)
             return _on_nodes(request, screen, early or start_supervisor(), sources)
     with _supervisor_for(request, early) as early:
         room = make_room(request, early)
@@ -121,7 +120,7 @@ def _after_requeue(request: UpRequest) -> UpRequest:
             f"a node that Slurm has lost may still run tasks of {before.record.id}, the run of this job before;"
             f" they end within {format_duration(math.ceil(wait_s))}"
         )
-        time.sleep(wait_s)
+        time.sleep(wait_s)  # nothing else tells that they have ended: the node is not reached
     return replace(request, continues=before.paths.root)
 
 
@@ -133,7 +132,7 @@ def _on_nodes(
 
     with supervisor, EarlySignals() as signals:
         try:
-            request = on_nodes(request)
+            request = on_nodes(_after_requeue(request))
             _say_room(make_room(request, supervisor), request, screen)
             start = choose_start(request, supervisor)
             _say_notes(start, screen)

@@ -163,6 +163,11 @@ def is_own_job(job: str, environ: Mapping[str, str]) -> bool:
     return own_job(environ) == job and "SLURMD_NODENAME" in environ
 
 
+def is_ending(job: str | None, environ: Mapping[str, str]) -> bool:
+    """Whether this process runs on a node of the job, and Slurm ends the job."""
+    return job is not None and is_own_job(job, environ) and job_state(job) not in (None, "RUNNING")
+
+
 def is_cancelled(job: str) -> bool:
     """Whether a user has cancelled a job. False if Slurm ends it itself, such as by a preemption."""
     return _CANCELLED.search(ask("scontrol", "show", "job", "--oneliner", job) or "") is not None

@@ -15,7 +15,6 @@ from orchestrator.core.state.result import CauseKind, RunResult
 from orchestrator.core.state.state import RunState
 from orchestrator.engines import slurm
 from orchestrator.links.orders import StopOrder
-from orchestrator.store.runs.slurm_jobs import job_state
 from orchestrator.supervisor import now
 
 
@@ -59,10 +58,7 @@ class Notices:
 
     def is_job_ending(self) -> bool:
         """Whether this process runs on a node of the run's job, and Slurm ends the job."""
-        job = self._spec.slurm_job
-        if job is None or not slurm.is_own_job(job, os.environ):
-            return False
-        return job_state(job) not in (None, "RUNNING")
+        return slurm.is_ending(self._spec.slurm_job, os.environ)
 
     def limit_reached(self) -> DeadlineReached:
         """The deadline before the end of the allocation, with the time left. Slurm may have extended the time limit."""

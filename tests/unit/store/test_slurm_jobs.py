@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from orch_command import ORCH
@@ -17,8 +18,10 @@ from run_records import make_run, one_task, view_of
 from terminal_signals import restore_terminal_signals
 from waiting import PATIENCE_S, until
 
+from orchestrator.cli import submitted
 from orchestrator.client.submit import submit
-from orchestrator.core.errors import UsageError
+from orchestrator.core.errors import EngineError, UsageError
+from orchestrator.core.state.result import CauseKind
 from orchestrator.core.state.state import RunPhase
 from orchestrator.engines import slurm
 from orchestrator.engines.slurm import SlurmEngine, is_started_again
@@ -63,6 +66,26 @@ def slurm_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     programs.write("scontrol", "echo 'ClusterName             = one'")
     monkeypatch.setattr(slurm_jobs, "_known", slurm_jobs._Known())
     return programs
+
+
+@pytest.mark.parametrize(("state", "kind"), [("RUNNING", CauseKind.REFUSED), ("PREEMPTED", None)])
+def test_error_while_slurm_ends_the_job_does_not_refuse_the_run(
+    slurm_says: Programs, monkeypatch: pytest.MonkeyPatch, state: str, kind: CauseKind | None
+) -> None:
+    """The lost nodes may be the error, and the job may start again: its run has no end yet."""
+    job = str(next(_JOBS))
+    store = make_run(job=job)
+    store.take_over(store.record.model_copy(update={"supervisor_pid": 0}))
+    store.close()
+    slurm_says(state)
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    monkeypatch.setattr(submitted, "submitted_request", lambda root: None)
+    monkeypatch.setattr(submitted, "run_once", Mock(side_effect=EngineError("n2: no answer")))
+    assert submitted.main(str(store.paths.root)) == EngineError.exit_code
+    result = view_of(store.paths).result()
+    found = None if result is None or result.cause is None else result.cause.kind
+    assert found == kind
 
 
 def free_run(cluster: str = "one") -> RunView:
