@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +15,16 @@ import psutil
 import pytest
 from making import JOB, changed
 
+from orchestrator.core.job.choices import EngineName
 from orchestrator.core.job.hosts import Host
+from orchestrator.engines import Connection
+from orchestrator.engines.ssh import SshEngine
 from orchestrator.host.checks.finding import Level
 from orchestrator.host.installed import Interpreter, interpreter_of
 from orchestrator.links.client_link import HostReport
 from orchestrator.preflight.findings import compare
 from orchestrator.preflight.questions import Plan
+from orchestrator.supervisor.hosts import Hosts
 from worker.agent.checks import Checks
 from worker.wire.checks import Checked, HeldPort, Outcome, Question, SharedFile
 from worker.wire.codec import BadMessage, encode
@@ -95,6 +99,30 @@ def test_question_to_a_helper_that_is_killed_is_answered_with_the_reason() -> No
                 checks.serve(fd)
         assert answers[0].error == "the process that checks the host was killed, or it crashed"
         assert not checks.pids
+
+
+class Silent(SshEngine):
+    """Starts programs that never answer."""
+
+    leave_s = 600.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[Connection] = []
+
+    def connect(self, destination: str, words: Sequence[str], errors: int | None = None) -> Connection:
+        self.started.append(Connection(["sleep", "600"], errors))
+        return self.started[-1]
+
+
+@pytest.mark.usefixtures("no_leaked_descriptors")
+def test_end_does_not_wait_for_a_host_that_has_not_answered() -> None:
+    engine = Silent()
+    two = tuple(Host(name=name, destination=name) for name in ("n1", "n2"))
+    hosts = Hosts(changed(JOB, engine=EngineName.SSH, hosts=two), remote=engine)
+    hosts.open_early(None)
+    hosts.end()
+    assert [each.process.returncode for each in engine.started] == [-signal.SIGKILL] * 2
 
 
 def test_impossible_answers_are_refused_where_they_are_read() -> None:
