@@ -98,10 +98,12 @@ class Engine(Protocol):
     """Reaches hosts; decides nothing.
 
     leave_s: seconds that an agent may take to leave after its stream was closed
+    unanswered_s: the same for a host that has not answered once, which may be dead
     is_remote: agents run on other machines, and their connections may break
     """
 
     leave_s: float
+    unanswered_s: float
     is_remote: bool
 
     def connect(self, destination: str, words: Sequence[str], errors: int | None = None) -> Connection:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class LocalEngine:
     """Runs agents on this machine."""
 
-    leave_s = 2.0
+    leave_s = unanswered_s = 2.0
     is_remote = False
 
     def connect(self, destination: str, words: Sequence[str], errors: int | None = None) -> Connection:

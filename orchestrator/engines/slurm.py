@@ -50,8 +50,8 @@ class SlurmEngine:
     and Slurm then ends its processes.
     """
 
-    # srun waits for the step to end.
-    leave_s = 10.0
+    # srun waits for the step to end. If srun is killed, Slurm kills the step at once, and its directory stays.
+    leave_s = unanswered_s = 10.0
     is_remote = True
 
     def __init__(self, job: str) -> None:

@@ -195,6 +195,8 @@ class SshEngine:
 
     # The far end leaves when its input ends; ssh then passes on its exit code.
     leave_s = 5.0
+    # If ssh is killed, the far end sees the end of its input, too.
+    unanswered_s = 1.0
     is_remote = True
 
     def __init__(self, command: Sequence[str] = ("ssh",), connect_timeout_s: float = 10.0) -> None:

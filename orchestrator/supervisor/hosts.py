@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 # The name of the host of a run without hosts.
 HERE = ""
 _LOOPBACK = "127.0.0.1"
-# Seconds at the end for a host that has not answered yet, whose agent may be starting.
-_UNANSWERED_S = 1.0
 
 
 class HostUnusable(Exception):
@@ -301,9 +299,9 @@ class Hosts:
             self._directory = None
 
     def _await_left(self) -> None:
-        leave_s = self._engine.leave_s
-        give_up_at = time.monotonic() + min(_UNANSWERED_S, leave_s)
-        for hosts in self.turns(time.monotonic() + leave_s):
+        began = time.monotonic()
+        give_up_at = began + self._engine.unanswered_s
+        for hosts in self.turns(began + self._engine.leave_s):
             is_late = time.monotonic() >= give_up_at
             for host in list(self._agents):
                 link = self.opened(host)

@@ -26,7 +26,7 @@ RUN = "run-1"
 class Shell:
     """An engine whose hosts are this machine. It explains an end by its exit code and the text."""
 
-    leave_s = 30.0
+    leave_s = unanswered_s = 30.0
     is_remote = True
 
     def connect(self, destination: str, words: list[str], errors: int | None = None) -> Connection:

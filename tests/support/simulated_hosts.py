@@ -57,7 +57,7 @@ class FakeConnection(Connection):
 class FakeEngine:
     """An engine that reaches the hosts of another process."""
 
-    leave_s = 30.0
+    leave_s = unanswered_s = 30.0
     is_remote = True
 
     def __init__(self, hub: socket.socket) -> None:
