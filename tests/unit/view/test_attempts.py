@@ -19,7 +19,6 @@ from orchestrator.client.view.messages import (
 from orchestrator.client.view.plain import AttemptMarks
 from orchestrator.client.view.report import end_lines
 from orchestrator.client.view.status_document import seconds_until
-from orchestrator.client.view.tables import RunRow, run_lines
 from orchestrator.core.state.events import (
     Event,
     Progress,
@@ -72,30 +71,31 @@ def status_of(state: RunState, now: float) -> list[str]:
     return status(state, now, restart_in_s=due, most_attempts=4, history=state.history)
 
 
-def test_countdown_between_attempts() -> None:
-    state = between()
-    assert head(state, 20.0) == "digits  attempt 2 of 4 in 2s  10s  ^C stops"
-    assert head(state, 21.5) == "digits  attempt 2 of 4 in 1s  11s  ^C stops"
-    assert head(state, 23.0, None) == "digits  attempt 2 now  13s  ^C stops"
-    assert status_of(state, 20.5)[0] == "digits-1  attempt 2 of 4 in 2s  10s"
-
-
-def test_stop_between_attempts_replaces_countdown() -> None:
+def test_head_between_attempts_and_in_the_next_one() -> None:
     stopping = between(
         event(StopRequested, 21, reason=StopReason.INTERRUPT),
         event(TeardownBegan, 21, reason=TeardownReason.REQUEST, grace_s=10),
     )
-    assert head(stopping, 21.0).startswith("digits  stopping")
-    assert "stopping" in status_of(stopping, 21.0)[0]
     ended = apply(stopping, event(RunEndedEvent, 21, outcome="stopped", exit_code=130))
-    assert head(ended, 30.0).startswith("digits  stopped  11s")
-
-
-def test_next_attempt_has_number_and_resumed_step() -> None:
-    assert head(second_attempt(), 25.0) == "digits  starting (0 of 2 ready)  15s  attempt 2 of 4  ^C stops"
     resumed = second_attempt(progressed(0, Progress(epoch=3, step=1, steps=48)), RESUMED)
-    assert head(resumed, 31.0).endswith("attempt 2 of 4  ^C stops  resumed at step 96 (19 lost)")
-    assert status_of(resumed, 31.0)[0].endswith("attempt 2 of 4  resumed at step 96 (19 lost)")
+    counts, again = "digits  attempt 2 of 4 in", "attempt 2 of 4"
+    rows: list[tuple[RunState, float, str]] = [
+        (between(), 20.0, f"{counts} 2s  10s  ^C stops"),
+        (between(), 21.5, f"{counts} 1s  11s  ^C stops"),
+        (stopping, 21.0, "digits  stopping  11s  ^C stops"),
+        (ended, 30.0, "digits  stopped  11s  ^C stops"),
+        (second_attempt(), 25.0, f"digits  starting (0 of 2 ready)  15s  {again}  ^C stops"),
+        (
+            resumed,
+            31.0,
+            f"digits  starting (0 of 2 ready)  21s  {again}  ^C stops  resumed at step 96 (19 lost)",
+        ),
+    ]
+    assert [head(state, now) for state, now, _ in rows] == [shown for *_, shown in rows]
+    assert head(between(), 23.0, None) == "digits  attempt 2 now  13s  ^C stops"
+    assert status_of(between(), 20.5)[0] == "digits-1  attempt 2 of 4 in 2s  10s"
+    assert "stopping" in status_of(stopping, 21.0)[0]
+    assert status_of(resumed, 31.0)[0].endswith(f"{again}  resumed at step 96 (19 lost)")
 
 
 def test_restart_of_single_task_counts_down_in_its_row() -> None:
@@ -147,11 +147,10 @@ def test_resumed_text() -> None:
 def test_attempt_limit_counts_restarts_after_failures_only() -> None:
     shown = ["attempt 2 of 3", "attempt 3 of 3", "attempt 4"]
     assert [attempt_text(number, 3) for number in (2, 3, 4)] == shown
-    restart = {"on_failure": "restart", "max_restarts": 3}
-    assert most_attempts(restart, ()) == most_attempts(restart, (KILLED, KILLED)) == 4
-    assert most_attempts(restart, (KILLED, ASKED)) == 5
-    assert most_attempts({"on_failure": "abort", "max_restarts": 3}, ()) is None
-    assert most_attempts({}, ()) is None
+    restart, abort = ({"on_failure": policy, "max_restarts": 3} for policy in ("restart", "abort"))
+    rows = [(restart, (), 4), (restart, (KILLED, KILLED), 4), (restart, (KILLED, ASKED), 5)]
+    assert [most_attempts(spec, history) for spec, history, _ in rows] == [most for *_, most in rows]
+    assert most_attempts(abort, ()) is None and most_attempts({}, ()) is None
     assert [due_text(seconds) for seconds in (4.0, 0.8, 0.0, -4.0)] == ["in 4s", "in 1s", "now", "now"]
 
 
@@ -166,7 +165,7 @@ def report(result: RunResult) -> list[str]:
     return end_lines(result, None, colour=False)
 
 
-def test_report_has_one_line_per_attempt() -> None:
+def test_report_has_one_line_for_each_of_the_last_attempts() -> None:
     first = changed(KILLED, resumed_at=96, steps_lost=19, recovery_s=8.25)
     second = changed(ASKED, attempt=2, position=200)
     assert report(run_result(history=(first, second), took_s=41.0)) == [
@@ -174,9 +173,6 @@ def test_report_has_one_line_per_attempt() -> None:
         "  attempt        1, at step 115: worker:1: SIGKILL; attempt 2 resumed at step 96 (19 lost), 8.2s later",
         "  attempt        2, at step 200: restarted on request",
     ]
-
-
-def test_report_shows_last_attempts_of_many() -> None:
     lines = report(run_result(history=[changed(KILLED, attempt=number) for number in range(1, 101)]))
     assert lines[1] == "  attempts       92 before these"
     assert [line.split(",")[0].split()[-1] for line in lines[2:]] == [str(n) for n in range(93, 101)]
@@ -200,14 +196,6 @@ def test_report_says_what_became_of_the_workers_and_the_batch() -> None:
         ]
         lines = report(run_result(history=history, workers=last, global_batch=batch))
         assert [line[17:] for line in lines if line.startswith("  workers ")] == shown, workers
-
-
-def test_ls_shows_attempts_if_more_than_one() -> None:
-    row = RunRow("digits-1", "digits", "failed", 2, 9.0, 3.0, 2_000_000, "/work")
-    again = RunRow("digits-2", "digits", "running", 2, 9.0, 3.0, 2_000_000, "/work", attempts=3)
-    assert "ATTEMPTS" not in run_lines([row], None, colour=False)[0]
-    lines = run_lines([row, again], None, colour=False)
-    assert lines[2].split()[lines[0].split().index("ATTEMPTS")] == "3"
 
 
 def test_log_is_split_where_new_attempt_starts() -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from making import event, exited
 from moments import moment, running
-from screen import Screen, Watched
+from screen import Watched, chunk
 
 from orchestrator.client.view.aftermath import Aftermath, Failure, first_failure, grouped_tasks
 from orchestrator.client.view.folding import WINDOW_S, Folder, group_label
-from orchestrator.client.view.terminal import TerminalView
 from orchestrator.core.state.events import TeardownBegan, TeardownReason
-from orchestrator.store.logs.lines import Block, Chunk
+from orchestrator.store.logs.lines import Block
 
 _NOW = 1_795_379_605.0
 # As TensorFlow 2.21 printed them under MultiWorkerMirroredStrategy and ParameterServerStrategy.
@@ -69,55 +68,44 @@ def _lines(blocks: list[Block]) -> list[str]:
 
 
 def test_startup_lines_of_tensorflow_are_one_line() -> None:
-    """In each attempt."""
+    """In each attempt, and for all tasks that print them together, also if nothing follows."""
     folded = Folded("worker:0")
     assert folded.feed(_STARTUP) == []
     assert folded.feed("Epoch 1/3\n", at=1.0) == [f"worker:0 | {_STARTED}", "worker:0 | Epoch 1/3"]
     assert folded.feed(_STARTUP, at=2.0) == []
     assert folded.feed(_STARTUP + "b\n", at=9.0, attempt=2) == [f"worker:0 | {_STARTED}", "worker:0 | b"]
     assert folded.finish() == []
-
-
-def test_start_of_several_tasks_is_one_line_also_if_nothing_follows() -> None:
     folded = Folded("worker:0", "worker:1")
     assert folded.feed(_STARTUP) + folded.feed(_STARTUP, "worker:1", 0.1) == []
     assert folded.release(1.0) == ["worker:0-1 | TensorFlow started (50 lines; --hint)"]
 
 
-def test_other_lines_of_native_code_are_shown() -> None:
-    head = "0000 00:00:1795379605.605281    6861"
-    for line in (
-        f"E{head} cuda_platform.cc:52] failed call to cuInit: CUDA_ERROR_SYSTEM_NOT_READY",
-        f"E{head} coordination_service.cc:9] task:1 has been set to ERROR in coordination",
-        f"I{head} own.cc:9] a line of the script",
+def test_lines_of_one_task() -> None:
+    """Lines of native code are hidden only if they are TensorFlow's known ones."""
+    native = "0000 00:00:1795379605.605281    6861"
+    bar, traceback = "63/63 [=====] - ETA: 0s - loss: 4.2456", "Traceback (most recent call last):"
+    short = "orch: Keras 3.15.1 has faults with 2 workers, fixed for this process"
+    unchanged = (
+        f"E{native} cuda_platform.cc:52] failed call to cuInit: CUDA_ERROR_SYSTEM_NOT_READY",
+        f"E{native} coordination_service.cc:9] task:1 has been set to ERROR in coordination",
+        f"I{native} own.cc:9] a line of the script",
         "/job:worker/replica:0/task:1 is my name",
-    ):
-        assert Folded("worker:0").feed(f"{line}\n") == [f"worker:0 | {line}"]
-
-
-def test_startup_line_within_a_progress_bar_is_not_shown() -> None:
-    folded = Folded("worker:0")
-    bar = "63/63 [=====] - ETA: 0s - loss: 4.2456"
-    warning = "W0000 00:00:1795379607.142382    6861 dataset.cc:997] Input of GeneratorDatasetOp::Dataset will not be"
-    assert folded.feed(f"{bar}{warning} optimized\n") == [f"worker:0 | {bar}"]
-    other = f"{bar}W0000 00:00:1795379607.142382    6861 dataset.cc:997] another warning"
-    assert folded.feed(f"{other}\n", at=1.0) == [f"worker:0 | {other}"]
-
-
-def test_traceback_begins_a_line_after_a_progress_bar() -> None:
-    traceback = "Traceback (most recent call last):"
-    folded = Folded("worker:0")
-    shown = folded.feed(f"1/9 loss: 0.5\r2/9 loss: 0.4{traceback}\n  File\n") + folded.release(1.0)
-    assert shown[1:] == ["worker:0 | 2/9 loss: 0.4", f"worker:0 | {traceback}", "worker:0 |   File"]
-    quoted = f"it said: {traceback}"
-    assert folded.feed(f"{quoted}\n", at=2.0) == [f"worker:0 | {quoted}"]
-
-
-def test_equal_lines_of_several_tasks_are_one_line() -> None:
-    tasks = [f"worker:{index}" for index in range(4)]
-    folded = Folded(*tasks)
-    shown = [folded.feed("Epoch 1/3\nloss: 0.5\n", task, number / 20) for number, task in enumerate(tasks)]
-    assert shown == [[], [], [], ["worker:0-3 | Epoch 1/3", "worker:0-3 | loss: 0.5"]]
+        f"{bar}W{native} dataset.cc:997] another warning",
+        f"it said: {traceback}",
+    )
+    rows = {line: [line] for line in unchanged} | {
+        f"{bar}W{native} dataset.cc:997] Input of GeneratorDatasetOp::Dataset will not be optimized": [bar],
+        f"1/9 loss: 0.5\r2/9 loss: 0.4{traceback}\n  File": [
+            "1/9 loss: 0.5",
+            "2/9 loss: 0.4",
+            traceback,
+            "  File",
+        ],
+        f"{short}: fit and evaluate (keras-team/keras#20585), gradient clipping": [short],
+    }
+    found = {line: Folded("worker:0").feed(f"{line}\n") for line in rows}
+    assert found == {line: [f"worker:0 | {each}" for each in shown] for line, shown in rows.items()}
+    assert Folded("worker:0", verbose=True).feed(f"{short}: fit\n") == [f"worker:0 | {short}: fit"]
 
 
 def test_lines_that_differ_in_time_or_duration_only_are_one_line() -> None:
@@ -146,8 +134,6 @@ def test_line_waits_no_longer_than_the_window_and_keeps_its_place() -> None:
     assert folded.release(WINDOW_S + 0.2) == ["worker:1 | b"]
     assert folded.feed("a\n", "worker:1", 1.0) == []
     assert folded.feed("a\n", "worker:0", 1.1 + WINDOW_S) == ["worker:1 | a"]
-    # The lines of a single task never wait.
-    assert Folded("worker:0").feed("a\n") == ["worker:0 | a"]
 
 
 def test_flood_passes_unchanged_after_the_lines_before_it() -> None:
@@ -172,13 +158,6 @@ def test_warnings_of_the_same_code_line_fold_with_a_count() -> None:
         "WARNING:tensorflow:0 calls to <function f at 0x7f0> retrace",
         *(f"(repeated {count} times) {text}" for count in (10, 25) for text in (user, native)),
     ]
-
-
-def test_list_of_fixed_keras_faults_is_for_verbose_runs() -> None:
-    short = "orch: Keras 3.15.1 has faults with 2 workers, fixed for this process"
-    full = f"{short}: fit and evaluate (keras-team/keras#20585), gradient clipping"
-    assert Folded("worker:0").feed(f"{full}\n") == [f"worker:0 | {short}"]
-    assert Folded("worker:0", verbose=True).feed(f"{full}\n") == [f"worker:0 | {full}"]
 
 
 def test_label_names_each_role_and_range_and_is_read_back() -> None:
@@ -223,6 +202,11 @@ def test_lines_after_the_failure_are_counted_if_they_are_many() -> None:
         assert aftermath.begin(_FAILURE._replace(at=_NOW + 1e-5)) == []
         assert _lines(aftermath.flush()) == shown
         assert aftermath.flush() == []
+    # The next attempt shows them.
+    aftermath = _failing()
+    aftermath.feed([_block("worker:0")])
+    assert len(aftermath.begin(None)) == 1
+    assert aftermath.feed([_block("worker:0", attempt=2)])
 
 
 def test_other_lines_pass() -> None:
@@ -239,70 +223,37 @@ def test_other_lines_pass() -> None:
     assert _failing().feed([_block("worker:0", "E0000 ring_alg.cc:291] ...\n" * 9, after_s=-0.02)]) == []
 
 
-def test_next_attempt_shows_what_was_counted() -> None:
-    aftermath = _failing()
-    aftermath.feed([_block("worker:0")])
-    assert len(aftermath.begin(None)) == 1
-    assert aftermath.feed([_block("worker:0", attempt=2)])
-
-
 def _torn_down(reason: TeardownReason, mono: float = 15.1) -> TeardownBegan:
     return event(TeardownBegan, mono, reason=reason, grace_s=1)
 
 
-def test_failure_is_the_first_bad_exit_before_the_teardown() -> None:
+def test_failure_is_the_first_bad_exit_before_the_teardown_or_a_limit() -> None:
     exits = exited(2, 0, mono=15), exited(1, 3, mono=15)
     state = running(3, *exits, _torn_down(TeardownReason.FAILURE), exited(0, signal=9, mono=15))
     assert first_failure(state, 100.0) == Failure("worker:1", 1, 115.0)
     # A teardown for another reason folds nothing.
     for reason in (TeardownReason.REQUEST, TeardownReason.FINISHED):
         assert first_failure(running(3, *exits, _torn_down(reason)), 0.0) is None
-
-
-def test_lines_of_all_tasks_while_a_limit_ends_the_run_are_one_line() -> None:
-    state = running(2, _torn_down(TeardownReason.LIMIT, 15.0))
     aftermath = Aftermath()
-    aftermath.begin(first_failure(state, _NOW - 15.0))
+    aftermath.begin(first_failure(running(2, _torn_down(TeardownReason.LIMIT, 15.0)), _NOW - 15.0))
     assert aftermath.feed([_block("worker:0"), _block("worker:1")]) == []
     (folded,) = aftermath.flush()
     assert folded.data == b"18 lines while the run was stopped (orch logs shows them)\n"
 
 
-def _watched(screen: Screen, now: float = 0.0) -> Watched:
-    """A terminal that folds lines."""
-    made = Watched(screen)
-    made.now = now
-    folder = Folder("--hint")
-    made.view = TerminalView(made.out, made.style, screen.size, folder=folder, wall_clock=lambda: made.now)
-    return made
-
-
-def _chunk(index: int, data: bytes, time: float = 1.0) -> Chunk:
-    return Chunk(f"worker:{index}", 1, time, 0, data)
-
-
 def test_terminal_shows_folded_lines_in_their_place() -> None:
-    with Screen() as screen:
-        watched = _watched(screen)
+    """It holds the lines until the teardown is known, some milliseconds after the exit of the culprit."""
+    with Watched(folder=Folder("--hint")) as watched:
         watched.view.update(moment(running(2)))
-        watched.view.show([_chunk(0, b"hello\n"), _chunk(1, b"hello\n"), _chunk(1, b"alone\n")])
+        watched.view.show([chunk(b"hello\n"), chunk(b"hello\n", 1), chunk(b"alone\n", 1)])
         watched.view.say("orch: a message")
-        assert watched.frame()[:3] == ["worker:0-1 | hello", "worker:1 | alone", "orch: a message"]
-        watched.view.show([_chunk(0, b"waits\n")])
-        assert watched.finish()[3:] == ["worker:0 | waits"]
-        watched.close()
-
-
-def test_terminal_holds_the_lines_until_the_teardown_is_known() -> None:
-    """The exit of the culprit is known some milliseconds before the decision to tear the run down."""
-    failed = exited(1, 3, mono=15)
-    with Screen() as screen:
-        watched = _watched(screen, now=100.0)
+        shown = ["worker:0-1 | hello", "worker:1 | alone", "orch: a message"]
+        assert watched.frame()[:3] == shown
+        watched.now, failed = 100.0, exited(1, 3, mono=15)
         watched.view.update(moment(running(2, failed), now=15.0))
-        watched.view.show([_chunk(0, b"lost my peer\n" * 40, watched.now)])
+        watched.view.show([chunk(b"lost my peer\n" * 40, time=watched.now)])
         assert not any("lost" in line for line in watched.frame())
         watched.view.update(moment(running(2, failed, _torn_down(TeardownReason.FAILURE, 15.01)), now=16.0))
-        assert watched.frame()[0].startswith("digits")
-        shown = watched.finish()
-        watched.close()
-    assert shown == ["worker:0 | 40 lines after worker:1 failed (orch logs worker:0 shows them)"]
+        assert watched.frame()[3].startswith("digits")
+        shown += ["worker:0 | 40 lines after worker:1 failed (orch logs worker:0 shows them)"]
+        assert watched.finish() == shown

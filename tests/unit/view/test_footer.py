@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,19 +47,16 @@ def test_row_shows_all_known_values() -> None:
     assert " ".join(second.split()) == "worker:1 running 1001 1m05s port open"
 
 
-def test_loss_that_is_not_a_number_and_long_silence_are_marked() -> None:
+def test_bad_loss_and_long_silence_are_marked() -> None:
+    """A silence is one from a minute on."""
     nan = progressed(0, Progress(phase="training", bad_loss=BadLoss(value="nan")))
-    quiet = moment(running(2, nan), last_lines={"worker:0": 74.0, "worker:1": 10.0})
-    first, second = footer(quiet, colour=True)[2:]
-    assert "\x1b[1;31mnan" in first and first.endswith("1s")
-    assert "\x1b[1;31m1m05s" in second
-    # From a minute on.
-    quiet = moment(running(2), now=100.0, last_lines={"worker:0": 30.0, "worker:1": 41.0})
-    first, second = footer(quiet)[-2:]
-    assert first.endswith("1m10s !") and second.endswith(" 59s")
+    state, last_lines = running(2, nan), {"worker:0": 30.0, "worker:1": 41.0}
+    first, second = footer(moment(state, now=100.0, last_lines=last_lines), colour=True)[2:]
+    assert "\x1b[1;31mnan" in first and "\x1b[1;31m1m10s" in first and second.endswith(" 59s")
+    assert footer(moment(state, now=100.0, last_lines=last_lines))[2].endswith("1m10s !")
     # The column is one of the last to go, also before that.
-    for last_lines in (quiet.last_lines, {"worker:0": 90.0}):
-        assert "QUIET" in footer(moment(running(2), now=100.0, last_lines=last_lines), 60)[1]
+    for lines in (last_lines, {"worker:0": 90.0}):
+        assert "QUIET" in footer(moment(state, now=100.0, last_lines=lines), 60)[1]
 
 
 def test_part_that_is_done_and_time_left() -> None:
@@ -85,21 +85,20 @@ def test_trend_covers_the_whole_run_in_a_few_characters() -> None:
     assert sparkline([1.0]) == "" and sparkline([2.0, 2.0]) == "▁▁"
 
 
-def test_stopped_task_shows_its_signal_and_is_running_in_the_document() -> None:
-    state = running(2)
+def test_task_shows_how_it_was_stopped_or_ended() -> None:
+    """A stopped one is running in the document."""
     sample = {"worker:1": {"cpu_percent": 0.0, "memory_bytes": 1.0, "stop_signal": 19.0}}
+    state = running(2)
     rows = footer(moment(state, sample=sample))
     assert "running" in rows[2] and "stopped (SIGSTOP)" in rows[3]
     first, second = task_statuses(state, sample, 75.0)
     assert (first.state, first.paused) == ("running", False)
     assert (second.state, second.paused, second.stop_signal) == ("running", True, "SIGSTOP")
-    assert not task_statuses(running(2, exited(1, signal=9)), sample, 75.0)[1].paused
-
-
-def test_failed_task_shows_how_it_ended() -> None:
-    first, second = footer(running(2, exited(0, 3), exited(1, signal=9)))[2:]
-    assert first.startswith("worker:0  failed (exit 3)")
-    assert second.startswith("worker:1  failed (SIGKILL)")
+    ended = running(2, exited(0, 3), exited(1, signal=9))
+    assert not task_statuses(ended, sample, 75.0)[1].paused
+    first_row, second_row = footer(ended)[2:]
+    assert first_row.startswith("worker:0  failed (exit 3)")
+    assert second_row.startswith("worker:1  failed (SIGKILL)")
 
 
 def test_least_important_columns_are_dropped_first() -> None:
@@ -113,25 +112,18 @@ def test_least_important_columns_are_dropped_first() -> None:
     assert "epoch 2/5" in cut and cut.endswith("…")
 
 
-def test_hidden_tasks_are_counted_and_failed_tasks_shown() -> None:
+def test_failed_and_awaited_tasks_are_shown_first_and_hidden_ones_counted() -> None:
     lines = footer(running(20, exited(15, 1)), 100, 12)
     assert len(lines) == 9
     assert [line.split()[0] for line in lines[2:-1]] == [*(f"worker:{n}" for n in range(5)), "worker:15"]
     assert lines[-1] == "... 14 more (14 running)"
-
-
-def test_tasks_that_others_wait_for_are_shown_first() -> None:
     history: list[Event] = [attempt_planned(20, mono=10)]
     for index in range(20):
         phase = "importing" if index in (11, 17) else "waiting"
         history += started(index, 10), progressed(index, Progress(phase=phase))
     lines = footer(state_of(*history), height=12)[2:-1]
     assert [line.split()[0] for line in lines][-2:] == ["worker:11", "worker:17"]
-    assert "waiting for worker:11 and worker:17" in lines[0]
-    assert "importing tensorflow" in lines[-1]
-
-
-def test_low_terminal_shows_run_line_only() -> None:
+    assert "waiting for worker:11 and worker:17" in lines[0] and "importing tensorflow" in lines[-1]
     assert [len(footer(full_moment(), 80, height)) for height in (5, 1)] == [1, 1]
 
 
@@ -140,15 +132,6 @@ def test_lines_never_wrap_and_leave_room_for_logs(width: int, height: int, tasks
     lines = footer(moment(running(tasks, TRAINS), hint="h" * 50), width, height, colour=colour)
     assert all(cell_len(without_colour(line)) < max(2, width) for line in lines)
     assert len(lines) <= max(1, height - 3)
-
-
-cells = st.text(st.characters(blacklist_categories=("Cc", "Cs", "Mn", "Me", "Cf")), max_size=12).map(Cell)
-
-
-@given(st.lists(st.tuples(cells, cells, cells), min_size=1, max_size=4), st.integers(1, 60))
-def test_columns_fit_width(rows: list[tuple[Cell, Cell, Cell]], width: int) -> None:
-    columns = Column("FIRST"), Column("SECOND", rank=2, right=True), Column("THIRD", rank=1, may_be_cut=True)
-    assert all(cell_len(line) <= width for line in lay_out(columns, rows, width, colour=False))
 
 
 def test_task_that_is_far_behind_is_marked() -> None:
@@ -164,12 +147,9 @@ def test_task_that_is_far_behind_is_marked() -> None:
     assert behind_tasks(alone) == frozenset()
 
 
-def test_empty_column_is_left_out() -> None:
+def test_columns_and_cells_fit_the_width() -> None:
     columns = Column("A"), Column("B", rank=1)
     assert lay_out(columns, [(Cell("x"), Cell(""))], None, colour=False) == ["A", "x"]
-
-
-def test_cut_text_ends_with_an_ellipsis() -> None:
     assert fit([Cell("hello "), Cell("world")], 8, colour=False) == "hello w…"
     assert fit([Cell("漢字漢字")], 5, colour=False) == "漢字…"
     assert fit([Cell("hello")], 5, colour=False) == "hello"
@@ -177,52 +157,39 @@ def test_cut_text_ends_with_an_ellipsis() -> None:
 
 
 def test_amounts_are_short_and_have_units() -> None:
-    durations = {
-        None: "",
-        0: "0s",
-        -1: "0s",
-        59.9: "59s",
-        60: "1m00s",
-        3599: "59m59s",
-        3661: "1h01m",
-        90000: "1d01h",
-    }
-    short = {0.0041: "4ms", 0.62: "620ms", 0.9999: "1.0s", 1.25: "1.2s", 59.0: "59.0s", 61.0: "1m01s"}
-    sizes = {None: "", 0: "0 B", 999: "999 B", 1000: "1 KB", 14_300: "14 KB", 1_400_000: "1.4 MB",
-             999_999_999: "1.0 GB", 512_000_000: "512 MB", 5 * 10**15: "5000 TB"}  # fmt: skip
-    numbers = {None: "", 0.123456: "0.1235", 12345.6: "1.235e+04", math.nan: "nan", math.inf: "inf"}
-    rates = {None: "", 0.532: "0.53", 12.43: "12.4", 1234.5: "1,234", math.inf: "inf"}
-    assert {seconds: duration(seconds) for seconds in durations} == durations
-    assert {seconds: short_duration(seconds) for seconds in short} == short
-    assert {value: size(value) for value in sizes} == sizes
-    assert {value: number(value) for value in numbers} == numbers
-    assert {value: rate(value) for value in rates} == rates
+    rows: dict[Callable[[Any], str], dict[float | None, str]] = {
+        duration: {None: "", -1: "0s", 59.9: "59s", 60: "1m00s", 3599: "59m59s", 3661: "1h01m", 90000: "1d01h"},
+        short_duration: {0.0041: "4ms", 0.62: "620ms", 0.9999: "1.0s", 1.25: "1.2s", 61.0: "1m01s"},
+        size: {None: "", 0: "0 B", 999: "999 B", 1000: "1 KB", 14_300: "14 KB", 1_400_000: "1.4 MB",
+               999_999_999: "1.0 GB", 5 * 10**15: "5000 TB"},
+        number: {None: "", 0.123456: "0.1235", 12345.6: "1.235e+04", math.nan: "nan", math.inf: "inf"},
+        rate: {None: "", 0.532: "0.53", 12.43: "12.4", 1234.5: "1,234", math.inf: "inf"},
+    }  # fmt: skip
+    assert {text: {value: text(value) for value in values} for text, values in rows.items()} == rows
 
 
 def test_status_lines() -> None:
     state = running(2, TRAINS, exited(1, 2))
     sample = {"worker:0": {"cpu_percent": 50.0, "memory_bytes": 2e8}}
     head, where, titles, first, second = status(state, sample=sample)
-    assert head == "digits-1  running  1m05s"
-    assert where == "/runs/digits-1"
+    assert (head, where) == ("digits-1  running  1m05s", "/runs/digits-1")
     assert titles.split()[:3] == ["TASK", "STATE", "PID"]
-    assert first.split()[:4] == ["worker:0", "running", "1000", "1m05s"]
-    assert "200 MB" in first
+    assert first.split()[:4] == ["worker:0", "running", "1000", "1m05s"] and "200 MB" in first
     assert second.split()[:4] == ["worker:1", "failed", "(exit", "2)"]
     assert all(len(line) <= 40 for line in status(state, width=40))
 
 
-def test_run_table_shows_size_and_age() -> None:
+def test_run_table_shows_size_age_and_attempts_if_more_than_one() -> None:
     assert run_lines([], None, colour=False) == []
-    runs = [
-        RunRow("a-1", "a", "running", 4, 100.0, 100.0, 1_000_000, "/home/a"),
-        RunRow("b-2", "b", "timed_out", 2, 90_000.0, 60.0, 3_000_000, "/home/b"),
-    ]
-    titles, first, second, total = run_lines(runs, None, colour=False)
+    first = RunRow("a-1", "a", "running", 4, 100.0, 100.0, 1_000_000, "/home/a")
+    second = RunRow("b-2", "b", "timed_out", 2, 90_000.0, 60.0, 3_000_000, "/home/b")
+    titles, row, other, total = run_lines([first, second], None, colour=False)
     assert titles.split() == ["RUN", "STATE", "TOOK", "AGE", "TASKS", "SIZE", "NAME", "DIRECTORY"]
-    assert first.split() == ["a-1", "running", "1m40s", "1m40s", "4", "1.0", "MB", "a", "/home/a"]
-    assert "timed out" in second
+    assert row.split() == ["a-1", "running", "1m40s", "1m40s", "4", "1.0", "MB", "a", "/home/a"]
+    assert "timed out" in other
     assert total == "2 runs, 4.0 MB, the oldest from 1d01h ago"
+    titles, _, again, _ = run_lines([first, replace(second, attempts=3)], None, colour=False)
+    assert again.split()[titles.split().index("ATTEMPTS") + 1] == "3"
 
 
 def test_runs_in_80_columns_have_exit_code_duration_loss_and_command() -> None:
@@ -250,19 +217,13 @@ def on_hosts(*hosts: str | None, more: tuple[Event, ...] = ()) -> RunState:
     return state_of(*here, attempt_planned(tasks, mono=10), *more)
 
 
-def test_host_is_a_column_if_there_are_several() -> None:
-    rows = {("a", "b"): True, ("a", "a"): False, (None, None): False}
-    assert {hosts: "HOST" in footer(on_hosts(*hosts), 200)[1] for hosts in rows} == rows
-
-
-def test_silent_and_lost_hosts_are_marked() -> None:
-    rows = footer(on_hosts("a", "b", more=(SILENT,)), 200)
+def test_hosts_are_in_the_table_if_there_are_several_and_in_the_document() -> None:
+    columns = {("a", "b"): True, ("a", "a"): False, (None, None): False}
+    assert {hosts: "HOST" in footer(on_hosts(*hosts), 200)[1] for hosts in columns} == columns
+    state = on_hosts("a", "b", more=(SILENT,))
+    rows = footer(state, 200)
     assert "b (silent)" in rows[3] and "silent" not in rows[2]
     assert "b (lost)" in footer(on_hosts("a", "b", more=(SILENT, LOST)), 200)[3]
-
-
-def test_status_document_has_the_hosts() -> None:
-    state = on_hosts("a", "b", more=(SILENT,))
     tasks = [(task.host, task.host_state) for task in task_statuses(state, {}, 21.0)]
     assert tasks == [("a", "joined"), ("b", "silent")]
     first, second = host_statuses(state, 21.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from making import cause, event, exited, first_failure, run_result, task_end
@@ -10,7 +11,7 @@ from orchestrator.cli.selection import ended_text
 from orchestrator.client.stop import Ended
 from orchestrator.client.view.layout import without_colour
 from orchestrator.client.view.messages import event_message
-from orchestrator.client.view.report import end_lines, fault_text
+from orchestrator.client.view.report import end_lines
 from orchestrator.core.state.events import SignalRequested
 from orchestrator.core.state.result import CauseKind, FaultReport, FirstFailure, HostEnd, RunResult, Training
 
@@ -81,26 +82,33 @@ def test_outcome_is_shown_with_the_longest_name() -> None:
         assert lines[lines.index(f"orch: {run_id}") + 1].startswith("      failed")
 
 
-def test_advice_precedes_cause() -> None:
-    assert report(failed(first=first(advice="install tf_keras")))[-2] == "  to do          install tf_keras"
-
-
-def test_cause_other_than_first_failure() -> None:
+def test_lines_before_the_cause() -> None:
     lines = report(failed(1))
-    assert "  first failure  worker:2: exit 1" in lines
-    assert "  exception      ValueError: bad␍ shape" in lines
+    assert "  first failure  worker:2: exit 1" in lines and "  exception      ValueError: bad␍ shape" in lines
     assert lines[-1] == "orch: worker:1 failed: exit 1"
+    assert report(failed(first=first(advice="install tf_keras")))[-2] == "  to do          install tf_keras"
+    reason = "worker:1: it failed before it reported a training step"
+    lines = report(run_result("failed", cause=cause(0), not_restarted=reason))
+    assert lines[-2:] == [f"  not restarted  {reason}", "orch: worker:0 failed: exit 1"]
+    over = cause(None, "--timeout 5m is over", CauseKind.LIMIT)
+    lines = report(failed(first=None, outcome="timed_out", cause=over))
+    assert lines[0].startswith("orch: digits-1 timed out") and lines[-1] == "orch: --timeout 5m is over"
+    for text, advice in (
+        ("/runs/r/events.jsonl: No space left on device", "`orch prune`"),
+        ("/runs/r/logs/index: File too large", "ulimit -f"),
+        ("/runs/r/sample.json: Read-only file system", "--log-dir"),
+        ("not done after 3 s (--timeout)", None),
+    ):
+        shown = report(run_result("failed", cause=cause(None, text, CauseKind.LIMIT)))
+        to_do = [line for line in shown if line.startswith("  to do ")]
+        assert to_do == shown[-2:-1] and advice in to_do[0] if advice else not to_do, shown
 
 
-def test_colour_does_not_change_text() -> None:
+def test_colour_does_not_change_text_and_timings_are_for_verbose_runs() -> None:
     coloured = end_lines(failed(), None, colour=True)
     assert [without_colour(line) for line in coloured] == report(failed()) != coloured
-
-
-def test_timings_are_for_verbose_runs() -> None:
     timed = "orch: digits-1 failed (detected in 4ms, all ended in 620ms)"
-    assert timed in report(failed(), verbose=True)
-    assert timed not in report(failed())
+    assert timed in report(failed(), verbose=True) and timed not in report(failed())
 
 
 def test_success_tells_duration_training_restarts_and_checkpoints() -> None:
@@ -125,42 +133,16 @@ def test_nothing_is_cut_on_a_narrow_terminal() -> None:
     assert "".join(quoted(result, 80)) == long
 
 
-def test_time_limit_names_no_task() -> None:
-    over = cause(None, "--timeout 5m is over", CauseKind.LIMIT)
-    lines = report(failed(first=None, outcome="timed_out", cause=over))
-    assert lines[0].startswith("orch: digits-1 timed out")
-    assert lines[-1] == "orch: --timeout 5m is over"
-
-
-def test_advice_when_orch_could_not_write() -> None:
-    for text, advice in (
-        ("/runs/r/events.jsonl: No space left on device", "`orch prune`"),
-        ("/runs/r/logs/index: File too large", "ulimit -f"),
-        ("/runs/r/sample.json: Read-only file system", "--log-dir"),
-        ("not done after 3 s (--timeout)", None),
-    ):
-        shown = report(run_result("failed", cause=cause(None, text, CauseKind.LIMIT)))
-        to_do = [line for line in shown if line.startswith("  to do ")]
-        assert to_do == shown[-2:-1] and advice in to_do[0] if advice else not to_do, shown
-
-
-def test_reason_for_no_restart_precedes_the_cause() -> None:
-    reason = "worker:1: it failed before it reported a training step"
-    lines = report(run_result("failed", cause=cause(0), not_restarted=reason))
-    assert lines[-2:] == [f"  not restarted  {reason}", "orch: worker:0 failed: exit 1"]
-
-
 def test_startup_lines_of_tensorflow_are_folded() -> None:
     lines = (
         "I0000 00:00:1.1 7 port.cc:153] oneDNN custom operations are on. You may see ...",
-        "I0000 00:00:1.1 7 cudart_stub.cc:31] Could not find cuda drivers on your machine, GPU will not be used.",
         "E0000 00:00:1.1 7 cuda_platform.cc:52] failed call to cuInit: INTERNAL",
         "Epoch 1/3",
         "I0000 00:00:1.1 7 grpc_server_lib.cc:467] Started server with target: grpc://127.0.0.1:34711",
         "ValueError: bad",
     )
-    started = "TensorFlow started (3 lines; the log file has them)"
-    assert quoted(failed(first=first(lines=lines))) == [started, lines[2], "Epoch 1/3", "ValueError: bad"]
+    started = "TensorFlow started (2 lines; the log file has them)"
+    assert quoted(failed(first=first(lines=lines))) == [started, lines[1], "Epoch 1/3", "ValueError: bad"]
 
 
 def test_hundreds_of_tasks_are_shown_as_a_range() -> None:
@@ -168,62 +150,44 @@ def test_hundreds_of_tasks_are_shown_as_a_range() -> None:
     assert "  other tasks    worker:0, worker:1, worker:3 to worker:299: stopped by orch" in lines
 
 
-def on_hosts(cause_: object, first: FirstFailure | None) -> RunResult:
-    """worker:0 ran on host a and failed, worker:1 on host b, which was lost."""
+def test_hosts_are_named() -> None:
+    """The lines of a task that lost its peers say nothing about the cause."""
+    boom = first_failure(0, exception="ValueError: boom", lines=("a line",))
     tasks = task_end(0, "failed", end="failed", host="a"), task_end(1, "lost", end="lost with b", host="b")
-    hosts = (
-        HostEnd(host="a", address="10.0.0.1", state="joined", cores=8),
-        HostEnd(host="b", address="10.0.0.2", state="lost", cores=8, reason="gone"),
-    )
-    return run_result("failed", *tasks, hosts=hosts, cause=cause_, first_failure=first)
-
-
-BOOM = first_failure(0, exception="ValueError: boom", lines=("a line",))
-
-
-def test_report_names_the_host_of_the_failed_task() -> None:
-    result = on_hosts(cause(0), BOOM)
+    hosts = tuple(HostEnd(host=name, address="10.0.0.1", state="joined", cores=8) for name in "ab")
+    result = run_result("failed", *tasks, hosts=hosts, cause=cause(0), first_failure=boom)
     assert "  host           a" in report(result)
     assert report(result)[-1] == "orch: worker:0 failed: ValueError: boom"
-    alone = result.model_copy(update={"hosts": result.hosts[:1]})
+    alone = result.model_copy(update={"hosts": hosts[:1]})
     assert not any(line.startswith("  host ") for line in report(alone))
-
-
-def test_report_of_a_lost_host() -> None:
-    """The lines of a task that lost its peers say nothing about the cause."""
     lost = cause(None, "b was lost: gone\x1b[2J; worker:1 ran on it", CauseKind.HOST)
-    for first in (BOOM, None):
-        lines = report(on_hosts(lost, first))
+    for first in (boom, None):
+        lines = report(result.model_copy(update={"cause": lost, "first_failure": first}))
         assert lines[-1] == "orch: b was lost: gone; worker:1 ran on it"
         assert "  other tasks    worker:1: lost with b" in lines
         assert not any("a line" in line for line in lines)
 
 
-PLAN, ANY = "kill worker:1 at step 20", "kill any#7 at ready"
-FAULTS = [
-    (FaultReport(fault=PLAN), f"{PLAN}: not triggered"),
-    (FaultReport(fault=PLAN, task="worker:1"), f"{PLAN}: not triggered"),
-    (
-        FaultReport(fault=PLAN, task="worker:1", at_s=0.32),
-        f"{PLAN}: after 320ms; no task ended because of it",
-    ),
-    (
-        FaultReport(fault=ANY, task="worker:2", at_s=75.0, detection_s=0.004),
-        f"{ANY} (worker:2): after 1m15s; detected in 4ms",
-    ),
-    (
-        FaultReport(fault=PLAN, task="worker:1", at_s=3, detection_s=0.01, teardown_s=0.5, recovery_s=4.5),
-        f"{PLAN}: after 3.0s; detected in 10ms, all ended in 500ms, training again in 4.5s",
-    ),
-]
-
-
 def test_planned_faults_are_reported_in_order_one_line_each() -> None:
-    assert [fault_text(fault) for fault, _ in FAULTS] == [text for _, text in FAULTS]
-    shown = report(succeeded(faults=tuple(fault for fault, _ in FAULTS)))
-    assert [line for line in shown if line.startswith("  chaos")] == [
-        f"  chaos          {text}" for _, text in FAULTS
+    plan, any_task = "kill worker:1 at step 20", "kill any#7 at ready"
+    of_1 = partial(FaultReport, fault=plan, task="worker:1")
+    noticed = {"detection_s": 0.01, "teardown_s": 0.5, "recovery_s": 4.5}
+    rows = [
+        (FaultReport(fault=plan), f"{plan}: not triggered"),
+        (of_1(), f"{plan}: not triggered"),
+        (of_1(at_s=0.32), f"{plan}: after 320ms; no task ended because of it"),
+        (
+            FaultReport(fault=any_task, task="worker:2", at_s=75.0, detection_s=0.004),
+            f"{any_task} (worker:2): after 1m15s; detected in 4ms",
+        ),
+        (
+            of_1(at_s=3, **noticed),
+            f"{plan}: after 3.0s; detected in 10ms, all ended in 500ms, training again in 4.5s",
+        ),
     ]
+    shown = report(succeeded(faults=tuple(fault for fault, _ in rows)))
+    chaos = [line for line in shown if line.startswith("  chaos")]
+    assert chaos == [f"  chaos          {text}" for _, text in rows]
 
 
 def test_messages_about_signals_and_memory() -> None:

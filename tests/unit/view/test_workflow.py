@@ -18,22 +18,11 @@ from orchestrator.store.logs.lines import Block
 
 COMMANDS = {"error", "add-mask", "endgroup", "stop-commands", "set-output"}
 PIECES = (
-    "::",
-    ":",
-    "#",
-    "##[",
-    "error",
-    "add-mask",
-    " x=1",
-    "]",
-    "\t",
-    "\u200b",
-    "\u2502",
-    "\x1b[31m",
-    "\r",
-    "\x00",
+    *("::", ":", "#", "##[", "error", "add-mask", " x=1", "]", "\t", "\u200b", "\u2502", "\x1b[31m", "\r"),
+    *("\x00", "\n"),
 )
-texts = st.lists(st.sampled_from([*PIECES, "\n"]) | st.text(max_size=3), max_size=12).map("".join)
+texts = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=12).map("".join)
+WORKSPACE = {"GITHUB_WORKSPACE": "/w"}
 
 
 def commands_in(text: str) -> list[str]:
@@ -60,50 +49,37 @@ def commands_in(text: str) -> list[str]:
 def test_no_line_of_a_task_is_a_command(text: str) -> None:
     block = Block("worker:0", attempt=1, time=1.0, data=text.encode("utf-8", "surrogatepass") + b"\n")
     for style in (LineStyle(), LineStyle(prefix=False), LineStyle(prefix=False, colour=True)):
-        shown = without_commands(format_block(block, style))
-        assert commands_in(shown.decode()) == []
+        assert commands_in(without_commands(format_block(block, style)).decode()) == []
+    document = {"##[error]" + text: [text, "##[add-mask]" + text]}
+    shown = json_text(document, indent=1)
+    assert commands_in(shown) == [] and json.loads(shown) == document
 
 
-def test_model_of_the_runner_finds_commands() -> None:
+def test_commands_are_found_and_other_lines_stay_as_they_are() -> None:
     found = commands_in("a ##[error]x\n  ::add-mask::x\n\u200b::endgroup::")
     assert found == ["error", "add-mask", "error", "add-mask", "endgroup"]
-
-
-def test_other_lines_stay_as_they_are() -> None:
     lines = b"worker:0 | a::b ## [x]\n  12:30:01 std::vector\n# [1] c: d\n"
     assert without_commands(lines) == lines
 
 
-@given(texts)
-def test_documents_hold_no_command_and_keep_their_text(text: str) -> None:
-    document = {"##[error]" + text: [text, "##[add-mask]" + text]}
-    shown = json_text(document, indent=1)
-    assert commands_in(shown) == []
-    assert json.loads(shown) == document
-
-
-def failed(exception: str, place: str | None, advice: str | None = None) -> RunResult:
-    first = first_failure(1, exception=exception, place=place, advice=advice)
+def failed(exception: str, place: str, **fields: str) -> RunResult:
+    first = first_failure(1, exception=exception, place=place, **fields)
     return run_result("failed", cause=cause(1), first_failure=first)
 
 
-WORKSPACE = {"GITHUB_WORKSPACE": "/w"}
-
-
-def test_annotation_names_the_line_in_the_workspace() -> None:
+def test_annotation_names_the_line_in_the_workspace_only() -> None:
     result = failed("ValueError: 100%, a: b", "/w/src/a,b:1.py:41", advice="Do this: that.")
     assert error_annotation(result, WORKSPACE) == (
         b"::error file=src/a%2Cb%3A1.py,line=41,title=worker%3A1 failed::worker:1 failed: ValueError: 100%25, a: b"
         b" (a,b:1.py:41)%0ADo this: that.\n"
     )
-
-
-def test_annotation_names_no_file_outside_the_workspace() -> None:
     result = failed("ValueError: x", "/elsewhere/train.py:41")
     for environ in (WORKSPACE, {}):
         assert error_annotation(result, environ) == (
             b"::error title=worker%3A1 failed::worker:1 failed: ValueError: x (train.py:41)\n"
         )
+    others = [result.model_copy(update={"outcome": outcome}) for outcome in ("succeeded", "stopped")]
+    assert [error_annotation(other, WORKSPACE) for other in others] == [None, None]
 
 
 @given(texts, texts)
@@ -112,9 +88,3 @@ def test_annotation_is_one_command_whatever_failed(exception: str, place: str) -
     assert line.startswith("::error ") and line.endswith("\n") and "\n" not in line[:-1] and "\r" not in line
     names = [pair.partition("=")[0] for pair in line[8 : line.index("::", 2)].split(",")]
     assert names in (["title"], ["file", "line", "title"])
-
-
-def test_runs_that_did_not_fail_have_no_annotation() -> None:
-    for outcome in ("succeeded", "stopped"):
-        result = failed("ValueError: x", None).model_copy(update={"outcome": outcome})
-        assert error_annotation(result, WORKSPACE) is None
