@@ -11,14 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from acting_as import needs_root
+from damage import make_deep_tree
 from users import ORDINARY
 
 from orchestrator.core.errors import NotOurs, UsageError
 from orchestrator.host.directories import content_errors
 from orchestrator.store.directory import Directory, NotRegularFile
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change an owner")
-DEPTH = 3000
 
 
 @pytest.fixture
@@ -36,47 +35,34 @@ def add_group_write(path: Path) -> None:
     path.chmod(0o770)
 
 
-def make_deep_tree(top: Path, depth: int = DEPTH) -> None:
-    """Create a file `note` below `depth` directories. Such a path is too long for one system call."""
-    top.mkdir()
-    fd = os.open(top, os.O_RDONLY)
-    for _ in range(depth):
-        os.mkdir("down", dir_fd=fd)
-        below = os.open("down", os.O_RDONLY, dir_fd=fd)
-        os.close(fd)
-        fd = below
-    note = os.open("note", os.O_WRONLY | os.O_CREAT, dir_fd=fd)
-    os.write(note, bytes(4096))
-    os.close(note)
-    os.close(fd)
-
-
-@pytest.mark.parametrize(
+OF_OTHERS = pytest.mark.parametrize(
     ("change", "reason"),
     [
         pytest.param(change_owner, f"belongs to the user {ORDINARY}", marks=needs_root),
         (add_group_write, "others may write here"),
     ],
 )
-@pytest.mark.parametrize("opened", [Directory.open, Directory.at], ids=["open", "at"])
+
+
+@OF_OTHERS
 def test_refusal_names_the_path_the_owner_and_the_remedy(
-    place: Path, opened: Callable[[Path], Directory], change: Callable[[Path], None], reason: str
+    place: Path, change: Callable[[Path], None], reason: str
 ) -> None:
     change(place)
-    with pytest.raises(NotOurs, match=f"{place}: {reason}.*; ") as refused:
-        opened(place)
-    assert refused.value.path == place
-    assert refused.value.owner == place.stat().st_uid
-    assert refused.value.remedy in str(refused.value)
+    for opened in (Directory.open, Directory.at):
+        with pytest.raises(NotOurs, match=f"{place}: {reason}.*; ") as refused:
+            opened(place)
+        assert (refused.value.path, refused.value.owner) == (place, place.stat().st_uid)
+        assert refused.value.remedy in str(refused.value)
 
 
-@pytest.mark.parametrize("target", ["missing", "place"])
-def test_link_that_leads_nowhere_is_named_with_the_remedy(tmp_path: Path, target: str) -> None:
-    link = tmp_path / "place"
-    link.symlink_to(tmp_path / target)
-    for attempt in (Directory.open, Directory.create):
-        with pytest.raises(UsageError, match=f"{link}: is a symbolic link to .*; .* remove the link"):
-            attempt(link)
+def test_link_that_leads_nowhere_is_named_with_the_remedy(tmp_path: Path) -> None:
+    for name, target in (("one", "missing"), ("two", "two")):
+        link = tmp_path / name
+        link.symlink_to(target)
+        for attempt in (Directory.open, Directory.create):
+            with pytest.raises(UsageError, match=f"{link}: is a symbolic link to .*; .* remove the link"):
+                attempt(link)
 
 
 def test_only_a_root_that_the_user_named_may_be_a_link(tmp_path: Path, place: Path) -> None:
@@ -119,30 +105,23 @@ def test_nothing_in_a_directory_is_reached_through_a_link(place: Path, tmp_path:
     assert (place / "file").read_text() == "new"
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\0b"])
-def test_only_the_name_of_an_entry_is_accepted(place: Path, name: str) -> None:
+def test_only_the_name_of_an_entry_is_accepted(place: Path) -> None:
     with Directory.open(place) as directory:
         for act in (directory.sub, directory.make, directory.lstat, directory.unlink, directory.remove_tree):
-            with pytest.raises(ValueError, match="is not the name"):
-                act(name)
+            for name in ("", ".", "..", "a/b", "a\0b"):
+                with pytest.raises(ValueError, match="is not the name"):
+                    act(name)
 
 
 def test_pipe_in_the_place_of_a_file_is_refused_without_waiting(place: Path) -> None:
     os.mkfifo(place / "file")
     with Directory.open(place) as directory:
-        with pytest.raises(NotRegularFile):
-            directory.open_regular("file")
-        with pytest.raises(NotRegularFile):
-            directory.open_private("file", os.O_WRONLY | os.O_APPEND)
+        for attempt in (directory.open_regular, lambda name: directory.open_private(name, os.O_WRONLY)):
+            with pytest.raises(NotRegularFile):
+                attempt("file")
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        pytest.param(change_owner, f"belongs to the user {ORDINARY}", marks=needs_root),
-        (add_group_write, "others may write here"),
-    ],
-)
+@OF_OTHERS
 def test_file_of_others_is_neither_read_nor_written(
     place: Path, change: Callable[[Path], None], reason: str
 ) -> None:
@@ -178,24 +157,33 @@ def test_new_directory_and_its_parents_are_private_whatever_the_umask(tmp_path: 
     assert modes == [0o700] * 3
 
 
+def act_at_mkdir(
+    patch: pytest.MonkeyPatch, act: Callable[[str], None], name: str | None = None, *, first: bool
+) -> None:
+    """Let another user or the file system act before (`first`) or after a directory (`name`) is made."""
+    real = os.mkdir
+
+    def mkdir(made: str, *args: int, dir_fd: int | None = None) -> None:
+        if first and made == name:
+            act(made)
+        real(made, *args, dir_fd=dir_fd)
+        if not first:
+            act(made)
+
+    patch.setattr(os, "mkdir", mkdir)
+
+
 @needs_root
 @pytest.mark.parametrize("planted", ["a", "a/b"])
 def test_directory_that_another_user_makes_first_is_refused(
     tmp_path: Path, planted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other user acts between the look at what is missing and the creation."""
-    real = os.mkdir
-
-    def mkdir(name: str, *args: int, dir_fd: int | None = None) -> None:
-        if name == Path(planted).name:
-            real(tmp_path / planted)
-            change_owner(tmp_path / planted)
-        real(name, *args, dir_fd=dir_fd)
-
-    monkeypatch.setattr(os, "mkdir", mkdir)
-    with pytest.raises(NotOurs, match=f"{tmp_path / planted}: belongs to the user {ORDINARY}"):
+    taken = tmp_path / planted
+    act_at_mkdir(monkeypatch, lambda _: (taken.mkdir(), change_owner(taken)), taken.name, first=True)
+    with pytest.raises(NotOurs, match=f"{taken}: belongs to the user {ORDINARY}"):
         Directory.create(tmp_path / "a/b/c", may_be_shared=True)
-    assert not (tmp_path / planted / "c").exists()
+    assert not (taken / "c").exists()
 
 
 @pytest.mark.parametrize(
@@ -203,48 +191,35 @@ def test_directory_that_another_user_makes_first_is_refused(
     [
         (
             lambda path: path.chmod(0o777),
-            r"others may write here \(mode 777\): the file system keeps no permissions",
+            r"others may write here \(mode 777\): the file system keeps no perm",
         ),
         pytest.param(change_owner, "NFS with root_squash", marks=needs_root),
     ],
 )
 def test_file_system_without_permissions_or_owners_is_named_and_nothing_stays(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[Path], None],
-    reason: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None], reason: str
 ) -> None:
-    real = os.mkdir
-
-    def mkdir(name: str, *args: int, dir_fd: int | None = None) -> None:
-        real(name, *args, dir_fd=dir_fd)
-        change(tmp_path / name)
-
-    monkeypatch.setattr(os, "mkdir", mkdir)
+    act_at_mkdir(monkeypatch, lambda name: change(tmp_path / name), first=False)
+    remedy = "name a directory on another file system"
     for _ in range(2):
-        with pytest.raises(
-            NotOurs, match=f"{tmp_path / 'new'}: .*{reason}.*name a directory on another file system"
-        ):
+        with pytest.raises(NotOurs, match=f"{tmp_path / 'new'}: .*{reason}.*{remedy}"):
             Directory.create(tmp_path / "new/below", may_be_shared=True)
         assert list(tmp_path.iterdir()) == []
     assert list(content_errors(tmp_path)) == ["private directories"]
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture
-def few_descriptors() -> None:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, limits[0]), limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-def test_deep_tree_is_measured_and_removed_with_few_descriptors(place: Path, few_descriptors: None) -> None:
+def test_deep_tree_is_measured_and_removed_with_few_descriptors(place: Path) -> None:
     make_deep_tree(place / "deep")
-    with Directory.open(place) as directory:
-        assert directory.disk_bytes("deep") == 4096
-        assert directory.remove_tree("deep").is_complete
-        assert directory.entries() == []
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, soft), hard))
+    try:
+        with Directory.open(place) as directory:
+            assert directory.disk_bytes("deep") == 4096
+            assert directory.remove_tree("deep").is_complete
+            assert directory.entries() == []
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_removal_says_what_stays_and_why(place: Path) -> None:

@@ -61,9 +61,24 @@ def _fields(*without: str, **changed: object) -> Damage:
     return _data(change)
 
 
+def make_deep_tree(top: Path, depth: int = 3000) -> None:
+    """Create a file `note` of 4 KiB below so many directories. Such a path is too long for one system call."""
+    top.mkdir()
+    fd = os.open(top, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("down", dir_fd=fd)
+        below = os.open("down", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    with os.fdopen(os.open("note", os.O_WRONLY | os.O_CREAT, dir_fd=fd), "wb") as note:
+        note.write(bytes(4096))
+    os.close(fd)
+
+
 _UNKNOWN_EVENT = b'{"at":1.0,"mono":1.0,"type":"somersault","task":"worker:0"}\n'
 _INVALID_LINE = b'{"at": 1, "mono": "x\xff\x00\n'
-_ANY_FILE: dict[str, Damage] = {
+# What may be in the place of any file.
+ANY_FILE: dict[str, Damage] = {
     "missing": _remove,
     "empty": _bytes(b""),
     "garbage": _bytes(bytes(range(256)) * 40),
@@ -75,6 +90,7 @@ _ANY_FILE: dict[str, Damage] = {
     "a link": _link,
     "a link to itself": _new(lambda path: path.symlink_to(path)),
     "a socket": _new(_socket),
+    "sparse": _new(lambda path: (path.touch(), os.truncate(path, 1 << 42))),
     "cut off": _data(lambda data: data[: len(data) // 2]),
 }
 _ONE_FILE: dict[str, dict[str, Damage]] = {
@@ -130,7 +146,7 @@ def _at(file: str, damage: Damage) -> Damage:
 ALL_DAMAGES: dict[str, Damage] = {
     f"{file}: {how}": _at(file, damage)
     for file, own in _ONE_FILE.items()
-    for how, damage in {**_ANY_FILE, **own}.items()
+    for how, damage in {**ANY_FILE, **own}.items()
 }
 # Each file and each kind once.
 DAMAGES: dict[str, Damage] = {
