@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from signal import SIGCONT
 from typing import Any, Self
 
 from making import (
@@ -356,6 +357,8 @@ def _check_orders(story: Story, actions: list[Action]) -> None:
     wanted = [action for action in actions if not isinstance(action, Happen)]
     assert not (wanted and story.orders and isinstance(story.orders[-1], Finish)), f"{wanted} after the end"
     is_ending = state.stop or state.notice or state.agent_lost or state.storage_error or story.teardown
+    planned = [each.event for each in actions if isinstance(each, Happen) and _is_fault(each.event)]
+    assert not (planned and is_ending), f"{planned} in a run that ends"
     for action in wanted:
         if isinstance(action, StartTasks | StartTask | PlanAttempt | TakeStacks):
             assert not is_ending, f"{action} in a run that ends"
@@ -390,6 +393,10 @@ def _check_orders(story: Story, actions: list[Action]) -> None:
                 _check_result(story, action.result)
 
 
+def _is_fault(told: Event) -> bool:
+    return isinstance(told, events.SignalRequested) and told.fault is not None
+
+
 def _check_rest(story: Story) -> None:
     """Check a run that does nothing until the next event."""
     due = story.lifecycle.next_deadline()
@@ -403,7 +410,7 @@ def _check_rest(story: Story) -> None:
 
 def _check_result(story: Story, result: RunResult) -> None:
     """Check that the parts of a result do not contradict each other."""
-    state = story.state
+    state, spec = story.state, story.spec
     assert state == story.written, "readers of the events see another state"
     assert (result.exit_code == 0) == (result.outcome == "succeeded")
     assert result.attempts == state.attempt
@@ -429,5 +436,10 @@ def _check_result(story: Story, result: RunResult) -> None:
         assert (cause.kind is CauseKind.HOST) == (cause.host is not None)
         if cause.kind is CauseKind.EXITED and result.outcome == "failed":
             assert first is not None and result.exit_code == shell_code(first.exit_code, first.signal)
-    for seconds in (result.detection_s, result.teardown_s, result.took_s):
+    faults = [each for each in story.events if isinstance(each, events.SignalRequested) and _is_fault(each)]
+    sent = [each.fault for each in faults if each.signal != SIGCONT]
+    assert sorted(set(sent)) == [at for at, fault in enumerate(result.faults) if fault.at_s is not None]
+    assert len(sent) == len(set(sent)) and len(result.faults) == len(spec.chaos)
+    times = [fault.detection_s for fault in result.faults]
+    for seconds in (result.detection_s, result.teardown_s, result.took_s, *times):
         assert seconds is None or seconds >= 0

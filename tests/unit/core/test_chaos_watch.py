@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
 from making import AT_WORK, COLLATERAL, OWN, START, STOPPED, exited, job, policies
 from story import Story
 
@@ -103,12 +101,6 @@ def test_no_fault_is_due_on_an_ending_run() -> None:
         assert run.due == (3, Deadline.CHAOS)
         end(run)
         assert sent(run.at(9)) == [] and (run.due is None or run.due[1] != Deadline.CHAOS)
-
-
-def test_any_selects_the_task_by_its_seed() -> None:
-    hits = [sent(story(f"kill any#{seed} at ready", workers=3).ready()) for seed in [*range(20)] * 2]
-    assert hits[:20] == hits[20:]
-    assert {task for ((_, task, _),) in hits} == {"worker:0", "worker:1", "worker:2"}
 
 
 def seconds(report: FaultReport) -> Seconds:
@@ -235,53 +227,3 @@ def test_report_names_the_fault_and_its_task() -> None:
         first, second = run.result().faults
         assert (first.fault, first.task, first.at_s) == (KILLED, "worker:1", None if ends_at < 3 else 3.0)
         assert second.fault == "kill any#3 at epoch 9" and second.task in ("worker:0", "worker:1")
-
-
-VERBS, TARGETS = ["kill", "stop", "term", "signal USR1"], ["0", "1", "any#1", "any#2"]
-MOMENTS = [f"at {when}" for when in ("step 3", "epoch 2", "2s", "ready", "start")]
-LATER = ["at 4s in attempt 2", "at step 1 in attempt 2"]
-FAULTS = st.tuples(*map(st.sampled_from, (VERBS, TARGETS, MOMENTS + LATER))).map(" ".join) | st.tuples(
-    *map(st.sampled_from, (["stop"], TARGETS, MOMENTS, ["for 2s"]))
-).map(" ".join)
-HAPPENINGS = ["starts", "ready", "trains", "trains", "exits", "killed", "torn down", "stops", "nothing"]
-STEPS = st.tuples(st.sampled_from(HAPPENINGS), st.integers(0, 1), st.floats(0.0, 3.0), st.integers(0, 6))
-
-
-@given(st.lists(FAULTS, min_size=1, max_size=4), st.lists(STEPS, max_size=40))
-def test_each_fault_is_sent_at_most_once_to_live_tasks(
-    chaos: list[str], steps: list[tuple[str, int, float, int]]
-) -> None:
-    """That the task is live, is checked by Story."""
-    run = story("; ".join(chaos), on_failure=RESTART)
-    for what, index, later, step in steps:
-        run.at(run.now + later)
-        if run.lifecycle.result is not None:
-            break
-        task = run.state.tasks.get(f"worker:{index}")
-        live = task is not None and task.is_live
-        before = len(sent(run))
-        match what:
-            case "starts" if run.teardown is None:
-                run.starts()
-            case "ready" if live:
-                run.ready(index)
-            case "trains" if live:
-                run.trains(index, step, epoch=1 + step // 3, steps=3)
-            case "exits" if live:
-                run.exits(index, code=step)
-            case "killed" if live:
-                run.exits(index, signal=KILL)
-            case "torn down" if run.teardown is not None:
-                run.torn_down()
-            case "stops":
-                run.stops()
-        if run.state.teardown is not None or run.state.stop is not None:
-            assert len(sent(run)) == before and (run.due is None or run.due[1] != Deadline.CHAOS)
-    if run.lifecycle.result is None:
-        run.stops()
-    reports = run.result().faults
-    faults = [number for *_, number in sent(run) if number != CONT]
-    assert len(faults) <= len(chaos) == len(reports)
-    assert len(sent(run)) - len(faults) <= sum("for 2s" in text for text in chaos)
-    assert sum(report.at_s is not None for report in reports) == len(faults)
-    assert all(report.detection_s is None or report.detection_s >= 0 for report in reports)

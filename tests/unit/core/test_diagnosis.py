@@ -6,19 +6,16 @@ The same exception of several tasks is one cause.
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
 from typing import Any
 
 from making import COLLATERAL, OWN, UNKNOWN, job
-from story import Story
+from story import Story, other_ends
 
 from orchestrator.client.view.report import end_lines
-from orchestrator.core.diagnosis.symptoms import read_symptom
 from orchestrator.core.job.choices import FailurePolicy
 from orchestrator.core.state.events import SignalRequested, Symptom, SymptomKind
 from orchestrator.core.state.result import Cause, CauseKind, RunResult
 
-EXITED, STOPPED, LEFT_EARLY = CauseKind.EXITED, CauseKind.STOPPED, CauseKind.LEFT_EARLY
 INTERRUPTED = Symptom(kind=SymptomKind.OWN, exception="KeyboardInterrupt")
 KILL, STOP, CONT, TERM = signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGTERM
 
@@ -51,71 +48,42 @@ def ends(result: RunResult) -> list[str]:
 
 def test_task_that_the_failure_began_with() -> None:
     lost = {"code": 1, "symptom": COLLATERAL}
-    rows: dict[str, tuple[Story, int, CauseKind, list[str] | None]] = {
-        "a stopped peer does not explain an own exception": (failing(OWN), 0, EXITED, None),
-        "a stopped peer does not explain a kill": (failing(UNKNOWN, number=KILL), 0, EXITED, None),
-        "a task that left early": (
-            running().exits(1).exits(0, **lost),
-            1,
-            LEFT_EARLY,
-            ["failed because of it", "left early"],
+    by_0, by_1 = (f"failed 1: exited worker:{index}" for index in (0, 1))
+    stopped_1, left_1, because = (
+        "failed 1: stopped worker:1",
+        "failed 1: left_early worker:1",
+        "failed because of it",
+    )
+    rows: dict[str, tuple[Any, ...]] = {
+        "a stopped peer does not explain an own exception": (failing(OWN), by_0),
+        "nor a kill": (failing(UNKNOWN, number=KILL), "failed 137: exited worker:0"),
+        "left early": (running().exits(1).exits(0, **lost), left_1, because, "left early"),
+        "the first that left early": (
+            running(3).exits(2, 1).exits(0, **lost),
+            "failed 1: left_early worker:2",
         ),
-        "the first task that left early": (running(3).exits(2, 1).exits(0, **lost), 2, LEFT_EARLY, None),
         "a finished task does not explain an own exception": (
             running().exits(1).exits(0, code=1, symptom=OWN),
-            0,
-            EXITED,
-            None,
+            by_0,
         ),
         "an own exception wins over a quicker peer": (
             lost_peer(OWN).exits(1, code=1, symptom=OWN),
-            1,
-            EXITED,
-            ["failed because of it", "failed"],
+            *(by_1, because, "failed"),
         ),
-        "an exception that a stop raised": (
-            lost_peer(INTERRUPTED).exits(1, code=1, symptom=INTERRUPTED),
-            0,
-            EXITED,
-            None,
-        ),
-        "an exception raised during a stop": (
-            running().exits(0, **lost).exits(1, code=1, symptom=OWN),
-            0,
-            EXITED,
-            None,
-        ),
+        "before its exit": (lost_peer(OWN), by_1, because),
+        "raised by a stop": (lost_peer(INTERRUPTED).exits(1, code=1, symptom=INTERRUPTED), by_0),
+        "raised during a stop": (running().exits(0, **lost).exits(1, code=1, symptom=OWN), by_0),
         "the first own exception": (
             running().exits(0, code=1, symptom=OWN, peer_symptoms={"worker:1": OWN}),
-            0,
-            EXITED,
-            None,
+            by_0,
         ),
     }
-    for letter in "Tt":
-        for symptom in (COLLATERAL, UNKNOWN, None):
-            rows[f"a stopped peer {letter} {symptom}"] = failing(symptom, letter), 1, STOPPED, None
-    for letter in "RSDZX":
-        rows[f"a peer in the state {letter}"] = failing(COLLATERAL, letter), 0, EXITED, None
-    wrong = {}
-    for what, (story, task, kind, ended) in rows.items():
-        result = story.result()
-        is_right = result.cause and (result.cause.task, result.cause.kind) == (f"worker:{task}", kind)
-        if not is_right or (ended and ends(result) != ended):
-            wrong[what] = result.cause, ends(result)
-    assert not wrong, wrong
-
-
-def test_first_failure_may_be_another_task_than_the_cause() -> None:
-    for story in (
-        failing(COLLATERAL),
-        running().exits(1).exits(0, code=1, symptom=COLLATERAL),
-        lost_peer(OWN),
-    ):
-        result = story.result()
-        assert result.cause is not None and result.first_failure is not None
-        assert (result.cause.task, result.first_failure.task) == ("worker:1", "worker:0")
-        assert (result.exit_code, ends(result)[0]) == (1, "failed because of it")
+    for symptom in (COLLATERAL, UNKNOWN, None):
+        rows |= {f"a stopped peer {at} {symptom}": (failing(symptom, at), stopped_1, because) for at in "Tt"}
+    rows |= {f"a peer in the state {letter}": (failing(COLLATERAL, letter), by_0) for letter in "RSDZX"}
+    assert other_ends(rows) == {}
+    firsts = [rows[what][0].result().first_failure for what in ("left early", "before its exit")]
+    assert [first and first.task for first in firsts] == ["worker:0", "worker:0"]
 
 
 def test_silent_task_is_collateral_only_in_a_cluster() -> None:
@@ -127,27 +95,29 @@ def test_silent_task_is_collateral_only_in_a_cluster() -> None:
 
 def test_text_of_a_cause_is_how_the_task_ended() -> None:
     """TensorFlow's own exit codes are described."""
-    codes = {3: "exit 3"}
-    signals = {
-        signal.SIGSEGV: "SIGSEGV",
-        KILL: "SIGKILL, likely out of memory (or a kill -9)",
-        63: "signal 63",
+    rows = {
+        "SIGSEGV": running().exits(0, signal=signal.SIGSEGV),
+        "SIGKILL, likely out of memory (or a kill -9)": running().exits(0, signal=KILL),
+        "signal 63": running().exits(0, signal=63),
+        "exit 3": running().exits(0, code=3),
     }
-    stories = [running().exits(0, code=code) for code in codes]
-    stories += [running().exits(0, signal=number) for number in signals]
-    assert [text_of(story.result()) for story in stories] == [*codes.values(), *signals.values()]
+    assert [text_of(story.result()) for story in rows.values()] == [*rows]
     for code, says in ((42, "PreemptionCheckpointHandler"), (143, "SIGTERM")):
         result = running().exits(0, code=code).result()
         assert f"exit {code}: " in text_of(result) and says in text_of(result) and result.exit_code == code
-
-
-def text_of(result: RunResult) -> str:
-    return cause_of(result).text
+    advised = OWN.model_copy(update={"advice": "install it"})
+    first = running().exits(0, code=1, symptom=advised).result().first_failure
+    assert first is not None
+    assert (first.advice, first.exception, first.lines) == ("install it", OWN.exception, OWN.lines)
 
 
 def cause_of(result: RunResult) -> Cause:
     assert result.cause is not None
     return result.cause
+
+
+def text_of(result: RunResult) -> str:
+    return cause_of(result).text
 
 
 def sends(story: Story, number: int, by: str = "user", text: str | None = None, task: int = 1) -> Story:
@@ -200,19 +170,14 @@ def test_stop_that_was_sent_on_purpose_is_named() -> None:
     }
     for how, story in rows.items():
         cause = cause_of(story.result())
-        assert (cause.task, cause.kind, cause.text) == ("worker:1", STOPPED, f"{how}, so its peers lost it")
+        assert (cause.task, cause.kind, cause.text) == (
+            "worker:1",
+            CauseKind.STOPPED,
+            f"{how}, so its peers lost it",
+        )
     # A signal that the task survived is not the cause.
     survived = sends(sends(running(), STOP), CONT).at(60).exits(0, code=1, symptom=OWN)
     assert cause_of(survived.result()).task == "worker:0"
-
-
-def test_advice_reaches_the_result() -> None:
-    error = "ModuleNotFoundError: No module named 'tensorflow'"
-    symptom = read_symptom(f'Traceback (most recent call last):\n  File "t.py", line 3, in f\n{error}\n')
-    first = running().exits(0, code=1, symptom=symptom).result().first_failure
-    assert first is not None
-    assert (first.advice, first.exception) == (symptom.advice, error) and symptom.advice
-    assert first.lines[-1] == error
 
 
 def raising(*symptoms: Symptom, workers: int = 2) -> RunResult:
@@ -223,7 +188,7 @@ def raising(*symptoms: Symptom, workers: int = 2) -> RunResult:
     return story.result()
 
 
-def test_same_exception_of_a_task_that_was_stopped_meanwhile_is_the_same_cause() -> None:
+def test_same_exception_of_tasks_that_were_stopped_meanwhile_is_one_cause() -> None:
     result = raising(own(), own())
     cause = cause_of(result)
     assert cause.text == f"both workers failed: {NO_MODULE} (train.py:2)"
@@ -232,16 +197,13 @@ def test_same_exception_of_a_task_that_was_stopped_meanwhile_is_the_same_cause()
     report = end_lines(result, None, colour=False)
     assert not any("other tasks" in line for line in report)
     assert report[-1] == f"orch: {cause.text}"
-
-
-def test_same_exception_is_counted() -> None:
     for workers, counted in ((4, "3 of 4 workers"), (3, "all 3 workers")):
         text = text_of(raising(own(), own(), own(), workers=workers))
         assert text.startswith(f"{counted} failed: ModuleNotFoundError")
 
 
 def test_addresses_numbers_and_paths_in_messages_may_differ() -> None:
-    messages: Sequence[tuple[str, str]] = [
+    messages = [
         ("ValueError: <Data at 0x7f01ab>", "ValueError: <Data at 0x7f99cd>"),
         ("ValueError: no extension: filepath=model.", "ValueError: no extension: filepath=worker_1/model."),
         ("OSError: [Errno 2] No such file: '/data/0.csv'", "OSError: [Errno 2] No such file: '/data/1.csv'"),
@@ -250,14 +212,12 @@ def test_addresses_numbers_and_paths_in_messages_may_differ() -> None:
     assert found == [f"both workers failed: {first} (train.py:2)" for first, _ in messages]
 
 
-def test_different_exception_or_place_is_another_failure() -> None:
+def test_other_exceptions_during_a_stop() -> None:
+    """A different exception or place is another failure. What the stop itself raised is none."""
     for other in (own("ModuleNotFoundError: No module named 'x'"), own(place="/u/data.py:9")):
         result = raising(own(), other)
         assert cause_of(result).tasks == ()
         assert ends(result)[1] == f"failed while orch stopped it: {other.exception}"
-
-
-def test_exceptions_of_a_stop_are_not_failures() -> None:
     story = running().exits(0, code=1, symptom=own()).exits(1, signal=15, symptom=own("KeyboardInterrupt"))
-    assert ends(story.result())[1] == "stopped by orch"
+    assert story.ends()[1] == "stopped by orch"
     assert ends(raising(own(), COLLATERAL))[1] == "failed because of it"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -10,78 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from making import (
     AT_WORK,
-    COLLATERAL,
-    OWN,
     STOPPED,
-    attempt_planned,
     changed,
-    event,
-    exited,
     job,
-    not_started,
     policies,
-    started,
 )
 from story import Story
 
 from orchestrator.core.job.choices import FailurePolicy
-from orchestrator.core.lifecycle.actions import Deadline, Finish, StartTasks
+from orchestrator.core.job.fault import parse_chaos
 from orchestrator.core.state import events
-from orchestrator.core.state.events import Event, NoticeSource, StopReason
-from orchestrator.core.state.state import TaskPhase
+from orchestrator.core.state.events import NoticeSource, StopReason
 
 Step = Callable[[Story], object]
-TASKS = 3
-indices = st.integers(0, TASKS - 1)
 codes = st.sampled_from([0, 0, 1, 3, 42, 143])
 reasons = st.sampled_from(StopReason)
-
-
-def made(kind: type[Any], **fields: Any) -> st.SearchStrategy[Event]:
-    return st.builds(event, st.just(kind), **fields)
-
-
-stops = made(events.StopRequested, reason=reasons, force=st.booleans())
-impossible = st.one_of(
-    st.builds(started, indices),
-    st.builds(not_started, indices),
-    made(events.TaskReady, task=indices),
-    st.builds(
-        exited,
-        indices,
-        codes,
-        st.sampled_from([None, None, signal.SIGKILL, signal.SIGTERM]),
-        order=st.integers(0, 5),
-        symptom=st.sampled_from([None, OWN, COLLATERAL]),
-        peers=st.dictionaries(indices.map("worker:{}".format), st.sampled_from("RSTtZX")),
-    ),
-    stops,
-    made(events.DeadlineReached, deadline=st.sampled_from([Deadline.TIMEOUT, Deadline.TEARDOWN])),
-    made(events.AgentLost, reason=st.just("the agent was lost")),
-)
-
-
-@given(st.lists(stops, max_size=2), st.lists(impossible), st.booleans())
-def test_any_events(before: list[Event], after: list[Event], limited: bool) -> None:
-    """Even impossible ones, such as two exits of a task or a start after its exit."""
-    story = Story(job(workers=TASKS, timeout_s=60.0 if limited else None))
-    history = [*before, attempt_planned(TASKS), *after]
-    for each in history:
-        story.tell(each)
-        tasks = story.state.tasks.values()
-        assert all(task.phase is not TaskPhase.RUNNING or task.pid is not None for task in tasks)
-    story.happens(events.TeardownEnded)
-    for each in history:
-        story.tell(each)
-    assert [isinstance(order, Finish) for order in story.orders].count(True) == 1
-    starts = sum(isinstance(order, StartTasks) for order in story.orders)
-    assert starts == (0 if before else 1)
-    result = story.result()
-    if result.outcome == "succeeded":
-        assert {task.state for task in result.tasks} == {"succeeded"}
-
-
-# -- possible events, with any settings
 
 clusters = st.sampled_from(
     [
@@ -106,6 +48,11 @@ settings = st.fixed_dictionaries(
         "silence_notice_s": st.sampled_from([None, 30.0]),
         "evaluator_timeout_s": st.sampled_from([None, 0.0, 30.0]),
         "stop_on_nan": st.booleans(),
+        "chaos": st.sampled_from(
+            ["kill any#1 at step 2; term any#2 at ready in attempt 2", "stop 0 at 3s for 2s"]
+        )
+        .map(parse_chaos)
+        .flatmap(lambda faults: st.sampled_from([(), faults])),
     }
 )
 specs = st.builds(lambda spec, fields: changed(spec, **fields), clusters, settings)
@@ -123,6 +70,14 @@ def with_host(story: Story, place: int, act: Callable[[str], object]) -> None:
     here = [host.name for host in story.state.hosts.values() if host.phase != "lost"]
     if here:
         act(here[place % len(here)])
+
+
+def tell_again(story: Story, place: int) -> None:
+    """An event of the attempt happens again, such as a second exit of a task or a start after its exit."""
+    kinds = events.TaskStarted | events.TaskReady | events.TaskExited
+    told = [each for each in story.events if isinstance(each, kinds) and each.task in story.state.tasks]
+    if told:
+        story.tell(told[-1 - place % len(told)])
 
 
 def plan(story: Story) -> None:
@@ -164,6 +119,7 @@ steps: st.SearchStrategy[Step] = st.one_of(
     st.sampled_from(NoticeSource).map(lambda source: lambda story: story.warns(30.0, source)),
     st.just(lambda story: story.loses_agent()),
     st.just(lambda story: story.happens(events.StorageFailed, reason="disk full")),
+    places.map(lambda at: lambda story: tell_again(story, at)),
 )
 
 

@@ -12,7 +12,6 @@ from orchestrator.core.job.choices import FailurePolicy
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.job.tf_config import TaskRef
 from orchestrator.core.lifecycle.actions import Deadline, PlanAttempt, SweepHost, TakeStacks, TearDown
-from orchestrator.core.progress.activity import LATE_S
 from orchestrator.core.state import events
 from orchestrator.core.state.events import TeardownReason
 
@@ -99,18 +98,17 @@ def test_signs_of_life() -> None:
 
 
 def test_stacks_that_blame_no_task() -> None:
-    assert stall().stacks(None, STOPPED, why="user").ordered() == []
     failed = stall().at(5).exits(1, code=3).stacks(AT_WORK)
-    assert failed.end() == "failed 3: exited worker:1"
-    user = stall().stacks(None, STOPPED, why="user").exits(0, 1)
-    assert (user.end(), user.result().stacks) == ("succeeded 0", {})
-
-
-def test_agent_without_any_stack_is_lost() -> None:
-    story = stall().at(5).stacks()
-    assert story.ordered() == [AT_STALL, SweepHost()]
-    assert story.end() == "failed 125: orch"
-    assert "agent does not answer" in cause_of(story)
+    user = stall().stacks(None, STOPPED, why="user")
+    assert user.ordered() == [] and user.exits(0, 1).result().stacks == {}
+    silent, debugged_1 = (
+        stall().at(5).stacks(),
+        debugger(debugged().at(60), "attached").stacks(AT_WORK, AT_WORK),
+    )
+    assert (silent.ordered(), debugged_1.ordered()) == ([AT_STALL, SweepHost()], [AT_STALL])
+    assert "agent does not answer" in cause_of(silent)
+    ends = [story.end() for story in (failed, user, silent)]
+    assert ends == ["failed 3: exited worker:1", "succeeded 0", "failed 125: orch"]
 
 
 def test_stall_is_restarted_like_a_failure() -> None:
@@ -121,15 +119,6 @@ def test_stall_is_restarted_like_a_failure() -> None:
 
 
 # -- --start-timeout
-
-
-def test_start_limit_begins_with_the_first_ready_task() -> None:
-    story = late()
-    assert story.due is None
-    assert story.at(9999).reaches(Deadline.START_LIMIT).ordered() == []
-    # Or with a server of a cluster at another address.
-    story = late().reports(0, "serving", server="localhost:12345", cluster=2)
-    assert story.due == (123, Deadline.START_LIMIT)
 
 
 def test_task_that_is_blamed_for_a_late_start() -> None:
@@ -172,8 +161,13 @@ def test_task_that_is_blamed_for_a_late_start() -> None:
     assert texts["stopped by hand"].endswith("; stopped by SIGSTOP, sent by `orch kill`)")
 
 
-def test_start_limit_ends_when_all_have_joined() -> None:
+def test_start_limit_lasts_from_the_first_ready_task_until_all_have_joined() -> None:
     elsewhere = {"server": "localhost:12345"}
+    story = late()
+    assert story.due is None
+    assert story.at(9999).reaches(Deadline.START_LIMIT).ordered() == []
+    # Or with a server of a cluster at another address.
+    assert late().reports(0, "serving", cluster=2, **elsewhere).due == (123, Deadline.START_LIMIT)
     trains = late().reports(0, "waiting", **elsewhere).reports(1, "waiting", **elsewhere)
     trains.reports(0, "training", **elsewhere).reports(1, "training", **elsewhere)
     assert (late(0, 1).due, trains.due) == (None, None)
@@ -182,9 +176,7 @@ def test_start_limit_ends_when_all_have_joined() -> None:
     # Even while the stacks are taken.
     in_time = late(0).at(123).ready(1).stacks(None, AT_WORK)
     assert (in_time.ordered(), in_time.due) == ([AT_START], None)
-
-
-def test_start_limit_does_not_count_the_delay_before_a_restart() -> None:
+    # The delay before a restart does not count.
     spec = job(on_failure=FailurePolicy.RESTART_TASK, start_timeout_s=0.5)
     story = Story(spec).ready().trains(0, 20).exits(1, signal=9)
     assert story.due == (1, Deadline.TASK_RESTART)
@@ -198,16 +190,6 @@ def test_stacks_are_taken_once_when_both_limits_are_reached() -> None:
     story.ordered()
     assert story.at(5).reaches(Deadline.START_LIMIT).ordered() == [AT_STALL]
     assert story.stacks(AT_WORK).end() == "timed_out 124: stalled worker:0"
-
-
-def test_late_start_is_reported_once() -> None:
-    story = Story(JOB).starts().ready(0)
-    assert story.due == (LATE_S, Deadline.START_LATE)
-    assert story.at(1).reaches(Deadline.START_LATE).notices == ()
-    story.at(LATE_S).reaches(Deadline.START_LATE)
-    (notice,) = story.notices
-    assert notice.startswith("worker:0 waits for worker:1 (")
-    assert story.due is None
 
 
 # -- silence without a limit
@@ -258,10 +240,9 @@ def test_only_the_task_that_blocks_others_is_reported_as_silent() -> None:
 
 
 def test_silence_is_not_watched_with_a_stall_limit() -> None:
-    story = Story(job(silence_notice_s=300.0, stall_timeout_s=900.0)).ready()
-    story.ordered()
-    assert story.due == (900, Deadline.STALL_LIMIT)
-    assert story.at(300).reaches(Deadline.SILENCE).ordered() == []
+    story = stall(silence_notice_s=1.0)
+    assert story.due == (5, Deadline.STALL_LIMIT)
+    assert story.at(1).reaches(Deadline.SILENCE).ordered() == []
     assert JobSpec.model_fields["silence_notice_s"].default == 300.0
 
 
@@ -303,16 +284,10 @@ def test_debugger_that_is_used_suspends_all_limits() -> None:
 
 
 def test_time_in_a_debugger_does_not_count() -> None:
-    story = debugger(debugged("attached").at(190), "listening")
-    assert story.due == (250, Deadline.STALL_LIMIT)
+    assert debugger(debugged("attached").at(190), "listening").due == (250, Deadline.STALL_LIMIT)
     story = debugger(debugged("attached", stall_timeout_s=None).at(190), "listening")
     assert story.due == (480, Deadline.TIMEOUT)
     assert story.at(480).end() == "timed_out 124: limit"
-
-
-def test_stacks_that_arrive_in_a_debugger_blame_no_task() -> None:
-    story = debugger(debugged().at(60), "attached").stacks(AT_WORK, AT_WORK)
-    assert story.ordered() == [TakeStacks(Deadline.STALL_LIMIT)]
 
 
 def test_notices_say_where_to_attach_and_what_it_means() -> None:

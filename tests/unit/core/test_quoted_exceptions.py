@@ -48,10 +48,8 @@ _IN_LAYERS = """in user code:
         {blank}
             BadInput: got 3 features, want 5
         {blank}
-        {blank}
         Call arguments received by layer 'scale' (type Scale):
           • x=tf.Tensor(shape=(None, 3), dtype=float32)
-    {blank}
     {blank}
     Call arguments received by layer 'model' (type Model):
       • x=tf.Tensor(shape=(None, 3), dtype=float32)
@@ -60,8 +58,6 @@ _KEY_IN_LAYER = """in user code:
 
     File "{here}/train.py", line 31, in call  *
         return self.dense(self.scale(x))
-    File "/tmp/__autograph_generated_file3c4d.py", line 15, in tf__call
-        raise
 
     RuntimeError: Exception encountered when calling layer 'scale' (type Scale).
     {blank}
@@ -112,40 +108,22 @@ _STAGING = "tensorflow.python.autograph.impl.api.StagingError"
 _KEY = "tensorflow.python.autograph.pyct.error_utils.MultilineMessageKeyError"
 _UNKNOWN = "tensorflow.python.framework.errors_impl.UnknownError"
 _INVALID = "tensorflow.python.framework.errors_impl.InvalidArgumentError"
+_ASSERTION = "assertion failed: [labels too large] [x (x:0) = ] [1 1 1]"
+_IMAGE = "{{function_node __wrapped__IteratorGetNext_device_/job:a/task:0}} Unknown image\n\t [[{{node D}}]]"
 # The type and the message of an exception, the exception that is reported, and the line of train.py.
 _QUOTED = [
-    (
-        "ValueError",
-        _FRAMES + "    ValueError: x must be int32\n    but it is float32\n",
-        "ValueError: x must be int32",
-        4,
-    ),
-    (_KEY, _FRAMES + "    KeyError: 'image'\n", "KeyError: 'image'", 4),
-    (_STAGING, _FRAMES + "    BadBatch: batch of 3\n", "BadBatch: batch of 3", 4),
+    ("ValueError", f"{_FRAMES}    ValueError: x must be\n    int32\n", "ValueError: x must be", 4),
+    (_KEY, f"{_FRAMES}    KeyError: 'image'\n", "KeyError: 'image'", 4),
+    (_STAGING, f"{_FRAMES}    BadBatch: batch of 3\n", "BadBatch: batch of 3", 4),
     # It would be that of a lost peer if TensorFlow's own code had raised it.
-    (
-        _STAGING,
-        _FRAMES + "    ConnectionError: Connection refused\n",
-        "ConnectionError: Connection refused",
-        4,
-    ),
+    (_STAGING, f"{_FRAMES}    ConnectionError: refused\n", "ConnectionError: refused", 4),
     (_STAGING, _IN_LAYERS, "BadInput: got 3 features, want 5", 22),
     ("RuntimeError", _KEY_IN_LAYER, "KeyError: 'image'", 31),
     ("ValueError", _KERAS_3, "ValueError: Scale wants 5 features, got 4", 9),
     ("KeyError", _KERAS_3, "KeyError: 'Scale wants 5 features, got 4'", 9),
     (_UNKNOWN, _CALLED_BY_A_GRAPH, "BadRecord: data.csv: line 3 is broken", 9),
-    (
-        _INVALID,
-        _IN_A_GRAPH,
-        f"{_INVALID}: Graph execution error: assertion failed: [labels too large] [x (x:0) = ] [1 1 1]",
-        5,
-    ),
-    (
-        _INVALID,
-        "{{function_node __wrapped__IteratorGetNext_device_/job:a/task:0}} Unknown image\n\t [[{{node D}}]]",
-        f"{_INVALID}: Unknown image",
-        9,
-    ),
+    (_INVALID, _IN_A_GRAPH, f"{_INVALID}: Graph execution error: {_ASSERTION}", 5),
+    (_INVALID, _IMAGE, f"{_INVALID}: Unknown image", 9),
     # The user's own message has these words.
     ("ValueError", "see in user code:\n\n    KeyError: 'x'", "ValueError: see in user code:", 9),
 ]
@@ -158,16 +136,10 @@ def test_message_gives_the_users_exception_and_line() -> None:
             message = message.replace(key, text)
         # The text of a KeyError is the repr() of its message.
         message = repr(message) if name == "KeyError" else message
-        raised = Uncaught(
-            type=name if "." in name else f"builtins.{name}",
-            message=message,
-            text=_TEXT.format(here="/here", name=name, message=message),
-        )
-        found = read_symptom("", raised)
-        if (found.exception, found.place, found.kind) != (
-            exception,
-            f"/here/train.py:{line}",
-            SymptomKind.OWN,
-        ):
-            wrong.append((exception, found.exception, found.place, found.kind))
+        kind = name if "." in name else f"builtins.{name}"
+        text = _TEXT.format(here="/here", name=name, message=message)
+        found = read_symptom("", Uncaught(type=kind, message=message, text=text))
+        expected = exception, f"/here/train.py:{line}", SymptomKind.OWN
+        if (found.exception, found.place, found.kind) != expected:
+            wrong.append((expected, found))
     assert not wrong

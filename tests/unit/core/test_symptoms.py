@@ -18,62 +18,57 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 3, in <modu
 IN_TENSORFLOW = TRACEBACK.replace("t.py", "/lib/python3.11/site-packages/tensorflow/python/eager/execute.py")
 ERRORS = "tensorflow.python.framework.errors_impl"
 INTERNAL, INVALID = f"{ERRORS}.InternalError", f"{ERRORS}.InvalidArgumentError"
+UNAVAILABLE = "class UnavailableError(Exception): pass\n"
 DETECTED = ' defined at (most recent call last):\n  File "t.py", line 3\n\n'
 
 
-def test_last_line_of_a_traceback_is_the_exception() -> None:
-    rows = {
-        "ValueError: boom": OWN,
-        "my.pkg.Error": OWN,
-        "__main__.f.<locals>.Bad: x": OWN,
-        f"{ERRORS}.UnavailableError: Socket closed": LOST,
-        f"{INTERNAL}: Connection reset by peer": LOST,
-        # Connections and ends of file are not only those to peers.
-        "ConnectionRefusedError: database: Connection refused": OWN,
-        "EOFError: Compressed file ended before the end-of-stream marker was reached": OWN,
-        "BrokenPipeError: [Errno 32] Broken pipe": OWN,
-    }
-    found = {text: read_symptom(f"{TRACEBACK}{text}\n") for text in rows}
-    assert {symptom.exception: symptom.kind for symptom in found.values()} == rows
-
-
 def test_symptom_of_last_output() -> None:
-    failed_graph = f"{INVALID}: Graph execution error:"
+    failed_graph, internal = f"{INVALID}: Graph execution error:", f"{INTERNAL}: Graph execution error:"
+    mine, steps = TRACEBACK + "ValueError: x\n", "step\n" * 20
+    detected = f"{TRACEBACK}{failed_graph}\n\nDetected at node MatMul{DETECTED}"
+    shapes = "Incompatible shapes: [8,20] vs. [32,20]"
     rows: dict[str, tuple[SymptomKind, str | None]] = {
         "": (UNKNOWN, None),
         "epoch 3\nloss 0.1\n": (UNKNOWN, None),
+        # The last line of a traceback is the exception.
+        f"{TRACEBACK}my.pkg.Error\n": (OWN, "my.pkg.Error"),
+        f"{TRACEBACK}__main__.f.<locals>.Bad: x\n": (OWN, "__main__.f.<locals>.Bad: x"),
+        f"{TRACEBACK}{ERRORS}.UnavailableError: Socket closed\n": (
+            LOST,
+            f"{ERRORS}.UnavailableError: Socket closed",
+        ),
+        f"{TRACEBACK}{INTERNAL}: Connection reset by peer\n": (LOST, f"{INTERNAL}: Connection reset by peer"),
+        # Connections and ends of file are not only those to peers.
+        f"{TRACEBACK}ConnectionRefusedError: db: refused\n": (OWN, "ConnectionRefusedError: db: refused"),
+        f"{TRACEBACK}EOFError: Compressed file ended\n": (OWN, "EOFError: Compressed file ended"),
+        f"{TRACEBACK}BrokenPipeError: [Errno 32] Broken pipe\n": (
+            OWN,
+            "BrokenPipeError: [Errno 32] Broken pipe",
+        ),
         TRACEBACK + "KeyError: 'x'\n\nmore output\n": (OWN, "KeyError: 'x'"),
         # The earlier exception was handled. The last one ended the task.
-        TRACEBACK + "ConnectionResetError: peer\nretrying\n" + TRACEBACK + "OSError: mine\n": (
+        f"{TRACEBACK}ConnectionResetError: peer\nretrying\n{TRACEBACK}OSError: mine\n": (
             OWN,
             "OSError: mine",
         ),
         # The task's own exception counts, although its log also names a lost peer.
-        "E: Connection reset by peer\n" + TRACEBACK + "ValueError: x\n": (OWN, "ValueError: x"),
+        f"E: Connection reset by peer\n{mine}": (OWN, "ValueError: x"),
         "W coordination: unhealthy (stopped sending heartbeats)\n": (LOST, None),
         "The tasks have crashed: /job:worker\n": (LOST, None),
         # Output after an exception shows that it was handled. Something else ended the task.
-        TRACEBACK + "ValueError: x\n" + "step\n" * 20 + "UNAVAILABLE: Socket closed\n": (LOST, None),
-        TRACEBACK + "ValueError: x\n" + "step\n" * 20: (UNKNOWN, None),
+        f"{mine}{steps}UNAVAILABLE: Socket closed\n": (LOST, None),
         # Up to five lines after the exception, of any length, can be those of the interpreter.
-        TRACEBACK + "ValueError: x\n" + "}\n" * 5: (OWN, "ValueError: x"),
-        TRACEBACK + "ValueError: x\n" + "}\n" * 6: (UNKNOWN, None),
+        mine + "}\n" * 5: (OWN, "ValueError: x"),
+        mine + "}\n" * 6: (UNKNOWN, None),
         # The message of an exception can be long, and the interpreter can print more when it exits.
-        TRACEBACK + "ValueError: x\n" + "  more of it\n" * 20 + "W resource_tracker: leaked\n" * 2: (
-            (OWN, "ValueError: x")
-        ),
+        mine + "  more of it\n" * 20 + "W resource_tracker: leaked\n" * 2: (OWN, "ValueError: x"),
         IN_TENSORFLOW + "ConnectionResetError: peer\n": (LOST, "ConnectionResetError: peer"),
         # The reason of a graph is on a later line.
-        f"{TRACEBACK}{INTERNAL}: Graph execution error:\nAbortedError: the step was cancelled\n": (
-            (LOST, f"{INTERNAL}: Graph execution error:")
-        ),
-        f"{TRACEBACK}{INTERNAL}: Graph execution error:\n\nDetected at node CollectiveReduceV2{DETECTED}"
-        "Collective ops is aborted by: Error reported from /job:worker/task:1\n": (
-            (LOST, f"{INTERNAL}: Graph execution error:")
-        ),
-        f"{TRACEBACK}{failed_graph}\n\nDetected at node MatMul{DETECTED}shapes differ\n": (OWN, failed_graph),
-        f"{TRACEBACK}{failed_graph}\n\nDetected at node MatMul{DETECTED}Incompatible shapes: [8,20] vs. [32,20]\n"
-        "\t [[{{node MatMul}}]] [Op:f]\n": (OWN, f"{failed_graph} Incompatible shapes: [8,20] vs. [32,20]"),
+        f"{TRACEBACK}{internal}\nAbortedError: the step was cancelled\n": (LOST, internal),
+        f"{TRACEBACK}{internal}\n\nDetected at node CollectiveReduceV2{DETECTED}"
+        "Collective ops is aborted by: Error reported from /job:worker/task:1\n": (LOST, internal),
+        f"{detected}shapes differ\n": (OWN, failed_graph),
+        f"{detected}{shapes}\n\t [[{{{{node MatMul}}}}]] [Op:f]\n": (OWN, f"{failed_graph} {shapes}"),
         "curl: (7) Connection refused\n": (UNKNOWN, None),
         "W tensorflow/core/x.cc:1] Connection reset by peer\n": (LOST, None),
         # Much output came after the message, so that it does not explain the end.
@@ -110,30 +105,22 @@ def printed(program: str) -> str:
     return output.getvalue()
 
 
-GROUPS = """
-class UnavailableError(Exception): pass
-def lost():
-    try: raise UnavailableError("Socket closed")
-    except UnavailableError as error: return error
-def own():
-    class Bad(Exception): pass
-    try: raise Bad("mine")
-    except Bad as error: return error
-"""
-
-
 def test_groups_of_exceptions_as_python_prints_them() -> None:
+    own, lost = (
+        'class Bad(Exception): pass\nmade = Bad("mine")\n',
+        f"{UNAVAILABLE}made = UnavailableError('x')\n",
+    )
+    group = 'raise ExceptionGroup("all", [made, ExceptionGroup("in", [made])])'
     rows = {
-        'ExceptionGroup("all", [lost(), ExceptionGroup("in", [lost()])])': (
-            (LOST, "ExceptionGroup: all (2 sub-exceptions)")
+        f"{lost}{group}": (LOST, "ExceptionGroup: all (2 sub-exceptions)"),
+        f"{own}{group}": (OWN, "ExceptionGroup: all (2 sub-exceptions)"),
+        "def f():\n    class Bad(Exception): pass\n    raise Bad('mine')\nf()": (
+            OWN,
+            "f.<locals>.Bad: mine",
         ),
-        'ExceptionGroup("all", [lost(), ExceptionGroup("in", [own()])])': (
-            (OWN, "ExceptionGroup: all (2 sub-exceptions)")
-        ),
-        "own()": (OWN, "own.<locals>.Bad: mine"),
     }
-    found = {error: read_symptom(f"step 1\n{printed(f'{GROUPS}raise {error}')}") for error in rows}
-    assert {error: (symptom.kind, symptom.exception) for error, symptom in found.items()} == rows
+    found = {program: read_symptom(f"step 1\n{printed(program)}") for program in rows}
+    assert {program: (symptom.kind, symptom.exception) for program, symptom in found.items()} == rows
 
 
 CHAINED = """
@@ -142,7 +129,6 @@ try:
 except KeyError as error:
     raise RuntimeError("cannot read\\nthe table") from error
 """
-UNAVAILABLE = 'class UnavailableError(Exception): pass\nraise UnavailableError("Socket closed")'
 
 
 def test_exception_that_the_task_wrote_gives_line_and_kind() -> None:
@@ -153,7 +139,10 @@ def test_exception_that_the_task_wrote_gives_line_and_kind() -> None:
         'raise ValueError("boom")': (OWN, "ValueError: boom"),
         "raise ValueError": (OWN, "ValueError"),
         CHAINED: (OWN, "RuntimeError: cannot read"),
-        UNAVAILABLE: (LOST, "__main__.UnavailableError: Socket closed"),
+        f'{UNAVAILABLE}raise UnavailableError("Socket closed")': (
+            LOST,
+            "__main__.UnavailableError: Socket closed",
+        ),
         f'raise ExceptionGroup("two", {mine})': (OWN, "ExceptionGroup: two (2 sub-exceptions)"),
         f'raise ExceptionGroup("all", {peers})': (LOST, "ExceptionGroup: all (2 sub-exceptions)"),
         "import json; json.loads('{')": (OWN, "json.decoder.JSONDecodeError: Expecting property name"),
@@ -168,26 +157,19 @@ def test_exception_that_the_task_wrote_gives_line_and_kind() -> None:
     assert not wrong, wrong
 
 
-def graph_error(kind: str, reason: str) -> Uncaught:
-    return Uncaught(type=f"{ERRORS}.{kind}", message=f"Graph execution error:\n\n{reason}", text=TRACEBACK)
-
-
 def test_reason_of_a_failed_graph_is_on_a_later_line() -> None:
-    lost = graph_error("UnknownError", "Detected at node CollectiveReduceV2\nSocket closed")
-    assert read_symptom("", lost).kind is LOST
-    error = graph_error(
-        "InvalidArgumentError", "Detected at node add\n\nBad shapes\n\t [[{{node add}}]] [Op:f]"
-    )
-    assert error.line.endswith("InvalidArgumentError: Graph execution error: Bad shapes")
+    def error(kind: str, reason: str) -> Uncaught:
+        message = f"Graph execution error:\n\nDetected at node add\n{reason}"
+        return Uncaught(type=f"{ERRORS}.{kind}", message=message, text=TRACEBACK)
+
+    assert read_symptom("", error("UnknownError", "Socket closed")).kind is LOST
+    invalid = error("InvalidArgumentError", "\nBad shapes\n\t [[{{node add}}]] [Op:f]")
+    assert invalid.line.endswith("InvalidArgumentError: Graph execution error: Bad shapes")
 
 
 def test_any_text_is_classified() -> None:
-    for text in (
-        "",
-        "x" * 10_000_000,
-        "Traceback (most recent call last):\n" * 10_000,
-        "\x1b[31m\r\n" * 1000,
-    ):
+    long = ("x" * 10_000_000, "Traceback (most recent call last):\n" * 10_000, "\x1b[31m\r\n" * 1000)
+    for text in ("", *long):
         symptom = read_symptom("", Uncaught(type="A", message=text, text=text))
         assert symptom.exception is not None and len(symptom.exception) <= 400
 

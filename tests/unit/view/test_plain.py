@@ -73,6 +73,7 @@ def test_lines_are_skipped_and_reported_after_stop_only(tmp_path: Path) -> None:
     with LogReader(tmp_path) as reader:
         shown.view.catch_up(reader)
         shown.view.show(reader.read(1000))
+        assert shown.read() == [b"", b""]
         shown.view.hurry()
         shown.view.catch_up(reader)
         shown.view.show(reader.read())
