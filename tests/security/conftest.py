@@ -1,4 +1,4 @@
-"""Fixtures of the tests with private networks."""
+"""An ordinary user, and whether there are private networks."""
 
 from __future__ import annotations
 
@@ -21,21 +21,8 @@ def private_network() -> None:
         pytest.skip(refused.reason)
 
 
-@pytest.fixture(params=["root", "ordinary"])
-def user(request: pytest.FixtureRequest, state_dir: Path) -> Iterator[User]:
-    """Root and an ordinary user: the user of the tests, or one that root switches to."""
-    if request.param == "root" and os.geteuid() != 0:
-        pytest.skip("needs root")
-    with User(None if os.geteuid() == 0 and request.param == "root" else _ordinary(), state_dir) as one:
-        yield one
-
-
 @pytest.fixture
 def ordinary_user(state_dir: Path) -> Iterator[User]:
-    """A user who is not root."""
-    with User(_ordinary(), state_dir) as one:
+    """A user who is not root: the user of the tests, or one that root switches to."""
+    with User(ORDINARY if os.geteuid() == 0 else None, state_dir) as one:
         yield one
-
-
-def _ordinary() -> int | None:
-    return ORDINARY if os.geteuid() == 0 else None

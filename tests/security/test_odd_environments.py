@@ -1,8 +1,11 @@
-"""Environments that lack something: /dev, /proc, a usable state directory or the right to files. orch says what, and
-what to do."""
+"""Environments that lack something: /dev, /proc, a usable state directory, system calls or the right to files.
+
+orch says what, and what to do.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -10,19 +13,27 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import filtered
 import pytest
-from namespaces import namespace
+from acting_as import in_child, needs_root
+from namespaces import change_mounts, namespace
 from orch_command import Finished, Orch
-from users import ORDINARY, User
+from users import User
 
 from orchestrator.core.text.clean import safe
+from orchestrator.host.system_calls import find_refused_call
 
-_VERBS = [("ls",), ("doctor",), ("up", "-n", "1", "--", "true")]
+_UP = ("up", "-n", "1", "--", "true")
 
 
-def within(orch: Orch, prepare: str, *words: str) -> Finished:
-    """Run orch to its end in namespaces prepared by a shell command."""
-    return orch.start(*words, before=namespace(prepare)).finish()
+def with_mounts(orch: Orch, prepare: str, *commands: tuple[str, ...]) -> list[Finished]:
+    """Run orch in a process with its own mounts, after a shell command that changes them."""
+
+    def run() -> list[Finished]:
+        change_mounts(prepare)
+        return [orch.within(*words) for words in commands]
+
+    return in_child(run)
 
 
 def problems(done: Finished) -> dict[str, str]:
@@ -35,17 +46,21 @@ def problems(done: Finished) -> dict[str, str]:
     }
 
 
+@needs_root
 @pytest.mark.parametrize(
     ("prepare", "says"),
     [
         ("mount -t tmpfs none /dev", ("/dev/null", "No such file", "mknod -m 666 /dev/null")),
         ("umount -l /proc", ("/proc", "No such file", "mount -t proc")),
-        ("true", ("/proc", "another PID namespace", "mount -t proc")),
+        ("in a PID namespace", ("/proc", "another PID namespace", "mount -t proc")),
     ],
 )
 def test_missing_files_of_the_kernel_are_named(orch: Orch, prepare: str, says: tuple[str, ...]) -> None:
-    for verb in _VERBS:
-        done = within(orch, prepare, *verb)
+    if prepare == "in a PID namespace":
+        ended = [orch.start("ls", before=namespace("true")).finish()]
+    else:
+        ended = with_mounts(orch, prepare, ("ls",), ("doctor",), _UP)
+    for done in ended:
         assert (done.code, done.out) == (2, "")
         assert all(word in done.err for word in says), done.err
         assert len(done.lines) <= 1 and "Traceback" not in done.err
@@ -60,32 +75,30 @@ libc = ctypes.CDLL(None, use_errno=True)
 if libc.mount(b"dead", sys.argv[1].encode(), b"fuse", 0, f"fd={fd},rootmode=40000,user_id=0,group_id=0".encode()):
     sys.exit(f"FUSE cannot be mounted: {os.strerror(ctypes.get_errno())}")
 """
-_PROC = "mount -t proc proc /proc"
 _NOT_CONNECTED = "Transport endpoint is not connected"
 
 
 @pytest.fixture
 def dead_mount(orch: Orch) -> Callable[[Path], str]:
     """The shell command that puts a dead FUSE mount in the place of a directory."""
-    script = orch.script("dead_mount.py", _DEAD_MOUNT)
+    script = orch.directory / orch.script("dead_mount.py", _DEAD_MOUNT)
 
     def dead_mount(place: Path) -> str:
         place.mkdir(parents=True, exist_ok=True)
-        mount = shlex.join([sys.executable, str(orch.directory / script), str(place)])
-        return f"{_PROC} && {mount}"
+        return shlex.join([sys.executable, "-I", "-S", str(script), str(place)])
 
     namespace(dead_mount(orch.directory / "probe"))  # skips without root or FUSE
     return dead_mount
 
 
-@pytest.mark.slow
 def test_state_directory_on_a_dead_mount_is_named(orch: Orch, dead_mount: Callable[[Path], str]) -> None:
-    for verb in (("ls",), ("status",), ("logs",), ("down",), ("prune", "--keep", "0"), *_VERBS[2:]):
-        done = within(orch, dead_mount(orch.state), *verb)
+    verbs = (("ls",), ("status",), ("logs",), ("down",), ("prune", "--keep", "0"), _UP)
+    *ended, examined = with_mounts(orch, dead_mount(orch.state), *verbs, ("doctor", "--json"))
+    for done in ended:
         assert done.code == 2, done.err
         assert f"{orch.state}/orch" in done.err and _NOT_CONNECTED in done.err
         assert "set XDG_STATE_HOME" in done.err
-    found = problems(within(orch, dead_mount(orch.state), "doctor", "--json"))
+    found = problems(examined)
     assert _NOT_CONNECTED in found["state"] and "set XDG_STATE_HOME" in found["state"]
 
 
@@ -93,10 +106,12 @@ def test_directory_for_results_on_a_dead_mount_is_refused(
     orch: Orch, dead_mount: Callable[[Path], str]
 ) -> None:
     place = orch.directory / "results"
-    for option, named in (("--log-dir", place), ("--checkpoint-dir", place / "below")):
-        done = within(orch, dead_mount(place), "up", "-n", "1", option, str(named), "--", "true")
+    named = {"--log-dir": place, "--checkpoint-dir": place / "below"}
+    commands = [("up", "-n", "1", option, str(path), "--", "true") for option, path in named.items()]
+    ended = with_mounts(orch, dead_mount(place), *commands)
+    for (option, path), done in zip(named.items(), ended, strict=True):
         assert done.code == 2
-        assert f"{option}: {named} cannot be written ({_NOT_CONNECTED})" in done.err
+        assert f"{option}: {path} cannot be written ({_NOT_CONNECTED})" in done.err
     assert orch.run_dirs() == []
 
 
@@ -105,25 +120,21 @@ def test_run_on_a_dead_mount_is_named_and_skipped(orch: Orch, dead_mount: Callab
     assert orch("up", "-n", "1", "--log-dir", str(place), "--", "true").code == 0
     (lost,) = orch.run_dirs()
     assert orch("up", "-n", "1", "--", "echo", "said").code == 0
-    for verb, shown in (
-        (("ls",), "succeeded"),
-        (("logs",), "said"),
-        (("status",), "succeeded"),
-        (("down",), ""),
-    ):
-        done = within(orch, dead_mount(place), *verb)
-        assert done.code == 0, done.err
-        assert shown in done.out
+    shown = {"ls": "succeeded", "logs": "said", "status": "succeeded", "down": ""}
+    commands = [*((verb,) for verb in shown), _UP, ("prune", "--all", "--keep", "0")]
+    *ended, up, prune = with_mounts(orch, dead_mount(place), *commands)
+    for done, text in zip(ended, shown.values(), strict=True):
+        assert (done.code, text in done.out) == (0, True), done.err
         assert done.err.count(f"{lost.name}: skipped: ") == 1 and _NOT_CONNECTED in done.err
-    assert within(orch, dead_mount(place), *_VERBS[2]).code == 0
-    assert within(orch, dead_mount(place), "prune", "--all", "--keep", "0").code == 0
+    assert (up.code, prune.code) == (0, 0)
     assert (place / lost.name / "result.json").exists()
 
 
 def test_run_whose_directory_becomes_a_dead_mount_ends(orch: Orch, dead_mount: Callable[[Path], str]) -> None:
     dead_mount(place := orch.directory / "results")
     script = orch.script("t.py", "import os, subprocess, sys, time\n" + _MOUNTS)
-    done = within(orch, _PROC, "up", "-n", "1", "--log-dir", str(place), "--", script, "dead_mount.py")
+    words = ("up", "-n", "1", "--log-dir", str(place), "--", script, "dead_mount.py")
+    done = orch.start(*words, before=namespace("mount -t proc proc /proc")).finish()
     assert done.code == 125
     assert _NOT_CONNECTED in done.err, done.err
     (run,) = place.iterdir()
@@ -137,13 +148,12 @@ time.sleep(600)
 """
 
 
+@needs_root
 def test_proc_with_processes_only_is_enough(orch: Orch) -> None:
-    prepare = "mount -t proc -o subset=pid proc /proc"
-    done = within(orch, prepare, "up", "-n", "2", "--", "sh", "-c", "exit 0")
-    assert done.code == 0, done.err
-    listed = within(orch, prepare, "ls", "--json")
+    commands = (("up", "-n", "2", "--", "sh", "-c", "exit 0"), ("ls", "--json"), ("doctor", "--json"))
+    up, listed, examined = with_mounts(orch, "mount -t proc -o subset=pid proc /proc", *commands)
+    assert up.code == 0, up.err
     assert [run["state"] for run in listed.document["runs"]] == ["succeeded"]
-    examined = within(orch, prepare, "doctor", "--json")
     (memory,) = [found for found in examined.document["findings"] if found["topic"] == "memory"]
     assert memory["level"] == "note"
     assert "/proc/meminfo" in memory["text"] and "subset=pid" in memory["fix"]
@@ -154,7 +164,7 @@ def test_name_of_the_state_directory_must_be_text(orch: Orch, tmp_path: Path, va
     place = tmp_path / os.fsdecode(b"not utf-8 \xff")
     place.mkdir()
     env = {"XDG_STATE_HOME": None, variable: str(place)}
-    for verb in (("ls",), ("up", "-n", "1", "--", "true")):
+    for verb in (("ls",), _UP):
         done = orch.within(*verb, env=env)
         assert done.code == 2
         assert "is not valid UTF-8" in done.err and "set XDG_STATE_HOME" in done.err
@@ -168,7 +178,7 @@ def test_state_directory_that_is_a_broken_link_is_named(orch: Orch) -> None:
     link.parent.mkdir(exist_ok=True)
     for target, reason in (("/nowhere/x", "/nowhere/x, which does not"), ("orch", "itself")):
         link.symlink_to(target)
-        for verb in (("ls",), ("status",), ("down",), ("up", "-n", "1", "--", "true")):
+        for verb in (("ls",), ("status",), ("down",), _UP):
             done = orch(*verb)
             assert done.code == 2
             assert str(link) in done.err and reason in done.err and "remove the link" in done.err
@@ -177,27 +187,52 @@ def test_state_directory_that_is_a_broken_link_is_named(orch: Orch) -> None:
         link.unlink()
 
 
-@pytest.mark.parametrize("umask", ["0400", "0700"])
-def test_umask_that_removes_the_rights_of_the_user_is_named(state_dir: Path, umask: str) -> None:
-    with User(ORDINARY if os.geteuid() == 0 else None, state_dir) as user:
-        started, examined = (
-            user.run("sh", "-c", f'umask {umask}; exec "$@"', "sh", str(user.orch), *words)
-            for words in (("up", "-n", "1", "--", "true"), ("doctor", "--json"))
-        )
-        assert started.returncode == 2
-        assert f"yours, {umask}," in started.stderr and "umask 077" in started.stderr
-        found = problems(Finished(examined.returncode, examined.stdout, examined.stderr))
-        assert "umask 077" in found["state"]
-        assert list(user.home.iterdir()) == [], "the trial directory is removed"
+def after(user: User, shell: str, *words: str) -> Finished:
+    """Run orch as this user after a shell command."""
+    done = user.run("sh", "-c", f'{shell}; exec "$@"', "sh", str(user.orch), *words)
+    return Finished(done.returncode, done.stdout, done.stderr)
 
 
-def test_directory_that_cannot_be_entered_is_not_a_fault_of_python(state_dir: Path) -> None:
-    with User(ORDINARY if os.geteuid() == 0 else None, state_dir) as user:
-        user.run("mkdir", "-m", "700", "closed")
-        examined = user.run(
-            "sh", "-c", 'cd closed && chmod 0 . && exec "$@"', "sh", str(user.orch), "doctor", "--json"
-        )
-        found = problems(Finished(examined.returncode, examined.stdout, examined.stderr))
-        assert "python" not in found and "tensorflow" not in found
-        closed = safe(str(user.home / "closed"))
-        assert all(closed in text for text in found.values()), found
+def test_umask_that_removes_the_rights_of_the_user_is_named(ordinary_user: User) -> None:
+    started = after(ordinary_user, "umask 0400", *_UP)
+    assert started.code == 2
+    assert "yours, 0400," in started.err and "umask 077" in started.err
+    found = problems(after(ordinary_user, "umask 0700", "doctor", "--json"))
+    assert "yours, 0700," in found["state"] and "umask 077" in found["state"]
+    assert list(ordinary_user.home.iterdir()) == [], "the trial directory is removed"
+
+
+def test_directory_that_cannot_be_entered_is_not_a_fault_of_python(ordinary_user: User) -> None:
+    found = problems(after(ordinary_user, "mkdir -m 700 closed; cd closed; chmod 0 .", "doctor", "--json"))
+    assert "python" not in found and "tensorflow" not in found
+    closed = safe(str(ordinary_user.home / "closed"))
+    assert all(closed in text for text in found.values()), found
+
+
+# A filter of a container refuses the call with this error.
+CALLS = (
+    ("pidfd_open", errno.EPERM, "pidfd_open", "Operation not permitted"),
+    ("pidfd_open", errno.ENOSYS, "pidfd_open", "Function not implemented"),
+    ("pidfd_send_signal", errno.EPERM, "pidfd_send_signal", "Operation not permitted"),
+    ("waitid", errno.EINVAL, "waitid(P_PIDFD)", "Invalid argument"),
+)
+
+
+@pytest.mark.skipif(not filtered.is_possible(), reason="the filter is written for other processors")
+def test_refused_system_call_is_named_before_the_start(orch: Orch) -> None:
+    def with_filter(function: Callable[[], object], call: str, number: int) -> object:
+        return in_child(lambda: (filtered.forbid(call, number), function())[1])
+
+    found = [with_filter(find_refused_call, call, number) for call, number, *_ in CALLS]
+    assert [(each.name, each.reason) for each in found] == [tuple(says) for _, _, *says in CALLS]
+    verbs = _UP, ("config",), ("doctor", "--json")
+    *refused, examined = with_filter(
+        lambda: [orch.within(*words) for words in verbs], "pidfd_open", errno.EPERM
+    )
+    text = "the system call pidfd_open is refused here (Operation not permitted)"
+    for done in refused:
+        assert done.code == 2
+        assert done.err.startswith(f"orch: {text}") and "seccomp=PROFILE" in done.err
+        assert done.err.count("\n") == 1
+    assert text in problems(examined)["system calls"]
+    assert orch.run_dirs() == []

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
+import filtered
 import pytest
-from filtered import is_possible
-from users import User
+from acting_as import in_child
+from agent_driving import Driver
+from orch_command import Orch
 
 from orchestrator.host.network import explain_refusal, probe_private_network
+from worker.wire.messages import Hold, HoldFailed
 
-HERE = Path(__file__).parent
-needs_a_filter = pytest.mark.skipif(not is_possible(), reason="the filter is written for other processors")
+T = TypeVar("T")
+needs_a_filter = pytest.mark.skipif(
+    not filtered.is_possible(), reason="the filter is written for other processors"
+)
 UNSHARE = "unshare(CLONE_NEWUSER | CLONE_NEWNET)"
 
 
-def filtered(user: User) -> tuple[str, ...]:
-    """The words before a command that this user runs with the system call filter."""
-    program = user.script("filtered.py", (HERE.parent / "support/filtered.py").read_text())
-    return str(user.python), program, "unshare", "EPERM"
+def with_filter(function: Callable[[], T]) -> T:
+    """Run a function in a process whose system call filter refuses unshare()."""
+    return in_child(lambda: (filtered.forbid("unshare"), function())[1])
 
 
 CLONE, USERS = "sys/kernel/unprivileged_userns_clone", "sys/kernel/apparmor_restrict_unprivileged_userns"
@@ -63,20 +67,10 @@ def test_private_network_allowed_for_others_is_not_refused() -> None:
     assert (probe_private_network() is None) or not may
 
 
-@pytest.mark.usefixtures("private_network")
-def test_private_network_is_probed_by_trying(ordinary_user: User) -> None:
-    assert ordinary_user("up", "--network", "private", "--", "true").returncode == 0
-
-
 def test_failed_probe_is_a_refusal() -> None:
+    answers = ("[]", "{}", '{"step": "x", "number": null}')
     wrong = []
-    for trial in (
-        ["/no/such/python"],
-        ["true"],
-        ["echo", "[]"],
-        ["echo", "{}"],
-        ["echo", '{"step": "x", "number": null}'],
-    ):
+    for trial in (["/no/such/python"], ["true"], *(["echo", answer] for answer in answers)):
         refused = probe_private_network(trial=trial)
         if refused is None or "gave no answer" not in refused.reason:
             wrong.append((trial, refused))
@@ -85,68 +79,47 @@ def test_failed_probe_is_a_refusal() -> None:
 
 @pytest.mark.usefixtures("private_network")
 @needs_a_filter
-def test_up_refuses_before_it_creates_anything(user: User) -> None:
-    done = user("up", "--network", "private", "--", "true", before=filtered(user))
-    assert done.returncode == 2
-    assert "--network private is refused here: a system call filter forbids it to this process" in done.stderr
-    assert "--network host" in done.stderr
-    assert user.runs() == []
+def test_up_and_doctor_refuse_before_anything_is_created(orch: Orch) -> None:
+    verbs = {
+        ("up", "--", "true"): "private",
+        ("doctor", "--json"): "private",
+        ("doctor", "--json", "-q"): "host",
+    }
+    up, *examined = with_filter(
+        lambda: [orch.within(*words, env={"ORCH_NETWORK": network}) for words, network in verbs.items()]
+    )
+    assert up.code == 2
+    assert "--network private is refused here: a system call filter forbids it to this process" in up.err
+    assert "--network host" in up.err
+    asked, other = (
+        next(found for found in done.document["findings"] if found["topic"] == "exposure")
+        for done in examined
+    )
+    assert (asked["level"], "--cap-add" in asked["fix"]) == ("problem", True)
+    assert "is refused here: a system call filter" in asked["text"]
+    assert other["level"] != "problem" and "is refused here: a system call filter" in other["fix"]
+    assert orch.run_dirs() == []
 
 
 @pytest.mark.slow
 @needs_a_filter
-def test_up_on_the_host_network_ignores_the_refusal(ordinary_user: User) -> None:
-    done = ordinary_user("up", "--network", "host", "--", "true", before=filtered(ordinary_user))
-    assert done.returncode == 0
-
-
-@pytest.mark.usefixtures("private_network")
-@needs_a_filter
-def test_doctor_reports_the_refusal(ordinary_user: User) -> None:
-    def exposure(private: bool) -> dict[str, str]:
-        (ordinary_user.home / "orch.toml").write_text('network = "private"\n' if private else "")
-        done = ordinary_user("doctor", "--json", "--workers", "1", before=filtered(ordinary_user))
-        (found,) = (f for f in json.loads(done.stdout)["findings"] if f["topic"] == "exposure")
-        assert isinstance(found, dict)
-        return found
-
-    asked = exposure(private=True)
-    assert asked["level"] == "problem"
-    assert "is refused here: a system call filter" in asked["text"]
-    assert "--cap-add" in asked["fix"]
-    assert "is refused here: a system call filter" in exposure(private=False)["fix"]
+def test_up_on_the_host_network_ignores_the_refusal(orch: Orch) -> None:
+    assert with_filter(lambda: orch.within("up", "--network", "host", "--", "true").code) == 0
 
 
 @needs_a_filter
 def test_agent_without_private_network_holds_and_starts_nothing(tmp_path: Path) -> None:
     """The network is forbidden after the check: the tasks never start on the host's network instead."""
-    program = f"""
-import sys
-sys.path[:0] = {[str(HERE.parent / "support")]!r}
-from pathlib import Path
-from filtered import forbid
-forbid("unshare")
-from agent_driving import Driver
-from worker.wire.messages import Hold, HoldFailed
-directory = Path({str(tmp_path)!r})
-with Driver(directory, network="private") as agent:
-    agent.link.send(Hold(1, 1, "reuse_port"))
-    print(agent.wait_for(HoldFailed).reason)
-    agent.start("worker:0", ["touch", str(directory / "started")])
-    agent.end()
-    print([type(message).__name__ for message in agent.messages])
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-        cwd=HERE.parents[1],
-    )
-    reason, kinds = done.stdout.splitlines()
-    assert reason.startswith(f"a private network cannot be made: {UNSHARE}: Operation not permitted") or (
-        "CLONE_NEWNET" in reason
-    )
-    assert kinds == "['Hello', 'HoldFailed', 'Empty']"
+
+    def drive() -> tuple[str, list[str]]:
+        with Driver(tmp_path, network="private") as agent:
+            agent.link.send(Hold(1, 1, "reuse_port"))
+            reason = agent.wait_for(HoldFailed).reason
+            agent.start("worker:0", ["touch", str(tmp_path / "started")])
+            agent.end()
+            return reason, [type(message).__name__ for message in agent.messages]
+
+    reason, kinds = with_filter(drive)
+    assert reason.startswith("a private network cannot be made: unshare(") and "CLONE_NEWNET" in reason
+    assert kinds == ["Hello", "HoldFailed", "Empty"]
     assert not (tmp_path / "started").exists()

@@ -5,6 +5,7 @@ orch runs as root without the right to signal other users' processes, and its ta
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -34,34 +35,27 @@ def orch(orch: Orch) -> Iterator[Orch]:
 
 def processes_of_another(orch: Orch) -> list[psutil.Process]:
     """The processes of this test that have become another user's."""
-    return [each for each in psutil.process_iter() if _is_of_another(each, orch)]
 
-
-def _is_of_another(process: psutil.Process, orch: Orch) -> bool:
-    try:
-        is_sleep = process.uids().real == ORDINARY and process.name() == "sleep"
-        return is_sleep and process.cwd() == str(orch.directory)
-    except psutil.Error:
+    def is_found(process: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.Error):
+            is_sleep = process.uids().real == ORDINARY and process.name() == "sleep"
+            return is_sleep and process.cwd() == str(orch.directory)
         return False
+
+    return [process for process in psutil.process_iter() if is_found(process)]
 
 
 def pid_of_another(orch: Orch) -> int:
     return until(lambda: next((each.pid for each in processes_of_another(orch)), None))
 
 
-def named(pid: int) -> str:
-    return f"orch may not end pid {pid} (user {ORDINARY}: sleep 600)"
+def named(pid: int, user: int = ORDINARY) -> str:
+    return f"orch may not end pid {pid} (user {user}: sleep 600)"
 
 
-@pytest.fixture
-def pid(orch: Orch) -> int:
-    """The process of another user, the only one of a live run."""
-    started = orch.start(*UP, "-d", "--", *AS_ANOTHER.split(), before=WITHOUT_RIGHTS)
-    assert started.finish().code == 0
-    return pid_of_another(orch)
-
-
-def test_down_names_the_process_and_fails_until_it_has_ended(orch: Orch, pid: int) -> None:
+def test_down_names_the_process_and_fails_until_it_has_ended(orch: Orch) -> None:
+    up = orch.start(*UP, "--", *AS_ANOTHER.split(), before=WITHOUT_RIGHTS)
+    pid = pid_of_another(orch)
     # The second one finds a run that has ended.
     for _ in range(2):
         down = orch.start("down", before=WITHOUT_RIGHTS).finish()
@@ -72,32 +66,25 @@ def test_down_names_the_process_and_fails_until_it_has_ended(orch: Orch, pid: in
     assert (result["outcome"], result["exit_code"], result["cause"]["text"]) == ("failed", 125, named(pid))
     assert result["tasks"][0]["end"] == "still running"
     assert [(each["pid"], each["user"]) for each in result["left"]] == [(pid, str(ORDINARY))]
+    done = up.finish()
+    assert done.code == 125 and named(pid) in done.err and f"kill -KILL {pid}" in done.err
+    assert "agent" not in done.err and "all ended" not in done.err
     os.kill(pid, signal.SIGKILL)
     until_gone(pid)
     assert orch("down").code == 0
 
 
-def test_interrupted_foreground_run_names_the_process_and_fails(orch: Orch) -> None:
-    up = orch.start(*UP, "--", *AS_ANOTHER.split(), before=WITHOUT_RIGHTS)
-    pid = pid_of_another(orch)
-    up.signal(signal.SIGINT)
-    done = up.finish()
-    assert done.code == 125
-    assert named(pid) in done.err
-    assert f"kill -KILL {pid}" in done.err
-    assert "agent" not in done.err and "all ended" not in done.err
-
-
 def test_failure_is_reported_with_the_process_that_is_left(orch: Orch) -> None:
     script = f"{AS_ANOTHER} & until grep -q sleep /proc/$!/comm; do sleep 0.05; done; exit 3"
     done = orch.start(*UP, "--", "sh", "-c", script, before=WITHOUT_RIGHTS).finish()
-    pid = pid_of_another(orch)
     assert done.code == 3
-    assert f"still running  {named(pid)}" in done.err
+    assert f"still running  {named(pid_of_another(orch))}" in done.err
     assert "worker:0 failed: exit 3" in done.err
 
 
-def test_down_names_the_process_of_a_lost_run(orch: Orch, pid: int) -> None:
+def test_down_names_the_process_of_a_lost_run(orch: Orch) -> None:
+    assert orch.start(*UP, "-d", "--", *AS_ANOTHER.split(), before=WITHOUT_RIGHTS).finish().code == 0
+    pid = pid_of_another(orch)
     assert orch.pids() == [pid]
     pids = [found for found in (orch.supervisor(), orch.agent()) if found]
     for each in pids:
@@ -123,4 +110,4 @@ def test_setuid_program_of_an_ordinary_user_is_named(state_dir: Path) -> None:
         lived = lives(pid)
         os.kill(pid, signal.SIGKILL)
         assert (down.returncode, lived) == (125, True)
-        assert f"orch may not end pid {pid} (user {other}: sleep 600)" in down.stderr
+        assert named(pid, other) in down.stderr

@@ -1,4 +1,4 @@
-"""A run with a private network is reachable only by its own tasks."""
+"""A run with a private network is reachable only by its own tasks. An agent does there all that it does elsewhere."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ import json
 import os
 import shutil
 import signal
+import socket
+import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from agent_driving import POLITE, Driver, python
 from outside import addresses, reached, reaches_abstract
 from users import User
 from waiting import until, until_gone
 
+from orchestrator import Session
+from orchestrator.core.job.choices import NetworkOption
 from orchestrator.store.runs.locks import is_held
+from worker.wire.messages import Listening
 
 pytestmark = pytest.mark.usefixtures("private_network")
 # worker:0 listens as TensorFlow's server does, on every interface, and at an abstract socket; worker:1 goes there.
@@ -70,26 +77,45 @@ print(json.dumps({
 """
 
 
-def serving(user: User, network: str) -> tuple[Path, int]:
+def serving(user: User, network: str, before: tuple[str, ...] = ()) -> tuple[Path, int]:
     """A run whose worker:1 has reached worker:0, and the port where that listens."""
-    user.script("servers.py", LOOKS + SERVERS)
-    run = user.detached("-n", "2", "--network", network, "--", "servers.py")
+    words = ("-n", "2", "--network", network, "--", user.script("servers.py", LOOKS + SERVERS))
+    run = user.detached(*words, before=before)
     user.until_logged(run, "reached it", "worker-1")
     return run, int(user.until_logged(run, "listens at").split()[-1])
 
 
-def test_private_run_is_unreachable_from_outside(user: User) -> None:
+# As in most containers: it takes a user namespace then, which would bring all capabilities along.
+WITHOUT_ADMIN = ("setpriv", "--bounding-set=-sys_admin")
+
+
+@pytest.mark.parametrize("before", [pytest.param((), marks=pytest.mark.slow), WITHOUT_ADMIN], ids=str)
+def test_private_run_of_root_is_unreachable_from_outside(state_dir: Path, before: tuple[str, ...]) -> None:
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("needs root and setpriv")
+    with User(None, state_dir) as root:
+        seen = unreachable(root, before)
+        if before:
+            assert not (seen["permitted"] | seen["bounding"]) >> CAP_SYS_ADMIN & 1
+
+
+def test_private_run_is_unreachable_from_outside(ordinary_user: User) -> None:
     """Its tasks have their user and no new capabilities."""
-    run, port = serving(user, "private")
+    seen = unreachable(ordinary_user)
+    assert (seen["permitted"], seen["effective"], seen["bounding"]) == (0, 0, 0)
+
+
+def unreachable(user: User, before: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Check a run in a private network, and return what its task sees."""
+    run, port = serving(user, "private", before)
     assert reached(port) == []
     assert not reaches_abstract(run.name)
-    seen = json.loads(user.until_logged(run, "{").splitlines()[0])
+    seen: dict[str, Any] = json.loads(user.until_logged(run, "{").splitlines()[0])
     assert seen["interfaces"] == ["lo"]
     assert seen["net"] != str(Path("/proc/self/ns/net").readlink())
     assert set(seen["uids"]) == {user.uid}
-    if user.uid != 0:
-        assert (seen["permitted"], seen["effective"], seen["bounding"]) == (0, 0, 0)
     assert (run / "checkpoints/written").stat().st_uid == user.uid
+    return seen
 
 
 def test_run_on_the_host_network_is_reachable(ordinary_user: User) -> None:
@@ -115,18 +141,15 @@ def test_private_runs_cannot_reach_each_other(ordinary_user: User) -> None:
         ordinary_user("down", run.name)
 
 
-def test_root_without_network_capability_gains_nothing(state_dir: Path) -> None:
-    """As in most containers: it takes a user namespace then, which would bring all capabilities along."""
-    if os.geteuid() != 0 or shutil.which("setpriv") is None:
-        pytest.skip("needs root and setpriv")
-    with User(None, state_dir) as root:
-        script = root.script("looks.py", LOOKS)
-        before = ("setpriv", "--bounding-set=-sys_admin")
-        done = root("up", "--no-prefix", "--network", "private", "--", script, before=before)
-        seen = json.loads(done.stdout)
-        assert seen["interfaces"] == ["lo"]
-        assert not seen["permitted"] >> CAP_SYS_ADMIN & 1
-        assert not seen["bounding"] >> CAP_SYS_ADMIN & 1
+DAEMONISES = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        print("grandchild", os.getpid(), flush=True)
+    time.sleep(600)
+time.sleep(600)
+"""
 
 
 @pytest.mark.parametrize(
@@ -136,19 +159,8 @@ def test_root_without_network_capability_gains_nothing(state_dir: Path) -> None:
 )
 def test_private_network_ends_with_its_run(ordinary_user: User, victims: list[str]) -> None:
     """Its daemonised grandchildren are found and ended from outside."""
-    ordinary_user.script(
-        "daemonises.py",
-        "import os, time\n"
-        "if os.fork() == 0:\n"
-        "    os.setsid()\n"
-        "    if os.fork() == 0:\n"
-        "        print('grandchild', os.getpid(), flush=True)\n"
-        "        time.sleep(600)\n"
-        "    os._exit(0)\n"
-        "os.wait()\n"
-        "time.sleep(600)\n",
-    )
-    run = ordinary_user.detached("--network", "private", "--", "daemonises.py")
+    script = ordinary_user.script("daemonises.py", DAEMONISES)
+    run = ordinary_user.detached("--network", "private", "--", script)
     grandchild = int(ordinary_user.until_logged(run, "grandchild").split()[1])
     supervisor = json.loads((run / "run.json").read_text())["supervisor_pid"]
     agent = psutil.Process(ordinary_user.pid_of_first_task(run)).ppid()
@@ -160,3 +172,68 @@ def test_private_network_ends_with_its_run(ordinary_user: User, victims: list[st
     until(lambda: not is_held(run / "lock"))
     ordinary_user("down", run.name)
     until_gone(grandchild, agent, supervisor)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_cluster_of_tensorflow_is_reachable_on_the_host_network_only(ordinary_user: User) -> None:
+    """Both train."""
+    before: set[Path] = set()
+    for network, found in (("private", []), ("host", addresses())):
+        words = ("up", "-q", "--wait", "ready", "-n", "2", "--network", network, "--", "--epochs", "500")
+        done = ordinary_user(*words)
+        assert done.returncode == 0, done.stderr
+        (run,) = set(ordinary_user.runs()) - before
+        before.add(run)
+        ordinary_user.until_logged(run, "epoch 1/")
+        ports = [int(task["address"].rpartition(":")[2]) for task in ordinary_user.tasks(run)]
+        assert {port: reached(port) for port in ports} == dict.fromkeys(ports, found)
+        ordinary_user("down", run.name)
+
+
+LISTENER = """
+import socket, sys, time
+server = socket.socket()
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+server.bind(("127.0.0.1", int(sys.argv[1])))
+server.listen()
+time.sleep(600)
+"""
+SAYS_NETWORK = "import os; print(os.readlink('/proc/self/ns/net'))"
+
+
+def test_readiness_samples_and_stops_of_an_agent(tmp_path: Path, no_leaked_descriptors: None) -> None:
+    """A program outside may use the same port."""
+    with Driver(tmp_path, network=NetworkOption.PRIVATE) as agent, socket.socket() as outside:
+        port = bound(outside, agent.hold(20))
+        agent.start("worker:0", [*python(LISTENER), str(port)], port=port, serves=True)
+        agent.start("worker:1", python(POLITE))
+        agent.wait_for(Listening, "worker:0")
+        agent.wait_for_line("worker:1")
+        agent.until_uses("worker:0", 1 << 20)
+        agent.end(grace_s=60)
+        assert agent.exits()["worker:1"].exit_code == 5
+
+
+def bound(outside: socket.socket, ports: tuple[int, ...]) -> int:
+    """The first of `ports` that is free outside, too, and now taken there."""
+    for port in ports:
+        try:
+            outside.bind(("", port))
+        except OSError:
+            continue
+        return port
+    raise AssertionError(f"somebody has them all: {ports}")
+
+
+def test_session_switches_between_networks(no_leaked_descriptors: None) -> None:
+    host = str(Path("/proc/self/ns/net").readlink())
+    seen = []
+    with Session() as session:
+        for network in ("host", "private", "private", "host"):
+            command = [sys.executable, "-c", SAYS_NETWORK]
+            with session.up(command=command, network=network) as run:
+                run.wait()
+                seen.append(until(lambda run=run: run.log("worker:0").read_text()).strip())  # type: ignore[misc]
+    assert [network == host for network in seen] == [True, False, False, True]
+    assert seen[1] == seen[2], "the agent was kept"

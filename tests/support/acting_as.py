@@ -1,4 +1,4 @@
-"""Run a function in a child process as another user of this machine. Needs root."""
+"""Run a function in a child process, also as another user of this machine, which needs root."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ def become(uid: int) -> None:
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+
+
+def in_child(function: Callable[[], T]) -> T:
+    """Like as_user(), as this user: for changes of the process that cannot be undone."""
+    return as_user(os.geteuid(), function)
 
 
 def as_user(uid: int, function: Callable[[], T]) -> T:

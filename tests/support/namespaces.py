@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
 
 import pytest
 
+_CLONE_NEWNS = 0x20000
 _NAMESPACE = ("unshare", "--mount", "--pid", "--fork", "--kill-child")
 
 
@@ -25,3 +27,11 @@ def namespace(prepare: str, *tools: str) -> tuple[str, ...]:
     if probe.returncode != 0:
         pytest.skip(f"no namespace of its own: {probe.stderr.strip()}")
     return words
+
+
+def change_mounts(prepare: str) -> None:
+    """Give this process its own mounts, and change them by a shell command. OSError, CalledProcessError."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.unshare(_CLONE_NEWNS) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+    subprocess.run(["sh", "-ec", f"mount --make-rprivate /; {prepare}"], check=True, capture_output=True)

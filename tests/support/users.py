@@ -150,9 +150,9 @@ class User:
         runs = self.home / "state/orch/runs"
         return sorted(run for run in runs.iterdir() if not run.name.startswith(".")) if runs.exists() else []
 
-    def detached(self, *words: str) -> Path:
+    def detached(self, *words: str, before: tuple[str, ...] = ()) -> Path:
         """Start a run in the background and return its directory."""
-        done = self("up", "-d", *words)
+        done = self("up", "-d", *words, before=before)
         assert done.returncode == 0, done.stderr
         return self.home / "state/orch/runs" / done.stdout.strip()
 
