@@ -5,29 +5,21 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from waiting import PATIENCE_S, until
 
-SCRIPT = Path(__file__).parents[3] / "scripts/benchmarks/bench_logs.py"
-IGNORING = ("sh", "-c", "trap '' INT; exec \"$@\"", "-", sys.executable, str(SCRIPT))
+BENCHMARKS = Path(__file__).parents[3] / "scripts/benchmarks"
+IGNORING = ("sh", "-c", "trap '' INT; exec \"$@\"", "-", sys.executable)
+# The measurement that floods until it interrupts `orch up`.
+FLOODS = """
+import bench_logs
+with bench_logs.bench("logs", "x", 1, lines=9, tasks=1) as measured:
+    measured.line("x", "s").orch.append(bench_logs.Logs(measured).interrupted_plain())
+"""
 MOST_BYTES = 1 << 30
-
-
-@pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
-    """A benchmark whose files are in `tmp_path`. Fails a test that leaves a process of it."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with (tmp_path.parent / "output").open("wb") as output:
-        words = (*IGNORING, "--rounds", "1", "--lines", "100", "--tasks", "1")
-        process = subprocess.Popen(words, stdout=output, stderr=output)
-    yield process
-    process.kill()
-    process.wait()
-    until(lambda: not processes(tmp_path))
 
 
 def processes(directory: Path) -> list[psutil.Process]:
@@ -42,23 +34,27 @@ def processes(directory: Path) -> list[psutil.Process]:
     return found
 
 
-def test_a_benchmark_in_the_background_ends_its_flood(bench: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    # A failure must not fill the disk.
-    psutil.Process(bench.pid).rlimit(psutil.RLIMIT_FSIZE, (MOST_BYTES, MOST_BYTES))
-    assert bench.wait(2 * PATIENCE_S) == 0, (tmp_path.parent / "output").read_text()
-    assert not processes(tmp_path) and not [*tmp_path.glob("orch-bench-*")]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_of_a_benchmark_that_was_ended(
-    bench: subprocess.Popen[bytes], tmp_path: Path, number: signal.Signals
-) -> None:
-    until(lambda: [*tmp_path.glob("orch-bench-*/state/orch/runs/bench-*/logs/worker-0.log")])
-    assert psutil.Process(bench.pid).rlimit(psutil.RLIMIT_FSIZE)[0] == MOST_BYTES  # its children inherit it
-    bench.send_signal(number)
-    code = bench.wait(PATIENCE_S)
-    until(lambda: not processes(tmp_path))
-    if number == signal.SIGKILL:
-        return
-    assert code == 128 + number
-    assert not [*tmp_path.glob("orch-bench-*")]
+@pytest.mark.parametrize("number", [0, signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_of_a_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Whether it ends by itself or is ended."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(BENCHMARKS))
+    words = [str(BENCHMARKS / "bench_logs.py"), "--rounds", "1", "--lines", "100", "--tasks", "1"]
+    with (tmp_path.parent / "output").open("wb") as output:
+        bench = subprocess.Popen(
+            [*IGNORING, *(words if number else ("-c", FLOODS))], stdout=output, stderr=output
+        )
+    try:
+        until(lambda: [*tmp_path.glob("orch-bench-*/state/orch/runs/bench-*/logs/worker-0.log")])
+        # A failure must not fill the disk. Its children inherit the limit.
+        assert psutil.Process(bench.pid).rlimit(psutil.RLIMIT_FSIZE)[0] == MOST_BYTES
+        if number:
+            bench.send_signal(number)
+        code = bench.wait(PATIENCE_S)
+        until(lambda: not processes(tmp_path))
+    finally:
+        bench.kill()
+        bench.wait()
+    if number != signal.SIGKILL:
+        assert code == (128 + number if number else 0), (tmp_path.parent / "output").read_text()
+        assert not [*tmp_path.glob("orch-bench-*")]

@@ -6,6 +6,7 @@ import json
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,19 +46,6 @@ PEER_ERROR = OWN_ERROR.replace(
 )
 
 
-class Logs:
-    """Records which tasks' logs were finished."""
-
-    def __init__(self) -> None:
-        self.finished: list[str] = []
-
-    def finish(self, task: str) -> None:
-        self.finished.append(task)
-
-    def process_start(self, task: str) -> int:
-        return 0
-
-
 class Desk:
     """The reports on a run with a real directory and lifecycle. Events that a test applies change only the state."""
 
@@ -65,13 +53,14 @@ class Desk:
         self.store = store
         self.queue: deque[Event] = deque()
         self.throttle = ProgressThrottle()
-        self.logs = Logs()
+        self.finished: list[str] = []
+        logs: Any = SimpleNamespace(finish=self.finished.append, process_start=lambda task: 0)
         self.lifecycle = Lifecycle(JOB, RUN, 0.0)
         self.reports = AgentReports(
             self.lifecycle,
             store,
             self.throttle,
-            self.logs,  # type: ignore[arg-type]
+            logs,
             StackRequests(lambda tasks, native: tasks),
             TensorBoardTask(BOARD, NetworkOption.HOST, store, self.queue),
             self.queue,
@@ -146,7 +135,7 @@ def test_failed_start_is_an_exit_that_changes_nothing_else(desk: Desk) -> None:
     desk.reports.take(Exited("worker:0", ExitFacts(127, None, 1.0, start_error="no such file")))
     (made,) = desk.queue
     assert isinstance(made, events.TaskExited) and made.exit.start_error == "no such file"
-    assert made.symptom is None and not desk.logs.finished
+    assert made.symptom is None and not desk.finished
 
 
 # -- progress and usage
@@ -160,7 +149,7 @@ def test_invalid_progress_is_ignored_and_delayed_progress_is_reported_before_the
     desk.exits("worker:0", 0)
     first, second = desk.queue
     assert isinstance(first, events.TaskProgressed) and first.progress.step == 7
-    assert isinstance(second, events.TaskExited) and desk.logs.finished == ["worker:0"]
+    assert isinstance(second, events.TaskExited) and desk.finished == ["worker:0"]
 
 
 def test_progress_is_in_the_sample_before_its_event_is_due(desk: Desk) -> None:
@@ -199,17 +188,13 @@ def test_log_tails_of_peers_are_read_at_the_first_failure_only(desk: Desk) -> No
     assert desk.failure("worker:0", {"worker:2": "R"}).peer_symptoms == {}
 
 
-def test_log_tails_of_peers_are_not_read_after_a_failure_of_its_own(desk: Desk) -> None:
+def test_log_tails_of_peers_are_not_read_after_an_own_failure_nor_in_teardown(desk: Desk) -> None:
     desk.logs_end(OWN_ERROR, OWN_ERROR)
     failed = desk.failure("worker:0", {"worker:1": "R"})
     assert failed.symptom is not None and failed.symptom.exception == "ValueError: boom"
-    assert failed.peer_symptoms == {}
-
-
-def test_log_tails_of_peers_are_not_read_during_teardown(desk: Desk) -> None:
     desk.logs_end(PEER_ERROR, OWN_ERROR)
     desk.tear_down(TeardownReason.REQUEST)
-    assert desk.failure("worker:0", {"worker:1": "R"}).peer_symptoms == {}
+    assert failed.peer_symptoms == desk.failure("worker:0", {"worker:1": "R"}).peer_symptoms == {}
 
 
 def test_few_of_many_peers_are_read_first_those_with_an_exception(desk: Desk) -> None:
@@ -239,17 +224,15 @@ def test_full_disk_is_reported_after_the_exit(desk: Desk) -> None:
     assert apply(apply(planned, started(mono=3.0)), report).tasks["worker:0"].full_disk is None
 
 
-LEFT_RUNNING = (
-    (TeardownReason.FINISHED, 0, []),
-    (TeardownReason.FINISHED, 1, ["killed 1 process that the tasks had left running"]),
-    (TeardownReason.FINISHED, 3, ["killed 3 processes that the tasks had left running"]),
-    (TeardownReason.REQUEST, 3, []),
-)
-
-
 def test_remaining_processes_of_a_finished_run_are_reported(desk: Desk) -> None:
     running = desk.state
-    for reason, swept, reported in LEFT_RUNNING:
+    told = "killed {} that the tasks had left running"
+    for reason, swept, reported in (
+        (TeardownReason.FINISHED, 0, []),
+        (TeardownReason.FINISHED, 1, [told.format("1 process")]),
+        (TeardownReason.FINISHED, 3, [told.format("3 processes")]),
+        (TeardownReason.REQUEST, 3, []),
+    ):
         desk.queue.clear()
         desk.state = running
         desk.tear_down(reason)
@@ -270,10 +253,8 @@ def test_tensorboard_is_reported_not_as_a_task(desk: Desk) -> None:
     assert isinstance(gone, events.TensorBoardServes) and gone.url is None
     assert isinstance(notice, events.Noticed)
     assert "TensorBoard ended (exit 3); the training continues" in notice.text
-
-
-def test_end_of_tensorboard_in_teardown_is_not_reported(desk: Desk) -> None:
     desk.tear_down(TeardownReason.FINISHED)
+    desk.queue.clear()
     desk.exits(TASK, 3)
     assert not desk.queue
 
@@ -293,12 +274,9 @@ def test_versions_are_recorded_once_and_quick_saves_up_to_a_limit(desk: Desk) ->
     assert saved == parse_event(event_line(saved))
     for invalid in (
         '{"saved": {"name": "", "seconds": 1}}',
-        '{"saved": {"name": "x", "seconds": -1}}',
         '{"saved": {"name": "\\ud800", "seconds": 1}}',
         '{"saved": [], "versions": {"tensorflow": 2}}',
         '{"versions": {"\\ud800": "x"}}',
-        '["saved"]',
-        '{"saved": ',
     ):
         assert report(invalid) == []
     quick = [report('{"saved": {"name": "a", "seconds": 0}}') for _ in range(100)]

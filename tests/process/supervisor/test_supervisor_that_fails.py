@@ -42,20 +42,26 @@ os._exit(supervisor_process.main())
 PREEMPTED = "import os, sys, time; sys.exit(42) if os.environ['ORCH_TASK'] == 'worker:0' else time.sleep(600)"
 
 
-def start(fault: str) -> SupervisorLink:
+def start(*argv: str) -> tuple[SupervisorLink, subprocess.Popen[bytes]]:
+    started: list[subprocess.Popen[bytes]] = []
+
     def start_process(door: int) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, "-c", FAULTY, str(door), fault]
-        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=(door,), start_new_session=True)
+        words = [str(door) if word == "{}" else word for word in argv]
+        started.append(
+            subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=(door,), start_new_session=True)
+        )
+        return started[0]
 
     process = SupervisorProcess(start_process)
-    return SupervisorLink(process.connect(), process)
+    return SupervisorLink(process.connect(), process), started[0]
 
 
 @pytest.mark.parametrize("fault", ["only that", "no result"])
 def test_result_after_a_supervisor_error_has_attempts_and_tasks(fault: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", PREEMPTED]
     up = settings.load({"workers": 2, "command": command, "max_restarts": 3}, {}, tmp_path)
-    with start(fault) as supervisor:
+    supervisor, _ = start(sys.executable, "-c", FAULTY.replace("sys.argv[2]", repr(fault)), "{}")
+    with supervisor:
         run = create_run(supervisor, up)
         assert supervisor.wait(60)
     result = json.loads((run.dir / "result.json").read_text())
@@ -67,20 +73,14 @@ def test_result_after_a_supervisor_error_has_attempts_and_tasks(fault: str, tmp_
 
 
 def test_signal_ends_a_supervisor_that_waits_for_its_request() -> None:
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start_process(door: int) -> subprocess.Popen[bytes]:
-        argv = isolated("orchestrator.supervisor", str(door))
-        started.append(subprocess.Popen(argv, pass_fds=(door,), start_new_session=True))
-        return started[0]
+    supervisor, process = start(*isolated("orchestrator.supervisor", "{}"))
 
     def catches(number: signal.Signals) -> bool:
-        status = Path(f"/proc/{started[0].pid}/status").read_text()
+        status = Path(f"/proc/{process.pid}/status").read_text()
         return bool(int(status.partition("SigCgt:")[2].split()[0], 16) & 1 << (number - 1))
 
-    process = SupervisorProcess(start_process)
-    with SupervisorLink(process.connect(), process):
+    with supervisor:
         until(lambda: catches(signal.SIGTERM))
         time.sleep(0.2)  # it reads from the connection
-        started[0].terminate()
-        assert process.wait(60)
+        process.terminate()
+        assert supervisor.wait(60)
