@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 import signal
@@ -22,14 +21,20 @@ import pytest
 from acting_as import as_user, needs_root
 from agent_driving import DAEMONISES, SLEEPER, python, run_order, signal_and_wait
 from host_driving import RUN, HostDriver
+from lasting import LASTING
 from waiting import lives, until, until_gone
 
 from orchestrator.links.agent_link import LinkBack, LinkSilent
 from orchestrator.links.client_link import travelling_environ
 from orchestrator.links.opening import Opening
 from worker.agent.processes import read_stat
-from worker.wire.messages import Empty, Exited, Stacked, Stop
+from worker.wire.messages import Exited, Stacked
 
+UP = f"print('up', flush=True); {SLEEPER}"
+# Its start files print, set a variable and remove one.
+BEFORE = (
+    "echo Welcome; printf 'no newline'; echo oh >&2; OF_THE_HOST=1; export OF_THE_HOST; unset OF_THE_USER; "
+)
 # Prints numbered lines, in pieces of all sizes, for as long as it takes to break a few connections.
 COUNTS = """
 import sys, time
@@ -41,18 +46,34 @@ for number in range(60_000):
 """
 
 
-def counted() -> str:
-    return "".join(f"line {number} {'x' * (number % 97)}\n" for number in range(60_000))
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostDriver]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OF_THE_USER", "sécret\udcff")
+        driver = HostDriver(tmp_path_factory.mktemp("host"), before=BEFORE)
+    with driver:
+        LASTING.add(driver.connections[0].process.pid)
+        yield driver
+        LASTING.discard(driver.connections[0].process.pid)
+
+
+@pytest.fixture
+def host(shared: HostDriver) -> Iterator[HostDriver]:
+    """A host for all tests that do not end it, in a new attempt."""
+    shared.hold(0)
+    shared.messages.clear()
+    yield shared
+    shared.end()
 
 
 # -- tasks and logs
 
 
 def test_exit_follows_the_last_byte_of_the_log(host: HostDriver) -> None:
-    host.start("worker-0", python("import sys; print('x' * 3_000_000 + 'end'); sys.exit(7)"))
-    exited = host.exited("worker-0")
+    host.start("exits", python("import sys; print('x' * 3_000_000 + 'end'); sys.exit(7)"))
+    exited = host.exited("exits")
     assert (exited.exit_code, exited.asked) == (7, False)
-    assert host.text("worker-0") == "x" * 3_000_000 + "end\n"
+    assert host.text("exits") == "x" * 3_000_000 + "end\n"
 
 
 def test_all_logs_are_there_when_nothing_is_left(host: HostDriver) -> None:
@@ -68,44 +89,37 @@ if os.fork() == 0:
     while True:
         time.sleep(0.05)
 """
-    host.start("worker-0", python(program))
-    host.wait_for(Exited, "worker-0")
-    host.wait_for_line("worker-0")
+    host.start("leaves", python(program))
+    host.wait_for(Exited, "leaves")
+    host.wait_for_line("leaves")
     host.end(60.0)
-    on_its_host = host.home / RUN / "logs" / "worker-0.log"
-    assert host.log("worker-0").stat().st_size == on_its_host.stat().st_size
+    on_its_host = host.home / RUN / "logs" / "leaves.log"
+    assert host.log("leaves").stat().st_size == on_its_host.stat().st_size > 5_000_000
 
 
-def test_signalled_task_was_asked(host: HostDriver) -> None:
-    host.start("worker-0", python(f"print('up', flush=True); {SLEEPER}"))
-    host.wait_for_line("worker-0")
-    host.signal("worker-0", signal.SIGUSR1)
-    assert host.exited("worker-0").asked
+def test_signalled_task_was_asked_and_stacks_are_sent_as_text(host: HostDriver) -> None:
+    host.start("waits", python(UP))
+    host.wait_for_line("waits")
+    host.ask_stacks("waits")
+    assert host.wait_for(Stacked, "waits").length == 0
+    host.signal("waits", signal.SIGUSR1)
+    assert host.exited("waits").asked
 
 
-def test_exit_carries_its_exception(host: HostDriver) -> None:
-    file = host.home / RUN / "exceptions" / "worker-0.json"
-    writes = f"open({str(file)!r}, 'w').write('{{\"type\": \"ValueError\"}}')"
-    for program, expected in ((writes, {"type": "ValueError"}), ("", None)):
-        host.start("worker-0", python(program), bootstrap={"exception_file": str(file)})
-        exited = host.wait_for(Exited, "worker-0")
-        host.messages.clear()
-        assert (exited.exception and json.loads(exited.exception)) == expected
-
-
-def test_exception_that_is_no_file_is_none(host: HostDriver) -> None:
-    file = host.home / RUN / "exceptions" / "worker-0.json"
-    host.start(
-        "worker-0", python(f"import os; os.mkfifo({str(file)!r})"), bootstrap={"exception_file": str(file)}
-    )
-    assert not host.wait_for(Exited, "worker-0").exception
-    host.start("worker-1", python(f"import os; os.symlink('/etc/hostname', {str(file) + '1'!r})"))
-    host.start(
-        "worker-2",
-        python(f"import os; os.symlink('/etc/hostname', {str(file) + '2'!r})"),
-        bootstrap={"exception_file": str(file) + "2"},
-    )
-    assert not host.wait_for(Exited, "worker-2").exception
+def test_exit_carries_its_exception_unless_that_is_no_file(host: HostDriver) -> None:
+    for number, (code, expected) in enumerate(
+        (
+            ("open(file, 'w').write('{\"type\": \"ValueError\"}')", '{"type": "ValueError"}'),
+            ("pass", None),
+            ("os.mkfifo(file)", None),
+            ("os.symlink('/etc/hostname', file)", None),
+        )
+    ):
+        name = f"raises-{number}"
+        file = str(host.home / RUN / "exceptions" / name)
+        host.start(name, python(f"import os; file = {file!r}; {code}"), bootstrap={"exception_file": file})
+        ended = host.wait_for(Exited, name)
+        assert (ended.exit.exit_code, ended.exception or None) == (0, expected), code
 
 
 def test_shortened_log_is_shortened_here(host: HostDriver) -> None:
@@ -118,235 +132,71 @@ os.write(1, b"second\\n")
 """
     fifo = host.directory / "go"
     os.mkfifo(fifo)
-    host.start("worker-0", [*python(program), str(fifo)])
-    host.wait_for_line("worker-0")
+    host.start("cuts", [*python(program), str(fifo)])
+    host.wait_for_line("cuts")
     fifo.write_text("")
-    host.wait_for(Exited, "worker-0")
-    assert host.text("worker-0") == "second\n"
+    host.wait_for(Exited, "cuts")
+    assert host.text("cuts") == "second\n"
 
 
 def test_order_creates_the_directories_that_it_names(host: HostDriver) -> None:
-    scratch = host.home / RUN / "scratch" / "worker-0"
-    host.start(
-        "worker-0", python(f"import os; print(oct(os.stat({str(scratch)!r}).st_mode))"), scratch=str(scratch)
-    )
-    host.wait_for(Exited, "worker-0")
-    assert host.text("worker-0") == "0o40700\n"
+    scratch = str(host.home / RUN / "scratch" / "here")
+    host.start("here", python(f"import os; print(oct(os.stat({scratch!r}).st_mode))"), scratch=scratch)
     outside = host.directory / "not" / "there"
-    host.start("worker-1", python(""), scratch=str(outside))
-    host.wait_for(Exited, "worker-1")
+    host.start("outside", python(""), scratch=str(outside))
+    for name in ("here", "outside"):
+        host.wait_for(Exited, name)
+    assert host.text("here") == "0o40700\n"
     assert not outside.parent.exists()
 
 
-def test_stacks_are_sent_as_text(host: HostDriver) -> None:
-    host.start("worker-0", python(f"print('up', flush=True); {SLEEPER}"))
-    host.wait_for_line("worker-0")
-    host.ask_stacks("worker-0")
-    assert host.wait_for(Stacked, "worker-0").length == 0
-
-
-def test_environment_is_the_users_and_the_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_is_the_users_and_the_hosts(host: HostDriver) -> None:
     """As in the order, over what the host has; the mark of the host is in it."""
-    monkeypatch.setenv("OF_THE_USER", "sécret\udcff")
-    with HostDriver(tmp_path, before="OF_THE_HOST=1; export OF_THE_HOST; unset OF_THE_USER; ") as host:
-        names = ("OF_THE_USER", "OF_THE_HOST", "ORCH_HOST_DIR")
-        host.start("worker-0", python(f"import os; print([os.environb.get(n.encode()) for n in {names}])"))
-        host.wait_for(Exited, "worker-0")
-        expected = [os.fsencode("sécret\udcff"), b"1", os.fsencode(host.home)]
-        assert host.text("worker-0") == f"{expected}\n"
+    names = ("OF_THE_USER", "OF_THE_HOST", "ORCH_HOST_DIR")
+    host.start("looks", python(f"import os; print([os.environb.get(n.encode()) for n in {names}])"))
+    host.wait_for(Exited, "looks")
+    expected = [os.fsencode("sécret\udcff"), b"1", os.fsencode(host.home)]
+    assert host.text("looks") == f"{expected}\n"
 
 
 def test_variables_of_this_machine_stay_here() -> None:
-    of_the_user = {
-        "PATH": "/bin",
-        "LANG": "C.UTF-8",
-        "PYTHONPATH": "/src",
-        "OMP_NUM_THREADS": "2",
-        "TMP": "x",
-    }
-    of_this_machine = (
-        *(
-            "SLURM_JOB_ID",
-            "SLURM_NODELIST",
-            "SSH_AUTH_SOCK",
-            "SSH_CONNECTION",
-            "XDG_RUNTIME_DIR",
-            "DBUS_SESSION",
-        ),
-        *("TMPDIR", "CUDA_VISIBLE_DEVICES", "HOME", "USER", "PWD", "DISPLAY"),
+    names = ("PATH", "LANG", "PYTHONPATH", "OMP_NUM_THREADS", "TMP")
+    of_this_machine = """SLURM_JOB_ID SLURM_NODELIST SSH_AUTH_SOCK SSH_CONNECTION XDG_RUNTIME_DIR DBUS_SESSION
+        TMPDIR CUDA_VISIBLE_DEVICES HOME USER PWD DISPLAY"""
+    of_the_user = dict.fromkeys(names, "x")
+    assert (
+        travelling_environ({**of_the_user, **dict.fromkeys(of_this_machine.split(), "here")}) == of_the_user
     )
-    assert travelling_environ({**of_the_user, **dict.fromkeys(of_this_machine, "here")}) == of_the_user
-
-
-def test_orders_that_arrive_with_their_run_are_prepared_in_its_environment(host: HostDriver) -> None:
-    signal_and_wait(host.pid, signal.SIGSTOP, "T")
-    host.link.serve(run_order(RUN, host.directory, log="", environ={"PYTHONPATH": "/of/the/run"}))
-    host.start("worker-0", python("import os; print(os.environ['PYTHONPATH'])"), runs_worker=True)
-    os.kill(host.pid, signal.SIGCONT)
-    assert host.exited("worker-0").exit_code == 0
-    assert host.text("worker-0").startswith("/of/the/run:")
-
-
-# -- the connection
-
-
-def kinds(host: HostDriver) -> list[type]:
-    host.receive()
-    return [type(message) for message in host.messages]
-
-
-def test_link_that_carries_nothing_for_a_while_loses_nothing(tmp_path: Path) -> None:
-    with HostDriver(tmp_path, is_piped=True) as host:
-        host.start("worker-0", python(COUNTS))
-        until(lambda: len(host.text("worker-0")) > 200_000)
-        for carrier in host.carriers:
-            carrier.suspend()
-        until(lambda: LinkSilent in kinds(host))
-        for carrier in host.carriers:
-            carrier.resume()
-        assert host.exited("worker-0").exit_code == 0
-        assert host.text("worker-0") == counted()
-        assert kinds(host).index(LinkSilent) < kinds(host).index(LinkBack)
-
-
-@pytest.mark.parametrize("carrier", ["to the host", "from the host", "both"])
-@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "stopped"])
-def test_lost_link_is_a_lost_host(tmp_path: Path, carrier: str, is_killed: bool) -> None:
-    """The agent ends its tasks by itself, also if one direction alone carries nothing."""
-    with HostDriver(tmp_path, link_timeout_s=4.0, is_piped=True) as host:
-        with nothing_left(host):
-            to, back = host.carriers
-            for each in {"to the host": [to], "from the host": [back], "both": [to, back]}[carrier]:
-                each.kill() if is_killed else each.suspend()
-            until(host.has_ended)
-            assert is_killed or "it has not answered for" in str(host.link.lost_reason)
-        assert host.link.lost_reason
-
-
-# -- ends
-
-
-@contextlib.contextmanager
-def nothing_left(host: HostDriver) -> Iterator[None]:
-    """A task with a grandchild that ignores SIGTERM; after the block, everything on the host is gone."""
-    host.start("worker-0", python(DAEMONISES))
-    pids = [host.pid_of("worker-0"), host.grandchild_of("worker-0"), host.pid, host.guard]
-    assert all(map(lives, pids))
-    yield
-    until_gone(*pids)
-    until(lambda: not host.home.exists())
-
-
-def test_nothing_is_left_after_leave(host: HostDriver) -> None:
-    with nothing_left(host):
-        host.link.leave()
-        until(host.has_ended)
-        assert not host.home.exists()  # the connection ends last
-        assert host.link.lost_reason is None
 
 
 def test_built_in_program_comes_with_the_bundle(host: HostDriver) -> None:
     """The interpreter of the tasks has no tf-orch. The search path of the user is kept, and goes first."""
-    bare = [
-        sys.executable,
-        "-S",
-        "-P",
-        "-c",
-        "import os, worker; print(os.environ['PYTHONPATH'], worker.__file__)",
-    ]
-    host.start("worker-0", bare, {"PYTHONPATH": "/of/the/user"}, runs_worker=True)
-    assert host.exited("worker-0").exit_code == 0
-    path, file = host.text("worker-0").split()
+    shows = "import os, worker; print(os.environ['PYTHONPATH'], worker.__file__)"
+    bare = [sys.executable, "-S", "-P", "-c", shows]
+    host.start("builtin", bare, {"PYTHONPATH": "/of/the/user"}, runs_worker=True)
+    assert host.exited("builtin").exit_code == 0
+    path, file = host.text("builtin").split()
     assert path == f"/of/the/user:{Path(file).parents[1]}"
-    host.start("worker-1", bare)
-    assert host.exited("worker-1").exit_code == 1
-
-
-@pytest.mark.parametrize("killed", ["agent", "agent and guard", "guard and agent", "guard", "stopped agent"])
-def test_nothing_is_left_after_a_kill(tmp_path: Path, killed: str) -> None:
-    """If both are killed, the next start on the host clears up."""
-    with HostDriver(tmp_path / "first", link_timeout_s=8.0 if killed == "stopped agent" else 60.0) as host:
-        with nothing_left(host):
-            if killed == "stopped agent":
-                os.kill(host.pid, signal.SIGSTOP)
-            else:
-                pids = {"agent": host.pid, "guard": host.guard}
-                for name in killed.split(" and "):
-                    os.kill(pids[name], signal.SIGKILL)
-            until(host.has_ended)
-            if " and " in killed:
-                until_gone(host.pid_of("worker-0"))
-                with HostDriver(tmp_path / "second"):
-                    assert not host.home.exists()
-        assert host.link.lost_reason
-
-
-def test_guard_notices_the_end_of_an_agent_that_was_stopped(tmp_path: Path) -> None:
-    """However long an agent may be stopped."""
-    with HostDriver(tmp_path, link_timeout_s=600.0) as host, nothing_left(host):
-        os.kill(host.pid, signal.SIGSTOP)
-        until(lambda: psutil.Process(host.pid).status() == psutil.STATUS_STOPPED)
-        os.kill(host.pid, signal.SIGKILL)
-        until(host.has_ended)
-
-
-def test_nothing_is_left_when_the_supervisor_is_gone(tmp_path: Path) -> None:
-    host = HostDriver(tmp_path)
-    host.__enter__()
-    with nothing_left(host):
-        host.close()
-
-
-@pytest.mark.parametrize("is_stopped", [False, True])
-def test_earlier_agent_of_a_run_is_ended_before_its_next_one(tmp_path: Path, is_stopped: bool) -> None:
-    """Its link is lost, but it has not noticed that."""
-    with HostDriver(tmp_path / "first", name="run") as first:
-        with nothing_left(first):
-            if is_stopped:
-                os.kill(first.pid, signal.SIGSTOP)
-            with HostDriver(tmp_path / "second", name="run"):
-                assert not first.home.exists()
-        with (
-            HostDriver(tmp_path / "third", name="run") as third,
-            HostDriver(tmp_path / "other", name="other"),
-        ):
-            assert third.home.exists()
-
-
-def test_directory_whose_processes_are_not_written_yet_stops_no_start(tmp_path: Path) -> None:
-    earlier = Path(f"/tmp/orch-agent-{os.geteuid()}-{Opening('run', 'there', 1.0).agent}-earlier")
-    earlier.mkdir(mode=0o700)
-    (earlier / "processes").write_text("4711")
-    lock = os.open(earlier, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    try:
-        with HostDriver(tmp_path, name="run") as host:
-            assert host.home.exists()
-    finally:
-        os.close(lock)
-        shutil.rmtree(earlier)
-
-
-def test_end_order_ends_all(host: HostDriver) -> None:
-    host.start("worker-0", python(DAEMONISES))
-    pids = [host.pid_of("worker-0"), host.grandchild_of("worker-0")]
-    host.link.send(Stop(0.0))
-    assert host.wait_for(Empty).swept == 1
-    until_gone(*pids)
+    host.start("another", bare)
+    assert host.exited("another").exit_code == 1
 
 
 # -- what others can see
 
 
-def test_directory_of_an_agent_is_private(host: HostDriver) -> None:
+def test_others_see_and_reach_nothing(host: HostDriver) -> None:
     modes = {name: stat.S_IMODE((host.home / name).stat().st_mode) for name in ("", "agent.log")}
     assert modes == {"": 0o700, "agent.log": 0o600}
-
-
-def test_nothing_listens_for_the_link(host: HostDriver) -> None:
-    processes = (psutil.Process(host.guard), psutil.Process(host.pid))
-    assert not [found for each in processes for found in each.net_connections("inet")]
+    processes = [psutil.Process(host.guard), psutil.Process(host.pid)]
+    assert [process.name() for process in processes] == ["orch-guard", "orch-agent"]
+    for each in processes:
+        assert not each.net_connections("inet")
+        words = each.cmdline()
+        assert sys.executable in words and "sécret" not in " ".join(words)
     assert not [path for path in host.home.rglob("*") if path.is_socket()]
+    # The agent's interpreter is isolated.
+    assert {"-I", "-S"} <= set(words)
+    assert processes[1].exe() == str(Path(sys.executable).resolve())
 
 
 @needs_root
@@ -372,16 +222,124 @@ def test_directory_of_another_user_is_not_swept(tmp_path: Path) -> None:
         victim.wait()
 
 
-def test_no_secret_is_in_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOKEN_OF_THE_USER", "very-secret")
-    with HostDriver(tmp_path) as host:
-        processes = [psutil.Process(host.guard), psutil.Process(host.pid)]
-        words = " ".join(" ".join(process.cmdline()) for process in processes)
-        assert sys.executable in words
-        assert "very-secret" not in words
-        assert [process.name() for process in processes] == ["orch-guard", "orch-agent"]
+# -- the connection and the ends
 
 
-def test_interpreter_of_the_agent_is_isolated(host: HostDriver) -> None:
-    assert {"-I", "-S"} <= set(psutil.Process(host.pid).cmdline())
-    assert psutil.Process(host.pid).exe() == str(Path(sys.executable).resolve())
+@contextlib.contextmanager
+def nothing_left(host: HostDriver) -> Iterator[None]:
+    """A task with a grandchild that ignores SIGTERM; after the block, everything on the host is gone."""
+    host.start("worker-0", python(DAEMONISES))
+    pids = [host.pid_of("worker-0"), host.grandchild_of("worker-0"), host.pid, host.guard]
+    assert all(map(lives, pids))
+    yield
+    until_gone(*pids)
+    until(lambda: not host.home.exists())
+
+
+def test_link_that_carries_nothing_for_a_while_loses_nothing(tmp_path: Path) -> None:
+    def kinds() -> list[type]:
+        host.receive()
+        return [type(message) for message in host.messages]
+
+    with HostDriver(tmp_path, is_piped=True) as host:
+        host.start("worker-0", python(COUNTS))
+        until(lambda: len(host.text("worker-0")) > 200_000)
+        for carrier in host.carriers:
+            carrier.suspend()
+        until(lambda: LinkSilent in kinds())
+        for carrier in host.carriers:
+            carrier.resume()
+        assert host.exited("worker-0").exit_code == 0
+        text = "".join(f"line {number} {'x' * (number % 97)}\n" for number in range(60_000))
+        assert host.text("worker-0") == text
+        assert kinds().index(LinkSilent) < kinds().index(LinkBack)
+
+
+@pytest.mark.parametrize(
+    "lost", ["killed to", "killed back", "stopped to", "stopped back", "stopped to back"]
+)
+def test_lost_link_is_a_lost_host(tmp_path: Path, lost: str) -> None:
+    """The agent ends its tasks by itself, also if the direction to or from it alone carries nothing."""
+    with HostDriver(tmp_path, link_timeout_s=4.0, is_piped=True) as host:
+        with nothing_left(host):
+            for name, carrier in zip(("to", "back"), host.carriers, strict=True):
+                if name in lost.split():
+                    carrier.kill() if "killed" in lost else carrier.suspend()
+            until(host.has_ended)
+            assert "killed" in lost or "it has not answered for" in str(host.link.lost_reason)
+        assert host.link.lost_reason
+
+
+def test_nothing_is_left_after_leave(tmp_path: Path) -> None:
+    """Orders that arrive with their run are prepared in its environment."""
+    with HostDriver(tmp_path) as host, nothing_left(host):
+        signal_and_wait(host.pid, signal.SIGSTOP, "T")
+        host.link.serve(run_order(RUN, host.directory, log="", environ={"PYTHONPATH": "/of/the/run"}))
+        host.start("worker-1", python("import os; print(os.environ['PYTHONPATH'])"), runs_worker=True)
+        os.kill(host.pid, signal.SIGCONT)
+        assert host.exited("worker-1").exit_code == 0
+        assert host.text("worker-1").startswith("/of/the/run:")
+        host.link.leave()
+        until(host.has_ended)
+        assert not host.home.exists()  # the connection ends last
+        assert host.link.lost_reason is None
+
+
+@pytest.mark.parametrize("killed", ["agent", "agent and guard", "guard", "stopped agent"])
+def test_nothing_is_left_after_a_kill(tmp_path: Path, killed: str) -> None:
+    """If both are killed, the next start on the host clears up. The guard notices the end of an agent however long that
+    was stopped."""
+    with HostDriver(tmp_path / "first", link_timeout_s=600.0) as host:
+        with nothing_left(host):
+            if killed == "stopped agent":
+                signal_and_wait(host.pid, signal.SIGSTOP, "T")
+            if "agent" in killed:
+                os.kill(host.pid, signal.SIGKILL)
+            if "guard" in killed:
+                os.kill(host.guard, signal.SIGKILL)
+            until(host.has_ended)
+            if " and " in killed:
+                until_gone(host.pid_of("worker-0"))
+                with HostDriver(tmp_path / "second"):
+                    assert not host.home.exists()
+        assert host.link.lost_reason
+
+
+def test_stopped_agent_is_ended_when_it_is_silent(tmp_path: Path) -> None:
+    with HostDriver(tmp_path, link_timeout_s=4.0) as host, nothing_left(host):
+        os.kill(host.pid, signal.SIGSTOP)
+        until(host.has_ended)
+
+
+def test_nothing_is_left_when_the_supervisor_is_gone(tmp_path: Path) -> None:
+    host = HostDriver(tmp_path)
+    host.__enter__()
+    with nothing_left(host):
+        host.close()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_earlier_agent_of_a_run_is_ended_before_its_next_one(tmp_path: Path, is_stopped: bool) -> None:
+    """Its link is lost, but it has not noticed that."""
+    with HostDriver(tmp_path / "first", name="run") as first, nothing_left(first):
+        if is_stopped:
+            os.kill(first.pid, signal.SIGSTOP)
+        with HostDriver(tmp_path / "second", name="run") as second:
+            assert not first.home.exists()
+            if not is_stopped:
+                with HostDriver(tmp_path / "other", name="other"):
+                    assert second.home.exists()
+
+
+def test_directory_whose_processes_are_not_written_yet_stops_no_start(tmp_path: Path) -> None:
+    earlier = Path(f"/tmp/orch-agent-{os.geteuid()}-{Opening('run', 'there', 1.0).agent}-earlier")
+    earlier.mkdir(mode=0o700)
+    (earlier / "processes").write_text("4711")
+    lock = os.open(earlier, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        with HostDriver(tmp_path, name="run") as host:
+            assert host.home.exists()
+    finally:
+        os.close(lock)
+        shutil.rmtree(earlier)

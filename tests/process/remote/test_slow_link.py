@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import select
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -41,36 +43,36 @@ class SlowLink:
                 shipping.confirm(count, now)
 
 
-@pytest.mark.parametrize("rate", [2e3, 10e3, 50e3, 300e3, 1e6])
-def test_logs_do_not_delay_other_messages_on_a_slow_link(tmp_path: Path, rate: float) -> None:
-    """A host counts as silent after 3 s without an answer, and as lost after 16 s."""
-    log = tmp_path / "log"
+@contextmanager
+def shipping_over(link: SlowLink, log: Path) -> Iterator[LogShipping]:
+    """The shipping of a log of 100 MB."""
     log.write_bytes(b"")
     os.truncate(log, 100_000_000)
-    link = SlowLink(rate)
     with select.epoll() as poller:
         shipping = LogShipping(link.send, poller)
         shipping.add("worker:0", str(log))
-        delays, busy = [], 0
+        yield shipping
+        shipping.close()
+
+
+@pytest.mark.parametrize("rate", [2e3, 10e3, 50e3, 300e3, 1e6])
+def test_logs_do_not_delay_other_messages_on_a_slow_link(tmp_path: Path, rate: float) -> None:
+    """A host counts as silent after 3 s without an answer, and as lost after 16 s."""
+    link = SlowLink(rate)
+    with shipping_over(link, tmp_path / "log") as shipping:
+        delays = []
         for turn in range(3000):
             link.advance(turn * 0.01, shipping)
             shipping.advance(link.now)
             delays.append(link.delay_s)
-            busy += link.delay_s > 0
-        shipping.close()
     assert max(delays) < min(6.0, MOST_BYTES * 4 / 3 / rate + 0.1)
-    assert busy > 2900, "the link has nothing to carry"
+    assert sum(delay > 0 for delay in delays) > 2900, "the link has nothing to carry"
 
 
 def test_logs_follow_the_rate_of_a_link_that_becomes_slow_and_recovers(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_bytes(b"")
-    os.truncate(log, 100_000_000)
     link = SlowLink(1e6)
     turn = 0
-    with select.epoll() as poller:
-        shipping = LogShipping(link.send, poller)
-        shipping.add("worker:0", str(log))
+    with shipping_over(link, tmp_path / "log") as shipping:
         for rate, seconds in ((1e6, 5), (5e3, 100), (300e3, 30)):
             link.rate = rate
             for _ in range(100 * seconds):
@@ -78,20 +80,14 @@ def test_logs_follow_the_rate_of_a_link_that_becomes_slow_and_recovers(tmp_path:
                 link.advance(turn * 0.01, shipping)
                 shipping.advance(link.now)
             assert link.delay_s < 3.0, rate
-        shipping.close()
     in_the_last_30_s = sum(len(encode(each)) for each in link.messages) - 5e6 - 0.5e6
     assert in_the_last_30_s > 0.9 * 30 * 300e3
 
 
 def test_rest_of_the_logs_does_not_delay_the_end_of_a_teardown(tmp_path: Path) -> None:
     """The agent reports the missing bytes, and continues behind them in the next attempt. A break does not count."""
-    log = tmp_path / "log"
-    log.write_bytes(b"")
-    os.truncate(log, 100_000_000)
     link = SlowLink(300e3)
-    with select.epoll() as poller:
-        shipping = LogShipping(link.send, poller)
-        shipping.add("worker:0", str(log))
+    with shipping_over(link, tmp_path / "log") as shipping:
         shipping.hold(Exited("worker:0", ExitFacts(0, None, 1.0)))
         for swept in (2, 1):  # the second stop comes before the first one is reported
             shipping.hold_last(Empty(swept))
@@ -103,12 +99,11 @@ def test_rest_of_the_logs_does_not_delay_the_end_of_a_teardown(tmp_path: Path) -
             if 1600 <= turn < 1700:
                 assert isinstance(link.messages[-1], Log), "the break counted"
         *logs, exited, empty = link.messages
-        with log.open("ab") as file:
+        with (tmp_path / "log").open("ab") as file:
             file.write(b"next")
         link.advance(60.0, shipping)
         shipping.wake()
         shipping.advance(60.0)
-        shipping.close()
     sent = sum(len(each.data) for each in logs if isinstance(each, Log))
     assert isinstance(exited, Exited) and isinstance(empty, Empty)
     assert (empty.swept, empty.unsent) == (3, {"worker:0": 100_000_000 - sent})

@@ -90,6 +90,10 @@ REASON = "\x1b]0;title\x07\x1b[2J\u202eno port\nrun succeeded"
 LIES: dict[str, tuple[dict[str, object], str]] = {
     "task": ({"type": "Started", "task": "worker:0"}, "reports about 'worker:0', which it does not run"),
     "log": ({"type": "Log", "task": "worker:0"}, "sends a log of 'worker:0', which it does not run"),
+    "address": (
+        {"type": "Hello", "facts": {**FACTS, "reached": "10.0.0.1,evil"}},
+        "cannot read: Hello: facts: reached: '10.0.0.1,evil' is not an IP address",
+    ),
     "facts": ({"type": "Hello", "facts": None}, "it sent no facts about itself"),
     "text": ({"type": "Held", "becomes": "HoldFailed", "reason": REASON}, "it has no ports for its tasks: "),
 }
