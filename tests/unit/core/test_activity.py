@@ -45,6 +45,7 @@ def test_activity_of_each_task() -> None:
     began = event(events.Preload, modules=("tensorflow", "keras"))
     place = {"epoch": 2, "epochs": 5, "step": 37, "steps": 1200}
     coordinated = ("chief:0", "ps:0", "worker:0")
+    missing = cluster(4, says(0, "waiting"), ready(0), says(1, "waiting"), says(2, "importing"))
     state = cluster(3, ready(0), ready(1))
     # worker:0 has no server, worker:1 is an evaluator.
     for index, changes in enumerate(({"serves": False}, {"role": "evaluator"})):
@@ -60,54 +61,36 @@ def test_activity_of_each_task() -> None:
         "waiting": (cluster(1, says(0, "waiting")), ["waiting"]),
         "training": (cluster(1, says(0, "training")), ["training"]),
         "at a step": (cluster(1, says(0, "training", **place)), ["epoch 2/5 step 37/1,200"]),
-        "an open port means joined and waiting": (
-            cluster(2, ready(0)),
-            ["waiting for worker:1", "starting"],
-        ),
-        "also of another than the first worker": (
-            cluster(2, ready(1)),
-            ["starting", "waiting for worker:0"],
-        ),
+        # An open port means joined and waiting, also of another than the first worker.
+        "one port open": (cluster(2, ready(0)), ["waiting for worker:1", "starting"]),
+        "the other one": (cluster(2, ready(1)), ["starting", "waiting for worker:0"]),
         "a parameter server and a coordinator's worker serve others": (
             state_of(attempt_planned(coordinated), *map(started, coordinated), *map(ready, coordinated[1:])),
             ["starting", "port open", "port open"],
         ),
         "both ports open": (cluster(2, ready(0), ready(1)), ["port open", "port open"]),
-        "no task is named after all have joined": (
-            cluster(2, says(0, "waiting"), says(1, "waiting")),
-            ["connecting", "connecting"],
-        ),
-        "a training task does not wait": (
-            cluster(2, says(0, "training", step=3), ready(0)),
-            ["step 3", "starting"],
-        ),
-        "a finished silent task is not missing": (
-            cluster(2, ready(0), ready(1), exited(1, 0)),
-            ["port open", ""],
-        ),
+        "all have joined": (cluster(2, says(0, "waiting"), says(1, "waiting")), ["connecting"] * 2),
+        "one trains": (cluster(2, says(0, "training", step=3), ready(0)), ["step 3", "starting"]),
+        "one ended": (cluster(2, ready(0), ready(1), exited(1, 0)), ["port open", ""]),
         "no server, evaluator": (state, ["", "port open", "starting"]),
         "an ended task keeps its last activity": (
             cluster(2, says(0, "waiting"), says(1, "training", epoch=1, epochs=2), exited(0, 1)),
             ["waiting", "epoch 1/2"],
         ),
+        "two are missing": (
+            missing,
+            ["waiting for worker:2 and worker:3"] * 2 + ["importing tensorflow", "starting"],
+        ),
     }
     wrong = {what: words(state) for what, (state, shown) in rows.items() if words(state) != shown}
     assert not wrong, wrong
-    assert all(task.has_arrived for task in cluster_of(rows["no task is named after all have joined"][0]))
-    assert awaited(rows["a training task does not wait"][0]) == [(), ()]
-
-
-def test_waiting_task_names_the_missing_ones() -> None:
-    state = cluster(4, says(0, "waiting"), ready(0), says(1, "waiting"), says(2, "importing"))
-    assert words(state) == ["waiting for worker:2 and worker:3"] * 2 + ["importing tensorflow", "starting"]
-    assert awaited(state) == [("worker:2", "worker:3")] * 2 + [()] * 2
-    assert not all(task.has_arrived for task in cluster_of(state))
-
-
-def test_task_that_exited_before_joining_is_missing() -> None:
-    state = cluster(2, says(0, "waiting"), says(1, "importing"), exited(1, 0))
-    assert words(state)[0] == "waiting for worker:1"
-    assert late_start(state, START) == "worker:0 waits for worker:1 (succeeded, exit code 0)"
+    assert all(task.has_arrived for task in cluster_of(rows["all have joined"][0]))
+    assert awaited(rows["one trains"][0]) == [(), ()]
+    assert awaited(missing) == [("worker:2", "worker:3")] * 2 + [()] * 2
+    assert not all(task.has_arrived for task in cluster_of(missing))
+    gone = cluster(2, says(0, "waiting"), says(1, "importing"), exited(1, 0))
+    assert words(gone)[0] == "waiting for worker:1"
+    assert late_start(gone, START) == "worker:0 waits for worker:1 (succeeded, exit code 0)"
 
 
 def test_progress_text() -> None:
@@ -139,31 +122,23 @@ def test_slow_start_is_noticed_once() -> None:
     assert story.at(100).reports(0, "waiting").due is None and story.notices == (late,)
 
 
-def test_start_that_makes_progress_is_not_noticed() -> None:
+def test_start_that_makes_progress_or_ends_is_not_noticed() -> None:
     story = Story(job()).starts().reports(0, "waiting").ready(1)
     assert story.due is None
     assert story.at(100).reaches(Deadline.START_LATE).notices == ()
-
-
-def test_no_task_is_late_during_a_teardown() -> None:
     story = Story(job()).starts().reports(0, "waiting").exits(1, code=1)
     assert story.due is not None and story.due[1] != Deadline.START_LATE
-
-
-def test_time_out_in_a_slow_start_names_the_missing_task() -> None:
     cause = Story(job(timeout_s=60.0)).starts().reports(0, "waiting").at(60).result().cause
     assert cause is not None
     assert cause.text == "not done after 60 s (--timeout); worker:0 waits for worker:1 (starting, 1m)"
 
 
-happenings = st.one_of(
-    st.builds(
-        says,
-        st.integers(0, 2),
-        st.sampled_from(["importing", "starting", "waiting", "training", "done", "odd\x1b", None]),
-    ),
-    st.builds(ready, st.integers(0, 2)),
-    st.builds(exited, st.integers(0, 2), st.sampled_from([0, 1])),
+phases = st.sampled_from(["importing", "starting", "waiting", "training", "done", "odd\x1b", None])
+index = st.integers(0, 2)
+happenings = (
+    st.builds(says, index, phases)
+    | st.builds(ready, index)
+    | st.builds(exited, index, st.sampled_from([0, 1]))
 )
 
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from making import START, event, job, progressed
-from story import Story
+from story import Story, other_ends
 
 from orchestrator.client.view.messages import event_message
 from orchestrator.client.view.report import end_lines
 from orchestrator.client.view.status_document import task_status
-from orchestrator.client.view.tables import Moment, footer_lines
 from orchestrator.core.job.choices import FailurePolicy
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.progress.line_progress import LineProgress
 from orchestrator.core.progress.reported import ProgressThrottle, parse_progress
 from orchestrator.core.state import events
 from orchestrator.core.state.events import parse_event
-from orchestrator.core.state.result import BadLoss, CauseKind, TaskBadLoss
+from orchestrator.core.state.result import BadLoss, TaskBadLoss
 
 NAN = BadLoss(value="nan", epoch=2, step=37)
 STOPS = job(stop_on_nan=True)
@@ -34,17 +34,13 @@ def with_nan(story: Story) -> Story:
     return story
 
 
-def test_steps_of_an_evaluation_are_not_those_of_the_training() -> None:
+def test_training_in_the_result_has_its_last_values() -> None:
     story = running().trains(0, 24, loss=0.5).reports(0, "evaluating", step=469, loss=0.5)
     training = story.exits(0, 1).result().training
     assert training is not None and (training.step, training.loss) == (None, 0.5)
-
-
-def test_training_that_ends_with_nan_keeps_its_epochs_and_metrics() -> None:
     story = running().trains(0, 41, epoch=2, epochs=2, metrics={"accuracy": 0.6}, bad_loss=NAN)
     lines = end_lines(story.exits(0, 1).result(), None, colour=False)
     assert ": 2 epochs, accuracy 0.6" in lines[0]
-    assert lines[-1].startswith("orch: the loss ") and "nan, first seen at epoch 2 step 37" in lines[-1]
 
 
 def test_first_bad_loss_of_a_bar_is_remembered() -> None:
@@ -76,39 +72,26 @@ def test_bad_loss_is_reported_once_and_kept_in_the_result() -> None:
     (became_bad,) = [each for each in story.events if isinstance(each, events.Noticed)]
     assert event_message(became_bad, None) == "worker:1: the loss is nan, first seen at epoch 2 step 37"
     assert became_bad.nan_in == "worker:1"
+    document = task_status(story.state.tasks["worker:1"], story.state, {}, START)
+    assert document.progress is not None and document.progress.bad_loss == NAN
     result = story.exits(0, 1).result()
     assert (result.outcome, result.bad_loss) == ("succeeded", story.state.bad_loss)
     last = end_lines(result, None, colour=False)[-1]
     assert last == "orch: the loss is nan, first seen at epoch 2 step 37 (worker:1)"
 
 
-def test_bad_loss_is_red_in_the_table() -> None:
-    state = with_nan(running()).state
-    rows = footer_lines(Moment("run", state, START, START), 120, 24, colour=True)
-    assert any("\x1b[1;31mnan" in row for row in rows), rows
-    document = task_status(state.tasks["worker:1"], state, {}, START)
-    assert document.progress is not None and document.progress.bad_loss == NAN
-
-
-def test_stop_on_nan_ends_the_run_with_that_cause() -> None:
-    story = running(STOPS).tell(progressed(1, epoch=2, step=37, bad_loss=NAN))
-    result = story.exits(0, 1, signal=15).result()
-    assert (result.outcome, result.exit_code) == ("failed", 1)
-    assert result.cause is not None and (result.cause.task, result.cause.kind) == ("worker:1", CauseKind.NAN)
-    assert result.cause.text == "the loss is nan, first seen at epoch 2 step 37 (--stop-on-nan)"
-    assert [task.end for task in result.tasks] == ["stopped by orch", "stopped by orch"]
-
-
-def test_bad_loss_at_the_end_of_a_task_fails_the_run() -> None:
-    result = running(STOPS).exits(0).trains(1, 37, epoch=2, bad_loss=NAN).exits(1).result()
-    assert (result.outcome, result.exit_code, result.cause and result.cause.kind) == (
-        "failed",
-        1,
-        CauseKind.NAN,
-    )
-
-
-def test_bad_loss_is_not_restarted() -> None:
-    spec = job(stop_on_nan=True, on_failure=FailurePolicy.RESTART)
-    result = with_nan(running(spec).trains(0, 20)).exits(0, 1, signal=15).result()
-    assert (result.exit_code, result.not_restarted) == (1, "--stop-on-nan ends the run")
+def test_stop_on_nan_ends_the_run_with_that_cause_and_without_a_restart() -> None:
+    """Also at the end of a task."""
+    during = running(STOPS).tell(progressed(1, epoch=2, step=37, bad_loss=NAN)).exits(0, 1, signal=15)
+    at_end = running(STOPS).exits(0).trains(1, 37, epoch=2, bad_loss=NAN).exits(1)
+    restarting = with_nan(running(job(stop_on_nan=True, on_failure=FailurePolicy.RESTART)).trains(0, 20))
+    rows: dict[str, tuple[Any, ...]] = {
+        "during the training": (during, "failed 1: nan worker:1", "stopped by orch", "stopped by orch"),
+        "at the end": (at_end, "failed 1: nan worker:1"),
+        "with restarts": (restarting.exits(0, 1, signal=15), "failed 1: nan worker:1"),
+    }
+    assert other_ends(rows) == {}
+    cause = during.result().cause
+    assert cause is not None
+    assert cause.text == "the loss is nan, first seen at epoch 2 step 37 (--stop-on-nan)"
+    assert restarting.result().not_restarted == "--stop-on-nan ends the run"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.job.fault import MOST_FAULTS, Fault, parse_chaos, with_targets
-from orchestrator.core.job.tf_config import ROLES, TaskRef
+from orchestrator.core.job.tf_config import TaskRef
 from orchestrator.core.text.durations import MAX_DURATION_S
 
 ZERO, ONE = TaskRef(type="worker", index=0), TaskRef(type="worker", index=1)
@@ -46,66 +46,70 @@ def refusal(text: str) -> str:
         return str(error)
 
 
+# In each line: a place in the word (^), and what the message says about it.
+REFUSED = """\
+^kil 0 at ready => "kil"; did you mean "kill"?
+kill^ => a task: worker:1, chief, 0 or any
+kill ^workr:1 at ready => "workr:1"; did you mean "worker:1"?
+kill ^worker at ready => "worker"; did you mean "worker:0"?
+kill ^any#x at ready => "any#x"; worker:1, chief, 0 or any
+kill 0^ => "at step 20"
+kill 0 ^when ready => "when"; "at step 20"
+kill 0 at^ => step 20, epoch 2
+kill 0 at ^20 => "20"; step 20 or 20s
+kill 0 at ^20x => "20x"; step 20, epoch 2, 30s
+kill 0 at ^-3s => "-3s"; step 20, epoch 2, 30s
+kill 0 at step^ => a step such as 20
+kill 0 at step ^-1 => "-1"; a step such as 20
+kill 0 at epoch ^0 => "0"; the first is 1
+kill 0 at ready ^for 5s => "for"; only stop has a length
+stop 0 at ready for ^ever => "ever"; 25s
+stop 0 at ready for ^0s => "0s"; 25s
+stop 0 at ready for^ => a length of time
+kill 0 at ready in ^2 => "2"; attempt 2
+kill 0 at ready in attempt ^0 => "0"; the first is 1
+kill 0 at ^ready, stop 1 at ready => "ready,"; step 20, epoch 2
+kill 0 at ready ^kill 1 at ready => "kill"; semicolons
+kill 0 at ready; stop 1 at ^bad => "bad"; step 20, epoch 2
+signal ^0 at ready => 1 to 64
+signal ^65 0 at ready => 1 to 64
+signal ^SIGKIL 0 at ready => did you mean "KILL"?
+signal 9^ => a task"""
+
+
 def test_refusal_names_the_place_and_the_right_form() -> None:
     rows = {
-        "": ("", "kill worker:1 at step 20"),
-        " ; ; ": ("", "kill worker:1 at step 20"),
-        "kil 0 at ready": ('character 1, "kil"', 'did you mean "kill"?'),
-        "kill": ("character 5", "a task: worker:1, chief, 0 or any"),
-        "kill workr:1 at ready": ('character 6, "workr:1"', 'did you mean "worker:1"?'),
-        "kill worker at ready": ('character 6, "worker"', 'did you mean "worker:0"?'),
-        "kill any#x at ready": ('character 6, "any#x"', "worker:1, chief, 0 or any"),
-        "kill 0": ("character 7", '"at step 20"'),
-        "kill 0 when ready": ('character 8, "when"', '"at step 20"'),
-        "kill 0 at": ("character 10", "step 20, epoch 2"),
-        "kill 0 at 20": ('character 11, "20"', "step 20 or 20s"),
-        "kill 0 at 20x": ('character 11, "20x"', "step 20, epoch 2, 30s"),
-        "kill 0 at -3s": ('character 11, "-3s"', "step 20, epoch 2, 30s"),
-        "kill 0 at step": ("character 15", "a step such as 20"),
-        "kill 0 at step twenty": ('character 16, "twenty"', "a step such as 20"),
-        "kill 0 at step -1": ('character 16, "-1"', "a step such as 20"),
-        "kill 0 at epoch 0": ('character 17, "0"', "the first is 1"),
-        "kill 0 at ready for 5s": ('character 17, "for"', "only stop has a length"),
-        "stop 0 at ready for ever": ('character 21, "ever"', "25s"),
-        "stop 0 at ready for 0s": ('character 21, "0s"', "25s"),
-        "stop 0 at ready for": ("character 20", "a length of time"),
-        "kill 0 at ready in 2": ('character 20, "2"', "attempt 2"),
-        "kill 0 at ready in attempt 0": ('character 28, "0"', "the first is 1"),
-        "kill 0 at ready, stop 1 at ready": ('character 11, "ready,"', "step 20, epoch 2"),
-        "kill 0 at ready kill 1 at ready": ('character 17, "kill"', "semicolons"),
-        "kill 0 at ready; stop 1 at bad": ('character 28, "bad"', "step 20, epoch 2"),
-        "signal 0 at ready": ("character 8", "1 to 64"),
-        "signal 65 0 at ready": ("character 8", "1 to 64"),
-        "signal SIGKIL 0 at ready": ("character 8", 'did you mean "KILL"?'),
-        "signal 9": ("character 9", "a task"),
-        ";".join(["kill 0 at ready"] * (MOST_FAULTS + 1)): ("", f"at most {MOST_FAULTS}"),
+        "": ["kill worker:1 at step 20"],
+        " ; ; ": ["kill worker:1 at step 20"],
+        ";".join(["kill 0 at ready"] * (MOST_FAULTS + 1)): [f"at most {MOST_FAULTS}"],
     }
-    wrong = {
-        text: refusal(text) for text, parts in rows.items() if any(p not in refusal(text) for p in parts)
-    }
+    for line in REFUSED.splitlines():
+        text, _, says = line.partition(" => ")
+        place = len(text) if text.endswith("^") else text.index("^") + 1
+        rows[text.replace("^", "")] = [f"character {place}", *says.split("; ")]
+    said = {text: refusal(text) for text in rows}
+    wrong = {text: told for text, told in said.items() if any(part not in told for part in rows[text])}
     assert not wrong, wrong
 
 
 _COUNT = 10**12 - 1
-faults = st.builds(
-    lambda base, moment, target, for_s, attempt: Fault(
-        signal=signal.SIGSTOP if for_s is not None else base, **moment, **target, for_s=for_s, attempt=attempt
-    ),
-    st.integers(1, 64),
+moments = (
     st.just({})
     | st.fixed_dictionaries({"step": st.integers(0, _COUNT)})
     | st.fixed_dictionaries({"epoch": st.integers(1, _COUNT)})
-    | st.fixed_dictionaries({"at_s": st.floats(0, MAX_DURATION_S)}),
-    st.builds(
-        lambda role, index: {
-            "task": TaskRef(type=role, index=0 if role in ("chief", "evaluator") else index)
-        },
-        st.sampled_from(ROLES),
-        st.integers(0, 999_999),
-    )
-    | st.fixed_dictionaries({"seed": st.none() | st.integers(0, 10**9 - 1)}),
-    st.none() | st.floats(0.001, MAX_DURATION_S),
-    st.integers(1, _COUNT),
+    | st.fixed_dictionaries({"at_s": st.floats(0, MAX_DURATION_S)})
+)
+tasks = st.one_of(
+    st.builds(TaskRef, type=st.sampled_from(["worker", "ps"]), index=st.integers(0, 999_999)),
+    st.builds(TaskRef, type=st.sampled_from(["chief", "evaluator"]), index=st.just(0)),
+)
+targets = tasks.map(lambda task: {"task": task}) | st.integers(0, 10**9 - 1).map(lambda seed: {"seed": seed})
+signals = st.integers(1, 64).map(lambda number: {"signal": number}) | st.floats(0.001, MAX_DURATION_S).map(
+    lambda for_s: {"signal": signal.SIGSTOP, "for_s": for_s}
+)
+faults = st.builds(
+    lambda kind, moment, target, attempt: Fault(**kind, **moment, **target, attempt=attempt),
+    *(signals, moments, targets | st.just({}), st.integers(1, _COUNT)),
 )
 
 
@@ -124,18 +128,9 @@ def test_any_file_is_read_or_refused_in_one_line(text: str) -> None:
 
 def test_fields_of_a_fault_have_one_meaning() -> None:
     accepted = []
-    for fields in (
-        {"step": 1, "epoch": 1},
-        {"step": 1, "at_s": 0},
-        {"for_s": 1.0},
-        {"signal": signal.SIGSTOP, "for_s": 0.0},
-        {"task": ZERO, "seed": 1},
-        {"step": -1},
-        {"epoch": 0},
-        {"attempt": 0},
-        {"signal": 65},
-        {"at_s": float("nan")},
-    ):
+    two = ({"step": 1, "epoch": 1}, {"step": 1, "at_s": 0}, {"task": ZERO, "seed": 1}, {"for_s": 1.0})
+    out = ({"step": -1}, {"epoch": 0}, {"attempt": 0}, {"signal": 65}, {"at_s": float("nan")})
+    for fields in (*two, *out, {"signal": signal.SIGSTOP, "for_s": 0.0}):
         with contextlib.suppress(ValueError):
             accepted.append(Fault.model_validate({"signal": 9, **fields}))
     assert not accepted

@@ -18,28 +18,22 @@ def test_task_gets_its_share_of_cores_rounded_up() -> None:
     assert [cpu_budget(Cores(64, 64, cores), tasks, None, {}).share for cores, tasks, _ in rows] == expected
 
 
-def test_only_requested_threads_are_set() -> None:
+def test_only_requested_threads_are_set_and_variables_of_the_user_stay() -> None:
     for cores in (TWO, EIGHT, LIMITED):
         assert cpu_budget(cores, 2, None, {}).env == {}
         assert cpu_budget(cores, 2, 6, {}).env == {INTRA_OP: "6", INTER_OP: "6"}
-
-
-def test_variables_of_the_user_stay() -> None:
     budget = cpu_budget(TWO, 2, 6, {INTRA_OP: "1", "OMP_NUM_THREADS": "2", "HOME": "/"})
-    assert budget.env == {INTER_OP: "6"}
-    assert budget.users == (INTRA_OP, "OMP_NUM_THREADS")
-
-
-def test_start_notice_text() -> None:
-    assert str(cpu_budget(TWO, 4, None, {})) == (
-        "2 cores for 4 tasks: TensorFlow's own pools, of 2 threads each"
-    )
-    assert str(cpu_budget(LIMITED, 1, 3, {})) == (
-        "a quota of 2.5 of 64 cores for 1 task: TF_NUM_INTRAOP_THREADS=3, TF_NUM_INTEROP_THREADS=3"
-    )
-    assert str(cpu_budget(Cores(1, 1), 1, None, {INTRA_OP: "1"})) == (
-        "1 core for 1 task: TensorFlow's own pools, of 1 thread each; set already: TF_NUM_INTRAOP_THREADS"
-    )
+    assert (budget.env, budget.users) == ({INTER_OP: "6"}, (INTRA_OP, "OMP_NUM_THREADS"))
+    rows = {
+        "2 cores for 4 tasks: TensorFlow's own pools, of 2 threads each": cpu_budget(TWO, 4, None, {}),
+        "a quota of 2.5 of 64 cores for 1 task: TF_NUM_INTRAOP_THREADS=3, TF_NUM_INTEROP_THREADS=3": (
+            cpu_budget(LIMITED, 1, 3, {})
+        ),
+        "1 core for 1 task: TensorFlow's own pools, of 1 thread each; set already: TF_NUM_INTRAOP_THREADS": (
+            cpu_budget(Cores(1, 1), 1, None, {INTRA_OP: "1"})
+        ),
+    }
+    assert [str(budget) for budget in rows.values()] == [*rows]
 
 
 @settings(deadline=None)

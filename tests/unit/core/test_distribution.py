@@ -59,29 +59,24 @@ def test_expect_cluster_makes_it_a_failure() -> None:
     assert ended.cause.text.startswith("train.py never joined the cluster of 2 tasks. Create ")
 
 
-def test_tasks_that_joined_are_distributed() -> None:
-    stories = {
+def test_nothing_is_said_of_tasks_that_joined_or_where_it_may_be_wrong() -> None:
+    tpu = job(command=SCRIPT, strategy=StrategyChoice(strategy=Strategy.TPU))
+    joined = {
         "by its own report": training(EXPECTED).reports(0, cluster=2),
         "at another address": training(EXPECTED).reports(1, cluster=2, server="localhost:12345"),
         "by its port": training(EXPECTED).ready(0),
     }
-    for how, story in stories.items():
-        ended = result(story)
-        assert (ended.outcome, ended.not_distributed) == ("succeeded", None), how
-        assert any(task.joined for task in ended.tasks), how
-
-
-def test_nothing_is_said_where_it_may_be_wrong() -> None:
-    tpu = job(command=SCRIPT, strategy=StrategyChoice(strategy=Strategy.TPU))
-    stories = {
+    others = {
         "no TensorFlow": reporting(TWO),
         "lines that look like steps": reporting(TWO, *[{"phase": "training", "step": 3}] * 2),
         "one trains": reporting(TWO, {"trains": True}),
         "one task": reporting(job(command=SCRIPT, workers=1), {"trains": True}),
         "a strategy of one process": training(tpu),
     }
-    said = {what: result(story).not_distributed for what, story in stories.items()}
+    ends = {how: result(story) for how, story in (joined | others).items()}
+    said = {how: ended.not_distributed or ended.cause for how, ended in ends.items()}
     assert not any(said.values()), said
+    assert all(any(task.joined for task in ends[how].tasks) for how in joined)
 
 
 def test_failure_of_a_task_stays_the_cause() -> None:

@@ -47,34 +47,24 @@ def test_steps_count_over_all_epochs_if_known() -> None:
 
 
 def test_course_of_a_task() -> None:
-    begun, late = training(epoch=3, step=0, steps=45), training(epoch=4, step=1, steps=45)
+    in_epoch = partial(training, steps=45)
+    begun, late = in_epoch(epoch=3, step=0), in_epoch(epoch=4, step=1)
     evaluating = Progress(phase="evaluating", step=800)
     back = [training(epoch=epoch, step=step, steps=10) for epoch, step in ((2, 0), (5, 9), (1, 3))]
+    fit = training(epoch=3, step=0, steps=5, fit=FitSteps(done=3, start=10, skips=True))
     rows: dict[str, tuple[Course, Course]] = {
-        "resumed without a report: at the start of an epoch": (
-            after(training(epoch=3, step=14, steps=45)),
-            Course(began_at=90, reached=104, stepped=True),
+        "resumed without a report: at an epoch's start": (
+            after(in_epoch(epoch=3, step=14)),
+            Course(90, 104, True),
         ),
-        "a reported start counts": (
-            after(training(epoch=3, step=20, steps=45, start_step=100)),
-            Course(began_at=100, reached=110, stepped=True),
-        ),
-        "a reported start counts at any time": (
-            after(late, late.model_copy(update={"start_step": 90})),
-            Course(began_at=90, reached=136, stepped=True),
-        ),
+        "a reported start": (after(in_epoch(epoch=3, step=20, start_step=100)), Course(100, 110, True)),
+        "a late start": (after(late, late.model_copy(update={"start_step": 90})), Course(90, 136, True)),
         "the start stays while steps advance or go back": (after(*back, evaluating), Course(10, 49, True)),
         "resumed, before its first step": (after(Progress(phase="importing"), begun), Course(90, 90, False)),
         "an evaluation is not a step": (after(evaluating), Course(None, None, False)),
-        "a later epoch means stepped": (
-            after(begun, training(epoch=4, step=0, steps=45)),
-            Course(90, 135, True),
-        ),
+        "a later epoch means stepped": (after(begun, in_epoch(epoch=4, step=0)), Course(90, 135, True)),
         "a step at an unknown place": (after(training(epoch=2, step=3)), Course(None, None, True)),
-        "steps that fit counts are the position": (
-            after(training(epoch=3, step=0, steps=5, fit=FitSteps(done=3, start=10, skips=True))),
-            Course(began_at=10, reached=13, stepped=True, skips=True),
-        ),
+        "steps that fit counts are the position": (after(fit), Course(10, 13, stepped=True, skips=True)),
         "steps of fit without a start": (after(training(fit=FitSteps(done=1))), Course(None, None, True)),
     }
     wrong = {what: course for what, (course, expected) in rows.items() if course != expected}
@@ -100,9 +90,7 @@ def test_keras_lines_give_the_start_of_the_first_epoch() -> None:
         for start in range(0, len(text), cut):
             said = reader.read(text[start : start + cut], 0.0)
             if said is not None:
-                last = last.model_copy(
-                    update={field: getattr(said, field) for field in said.model_fields_set}
-                )
+                last = last.model_copy(update=said.model_dump(exclude_unset=True))
         course = Course().after(last)
         assert (course.began_at, course.reached) == (40, 80), cut
     missed = LineProgress().read(b"e\nEpoch 3/9\n" + line, 0.0, missed=True)

@@ -12,87 +12,67 @@ from worker.programs import summarize_profile
 from worker.programs.summarize_profile import union, without
 
 REDUCE = "StatefulPartitionedCall/CollectiveReduceV2:CollectiveReduceV2"
-NEVER: Lines = {}
+COMPUTE: Lines = {"tf_Compute/1": [("a:MatMul", 0, 10)]}
+TWICE: Lines = {"collective_ops/1": [(REDUCE, 10, 40), (REDUCE, 60, 70)]}
 
 
-def recorded(directory: Path, task: str, lines: Lines, start: float = 1000, stop: float = 1100) -> None:
-    name = task.replace(":", "-")
-    (directory / f"{name}.xplane.pb").write_bytes(xspace(lines, start, stop))
-    (directory / f"{name}.json").write_text(json.dumps({"task": task, "first": 10, "last": 19}))
+def summary(directory: Path, start: float = 1000, plane: str = "/host:CPU", **tasks: Lines) -> dict[str, Any]:
+    """The summary of recordings of 0.1 s, worker_0 and so on. That of worker:1 begins at `start`."""
+    for name, lines in tasks.items():
+        task = name.replace("_", "-")
+        recording = xspace(lines, start if task == "worker-1" else 1000, 1100, plane)
+        (directory / f"{task}.xplane.pb").write_bytes(recording)
+        facts = {"task": name.replace("_", ":"), "first": 10, "last": 19}
+        (directory / f"{task}.json").write_text(json.dumps(facts))
+    found: dict[str, Any] = summarize_profile.summarize(directory)
+    return found
 
 
-def shares(directory: Path, task: str = "worker:0") -> dict[str, float]:
-    its: Any = summarize_profile.summarize(directory)["tasks"]
-    names = ("total", "input", "compute", "collective", "other")
-    return {name: round(its[task][name] * 1000, 3) for name in names}
-
-
-def test_each_moment_counts_once(tmp_path: Path) -> None:
-    lines: Lines = {
-        "tf_Compute/1": [("dense/MatMul:MatMul", 10, 30), ("KernelAndDeviceFunc::Run", 0, 100)],
+def test_each_moment_of_the_recording_counts_once(tmp_path: Path) -> None:
+    on_cpu: Lines = {
+        "tf_Compute/1": [("dense/MatMul:MatMul", 10, 30), ("KernelAndDeviceFunc::Run", 0, 100), ("a:MatMul", 95, 130)],
         "tf_Compute/2": [("dense/Relu:Relu", 20, 40), ("ExecutorState::Process", 0, 100)],
         # Half of it while something was computed.
         "collective_ops/1": [(REDUCE, 30, 50)],
         "tf_data_iterator/1": [("Iterator::Root::Map", 45, 70), ("f/EagerPyFunc:EagerPyFunc", 60, 65)],
         "python": [("next_step", 0, 100), ("EagerLocalExecute: __inference_step_1", 0, 100)],
-    }
-    recorded(tmp_path, "worker:0", lines)
-    wanted = {"total": 100.0, "input": 20.0, "compute": 30.0, "collective": 10.0, "other": 40.0}
-    assert shares(tmp_path) == wanted
-    assert wanted["total"] == sum(wanted.values()) - wanted["total"]
-
-
-def test_what_is_outside_of_the_recording_does_not_count(tmp_path: Path) -> None:
-    recorded(tmp_path, "worker:0", {"tf_Compute/1": [("a:MatMul", 90, 130)]})
-    assert shares(tmp_path)["compute"] == 10.0
-
-
-def test_kernels_of_a_gpu(tmp_path: Path) -> None:
-    streams: Lines = {
+    }  # fmt: skip
+    on_gpu: Lines = {
         "Stream #13(Compute)": [("volta_sgemm", 0, 20), ("ncclDevKernel_AllReduce_Sum", 20, 50)],
         "XLA Modules": [("module", 0, 100)],
     }
-    (tmp_path / "worker-0.xplane.pb").write_bytes(xspace(streams, 1000, 1100, "/device:GPU:0"))
-    (tmp_path / "worker-0.json").write_text(json.dumps({"task": "worker:0", "first": 1, "last": 1}))
-    assert shares(tmp_path) == {"total": 100, "input": 0, "compute": 20, "collective": 30, "other": 50}
+    # input, compute, collective, other
+    for plane, lines, wanted in (
+        ("/host:CPU", on_cpu, [20, 35, 10, 35]),
+        ("/device:GPU:0", on_gpu, [0, 20, 30, 50]),
+    ):
+        its = summary(tmp_path, plane=plane, worker_0=lines)["tasks"]["worker:0"]
+        shares = [round(its[name] * 1000, 3) for name in ("input", "compute", "collective", "other", "total")]
+        assert shares == [*wanted, 100]
 
 
 def test_the_last_one_to_come_is_waited_for(tmp_path: Path) -> None:
-    recorded(tmp_path, "worker:0", {"collective_ops/1": [(REDUCE, 10, 40), (REDUCE, 60, 70)]})
-    # Its recording began 5 ms later.
-    recorded(tmp_path, "worker:1", {"collective_ops/1": [(REDUCE, 25, 35), (REDUCE, 53, 65)]}, start=1005)
-    recorded(tmp_path, "ps:0", NEVER)
-    found: Any = summarize_profile.summarize(tmp_path)["waits"]
-    assert {task: {other: round(s * 1000, 3) for other, s in to.items()} for task, to in found.items()} == {
-        "worker:0": {"worker:1": 20.0},
-        "worker:1": {"worker:0": 2.0},
-    }
-
-
-def test_collectives_that_were_cut_are_left_out(tmp_path: Path) -> None:
-    recorded(tmp_path, "worker:0", {"collective_ops/1": [(REDUCE, 10, 40), (REDUCE, 60, 70)]})
-    recorded(tmp_path, "worker:1", {"collective_ops/1": [(REDUCE, 25, 35)]})
-    assert summarize_profile.summarize(tmp_path)["waits"] == {}
+    late: Lines = {"collective_ops/1": [(REDUCE, 25, 35), (REDUCE, 53, 65)]}
+    waits = summary(tmp_path, start=1005, worker_0=TWICE, worker_1=late, ps_0={})["waits"]
+    found = {task: {other: round(s * 1000, 3) for other, s in to.items()} for task, to in waits.items()}
+    assert found == {"worker:0": {"worker:1": 20.0}, "worker:1": {"worker:0": 2.0}}
+    # A collective of which a part was cut is left out.
+    assert summary(tmp_path, worker_1={"collective_ops/1": [(REDUCE, 25, 35)]})["waits"] == {}
 
 
 def test_damaged_recordings_are_named(tmp_path: Path) -> None:
-    for task in ("worker:0", "worker:1", "worker:2"):
-        recorded(tmp_path, task, {"tf_Compute/1": [("a:MatMul", 0, 10)]})
-    cut = tmp_path / "worker-1.xplane.pb"
-    cut.write_bytes(b"\x0a\xff\xff")
-    (tmp_path / "worker-2.xplane.pb").unlink()
-    found: Any = summarize_profile.summarize(tmp_path)
+    summary(tmp_path, worker_0=COMPUTE, worker_1=COMPUTE, worker_2=COMPUTE)
+    bad = [tmp_path / f"worker-{index}.xplane.pb" for index in (1, 2)]
+    bad[0].write_bytes(b"\x0a\xff\xff")
+    bad[1].unlink()
+    found = summary(tmp_path)
     assert list(found["tasks"]) == ["worker:0"]
-    assert [problem.partition(":")[0] for problem in found["problems"]] == [
-        str(cut),
-        str(tmp_path / "worker-2.xplane.pb"),
-    ]
+    assert [problem.partition(":")[0] for problem in found["problems"]] == [*map(str, bad)]
 
 
 def test_difference_of_spans() -> None:
     for spans, others, left in (
         ([(0, 10)], [], [(0, 10)]),
-        ([(0, 10)], [(0, 10)], []),
         ([(0, 10)], [(2, 3), (5, 6)], [(0, 2), (3, 5), (6, 10)]),
         ([(0, 4), (6, 9)], [(3, 7)], [(0, 3), (7, 9)]),
         ([(0, 2), (3, 4)], [(1, 10)], [(0, 1)]),

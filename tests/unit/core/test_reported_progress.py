@@ -8,8 +8,8 @@ from math import inf
 
 from hypothesis import given
 from hypothesis import strategies as st
-from making import event
 
+from orchestrator.core.job.fault import parse_chaos
 from orchestrator.core.progress.reported import (
     INTERVAL_S,
     LONGEST_WORD,
@@ -17,10 +17,7 @@ from orchestrator.core.progress.reported import (
     ProgressThrottle,
     parse_progress,
 )
-from orchestrator.core.state.events import FitSteps, Progress, TaskProgressed, event_line, parse_event
-
-# Any text at worst: each character 6 bytes in JSON.
-_SOME_KB = 16 << 10
+from orchestrator.core.state.events import FitSteps, Progress
 
 
 def test_invalid_field_keeps_the_others() -> None:
@@ -47,41 +44,16 @@ def test_invalid_field_keeps_the_others() -> None:
     assert told is not None and told.metrics == {"a": 1.0, "c": None}
 
 
-def test_only_reported_fields_are_set() -> None:
+def test_words_and_metrics_are_bounded_and_other_json_is_not_progress() -> None:
     told = parse_progress('{"epoch": 3, "loss": null, "metrics": {}, "else": 1}')
     assert told is not None and told.model_fields_set == {"epoch", "loss", "bad_loss", "metrics"}
-
-
-def test_other_json_is_not_progress() -> None:
+    metrics = {f"{number}x": 0.1 for number in range(1000)}
+    told = parse_progress(json.dumps({"phase": "\U0001f40c" * 5_000, "metrics": metrics}))
+    assert (
+        told is not None and told.phase == "\U0001f40c" * LONGEST_WORD and len(told.metrics) == MOST_METRICS
+    )
     texts = ("", "3", "[]", "null", "{", "{}", '{"else": 1}', "[" * 100_000)
     assert [parse_progress(text) for text in texts] == [None] * len(texts)
-
-
-def test_event_stays_small() -> None:
-    for letter in ("x", "\x01", "\U0001f40c"):
-        long = letter * 5_000
-        metrics = {f"{number}{long}": 0.1234567890123456 for number in range(1000)}
-        told = parse_progress(json.dumps({"phase": long, "epoch": 2, "metrics": metrics}))
-        assert told is not None and told.epoch == 2
-        assert told.phase == letter * LONGEST_WORD
-        assert len(told.metrics) == MOST_METRICS
-        assert len(event_line(event(TaskProgressed, task=0, progress=told))) < _SOME_KB
-
-
-_TEXT = st.text(st.characters() | st.sampled_from("\ud800\udfff"))
-_ANY_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | _TEXT,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXT, inner, max_size=3),
-    max_leaves=5,
-)
-
-
-@given(st.dictionaries(st.sampled_from(sorted(Progress.model_fields)), _ANY_JSON))
-def test_any_reported_progress_becomes_a_readable_event(said: dict[str, object]) -> None:
-    told = parse_progress(json.dumps(said))
-    if told is not None:
-        read = parse_event(event_line(event(TaskProgressed, task=0, progress=told)))
-        assert isinstance(read, TaskProgressed) and read.progress.phase == told.phase
 
 
 def test_first_progress_is_immediate_and_the_next_a_second_later() -> None:
@@ -95,16 +67,18 @@ def test_first_progress_is_immediate_and_the_next_a_second_later() -> None:
     throttle.put("a", Progress(step=3))
     assert throttle.take(100.0 + INTERVAL_S) == [("a", Progress(step=3))]
     assert throttle.due() is None
-
-
-def test_last_progress_is_taken_when_the_task_exits() -> None:
-    throttle = ProgressThrottle()
-    throttle.put("a", Progress(step=1))
-    throttle.take(100.0)
-    throttle.put("a", Progress(step=2))
-    assert throttle.take_last("a", 100.1) == Progress(step=2)
-    assert throttle.take_last("a", 100.2) is None
-    assert throttle.take_last("b", 100.2) is None
+    # Repeated progress is dropped.
+    throttle.put("a", Progress(step=3))
+    assert throttle.take(200.0) == []
+    # The last progress is taken when the task exits.
+    throttle.put("a", Progress(step=4))
+    assert [throttle.take_last(task, 200.1) for task in "aab"] == [Progress(step=4), None, None]
+    # A restarted task has none.
+    throttle.put("a", Progress(epoch=5, step=70))
+    throttle.forget("a")
+    assert throttle.take(300.0) == []
+    throttle.put_from_lines("a", Progress(step=1))
+    assert throttle.take(300.0) == [("a", Progress(step=1, skips=True))]
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.9), st.integers(0, 100)), min_size=1))
@@ -148,37 +122,18 @@ def test_reports_are_merged() -> None:
 
 
 def test_reported_fields_are_not_read_from_lines() -> None:
-    own, read = (
-        Progress(phase="tuning", epoch=2, loss=0.5),
-        Progress(phase="training", epoch=1, step=7, loss=0.1),
-    )
+    own = Progress(phase="tuning", epoch=2, loss=0.5)
+    read = Progress(phase="training", epoch=1, step=7, loss=0.1)
     assert merged(own, lines=read) == Progress(phase="tuning", epoch=2, step=7, loss=0.5, skips=True)
     # Every task reports its phase until its first step.
     evaluating = Progress(phase="evaluating", step=7)
-    assert merged(Progress(phase="training"), lines=evaluating) == Progress(
-        phase="evaluating", step=7, skips=True
+    assert merged(Progress(phase="training"), lines=evaluating) == evaluating.model_copy(
+        update={"skips": True}
     )
     throttle = ProgressThrottle()
     throttle.put_from_lines("a", evaluating)
     throttle.put("a", Progress(phase="waiting"))
     assert throttle.take(200.0) == [("a", Progress(phase="waiting", skips=True))]
-
-
-def test_restarted_task_has_no_progress() -> None:
-    throttle = ProgressThrottle()
-    throttle.put("a", Progress(epoch=5, step=70))
-    throttle.forget("a")
-    assert throttle.take(100.0) == []
-    throttle.put_from_lines("a", Progress(step=1))
-    assert throttle.take(100.0) == [("a", Progress(step=1, skips=True))]
-
-
-def test_repeated_progress_is_dropped() -> None:
-    throttle = ProgressThrottle()
-    throttle.put("a", Progress(step=1))
-    throttle.take(100.0)
-    throttle.put("a", Progress(step=1))
-    assert throttle.take(200.0) == []
 
 
 def test_progress_of_many_tasks_is_due_less_often() -> None:
@@ -190,3 +145,37 @@ def test_progress_of_many_tasks_is_due_less_often() -> None:
                 throttle.put(name, Progress(step=step))
             counts = [len(throttle.take(now)) for now in times]
             assert counts == [0, 1000][-len(times) :], longest_s
+
+
+def throttle_for(chaos: str) -> ProgressThrottle:
+    """Return a throttle that has just passed step 1 of task a, at 100 s."""
+    throttle = ProgressThrottle(parse_chaos(chaos))
+    throttle.put("a", Progress(phase="training", epoch=1, steps=12, step=1))
+    assert throttle.take(100.0)
+    return throttle
+
+
+def test_only_progress_that_a_planned_fault_waits_for_passes_immediately() -> None:
+    step, epoch = "kill 0 at step 5; kill 0 at step 30", "kill 0 at epoch 3"
+    rows: list[tuple[str, list[Progress], list[bool]]] = [
+        (step, [Progress(step=4), Progress(step=5), Progress(step=6)], [False, True, False]),
+        # Merged with later ones.
+        (step, [Progress(step=9), Progress(step=29), Progress(step=31)], [True, False, True]),
+        # A step of a later epoch counts over all epochs.
+        ("kill 0 at step 20", [Progress(epoch=2, step=7), Progress(epoch=2, step=8)], [False, True]),
+        (epoch, [Progress(epoch=2, step=0), Progress(epoch=3, step=0)], [False, True]),
+    ]
+    for chaos, reports, passes in rows:
+        throttle = throttle_for(chaos)
+        for progress, is_awaited in zip(reports, passes, strict=True):
+            throttle.put("a", progress)
+            due = throttle.due()
+            assert due is not None and (due <= 100.1) is is_awaited
+            assert [each.step for _, each in throttle.take(100.1)] == ([progress.step] if is_awaited else [])
+    # Any task can be the awaited one.
+    throttle = throttle_for(step)
+    for task, now in (("b", 100.1), ("a", 100.2)):
+        throttle.put(task, Progress(step=5))
+        assert throttle.take(now)
+    throttle.put("a", Progress(step=6))
+    assert throttle.due() == 100.2 + INTERVAL_S

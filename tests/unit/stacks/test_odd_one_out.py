@@ -69,41 +69,23 @@ def test_stuck_worker_of_real_clusters_is_named() -> None:
     assert not wrong, wrong
 
 
-def test_innermost_frame_of_the_main_thread_is_first() -> None:
-    frames = cluster("generator")["worker:1"].frames
-    assert frames[:2] == ("train.py:21 wait_for_storage", "train.py:16 load_data")
-    assert "(called by TensorFlow in a thread of its own; the main thread:)" in frames
-    assert frames[-1] == "train.py:56 <module>"
-    assert len(frames) == 12
-
-
-def test_cut_reports_the_omitted_frames() -> None:
-    """Frames of the bootstrap are not shown and not counted."""
+def test_frames_of_real_clusters() -> None:
+    """The innermost one of the main thread is first; a cut says how many are left out. Those of the bootstrap are not
+    shown and not counted."""
+    in_thread = cluster("generator")["worker:1"].frames
+    assert in_thread[:2] == ("train.py:21 wait_for_storage", "train.py:16 load_data")
+    assert "(called by TensorFlow in a thread of its own; the main thread:)" in in_thread
+    assert in_thread[-1] == "train.py:56 <module>" and len(in_thread) == 12
     frames = cluster("sleep")["worker:0"].frames
     assert frames[0] == "tensorflow/python/eager/execute.py:53 quick_execute"
-    assert frames[8:] == (
-        "... 2 more frames ...",
-        "keras/src/utils/traceback_utils.py:117 error_handler",
-        "train.py:53 main",
-        "train.py:56 <module>",
-    )
-
-
-def test_native_frames_beside_user_frames() -> None:
-    frames = cluster("native", "py-spy-native")["worker:1"].frames
-    assert "pthread_mutex_lock" in frames[0] + frames[1] and frames[0].split()[0].startswith("lib")
-    assert frames[4:8] == (
-        "... 3 more frames ...",
-        "train.py:48 lock_twice_in_c",
-        "train.py:35 Stuck.on_train_batch_end",
-        "keras/src/callbacks/callback_list.py:220 CallbackList._on_train_batch_end",
-    )
-    assert frames[-4:] == (
-        "... 3 more frames ...",
-        "train.py:60 main",
-        "train.py:63 <module>",
-        "... 1 more frame ...",
-    )
+    keras = "keras/src/utils/traceback_utils.py:117 error_handler"
+    assert frames[8:] == ("... 2 more frames ...", keras, "train.py:53 main", "train.py:56 <module>")
+    native = cluster("native", "py-spy-native")["worker:1"].frames
+    assert "pthread_mutex_lock" in native[0] + native[1] and native[0].split()[0].startswith("lib")
+    user = ("train.py:48 lock_twice_in_c", "train.py:35 Stuck.on_train_batch_end")
+    assert native[4:7] == ("... 3 more frames ...", *user)
+    more = ("... 3 more frames ...", "train.py:60 main", "train.py:63 <module>", "... 1 more frame ...")
+    assert native[-4:] == more
 
 
 def stack(frames: tuple[str, ...] = (), state: str = "S") -> TaskStack:
@@ -127,6 +109,7 @@ ALL_WAIT = three(WAITS, WAITS, WAITS)
 def test_order_of_the_evidence() -> None:
     quiet_1 = {"worker:0": 9.0, "worker:1": 5.0, "worker:2": 5.0}
     silent_first = {"worker:0": 5.0, "worker:1": 5.0, "worker:2": 10.2}
+    loads = "in load_data (train.py:31)"
     in_tensorflow = "in TensorFlow, called from main (train.py:9)"
     Row = tuple[dict[str, TaskStack], dict[str, float], dict[str, Progress], str | None, str | None]
     rows: list[Row] = [
@@ -142,16 +125,14 @@ def test_order_of_the_evidence() -> None:
             quiet_1,
             steps(1, 2, 2),
             "worker:1",
-            "in load_data (train.py:31), while the others wait in TensorFlow",
+            f"{loads}, while the others wait in TensorFlow",
         ),
         # Of several such tasks, the one with the fewest steps is named.
         (
             three(WORKS, WORKS, WAITS),
-            {},
-            steps(5, 4, 5),
-            "worker:1",
-            "it and 1 more are not in TensorFlow as the others are; it is in load_data (train.py:31); it is at step 4,"
-            " the other one is at step 5",
+            *({}, steps(5, 4, 5), "worker:1"),
+            f"it and 1 more are not in TensorFlow as the others are; it is {loads}; it is at step 4, the other one is"
+            " at step 5",
         ),
         # If all are in TensorFlow, the steps count.
         (ALL_WAIT, {}, steps(20, 19, 20), "worker:1", "it is at step 19, the others are at step 20"),
@@ -160,10 +141,7 @@ def test_order_of_the_evidence() -> None:
         (three(SILENT, SILENT, SILENT), {}, steps(None, None, 3), None, "all tasks are alike"),
         # With equal steps, the longest silence counts.
         (
-            ALL_WAIT,
-            silent_first,
-            steps(20, 20, 20),
-            "worker:2",
+            *(ALL_WAIT, silent_first, steps(20, 20, 20), "worker:2"),
             f"it was silent first, 5.2 s before the others; {in_tensorflow}",
         ),
         (ALL_WAIT, {"worker:0": 5.0, "worker:1": 5.0, "worker:2": 5.4}, {}, None, None),
@@ -172,7 +150,7 @@ def test_order_of_the_evidence() -> None:
         # A task that is usually silent is named only if it is stopped.
         ({"worker:0": WAITS, "evaluator:0": WORKS}, {"worker:0": 5.0}, {}, "worker:0", None),
         ({"worker:0": WAITS, "ps:0": STOPPED}, {"worker:0": 5.0}, {}, "ps:0", "stopped by SIGSTOP"),
-        ({"worker:0": WORKS}, {"worker:0": 5.0}, {}, "worker:0", "in load_data (train.py:31)"),
+        ({"worker:0": WORKS}, {"worker:0": 5.0}, {}, "worker:0", loads),
         ({}, {}, {}, None, "all tasks are alike"),
     ]
     for number, (stacks, quiet_s, progress, task, why) in enumerate(rows):
@@ -180,13 +158,11 @@ def test_order_of_the_evidence() -> None:
         assert (found, words) == (task, why or words) and words, f"row {number}"
 
 
-def test_lag_of_a_step_counts_only_for_slow_steps() -> None:
+def test_steps_that_are_compared() -> None:
+    """A lag of one counts only for slow steps. Another epoch is named."""
     for first, speed, task in ((118, 100.0, None), (120, 0.5, "worker:0")):
         progress = steps(first, 121, 121, steps_per_s=speed)
         assert find_blocking_task(ALL_WAIT, {}, progress)[0] == task
-
-
-def test_other_epoch_is_named() -> None:
     progress = steps(3, 70, 3, epoch=2) | {"worker:1": Progress(epoch=1, step=70)}
     why = "it is at epoch 1 step 70, the others are at epoch 2 step 3"
     assert find_blocking_task(ALL_WAIT, {}, progress) == ("worker:1", why)
@@ -198,45 +174,31 @@ def test_user_library_is_named_with_its_caller() -> None:
     assert describe_place(stack(frames)) == place
 
 
-def test_few_python_frames_are_kept_beside_native_frames() -> None:
-    native = tuple(f"libtensorflow.so.2 function_{number}" for number in range(20))
-    told = shortened((*native, "train.py:31 load_data", "train.py:9 main"))
-    assert told[-2:] == ("train.py:31 load_data", "train.py:9 main")
-    assert len(told) < 12 and sum("more frames" in frame for frame in told) == 1
-
-
-def test_four_native_frames_are_kept() -> None:
+def test_four_native_frames_are_kept_and_python_frames_beside_them() -> None:
     for native, left_out in ((4, []), (5, ["... 1 more frame ..."])):
-        frames = [f"libc.so.6 function_{at}" for at in range(native)] + [
-            f"train.py:{at} f" for at in range(20)
-        ]
-        told = shortened(frames)
+        frames = [f"libc.so.6 function_{at}" for at in range(native)]
+        told = shortened(frames + [f"train.py:{at} f" for at in range(20)])
         assert [frame for frame in told[:6] if not frame.startswith("train.py")] == [*frames[:4], *left_out]
-
-
-def test_native_frames_with_source_are_native() -> None:
-    """As an interpreter's are that was built with what debuggers need."""
-    native = (
-        "libc.so.6 pthread_mutex_lock",
-        *(f"callproc.c:{line} call_function" for line in range(900, 920)),
-    )
-    told = shortened((*native, "train.py:10 hang_in_c", "train.py:9 main"))
-    assert told == (*native[:4], "... 17 more frames ...", "train.py:10 hang_in_c", "train.py:9 main")
-    assert describe_place(stack((*native, "train.py:10 hang_in_c"))) == "in hang_in_c (train.py:10)"
+    # Native frames with a source are those of an interpreter that was built with what debuggers need.
+    sources = (f"callproc.c:{line} call_function" for line in range(900, 920))
+    for native_frames in (("libc.so.6 lock", *sources), tuple(f"libtf.so.2 f_{at}" for at in range(21))):
+        told = shortened((*native_frames, "train.py:10 hang_in_c", "train.py:9 main"))
+        python = ("... 17 more frames ...", "train.py:10 hang_in_c", "train.py:9 main")
+        assert tuple(told) == (*native_frames[:4], *python)
+        assert (
+            describe_place(stack((*native_frames, "train.py:10 hang_in_c"))) == "in hang_in_c (train.py:10)"
+        )
 
 
 def answer(text: str, how: str = "signal") -> Stacked:
     return Stacked("worker:0", False, how, state="S", text=text)  # type: ignore[arg-type]
 
 
-def test_dump_cut_after_a_hundred_threads_is_reported() -> None:
+def test_dumps_that_faulthandler_has_cut() -> None:
+    """After a hundred threads, or the outermost of a hundred frames."""
     thread = 'Thread 0x00007f00 (most recent call first):\n  File "/a/train.py", line 3 in work\n\n'
     cut = to_task_stack(answer(thread * 3 + "...\n"))
     assert cut.frames == () and cut.note == "its text holds no stack of a main thread"
-
-
-def test_stack_of_more_than_a_hundred_frames() -> None:
-    """faulthandler leaves out the outermost."""
     frames = '  File "/home/ann/my train.py", line 3 in recurse\n' * 100
     told = to_task_stack(answer(f"Current thread 0x00007f00 (most recent call first):\n{frames}  ...\n"))
     assert told.frames[0] == "my train.py:3 recurse"
@@ -273,25 +235,18 @@ def test_any_text_is_parsed(text: str, how: str, state: str | None) -> None:
     describe_place(told)
 
 
-NAMES = ["worker:0", "worker:1", "worker:2", "chief:0"]
+NAMES = st.sampled_from(["worker:0", "worker:1", "worker:2", "chief:0"])
+COUNTS = st.none() | st.integers(-(2**63), 2**63 - 1)
+PROGRESS = st.builds(Progress, epoch=COUNTS, step=COUNTS, steps_per_s=st.none() | st.floats())
 
 
 @given(
-    st.dictionaries(st.sampled_from(NAMES), TEXTS.map(lambda text: to_task_stack(answer(text)))),
-    st.dictionaries(st.sampled_from(NAMES), st.floats(allow_nan=True)),
-    st.dictionaries(
-        st.sampled_from(NAMES),
-        st.builds(
-            Progress,
-            epoch=st.none() | st.integers(-(2**63), 2**63 - 1),
-            step=st.none() | st.integers(-(2**63), 2**63 - 1),
-            steps_per_s=st.none() | st.floats(),
-        ),
-    ),
+    st.dictionaries(NAMES, TEXTS.map(lambda text: to_task_stack(answer(text)))),
+    st.dictionaries(NAMES, st.floats(allow_nan=True)),
+    st.dictionaries(NAMES, PROGRESS),
 )
 def test_named_tasks_are_among_the_requested(
     stacks: dict[str, TaskStack], quiet_s: dict[str, float], progress: dict[str, Progress]
 ) -> None:
     task, why = find_blocking_task(stacks, quiet_s, progress)
-    assert task is None or task in stacks or task in quiet_s
-    assert why
+    assert (task is None or task in stacks or task in quiet_s) and why

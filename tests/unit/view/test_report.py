@@ -12,7 +12,7 @@ from orchestrator.client.stop import Ended
 from orchestrator.client.view.layout import without_colour
 from orchestrator.client.view.messages import event_message
 from orchestrator.client.view.report import end_lines
-from orchestrator.core.state.events import SignalRequested
+from orchestrator.core.state.events import Noticed, Preload, SignalRequested
 from orchestrator.core.state.result import CauseKind, FaultReport, FirstFailure, HostEnd, RunResult, Training
 
 FIRST = first_failure(
@@ -200,6 +200,19 @@ def test_messages_about_signals_and_memory() -> None:
     over = exited(1, signal=9, over_limit=(970_000_000, 900_000_000))
     assert event_message(over, None) == "worker:1 used 970 MB, over --memory-limit 900 MB: it got SIGKILL"
     assert event_message(exited(1, signal=9), None) is None
+
+
+def test_messages_about_preloading_are_for_verbose_runs() -> None:
+    preload = partial(event, Preload, modules=("tensorflow", "keras"))
+    rows = {
+        "preloaded tensorflow, keras in 2.1 s": preload(seconds=2.14),
+        "preloaded tensorflow, keras by an earlier run": preload(seconds=0.0),
+        "not preloaded: it has 3 threads": event(Preload, refused="it has 3 threads"),
+        "by the way": event(Noticed, text="by the way", verbose=True),
+    }
+    assert [event_message(told, None, verbose=True) for told in rows.values()] == [*rows]
+    told = [preload(seconds=2.14), event(Noticed, text="by the way", verbose=True), preload()]
+    assert [event_message(each, None) for each in told] == [None] * 3
 
 
 def test_many_tasks_that_orch_down_stopped_are_counted() -> None:

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import itertools
 import os
 import pty
 import struct
@@ -16,22 +18,8 @@ import termios
 import time
 from pathlib import Path
 
-HERE = Path(__file__).parent
-SAMPLES = [
-    (keras, kind, verbose, terminal)
-    for keras in ("keras3", "tf_keras")
-    for kind, verbose, terminal in (
-        ("fit", 1, False),
-        ("fit", 1, True),
-        ("fit", 2, False),
-        ("unknown", 1, False),
-        ("unknown", 2, False),
-        ("callbacks", 1, False),
-        ("once", 1, False),
-        ("once", 2, False),
-        ("download", 1, False),
-    )
-]
+KINDS = ("fit-1", "fit-1-terminal", "fit-2", "unknown-1", "unknown-2", "once-1", "once-2")
+KINDS += ("callbacks-1", "download-1")
 
 
 def train(kind: str, verbose: int) -> None:
@@ -45,29 +33,23 @@ def train(kind: str, verbose: int) -> None:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, activation="sigmoid")])
     model.compile("sgd", "binary_crossentropy", metrics=["accuracy"])
     # Slow enough for a bar of several frames: Keras draws one each 50 ms.
-    pause = keras.callbacks.LambdaCallback(on_batch_end=lambda batch, logs: time.sleep(0.012))
+    callbacks = [keras.callbacks.LambdaCallback(on_batch_end=lambda batch, logs: time.sleep(0.012))]
+    data, more = (x, y, 5), {"epochs": 1 if kind == "once" else 2}
     if kind == "fit":
-        model.fit(x, y, 5, epochs=2, verbose=verbose, callbacks=[pause], validation_split=0.2)
-    elif kind == "once":
-        model.fit(x, y, 5, verbose=verbose, callbacks=[pause])
+        more["validation_split"] = 0.2
     elif kind == "unknown":
         batches = tf.data.Dataset.from_generator(
             lambda: ((x[i : i + 5], y[i : i + 5]) for i in range(0, 100, 5)),
             output_signature=(tf.TensorSpec((5, 4)), tf.TensorSpec((5,))),
         )
-        model.fit(batches, epochs=2, verbose=verbose, callbacks=[pause])
+        data = (batches,)
     elif kind == "callbacks":
-        with tempfile.TemporaryDirectory() as directory:
-            os.chdir(directory)
-            keep = keras.callbacks.ModelCheckpoint("w.weights.h5", save_weights_only=True, verbose=1)
-            slower = keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=10.0, verbose=1)
-            model.fit(x, y, 5, epochs=2, verbose=verbose, callbacks=[pause, keep, slower])
-    else:
-        with tempfile.NamedTemporaryFile() as file, tempfile.TemporaryDirectory() as cache:
-            file.write(bytes(3_000_000))
-            file.flush()
-            keras.utils.get_file("data.bin", "file://" + file.name, cache_dir=cache)
-        model.fit(x, y, 5, epochs=2, verbose=verbose, callbacks=[pause])
+        keep = keras.callbacks.ModelCheckpoint("w.weights.h5", save_weights_only=True, verbose=1)
+        callbacks += keep, keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=10.0, verbose=1)
+    elif kind == "download":
+        Path("data").write_bytes(bytes(3_000_000))
+        keras.utils.get_file("data.bin", Path("data").resolve().as_uri(), cache_dir=".")
+    model.fit(*data, verbose=verbose, callbacks=callbacks, **more)
     print("evaluating", flush=True)
     model.evaluate(x[:80], y[:80], 5, verbose=verbose)
     print("predicting", flush=True)
@@ -75,36 +57,33 @@ def train(kind: str, verbose: int) -> None:
 
 
 def printed(argv: list[str], env: dict[str, str], *, terminal: bool) -> bytes:
-    if not terminal:
-        return subprocess.run(
-            argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True
-        ).stdout
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
-    with subprocess.Popen(argv, env=env, stdout=slave, stderr=subprocess.DEVNULL):
-        os.close(slave)
-        data = b""
-        try:
-            while more := os.read(master, 1 << 16):
+    reader, writer = pty.openpty() if terminal else os.pipe()
+    if terminal:
+        fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
+    data = b""
+    with (
+        tempfile.TemporaryDirectory() as place,
+        subprocess.Popen(argv, env=env, cwd=place, stdout=writer, stderr=subprocess.DEVNULL),
+    ):
+        os.close(writer)
+        with contextlib.suppress(OSError):  # the terminal's last user has left
+            while more := os.read(reader, 1 << 16):
                 data += more
-        except OSError:  # the terminal's last user has left
-            os.close(master)
-    return data
+    os.close(reader)
+    return data.replace(place.encode(), b"")
 
 
 def main() -> None:
     if len(sys.argv) > 1:
         train(sys.argv[1], int(sys.argv[2]))
         return
-    for keras, kind, verbose, terminal in SAMPLES:
-        env = os.environ | {
-            "TF_USE_LEGACY_KERAS": "0" if keras == "keras3" else "1",
-            "TERM": "xterm-256color",
-            "CUDA_VISIBLE_DEVICES": "-1",
-        }
-        data = printed([sys.executable, __file__, kind, str(verbose)], env, terminal=terminal)
-        name = f"{keras}-{kind}-{verbose}{'-terminal' if terminal else ''}.txt"
-        (HERE / name).write_bytes(data.replace(tempfile.gettempdir().encode() + b"/", b"/"))
+    here = Path(__file__).resolve()
+    for keras, name in itertools.product(("keras3", "tf_keras"), KINDS):
+        legacy = {"TF_USE_LEGACY_KERAS": str(int(keras == "tf_keras"))}
+        env = os.environ | legacy | {"TERM": "xterm-256color", "CUDA_VISIBLE_DEVICES": "-1"}
+        argv = [sys.executable, str(here), *name.split("-")[:2]]
+        data = printed(argv, env, terminal=name.endswith("terminal"))
+        here.with_name(f"{keras}-{name}.txt").write_bytes(data)
 
 
 if __name__ == "__main__":
