@@ -132,13 +132,17 @@ class Driver:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+        self._check_log()
+
+    def close(self) -> None:
+        """Close the stream, and wait until the agent has exited."""
         self.link.close()
         if psutil.pid_exists(self.pid):
             os.kill(self.pid, signal.SIGCONT)
         gone = self._connection.wait(PATIENCE_S)
         self._connection.kill()
         assert gone, "the agent did not exit"
-        self._check_log()
 
     def next_run(self, directory: Path) -> None:
         """Let the agent serve another run in this directory, as after a run that has ended."""

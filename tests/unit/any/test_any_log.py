@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from fuzzing import fuzzed, torn
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -55,12 +52,6 @@ PIECES = [
 ]
 written = st.lists(st.sampled_from(PIECES) | st.binary(max_size=12), max_size=14).map(b"".join)
 TASKS = ("worker:0", "worker:1", "chief")
-
-
-@pytest.fixture(scope="module")
-def place() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as directory:
-        yield Path(directory)
 
 
 @given(st.lists(st.tuples(st.sampled_from(TASKS), st.integers(1, 2), written), max_size=8))

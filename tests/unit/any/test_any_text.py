@@ -7,12 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-import pytest
 from fuzzing import any_text, documents, fuzzed
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -108,12 +106,6 @@ def test_python_starts_with_any_orch_bootstrap() -> None:
         )
         assert (done.returncode, done.stdout) == (0, "ran False\n"), (text[:30], done.stderr)
         assert "Traceback" not in done.stderr, text[:30]
-
-
-@pytest.fixture(scope="module")
-def place() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as directory:
-        yield Path(directory)
 
 
 kernel_lines = st.lists(
