@@ -190,6 +190,14 @@ class Driver:
         order = PreloadOrder((PYTHON, *flags), self.env, str(self.directory), modules or LIGHT, {}, log)
         self.link.send(order)
 
+    def library(self, **modules: str) -> dict[str, str]:
+        """Create a directory of modules. Return the variable that makes them importable."""
+        place = self.directory / "library"
+        place.mkdir(exist_ok=True)
+        for name, text in modules.items():
+            (place / f"{name}.py").write_text(text)
+        return {"PYTHONPATH": str(place)}
+
     def run_task(
         self,
         name: str,
