@@ -7,8 +7,10 @@ import dataclasses
 import itertools
 import json
 import os
+import select
 import selectors
 import socket
+import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -16,13 +18,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
-from agent_driving import Driver
+from agent_driving import run_order
 from fuzzing import any_bytes, as_json, damaged, documents, fuzzed, torn
 from hypothesis import given
 from hypothesis import strategies as st
 from making import JOB, changed
 from run_records import make_run
-from waiting import until, until_gone
+from waiting import PATIENCE_S, until, until_gone
 
 from orchestrator.core.job.choices import EngineName, NetworkOption
 from orchestrator.core.job.hosts import Host
@@ -30,6 +32,8 @@ from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle.lifecycle import Lifecycle
 from orchestrator.core.progress.reported import ProgressThrottle
 from orchestrator.core.state.events import Event, HostLost, event_line, parse_event
+from orchestrator.engines import agent_words
+from orchestrator.engines.local import LocalEngine
 from orchestrator.links.agent_link import AgentLink
 from orchestrator.supervisor.agent_inputs import AgentInputs
 from orchestrator.supervisor.agent_orders import Attempts
@@ -52,6 +56,7 @@ from worker.wire.messages import (
     TakeStacks,
     TaskOrder,
     ToAgent,
+    decode_order,
     decode_report,
 )
 
@@ -122,12 +127,11 @@ def test_every_message_is_read_as_it_was_written(message: Any) -> None:
 BAD_NUMBERS = (b"NaN", b"1e999", b"-Infinity", b"1" * 40, b"true", b'"1"', b"null", b"1.5", b"-1")
 
 
-def test_impossible_number_is_refused() -> None:
-    line = b'{"type": "Started", "task": "worker:0", "pid": %s, "start_ticks": 1, "method": "spawn"}'
-    assert decode_report(line % b"7").pid == 7
-    for number in BAD_NUMBERS:
-        with pytest.raises(BadMessage, match="Started: pid: "):
-            decode_report(line % number)
+@pytest.mark.parametrize("number", BAD_NUMBERS, ids=bytes.decode)
+def test_impossible_number_is_refused(number: bytes) -> None:
+    line = b'{"type": "Started", "task": "worker:0", "pid": %s, "start_ticks": 1, "method": "spawn"}' % number
+    with pytest.raises(BadMessage, match="Started: pid: "):
+        decode_report(line)
 
 
 def lines(good: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
@@ -140,17 +144,12 @@ def lines(good: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
 # -- from the agent
 
 
-@contextlib.contextmanager
-def linked() -> Iterator[tuple[AgentLink, socket.socket]]:
-    ours, its = socket.socketpair()
-    with ours, its, contextlib.closing(AgentLink(ours)) as link:
-        yield link, its
-
-
 @given(st.lists(lines(reports), max_size=5))
 @fuzzed(40)
 def test_anything_from_an_agent_is_a_message_or_the_end_of_its_link(said: list[bytes]) -> None:
-    with linked() as (link, its):
+    ours, its = socket.socketpair()
+    with ours, its, contextlib.ExitStack() as stack:
+        link = stack.enter_context(contextlib.closing(AgentLink(ours)))
         its.sendall((b"\n".join(said) + b"\n")[:60_000])
         its.shutdown(socket.SHUT_WR)
         is_there = True
@@ -163,10 +162,12 @@ def test_anything_from_an_agent_is_a_message_or_the_end_of_its_link(said: list[b
 @given(st.lists(reports, min_size=1, max_size=4), st.lists(st.integers(1, 400), max_size=5))
 @fuzzed(30)
 def test_messages_arrive_from_any_pieces_of_the_stream(said: list[Any], cuts: list[int]) -> None:
-    with linked() as (link, its):
+    ours, its = socket.socketpair()
+    with ours, its, contextlib.ExitStack() as stack:
+        link = stack.enter_context(contextlib.closing(AgentLink(ours)))
         data = b"".join(map(encode, said))
         found = []
-        for begin, end in itertools.pairwise([0, *sorted(cuts), len(data)]):
+        for begin, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True):
             its.sendall(data[begin:end])
             found += link.read()[0]
         assert found == [message for message in said if type(message).__name__ != "Begun"]
@@ -249,39 +250,83 @@ def test_supervisor_takes_any_report_or_loses_that_host_only(said: list[bytes], 
 # -- to the agent
 
 
-TRUE = encode(TaskOrder("worker:0", ("/bin/true",), {}, "/", "/dev/null", None, False))
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory)
+
+
+TRUE = TaskOrder("worker:0", ("/bin/true",), {}, "/", "/dev/null", None, False)
 # These orders start no other program, open no file, and need no time.
 safe_orders = st.sampled_from((Signal, TakeStacks, Stop, Plan)).flatmap(messages)
 
 
-def agent_with_task(directory: Path, program: str) -> Driver:
-    """A real agent with a task, which is a shell and ignores SIGTERM."""
-    agent = Driver(directory, failure_grace_s=0.05).__enter__()
-    agent.start("worker:7", [os.path.realpath("/bin/sh"), "-c", f"trap '' TERM; {program}"])
-    agent.pid_of("worker:7")
-    return agent
+class Wild:
+    """A real agent with one task in its care that ignores SIGTERM, and whatever is said to it."""
+
+    def __init__(self, directory: Path, program: str) -> None:
+        with (directory / "agent.log").open("ab") as errors:
+            self.connection = LocalEngine().connect("", agent_words(), errors.fileno())
+        self.stream = self.connection.stream
+        self.heard = b""
+        self.say(encode(run_order("run-1", directory, failure_grace_s=0.05)))
+        argv = (os.path.realpath("/bin/sh"), "-c", program)
+        log = str(directory / "task.log")
+        self.say(encode(dataclasses.replace(TRUE, task="worker:7", argv=argv, log=log)))
+        until(lambda: self.hears(b'"Started"'))
+        said = map(json.loads, self.heard.splitlines())
+        self.task_pid = next(message["pid"] for message in said if message["type"] == "Started")
+
+    def say(self, line: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.stream.sendall(line)
+
+    def hears(self, word: bytes) -> bool:
+        """Whether the agent has said that by now, or has left."""
+        if word in self.heard:
+            return True  # it may have come while another word was listened for
+        if not select.select([self.stream], [], [], 0.05)[0]:
+            return False
+        try:
+            data = self.stream.recv(1 << 16)
+        except ConnectionResetError:
+            return True
+        self.heard += data
+        return not data or word in self.heard
+
+    def close(self) -> None:
+        self.stream.close()
+        assert self.connection.wait(PATIENCE_S), "the agent did not leave"
 
 
-@given(st.lists(lines(safe_orders) | st.just(TRUE), min_size=1, max_size=6))
+@given(st.lists(lines(safe_orders) | st.just(encode(TRUE)), min_size=1, max_size=6))
 @fuzzed(4)
 def test_agent_obeys_or_exits_with_its_tasks(place: Path, said: list[bytes]) -> None:
     """Any input: the agent continues or exits in order, and ends its task, which ignores SIGTERM, in both cases."""
-    agent = agent_with_task(place, "sleep 600 & wait")
+    agent = Wild(place, "trap '' TERM; sleep 600 & wait")
     try:
         for line in said:
-            agent.link.send_line(line + b"\n")
+            agent.say(line + b"\n")
         # It answers unless it has exited: it never hangs.
-        agent.link.send(Hold(99, 1, "reuse_port"))
-        until(lambda: agent.receive() or not agent.open or agent.all_of(Held))
+        agent.say(encode(Hold(99, 1, "reuse_port")))
+        until(lambda: agent.hears(b'"Held"'))
     finally:
         agent.close()
-    until_gone(agent.pid_of("worker:7"))
+    until_gone(agent.task_pid)
 
 
 def test_agent_that_cannot_parse_exits_and_leaves_nothing(place: Path) -> None:
-    agent = agent_with_task(place, "setsid sleep 600 & sleep 600")
-    agent.link.send_line(b"[1, 2\nand more of it\n")
+    agent = Wild(place, "trap '' TERM; setsid sleep 600 & sleep 600")
+    agent.say(b"[1, 2\nand more of it\n")
     # It sends nothing more: the exits are its own doing.
-    agent.receive_all()
+    until(lambda: agent.hears(b"never said"))
+    assert b'"Exited"' not in agent.heard
     agent.close()
-    assert not agent.exits() and "BadMessage" in (place / "agent.log").read_text()
+    assert "BadMessage" in (place / "agent.log").read_text()
+
+
+def test_orders_are_read_in_pieces(place: Path) -> None:
+    line = encode(TRUE)
+    assert decode_order(line) == TRUE
+    with pytest.raises(BadMessage):
+        decode_order(line[: len(line) // 2])

@@ -111,44 +111,41 @@ def test_end_of_a_coordinated_run() -> None:
     )
 
 
-def test_grace_of_tasks_that_serve() -> None:
-    assert training().exits(CHIEF).orders[-1] == TearDown(TeardownReason.FINISHED, JOB.grace_s)
-    for failed in (training().exits(PS), training().exits(PS, signal=KILL)):
-        assert failed.orders[-1] == TearDown(TeardownReason.FAILURE, JOB.failure_grace_s)
-
-
-def test_killed_worker_of_a_coordinator_is_restarted_alone() -> None:
+def test_restart_policy_of_the_failed_role_applies() -> None:
+    """A killed worker of a coordinator is restarted alone."""
     story = training().at(1).exits(1, signal=KILL)
     assert (story.ordered(), story.due) == ([], (2, Deadline.TASK_RESTART))
     assert story.at(2).ordered() == [StartTask("worker:1")]
     # A chief that reports no steps has worked once it trains.
     assert at_work().reports(CHIEF, "training").exits(1, code=1).due == (1, Deadline.TASK_RESTART)
-
-
-def test_restart_policy_of_the_failed_role_applies() -> None:
     story = training(role_settings=policies({"ps": FailurePolicy.RESTART})).exits(PS, code=3).torn_down()
     assert story.at(9).orders[-1] == PlanAttempt(2)
+
+
+def test_grace_of_tasks_that_serve() -> None:
+    assert training().exits(CHIEF).orders[-1] == TearDown(TeardownReason.FINISHED, JOB.grace_s)
+    for failed in (training().exits(PS), training().exits(PS, signal=KILL)):
+        assert failed.orders[-1] == TearDown(TeardownReason.FAILURE, JOB.failure_grace_s)
+    story = with_evaluator().exits(CHIEF)
+    assert not any(isinstance(order, TearDown) for order in story.orders)
+    assert story.exits(EVALUATOR).orders[-1] == TearDown(TeardownReason.FINISHED, JOB.grace_s)
+    assert (story.end(), story.ends()[3]) == (OK, ENDED)
 
 
 # -- silence
 
 
-def test_serving_task_neither_waits_nor_is_waited_for() -> None:
+def test_silence_of_serving_tasks_is_not_a_stall() -> None:
+    """They neither wait nor are waited for."""
     state = at_work().reports(PS, "serving").state
     assert {waiting_for(task, state) for task in state.tasks.values()} == {()}
-
-
-def test_silence_of_serving_tasks_is_not_a_stall() -> None:
     limit = {"stall_timeout_s": 5.0}
     # Before the servers report, too, only the chief is watched.
     for begin in (training, at_work):
-        story = begin(**limit).at(3).trains(CHIEF, 4)
-        assert story.due == (8, Deadline.STALL_LIMIT)
+        assert begin(**limit).at(3).trains(CHIEF, 4).due == (8, Deadline.STALL_LIMIT)
     assert at_work(roles={"worker": 2, "ps": 1}, **limit).due == (5, Deadline.STALL_LIMIT)
-
-
-def test_stopped_parameter_server_is_blamed_for_the_silence_of_others() -> None:
-    story = training(stall_timeout_s=5.0).at(5).stacks(chief=IN_TENSORFLOW, ps=STOPPED)
+    # A stopped parameter server is blamed for the silence of others.
+    story = training(**limit).at(5).stacks(chief=IN_TENSORFLOW, ps=STOPPED)
     text = "silent for 0s (--stall-timeout); stopped by SIGSTOP"
     assert story.result().cause == Cause(task=PS, kind=CauseKind.STOPPED, text=text)
 
@@ -216,22 +213,6 @@ def test_evaluator_that_waits_for_its_restart_fails_at_its_timeout() -> None:
         shown = task_statuses(story.state, {}, story.mono)[-1]
         assert (shown.state, shown.exit_code, shown.restarts) == ("failed", 5, 0)
 
-    again = (
-        evaluated(evaluator_timeout_s=2.0)
-        .trains(0, 3)
-        .exits(0, 1)
-        .exits(EVALUATOR, code=5)
-        .at(1)
-        .ready()
-        .at(2)
-    )
-    assert again.notices[-1].endswith("it is stopped")
-    assert again.end() == OK
-
-
-def test_serving_tasks_run_on_while_the_run_waits_for_the_evaluator() -> None:
-    story = with_evaluator()
-    story.ordered()
-    assert story.exits(CHIEF).ordered() == []
-    assert story.exits(EVALUATOR).ordered() == [TearDown(TeardownReason.FINISHED, JOB.grace_s)]
-    assert (story.end(), story.ends()[3]) == (OK, ENDED)
+    again = evaluated(evaluator_timeout_s=2.0).trains(0, 3).exits(0, 1).exits(EVALUATOR, code=5)
+    again.at(1).ready().at(2)
+    assert again.notices[-1].endswith("it is stopped") and again.end() == OK

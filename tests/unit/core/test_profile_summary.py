@@ -9,7 +9,6 @@ from typing import Any
 from recordings import Lines, xspace
 
 from worker.programs import summarize_profile
-from worker.programs.summarize_profile import union, without
 
 REDUCE = "StatefulPartitionedCall/CollectiveReduceV2:CollectiveReduceV2"
 COMPUTE: Lines = {"tf_Compute/1": [("a:MatMul", 0, 10)]}
@@ -68,13 +67,3 @@ def test_damaged_recordings_are_named(tmp_path: Path) -> None:
     found = summary(tmp_path)
     assert list(found["tasks"]) == ["worker:0"]
     assert [problem.partition(":")[0] for problem in found["problems"]] == [*map(str, bad)]
-
-
-def test_difference_of_spans() -> None:
-    for spans, others, left in (
-        ([(0, 10)], [], [(0, 10)]),
-        ([(0, 10)], [(2, 3), (5, 6)], [(0, 2), (3, 5), (6, 10)]),
-        ([(0, 4), (6, 9)], [(3, 7)], [(0, 3), (7, 9)]),
-        ([(0, 2), (3, 4)], [(1, 10)], [(0, 1)]),
-    ):
-        assert (without(spans, others), union([*spans, *spans])) == (left, spans)

@@ -1,13 +1,14 @@
-"""Modules that real processes load, which import contracts cannot check. The contracts are in pyproject.toml."""
+"""Modules that real processes load, which import contracts cannot check (those are in pyproject.toml), and the files,
+functions and tests that the documentation names."""
 
 from __future__ import annotations
 
 import ast
 import os
+import re
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import orchestrator
@@ -30,14 +31,9 @@ _VERB = "import sys; sys.argv[1:] = {!r}; from orchestrator.cli import main; mai
 
 
 def modules_of(*programs: str, directory: Path = ROOT) -> list[set[str]]:
-    done = subprocess.run(
-        [sys.executable, "-c", _FORKS, *programs],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, "-c", _FORKS, *programs]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=directory, env=env)
     lines = [line for line in done.stdout.splitlines() if line.startswith("modules:")]
     assert len(lines) == len(programs), done
     return [set(line.split()[1:]) for line in lines]
@@ -54,22 +50,19 @@ def sources(package: str) -> list[Path]:
 
 def test_the_bootstrap_imports_only_the_standard_library() -> None:
     """It is loaded under another name than its own, so it may import its own modules only relatively."""
-    assert [problem for path in sources("worker/bootstrap") for problem in _foreign_imports(path)] == []
-
-
-def _foreign_imports(path: Path) -> Iterator[str]:
-    tree = ast.parse(path.read_text())
-    depth = len(path.relative_to(ROOT / "worker/bootstrap").parts)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            first = (node.module or "").partition(".")[0]
-            if node.level > depth or first in {"worker", "orchestrator"}:
-                yield f"{path}:{node.lineno} imports from outside the bootstrap"
-    for node in tree.body:
-        for alias in node.names if isinstance(node, ast.Import) else ():
-            # `sitecustomize` is the user's own, which the bootstrap replaces and then runs.
-            if alias.name.partition(".")[0] not in sys.stdlib_module_names | {"sitecustomize"}:
-                yield f"{path}:{node.lineno} imports {alias.name}"
+    # `sitecustomize` is the user's own, which the bootstrap replaces and then runs.
+    known, wrong = sys.stdlib_module_names | {"sitecustomize"}, []
+    for path in sources("worker/bootstrap"):
+        tree = ast.parse(path.read_text())
+        depth = len(path.relative_to(ROOT / "worker/bootstrap").parts)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                is_ours = (node.module or "").partition(".")[0] in {"worker", "orchestrator"}
+                wrong += [f"{path}:{node.lineno}"] * (node.level > depth or is_ours)
+        for node in tree.body:
+            for alias in node.names if isinstance(node, ast.Import) else ():
+                wrong += [f"{path}:{node.lineno}"] * (alias.name.partition(".")[0] not in known)
+    assert wrong == []
 
 
 # Verbs that only read a run must not load the code that starts, plans or judges one.
@@ -77,13 +70,16 @@ NOT_FOR_READERS = (
     *("ui", "core.chaos", "request.command", "engines", "client.launch", "core.lifecycle", "host"),
     *("core.plan", "client.session", "core.job.spec"),
 )
-NOT_FOR_TABLES = (
-    *NOT_FOR_READERS,
-    *("core.diagnosis.symptoms", "links", "client.stop", "supervisor", "client.view.report"),
+OTHERS_NOT_FOR_TABLES = (
+    "core.diagnosis.symptoms",
+    "links",
+    "client.stop",
+    "supervisor",
+    "client.view.report",
 )
 NOT_FOR_PLANS = ("core.state", "store.runs.reader", "client.launch", "engines", "links", "supervisor")
 VERBS = {
-    **dict.fromkeys(("status", "ls", "history"), NOT_FOR_TABLES),
+    **dict.fromkeys(("status", "ls", "history"), NOT_FOR_READERS + OTHERS_NOT_FOR_TABLES),
     **dict.fromkeys(("down", "logs x", "kill 0", "restart", "notice", "stacks"), NOT_FOR_READERS),
 }
 
@@ -140,3 +136,74 @@ def test_no_module_hides_a_public_name() -> None:
     names = {name for path in sources("orchestrator") for name in (path.stem, path.parent.name)}
     assert not names & set(orchestrator.__all__)
     assert all(callable(getattr(orchestrator, name)) for name in orchestrator.__all__)
+
+
+# Files of the state are opened, created and removed by the store's directories only, never by a path. These hold the
+# descriptors; checkpoints belong to the user's program.
+BY_DESCRIPTOR = {f"orchestrator/store/{name}.py" for name in ("directory", "ownership", "trees")}
+ACTS_OF_OS = {
+    *(
+        "open",
+        "mkdir",
+        "makedirs",
+        "unlink",
+        "remove",
+        "rename",
+        "replace",
+        "rmdir",
+        "symlink",
+        "link",
+        "chmod",
+    ),
+}
+ACTS_OF_PATHS = {
+    *("open", "read_text", "read_bytes", "write_text", "write_bytes", "touch", "mkdir", "unlink", "rmdir"),
+    *("rename", "replace", "symlink_to", "hardlink_to", "iterdir", "glob", "rglob", "chmod"),
+}
+# An expression that is a path of a run or of the state: `view.paths.result`, `paths.task_log(x)`, `runs_dir() / x`.
+STATE_PATH = re.compile(r"(.*\bpaths\.(\w+)(\(.*\))?|.*\b(state|runs|names)_dir\(\).*)")
+
+
+def test_no_module_uses_a_path_of_the_state() -> None:
+    found = []
+    for path in sources("orchestrator"):
+        module = str(path.relative_to(ROOT))
+        is_store = module.startswith("orchestrator/store/") and "/store/checkpoints/" not in module
+        for node in ast.walk(ast.parse(path.read_text())) if module not in BY_DESCRIPTOR else ():
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            value, method = ast.unparse(node.func.value), node.func.attr
+            by_os = is_store and (value == "shutil" or (value == "os" and method in ACTS_OF_OS))
+            if by_os or (method in ACTS_OF_PATHS and STATE_PATH.fullmatch(value)):
+                found.append(f"{module}:{node.lineno}: {value}.{method}")
+    assert found == []
+
+
+def defines(file: Path, name: str) -> bool:
+    pattern = rf"^\s*(?:def|class) {name}\b"
+    return file.exists() and bool(re.search(pattern, file.read_text(), re.MULTILINE))
+
+
+def test_documented_places_exist_and_one_run_has_few_files() -> None:
+    text = (ROOT / "docs/how-a-run-works.md").read_text()
+    places = set(re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?)(?:: ([\w.]+))?`", text))
+    assert len(places) > 30
+    missing = []
+    for path, name in sorted(places):
+        file = next((place for place in (ROOT / path, ROOT / "orchestrator" / path) if place.exists()), None)
+        if file is None or (name and not defines(file, name.rpartition(".")[2])):
+            missing.append(f"{path}: {name}")
+    assert missing == []
+    way = text[text.index("## One real run") : text.index("## When a task fails")]
+    assert len(set(re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)", way))) <= 35
+
+
+def test_every_attack_names_a_test_that_exists() -> None:
+    text = (ROOT / "docs/threat-model.md").read_text()
+    lines = [line for line in text[text.index("## Attacks") :].splitlines() if line.startswith("| ")]
+    attacks = [line for line in lines if not line.startswith("| attack ")]
+    tests = set(re.findall(r"`([a-z_0-9]+(?:/[a-z_0-9]+)*/test_[a-z_0-9]+\.py)::(test_\w+)`", text))
+    assert len(attacks) >= len(tests) > 50
+    assert [line for line in attacks if "::test_" not in line] == []
+    missing = [f"{path}::{name}" for path, name in tests if not defines(ROOT / "tests" / path, name)]
+    assert missing == []
