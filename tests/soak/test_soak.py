@@ -7,9 +7,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cell_failure import NotAvailable
 from cell_run import run_cell
-from cells import Cell, Way
+from cells import Cell, NotAvailable, Way
 from draws import draw
 from matrix import MATRIX
 from random_faults import RandomRun, run_random

@@ -16,8 +16,7 @@ if __name__ == "__main__":
     sys.path.insert(1, str(Path(__file__).parents[3] / "support"))
 
 import leftovers
-from cell_failure import CellFailure, Kind, NotAvailable, require
-from cells import Cell, Culprit, Ends, Moment, Way, Who
+from cells import Cell, CellFailure, Culprit, Ends, Kind, Moment, NotAvailable, Way, Who, require
 from kept_scene import KeptScene
 from scene import Scene
 from small_disk import NoDisk, SmallDisk

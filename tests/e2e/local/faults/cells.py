@@ -1,4 +1,4 @@
-"""A cell of the matrix: a fault, its moment, and how the run must end."""
+"""A cell of the matrix: a fault, its moment, how the run must end, and the kinds of its failures."""
 
 from __future__ import annotations
 
@@ -150,3 +150,38 @@ class Cell:
     def needs_disk(self) -> bool:
         """Whether the cell needs mounts of its own, with all of orch's files on a small disk."""
         return self.fault.startswith(("the disk is full", "all processes of the machine wait"))
+
+
+class Kind(StrEnum):
+    """The kind of a failure; the values name the rows of a soak report."""
+
+    HANG = "hangs"  # an expected event did not happen
+    EXIT_CODE = "wrong exit codes"
+    OUTCOME = "wrong outcomes"
+    CAUSE = "wrong causes"  # the first failure and the number of attempts count as well
+    EVENTS = "events or documents that contradict each other"
+    PROCESS = "processes left"
+    PORT = "ports left"
+    DESCRIPTOR = "descriptors left"
+    LOCK = "locks left"
+    FILE = "files left"
+    SHARED_MEMORY = "shared memory left"
+    OTHER = "other errors"
+
+
+class CellFailure(AssertionError):
+    """The run violated one expectation."""
+
+    def __init__(self, kind: Kind, text: object) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
+
+
+class NotAvailable(Exception):
+    """This machine cannot run the cell; the message says why."""
+
+
+def require(condition: object, kind: Kind, text: object) -> None:
+    """CellFailure of that kind unless `condition` holds."""
+    if not condition:
+        raise CellFailure(kind, text)

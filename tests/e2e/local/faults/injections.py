@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
 import signal
-import socket
 import threading
-from contextlib import suppress
 from pathlib import Path
 
 from cells import Injection, Moment, Who
 from kept_scene import (
-    connect_as_another_user,
     fill_disk,
     make_room,
     remove_place,
-    replace_directory,
     run_beside,
     run_is_refused,
     show_pressure,
@@ -130,68 +125,27 @@ def downs_at_once(scene: Scene) -> None:
         thread.join()
 
 
-def _ask(scene: Scene, order: KillOrder | RestartOrder) -> bool:
-    answer = control.ask(scene.run.view.paths.control, order, PATIENCE_S)
-    assert answer is not None
-    return bool(answer["ok"])
+def order(name: str, is_taken: bool = True) -> Injection:
+    """Send an order to restart the tasks or to kill the victim."""
 
+    def inject(scene: Scene) -> None:
+        kill = KillOrder(task=scene.victim_name, signal=signal.SIGKILL)
+        sent = RestartOrder() if name == "restart" else kill
+        answer = control.ask(scene.run.view.paths.control, sent, PATIENCE_S)
+        assert answer is not None and bool(answer["ok"]) == is_taken
 
-def restart(scene: Scene) -> None:
-    assert _ask(scene, RestartOrder())
-
-
-def restart_is_refused(scene: Scene) -> None:
-    assert not _ask(scene, RestartOrder())
-
-
-def kill_order(scene: Scene) -> None:
-    assert _ask(scene, KillOrder(task=scene.victim_name, signal=signal.SIGKILL))
+    return inject
 
 
 def wait_for_planned_stop(scene: Scene) -> None:
     """Wait until a planned fault has stopped a task and continued it: the stop itself may be too short to see."""
-
-    def is_so() -> bool:
-        sent = [event.signal for event in scene.events() if isinstance(event, SignalRequested)]
-        return signal.SIGCONT in sent
-
-    until(lambda: is_so() or scene.has_ended())
-
-
-def bind_task_ports(scene: Scene) -> None:
-    """Check that another program cannot bind the tasks' ports."""
-    for address in scene.addresses():
-        host, _, port = address.rpartition(":")
-        for option in (None, socket.SO_REUSEADDR):
-            with socket.socket() as other:
-                if option is not None:
-                    other.setsockopt(socket.SOL_SOCKET, option, 1)
-                try:
-                    other.bind((host, int(port)))
-                except OSError:
-                    continue
-            raise AssertionError(f"{address} could be bound")
+    sent = lambda: [event.signal for event in scene.events() if isinstance(event, SignalRequested)]  # noqa: E731
+    until(lambda: signal.SIGCONT in sent() or scene.has_ended())
 
 
 def delete_run_directory(scene: Scene) -> None:
-    def is_gone() -> bool:
-        # A file may be written into it meanwhile.
-        shutil.rmtree(scene.run.dir, ignore_errors=True)
-        return not scene.run.dir.exists()
-
-    until(is_gone)
-
-
-def connect_from_outside(scene: Scene) -> None:
-    """Check that the tasks' addresses refuse connections from outside their network."""
-    addresses = scene.addresses()
-    assert addresses
-    for address in addresses:
-        host, _, port = address.rpartition(":")
-        with socket.socket() as caller:
-            caller.settimeout(60.0)
-            refused = caller.connect_ex((host, int(port)))
-        assert refused == errno.ECONNREFUSED, f"{address}: {os.strerror(refused)}"
+    # A file may be written into it meanwhile.
+    until(lambda: shutil.rmtree(scene.run.dir, ignore_errors=True) or not scene.run.dir.exists())
 
 
 def take_stacks(scene: Scene) -> None:
@@ -204,20 +158,6 @@ def take_stacks(scene: Scene) -> None:
     for task, stack in stacks.items():
         is_shown = any("staged_task.py" in frame for frame in stack.frames)
         assert is_shown or (stack.how, stack.state) == ("none", "T"), f"{task}: {stack}"
-
-
-def send_invalid_orders(scene: Scene) -> None:
-    """Send an invalid, an incomplete, an unknown and an overlong order to the control socket."""
-    directory = os.open(scene.run.dir, os.O_PATH | os.O_DIRECTORY)
-    for order in (b"\xff\xfe\n", b'{"op": "stop"', b'{"op": "format disk"}\n', b"x" * 100_000, b""):
-        # The connection may be closed before all is sent.
-        with socket.socket(socket.AF_UNIX) as client, suppress(ConnectionError):
-            client.settimeout(PATIENCE_S)
-            client.connect(f"/proc/self/fd/{directory}/control")
-            client.sendall(order)
-            client.shutdown(socket.SHUT_WR)
-            client.recv(1 << 16)
-    os.close(directory)
 
 
 _WHO = {
@@ -236,27 +176,21 @@ _STEPS: dict[str, Injection] = {
     "`down`": Scene.order_stop,
     "`down --force`": lambda scene: scene.order_stop(force=True),
     "four `down` at once": downs_at_once,
-    "`restart`": restart,
-    "`restart` is refused": restart_is_refused,
-    "`kill` of a worker": kill_order,
+    "`restart`": order("restart"),
+    "`restart` is refused": order("restart", is_taken=False),
+    "`kill` of a worker": order("kill"),
     "`stacks`": take_stacks,
     "a planned stop is over": wait_for_planned_stop,
-    "another program wants the ports": bind_task_ports,
-    "a connection from outside": connect_from_outside,
-    "invalid orders to the control socket": send_invalid_orders,
     "the run's directory is removed": delete_run_directory,
     "the disk is full": fill_disk,
     "the disk has room again": make_room,
     "no run starts": run_is_refused,
     "another run": run_beside,
     "the files of the kept processes are removed": remove_place,
-    "the directory is replaced": replace_directory,
     "all processes of the machine wait for memory": show_pressure,
-    "another user connects": connect_as_another_user,
-    "a preloaded module cannot be imported": _do_nothing,
-    "no fault": _do_nothing,
-    "--timeout": _do_nothing,
-    "--chaos": _do_nothing,
+    **dict.fromkeys(
+        ("a preloaded module cannot be imported", "no fault", "--timeout", "--chaos"), _do_nothing
+    ),
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,12 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from acting_as import as_user
-from cell_failure import Kind, NotAvailable, require
-from cells import Injection, Moment, Who
+from cells import Injection, Kind, Moment, NotAvailable, Who, require
 from control_groups import MemoryGroup, NoGroup
 from scene import Scene
-from users import ORDINARY
 from waiting import lives, until
 
 from orchestrator import Run, UsageError
@@ -108,11 +104,6 @@ def remove_place(scene: Scene) -> None:
     shutil.rmtree(_kept(scene).place)
 
 
-def replace_directory(scene: Scene) -> None:
-    scene.directory.rename(scene.directory.with_name("moved"))
-    scene.directory.mkdir()
-
-
 def run_is_refused(scene: Scene) -> None:
     with pytest.raises(UsageError, match="No space left on device"):
         _kept(scene).run_once()
@@ -145,34 +136,6 @@ def make_room(_: Scene) -> None:
 
 def _filler() -> Path:
     return Path(os.environ["XDG_STATE_HOME"], "filler")
-
-
-def connect_as_another_user(scene: Scene) -> None:
-    """Check that the supervisor closes the connection of another user, although the modes are open to all.
-
-    During a run nothing listens."""
-    if os.geteuid() != 0:
-        raise NotAvailable("needs root to become another user")
-    place = _kept(scene).place
-    if scene.moment is not Moment.BETWEEN:
-        assert not (place / "socket").exists()
-        return
-    place.chmod(0o711)
-    (place / "socket").chmod(0o666)
-    there = os.open(place, os.O_PATH)
-
-    def received() -> bytes:
-        os.fchdir(there)
-        with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(60)
-            client.connect("socket")
-            return client.recv(1)
-
-    try:
-        assert as_user(ORDINARY, received) == b""
-    finally:
-        os.close(there)
-        place.chmod(0o700)
 
 
 def take_memory(who: Who) -> Injection:

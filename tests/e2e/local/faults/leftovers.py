@@ -6,24 +6,16 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TypeVar
 
 import psutil
-from cell_failure import Kind, require
-from cells import Who
+from cells import Kind, Who, require
 from scene import Scene
 from waiting import lives
 
-from orchestrator.core.state.events import (
-    AgentLost,
-    Event,
-    RunEndedEvent,
-    StacksTaken,
-    TaskExited,
-    TaskStarted,
-)
+from orchestrator.core.state import events as kinds
 from orchestrator.store.logs.merge import LogReader
 from orchestrator.store.runs import locks
 from orchestrator.store.runs.paths import names_dir, runs_dir
@@ -84,13 +76,13 @@ def _held_here(scene: Scene) -> set[str]:
 def require_whole_events(scene: Scene) -> None:
     """CellFailure unless there is one end event, and one exit for each start while the agent was there."""
     events = scene.events()
-    kinds = [event.type for event in events]
-    require(kinds.count("run_ended") == 1 and isinstance(events[-1], RunEndedEvent), Kind.EVENTS, kinds)
+    types = [event.type for event in events]
+    require(types.count("run_ended") == 1 and types[-1] == "run_ended", Kind.EVENTS, types)
     _require_times_in_order(events)
-    if any(isinstance(event, AgentLost) for event in events):
+    if any(isinstance(event, kinds.AgentLost) for event in events):
         return
-    began = [event.task for event in events if isinstance(event, TaskStarted)]
-    ended = [event.task for event in events if isinstance(event, TaskExited)]
+    began = [event.task for event in events if isinstance(event, kinds.TaskStarted)]
+    ended = [event.task for event in events if isinstance(event, kinds.TaskExited)]
     require(sorted(began) == sorted(ended), Kind.EVENTS, f"started {began}, exited {ended}")
 
 
@@ -111,7 +103,7 @@ def require_whole_logs(scene: Scene) -> None:
         require(replayed.get(task, b"") == data, Kind.EVENTS, f"the log of {task} is read in another way")
 
 
-def _require_times_in_order(events: Sequence[Event]) -> None:
+def _require_times_in_order(events: Sequence[kinds.Event]) -> None:
     times: set[float] = set()
     latest = 0.0
     for event in events:
@@ -120,21 +112,17 @@ def _require_times_in_order(events: Sequence[Event]) -> None:
         require(is_in_order, Kind.EVENTS, f"{latest - event.mono} s before an earlier one: {event}")
         times.add(event.mono)
         # They are written before the event of the exit, which has the time when the exit was noticed.
-        if not isinstance(event, StacksTaken):
+        if not isinstance(event, kinds.StacksTaken):
             latest = max(latest, event.mono)
 
 
 def of_the_run(run_id: str) -> Iterator[str]:
     """Describe every process that has the run's id in its environment."""
     mark = os.fsencode(f"ORCH_RUN_ID={run_id}\0")
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                has_mark = mark in (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if has_mark and lives(int(entry.name)):
-                yield describe(int(entry.name))
+    for pid in psutil.pids():
+        with suppress(OSError):
+            if mark in Path(f"/proc/{pid}/environ").read_bytes() and lives(pid):
+                yield describe(pid)
 
 
 def describe(pid: int) -> str:
@@ -168,9 +156,7 @@ def _is_used_by_another_program(port: int) -> bool:
     state = os.fsencode(f"XDG_STATE_HOME={os.environ['XDG_STATE_HOME']}\0")
     for connection in psutil.net_connections("inet"):
         if connection.laddr and connection.laddr.port == port and connection.pid:
-            try:
+            with suppress(OSError):
                 return state not in Path(f"/proc/{connection.pid}/environ").read_bytes()
-            except OSError:
-                continue
     # The kernel's list does not show the owner of a port that is only bound.
     return False

@@ -6,13 +6,14 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import cells
 import leftovers
-from cell_failure import CellFailure, Kind, require
 from cell_run import check_end, require_possible
-from cells import LOST, ORCH_FAILED, Cell, Ends, Moment, Who, failed, stopped, succeeded, timed_out
+from cells import LOST, ORCH_FAILED, Cell, CellFailure, Ends, Kind, Moment, Who, require
 from scene import Scene
 
 from orchestrator.client import api
@@ -35,34 +36,31 @@ class RandomFault:
     def ends(self) -> tuple[Ends, ...]:
         match self.who, self.number:
             case Who.VICTIM, signal.SIGKILL:
-                return (failed(137),)
+                return (cells.failed(137),)
             case Who.VICTIM, signal.SIGSTOP:
-                stalls = {timed_out(Who.VICTIM, kind) for kind in (CauseKind.STOPPED, CauseKind.STALLED)}
-                return (*stalls, timed_out(None, CauseKind.LIMIT))
+                stalls = [
+                    cells.timed_out(Who.VICTIM, kind) for kind in (CauseKind.STOPPED, CauseKind.STALLED)
+                ]
+                return (*stalls, cells.timed_out(None, CauseKind.LIMIT))
             case Who.VICTIM, _:
                 # Before Python's first line the signal itself kills the process: 143 as well.
-                return (failed(143),)
+                return (cells.failed(143),)
             case Who.AGENT, _:
                 return (ORCH_FAILED,)
             case Who.SUPERVISOR, signal.SIGKILL:
                 return (LOST,)
-            case Who.CLIENT, signal.SIGINT:
-                return (stopped(130),)
-            case _:
-                return (stopped(),)
+        return (cells.stopped(130 if (self.who, self.number) == (Who.CLIENT, signal.SIGINT) else 143),)
 
     def inject(self, scene: Scene) -> None:
         """Inject the fault now. It has no effect if the process has exited or has not started."""
         if self.who is None:
             scene.order_stop(force=self.number is not None)
             return
-        try:
-            found = scene.task_pids(Who.VICTIM) if self.who is Who.VICTIM else [scene.pid_of(self.who)]
-            for pid in found:
+        found = scene.task_pids(Who.VICTIM) if self.who is Who.VICTIM else [scene.pid_of(self.who)]
+        for pid in found:
+            with suppress(ProcessLookupError):
                 if pid is not None and self.number is not None:
                     os.kill(pid, self.number)
-        except ProcessLookupError:
-            return
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,6 @@ class RandomRun:
     faults: tuple[RandomFault, ...]
     workers: int
     victim: int
-    breaks: str = "works"
     options: Mapping[str, object] = field(default_factory=dict)
     more_ends: tuple[Ends, ...] = ()
 
@@ -85,11 +82,10 @@ class RandomRun:
     @property
     def ends(self) -> frozenset[Ends]:
         """The allowed ends. A fault may come too late, or before the others, and in any attempt."""
-        plain = {succeeded(), *(end for fault in self.faults for end in fault.ends), *self.more_ends}
+        plain = {cells.succeeded(), *(end for fault in self.faults for end in fault.ends), *self.more_ends}
         # A fault may come before the first attempt.
-        plain |= {
-            replace(end, attempts=0) for end in plain if end.first is None and end.outcome != "succeeded"
-        }
+        early = [end for end in plain if end.first is None and end.outcome != "succeeded"]
+        plain |= {replace(end, attempts=0) for end in early}
         if "on_failure" not in self.options:
             return frozenset(plain)
         attempts = range(1, 2 + len(self.faults) + len(self.more_ends))
@@ -100,15 +96,14 @@ class RandomRun:
 
 def run_random(random_run: RandomRun, directory: Path) -> None:
     """Run it as run_cell() does; CellFailure unless it ends in one of the allowed ways."""
-    cell = Cell(
-        random_run.name,
-        Moment.TRAINING,
-        None,
-        breaks=random_run.breaks,
-        victim=random_run.victim,
-        workers=random_run.workers,
-        options={"grace": "2s", **random_run.options},
-    )
+    options = {"grace": "2s", **random_run.options}
+    drawn = {
+        "breaks": "works",
+        "victim": random_run.victim,
+        "workers": random_run.workers,
+        "options": options,
+    }
+    cell = Cell(random_run.name, Moment.TRAINING, None, **drawn)  # type: ignore[arg-type]
     require_possible(cell)
     here = directory / "here"
     here.mkdir()
@@ -145,10 +140,8 @@ def _check_any_end(random_run: RandomRun, scene: Scene, result: RunResult) -> No
     findings = []
     for ends in random_run.ends:
         try:
-            check_end(ends, scene, result)
+            return check_end(ends, scene, result)
         except CellFailure as failure:
             findings.append(failure)
-        else:
-            return
     order = [Kind.CAUSE, Kind.EXIT_CODE, Kind.OUTCOME]
     raise min(findings, key=lambda failure: order.index(failure.kind))

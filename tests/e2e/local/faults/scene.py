@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 from cells import Cell, Moment, Way, Who
-from waiting import child_with, lives, until
+from waiting import child_with, until
 
 from orchestrator import Cluster, Run
 from orchestrator.client import api
@@ -103,16 +103,18 @@ class Scene:
 
     def _start_command(self) -> Run:
         before = {run.paths.root for run in catalog.all_runs()}
-        words = [str(ORCH), "up", "--workers", str(self.cell.workers)]
+        words = [
+            str(ORCH),
+            "up",
+            *(["--warm"] * (self.cell.way is Way.KEPT)),
+            f"--workers={self.cell.workers}",
+        ]
         for name, value in {**self.flags(), **self.cell.options}.items():
-            option = f"--{name.replace('_', '-')}"
-            if isinstance(value, dict):
-                words += [word for key, text in value.items() for word in (option, f"{key}={text}")]
-            else:
-                words += [option, str(value)]
+            values = [f"{key}={text}" for key, text in value.items()] if isinstance(value, dict) else [value]
+            words += [f"--{name.replace('_', '-')}={each}" for each in values]
         words += ["--", *self.command()]
         if self.cell.way in (Way.TERMINAL, Way.KEPT):
-            self._start_on_terminal([*words[:2], *(["--warm"] * (self.cell.way is Way.KEPT)), *words[2:]])
+            self._start_on_terminal(words)
         else:
             with (self.directory / "client.out").open("wb") as out:
                 self.client = subprocess.Popen(
@@ -160,8 +162,8 @@ class Scene:
     def _end(self) -> None:
         """Stop everything that is still running, after any error."""
         for pid in (self.client and self.client.pid, self._run and self.pid_of(Who.SUPERVISOR)):
-            if pid and lives(pid):
-                with suppress(ProcessLookupError):  # it has just exited
+            with suppress(ProcessLookupError):
+                if pid:
                     os.kill(pid, signal.SIGCONT)
         if self._run is not None and self._run.view.is_live:
             self._run.down(force=True)
@@ -203,21 +205,17 @@ class Scene:
         self.touch("break")
 
     def _states_of_peers(self) -> set[str]:
-        return {task.state for task in self.run.status().tasks if self.is_peer(task.task)}
+        return {task.state for task in self.run.status().tasks if task.task != self.victim_name}
 
     def _is_before_the_last_attempt(self) -> bool:
         """Later attempts have longer delays: enough time for a fault."""
         self.run.view.refresh()
         state = self.run.view.state
-        return (
-            state.restart_due_mono is not None and len(state.history) == self.cell.times
-        ) or self.has_ended()
+        is_due = state.restart_due_mono is not None and len(state.history) == self.cell.times
+        return is_due or self.has_ended()
 
     def _marks(self) -> tuple[str, ...]:
         return tuple(f"at-{self.moment}-{index}-1" for index in range(self.cell.workers))
-
-    def is_peer(self, task: str) -> bool:
-        return task != self.victim_name
 
     def wait_for(self, *names: str) -> None:
         def is_there() -> bool:
@@ -272,17 +270,15 @@ class Scene:
     def task_pids(self, who: Who) -> list[int]:
         """The pids of the victim, or of its peers."""
         tasks = self.run.status().tasks
-        wanted = [task.pid for task in tasks if self.is_peer(task.task) == (who is Who.PEERS)]
+        wanted = [task.pid for task in tasks if (task.task != self.victim_name) == (who is Who.PEERS)]
         return [pid for pid in wanted if pid is not None]
 
     def note_pids(self) -> None:
         """Remember the current processes of the run and the addresses of its tasks."""
         if self.run.view.paths.events.exists():
             self.seen_addresses |= set(self.addresses())
-        supervisor = self.pid_of(Who.SUPERVISOR)
-        try:
-            below = psutil.Process(supervisor).children(recursive=True)
-        except psutil.NoSuchProcess:
-            below = []
-        self.seen |= {pid for pid in (supervisor,) if pid} | {process.pid for process in below}
+        supervisor = self.run.view.record.supervisor_pid
+        self.seen.add(supervisor)
+        with suppress(psutil.NoSuchProcess):
+            self.seen |= {each.pid for each in psutil.Process(supervisor).children(recursive=True)}
         self.seen |= {int(path.read_text()) for path in self.directory.glob("grandchild-?")}

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cell_failure import NotAvailable
 from cell_run import run_cell
-from cells import Cell, Way
+from cells import Cell, NotAvailable, Way
 from matrix import MATRIX, table
 
 _DOCUMENT = Path(__file__).parents[4] / "docs" / "reliability.md"
