@@ -17,7 +17,7 @@ IGNORING = ("sh", "-c", "trap '' INT; exec \"$@\"", "-", sys.executable)
 FLOODS = """
 import bench_logs
 with bench_logs.bench("logs", "x", 1, lines=9, tasks=1) as measured:
-    measured.line("x", "s").orch.append(bench_logs.Logs(measured).interrupted_plain())
+    measured.line("x", "s").orch.append(bench_logs.Logs(measured).interrupted(is_terminal=False))
 """
 MOST_BYTES = 1 << 30
 
